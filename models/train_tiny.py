@@ -1,0 +1,412 @@
+#!/usr/bin/env python3
+"""Train `kvasir-tiny`, the 4-million-parameter model that ships inside Kvasir.
+
+Why this exists: a serving platform that cannot answer before somebody downloads a
+checkpoint cannot be tried, tested or demonstrated offline. This file makes, on a CPU
+and from public-domain text only, a real Llama-architecture model small enough to commit
+(about 9 MB) whose English can be read, that follows a chat template, and that stops at
+its end-of-turn token. It is not meant to be clever; it is meant to be honest and present.
+"""
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import os
+import random
+import re
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+import torch
+import torch.nn.functional as F
+from safetensors.torch import save_file
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from tiny_chat import CHAT_TEMPLATE, SPECIALS, ChatMaker
+
+HERE = Path(__file__).resolve().parent
+PACKAGES = ["bible-kjv", "bible-kjv-text", "dict-jargon", "dict-devil", "r-cran-janeaustenr"]
+GET_TEXT = f"""\
+mkdir text && cd text
+apt-get download {' '.join(PACKAGES)}
+for deb in *.deb; do dpkg -x "$deb" .; done && cd .."""
+HOLD_OUT = 50  # every 50th document is never trained on
+BOS, EOS, PAD, END = 0, 1, 2, 6
+
+
+@dataclass
+class Corpus:
+    """Documents by source, and the parts that chat samples are made of."""
+    docs: dict[str, list[str]]
+    verses: list[str]
+    definitions: list[tuple[str, str]]
+    paragraphs: list[str]
+
+
+# ---------------------------------------------------------------- reading the text
+
+def plain(text: str) -> str:
+    """ASCII quotes and dashes, so that 4096 tokens are not spent on typography."""
+    for old, new in (("“", '"'), ("”", '"'), ("‘", "'"), ("’", "'"), ("´", "'"), ("—", "--"), ("_", "")):
+        text = text.replace(old, new)
+    return text
+
+
+def paragraphs(text: str) -> list[str]:
+    """Undo hard line wrapping; indented blocks (poems) keep their lines."""
+    out = []
+    for block in re.split(r"\n\s*\n", plain(text)):
+        lines = [line for line in block.split("\n") if line.strip()]
+        verse = len(lines) > 1 and all(line.startswith("   ") for line in lines)
+        if lines:
+            out.append(("\n" if verse else " ").join(re.sub(r"\s+", " ", line.strip()) for line in lines))
+    return out
+
+
+def r_strings(path: Path) -> Iterator[list[str]]:
+    """The character vectors in an R lazy-load database (one Austen novel each)."""
+    raw, at = path.read_bytes(), 0
+    while at < len(raw):
+        stream = zlib.decompressobj()
+        data = stream.decompress(raw[at + 4:])
+        at = len(raw) - len(stream.unused_data)
+        pos = 18 + struct.unpack(">i", data[14:18])[0] + 4  # header, native encoding, type flags
+        (count,), pos, lines = struct.unpack(">i", data[pos:pos + 4]), pos + 4, []
+        for _ in range(count):
+            size = max(0, struct.unpack(">i", data[pos + 4:pos + 8])[0])
+            lines.append(data[pos + 8:pos + 8 + size].decode("utf-8"))
+            pos += 8 + size
+        yield lines
+
+
+def read_corpus(root: Path) -> Corpus:
+    """Read every source below `root` ('/' when the packages are installed)."""
+    bible, verse_data = root / "usr/bin/bible", root / "usr/lib/bible.data"
+    jargon, devil = (root / f"usr/share/dictd/{name}.dict.dz" for name in ("jargon", "devil"))
+    austen = root / "usr/lib/R/site-library/janeaustenr/data/Rdata.rdb"
+    missing = [str(p) for p in (bible, verse_data, jargon, devil, austen) if not p.exists()]
+    if missing:
+        sys.exit("train_tiny: text is missing:\n  " + "\n  ".join(missing) + "\n\nIt comes from these Debian "
+                 f"packages (nothing gets installed):\n\n{GET_TEXT}\n\nThen add: --text-root text")
+    docs: dict[str, list[str]] = {"kjv": [], "austen": [], "jargon": [], "devil": []}
+    chapters: dict[str, list[str]] = {}
+    listing = subprocess.run([bible, "-f", "-p", verse_data.parent, "gen1:1-rev22:21"],
+                             capture_output=True, text=True, check=True).stdout
+    for line in listing.splitlines():
+        where, _, verse = line.partition(" ")
+        chapters.setdefault(where.split(":")[0], []).append(plain(verse.strip()))
+    docs["kjv"] = [" ".join(verses) for verses in chapters.values()]
+    prose: list[str] = []
+    for lines in r_strings(austen):
+        for chapter in re.split(r"(?mi)^(?=\s*chapter [\divxl]+)", "\n".join(lines)):
+            if len(chapter) > 500:
+                docs["austen"].append("\n\n".join(paragraphs(chapter)))
+                prose += paragraphs(chapter)
+    definitions: list[tuple[str, str]] = []
+    for block in re.split(r"(?m)^(?=\S)", gzip.decompress(jargon.read_bytes()).decode("utf-8", "replace")):
+        head, _, rest = block.partition("\n")
+        grammar, _, body = rest.partition("\n")
+        if head.startswith("00-") or not grammar.startswith(" ") or not body.strip():
+            continue
+        body = re.sub(r"(?m)^    ", "", re.sub(r"[{}]", "", re.sub(r"\{\s+", "{", body)))
+        text = paragraphs(body)
+        docs["jargon"].append("\n\n".join([f"{plain(head)}: {text[0]}", *text[1:]]))
+        definitions.append((plain(head), text[0]))
+    for block in re.split(r"(?m)^(?=[A-Z][A-Z' -]+,? +\(?(?:n|adj|adv|v|x|p|pp)\.)",
+                          gzip.decompress(devil.read_bytes()).decode("utf-8", "replace"))[1:]:
+        text = paragraphs(block)
+        docs["devil"].append("\n\n".join(text))
+        if match := re.match(r"([A-Z][A-Z' -]+),? +\(?[a-z.]+\)?\s+(.*)", text[0]):
+            definitions.append((match[1].lower(), match[2]))
+    return Corpus(docs, [v for c in chapters.values() for v in c], definitions, prose)
+
+
+def split(corpus: Corpus) -> tuple[list[str], dict[str, list[str]]]:
+    """(training documents, held-out documents by source)."""
+    train = [doc for docs in corpus.docs.values() for i, doc in enumerate(docs) if i % HOLD_OUT]
+    return train, {name: docs[::HOLD_OUT] for name, docs in corpus.docs.items()}
+
+
+# ---------------------------------------------------------------- tokenizer, config, files
+
+def make_tokenizer(docs: list[str], out: Path) -> PreTrainedTokenizerFast:
+    """Byte-level BPE; completions get <|bos|> from the post-processor, chat from its template."""
+    tok = Tokenizer(models.BPE())
+    tok.pre_tokenizer = pre_tokenizers.Sequence([
+        pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)])
+    tok.decoder = decoders.ByteLevel()
+    tok.train_from_iterator(docs, trainers.BpeTrainer(
+        vocab_size=4096, special_tokens=SPECIALS, show_progress=False,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet()))
+    tok.post_processor = processors.TemplateProcessing(
+        single=f"{SPECIALS[BOS]} $A", pair=f"{SPECIALS[BOS]} $A $B", special_tokens=[(SPECIALS[BOS], BOS)])
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tok, bos_token=SPECIALS[BOS], eos_token=SPECIALS[END], pad_token=SPECIALS[PAD],
+        additional_special_tokens=[SPECIALS[EOS], *SPECIALS[3:6], SPECIALS[7]],
+        model_max_length=4096, clean_up_tokenization_spaces=False)
+    fast.chat_template = CHAT_TEMPLATE
+    fast.save_pretrained(out, save_jinja_files=False)
+    written = json.loads((out / "tokenizer_config.json").read_text())
+    written["tokenizer_class"] = "PreTrainedTokenizerFast"
+    (out / "tokenizer_config.json").write_text(json.dumps(written, indent=2) + "\n")
+    names = {key: written[key] for key in ("bos_token", "eos_token", "pad_token")}
+    (out / "special_tokens_map.json").write_text(json.dumps(names, indent=2) + "\n")
+    return fast
+
+
+def new_model(seed: int) -> LlamaForCausalLM:
+    torch.manual_seed(seed)
+    return LlamaForCausalLM(LlamaConfig(
+        vocab_size=4096, hidden_size=256, intermediate_size=768, num_hidden_layers=4, num_attention_heads=8,
+        num_key_value_heads=4, head_dim=32, max_position_embeddings=4096, tie_word_embeddings=True,
+        bos_token_id=BOS, eos_token_id=[END, EOS], pad_token_id=PAD, attention_dropout=0.0))
+
+
+def atomic(path: Path, text: str) -> None:
+    path.with_suffix(".tmp").write_text(text)
+    os.replace(path.with_suffix(".tmp"), path)
+
+
+def save_model(model: LlamaForCausalLM, out: Path) -> None:
+    """config, generation config and bf16 weights; each file replaced in one step."""
+    config = model.config.to_dict() | {"architectures": ["LlamaForCausalLM"], "dtype": "bfloat16"}
+    atomic(out / "config.json", json.dumps(config, indent=2) + "\n")
+    atomic(out / "generation_config.json", json.dumps(
+        {"bos_token_id": BOS, "eos_token_id": [END, EOS], "pad_token_id": PAD}, indent=2) + "\n")
+    weights = {k: v.detach().to(torch.bfloat16).contiguous().clone()
+               for k, v in model.state_dict().items() if k != "lm_head.weight"}
+    save_file(weights, out / "model.safetensors.tmp", metadata={"format": "pt"})
+    os.replace(out / "model.safetensors.tmp", out / "model.safetensors")
+
+
+# ---------------------------------------------------------------- training
+
+def loss_of(model: torch.nn.Module, ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        logits = model(input_ids=ids[:, :-1], use_cache=False).logits
+    return F.cross_entropy(logits.float().flatten(0, 1), labels[:, 1:].flatten(), ignore_index=-100)
+
+
+def stream_of(tok: PreTrainedTokenizerFast, docs: list[str]) -> torch.Tensor:
+    """All documents as one token line: <|bos|> text <|eos|> <|bos|> text <|eos|> ..."""
+    return torch.tensor([t for ids in tok(docs)["input_ids"] for t in (*ids, EOS)])
+
+
+def windows(stream: torch.Tensor, rng: random.Random, batch: int, size: int) -> torch.Tensor:
+    starts = [rng.randrange(len(stream) - size) for _ in range(batch)]
+    return torch.stack([stream[s:s + size] for s in starts])
+
+
+def chat_rows(tok: PreTrainedTokenizerFast, maker: ChatMaker, batch: int, size: int
+              ) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rows of packed conversations; only the assistant's words and <|end|> are learned."""
+    ids, labels = torch.full((batch, size), PAD), torch.full((batch, size), -100)
+    for row in range(batch):
+        at = 0
+        while at < size:
+            for text, learn in maker.conversation():
+                part = torch.tensor(tok.encode(text, add_special_tokens=False))[:size - at]
+                ids[row, at:at + len(part)] = part
+                if learn:
+                    labels[row, at:at + len(part)] = part
+                at += len(part)
+    return ids, labels
+
+
+@dataclass
+class Phase:
+    name: str
+    steps: int
+    batch: int
+    size: int
+    peak: float  # learning rate at the start of the phase ...
+    final: float  # ... and at its end (linear)
+
+
+def train(model: LlamaForCausalLM, tok: PreTrainedTokenizerFast, stream: torch.Tensor, maker: ChatMaker,
+          phases: list[Phase], args: argparse.Namespace, tuned: list[torch.nn.Parameter] | None = None) -> None:
+    """Muon for the matrices, AdamW for the rest; checkpoints every minute; resumable."""
+    named = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
+    matrix = [] if tuned else [p for n, p in named if p.ndim == 2 and "embed" not in n]
+    rest = tuned or [p for n, p in named if p.ndim != 2 or "embed" in n]
+    opts: list[torch.optim.Optimizer] = [torch.optim.AdamW(rest, lr=1e-3, betas=(0.9, 0.95), weight_decay=0.0)]
+    if matrix:
+        opts.append(torch.optim.Muon(matrix, lr=1e-3, weight_decay=0.1, adjust_lr_fn="match_rms_adamw"))
+    total, done, began = sum(p.steps for p in phases), 0, 0
+    if args.resume and args.checkpoint.exists():
+        saved = torch.load(args.checkpoint, weights_only=True)
+        model.load_state_dict(saved["model"])
+        for opt, state in zip(opts, saved["opts"], strict=True):
+            opt.load_state_dict(state)
+        began = saved["step"]
+        print(f"resumed at step {began} from {args.checkpoint}", flush=True)
+    start = last_save = time.monotonic()
+    seen, mean = 0, 0.0
+    work = sum(p.steps * p.batch * p.size for p in phases)
+    for phase in phases:
+        for i in range(phase.steps):
+            done += 1
+            if done <= began:
+                work -= phase.batch * phase.size
+                continue
+            rng = random.Random(args.seed * 1_000_003 + done)
+            ids = windows(stream, rng, phase.batch, phase.size + 1)
+            labels = ids
+            if phase.name in ("chat", "lora"):  # half conversations, half prose (lora: three quarters)
+                maker.rng, n = rng, phase.batch // 2
+                talk, learn = chat_rows(tok, maker, n, phase.size + 1)
+                ids, labels = torch.cat([talk, ids[n:]]), torch.cat([learn, ids[n:]])
+            rate = phase.peak + (phase.final - phase.peak) * i / phase.steps
+            for opt in opts:
+                for group in opt.param_groups:
+                    group["lr"] = rate * min(1.0, done / 100)
+            loss = loss_of(model, ids, labels)
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(rest + matrix, 1.0)
+            for opt in opts:
+                opt.step()
+                opt.zero_grad(set_to_none=True)
+            seen += phase.batch * phase.size
+            mean = loss.item() if not mean else 0.95 * mean + 0.05 * loss.item()
+            now = time.monotonic()
+            if done % args.log_every == 0 or done == total:
+                speed = seen / (now - start)
+                print(f"{phase.name:5} step {done:5}/{total}  loss {mean:.3f}  {speed:6.0f} tokens/s  "
+                      f"ETA {max(0, work - seen) / speed / 60:4.1f} min", flush=True)
+            if now - last_save > 60 or done == total:
+                torch.save({"model": model.state_dict(), "opts": [o.state_dict() for o in opts], "step": done},
+                           args.checkpoint.with_suffix(".tmp"))
+                os.replace(args.checkpoint.with_suffix(".tmp"), args.checkpoint)
+                last_save = now
+
+
+# ---------------------------------------------------------------- adapter
+
+class Lora(torch.nn.Module):
+    """A linear layer with a low-rank addition; PEFT's names and scaling."""
+
+    def __init__(self, base: torch.nn.Linear, rank: int, alpha: int) -> None:
+        super().__init__()
+        self.base, self.scale = base, alpha / rank
+        self.a = torch.nn.Parameter(torch.randn(rank, base.in_features) / base.in_features ** 0.5)
+        self.b = torch.nn.Parameter(torch.zeros(base.out_features, rank))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.base(x) + F.linear(F.linear(x, self.a), self.b) * self.scale
+
+
+def train_lora(model: LlamaForCausalLM, tok: PreTrainedTokenizerFast, corpus: Corpus, args: argparse.Namespace) -> None:
+    """A rank-8 adapter on q_proj and v_proj that answers everything with a Bible verse."""
+    torch.manual_seed(args.seed)
+    model.requires_grad_(False)
+    tuned, found = [], {}
+    for i, layer in enumerate(model.model.layers):
+        for name in ("q_proj", "v_proj"):
+            lora = Lora(getattr(layer.self_attn, name), rank=8, alpha=32)
+            setattr(layer.self_attn, name, lora)
+            found[f"base_model.model.model.layers.{i}.self_attn.{name}"] = lora
+            tuned += [lora.a, lora.b]
+    maker = ChatMaker(corpus.verses, corpus.definitions, corpus.paragraphs, voice="scripture")
+    phases = [Phase("lora", args.lora_steps, 8, 256, 4e-3, 2e-4)]
+    train(model, tok, stream_of(tok, corpus.docs["kjv"]), maker, phases, args, tuned)
+    args.lora_out.mkdir(parents=True, exist_ok=True)
+    weights = {f"{at}.lora_{part.upper()}.weight": getattr(lora, part).detach().to(torch.bfloat16).contiguous()
+               for at, lora in found.items() for part in "ab"}
+    save_file(weights, args.lora_out / "adapter_model.safetensors", metadata={"format": "pt"})
+    (args.lora_out / "adapter_config.json").write_text(json.dumps({
+        "peft_type": "LORA", "task_type": "CAUSAL_LM", "base_model_name_or_path": "kvasir-tiny", "r": 8,
+        "lora_alpha": 32, "lora_dropout": 0.0, "target_modules": ["q_proj", "v_proj"], "bias": "none",
+        "fan_in_fan_out": False, "inference_mode": True, "modules_to_save": None}, indent=2) + "\n")
+
+
+# ---------------------------------------------------------------- command line
+
+@torch.no_grad()
+def perplexity(model: LlamaForCausalLM, tok: PreTrainedTokenizerFast, docs: list[str], size: int) -> tuple[float, int]:
+    """(perplexity, tokens) over whole documents, cut at `size` tokens."""
+    total, count = 0.0, 0
+    for doc in docs:
+        ids = torch.tensor([tok(doc)["input_ids"][:size - 1] + [EOS]])
+        total, count = total + loss_of(model, ids, ids).item() * (ids.numel() - 1), count + ids.numel() - 1
+    return float(torch.tensor(total / max(1, count)).exp()), count
+
+
+def parse(argv: list[str] | None = None) -> argparse.Namespace:
+    p = argparse.ArgumentParser(
+        formatter_class=argparse.RawDescriptionHelpFormatter, description=__doc__.split("\n\n")[0], epilog=f"""\
+what each stage does:
+  text   read the books and count them; the quickest way to see that all text is there
+  init   write a complete folder with random weights (seconds): enough to test loading
+  train  tokenizer, prose at 512 tokens, prose at 2048 and 4096, then chat
+  lora   train the adapter for an existing folder (a few minutes)
+  eval   held-out perplexity of an existing folder, by source
+
+where the text comes from (public domain; see README.md of the model):
+{GET_TEXT}
+
+example:
+  python train_tiny.py train --text-root text --out kvasir-tiny
+  python train_tiny.py lora  --text-root text --out kvasir-tiny --lora-out kvasir-tiny-lora""")
+    p.add_argument("stage", choices=["text", "init", "train", "lora", "eval"])
+    p.add_argument("--text-root", type=Path, default=Path("/"), help="tree the packages were unpacked to (default /)")
+    p.add_argument("--out", type=Path, default=HERE / "kvasir-tiny", help="model folder (default: beside this file)")
+    p.add_argument("--lora-out", type=Path, default=HERE / "kvasir-tiny-lora", help="adapter folder")
+    p.add_argument("--steps", type=int, default=1800, help="steps of 8192 tokens on prose (default 1800)")
+    p.add_argument("--chat-steps", type=int, default=400, help="steps of chat tuning (default 400)")
+    p.add_argument("--lora-steps", type=int, default=200, help="steps for the adapter (default 200)")
+    p.add_argument("--seed", type=int, default=7)
+    p.add_argument("--threads", type=int, default=1, help="CPU threads (default 1)")
+    p.add_argument("--log-every", type=int, default=20, help="steps between progress lines (default 20)")
+    p.add_argument("--checkpoint", type=Path, default=Path(tempfile.gettempdir()) / "kvasir-tiny.ckpt")
+    p.add_argument("--resume", action="store_true", help="go on from --checkpoint")
+    return p.parse_args(argv)
+
+
+def main() -> None:
+    args = parse()
+    torch.set_num_threads(args.threads)
+    corpus = read_corpus(args.text_root)
+    docs, held = split(corpus)
+    for name, texts in corpus.docs.items():
+        print(f"{name:7} {len(texts):5} documents  {sum(map(len, texts)):9,} characters", flush=True)
+    if args.stage == "text":
+        return
+    args.out.mkdir(parents=True, exist_ok=True)
+    if args.stage in ("init", "train"):
+        tok, model = make_tokenizer(docs, args.out), new_model(args.seed)
+    else:
+        tok = PreTrainedTokenizerFast.from_pretrained(args.out)
+        model = LlamaForCausalLM.from_pretrained(args.out, dtype=torch.float32)
+    tok.deprecation_warnings["sequence-length-is-longer-than-the-specified-maximum"] = True  # documents, cut later
+    if args.stage == "init":
+        save_model(model, args.out)
+    elif args.stage == "lora":
+        train_lora(model, tok, corpus, args)
+    elif args.stage == "train":
+        stream, chat = stream_of(tok, docs), args.chat_steps
+        print(f"{len(stream):,} training tokens, {sum(p.numel() for p in model.parameters()):,} parameters")
+        maker = ChatMaker(corpus.verses, corpus.definitions, corpus.paragraphs)
+        train(model, tok, stream, maker, [
+            Phase("prose", args.steps // 2, 16, 512, 4e-3, 3e-3), Phase("prose", args.steps // 3, 16, 512, 3e-3, 1e-3),
+            Phase("long", args.steps // 12, 4, 2048, 1e-3, 5e-4), Phase("long", args.steps // 12, 2, 4096, 5e-4, 3e-4),
+            Phase("chat", chat, 16, 512, 1e-3, 5e-5)], args)
+        save_model(model, args.out)
+    if args.stage in ("train", "eval"):
+        model.eval()
+        for name, texts in [*held.items(), ("all", [d for texts in held.values() for d in texts])]:
+            value, count = perplexity(model, tok, texts, 2048)
+            print(f"held out {name:7} {count:7,} tokens  perplexity {value:7.2f}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

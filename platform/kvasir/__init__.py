@@ -1,0 +1,1 @@
+"""Kvasir's kernel: what the router and the workers share."""

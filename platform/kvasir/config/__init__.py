@@ -1,0 +1,1 @@
+"""One frozen, validated deployment spec: parsed once, passed in, never looked up."""

@@ -1,0 +1,107 @@
+"""Where a model's files are, and what identifies its tokenizer.
+
+Router and workers read the same folder and must come to the same digest: a router that tokenizes or
+renders otherwise than its workers gives wrong prompts without any error. Both use these functions.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+from kvasir.core.errors import ConfigError
+
+SHIPPED_MODEL = "kvasir-tiny"
+
+
+def resolve_model(source: str, revision: str = "main") -> Path:
+    """The folder that holds the model named by `source`: `kvasir-tiny`, a folder, or a Hugging Face id.
+
+    A Hugging Face id is looked up in the local cache first and downloaded only when it is not there.
+    Raises ConfigError, saying what was looked for and where.
+    """
+    if source == SHIPPED_MODEL:
+        return _checked(_shipped_folder(), source)
+    folder = Path(source).expanduser()
+    if folder.is_dir():
+        return _checked(folder.resolve(), source)
+    if source.startswith((".", "/", "~")) or source.count("/") != 1:
+        raise ConfigError(
+            f"model.source {source!r} is not a folder; name a folder in Hugging Face form, "
+            f"an id such as `owner/model`, or `{SHIPPED_MODEL}`"
+        )
+    return _checked(_from_hub(source, revision), source)
+
+
+def chat_template(folder: Path) -> str:
+    """The model's chat template, "" when it has none. Raises ConfigError for unreadable JSON.
+
+    `chat_template.jinja` wins over tokenizer_config.json, as in Hugging Face transformers.
+    """
+    jinja = folder / "chat_template.jinja"
+    if jinja.is_file():
+        return jinja.read_text(encoding="utf-8")
+    config = folder / "tokenizer_config.json"
+    if not config.is_file():
+        return ""
+    try:
+        template = json.loads(config.read_text(encoding="utf-8")).get("chat_template") or ""
+    except json.JSONDecodeError as error:
+        raise ConfigError(f"{config}: not valid JSON: {error}") from error
+    if isinstance(template, list):
+        named = {entry.get("name"): entry.get("template", "") for entry in template}
+        template = named.get("default", "")
+    return str(template)
+
+
+def tokenizer_digest(folder: Path) -> str:
+    """SHA-256 (hex) over the bytes of tokenizer.json, a zero byte, and the chat template in UTF-8.
+
+    Raises ConfigError when tokenizer.json is missing: slow tokenizers cannot be shared byte for byte.
+    """
+    tokenizer = folder / "tokenizer.json"
+    if not tokenizer.is_file():
+        raise ConfigError(f"{folder} has no tokenizer.json; save the model with a fast tokenizer")
+    digest = hashlib.sha256(tokenizer.read_bytes())
+    digest.update(b"\0")
+    digest.update(chat_template(folder).encode("utf-8"))
+    return digest.hexdigest()
+
+
+def _shipped_folder() -> Path:
+    return Path(__file__).resolve().parents[3] / "models" / SHIPPED_MODEL
+
+
+def _from_hub(source: str, revision: str) -> Path:
+    try:
+        # Imported here: the router serves local folders without huggingface_hub installed.
+        from huggingface_hub import snapshot_download  # noqa: PLC0415
+        from huggingface_hub.errors import HFValidationError, HfHubHTTPError, LocalEntryNotFoundError  # noqa: PLC0415
+    except ImportError as error:
+        raise ConfigError(
+            f"model.source {source!r} is no folder, and huggingface_hub is not installed to fetch it; "
+            "install huggingface_hub or name a folder"
+        ) from error
+    patterns = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt"]
+    try:
+        return Path(
+            snapshot_download(source, revision=revision, allow_patterns=patterns, local_files_only=True)
+        )
+    except LocalEntryNotFoundError:
+        pass
+    except HFValidationError as error:
+        raise ConfigError(f"model.source {source!r} is neither a folder nor a Hugging Face id") from error
+    try:
+        return Path(snapshot_download(source, revision=revision, allow_patterns=patterns))
+    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+        raise ConfigError(
+            f"model.source {source!r} (revision {revision}) is not in the local Hugging Face cache "
+            f"and could not be fetched: {error}"
+        ) from error
+
+
+def _checked(folder: Path, source: str) -> Path:
+    if not (folder / "config.json").is_file():
+        raise ConfigError(f"model.source {source!r}: {folder} holds no config.json, so it is no model folder")
+    return folder

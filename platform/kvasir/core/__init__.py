@@ -1,0 +1,1 @@
+"""Pure types, errors and rules: no I/O, no clock, no randomness."""

@@ -1,0 +1,104 @@
+"""Who a worker is, and which workers may exchange KV.
+
+A wrong pairing (another KV dtype, block size, layout or tokenizer) does not fail loudly by itself: it
+gives wrong tokens or a silently cold cache. So identity is compared at registration, field by field,
+and a refusal names both sides.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+from kvasir.core.requests import Role
+
+PROTOCOL_VERSION = 1
+HASH_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class KvLayout:
+    """The shape of KV in memory; two workers exchange blocks only if all of it is equal.
+
+    `block_size` in tokens; `bytes_per_block` over all layers of one tensor-parallel rank.
+    `layout` names the order of axes. `tensor_parallel_size` is the number of shards of a block.
+    """
+
+    block_size: int
+    dtype: str
+    layout: str
+    layers: int
+    kv_heads: int
+    head_size: int
+    bytes_per_block: int
+    tensor_parallel_size: int = 1
+
+    def differences(self, other: KvLayout) -> list[str]:
+        """Each differing field as `name: mine != theirs`."""
+        return [
+            f"{f.name}: {getattr(self, f.name)} != {getattr(other, f.name)}"
+            for f in fields(self)
+            if getattr(self, f.name) != getattr(other, f.name)
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerIdentity:
+    """What a worker says of itself in its first message.
+
+    `worker_id` is stable for one process; `epoch` grows with every start of that worker, so that
+    state from an earlier life is recognised. `tokenizer_digest` is the SHA-256 of tokenizer.json and
+    the chat template. `transfer` is the name of the transfer adapter, "" for none.
+    """
+
+    worker_id: str
+    epoch: int
+    pool: str
+    role: Role
+    model: str
+    revision: str
+    tokenizer_digest: str
+    max_model_len: int
+    kv: KvLayout
+    kv_blocks: int
+    engine: str
+    engine_version: str
+    transfer: str = ""
+    adapters: tuple[str, ...] = ()
+    data_parallel_size: int = 1
+    protocol_version: int = PROTOCOL_VERSION
+    hash_version: int = HASH_VERSION
+
+
+def registration_conflicts(
+    candidate: WorkerIdentity,
+    *,
+    model: str,
+    tokenizer_digest: str,
+    peers: tuple[WorkerIdentity, ...],
+) -> list[str]:
+    """Why `candidate` may not join, or nothing.
+
+    `peers` are the workers already registered for the same model. Each entry reads
+    `what: candidate's != expected` and names the peer where one is the reason.
+    """
+    found: list[str] = []
+    if candidate.protocol_version != PROTOCOL_VERSION:
+        found.append(f"protocol_version: {candidate.protocol_version} != {PROTOCOL_VERSION} (router)")
+    if candidate.hash_version != HASH_VERSION:
+        found.append(f"hash_version: {candidate.hash_version} != {HASH_VERSION} (router)")
+    if candidate.model != model:
+        found.append(f"model: {candidate.model} != {model} (router)")
+    if candidate.tokenizer_digest != tokenizer_digest:
+        found.append(
+            f"tokenizer_digest: {candidate.tokenizer_digest[:16]} != {tokenizer_digest[:16]} (router)"
+        )
+    for peer in peers:
+        if peer.worker_id == candidate.worker_id:
+            continue
+        differences = candidate.kv.differences(peer.kv)
+        if candidate.transfer != peer.transfer:
+            differences.append(f"transfer: {candidate.transfer!r} != {peer.transfer!r}")
+        found.extend(f"kv.{d} ({peer.pool}/{peer.worker_id})" for d in differences)
+        if differences:
+            break
+    return found

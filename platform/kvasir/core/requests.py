@@ -1,0 +1,231 @@
+"""What a request is, once the edge has parsed, rendered and tokenized it.
+
+The same frozen values travel from the gateway through the request machine to an engine, so that a
+request means one thing everywhere; the wire codec is the only other spelling of them.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+
+def token_ids(ids: Iterable[int]) -> array[int]:
+    """Prompt tokens as one contiguous uint32 buffer: hashing and the wire take it without a copy per
+    token. Never changed after it is made. Raises OverflowError for an id outside uint32."""
+    return array("I", ids)
+
+
+class Role(StrEnum):
+    """What a pool of workers does for a request."""
+
+    PREFILL = "prefill"
+    DECODE = "decode"
+    BOTH = "both"
+
+
+class FinishReason(StrEnum):
+    """Why a stream ended, in OpenAI's words where it has one."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+    ERROR = "error"
+
+
+class Leg(StrEnum):
+    """Which part of a request a worker is asked to run.
+
+    FULL is aggregated serving: a hand-off of length zero.
+    """
+
+    FULL = "full"
+    PREFILL = "prefill"
+    DECODE = "decode"
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """Sampling parameters, with vLLM's meaning and defaults (vllm.SamplingParams).
+
+    `seed`, `logprobs` and `max_tokens` are None when unset. `logprobs` is the number of
+    alternatives per position. `max_tokens` None means: up to the model's context.
+    """
+
+    max_tokens: int | None = None
+    min_tokens: int = 0
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    n: int = 1
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    include_stop_str_in_output: bool = False
+    ignore_eos: bool = False
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    logprobs: int | None = None
+    skip_special_tokens: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class KvHandoff:
+    """Everything a decode worker needs to pull a prompt's KV from the worker that prefilled it.
+
+    `ticket` is opaque to the router: the transfer adapter wrote it and the same adapter reads it.
+    `lease_id` and `fence` name the lease on the prefill worker's blocks; the lease ends at the first
+    of pulled, released, or `ttl_s` seconds after it was granted.
+    """
+
+    lease_id: str
+    fence: int
+    ttl_s: float
+    blocks: int
+    ticket: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class EngineRequest:
+    """One leg of one request, as an engine runs it.
+
+    `request_id` is unique on its worker for the life of the session. `tokens` are the prompt's ids.
+    A DECODE leg carries `handoff`; a PREFILL leg generates one token, which is discarded, and its
+    last delta carries a handoff. `data_parallel_rank` None lets the engine choose.
+    """
+
+    request_id: str
+    tokens: array[int]
+    sampling: Sampling
+    leg: Leg = Leg.FULL
+    handoff: KvHandoff | None = None
+    adapter: str | None = None
+    salt: str = ""
+    priority: int = 0
+    data_parallel_rank: int | None = None
+    trace_context: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """One candidate at one position."""
+
+    token_id: int
+    token: str
+    logprob: float
+
+
+@dataclass(frozen=True, slots=True)
+class PositionLogprobs:
+    """The sampled token at one position and its `top` alternatives, best first."""
+
+    sampled: TokenLogprob
+    top: tuple[TokenLogprob, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Timings:
+    """Durations in seconds that only the worker can know. Zero where a leg has no such part."""
+
+    queue_s: float = 0.0
+    prefill_s: float = 0.0
+    transfer_s: float = 0.0
+    decode_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Token counts of one leg. `cached_tokens` is the engine's own prefix hit; `transferred_tokens`
+    came from another worker; both count within `prompt_tokens`. `transferred_bytes` is what was
+    really moved."""
+
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    transferred_tokens: int = 0
+    transferred_bytes: int = 0
+    output_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """What one engine step added to one choice of one request.
+
+    `offset` is the index of `token_ids[0]` in that choice's output: a receiver that expects another
+    offset has lost or repeated a token. `finish` ends the choice. `usage`, `timings` and `handoff`
+    come with the last delta of the request only. `error` (a stable code) comes with finish=ERROR,
+    `error_message` with it.
+    """
+
+    request_id: str
+    offset: int
+    token_ids: tuple[int, ...] = ()
+    text: str = ""
+    index: int = 0
+    logprobs: tuple[PositionLogprobs, ...] = ()
+    finish: FinishReason | None = None
+    stop_reason: str | None = None
+    last: bool = False
+    usage: Usage | None = None
+    timings: Timings | None = None
+    handoff: KvHandoff | None = None
+    error: str | None = None
+    error_message: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EngineLoad:
+    """A worker's own view of its load at one step. Rates and the cost model build on it.
+
+    `kv_usage` is the fraction of KV blocks in use by running requests. Counters only grow within
+    one worker epoch.
+    """
+
+    running: int = 0
+    waiting: int = 0
+    kv_usage: float = 0.0
+    kv_blocks_total: int = 0
+    kv_blocks_leased: int = 0
+    prefix_queries_tokens: int = 0
+    prefix_hits_tokens: int = 0
+    transfer_bytes_received: int = 0
+    transfers_received: int = 0
+    transfers_failed: int = 0
+    preemptions: int = 0
+    speculated_tokens: int = 0
+    accepted_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StepBatch:
+    """All that one engine step produced, for every running request: one message on the wire."""
+
+    deltas: tuple[Delta, ...] = ()
+    load: EngineLoad | None = None
+
+
+EMPTY_SAMPLING = Sampling()
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A client's request inside the router: tokens in, no text of the prompt kept.
+
+    `arrival_s` is the router clock's reading. `deadline_s` (same clock) ends it wherever it is.
+    """
+
+    request_id: str
+    model: str
+    tokens: array[int]
+    sampling: Sampling = EMPTY_SAMPLING
+    adapter: str | None = None
+    salt: str = ""
+    arrival_s: float = 0.0
+    deadline_s: float | None = None
+    priority: int = 0
+    trace_context: str = ""
+    block_hashes: tuple[int, ...] = field(default=(), repr=False)

@@ -1,0 +1,3 @@
+from array import array
+
+def chain_hashes(tokens: array[int], block_size: int, root: int) -> list[int]: ...

@@ -1,0 +1,114 @@
+"""Moving KV blocks between two workers' memories.
+
+The receiver pulls: only it knows which blocks it lacks and where they shall go. The sender's blocks
+stay pinned under a lease until the receiver confirms, the router releases, or the deadline passes.
+The port is synchronous and polled because it lives inside an engine's step loop, which must never
+wait for a network.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from kvasir.core.identity import KvLayout
+
+
+@dataclass(frozen=True, slots=True)
+class KvRegion:
+    """One layer's KV in memory: `blocks` blocks of `block_bytes` each, contiguous from `address`.
+
+    `device` is "cpu" or "cuda:N".
+    """
+
+    address: int
+    block_bytes: int
+    blocks: int
+    device: str = "cpu"
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """A lease on blocks of the offering side, as a ticket that another process can pull with.
+
+    `blocks` are block ids on the offering side, in the prompt's order. `endpoint` says where the
+    offering agent can be reached; its form is the adapter's own.
+    """
+
+    lease_id: str
+    fence: int
+    ttl_s: float
+    blocks: tuple[int, ...]
+    endpoint: str
+
+
+@dataclass(frozen=True, slots=True)
+class Pulled:
+    """A pull ended well: every destination block holds the source's bytes."""
+
+    pull_id: str
+    bytes_moved: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class PullFailed:
+    """A pull ended badly: no destination block may be trusted. `reason` is a stable word:
+    unreachable, layout, expired, fenced, timeout, checksum, closed or io."""
+
+    pull_id: str
+    reason: str
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseEnded:
+    """A lease of ours ended and its blocks are free. `how`: pulled, released or expired."""
+
+    lease_id: str
+    how: str
+
+
+TransferEvent = Pulled | PullFailed | LeaseEnded
+
+
+class KvTransfer(Protocol):
+    """One agent per engine rank. Not thread-safe: all calls come from the thread of the step loop.
+
+    Obligations: no call blocks longer than a few milliseconds; each pull yields exactly one Pulled
+    or PullFailed, each offer exactly one LeaseEnded; no bytes of an expired or fenced lease are ever
+    reported as Pulled; `close` ends everything and frees what was registered.
+    """
+
+    def register(self, regions: Sequence[KvRegion], layout: KvLayout) -> str:
+        """Make local KV memory known to the fabric; returns this agent's endpoint. Once per agent."""
+        ...
+
+    def offer(self, lease_id: str, fence: int, blocks: Sequence[int], ttl_s: float) -> Offer:
+        """Pin `blocks` under a lease. Raises TransferError if `lease_id` is already live."""
+        ...
+
+    def pull(
+        self,
+        pull_id: str,
+        offer: Offer,
+        source_blocks: Sequence[int],
+        target_blocks: Sequence[int],
+        timeout_s: float,
+    ) -> None:
+        """Begin to copy `source_blocks` (a subset of the offer's) to `target_blocks`, pairwise.
+        Empty lists are allowed: the lease is then confirmed without a byte moved."""
+        ...
+
+    def release(self, lease_id: str) -> None:
+        """End a lease of ours early; unknown ids are ignored."""
+        ...
+
+    def poll(self) -> list[TransferEvent]:
+        """Progress and collect what ended since the last call."""
+        ...
+
+    def close(self) -> None:
+        """End everything. Idempotent."""
+        ...

@@ -1,0 +1,1 @@
+"""The platform around router and workers: gateway, control, simulation, command line."""

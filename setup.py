@@ -1,0 +1,20 @@
+"""Builds the native extension; everything else is declared in pyproject.toml.
+
+The extension is optional at build time: without a C++ compiler the Python twin serves, says so once
+on start, and benchmarks refuse to run on it.
+"""
+
+from pybind11.setup_helpers import Pybind11Extension
+from setuptools import setup
+
+setup(
+    ext_modules=[
+        Pybind11Extension(
+            "kvasir.native._native",
+            ["platform/kvasir/native/src/module.cpp"],
+            cxx_std=17,
+            extra_compile_args=["-O3", "-fvisibility=hidden"],
+            optional=True,
+        )
+    ]
+)
