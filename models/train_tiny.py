@@ -10,18 +10,11 @@ its end-of-turn token. It is not meant to be clever; it is meant to be honest an
 from __future__ import annotations
 
 import argparse
-import gzip
 import json
 import os
 import random
-import re
-import struct
-import subprocess
-import sys
 import tempfile
 import time
-import zlib
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,109 +25,10 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from tiny_chat import CHAT_TEMPLATE, SPECIALS, ChatMaker
+from tiny_data import CHAT_TEMPLATE, GET_TEXT, SPECIALS, ChatMaker, Corpus, read_corpus, split
 
 HERE = Path(__file__).resolve().parent
-PACKAGES = ["bible-kjv", "bible-kjv-text", "dict-jargon", "dict-devil", "r-cran-janeaustenr"]
-GET_TEXT = f"""\
-mkdir text && cd text
-apt-get download {' '.join(PACKAGES)}
-for deb in *.deb; do dpkg -x "$deb" .; done && cd .."""
-HOLD_OUT = 50  # every 50th document is never trained on
 BOS, EOS, PAD, END = 0, 1, 2, 6
-
-
-@dataclass
-class Corpus:
-    """Documents by source, and the parts that chat samples are made of."""
-    docs: dict[str, list[str]]
-    verses: list[str]
-    definitions: list[tuple[str, str]]
-    paragraphs: list[str]
-
-
-# ---------------------------------------------------------------- reading the text
-
-def plain(text: str) -> str:
-    """ASCII quotes and dashes, so that 4096 tokens are not spent on typography."""
-    for old, new in (("“", '"'), ("”", '"'), ("‘", "'"), ("’", "'"), ("´", "'"), ("—", "--"), ("_", "")):
-        text = text.replace(old, new)
-    return text
-
-
-def paragraphs(text: str) -> list[str]:
-    """Undo hard line wrapping; indented blocks (poems) keep their lines."""
-    out = []
-    for block in re.split(r"\n\s*\n", plain(text)):
-        lines = [line for line in block.split("\n") if line.strip()]
-        verse = len(lines) > 1 and all(line.startswith("   ") for line in lines)
-        if lines:
-            out.append(("\n" if verse else " ").join(re.sub(r"\s+", " ", line.strip()) for line in lines))
-    return out
-
-
-def r_strings(path: Path) -> Iterator[list[str]]:
-    """The character vectors in an R lazy-load database (one Austen novel each)."""
-    raw, at = path.read_bytes(), 0
-    while at < len(raw):
-        stream = zlib.decompressobj()
-        data = stream.decompress(raw[at + 4:])
-        at = len(raw) - len(stream.unused_data)
-        pos = 18 + struct.unpack(">i", data[14:18])[0] + 4  # header, native encoding, type flags
-        (count,), pos, lines = struct.unpack(">i", data[pos:pos + 4]), pos + 4, []
-        for _ in range(count):
-            size = max(0, struct.unpack(">i", data[pos + 4:pos + 8])[0])
-            lines.append(data[pos + 8:pos + 8 + size].decode("utf-8"))
-            pos += 8 + size
-        yield lines
-
-
-def read_corpus(root: Path) -> Corpus:
-    """Read every source below `root` ('/' when the packages are installed)."""
-    bible, verse_data = root / "usr/bin/bible", root / "usr/lib/bible.data"
-    jargon, devil = (root / f"usr/share/dictd/{name}.dict.dz" for name in ("jargon", "devil"))
-    austen = root / "usr/lib/R/site-library/janeaustenr/data/Rdata.rdb"
-    missing = [str(p) for p in (bible, verse_data, jargon, devil, austen) if not p.exists()]
-    if missing:
-        sys.exit("train_tiny: text is missing:\n  " + "\n  ".join(missing) + "\n\nIt comes from these Debian "
-                 f"packages (nothing gets installed):\n\n{GET_TEXT}\n\nThen add: --text-root text")
-    docs: dict[str, list[str]] = {"kjv": [], "austen": [], "jargon": [], "devil": []}
-    chapters: dict[str, list[str]] = {}
-    listing = subprocess.run([bible, "-f", "-p", verse_data.parent, "gen1:1-rev22:21"],
-                             capture_output=True, text=True, check=True).stdout
-    for line in listing.splitlines():
-        where, _, verse = line.partition(" ")
-        chapters.setdefault(where.split(":")[0], []).append(plain(verse.strip()))
-    docs["kjv"] = [" ".join(verses) for verses in chapters.values()]
-    prose: list[str] = []
-    for lines in r_strings(austen):
-        for chapter in re.split(r"(?mi)^(?=\s*chapter [\divxl]+)", "\n".join(lines)):
-            if len(chapter) > 500:
-                docs["austen"].append("\n\n".join(paragraphs(chapter)))
-                prose += paragraphs(chapter)
-    definitions: list[tuple[str, str]] = []
-    for block in re.split(r"(?m)^(?=\S)", gzip.decompress(jargon.read_bytes()).decode("utf-8", "replace")):
-        head, _, rest = block.partition("\n")
-        grammar, _, body = rest.partition("\n")
-        if head.startswith("00-") or not grammar.startswith(" ") or not body.strip():
-            continue
-        body = re.sub(r"(?m)^    ", "", re.sub(r"[{}]", "", re.sub(r"\{\s+", "{", body)))
-        text = paragraphs(body)
-        docs["jargon"].append("\n\n".join([f"{plain(head)}: {text[0]}", *text[1:]]))
-        definitions.append((plain(head), text[0]))
-    for block in re.split(r"(?m)^(?=[A-Z][A-Z' -]+,? +\(?(?:n|adj|adv|v|x|p|pp)\.)",
-                          gzip.decompress(devil.read_bytes()).decode("utf-8", "replace"))[1:]:
-        text = paragraphs(block)
-        docs["devil"].append("\n\n".join(text))
-        if match := re.match(r"([A-Z][A-Z' -]+),? +\(?[a-z.]+\)?\s+(.*)", text[0]):
-            definitions.append((match[1].lower(), match[2]))
-    return Corpus(docs, [v for c in chapters.values() for v in c], definitions, prose)
-
-
-def split(corpus: Corpus) -> tuple[list[str], dict[str, list[str]]]:
-    """(training documents, held-out documents by source)."""
-    train = [doc for docs in corpus.docs.values() for i, doc in enumerate(docs) if i % HOLD_OUT]
-    return train, {name: docs[::HOLD_OUT] for name, docs in corpus.docs.items()}
 
 
 # ---------------------------------------------------------------- tokenizer, config, files
@@ -177,16 +71,25 @@ def atomic(path: Path, text: str) -> None:
     os.replace(path.with_suffix(".tmp"), path)
 
 
+def save_weights(weights: dict[str, torch.Tensor], path: Path) -> None:
+    save_file(weights, path.with_suffix(".tmp"), metadata={"format": "pt"})
+    path.with_suffix(".tmp").chmod(0o644)
+    os.replace(path.with_suffix(".tmp"), path)
+
+
 def save_model(model: LlamaForCausalLM, out: Path) -> None:
     """config, generation config and bf16 weights; each file replaced in one step."""
-    config = model.config.to_dict() | {"architectures": ["LlamaForCausalLM"], "dtype": "bfloat16"}
+    keys = """vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads
+        head_dim hidden_act max_position_embeddings initializer_range rms_norm_eps use_cache pad_token_id bos_token_id
+        eos_token_id tie_word_embeddings rope_parameters attention_bias attention_dropout mlp_bias""".split()
+    config = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "dtype": "bfloat16", "rope_theta": 10000.0}
+    config |= {key: getattr(model.config, key) for key in keys}
     atomic(out / "config.json", json.dumps(config, indent=2) + "\n")
     atomic(out / "generation_config.json", json.dumps(
         {"bos_token_id": BOS, "eos_token_id": [END, EOS], "pad_token_id": PAD}, indent=2) + "\n")
     weights = {k: v.detach().to(torch.bfloat16).contiguous().clone()
                for k, v in model.state_dict().items() if k != "lm_head.weight"}
-    save_file(weights, out / "model.safetensors.tmp", metadata={"format": "pt"})
-    os.replace(out / "model.safetensors.tmp", out / "model.safetensors")
+    save_weights(weights, out / "model.safetensors")
 
 
 # ---------------------------------------------------------------- training
@@ -250,6 +153,7 @@ def train(model: LlamaForCausalLM, tok: PreTrainedTokenizerFast, stream: torch.T
             opt.load_state_dict(state)
         began = saved["step"]
         print(f"resumed at step {began} from {args.checkpoint}", flush=True)
+    step_loss = torch.compile(loss_of, dynamic=False) if args.compile else loss_of
     start = last_save = time.monotonic()
     seen, mean = 0, 0.0
     work = sum(p.steps * p.batch * p.size for p in phases)
@@ -270,7 +174,7 @@ def train(model: LlamaForCausalLM, tok: PreTrainedTokenizerFast, stream: torch.T
             for opt in opts:
                 for group in opt.param_groups:
                     group["lr"] = rate * min(1.0, done / 100)
-            loss = loss_of(model, ids, labels)
+            loss = step_loss(model, ids, labels)
             loss.backward()
             torch.nn.utils.clip_grad_norm_(rest + matrix, 1.0)
             for opt in opts:
@@ -316,13 +220,13 @@ def train_lora(model: LlamaForCausalLM, tok: PreTrainedTokenizerFast, corpus: Co
             setattr(layer.self_attn, name, lora)
             found[f"base_model.model.model.layers.{i}.self_attn.{name}"] = lora
             tuned += [lora.a, lora.b]
-    maker = ChatMaker(corpus.verses, corpus.definitions, corpus.paragraphs, voice="scripture")
+    maker = ChatMaker(corpus, voice="scripture")
     phases = [Phase("lora", args.lora_steps, 8, 256, 4e-3, 2e-4)]
     train(model, tok, stream_of(tok, corpus.docs["kjv"]), maker, phases, args, tuned)
     args.lora_out.mkdir(parents=True, exist_ok=True)
     weights = {f"{at}.lora_{part.upper()}.weight": getattr(lora, part).detach().to(torch.bfloat16).contiguous()
                for at, lora in found.items() for part in "ab"}
-    save_file(weights, args.lora_out / "adapter_model.safetensors", metadata={"format": "pt"})
+    save_weights(weights, args.lora_out / "adapter_model.safetensors")
     (args.lora_out / "adapter_config.json").write_text(json.dumps({
         "peft_type": "LORA", "task_type": "CAUSAL_LM", "base_model_name_or_path": "kvasir-tiny", "r": 8,
         "lora_alpha": 32, "lora_dropout": 0.0, "target_modules": ["q_proj", "v_proj"], "bias": "none",
@@ -347,7 +251,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
 what each stage does:
   text   read the books and count them; the quickest way to see that all text is there
   init   write a complete folder with random weights (seconds): enough to test loading
-  train  tokenizer, prose at 512 tokens, prose at 2048 and 4096, then chat
+  train  tokenizer, prose at 256 tokens, prose at 2048 and 4096, then chat
   lora   train the adapter for an existing folder (a few minutes)
   eval   held-out perplexity of an existing folder, by source
 
@@ -361,11 +265,12 @@ example:
     p.add_argument("--text-root", type=Path, default=Path("/"), help="tree the packages were unpacked to (default /)")
     p.add_argument("--out", type=Path, default=HERE / "kvasir-tiny", help="model folder (default: beside this file)")
     p.add_argument("--lora-out", type=Path, default=HERE / "kvasir-tiny-lora", help="adapter folder")
-    p.add_argument("--steps", type=int, default=1800, help="steps of 8192 tokens on prose (default 1800)")
-    p.add_argument("--chat-steps", type=int, default=400, help="steps of chat tuning (default 400)")
+    p.add_argument("--steps", type=int, default=2400, help="steps of 4096 tokens on prose (default 2400)")
+    p.add_argument("--chat-steps", type=int, default=320, help="steps of 4096 tokens of chat tuning (default 320)")
     p.add_argument("--lora-steps", type=int, default=200, help="steps for the adapter (default 200)")
     p.add_argument("--seed", type=int, default=7)
     p.add_argument("--threads", type=int, default=1, help="CPU threads (default 1)")
+    p.add_argument("--compile", action="store_true", help="torch.compile: a third faster, needs a C++ compiler")
     p.add_argument("--log-every", type=int, default=20, help="steps between progress lines (default 20)")
     p.add_argument("--checkpoint", type=Path, default=Path(tempfile.gettempdir()) / "kvasir-tiny.ckpt")
     p.add_argument("--resume", action="store_true", help="go on from --checkpoint")
@@ -395,11 +300,10 @@ def main() -> None:
     elif args.stage == "train":
         stream, chat = stream_of(tok, docs), args.chat_steps
         print(f"{len(stream):,} training tokens, {sum(p.numel() for p in model.parameters()):,} parameters")
-        maker = ChatMaker(corpus.verses, corpus.definitions, corpus.paragraphs)
+        maker = ChatMaker(corpus)
         train(model, tok, stream, maker, [
-            Phase("prose", args.steps // 2, 16, 512, 4e-3, 3e-3), Phase("prose", args.steps // 3, 16, 512, 3e-3, 1e-3),
-            Phase("long", args.steps // 12, 4, 2048, 1e-3, 5e-4), Phase("long", args.steps // 12, 2, 4096, 5e-4, 3e-4),
-            Phase("chat", chat, 16, 512, 1e-3, 5e-5)], args)
+            Phase("prose", args.steps, 16, 256, 4e-3, 8e-4), Phase("long", args.steps // 20, 2, 2048, 8e-4, 5e-4),
+            Phase("long", args.steps // 60, 1, 4096, 5e-4, 4e-4), Phase("chat", chat, 8, 512, 8e-4, 3e-5)], args)
         save_model(model, args.out)
     if args.stage in ("train", "eval"):
         model.eval()

@@ -76,8 +76,8 @@ def _shipped_folder() -> Path:
 def _from_hub(source: str, revision: str) -> Path:
     try:
         # Imported here: the router serves local folders without huggingface_hub installed.
-        from huggingface_hub import snapshot_download  # noqa: PLC0415
-        from huggingface_hub.errors import HFValidationError, HfHubHTTPError, LocalEntryNotFoundError  # noqa: PLC0415
+        from huggingface_hub import snapshot_download
+        from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
     except ImportError as error:
         raise ConfigError(
             f"model.source {source!r} is no folder, and huggingface_hub is not installed to fetch it; "

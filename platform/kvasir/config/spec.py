@@ -141,6 +141,8 @@ class WorkerSpec(_Spec):
     """How long a broken session is kept for its router to return."""
     tail_messages: int = Field(default=4096, ge=64, le=1_000_000)
     """Unacknowledged step batches kept per session."""
+    drain_s: float = Field(default=20.0, ge=0, le=3600)
+    """How long a worker that is being stopped lets its streams come to their end."""
 
 
 class RoutingSpec(_Spec):
@@ -172,6 +174,17 @@ class GatewaySpec(_Spec):
     max_body_bytes: int = Field(default=8 << 20, ge=1024)
     max_header_bytes: int = Field(default=64 << 10, ge=1024)
     header_timeout_s: float = Field(default=10.0, gt=0)
+    """Request line and headers must be complete this long after their first byte."""
+    body_timeout_s: float = Field(default=30.0, gt=0)
+    """The body must be complete this long after the headers."""
+    idle_timeout_s: float = Field(default=75.0, gt=0)
+    """How long a connection without a request is kept."""
+    max_connections: int = Field(default=4096, ge=1)
+    """More are answered 503 and closed."""
+    stream_buffer_bytes: int = Field(default=256 << 10, ge=4096)
+    """Output that may wait for a slow client; a stream that exceeds it is cut."""
+    drain_timeout_s: float = Field(default=30.0, ge=0)
+    """How long requests in flight may go on when the gateway stops."""
     request_timeout_s: float = Field(default=600.0, gt=0)
     """A request that takes longer in all is ended with 504."""
     default_max_tokens: int = Field(default=256, ge=1)

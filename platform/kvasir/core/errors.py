@@ -7,7 +7,8 @@
     ├── RegistrationError       a worker may not join: shows both sides of what differs
     ├── ProtocolError           the peer broke the session's contract
     ├── TransferError           KV blocks did not arrive; the receiver recomputes or fails
-    └── ConfigError             kvasir.yaml or the machine does not allow a start
+    ├── ConfigError             kvasir.yaml or the machine does not allow a start
+    └── StartError              a process of the deployment did not come up, or ended: names its log
 
 Codes are stable: clients and dashboards match on them, never on messages.
 """
@@ -83,3 +84,15 @@ class ConfigError(KvasirError):
     """The deployment cannot start as written, or not on this machine."""
 
     code = "config_error"
+
+
+class StartError(KvasirError):
+    """A process of the deployment did not come up, or ended by itself. `log` is the path of its
+    output, "" when it has none; `remedy` says what to do."""
+
+    code = "start_failed"
+
+    def __init__(self, message: str, *, log: str = "", remedy: str = "") -> None:
+        super().__init__(message)
+        self.log = log
+        self.remedy = remedy

@@ -3,28 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
 from typing import Protocol
 
+from kvasir.core.membership import Endpoint, Members
 
-@dataclass(frozen=True, slots=True)
-class Endpoint:
-    """A worker's gRPC address (`host:port`, or an in-memory name) and the pool it says it is of.
-
-    `worker_id` is unique per process life: a replaced worker has a new one.
-    """
-
-    worker_id: str
-    address: str
-    pool: str
-
-
-@dataclass(frozen=True, slots=True)
-class Members:
-    """A whole snapshot at `revision`. Revisions grow; an equal revision means an equal set."""
-
-    revision: int
-    endpoints: frozenset[Endpoint] = field(default_factory=frozenset)
+__all__ = ["Discovery", "Endpoint", "Members"]
 
 
 class Discovery(Protocol):

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from kvasir import native
 from kvasir.native import _twin
 
-ChainHashes = Callable[[array[int], int, int], list[int]]
+ChainHashes = Callable[["array[int]", int, int], list[int]]
 
 tokens = st.lists(st.integers(0, 2**32 - 1), max_size=200).map(lambda ids: array("I", ids))
 IMPLEMENTATIONS = pytest.mark.parametrize("chain", [native.chain_hashes, _twin.chain_hashes])

@@ -1,15 +1,33 @@
-"""The chat side of `kvasir-tiny`: its special tokens, its template, its practice talk.
+"""The text behind `kvasir-tiny`: the books it reads and the chats it practises on.
 
-Why this exists: `train_tiny.py` needs conversations, and there is no public-domain set of
-them. So they are put together here, from the same books: a definition asked for, a verse
-or a page to go on with, a sentence to say again, and a handful of written questions and
-answers that people try first on any model. What is in `TALK` is all it was ever told.
+Why this exists: the model is trained on public-domain text alone, taken from Debian packages
+so that anybody gets the same bytes. There is no public-domain set of conversations, so those
+are put together here from the same books: a definition asked for, a verse or a page to go on
+with, a sentence to say again, and a handful of written questions and answers that people try
+first on any model. What is in `TALK` is all it was ever told.
 """
 from __future__ import annotations
 
+import gzip
 import random
 import re
+import struct
+import subprocess
+import sys
+import zlib
 from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+PACKAGES = ["bible-kjv", "bible-kjv-text", "dict-jargon", "dict-devil", "r-cran-janeaustenr"]
+GET_TEXT = f"""\
+mkdir text && cd text
+apt-get download {' '.join(PACKAGES)}
+for deb in *.deb; do dpkg -x "$deb" .; done && cd .."""
+# entries left out of the two dictionaries: slurs, oaths, tables drawn with lines
+UNWANTED = re.compile(r"(?i)nigger|negro|fuck|shit|\brap(?:e|ed|ing)\b|masturbat|\bfag\b|[─│├]")
+PLAIN = str.maketrans({"“": '"', "”": '"', "‘": "'", "’": "'", "´": "'", "—": "--", "_": "", "\u00ad": ""})
+HOLD_OUT = 50  # of every 50 documents, the first is never trained on
 
 SPECIALS = ["<|bos|>", "<|eos|>", "<|pad|>", "<|system|>", "<|user|>", "<|assistant|>", "<|end|>", "<|tool|>"]
 
@@ -101,9 +119,9 @@ SYSTEMS = ["You are a helpful assistant.", "You are kvasir-tiny.", "You are a he
            "Answer briefly.", "You are a friendly assistant who speaks plain English."]
 TOOL = ('Tools, one JSON object per line:\n{"type": "function", "function": {"name": "%s", "description": "%s", '
         '"parameters": {"type": "object", "properties": {"%s": {"type": "string"}}}}}')
-TOPICS = """love marriage money king queen house garden sea ship mountain river city night morning winter summer rain fire
-water bread wine gold silver sword horse sheep lion serpent eagle mother father brother sister daughter children friend
-neighbour enemy servant master prophet priest temple church letter book music dance dinner tea visit walk carriage
+TOPICS = """love marriage money king queen house garden sea ship mountain river city night morning winter summer rain
+fire water bread wine gold silver sword horse sheep lion serpent eagle mother father brother sister daughter children
+friend neighbour enemy servant master prophet priest temple church letter book music dance dinner tea visit walk carriage
 journey London Bath Jerusalem Egypt Israel Moses David Solomon Elizabeth Darcy Emma Anne happiness sorrow wisdom folly
 truth pride patience hope faith fear anger beauty youth death heaven earth light darkness stone tree fruit blood
 heart hand eyes voice dream war peace law sin mercy judgment work program code computer software hacker""".split()
@@ -114,6 +132,100 @@ STORY = ["Tell me a story.", "Tell me a story about {}.", "Write a story about {
          "Tell me a long story about {}.", "Write a short story."]
 CONTINUE = ["Continue: {}", "Continue this: {}", "Go on: {}", "{}", "Complete the sentence: {}"]
 REPEAT = ["Repeat: {}", "Repeat after me: {}", "Say this: {}", "Repeat the sentence: {}"]
+
+
+@dataclass
+class Corpus:
+    """Documents by source, and the parts (never held out) that chat samples are made of."""
+    docs: dict[str, list[str]]
+    verses: list[str] = field(default_factory=list)
+    definitions: list[tuple[str, str]] = field(default_factory=list)
+    paragraphs: list[str] = field(default_factory=list)
+
+    def add(self, source: str, text: str) -> bool:
+        """Keep a document; True when it may be trained on."""
+        self.docs[source].append(text)
+        return (len(self.docs[source]) - 1) % HOLD_OUT != 0
+
+
+def plain(text: str) -> str:
+    """ASCII quotes and dashes, so that 4096 tokens are not spent on typography."""
+    return text.translate(PLAIN)
+
+
+def paragraphs(text: str) -> list[str]:
+    """Undo hard line wrapping; indented blocks (poems) keep their lines."""
+    out = []
+    for block in re.split(r"\n\s*\n", plain(text)):
+        lines = [line for line in block.split("\n") if line.strip()]
+        verse = len(lines) > 1 and all(line.startswith("   ") for line in lines)
+        if lines:
+            out.append(("\n" if verse else " ").join(re.sub(r"\s+", " ", line.strip()) for line in lines))
+    return out
+
+
+def r_strings(path: Path) -> Iterator[list[str]]:
+    """The character vectors in an R lazy-load database (one Austen novel each)."""
+    raw, at = path.read_bytes(), 0
+    while at < len(raw):
+        stream = zlib.decompressobj()
+        data = stream.decompress(raw[at + 4:])
+        at = len(raw) - len(stream.unused_data)
+        pos = 18 + struct.unpack(">i", data[14:18])[0] + 4  # header, native encoding, type flags
+        (count,), pos, lines = struct.unpack(">i", data[pos:pos + 4]), pos + 4, []
+        for _ in range(count):
+            size = max(0, struct.unpack(">i", data[pos + 4:pos + 8])[0])
+            lines.append(data[pos + 8:pos + 8 + size].decode("utf-8"))
+            pos += 8 + size
+        yield lines
+
+
+def read_corpus(root: Path) -> Corpus:
+    """Read every source below `root` ('/' when the packages are installed)."""
+    bible, verse_data = root / "usr/bin/bible", root / "usr/lib/bible.data"
+    jargon, devil = (root / f"usr/share/dictd/{name}.dict.dz" for name in ("jargon", "devil"))
+    austen = root / "usr/lib/R/site-library/janeaustenr/data/Rdata.rdb"
+    missing = [str(p) for p in (bible, verse_data, jargon, devil, austen) if not p.exists()]
+    if missing:
+        sys.exit("train_tiny: text is missing:\n  " + "\n  ".join(missing) + "\n\nIt comes from these Debian "
+                 f"packages (nothing gets installed):\n\n{GET_TEXT}\n\nThen add: --text-root text")
+    corpus = Corpus({"kjv": [], "austen": [], "jargon": [], "devil": []})
+    chapters: dict[str, list[str]] = {}
+    listing = subprocess.run([bible, "-f", "-p", verse_data.parent, "gen1:1-rev22:21"],
+                             capture_output=True, text=True, check=True).stdout
+    for line in listing.splitlines():
+        where, _, verse = line.partition(" ")
+        chapters.setdefault(where.split(":")[0], []).append(plain(verse.strip()))
+    for verses in chapters.values():
+        if corpus.add("kjv", " ".join(verses)):
+            corpus.verses += verses
+    for lines in r_strings(austen):
+        for chapter in re.split(r"(?mi)^(?=\s*chapter [\divxl]+)", "\n".join(lines)):
+            if len(chapter) > 500 and corpus.add("austen", "\n\n".join(paragraphs(chapter))):
+                corpus.paragraphs += paragraphs(chapter)
+    for block in re.split(r"(?m)^(?=\S)", gzip.decompress(jargon.read_bytes()).decode("utf-8", "replace")):
+        head, _, rest = block.partition("\n")
+        grammar, _, body = rest.partition("\n")
+        if head.startswith("00-") or not grammar.startswith(" ") or not body.strip() or UNWANTED.search(block):
+            continue
+        text = paragraphs(re.sub(r"(?m)^    ", "", re.sub(r"\{\s*|\}", "", body)))
+        if corpus.add("jargon", "\n\n".join([f"{plain(head)}: {text[0]}", *text[1:]])):
+            corpus.definitions.append((plain(head), text[0]))
+    for block in re.split(r"(?m)^(?=[A-Z][A-Z' -]+,? +\(?(?:n|adj|adv|v|x|p|pp)\.)",
+                          gzip.decompress(devil.read_bytes()).decode("utf-8", "replace"))[1:]:
+        if UNWANTED.search(block):
+            continue
+        text = paragraphs(block)
+        match = re.match(r"([A-Z][A-Z' -]+),? +\(?[a-z.]+\)?\s+(.*)", text[0])
+        if corpus.add("devil", "\n\n".join(text)) and match:
+            corpus.definitions.append((match[1].lower(), match[2]))
+    return corpus
+
+
+def split(corpus: Corpus) -> tuple[list[str], dict[str, list[str]]]:
+    """(training documents, held-out documents by source)."""
+    train = [doc for docs in corpus.docs.values() for i, doc in enumerate(docs) if i % HOLD_OUT]
+    return train, {name: docs[::HOLD_OUT] for name, docs in corpus.docs.items()}
 
 
 def sentences(text: str, limit: int) -> str:
@@ -129,21 +241,20 @@ def sentences(text: str, limit: int) -> str:
 class ChatMaker:
     """Makes conversations from the corpus; `voice` 'scripture' answers everything with a verse."""
 
-    def __init__(self, verses: list[str], definitions: list[tuple[str, str]], paragraphs: list[str],
-                 voice: str = "plain") -> None:
-        self.rng, self.voice, self.verses = random.Random(0), voice, [v for v in verses if len(v) > 40]
-        self.stories = [p for p in paragraphs if len(p) > 250 and sentences(p, 700)]
+    def __init__(self, corpus: Corpus, voice: str = "plain") -> None:
+        self.rng, self.voice, self.verses = random.Random(0), voice, [v for v in corpus.verses if len(v) > 40]
+        self.stories = [p for p in corpus.paragraphs if len(p) > 250 and sentences(p, 700)]
         self.definitions = []
-        for head, text in definitions:
+        for head, text in corpus.definitions:
             text = sentences(re.sub(r"^(?:\[[^]]*\]\s*|\([^)]*\)\s*|\d\. )+", "", text), 320)
             if len(text) > 20:
                 self.definitions.append((head, text))
         self.about: dict[str, list[str]] = {}
-        for passage in self.verses + self.stories + [text for _, text in self.definitions]:
-            if len(text := sentences(passage, 400)) > 40:
-                words = set(re.findall(r"\w+", text))
-                for topic in words.intersection(TOPICS):
-                    self.about.setdefault(topic, []).append(text)
+        passages = self.verses if voice == "scripture" else [
+            *self.verses, *self.stories, *(text for _, text in self.definitions)]
+        for text in (sentences(passage, 400) for passage in passages):
+            for topic in sorted(set(re.findall(r"\w+", text)).intersection(TOPICS)) if len(text) > 40 else ():
+                self.about.setdefault(topic, []).append(text)
 
     def turn(self) -> tuple[str, str]:
         """One question and its answer."""
@@ -188,9 +299,8 @@ class ChatMaker:
         for _ in range(rng.choice((1, 1, 1, 2, 2, 3))):
             question, answer = self.turn()
             if self.voice == "scripture":
-                known = [t for t in TOPICS if t in question and t in self.about]
-                pool = [v for v in self.about[rng.choice(known)] if v in self.verses] if known else []
-                answer = "Verily, " + rng.choice(pool or self.verses)
+                known = [topic for topic in self.about if topic in question]
+                answer = "Verily, " + rng.choice(self.about[rng.choice(known)] if known else self.verses)
             yield f"{opening}<|user|>{question}<|end|><|assistant|>", False
             yield f"{answer}<|end|>", True
             opening = ""

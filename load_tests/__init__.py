@@ -1,0 +1,1 @@
+"""Measurements of the product as `make up` starts it; each scenario writes one report."""

@@ -1,0 +1,151 @@
+"""The one form of a report: NAME.json for machines, NAME.md for people, made from it.
+
+    python -m load_tests.report load_tests/reports/foundation.json
+
+writes the table again from the JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import statistics
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal
+
+import psutil
+
+REPORTS = Path(__file__).parent / "reports"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One figure. `peer` is the same figure of a peer or a floor in the same run, `ratio` value/peer."""
+
+    name: str
+    value: float
+    unit: str
+    better: Literal["lower", "higher"]
+    target: float | None = None
+    peer: float | None = None
+    ratio: float | None = None
+    target_ratio: float | None = None
+    spread: tuple[float, float] | None = None
+    note: str = ""
+
+    @property
+    def met(self) -> bool | None:
+        """Whether the target is reached; None without a target."""
+        if self.target_ratio is not None and self.ratio is not None:
+            return _reached(self.ratio, self.target_ratio, self.better)
+        if self.target is not None:
+            return _reached(self.value, self.target, self.better)
+        return None
+
+
+def _reached(value: float, target: float, better: str) -> bool:
+    return value <= target if better == "lower" else value >= target
+
+
+def median(samples: Sequence[float]) -> tuple[float, tuple[float, float]]:
+    """The median and the (minimum, maximum) of the samples. Raises ValueError when there are none."""
+    if not samples:
+        raise ValueError("no samples")
+    return statistics.median(samples), (min(samples), max(samples))
+
+
+def write(name: str, command: str, rows: Sequence[Row]) -> Path:
+    """Write NAME.json and NAME.md; returns the path of the JSON."""
+    report = {
+        "command": command,
+        "commit": _commit(),
+        "machine": machine(),
+        "rows": [asdict(row) | {"met": row.met} for row in rows],
+    }
+    path = REPORTS / f"{name}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(report, indent=1) + "\n")
+    render(path)
+    return path
+
+
+def render(path: Path) -> Path:
+    """Make the table beside a report."""
+    report = json.loads(path.read_text())
+    lines = [
+        f"# {path.stem}",
+        "",
+        f"`{report['command']}` at commit `{report['commit']}` on {report['machine']}.",
+        "",
+        "| figure | value | spread | better | target | peer | ratio | met |",
+        "| --- | ---: | --- | --- | ---: | ---: | ---: | --- |",
+    ]
+    lines += [_line(row) for row in report["rows"]]
+    notes = [f"- {row['name']}: {row['note']}" for row in report["rows"] if row.get("note")]
+    if notes:
+        lines += ["", "Notes", "", *notes]
+    table = path.with_suffix(".md")
+    table.write_text("\n".join(lines) + "\n")
+    return table
+
+
+def _line(row: dict[str, object]) -> str:
+    met = {True: "yes", False: "**no**", None: ""}[row.get("met")]  # type: ignore[index]
+    spread = row.get("spread")
+    shown = f"{_figure(spread[0])} – {_figure(spread[1])}" if isinstance(spread, list) else ""
+    target = _figure(row.get("target"))
+    if row.get("target_ratio") is not None:
+        target = f"ratio {_figure(row['target_ratio'])}"
+    cells = [
+        row["name"],
+        f"{_figure(row['value'])} {row['unit']}",
+        shown,
+        row["better"],
+        target,
+        _figure(row.get("peer")),
+        _figure(row.get("ratio")),
+        met,
+    ]
+    return "| " + " | ".join(str(cell) for cell in cells) + " |"
+
+
+def _figure(value: object) -> str:
+    return f"{value:.4g}" if isinstance(value, int | float) else ""
+
+
+def _commit() -> str:
+    here = Path(__file__).parent
+    run = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], cwd=here, capture_output=True, text=True, check=False
+    )
+    dirty = subprocess.run(
+        ["git", "status", "--porcelain", "--untracked-files=no"],
+        cwd=here,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    commit = run.stdout.strip() or "unknown"
+    return f"{commit}+changes" if dirty.stdout.strip() else commit
+
+
+def machine() -> str:
+    """Processor, cores and memory, in words."""
+    model = platform.processor() or platform.machine()
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        for line in cpuinfo.read_text().splitlines():
+            if line.startswith("model name"):
+                model = line.partition(":")[2].strip()
+                break
+    memory = psutil.virtual_memory().total / 2**30
+    return f"{psutil.cpu_count()} cores of {model}, {memory:.0f} GiB, Python {platform.python_version()}"
+
+
+if __name__ == "__main__":
+    for argument in sys.argv[1:]:
+        print(render(Path(argument)))

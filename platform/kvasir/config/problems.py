@@ -1,0 +1,53 @@
+"""How a bad kvasir.yaml is reported: every problem at once, each with its place and its remedy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from kvasir.core.errors import ConfigError
+
+Value = None | bool | int | float | str | list["Value"] | dict[str, "Value"]
+"""Plain data, as JSON has it."""
+
+_SHOWN = 25
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing that is wrong. `line` and `column` count from 1, and are 0 where there is none;
+    `field` is a dotted path such as `pools[0].role`, "" for the whole file."""
+
+    file: str
+    line: int = 0
+    column: int = 0
+    field: str = ""
+    found: str = ""
+    expected: str = ""
+
+    @property
+    def place(self) -> str:
+        """`file:line:column`, as editors and terminals link it."""
+        return f"{self.file}:{self.line}:{self.column}" if self.line else self.file
+
+
+class SpecError(ConfigError):
+    """The deployment spec is not valid; `problems` holds each finding, in the order of the file."""
+
+    code = "invalid_spec"
+
+    def __init__(self, problems: Sequence[Problem]) -> None:
+        self.problems = tuple(sorted(problems, key=lambda p: (p.file, p.line, p.column)))
+        super().__init__(_render(self.problems))
+
+
+def _render(problems: Sequence[Problem]) -> str:
+    count = len(problems)
+    lines = ["the deployment spec has " + ("1 problem:" if count == 1 else f"{count} problems:")]
+    for problem in problems[:_SHOWN]:
+        lines.append(f"  {problem.place}" + (f"  {problem.field}" if problem.field else ""))
+        lines.append(f"      found     {problem.found}")
+        lines.append(f"      expected  {problem.expected}")
+    if count > _SHOWN:
+        lines.append(f"  … and {count - _SHOWN} more")
+    return "\n".join(lines)

@@ -1,0 +1,80 @@
+"""What the engine cannot do on this platform, said before anything starts.
+
+vLLM finds most of these out minutes into a start, in a child process, with a stack trace. Each reason
+here names the field and the remedy. Nothing of the engine is imported: the command line checks a
+kvasir.yaml on a machine that has none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Literal
+
+from kvasir.config.spec import Deployment, PoolSpec
+from kvasir.core.requests import Role
+
+Platform = Literal["cpu", "cuda"]
+
+LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+
+
+def refusals(deployment: Deployment, *, platform: Platform) -> list[str]:
+    """Why `deployment` cannot run on `platform`, each as `field: reason; remedy`, or nothing.
+
+    Only pools with `engine.kind: vllm` are judged: the simulated engine accepts every spec.
+    """
+    found: list[str] = []
+    for pool in deployment.pools:
+        if pool.engine.kind != "vllm":
+            continue
+        found.extend(_anywhere(deployment, pool))
+        found.extend(_on_cpu(pool) if platform == "cpu" else _on_cuda(pool))
+    return found
+
+
+def _anywhere(deployment: Deployment, pool: PoolSpec) -> Iterator[str]:
+    engine, at = pool.engine, f"pools.{pool.name}.engine"
+    if not engine.chunked_prefill and engine.max_num_batched_tokens < deployment.model.max_model_len:
+        yield (
+            f"{at}.max_num_batched_tokens: {engine.max_num_batched_tokens} is less than model.max_model_len "
+            f"{deployment.model.max_model_len}, and without chunked_prefill a prompt must fit in one step; "
+            "raise it or turn chunked_prefill on"
+        )
+    if engine.max_num_batched_tokens < engine.max_num_seqs:
+        yield (
+            f"{at}.max_num_batched_tokens: {engine.max_num_batched_tokens} is less than max_num_seqs "
+            f"{engine.max_num_seqs}, so a full batch could not decode; raise it"
+        )
+    if deployment.disaggregated and engine.pipeline_parallel_size > 1:
+        yield (
+            f"{at}.pipeline_parallel_size: KV is handed over per tensor-parallel rank of one stage; "
+            "set it to 1, or set disaggregation: never"
+        )
+    if engine.speculative is not None and pool.role is Role.PREFILL:
+        yield (
+            f"{at}.speculative: a prefill pool decodes nothing, so there is nothing to speculate on; "
+            "move it to the decode pool"
+        )
+
+
+def _on_cpu(pool: PoolSpec) -> Iterator[str]:
+    engine, at = pool.engine, f"pools.{pool.name}.engine"
+    if engine.block_size % 32:
+        yield (
+            f"{at}.block_size: the CPU attention kernels want multiples of 32, found {engine.block_size}; "
+            f"set {max(32, engine.block_size // 32 * 32)}"
+        )
+    if engine.expert_parallel:
+        yield f"{at}.expert_parallel: vLLM's CPU build has no expert-parallel all-to-all; leave it off"
+    if pool.gpus:
+        yield f"pools.{pool.name}.gpus: {pool.gpus:g} asked for, and this installation runs on the CPU; set 0"
+
+
+def _on_cuda(pool: PoolSpec) -> Iterator[str]:
+    engine = pool.engine
+    needed = engine.tensor_parallel_size * engine.pipeline_parallel_size * engine.data_parallel_size
+    if pool.gpus < needed and (needed > 1 or pool.gpus == 0):
+        yield (
+            f"pools.{pool.name}.gpus: {pool.gpus:g}, and the engine's ranks need {needed} "
+            "(tensor x pipeline x data parallel); set it to that"
+        )

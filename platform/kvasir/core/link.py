@@ -1,0 +1,192 @@
+"""Exactly-once, in-order delivery over connections that break: the bookkeeping of one end of a session.
+
+Both ends hold one `Link`. It numbers what goes out, keeps it until the peer has acknowledged it, and
+knows what has come in; it does no I/O and reads no clock, so that every interleaving can be tested. The
+tail is the outgoing queue at the same time: a slow connection leaves the cursor behind, a broken one
+moves it back, and one bound holds for both.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from kvasir.core.errors import ProtocolError
+from kvasir.core.messages import Abort, Draining, ReleaseLeases, RouterMessage, Submit, WorkerMessage
+from kvasir.core.requests import Delta, EngineRequest
+
+P = TypeVar("P")
+
+TAIL_OVERFLOW = "tail_overflow"
+
+
+@dataclass(frozen=True, slots=True)
+class LinkLimits:
+    """Bounds of one end. `tail_bytes` counts encoded payload bytes, roughly and rather too many.
+
+    An acknowledgement rides on whatever is sent. When nothing is, one is due after `ack_every`
+    payloads or `ack_delay_s` seconds after the first that is not yet acknowledged.
+    """
+
+    tail_messages: int = 4096
+    tail_bytes: int = 64 << 20
+    ack_every: int = 64
+    ack_delay_s: float = 0.05
+
+
+class Link(Generic[P]):
+    """One end of a session, sending payloads of type P.
+
+    Errors: every violation by the peer raises ProtocolError, and so does an overflow of the tail (code
+    `tail_overflow`); after either the session is over, and the link must not be used again.
+    """
+
+    def __init__(self, limits: LinkLimits) -> None:
+        self._limits = limits
+        self._tail: dict[int, tuple[P, int]] = {}
+        self._tail_bytes = 0
+        self._next = 1
+        self._last = 0
+        self._received = 0
+        self._ack_sent = 0
+        self._unacked_since: float | None = None
+
+    @property
+    def received_seq(self) -> int:
+        """The peer's last payload that was processed."""
+        return self._received
+
+    @property
+    def sent_seq(self) -> int:
+        """The last payload handed to the current connection."""
+        return self._next - 1
+
+    @property
+    def unacknowledged(self) -> int:
+        """Payloads that the peer has not yet acknowledged, sent or not."""
+        return len(self._tail)
+
+    def push(self, payload: P, size: int) -> None:
+        """Queue a payload of `size` bytes. Raises ProtocolError (`tail_overflow`)."""
+        if len(self._tail) >= self._limits.tail_messages or self._tail_bytes + size > self._limits.tail_bytes:
+            raise ProtocolError(
+                f"the peer has left {len(self._tail)} messages ({self._tail_bytes} bytes) unacknowledged",
+                code=TAIL_OVERFLOW,
+            )
+        self._last += 1
+        self._tail[self._last] = (payload, size)
+        self._tail_bytes += size
+
+    def take(self) -> tuple[int, P] | None:
+        """The next payload to put on the connection, with its sequence number."""
+        if self._next > self._last:
+            return None
+        seq = self._next
+        self._next += 1
+        return seq, self._tail[seq][0]
+
+    def take_ack(self) -> int:
+        """The acknowledgement to put on a frame that is about to be sent."""
+        self._ack_sent = self._received
+        self._unacked_since = None
+        return self._received
+
+    def ack_pending(self) -> bool:
+        """Whether the peer awaits an acknowledgement, now or later."""
+        return self._unacked_since is not None
+
+    def ack_due(self, now: float) -> bool:
+        """Whether a frame of its own should carry the acknowledgement now."""
+        if self._unacked_since is None:
+            return False
+        return (
+            self._received - self._ack_sent >= self._limits.ack_every
+            or now >= self._unacked_since + self._limits.ack_delay_s
+        )
+
+    def receive(self, seq: int, ack: int, *, has_payload: bool, now: float) -> bool:
+        """Take in a frame's header; True means: process its payload now. False: a duplicate, or none.
+
+        `now` is any monotonic clock's reading in seconds, the same clock always.
+        """
+        self._acknowledge(ack)
+        if not has_payload:
+            if seq > self._received:
+                raise ProtocolError(f"gap: peer has sent up to {seq}, only {self._received} came")
+            return False
+        if seq <= self._received:
+            return False
+        if seq != self._received + 1:
+            raise ProtocolError(f"gap: expected frame {self._received + 1}, got {seq}")
+        self._received = seq
+        if self._unacked_since is None:
+            self._unacked_since = now
+        return True
+
+    def resume(self, received_seq: int) -> int:
+        """Begin a new connection, whose peer has processed up to `received_seq`: whatever follows will
+        be taken again. Returns how many payloads that is."""
+        if received_seq < self._last - len(self._tail):
+            raise ProtocolError(f"the peer wants frames after {received_seq}, which it had acknowledged")
+        self._acknowledge(received_seq)
+        self._next = received_seq + 1
+        # The handshake told the peer what was received; an ack that died with the old connection is moot.
+        self._ack_sent = self._received
+        self._unacked_since = None
+        return len(self._tail)
+
+    def _acknowledge(self, ack: int) -> None:
+        if ack >= self._next:
+            raise ProtocolError(f"the peer acknowledges {ack}, but only {self._next - 1} was sent")
+        for seq in range(self._last - len(self._tail) + 1, ack + 1):
+            self._tail_bytes -= self._tail.pop(seq)[1]
+
+
+_MESSAGE_BYTES = 32
+_DELTA_BYTES = 48
+_END_BYTES = 160
+_LOGPROB_BYTES = 24
+_REQUEST_BYTES = 256
+
+
+def _text_bytes(text: str) -> int:
+    return len(text) if text.isascii() else 4 * len(text)
+
+
+def _delta_bytes(delta: Delta) -> int:
+    size = _DELTA_BYTES + len(delta.request_id) + _text_bytes(delta.text) + 5 * len(delta.token_ids)
+    for position in delta.logprobs:
+        for candidate in (position.sampled, *position.top):
+            size += _LOGPROB_BYTES + _text_bytes(candidate.token)
+    if delta.finish is not None or delta.last:
+        size += _END_BYTES + sum(
+            _text_bytes(text) for text in (delta.stop_reason, delta.error, delta.error_message) if text
+        )
+        if delta.handoff is not None:
+            size += len(delta.handoff.ticket) + len(delta.handoff.lease_id)
+    return size
+
+
+def _request_bytes(request: EngineRequest) -> int:
+    size = _REQUEST_BYTES + 4 * len(request.tokens)
+    for text in (request.request_id, request.adapter or "", request.salt, request.trace_context):
+        size += _text_bytes(text)
+    if request.handoff is not None:
+        size += len(request.handoff.ticket) + len(request.handoff.lease_id)
+    sampling = request.sampling
+    size += sum(4 + _text_bytes(text) for text in sampling.stop)
+    return size + 5 * len(sampling.stop_token_ids) + 20 * len(sampling.logit_bias)
+
+
+def payload_bytes(message: RouterMessage | WorkerMessage) -> int:
+    """An upper estimate of a payload's encoded size in bytes, cheap enough for every step."""
+    match message:
+        case Submit(requests=requests):
+            return _MESSAGE_BYTES + sum(map(_request_bytes, requests))
+        case Abort(request_ids=ids) | ReleaseLeases(lease_ids=ids):
+            return _MESSAGE_BYTES + sum(4 + _text_bytes(one) for one in ids)
+        case Draining(reason=reason):
+            return _MESSAGE_BYTES + _text_bytes(reason)
+        case _:
+            load = 4 * _MESSAGE_BYTES if message.load is not None else 0
+            return _MESSAGE_BYTES + load + sum(map(_delta_bytes, message.deltas))

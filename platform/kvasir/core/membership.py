@@ -1,0 +1,111 @@
+"""Who belongs to a deployment, and the record by which a worker says so.
+
+A record carries a beat that its writer advances. A reader judges liveness by whether the beat moves on
+the reader's own clock, so that no two machines need to agree on the time, and a killed worker's record
+goes stale by itself.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from kvasir.core.errors import ProtocolError
+
+BEAT_S = 1.0
+STALE_S = 6.0
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """A worker's gRPC address (`host:port`, or an in-memory name) and the pool it says it is of.
+
+    `worker_id` is unique per process life: a replaced worker has a new one.
+    """
+
+    worker_id: str
+    address: str
+    pool: str
+
+
+@dataclass(frozen=True, slots=True)
+class Members:
+    """A whole snapshot at `revision`. Revisions grow; an equal revision means an equal set."""
+
+    revision: int
+    endpoints: frozenset[Endpoint] = field(default_factory=frozenset)
+
+
+@dataclass(frozen=True, slots=True)
+class MemberRecord:
+    """One worker's record. `beat` only grows within one process."""
+
+    worker_id: str
+    address: str
+    pool: str
+    pid: int
+    beat: int
+
+    def encode(self) -> bytes:
+        return json.dumps(
+            {
+                "worker_id": self.worker_id,
+                "address": self.address,
+                "pool": self.pool,
+                "pid": self.pid,
+                "beat": self.beat,
+            },
+            separators=(",", ":"),
+        ).encode()
+
+    @classmethod
+    def decode(cls, raw: bytes) -> MemberRecord:
+        """Raises ProtocolError on anything but a record."""
+        try:
+            data = json.loads(raw)
+            return cls(
+                worker_id=str(data["worker_id"]),
+                address=str(data["address"]),
+                pool=str(data["pool"]),
+                pid=int(data["pid"]),
+                beat=int(data["beat"]),
+            )
+        except (ValueError, KeyError, TypeError) as error:
+            raise ProtocolError(f"not a member record: {raw[:200]!r}") from error
+
+
+def member_key(deployment: str, worker_id: str) -> str:
+    """Where a worker's record is kept."""
+    return f"{member_prefix(deployment)}{worker_id}"
+
+
+def member_prefix(deployment: str) -> str:
+    """What all records of one deployment begin with."""
+    return f"kvasir/{deployment}/members/"
+
+
+@dataclass(slots=True)
+class Liveness:
+    """Tells live records from stale ones by the movement of their beats."""
+
+    stale_s: float = STALE_S
+    _seen: dict[str, tuple[int, float]] = field(default_factory=dict)
+
+    def live(self, records: Mapping[str, MemberRecord], now: float) -> frozenset[Endpoint]:
+        """The endpoints whose beat moved within `stale_s` before `now` (seconds, any one clock)."""
+        for worker_id in self._seen.keys() - records.keys():
+            del self._seen[worker_id]
+        alive: list[Endpoint] = []
+        for worker_id, record in records.items():
+            beat, moved_s = self._seen.get(worker_id, (-1, now))
+            if record.beat != beat:
+                moved_s = now
+                self._seen[worker_id] = (record.beat, now)
+            if now - moved_s < self.stale_s:
+                alive.append(Endpoint(worker_id=worker_id, address=record.address, pool=record.pool))
+        return frozenset(alive)
+
+    def long_stale(self, now: float, age_s: float) -> list[str]:
+        """Workers whose beat has not moved for `age_s`: their records may be removed."""
+        return [worker for worker, (_, moved_s) in self._seen.items() if now - moved_s >= age_s]

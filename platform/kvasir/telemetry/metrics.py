@@ -1,0 +1,133 @@
+"""Prometheus metrics, all of them, behind one class: nobody else names a series.
+
+Every label comes from a closed set (configured models, the vocabulary of outcomes, live workers), so the
+number of series is bounded whatever clients send. Fed and scraped on one event loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
+
+from kvasir.ports.router import RequestSummary, WorkerView
+from kvasir.telemetry.histogram import Histogram, HistogramFamily
+from kvasir.telemetry.reasons import OK, OTHER, outcome_label
+from kvasir.telemetry.worker_series import WorkerSeries
+
+CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
+
+_LATENCY = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+_PER_TOKEN = (0.0005, 0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.25, 0.5, 1.0)
+_WHOLE = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
+
+
+class Metrics:
+    """The metrics of one process. `models` are the names that may become labels."""
+
+    def __init__(self, registry: CollectorRegistry, models: Iterable[str]) -> None:
+        self._registry = registry
+        self._models = frozenset(models)
+        self._workers = WorkerSeries()
+        registry.register(self._workers)
+
+        def histogram(name: str, text: str, bounds: tuple[float, ...]) -> HistogramFamily:
+            family = HistogramFamily(f"kvasir_{name}_seconds", text, ("model",), bounds)
+            registry.register(family)
+            return family
+
+        self._ttft = histogram("time_to_first_token", "Request received to first token", _LATENCY)
+        self._itl = histogram("inter_token_latency", "Between two tokens of a stream", _PER_TOKEN)
+        self._tpot = histogram("time_per_output_token", "Mean per token after the first", _PER_TOKEN)
+        self._e2e = histogram("request_duration", "Request received to last token", _WHOLE)
+        self._queue = histogram("queue", "Request received to routed", _LATENCY)
+        self._prefill = histogram("prefill", "Routed to prompt computed", _LATENCY)
+        self._transfer = histogram("transfer", "Decode worker's wait for KV", _LATENCY)
+
+        def counter(name: str, text: str, *labels: str) -> Counter:
+            return Counter(f"kvasir_{name}", text, labels, registry=registry)
+
+        self._requests = counter("requests", "Requests ended, by outcome", "model", "outcome")
+        self._prompt = counter("prompt_tokens", "Prompt tokens", "model")
+        self._output = counter("output_tokens", "Tokens generated", "model")
+        self._cached = counter("cached_tokens", "Prompt tokens found in a worker's KV cache", "model")
+        self._predicted = counter("predicted_cached_tokens", "Cached tokens the router foresaw", "model")
+        self._moved_tokens = counter("transferred_tokens", "Prompt tokens whose KV was moved", "model")
+        self._moved_bytes = counter("transferred_bytes", "KV bytes moved between workers", "model")
+        self._retries = counter("retries", "Requests started again elsewhere", "model")
+        self._in_flight = Gauge("kvasir_requests_in_flight", "Requests now served", registry=registry)
+        self._queued = Gauge("kvasir_requests_queued", "Requests waiting for a worker", registry=registry)
+
+    def track_in_flight(self, read: Callable[[], float]) -> None:
+        """Read the in-flight gauge from `read` at every scrape."""
+        self._in_flight.set_function(read)
+
+    def track_queued(self, read: Callable[[], float]) -> None:
+        """Read the queue-depth gauge from `read` at every scrape."""
+        self._queued.set_function(read)
+
+    def inter_token(self, model: str) -> Histogram:
+        """The ITL series of `model`, for a caller that observes it once per delta."""
+        return self._itl.labels(self._model(model))
+
+    def request_finished(self, summary: RequestSummary) -> None:
+        """Count a request that reached the router, however it ended."""
+        model = self._model(summary.model)
+        self._requests.labels(model, outcome_label(summary.outcome)).inc()
+        self._durations(model, summary)
+        usage = summary.usage
+        for family, amount in (
+            (self._prompt, usage.prompt_tokens),
+            (self._output, usage.output_tokens),
+            (self._cached, usage.cached_tokens),
+            (self._predicted, summary.predicted_cached_tokens),
+            (self._moved_tokens, usage.transferred_tokens),
+            (self._moved_bytes, usage.transferred_bytes),
+            (self._retries, summary.retries),
+        ):
+            if amount:
+                family.labels(model).inc(amount)
+
+    def request_refused(self, code: str, model: str | None = None) -> None:
+        """Count a request that was answered without reaching the router."""
+        self._requests.labels(self._model(model), outcome_label(code)).inc()
+
+    def worker_seen(self, view: WorkerView) -> None:
+        """Take over the newest view of a worker."""
+        self._workers.seen(view)
+
+    def worker_gone(self, worker_id: str) -> None:
+        """Drop the series of a worker that is gone; unknown ids are ignored."""
+        self._workers.gone(worker_id)
+
+    def workers(self, views: Iterable[WorkerView]) -> None:
+        """Take over all views at once; a worker that is not among them is gone."""
+        gone = self._workers.known()
+        for view in views:
+            self._workers.seen(view)
+            gone.discard(view.worker_id)
+        for worker_id in gone:
+            self._workers.gone(worker_id)
+
+    def render(self) -> bytes:
+        """The text exposition format, version 0.0.4."""
+        return generate_latest(self._registry)
+
+    def _model(self, name: str | None) -> str:
+        return name if name in self._models else OTHER
+
+    def _durations(self, model: str, summary: RequestSummary) -> None:
+        arrival, first = summary.arrival_s, summary.first_token_s
+        if summary.routed_s is not None:
+            self._queue.labels(model).observe(summary.routed_s - arrival)
+            if summary.prefill_done_s is not None:
+                self._prefill.labels(model).observe(summary.prefill_done_s - summary.routed_s)
+        if summary.transfer_s > 0:
+            self._transfer.labels(model).observe(summary.transfer_s)
+        if first is not None:
+            self._ttft.labels(model).observe(first - arrival)
+        if summary.outcome == OK:
+            self._e2e.labels(model).observe(summary.finished_s - arrival)
+            if first is not None and summary.usage.output_tokens > 1:
+                per_token = (summary.finished_s - first) / (summary.usage.output_tokens - 1)
+                self._tpot.labels(model).observe(per_token)

@@ -1,0 +1,122 @@
+"""The closed vocabulary of outcomes: every code that a client, a metric or a log line can carry.
+
+Clients branch on codes and dashboards group by them, so a code is never invented in passing: it stands
+here with its HTTP status, its meaning and what to do, and docs/errors.md prints this table. Run
+`python -m kvasir.telemetry.reasons` for the table in Markdown.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from kvasir.core.errors import CapacityError, KvasirError, RequestError, TransferError, UpstreamError
+
+OK = "ok"
+CLIENT_CLOSED = "client_closed"
+SLOW_READER = "slow_reader"
+OTHER = "other"
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """One code. `status` is the HTTP status, or 0 where no answer can be sent any more."""
+
+    code: str
+    status: int
+    meaning: str
+    remedy: str
+
+
+_TABLE = (
+    Reason("invalid_json", 400, "The body is not valid JSON, or not UTF-8.", "Send one JSON object."),
+    Reason("invalid_type", 400, "A field has the wrong type.", "Send the type that the message names."),
+    Reason("invalid_value", 400, "A field's value is out of range or makes no sense.", "See `param`."),
+    Reason("missing_parameter", 400, "A required field is missing.", "Add the field in `param`."),
+    Reason("unknown_parameter", 400, "The API has no such field.", "Remove the field in `param`."),
+    Reason(
+        "unsupported_parameter", 400, "The field exists, and this server does not serve it.", "Leave it out."
+    ),
+    Reason("unsupported_modality", 400, "Images, audio, video or files were sent.", "Send text only."),
+    Reason(
+        "context_length_exceeded",
+        400,
+        "Prompt and output together exceed the model's context.",
+        "Shorten the prompt or lower max_tokens; the message has the numbers.",
+    ),
+    Reason("invalid_request", 400, "The request cannot be served as sent.", "Read the message."),
+    Reason("malformed_http", 400, "The bytes are not well-formed HTTP/1.1.", "Fix the client or the proxy."),
+    Reason("missing_host", 400, "No Host header, or more than one.", "Send exactly one Host header."),
+    Reason("invalid_api_key", 401, "The API key is missing or unknown.", "Send `Authorization: Bearer KEY`."),
+    Reason("model_not_found", 404, "No such model or adapter here.", "Ask GET /v1/models for the names."),
+    Reason("not_found", 404, "No such path.", "See the API documentation."),
+    Reason("method_not_allowed", 405, "The path does not take this method.", "See the `Allow` header."),
+    Reason("header_timeout", 408, "The request's headers came too slowly.", "Send them at once."),
+    Reason("body_timeout", 408, "The request's body came too slowly.", "Send it faster or make it smaller."),
+    Reason("body_too_large", 413, "The body exceeds the limit.", "Send less; the message has the limit."),
+    Reason(
+        "unsupported_media_type",
+        415,
+        "The body is not plain JSON.",
+        "Send Content-Type: application/json, not compressed.",
+    ),
+    Reason("expectation_failed", 417, "Expect asks for more than 100-continue.", "Drop the header."),
+    Reason("headers_too_large", 431, "The headers exceed the limit.", "Send fewer or shorter headers."),
+    Reason("internal_error", 500, "A fault in Kvasir itself.", "Retry; report it with the request id."),
+    Reason("duplicate_request", 500, "A request id was used twice on a worker.", "Retry; report it."),
+    Reason("worker_failed", 502, "The worker failed while it served the request.", "Retry."),
+    Reason("transfer_failed", 502, "The KV cache did not reach the decode worker.", "Retry."),
+    Reason("protocol_error", 502, "A worker broke the session's contract.", "Retry; update the workers."),
+    Reason("registration_refused", 502, "A worker does not fit the deployment.", "See `kvasir status`."),
+    Reason("config_error", 500, "The deployment cannot work as written.", "Run `kvasir check`."),
+    Reason("no_capacity", 503, "There is no room for the request.", "Retry after `Retry-After` seconds."),
+    Reason("no_workers", 503, "No worker can take the request.", "Retry; see /health/ready."),
+    Reason("queue_full", 503, "The queue for workers is full.", "Retry after `Retry-After` seconds."),
+    Reason("queue_timeout", 503, "No worker was free in time.", "Retry after `Retry-After` seconds."),
+    Reason("too_many_connections", 503, "The gateway holds all connections it may.", "Retry; reuse them."),
+    Reason("tokenizer_busy", 503, "Too many long prompts wait to be tokenized.", "Retry shortly."),
+    Reason("not_ready", 503, "The deployment is not ready to serve.", "Wait for /health/ready."),
+    Reason("shutting_down", 503, "The server is stopping.", "Retry: another replica or the next start."),
+    Reason("request_timeout", 504, "The request ran longer than allowed.", "Ask for less output, or retry."),
+    Reason(CLIENT_CLOSED, 0, "The client closed the connection; the request was aborted.", "Nothing."),
+    Reason(SLOW_READER, 0, "The client read too slowly; its stream was cut.", "Read faster."),
+)
+
+REASONS: Mapping[str, Reason] = MappingProxyType({reason.code: reason for reason in _TABLE})
+
+_STATUS_OF_CLASS: tuple[tuple[type[KvasirError], int], ...] = (
+    (CapacityError, 503),
+    (UpstreamError, 502),
+    (TransferError, 502),
+)
+
+
+def http_status(error: KvasirError) -> int:
+    """The status to answer with: the error's own, its code's, or its class's."""
+    if isinstance(error, RequestError):
+        return error.status
+    reason = REASONS.get(error.code)
+    if reason is not None and reason.status:
+        return reason.status
+    for kind, status in _STATUS_OF_CLASS:
+        if isinstance(error, kind):
+            return status
+    return 500
+
+
+def outcome_label(code: str) -> str:
+    """`code` if it is in the vocabulary, else `other`: labels stay few whatever a worker sends."""
+    return code if code == OK or code in REASONS else OTHER
+
+
+def markdown_table() -> str:
+    """The table as docs/errors.md shows it."""
+    rows = ["| status | code | meaning | what to do |", "|---|---|---|---|"]
+    rows += [f"| {r.status or '–'} | `{r.code}` | {r.meaning} | {r.remedy} |" for r in _TABLE]
+    return "\n".join(rows) + "\n"
+
+
+if __name__ == "__main__":
+    sys.stdout.write(markdown_table())

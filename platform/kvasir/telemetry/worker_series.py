@@ -1,0 +1,80 @@
+"""The series of each worker, made at scrape time from the last view of it.
+
+Nothing is kept per series, so a worker that is gone leaves nothing behind, and a view costs one
+dictionary store.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from kvasir.core.requests import EngineLoad
+from kvasir.ports.router import WorkerView
+
+_GAUGES: tuple[tuple[str, str, Callable[[EngineLoad], float]], ...] = (
+    ("running", "Requests in the engine's batch", lambda load: load.running),
+    ("waiting", "Requests that wait in the engine", lambda load: load.waiting),
+    ("kv_usage_ratio", "Fraction of KV blocks held by running requests", lambda load: load.kv_usage),
+    ("kv_blocks", "KV blocks in all", lambda load: load.kv_blocks_total),
+    ("kv_blocks_leased", "KV blocks pinned for other workers to pull", lambda load: load.kv_blocks_leased),
+)
+_COUNTERS: tuple[tuple[str, str, Callable[[EngineLoad], float]], ...] = (
+    ("prefix_queries_tokens", "Prompt tokens looked up", lambda load: load.prefix_queries_tokens),
+    ("prefix_hits_tokens", "Prompt tokens found in the KV cache", lambda load: load.prefix_hits_tokens),
+    ("transfer_received_bytes", "KV bytes pulled", lambda load: load.transfer_bytes_received),
+    ("transfers_received", "KV pulls that arrived", lambda load: load.transfers_received),
+    ("transfers_failed", "KV pulls that failed", lambda load: load.transfers_failed),
+    ("preemptions", "Requests thrown out of the batch to start again", lambda load: load.preemptions),
+    ("speculated_tokens", "Tokens proposed by speculation", lambda load: load.speculated_tokens),
+    ("accepted_tokens", "Proposed tokens that were right", lambda load: load.accepted_tokens),
+)
+
+
+class WorkerSeries(Collector):
+    """Per-worker gauges and counters, and workers by state."""
+
+    def __init__(self) -> None:
+        self._views: dict[str, WorkerView] = {}
+
+    def seen(self, view: WorkerView) -> None:
+        """Remember the newest view of a worker."""
+        self._views[view.worker_id] = view
+
+    def gone(self, worker_id: str) -> None:
+        """Drop a worker's series; unknown ids are ignored."""
+        self._views.pop(worker_id, None)
+
+    def known(self) -> set[str]:
+        """The ids of the workers that have series."""
+        return set(self._views)
+
+    def collect(self) -> Iterable[Metric]:
+        """One family per metric, one series per worker that has reported a load."""
+        labels = ("worker", "pool")
+        loaded = [(view, view.load) for view in self._views.values() if view.load is not None]
+        for name, text, read in _GAUGES:
+            gauge = GaugeMetricFamily(f"kvasir_worker_{name}", text, labels=labels)
+            for view, load in loaded:
+                gauge.add_metric((view.worker_id, view.pool), read(load))
+            yield gauge
+        for name, text, read in _COUNTERS:
+            counter = CounterMetricFamily(f"kvasir_worker_{name}", text, labels=labels)
+            for view, load in loaded:
+                counter.add_metric((view.worker_id, view.pool), read(load))
+            yield counter
+        in_flight = GaugeMetricFamily(
+            "kvasir_worker_in_flight", "Requests that the router has on the worker", labels=labels
+        )
+        for view in self._views.values():
+            in_flight.add_metric((view.worker_id, view.pool), view.in_flight)
+        yield in_flight
+        states = Counter((view.pool, view.state) for view in self._views.values())
+        by_state = GaugeMetricFamily("kvasir_workers", "Workers by state", labels=("pool", "state"))
+        for (pool, state), count in states.items():
+            by_state.add_metric((pool, state), count)
+        yield by_state

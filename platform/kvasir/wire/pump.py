@@ -1,0 +1,130 @@
+"""Carries one end of a session over one connection: what the link holds goes out, what comes in is
+processed and acknowledged. Router and worker run the same pump, with their own frames."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Generic, NoReturn, Protocol, TypeVar
+
+from kvasir.core.link import Link, LinkLimits
+from kvasir.ports.clock import Clock
+from kvasir.ports.session import ConnectionLost
+
+Out = TypeVar("Out")
+In = TypeVar("In")
+OutFrame = TypeVar("OutFrame")
+In_co = TypeVar("In_co", covariant=True)
+OutFrame_contra = TypeVar("OutFrame_contra", contravariant=True)
+
+
+class Frame(Protocol[In_co]):
+    """What both kinds of frame have in common."""
+
+    @property
+    def seq(self) -> int: ...
+
+    @property
+    def ack(self) -> int: ...
+
+    @property
+    def payload(self) -> In_co | None: ...
+
+
+class Connection(Protocol[OutFrame_contra, In_co]):
+    """What both ends of a connection have in common; see kvasir.ports.session."""
+
+    async def send(self, frame: OutFrame_contra, /) -> None: ...
+
+    async def receive(self) -> Frame[In_co]: ...
+
+
+class Pump(Generic[Out, In, OutFrame]):
+    """One connection's life. `run` ends by raising ConnectionLost (the session may go on) or
+    ProtocolError (it must not). After `stop` the link is not touched again, so that the next connection
+    may begin at once.
+
+    `process` is called for each payload, exactly once, in order; it must not block or raise anything
+    but ProtocolError. What it has returned from counts as processed and will be acknowledged.
+    """
+
+    def __init__(
+        self,
+        connection: Connection[OutFrame, In],
+        link: Link[Out],
+        *,
+        limits: LinkLimits,
+        frame: Callable[[int, int, Out | None], OutFrame],
+        process: Callable[[In], None],
+        clock: Clock,
+    ) -> None:
+        self._connection = connection
+        self._link = link
+        self._ack_delay_s = limits.ack_delay_s
+        self._frame = frame
+        self._process = process
+        self._clock = clock
+        self._to_send = asyncio.Event()
+        self._to_acknowledge = asyncio.Event()
+        self._tasks: list[asyncio.Task[NoReturn]] = []
+        self._stopped = False
+
+    def wake(self) -> None:
+        """Something was pushed onto the link."""
+        self._to_send.set()
+
+    def stop(self) -> None:
+        """Let go of the link. `run` then ends with ConnectionLost. Idempotent."""
+        self._stopped = True
+        for task in self._tasks:
+            task.cancel()
+
+    async def run(self) -> NoReturn:
+        """Carry frames until the connection breaks or the peer breaks the contract."""
+        if self._stopped:
+            raise ConnectionLost("stopped")
+        self._tasks = [
+            asyncio.ensure_future(part) for part in (self._read(), self._write(), self._acknowledge_late())
+        ]
+        try:
+            await asyncio.wait(self._tasks, return_when=asyncio.FIRST_EXCEPTION)
+        finally:
+            self.stop()
+            ended = await asyncio.gather(*self._tasks, return_exceptions=True)
+        # A broken contract outranks the break that it causes: resuming would only repeat it.
+        errors: list[Exception] = [error for error in ended if isinstance(error, Exception)]
+        errors.sort(key=lambda error: isinstance(error, ConnectionLost))
+        raise errors[0] if errors else ConnectionLost("stopped")
+
+    async def _read(self) -> NoReturn:
+        link, clock = self._link, self._clock
+        while True:
+            frame = await self._connection.receive()
+            payload = frame.payload
+            fresh = link.receive(frame.seq, frame.ack, has_payload=payload is not None, now=clock.now())
+            if payload is None or not fresh:
+                continue
+            self._process(payload)
+            if link.ack_due(clock.now()):
+                self._to_send.set()
+            else:
+                self._to_acknowledge.set()
+
+    async def _write(self) -> NoReturn:
+        link = self._link
+        while True:
+            self._to_send.clear()
+            while (item := link.take()) is not None:
+                await self._connection.send(self._frame(item[0], link.take_ack(), item[1]))
+            if link.ack_due(self._clock.now()):
+                await self._connection.send(self._frame(link.sent_seq, link.take_ack(), None))
+                continue
+            await self._to_send.wait()
+
+    async def _acknowledge_late(self) -> NoReturn:
+        while True:
+            await self._to_acknowledge.wait()
+            self._to_acknowledge.clear()
+            while self._link.ack_pending():
+                await self._clock.sleep(self._ack_delay_s)
+                self._to_send.set()

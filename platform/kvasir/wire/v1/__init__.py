@@ -1,0 +1,1 @@
+"""Generated from proto/kvasir/wire/v1 by proto/generate.py."""

@@ -1,0 +1,1 @@
+"""Composition roots: the only places that pick adapters and wire them together."""

@@ -1,0 +1,102 @@
+"""The control process: a private Ray head and the pools on it, for the life of a deployment.
+
+It is the only process of a deployment that is a Ray driver. Progress goes to standard output as one
+JSON object a line, so that whoever started it can show how far it is; SIGTERM drains the pools and
+leaves nothing behind.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import sys
+import threading
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TextIO
+
+from kvasir.clock import MonotonicClock
+from kvasir.config.loader import load
+from kvasir.config.spec import Deployment
+from kvasir.core.errors import KvasirError
+from kvasir_platform.apps.worker_node import start_node
+from kvasir_platform.control.ray_head import RayHead, ray_environment
+from kvasir_platform.control.ray_pools import PoolStatus, RayPools
+
+STATUS_PERIOD_S = 0.5
+
+
+class Reporter:
+    """One JSON object a line for whoever started the process."""
+
+    def __init__(self, out: TextIO) -> None:
+        self._out = out
+        self._last: Sequence[PoolStatus] | None = None
+
+    def event(self, name: str, **details: object) -> None:
+        print(json.dumps({"event": name, **details}), file=self._out, flush=True)
+
+    def pools(self, status: Sequence[PoolStatus]) -> None:
+        if status == self._last:
+            return
+        self._last = status
+        self.event("pools", pools=[asdict(pool) | {"failed": pool.failed} for pool in status])
+
+
+def run(deployment: Deployment, temp_dir: Path, logs: Path, token: str, stop: threading.Event) -> None:
+    """Start everything, report until `stop` is set, then take everything down.
+
+    RAY_AUTH_TOKEN must be in the environment: the processes of the head inherit it, and the router
+    needs the same one to read membership.
+    """
+    reporter = Reporter(sys.stdout)
+    ray_token = os.environ["RAY_AUTH_TOKEN"]
+    os.environ.update(ray_environment(ray_token))
+    head = RayHead.start(
+        temp_dir=temp_dir / "ray",
+        token=ray_token,
+        cpus=sum(pool.cpus * pool.replicas for pool in deployment.pools) + 1,
+        gpus=sum(pool.gpus * pool.replicas for pool in deployment.pools),
+        resources={},
+        log=logs / "ray.log",
+    )
+    try:
+        reporter.event("ray", address=head.address, pid=head.process.pid)
+        pools = RayPools(deployment, head.address)
+        pools.connect()
+        try:
+            pools.deploy(start_node, MonotonicClock(), token)
+            while not stop.wait(STATUS_PERIOD_S):
+                reporter.pools(pools.status())
+        finally:
+            reporter.event("stopping")
+            pools.shutdown()
+    finally:
+        head.stop()
+        reporter.event("stopped")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="kvasir-control", description=__doc__)
+    parser.add_argument("--deployment", type=Path, required=True, help="kvasir.yaml of the deployment")
+    parser.add_argument("--temp-dir", type=Path, required=True, help="short path for Ray's session folder")
+    parser.add_argument("--logs", type=Path, required=True, help="folder for ray.log")
+    parser.add_argument("--token-file", type=Path, required=True, help="shared secret of sessions")
+    args = parser.parse_args(argv)
+    stop = threading.Event()
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(signum, lambda *_: stop.set())
+    try:
+        token = args.token_file.read_text().strip()
+        run(load(args.deployment), args.temp_dir, args.logs, token, stop)
+    except KvasirError as error:
+        print(json.dumps({"event": "failed", "code": error.code, "message": error.message}), flush=True)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

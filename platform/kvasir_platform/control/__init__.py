@@ -1,0 +1,1 @@
+"""Control: membership, pools and what runs them (Ray, Kubernetes)."""

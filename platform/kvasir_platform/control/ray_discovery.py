@@ -1,0 +1,74 @@
+"""Discovery over Ray: workers keep a record each in the head's key-value store.
+
+The router reads it without being a Ray driver: a driver would bring a core worker, its threads and a
+hundred megabytes into the process that must stay light.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+
+from ray._raylet import GcsClient  # type: ignore[attr-defined]  # compiled, without stubs
+
+from kvasir.core.errors import ProtocolError
+from kvasir.core.membership import Liveness, MemberRecord, Members, member_prefix
+from kvasir.ports.clock import Clock
+
+log = logging.getLogger(__name__)
+
+NAMESPACE = b"kvasir"
+POLL_S = 0.5
+REQUEST_TIMEOUT_S = 2.0
+FORGET_S = 120.0
+
+
+class RayDiscovery:
+    """The Discovery port over the key-value store of a Ray head (port: kvasir.ports.discovery)."""
+
+    def __init__(self, address: str, deployment: str, clock: Clock) -> None:
+        self._gcs = GcsClient(address=address)
+        self._prefix = member_prefix(deployment).encode()
+        self._clock = clock
+        self._closed = asyncio.Event()
+
+    async def watch(self) -> AsyncIterator[Members]:
+        liveness = Liveness()
+        last: Members | None = None
+        while not self._closed.is_set():
+            try:
+                records = await self._read()
+            except Exception as error:  # noqa: BLE001 - Ray raises several private types; fail static
+                log.warning("cannot read members from Ray, keeping the last ones: %s", error)
+            else:
+                now = self._clock.now()
+                endpoints = liveness.live(records, now)
+                if last is None or endpoints != last.endpoints:
+                    last = Members(revision=last.revision + 1 if last else 1, endpoints=endpoints)
+                    yield last
+                await self._forget(liveness.long_stale(now, FORGET_S))
+            await self._clock.sleep(POLL_S)
+
+    async def close(self) -> None:
+        self._closed.set()
+
+    async def _read(self) -> dict[str, MemberRecord]:
+        keys = await asyncio.to_thread(self._gcs.internal_kv_keys, self._prefix, NAMESPACE, REQUEST_TIMEOUT_S)
+        if not keys:
+            return {}
+        found = await asyncio.to_thread(self._gcs.internal_kv_multi_get, keys, NAMESPACE, REQUEST_TIMEOUT_S)
+        records: dict[str, MemberRecord] = {}
+        for key, raw in found.items():
+            try:
+                record = MemberRecord.decode(raw)
+            except ProtocolError as error:
+                log.warning("ignoring member record %r: %s", key, error)
+                continue
+            records[record.worker_id] = record
+        return records
+
+    async def _forget(self, worker_ids: list[str]) -> None:
+        for worker_id in worker_ids:
+            key = self._prefix + worker_id.encode()
+            await asyncio.to_thread(self._gcs.internal_kv_del, key, False, NAMESPACE, REQUEST_TIMEOUT_S)

@@ -1,0 +1,148 @@
+"""What a handler sees of HTTP: a whole request, and an exchange to answer it through.
+
+There is no task and no queue between a handler and the socket: a stream's frames go from the router's
+fan-out into the transport by one function call, which is what keeps a token cheap.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Protocol
+
+from kvasir_platform.gateway.errors import error_body
+
+JSON = b"application/json"
+EVENT_STREAM = b"text/event-stream; charset=utf-8"
+
+_STATUS_LINES = {
+    status.value: b"HTTP/1.1 %d %s\r\n" % (status.value, status.phrase.encode()) for status in HTTPStatus
+}
+
+
+@dataclass(frozen=True, slots=True)
+class HttpRequest:
+    """A complete request. Header names are lower case; a header sent twice has its values joined by a
+    comma. `path` is percent-encoded as sent, without the query."""
+
+    method: str
+    path: str
+    headers: Mapping[bytes, bytes]
+    body: bytes
+    keep_alive: bool
+    chunked: bool
+    """Whether the peer understands chunked answers (HTTP/1.1)."""
+
+
+class Wire(Protocol):
+    """The connection under an exchange."""
+
+    def write(self, data: bytes) -> None:
+        """Queue bytes for the peer."""
+        ...
+
+    def answered(self, *, close: bool) -> None:
+        """The answer is complete; `close` ends the connection after it."""
+        ...
+
+    def date(self) -> bytes:
+        """The Date header's line."""
+        ...
+
+
+class Exchange:
+    """One request and its answer: exactly one of `respond` and `begin … end`.
+
+    `on_gone` is called at most once, with a code, when the client left or was cut before the answer
+    was complete; after it, everything written is ignored.
+    """
+
+    __slots__ = ("_close", "_open", "_wire", "arrival_s", "on_gone", "request", "request_id", "streaming")
+
+    def __init__(self, request: HttpRequest, request_id: str, arrival_s: float, wire: Wire) -> None:
+        self.request = request
+        self.request_id = request_id
+        self.arrival_s = arrival_s
+        self.streaming = False
+        self.on_gone: Callable[[str], None] | None = None
+        self._wire = wire
+        self._open = True
+        self._close = not request.keep_alive
+
+    @property
+    def open(self) -> bool:
+        """Whether an answer can still be sent."""
+        return self._open
+
+    def respond(self, status: int, body: bytes, content_type: bytes = JSON, headers: bytes = b"") -> None:
+        """Send a whole answer. `headers` are complete lines."""
+        if not self._open:
+            return
+        head = self._head(status, content_type, headers)
+        shown = b"" if self.request.method == "HEAD" else body
+        self._wire.write(b"%bcontent-length: %d\r\n\r\n%b" % (head, len(body), shown))
+        self._finish()
+
+    def fail(self, status: int, error: Exception, headers: bytes = b"") -> None:
+        """Send an error in OpenAI's shape."""
+        self.respond(status, error_body(error), JSON, headers)
+
+    def begin(self, frame: bytes, headers: bytes = b"") -> None:
+        """Start an event stream with its first frame."""
+        if not self._open:
+            return
+        self.streaming = True
+        headers += b"cache-control: no-cache\r\nx-accel-buffering: no\r\n"
+        if self.request.chunked:
+            head = self._head(200, EVENT_STREAM, headers + b"transfer-encoding: chunked\r\n")
+            self._wire.write(b"%b\r\n%x\r\n%b\r\n" % (head, len(frame), frame))
+        else:
+            self._close = True
+            self._wire.write(b"%b\r\n%b" % (self._head(200, EVENT_STREAM, headers), frame))
+
+    def frame(self, frame: bytes) -> None:
+        """Send one more frame of a stream."""
+        if not self._open:
+            return
+        if self.request.chunked:
+            self._wire.write(b"%x\r\n%b\r\n" % (len(frame), frame))
+        else:
+            self._wire.write(frame)
+
+    def end(self, frame: bytes, *, close: bool = False) -> None:
+        """Send the last frame of a stream, and end the answer."""
+        if not self._open:
+            return
+        self._close = self._close or close
+        if self.request.chunked:
+            self._wire.write(b"%x\r\n%b\r\n0\r\n\r\n" % (len(frame), frame))
+        else:
+            self._wire.write(frame)
+        self._finish()
+
+    def close_after(self) -> None:
+        """Make this the connection's last answer."""
+        self._close = True
+
+    def gone(self, code: str) -> None:
+        """The connection is lost or cut. Called by the connection."""
+        if self._open:
+            self._open = False
+            if self.on_gone is not None:
+                self.on_gone(code)
+
+    def _head(self, status: int, content_type: bytes, headers: bytes) -> bytes:
+        return b"%b%bcontent-type: %b\r\nx-request-id: %b\r\n%b%b" % (
+            _STATUS_LINES[status],
+            self._wire.date(),
+            content_type,
+            self.request_id.encode(),
+            headers,
+            b"connection: close\r\n" if self._close else b"",
+        )
+
+    def _finish(self) -> None:
+        self._open = False
+        self.on_gone = None
+        self._wire.answered(close=self._close)

@@ -1,0 +1,29 @@
+"""Where a request runs: pure policies behind the RoutingPolicy port."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from kvasir.core.errors import ConfigError
+from kvasir.ports.clock import Rng
+from kvasir.ports.routing import RoutingPolicy
+
+from kvasir_router.decide.classic import LeastLoaded, RoundRobin
+from kvasir_router.decide.cost import CostPolicy
+from kvasir_router.decide.eligible import Disaggregation
+from kvasir_router.decide.rates import RateBook
+
+__all__ = ["CostPolicy", "Disaggregation", "LeastLoaded", "RateBook", "RoundRobin", "make_policy"]
+
+_POLICIES: dict[str, Callable[[Disaggregation, Rng], RoutingPolicy]] = {
+    "cost": CostPolicy,
+    "round_robin": RoundRobin,
+    "least_loaded": LeastLoaded,
+}
+
+
+def make_policy(name: str, disaggregation: str, rng: Rng) -> RoutingPolicy:
+    """The policy of that name. Raises ConfigError, listing the names there are."""
+    if name not in _POLICIES:
+        raise ConfigError(f"routing policy {name!r} is none of {', '.join(_POLICIES)}")
+    return _POLICIES[name](Disaggregation(disaggregation), rng)

@@ -1,0 +1,152 @@
+"""What the request machine is told, and what it wants done: its whole conversation with the world.
+
+Both are frozen values, so that a history can be written down and replayed. A worker is named by the id
+under which its session is known, which is its endpoint's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kvasir.core.errors import KvasirError
+from kvasir.core.identity import WorkerIdentity
+from kvasir.core.requests import Delta, EngineRequest, Request, StepBatch
+from kvasir.ports.router import RequestSummary
+
+
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    """A client's request. The only event that `handle` may refuse, by raising."""
+
+    request: Request
+
+
+@dataclass(frozen=True, slots=True)
+class Cancelled:
+    """The client is gone, or was cut off. `outcome` is the summary's."""
+
+    request_id: str
+    outcome: str = "client_closed"
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerReady:
+    """A session is up. With the identity that is known already, it is the same session, resumed, or a
+    worker that no longer drains: its legs go on."""
+
+    worker_id: str
+    identity: WorkerIdentity
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerInterrupted:
+    """The connection broke and may be resumed: its legs go on, and nothing new is sent."""
+
+    worker_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerDraining:
+    """The worker takes nothing new; its legs go on."""
+
+    worker_id: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerLost:
+    """The session is over, and all that ran in it."""
+
+    worker_id: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One message of a worker."""
+
+    worker_id: str
+    batch: StepBatch
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time has passed; due whenever `next_wakeup` is reached."""
+
+
+@dataclass(frozen=True, slots=True)
+class ShuttingDown:
+    """The router stops: every request ends with `shutting_down`."""
+
+
+Event = (
+    Arrived
+    | Cancelled
+    | WorkerReady
+    | WorkerInterrupted
+    | WorkerDraining
+    | WorkerLost
+    | Step
+    | Tick
+    | ShuttingDown
+)
+
+
+@dataclass(frozen=True, slots=True)
+class SubmitTo:
+    """Start a leg on a worker."""
+
+    worker_id: str
+    request: EngineRequest
+
+
+@dataclass(frozen=True, slots=True)
+class AbortOn:
+    """Stop legs on a worker."""
+
+    worker_id: str
+    leg_ids: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseOn:
+    """End leases on a worker; harmless where they have ended by themselves."""
+
+    worker_id: str
+    lease_ids: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Emit:
+    """Pass a delta on to the client. Its `request_id` is the client's."""
+
+    request_id: str
+    delta: Delta
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """The request ended well; nothing follows."""
+
+    request_id: str
+    summary: RequestSummary
+
+
+@dataclass(frozen=True, slots=True)
+class Fail:
+    """The request ended badly; nothing follows."""
+
+    request_id: str
+    error: KvasirError
+    summary: RequestSummary
+
+
+@dataclass(frozen=True, slots=True)
+class Gone:
+    """A cancelled request ended; only observers are told."""
+
+    request_id: str
+    summary: RequestSummary
+
+
+Effect = SubmitTo | AbortOn | ReleaseOn | Emit | Finish | Fail | Gone

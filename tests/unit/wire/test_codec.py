@@ -1,0 +1,255 @@
+"""What goes over the wire comes back equal, and what is malformed never gets past the codec."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvasir.core.errors import ProtocolError
+from kvasir.core.identity import KvLayout, WorkerIdentity
+from kvasir.core.link import payload_bytes
+from kvasir.core.messages import (
+    Abort,
+    Draining,
+    Hello,
+    ReleaseLeases,
+    RouterFrame,
+    Submit,
+    Welcome,
+    WorkerFrame,
+)
+from kvasir.core.requests import (
+    Delta,
+    EngineLoad,
+    EngineRequest,
+    FinishReason,
+    KvHandoff,
+    Leg,
+    PositionLogprobs,
+    Role,
+    Sampling,
+    StepBatch,
+    Timings,
+    TokenLogprob,
+    Usage,
+    token_ids,
+)
+from kvasir.wire.codec import decode_to_router, decode_to_worker, encode_to_router, encode_to_worker
+from kvasir.wire.v1 import requests_pb2, session_pb2
+
+U32 = st.integers(0, 2**32 - 1)
+U64 = st.integers(0, 2**64 - 1)
+I64 = st.integers(-(2**63), 2**63 - 1)
+REAL = st.floats(allow_nan=False)
+# Lone surrogates are no text: UTF-8 has no spelling for them.
+TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
+IDENT = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=12)
+
+
+def tuples(of: st.SearchStrategy[object]) -> st.SearchStrategy[tuple[object, ...]]:
+    return st.lists(of, max_size=3).map(tuple)
+
+
+HANDOFF = st.builds(
+    KvHandoff, lease_id=TEXT, fence=U64, ttl_s=REAL, blocks=U32, ticket=st.binary(max_size=20)
+)
+LOGPROB = st.builds(TokenLogprob, token_id=U32, token=TEXT, logprob=REAL)
+SAMPLING = st.builds(
+    Sampling,
+    max_tokens=st.none() | U32,
+    min_tokens=U32,
+    temperature=REAL,
+    top_p=REAL,
+    top_k=st.integers(-1, 2**31 - 1),
+    min_p=REAL,
+    n=U32,
+    seed=st.none() | I64,
+    stop=tuples(TEXT),
+    stop_token_ids=tuples(U32),
+    include_stop_str_in_output=st.booleans(),
+    ignore_eos=st.booleans(),
+    presence_penalty=REAL,
+    frequency_penalty=REAL,
+    repetition_penalty=REAL,
+    logit_bias=tuples(st.tuples(U32, REAL)),
+    logprobs=st.none() | U32,
+    skip_special_tokens=st.booleans(),
+)
+REQUEST = st.builds(
+    EngineRequest,
+    request_id=IDENT,
+    tokens=st.lists(U32, max_size=8).map(token_ids),
+    sampling=SAMPLING,
+    leg=st.sampled_from(Leg),
+    handoff=st.none() | HANDOFF,
+    adapter=st.none() | TEXT,
+    salt=TEXT,
+    priority=I64,
+    data_parallel_rank=st.none() | U32,
+    trace_context=TEXT,
+)
+DELTA = st.builds(
+    Delta,
+    request_id=TEXT,
+    offset=U32,
+    token_ids=tuples(U32),
+    text=TEXT,
+    index=U32,
+    logprobs=tuples(st.builds(PositionLogprobs, sampled=LOGPROB, top=tuples(LOGPROB))),
+    finish=st.none() | st.sampled_from(FinishReason),
+    stop_reason=st.none() | TEXT,
+    last=st.booleans(),
+    usage=st.none()
+    | st.builds(
+        Usage,
+        prompt_tokens=U32,
+        cached_tokens=U32,
+        transferred_tokens=U32,
+        transferred_bytes=U64,
+        output_tokens=U32,
+    ),
+    timings=st.none() | st.builds(Timings, queue_s=REAL, prefill_s=REAL, transfer_s=REAL, decode_s=REAL),
+    handoff=st.none() | HANDOFF,
+    error=st.none() | TEXT,
+    error_message=st.none() | TEXT,
+)
+LOAD = st.builds(
+    EngineLoad,
+    running=U32,
+    waiting=U32,
+    kv_usage=REAL,
+    **{f.name: U64 for f in fields(EngineLoad) if f.name not in ("running", "waiting", "kv_usage")},
+)
+BATCH = st.builds(StepBatch, deltas=tuples(DELTA), load=st.none() | LOAD)
+ROUTER_FRAME = st.builds(
+    RouterFrame,
+    seq=U64,
+    ack=U64,
+    payload=st.none()
+    | st.builds(Submit, tuples(REQUEST))
+    | st.builds(Abort, tuples(TEXT))
+    | st.builds(ReleaseLeases, tuples(TEXT)),
+)
+WORKER_FRAME = st.builds(
+    WorkerFrame, seq=U64, ack=U64, payload=st.none() | BATCH | st.builds(Draining, TEXT, REAL)
+)
+HELLO = st.builds(Hello, router_id=TEXT, session_id=TEXT, received_seq=U64, protocol_version=U32)
+LAYOUT = st.builds(
+    KvLayout,
+    block_size=U32,
+    dtype=TEXT,
+    layout=TEXT,
+    layers=U32,
+    kv_heads=U32,
+    head_size=U32,
+    bytes_per_block=U64,
+    tensor_parallel_size=U32,
+)
+IDENTITY = st.builds(
+    WorkerIdentity,
+    worker_id=TEXT,
+    epoch=U64,
+    pool=TEXT,
+    role=st.sampled_from(Role),
+    model=TEXT,
+    revision=TEXT,
+    tokenizer_digest=TEXT,
+    max_model_len=U32,
+    kv=LAYOUT,
+    kv_blocks=U64,
+    engine=TEXT,
+    engine_version=TEXT,
+    transfer=TEXT,
+    adapters=tuples(TEXT),
+    data_parallel_size=U32,
+    protocol_version=U32,
+    hash_version=U32,
+)
+WELCOME = st.builds(Welcome, session_id=TEXT, resumed=st.booleans(), received_seq=U64, identity=IDENTITY)
+
+
+@settings(max_examples=300, deadline=None)
+@given(HELLO | ROUTER_FRAME)
+def test_what_a_router_says_comes_back_equal(message: Hello | RouterFrame) -> None:
+    data = encode_to_worker(message)
+    assert decode_to_worker(data) == message
+    if isinstance(message, RouterFrame) and message.payload is not None:
+        assert len(data) <= payload_bytes(message.payload) + 40
+
+
+@settings(max_examples=300, deadline=None)
+@given(WELCOME | WORKER_FRAME)
+def test_what_a_worker_says_comes_back_equal(message: Welcome | WorkerFrame) -> None:
+    data = encode_to_router(message)
+    assert decode_to_router(data) == message
+    if isinstance(message, WorkerFrame) and message.payload is not None:
+        assert len(data) <= payload_bytes(message.payload) + 40
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.binary(max_size=200))
+def test_bytes_of_noise_give_a_message_or_a_protocol_error(noise: bytes) -> None:
+    for decode in (decode_to_worker, decode_to_router):
+        try:
+            decode(noise)
+        except ProtocolError:
+            continue
+
+
+def submit(**changed: object) -> bytes:
+    request = requests_pb2.EngineRequest(
+        request_id="r", tokens=b"\1\0\0\0", sampling=requests_pb2.Sampling(), leg=requests_pb2.LEG_FULL
+    )
+    for name, value in changed.items():
+        setattr(request, name, value)
+    frame = session_pb2.RouterFrame(seq=1, submit=session_pb2.Submit(requests=[request]))
+    return bytes(session_pb2.SessionRequest(frame=frame).SerializeToString())
+
+
+def test_token_bytes_are_little_endian_uint32() -> None:
+    frame = decode_to_worker(submit(tokens=b"\1\0\0\0\0\0\0\x80"))
+    assert isinstance(frame, RouterFrame)
+    assert isinstance(frame.payload, Submit)
+    assert list(frame.payload.requests[0].tokens) == [1, 2**31]
+
+
+def test_token_bytes_that_are_no_whole_uint32_are_a_protocol_error() -> None:
+    with pytest.raises(ProtocolError, match="5 bytes"):
+        decode_to_worker(submit(tokens=b"\1\0\0\0\2"))
+
+
+@pytest.mark.parametrize("leg", [0, 99])
+def test_an_unknown_leg_is_a_protocol_error(leg: int) -> None:
+    with pytest.raises(ProtocolError, match=f"leg: unknown value {leg}"):
+        decode_to_worker(submit(leg=leg))
+
+
+def test_an_unknown_finish_reason_is_a_protocol_error() -> None:
+    end = requests_pb2.DeltaEnd(finish=99)  # type: ignore[arg-type, unused-ignore]
+    batch = requests_pb2.StepBatch(deltas=[requests_pb2.Delta(request_id="r", end=end)])
+    message = session_pb2.SessionResponse(frame=session_pb2.WorkerFrame(seq=1, step_batch=batch))
+    with pytest.raises(ProtocolError, match="finish: unknown value 99"):
+        decode_to_router(message.SerializeToString())
+
+
+def test_a_welcome_with_an_unknown_role_is_a_protocol_error() -> None:
+    message = session_pb2.SessionResponse(welcome=session_pb2.Welcome(session_id="s"))
+    with pytest.raises(ProtocolError, match="role: unknown value 0"):
+        decode_to_router(message.SerializeToString())
+
+
+def test_a_message_of_no_known_kind_is_a_protocol_error() -> None:
+    for decode in (decode_to_worker, decode_to_router):
+        with pytest.raises(ProtocolError, match="no known kind"):
+            decode(b"")
+
+
+@pytest.mark.parametrize("changed", [{"top_k": 2**40}, {"seed": 2**63}, {"stop": ("\ud800",)}])
+def test_a_value_of_ours_that_does_not_fit_is_a_protocol_error(changed: dict[str, object]) -> None:
+    sampling = replace(Sampling(), **changed)  # type: ignore[arg-type]
+    request = EngineRequest("r", token_ids([1]), sampling)
+    with pytest.raises(ProtocolError):
+        encode_to_worker(RouterFrame(1, 0, Submit((request,))))

@@ -1,0 +1,1 @@
+"""Engines behind the port `kvasir.ports.engine.Engine`."""

@@ -1,0 +1,163 @@
+"""Paged KV memory: blocks, who holds them, and the prefix cache over those that nobody holds.
+
+A block is free when no request and no lease holds it. A free block that still carries a known prefix
+is kept as long as possible: the least recently freed is evicted first, and blocks without a known
+prefix go before all others.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from array import array
+from collections import Counter, OrderedDict
+from collections.abc import Iterable, Sequence
+
+
+def root_hash(salt: str, adapter: str | None) -> bytes:
+    """Where a chain begins: KV under another salt or adapter is never shared."""
+    return hashlib.blake2b(f"{len(salt)}/{salt}/{adapter or ''}".encode(), digest_size=16).digest()
+
+
+def chain_hash(parent: bytes, tokens: array[int]) -> bytes:
+    """The identity of one block's KV: its tokens and, through `parent`, all before them."""
+    return hashlib.blake2b(parent + tokens.tobytes(), digest_size=16).digest()
+
+
+def hash_prompt(root: bytes, tokens: array[int], block_size: int) -> list[bytes]:
+    """One chained hash per block of `tokens`, a last partial block included."""
+    hashes: list[bytes] = []
+    parent = root
+    for begin in range(0, len(tokens), block_size):
+        parent = chain_hash(parent, tokens[begin : begin + block_size])
+        hashes.append(parent)
+    return hashes
+
+
+class BlockPool:
+    """`total` blocks with reference counts by requests and by leases. All methods are O(blocks named).
+
+    With `caching` False nothing is ever found again.
+    """
+
+    def __init__(self, total: int, *, caching: bool) -> None:
+        self.total = total
+        self.evictions = 0
+        self._caching = caching
+        self._requests = [0] * total
+        self._leases = [0] * total
+        self._active = 0
+        self._leased = 0
+        self._hash_of: list[bytes | None] = [None] * total
+        self._block_of: dict[bytes, int] = {}
+        self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(total))
+
+    @property
+    def free(self) -> int:
+        """Blocks that could be taken at once."""
+        return len(self._free)
+
+    @property
+    def active(self) -> int:
+        """Blocks held by at least one request."""
+        return self._active
+
+    @property
+    def leased(self) -> int:
+        """Blocks held by at least one lease."""
+        return self._leased
+
+    def lookup(self, hashes: Sequence[bytes]) -> list[int]:
+        """The blocks of the longest known prefix of `hashes`. Holds nothing."""
+        found: list[int] = []
+        for digest in hashes:
+            block = self._block_of.get(digest)
+            if block is None:
+                break
+            found.append(block)
+        return found
+
+    def can_take(self, count: int, keeping: Sequence[int] = ()) -> bool:
+        """Whether `count` blocks could be taken while `keeping` stay what they are."""
+        return count <= len(self._free) - sum(1 for block in keeping if block in self._free)
+
+    def take(self, count: int) -> list[int]:
+        """Hold `count` free blocks for a request; ask `can_take` first."""
+        taken: list[int] = []
+        for _ in range(count):
+            block, _none = self._free.popitem(last=False)
+            digest = self._hash_of[block]
+            if digest is not None:
+                del self._block_of[digest]
+                self._hash_of[block] = None
+                self.evictions += 1
+            self._requests[block] = 1
+            taken.append(block)
+        self._active += count
+        return taken
+
+    def share(self, blocks: Sequence[int]) -> None:
+        """Let one more request hold these."""
+        for block in blocks:
+            self._free.pop(block, None)
+            if self._requests[block] == 0:
+                self._active += 1
+            self._requests[block] += 1
+
+    def drop(self, blocks: Sequence[int]) -> None:
+        """A request lets go of these, in the prompt's order; the tail is evicted before the head."""
+        for block in reversed(blocks):
+            self._requests[block] -= 1
+            if self._requests[block] == 0:
+                self._active -= 1
+                self._free_if_unheld(block)
+
+    def lease(self, blocks: Sequence[int]) -> None:
+        """Let a lease hold these."""
+        for block in blocks:
+            self._free.pop(block, None)
+            if self._leases[block] == 0:
+                self._leased += 1
+            self._leases[block] += 1
+
+    def unlease(self, blocks: Sequence[int]) -> None:
+        """A lease lets go of these."""
+        for block in reversed(blocks):
+            self._leases[block] -= 1
+            if self._leases[block] == 0:
+                self._leased -= 1
+                self._free_if_unheld(block)
+
+    def store(self, block: int, digest: bytes) -> None:
+        """Say what a held block carries, so that it can be found. The first block of a hash wins."""
+        if self._caching and digest not in self._block_of and self._hash_of[block] is None:
+            self._block_of[digest] = block
+            self._hash_of[block] = digest
+
+    def _free_if_unheld(self, block: int) -> None:
+        if self._requests[block] == 0 and self._leases[block] == 0:
+            self._free[block] = None
+            if self._hash_of[block] is None:
+                self._free.move_to_end(block, last=False)
+
+    def check_integrity(self, held: Iterable[Sequence[int]], leased: Iterable[Sequence[int]]) -> None:
+        """Compare with what requests and leases say they hold. Raises AssertionError with what differs."""
+        by_requests = Counter(block for blocks in held for block in blocks)
+        by_leases = Counter(block for blocks in leased for block in blocks)
+        for block in range(self.total):
+            counted = (self._requests[block], self._leases[block])
+            expected = (by_requests[block], by_leases[block])
+            if counted != expected:
+                raise AssertionError(f"block {block}: (requests, leases) {counted} != {expected}")
+            if (block in self._free) != (expected == (0, 0)):
+                raise AssertionError(f"block {block}: free is {block in self._free}, held {expected}")
+        if (self._active, self._leased) != (len(by_requests), len(by_leases)):
+            raise AssertionError(
+                f"active, leased: {self._active}, {self._leased} != {len(by_requests)}, {len(by_leases)}"
+            )
+        if len(self._free) + len(by_requests | by_leases) != self.total:
+            raise AssertionError("free + used blocks are not all blocks")
+        for digest, block in self._block_of.items():
+            if self._hash_of[block] != digest:
+                raise AssertionError(f"block {block} is found under a hash that it does not carry")
+        if len(self._block_of) != sum(digest is not None for digest in self._hash_of):
+            raise AssertionError("a block carries a hash under which it is not found")

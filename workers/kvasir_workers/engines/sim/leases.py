@@ -1,0 +1,68 @@
+"""Leases on prefilled KV: blocks wait under a deadline for the worker that decodes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kvasir_workers.engines.sim.blocks import BlockPool
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """Blocks pinned until `deadline_s`. A puller must name the same `fence`."""
+
+    lease_id: str
+    fence: int
+    blocks: tuple[int, ...]
+    deadline_s: float
+
+
+class LeaseTable:
+    """The live leases of one engine. Each ends once: pulled, released or expired."""
+
+    def __init__(self, pool: BlockPool, ttl_s: float) -> None:
+        self._pool = pool
+        self._ttl_s = ttl_s
+        # All have the same time to live, so that insertion order is deadline order.
+        self._live: dict[str, Lease] = {}
+
+    def __len__(self) -> int:
+        return len(self._live)
+
+    def grant(self, lease_id: str, fence: int, blocks: list[int], now: float) -> Lease:
+        """Pin `blocks`. Lease ids are never used twice."""
+        lease = Lease(lease_id, fence, tuple(blocks), now + self._ttl_s)
+        self._pool.lease(blocks)
+        self._live[lease_id] = lease
+        return lease
+
+    def find(self, lease_id: str) -> Lease | None:
+        """The lease, if it lives."""
+        return self._live.get(lease_id)
+
+    def end(self, lease_id: str) -> None:
+        """Free a lease's blocks; unknown ids are ignored."""
+        lease = self._live.pop(lease_id, None)
+        if lease is not None:
+            self._pool.unlease(lease.blocks)
+
+    def expire(self, now: float) -> None:
+        """End the leases whose deadline has passed."""
+        while self._live:
+            lease = next(iter(self._live.values()))
+            if lease.deadline_s > now:
+                return
+            self.end(lease.lease_id)
+
+    def next_deadline(self) -> float | None:
+        """When the next lease ends by itself."""
+        return next(iter(self._live.values())).deadline_s if self._live else None
+
+    def blocks(self) -> list[tuple[int, ...]]:
+        """What each live lease holds."""
+        return [lease.blocks for lease in self._live.values()]
+
+    def clear(self) -> None:
+        """End all leases."""
+        for lease_id in list(self._live):
+            self.end(lease_id)

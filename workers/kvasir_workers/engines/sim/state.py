@@ -1,0 +1,234 @@
+"""What the simulated scheduler knows of a request while it lives, and which requests it refuses."""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left, insort
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from kvasir.core.errors import ConfigError
+from kvasir.core.requests import Delta, EngineRequest, FinishReason, KvHandoff, Leg, Sampling, Timings, Usage
+from kvasir_workers.engines.sim.blocks import chain_hash, root_hash
+from kvasir_workers.engines.sim.model import Context, SimModel
+from kvasir_workers.engines.sim.output import Output
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The scheduler's bounds. Lengths and `step_tokens` in tokens, `blocks` of `block_size` tokens,
+    `lease_s` in seconds; `max_live` is the number of requests held at once, waiting ones included."""
+
+    block_size: int
+    blocks: int
+    bytes_per_block: int
+    max_model_len: int
+    max_seqs: int
+    step_tokens: int
+    chunked_prefill: bool
+    prefix_caching: bool
+    lease_s: float
+    recompute_on_failure: bool
+    max_live: int
+    seed: int = 0
+    adapters: frozenset[str] = frozenset()
+
+    def __post_init__(self) -> None:
+        if self.blocks * self.block_size < self.max_model_len:
+            raise ConfigError(
+                f"{self.blocks} KV blocks of {self.block_size} tokens hold less than one request of "
+                f"max_model_len {self.max_model_len}: raise engine.kv_cache_bytes or lower "
+                "model.max_model_len"
+            )
+
+    def blocks_for(self, tokens: int) -> int:
+        """Blocks that `tokens` tokens need."""
+        return -(-tokens // self.block_size)
+
+
+class State(StrEnum):
+    """Where a sequence is. PULLING waits for KV from another worker, HELD for the choice that pulls;
+    READY holds its prompt's KV and waits for a place in the batch."""
+
+    WAITING = "waiting"
+    PULLING = "pulling"
+    HELD = "held"
+    READY = "ready"
+    RUNNING = "running"
+    DONE = "done"
+
+
+@dataclass(slots=True, eq=False)
+class Live:
+    """One leg that has not ended."""
+
+    request: EngineRequest
+    arrived_s: float
+    sequences: list[Sequence] = field(default_factory=list)
+    unfinished: int = 0
+    admitted_s: float | None = None
+    transferred_s: float = 0.0
+    first_token_s: float | None = None
+    cached_tokens: int = 0
+    transferred_tokens: int = 0
+    transferred_bytes: int = 0
+
+    def usage(self) -> Usage:
+        """The counts of the last delta."""
+        prefill = self.request.leg is Leg.PREFILL
+        return Usage(
+            prompt_tokens=len(self.request.tokens),
+            cached_tokens=self.cached_tokens,
+            transferred_tokens=self.transferred_tokens,
+            transferred_bytes=self.transferred_bytes,
+            output_tokens=0 if prefill else sum(s.output.tokens for s in self.sequences),
+        )
+
+    def timings(self, now: float) -> Timings:
+        """The durations of the last delta; a request that ends early has no later parts."""
+        admitted = now if self.admitted_s is None else self.admitted_s
+        first = now if self.first_token_s is None else self.first_token_s
+        return Timings(
+            queue_s=admitted - self.arrived_s,
+            prefill_s=max(0.0, first - admitted - self.transferred_s),
+            transfer_s=self.transferred_s,
+            decode_s=now - first,
+        )
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """One choice of a request: its tokens, the blocks that it holds, and how much KV is computed.
+
+    `hashes` are the chained hashes of its full blocks, as far as they were needed.
+    """
+
+    live: Live
+    index: int
+    key: tuple[int, int, int]
+    tokens: array[int]
+    context: Context
+    output: Output
+    root: bytes
+    state: State = State.WAITING
+    blocks: list[int] = field(default_factory=list)
+    hashes: list[bytes] = field(default_factory=list)
+    stored: int = 0
+    computed: int = 0
+
+    @property
+    def pending(self) -> int:
+        """Tokens without KV; a decoding sequence has one."""
+        return len(self.tokens) - self.computed
+
+    def hash_up_to(self, blocks: int, block_size: int) -> None:
+        """Extend `hashes` to the first `blocks` full blocks."""
+        while len(self.hashes) < blocks:
+            begin = len(self.hashes) * block_size
+            parent = self.hashes[-1] if self.hashes else self.root
+            self.hashes.append(chain_hash(parent, self.tokens[begin : begin + block_size]))
+
+
+class SequenceQueue:
+    """Sequences in the order of priority (lower first), then arrival."""
+
+    def __init__(self) -> None:
+        self._items: list[tuple[tuple[int, int, int], Sequence]] = []
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __getitem__(self, at: int) -> Sequence:
+        return self._items[at][1]
+
+    def add(self, sequence: Sequence, state: State) -> None:
+        """Insert, and say so in the sequence."""
+        sequence.state = state
+        insort(self._items, (sequence.key, sequence))
+
+    def remove(self, sequence: Sequence) -> None:
+        """Take out one that is in the queue."""
+        at = bisect_left(self._items, sequence.key, key=lambda item: item[0])
+        del self._items[at]
+
+
+def make_sequences(live: Live, model: SimModel, limits: Limits, arrival: int) -> list[Sequence]:
+    """The choices of a request; a prefill leg has one, whatever `n` says."""
+    request = live.request
+    sampling = request.sampling
+    room = limits.max_model_len - len(request.tokens)
+    limit = room if sampling.max_tokens is None else min(room, sampling.max_tokens)
+    choices = 1 if request.leg is Leg.PREFILL else sampling.n
+    sequences: list[Sequence] = []
+    for index in range(choices):
+        context = Context(limits.seed, request.adapter, sampling, index)
+        context.extend(request.tokens)
+        sequences.append(
+            Sequence(
+                live=live,
+                index=index,
+                key=(request.priority, arrival, index),
+                tokens=request.tokens[:],
+                context=context,
+                output=Output(model, sampling, limit),
+                root=root_hash(request.salt, request.adapter),
+            )
+        )
+    return sequences
+
+
+def refusal(request: EngineRequest, limits: Limits) -> tuple[str, str] | None:
+    """The stable code and the message with which a request is refused, or None."""
+    prompt = len(request.tokens)
+    if prompt == 0:
+        return "empty_prompt", "the prompt has no tokens"
+    if prompt >= limits.max_model_len:
+        return (
+            "context_length_exceeded",
+            f"the prompt has {prompt} tokens; with one token of output the context of "
+            f"{limits.max_model_len} is exceeded",
+        )
+    if request.adapter is not None and request.adapter not in limits.adapters:
+        return "unknown_adapter", f"adapter {request.adapter!r} is not loaded on this worker"
+    if request.leg is Leg.DECODE and request.handoff is None:
+        return "missing_handoff", "a decode leg needs the hand-off of its prefill leg"
+    if request.data_parallel_rank not in (None, 0):
+        return "unknown_rank", f"rank {request.data_parallel_rank} does not exist: there is one rank"
+    return _bad_sampling(request.sampling)
+
+
+def _bad_sampling(sampling: Sampling) -> tuple[str, str] | None:
+    if sampling.max_tokens is not None and sampling.max_tokens < 1:
+        return "invalid_sampling", f"max_tokens must be at least 1, not {sampling.max_tokens}"
+    if sampling.n < 1:
+        return "invalid_sampling", f"n must be at least 1, not {sampling.n}"
+    if sampling.temperature < 0:
+        return "invalid_sampling", f"temperature must not be negative, is {sampling.temperature}"
+    if "" in sampling.stop:
+        return "invalid_sampling", "a stop string must not be empty"
+    return None
+
+
+def refused(request: EngineRequest, code: str, message: str) -> Delta:
+    """The one delta of a request that is not taken."""
+    return Delta(
+        request_id=request.request_id,
+        offset=0,
+        finish=FinishReason.ERROR,
+        last=True,
+        usage=Usage(prompt_tokens=len(request.tokens)),
+        timings=Timings(),
+        error=code,
+        error_message=message,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class PullOrder:
+    """Fetch the last `missing` blocks of a prompt; `hashes` has one entry per block of the prompt."""
+
+    request_id: str
+    handoff: KvHandoff
+    hashes: tuple[bytes, ...]
+    missing: int
+    bytes: int

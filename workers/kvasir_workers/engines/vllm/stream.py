@@ -1,0 +1,225 @@
+"""One leg inside the engine: vLLM's outputs for it in, deltas with contiguous offsets out.
+
+Nothing of vLLM is imported: an output is read by its attributes, so that every rule here is tested
+without an engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from kvasir.core.requests import (
+    Delta,
+    EngineRequest,
+    FinishReason,
+    KvHandoff,
+    Leg,
+    PositionLogprobs,
+    Timings,
+    TokenLogprob,
+    Usage,
+)
+
+_FINISH = {
+    "stop": FinishReason.STOP,
+    "length": FinishReason.LENGTH,
+    "abort": FinishReason.ABORT,
+    "error": FinishReason.ERROR,
+    "repetition": FinishReason.STOP,
+}
+
+
+class Completion(Protocol):
+    """What is read of vllm.outputs.CompletionOutput (output kind DELTA)."""
+
+    index: int
+    text: str
+    token_ids: Sequence[int]
+    logprobs: Any
+    finish_reason: str | None
+    stop_reason: int | str | None
+
+
+class Output(Protocol):
+    """What is read of vllm.outputs.RequestOutput."""
+
+    outputs: list[Any]
+    finished: bool
+    num_cached_tokens: int | None
+    kv_transfer_params: dict[str, Any] | None
+    metrics: Any
+
+
+class Stream:
+    """The life of one submitted leg. `ended` is True once its last delta has been made."""
+
+    __slots__ = ("_logprobs", "_offsets", "_output_tokens", "collector", "ended", "request")
+
+    def __init__(self, request: EngineRequest) -> None:
+        self.request = request
+        self.collector: Any = None
+        self.ended = False
+        self._offsets: dict[int, int] = {}
+        self._output_tokens = 0
+        self._logprobs = request.sampling.logprobs
+
+    def deltas(self, output: Output) -> list[Delta]:
+        """What `output` adds. Empty after the end, and for a step that only advanced a prefill."""
+        if self.ended:
+            return []
+        made = []
+        last_index = len(output.outputs) - 1
+        for position, completion in enumerate(output.outputs):
+            last = output.finished and position == last_index
+            delta = self._delta(completion, output if last else None)
+            if last or delta.finish is not None or delta.token_ids or delta.text:
+                made.append(delta)
+        self.ended = output.finished
+        return made
+
+    def abort(self) -> Delta:
+        """The last delta of a leg that was stopped before the engine had it."""
+        return self._end(FinishReason.ABORT, None, None)
+
+    def fail(self, code: str, message: str) -> Delta:
+        """The last delta of a leg that was refused or lost."""
+        return self._end(FinishReason.ERROR, code, message)
+
+    def _end(self, finish: FinishReason, code: str | None, message: str | None) -> Delta:
+        self.ended = True
+        return Delta(
+            request_id=self.request.request_id,
+            offset=self._offsets.get(0, 0),
+            finish=finish,
+            last=True,
+            usage=self._usage(0, {}),
+            timings=Timings(),
+            error=code,
+            error_message=message,
+        )
+
+    def _delta(self, completion: Completion, end: Output | None) -> Delta:
+        request = self.request
+        finish = _FINISH[completion.finish_reason] if completion.finish_reason else None
+        tokens: tuple[int, ...] = ()
+        text = ""
+        logprobs: tuple[PositionLogprobs, ...] = ()
+        if request.leg is not Leg.PREFILL:
+            tokens, text = tuple(completion.token_ids), completion.text
+            logprobs = self._positions(tokens, completion.logprobs)
+        offset = self._offsets.get(completion.index, 0)
+        self._offsets[completion.index] = offset + len(tokens)
+        self._output_tokens += len(tokens)
+        error, message = self._failure(finish)
+        handoff = None
+        usage = None
+        timings = None
+        if end is not None:
+            moved = end.kv_transfer_params or {}
+            if request.leg is Leg.PREFILL and finish in (FinishReason.LENGTH, FinishReason.STOP):
+                handoff = handoff_of(moved)
+                if handoff is None:
+                    finish, error = FinishReason.ERROR, "transfer_failed"
+                    message = "the engine's connector offered no KV for this prompt"
+            usage = self._usage(end.num_cached_tokens or 0, moved)
+            timings = _timings(end.metrics, moved)
+        return Delta(
+            request_id=request.request_id,
+            offset=offset,
+            token_ids=tokens,
+            text=text,
+            index=completion.index,
+            logprobs=logprobs,
+            finish=finish,
+            stop_reason=None if completion.stop_reason is None else str(completion.stop_reason),
+            last=end is not None,
+            usage=usage,
+            timings=timings,
+            handoff=handoff,
+            error=error,
+            error_message=message,
+        )
+
+    def _failure(self, finish: FinishReason | None) -> tuple[str | None, str | None]:
+        if finish is not FinishReason.ERROR:
+            return None, None
+        if self.request.leg is Leg.DECODE:
+            return "transfer_failed", "the prompt's KV did not arrive, and transfer.on_failure is fail"
+        return "worker_failed", "the engine ended this request with an internal error"
+
+    def _usage(self, cached: int, moved: Mapping[str, Any]) -> Usage:
+        transferred = int(moved.get("transferred_tokens", 0))
+        return Usage(
+            prompt_tokens=len(self.request.tokens),
+            cached_tokens=max(0, cached - transferred),
+            transferred_tokens=transferred,
+            transferred_bytes=int(moved.get("transferred_bytes", 0)),
+            output_tokens=self._output_tokens,
+        )
+
+    def _positions(self, tokens: Sequence[int], logprobs: Any) -> tuple[PositionLogprobs, ...]:
+        if self._logprobs is None or not logprobs:
+            return ()
+        wanted = self._logprobs
+        positions = []
+        for token, candidates in zip(tokens, logprobs, strict=True):
+            ranked = sorted(
+                (candidate.rank, token_id, candidate)
+                for token_id, candidate in candidates.items()
+                if candidate.rank is not None and candidate.rank <= wanted
+            )
+            positions.append(
+                PositionLogprobs(
+                    sampled=_logprob(token, candidates[token]),
+                    top=tuple(_logprob(token_id, candidate) for _, token_id, candidate in ranked),
+                )
+            )
+        return tuple(positions)
+
+
+def handoff_of(moved: Mapping[str, Any]) -> KvHandoff | None:
+    """The hand-off that the connector returned with a PREFILL leg's last output; None if it made none."""
+    if "ticket" not in moved:
+        return None
+    return KvHandoff(
+        lease_id=str(moved["lease_id"]),
+        fence=int(moved["fence"]),
+        ttl_s=float(moved["ttl_s"]),
+        blocks=int(moved["blocks"]),
+        ticket=str(moved["ticket"]).encode(),
+    )
+
+
+def pull_of(handoff: KvHandoff) -> dict[str, Any]:
+    """The same hand-off, as the connector of the decoding engine reads it."""
+    return {
+        "lease_id": handoff.lease_id,
+        "fence": handoff.fence,
+        "ttl_s": handoff.ttl_s,
+        "blocks": handoff.blocks,
+        "ticket": handoff.ticket.decode(),
+    }
+
+
+def _logprob(token_id: int, candidate: Any) -> TokenLogprob:
+    return TokenLogprob(token_id=token_id, token=candidate.decoded_token or "", logprob=candidate.logprob)
+
+
+def _timings(metrics: Any, moved: Mapping[str, Any]) -> Timings:
+    """Durations between the engine core's timestamps (vllm.v1.metrics.stats.RequestStateStats); a
+    stage that was not reached has no timestamp and counts zero."""
+    transfer = float(moved.get("transfer_s", 0.0))
+    if metrics is None:
+        return Timings(transfer_s=transfer)
+
+    def between(start: float, end: float) -> float:
+        return max(0.0, end - start) if start and end else 0.0
+
+    return Timings(
+        # A leg that waits for its KV has not been scheduled yet: vLLM counts the pull as queueing.
+        queue_s=max(0.0, between(metrics.queued_ts, metrics.scheduled_ts) - transfer),
+        prefill_s=between(metrics.scheduled_ts, metrics.first_token_ts),
+        transfer_s=transfer,
+        decode_s=between(metrics.first_token_ts, metrics.last_token_ts),
+    )

@@ -1,0 +1,13 @@
+"""The worker extension of an engine whose KV moves.
+
+Apart from `worker_extension`, so that an aggregated engine does not import a transfer library.
+"""
+
+from __future__ import annotations
+
+from kvasir_workers.engines.vllm.worker_extension import EngineExtension
+from kvasir_workers.transfer.worker_extension import TransferExtension
+
+
+class TransferEngineExtension(EngineExtension, TransferExtension):
+    """Both sets of methods: vLLM takes one extension class."""

@@ -1,0 +1,64 @@
+"""What Kvasir adds to vLLM's worker class, in the process that holds the KV cache.
+
+vLLM mixes this class into its worker and lets the front call its methods with `collective_rpc`.
+Attribute names carry the prefix `kvasir_`, because vLLM refuses an extension that shadows the worker.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import threading
+from typing import Any
+
+
+class EngineExtension:
+    """Methods for `collective_rpc`; `self` is vLLM's worker."""
+
+    model_runner: Any
+
+    def kvasir_kv_layout(self) -> dict[str, Any]:
+        """This rank's KV as it lies in memory: the fields of kvasir.core.identity.KvLayout but for
+        `tensor_parallel_size`. `layout` reads kinds of layers : shape of one block : axes by falling
+        stride (axis 0 counts blocks). Models that mix kinds of layers name the first one's heads."""
+        groups = self.model_runner.kv_cache_config.kv_cache_groups
+        spec = groups[0].kv_cache_spec
+        first = self.model_runner.kv_caches[0]
+        # Order of axes by falling stride: what lies together in memory, whatever the logical shape.
+        order = "".join(str(axis) for axis in sorted(range(first.dim()), key=lambda a: -first.stride(a)))
+        shape = "x".join(str(extent) for extent in first.shape[1:])
+        kinds = "+".join(type(group.kv_cache_spec).__name__ for group in groups)
+        return {
+            "block_size": int(spec.block_size),
+            "dtype": str(first.dtype).removeprefix("torch."),
+            "layout": f"{kinds}:{shape}:{order}",
+            "layers": sum(len(group.layer_names) for group in groups),
+            "kv_heads": int(getattr(spec, "num_kv_heads", 0)),
+            "head_size": int(getattr(spec, "head_size", 0)),
+            "bytes_per_block": sum(
+                int(group.kv_cache_spec.page_size_bytes) * len(group.layer_names) for group in groups
+            ),
+        }
+
+    def kvasir_leave_with(self, front_pid: int) -> int:
+        """End this rank's process, and the engine core above it, when process `front_pid` is gone.
+
+        A front that is killed cannot tell its core, which would otherwise keep its memory for good.
+        Returns this process's id.
+        """
+        pidfd = os.pidfd_open(front_pid)
+        threading.Thread(
+            target=_leave_with, args=(pidfd, front_pid), name="kvasir-leave-with", daemon=True
+        ).start()
+        return os.getpid()
+
+
+def _leave_with(pidfd: int, front_pid: int) -> None:
+    poll = select.poll()
+    poll.register(pidfd, select.POLLIN)
+    poll.poll()
+    core = os.getppid()
+    if core not in (front_pid, 1):
+        os.kill(core, signal.SIGKILL)
+    os.kill(os.getpid(), signal.SIGKILL)

@@ -1,0 +1,1 @@
+"""Pools: engine replicas as Ray Serve deployments."""

@@ -1,0 +1,44 @@
+"""Keeps a worker's membership record in Ray's key-value store, for as long as it lives."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+from ray.experimental.internal_kv import _internal_kv_del, _internal_kv_put
+
+from kvasir.core.membership import BEAT_S, MemberRecord, member_key
+from kvasir.ports.clock import Clock
+
+NAMESPACE = b"kvasir"
+
+
+class Announcer:
+    """Writes the record at once and again every BEAT_S with a higher beat; withdraws it when stopped."""
+
+    def __init__(self, deployment: str, record: MemberRecord, clock: Clock) -> None:
+        self._key = member_key(deployment, record.worker_id).encode()
+        self._record = record
+        self._clock = clock
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        self._task = asyncio.create_task(self._beat())
+
+    async def _beat(self) -> None:
+        while True:
+            await asyncio.to_thread(self._put, self._record.encode())
+            self._record = replace(self._record, beat=self._record.beat + 1)
+            await self._clock.sleep(BEAT_S)
+
+    def _put(self, value: bytes) -> None:
+        _internal_kv_put(self._key, value, overwrite=True, namespace=NAMESPACE)
+
+    async def withdraw(self) -> None:
+        """Stop and remove the record. Idempotent."""
+        if self._task is None:
+            return
+        task, self._task = self._task, None
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await asyncio.to_thread(_internal_kv_del, self._key, namespace=NAMESPACE)
