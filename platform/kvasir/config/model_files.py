@@ -15,11 +15,11 @@ from kvasir.core.errors import ConfigError
 SHIPPED_MODEL = "kvasir-tiny"
 
 
-def resolve_model(source: str, revision: str = "main") -> Path:
+def resolve_model(source: str, revision: str = "main", *, download: bool = True) -> Path:
     """The folder that holds the model named by `source`: `kvasir-tiny`, a folder, or a Hugging Face id.
 
-    A Hugging Face id is looked up in the local cache first and downloaded only when it is not there.
-    Raises ConfigError, saying what was looked for and where.
+    A Hugging Face id is looked up in the local cache first and downloaded only when it is not there and
+    `download` allows it. Raises ConfigError, saying what was looked for and where.
     """
     if source == SHIPPED_MODEL:
         return _checked(_shipped_folder(), source)
@@ -31,7 +31,7 @@ def resolve_model(source: str, revision: str = "main") -> Path:
             f"model.source {source!r} is not a folder; name a folder in Hugging Face form, "
             f"an id such as `owner/model`, or `{SHIPPED_MODEL}`"
         )
-    return _checked(_from_hub(source, revision), source)
+    return _checked(_from_hub(source, revision, download), source)
 
 
 def chat_template(folder: Path) -> str:
@@ -73,7 +73,7 @@ def _shipped_folder() -> Path:
     return Path(__file__).resolve().parents[3] / "models" / SHIPPED_MODEL
 
 
-def _from_hub(source: str, revision: str) -> Path:
+def _from_hub(source: str, revision: str, download: bool) -> Path:
     try:
         # Imported here: the router serves local folders without huggingface_hub installed.
         from huggingface_hub import snapshot_download
@@ -88,8 +88,12 @@ def _from_hub(source: str, revision: str) -> Path:
         return Path(
             snapshot_download(source, revision=revision, allow_patterns=patterns, local_files_only=True)
         )
-    except LocalEntryNotFoundError:
-        pass
+    except LocalEntryNotFoundError as error:
+        if not download:
+            raise ConfigError(
+                f"model.source {source!r} (revision {revision}) is not in the local Hugging Face cache",
+                code="model_not_cached",
+            ) from error
     except HFValidationError as error:
         raise ConfigError(f"model.source {source!r} is neither a folder nor a Hugging Face id") from error
     try:

@@ -28,7 +28,7 @@ def refusals(deployment: Deployment, *, platform: Platform) -> list[str]:
         if pool.engine.kind != "vllm":
             continue
         found.extend(_anywhere(deployment, pool))
-        found.extend(_on_cpu(pool) if platform == "cpu" else _on_cuda(pool))
+        found.extend(_on_cpu(deployment, pool) if platform == "cpu" else _on_cuda(pool))
     return found
 
 
@@ -57,15 +57,28 @@ def _anywhere(deployment: Deployment, pool: PoolSpec) -> Iterator[str]:
         )
 
 
-def _on_cpu(pool: PoolSpec) -> Iterator[str]:
+def _on_cpu(deployment: Deployment, pool: PoolSpec) -> Iterator[str]:
     engine, at = pool.engine, f"pools.{pool.name}.engine"
     if engine.block_size % 32:
         yield (
             f"{at}.block_size: the CPU attention kernels want multiples of 32, found {engine.block_size}; "
             f"set {max(32, engine.block_size // 32 * 32)}"
         )
+    if deployment.model.quantization == "int8" and deployment.model.dtype == "float32":
+        yield (
+            "model.dtype: the CPU's int8 kernels take bfloat16 or float16 activations, not float32; "
+            "set bfloat16 or auto"
+        )
+    if engine.pipeline_parallel_size > 1:
+        yield (
+            f"{at}.pipeline_parallel_size: vLLM's CPU runner passes no activations between stages; "
+            "set it to 1 and use tensor_parallel_size"
+        )
     if engine.expert_parallel:
-        yield f"{at}.expert_parallel: vLLM's CPU build has no expert-parallel all-to-all; leave it off"
+        yield (
+            f"{at}.expert_parallel: vLLM's CPU kernels crash when experts are split between ranks; "
+            "leave it off"
+        )
     if pool.gpus:
         yield f"pools.{pool.name}.gpus: {pool.gpus:g} asked for, and this installation runs on the CPU; set 0"
 

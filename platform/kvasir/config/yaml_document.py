@@ -131,6 +131,11 @@ def parse(text: str, source: str) -> Document:
     return document
 
 
+def render(data: Value) -> str:
+    """Data as YAML that `parse` reads back, in the order given."""
+    return yaml.safe_dump(data, sort_keys=False, allow_unicode=True, width=100)
+
+
 def _syntax_problem(error: yaml.MarkedYAMLError, source: str) -> Problem:
     mark = error.problem_mark or error.context_mark
     line, column = (mark.line + 1, mark.column + 1) if mark else (0, 0)

@@ -33,13 +33,17 @@ class RouterConnection(Protocol):
 
 
 class WorkerConnection(Protocol):
-    """The worker's end; `hello` has been read, `accept` must be called before anything else."""
+    """The worker's end; `hello` has been read. `accept` or `refuse` must be called before anything else."""
 
     @property
     def hello(self) -> Hello: ...
 
     async def accept(self, welcome: Welcome) -> None:
         """Answer the Hello. Raises ConnectionLost."""
+        ...
+
+    async def refuse(self, reason: str) -> None:
+        """Turn the router away: its dialer raises ProtocolError with `reason`, and this ends."""
         ...
 
     async def send(self, frame: WorkerFrame) -> None: ...

@@ -39,12 +39,15 @@ from kvasir.wire.v1 import identity_pb2, session_pb2
 P = ParamSpec("P")
 T = TypeVar("T")
 
+SERVICE: str = session_pb2.DESCRIPTOR.services_by_name["WorkerService"].full_name
+"""Full name of the gRPC service; its methods are `Session` and `Snapshot`."""
+
 _ROLE_TO_PB = {
     Role.PREFILL: identity_pb2.ROLE_PREFILL,
     Role.DECODE: identity_pb2.ROLE_DECODE,
     Role.BOTH: identity_pb2.ROLE_BOTH,
 }
-_ROLE = {value: role for role, value in _ROLE_TO_PB.items()}
+_ROLE: dict[int, Role] = {value: role for role, value in _ROLE_TO_PB.items()}
 
 
 def _strict(function: Callable[P, T]) -> Callable[P, T]:

@@ -29,7 +29,7 @@ from kvasir.core.requests import (
 from kvasir.wire.v1 import requests_pb2 as pb
 
 _LEG_TO_PB = {Leg.FULL: pb.LEG_FULL, Leg.PREFILL: pb.LEG_PREFILL, Leg.DECODE: pb.LEG_DECODE}
-_LEG = {value: leg for leg, value in _LEG_TO_PB.items()}
+_LEG: dict[int, Leg] = {value: leg for leg, value in _LEG_TO_PB.items()}
 _FINISH_TO_PB = {
     FinishReason.STOP: pb.FINISH_REASON_STOP,
     FinishReason.LENGTH: pb.FINISH_REASON_LENGTH,

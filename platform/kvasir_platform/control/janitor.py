@@ -27,7 +27,7 @@ from kvasir_platform.control.runtime_dir import ProcessRecord, ShmRecord
 MARKER = "KVASIR_DEPLOYMENT_ID"
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - read, never written
 
-_SHM_NAMES = re.compile(r"(psm_|sem\.mp-|vllm|nixl|ucx_shm_posix_|plasma)[-\w.]*")
+_SHM_NAMES = re.compile(r"(psm_|sem\.mp-|vllm|nixl|ucx_shm_posix_|plasma).*")
 _PR_SET_CHILD_SUBREAPER = 36
 _ROUNDS = 5
 _POLL_S = 0.2
@@ -87,6 +87,12 @@ class Janitor:
                 found |= {child.pid: child for child in root.children(recursive=True)}
         found.pop(os.getpid(), None)
         return [process for process in found.values() if _alive(process)]
+
+    def shm_names(self) -> frozenset[str]:
+        """The names that exist, ours or not: cheap, to notice that something was made."""
+        with contextlib.suppress(OSError):
+            return frozenset(os.listdir(self._shm))
+        return frozenset()
 
     def record(self, processes: Iterable[psutil.Process]) -> tuple[ProcessRecord, ...]:
         """The processes as records, by pid."""
@@ -165,21 +171,27 @@ class Janitor:
 
 
 def _alive(process: psutil.Process) -> bool:
-    """A zombie holds nothing; one that is our child is reaped here."""
+    """Whether it can still hold anything; a zombie cannot."""
     try:
-        if process.status() != psutil.STATUS_ZOMBIE:
-            return process.is_running()
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.Error:
+        return False
+
+
+def _reap(process: psutil.Process) -> None:
+    """Collect an adopted orphan. Only after the launcher's stop: whoever started a child wants its
+    exit status for itself."""
+    with contextlib.suppress(psutil.Error, ChildProcessError):
         if process.ppid() == os.getpid():
             os.waitpid(process.pid, os.WNOHANG)
-    except (psutil.Error, ChildProcessError):
-        pass
-    return False
 
 
 def _wait(processes: list[psutil.Process], timeout_s: float) -> None:
     """Until all have ended or `timeout_s` seconds have passed, in short waits: psutil would wait in
     vain for a zombie whose parent does not reap it."""
     for _ in range(max(1, round(timeout_s / _POLL_S))):
+        for process in processes:
+            _reap(process)
         processes = [process for process in processes if _alive(process)]
         if not processes:
             return

@@ -19,19 +19,20 @@ _CHUNK = 64 << 10
 
 
 class BoundedLog:
-    """Appends to `path`, and keeps one earlier file beside it (`.1`), so that a log takes at most
-    twice `limit` bytes."""
+    """Writes to `path`, and keeps one earlier file beside it (`.1`), so that a log takes at most twice
+    `limit` bytes. What an earlier process wrote becomes the earlier file."""
 
     def __init__(self, path: Path, limit: int = LOG_BYTES) -> None:
         self.path = path
         self._limit = limit
+        self._rotate()
         self._stream = self._open()
 
     def write(self, data: bytes) -> None:
         """Append; the file is complete up to here when this returns."""
         if self._stream.tell() + len(data) > self._limit:
             self._stream.close()
-            self.path.replace(self.path.with_name(self.path.name + ".1"))
+            self._rotate()
             self._stream = self._open()
         self._stream.write(data[-self._limit :])
         self._stream.flush()
@@ -39,6 +40,10 @@ class BoundedLog:
     def close(self) -> None:
         """Idempotent."""
         self._stream.close()
+
+    def _rotate(self) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            self.path.replace(self.path.with_name(self.path.name + ".1"))
 
     def _open(self) -> io.BufferedWriter:
         descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)

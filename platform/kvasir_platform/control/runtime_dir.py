@@ -42,7 +42,8 @@ class ShmRecord(msgspec.Struct, frozen=True):
 
 
 class State(msgspec.Struct, frozen=True):
-    """A deployment as its supervisor last wrote it. Times are seconds since the epoch."""
+    """A deployment as its supervisor last wrote it. Times are seconds since the epoch; `stop_s` is how
+    long its stop may take."""
 
     name: str
     deployment_id: str
@@ -53,11 +54,17 @@ class State(msgspec.Struct, frozen=True):
     spec: str
     logs: str
     temp_dir: str
+    stop_s: float
     address: str = ""
     ready_at: float | None = None
     failure: str = ""
     processes: tuple[ProcessRecord, ...] = ()
     shared_memory: tuple[ShmRecord, ...] = ()
+
+
+def ended(state: State) -> bool:
+    """Whether the supervisor itself wrote that nothing is left."""
+    return state.phase in ("stopped", "failed")
 
 
 def default_base() -> Path:

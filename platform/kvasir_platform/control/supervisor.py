@@ -57,7 +57,9 @@ class _Stopped(Exception):
 
 
 class Supervisor:
-    """Runs one deployment once. `stop` ends it in order; a set `hurry` skips what is orderly."""
+    """Runs one deployment once. `stop` ends it in order; a set `hurry` skips what is orderly. `fetch`
+    brings the model into the local cache, where it is not there yet, so that replicas do not download
+    it side by side; it raises StartError."""
 
     def __init__(
         self,
@@ -72,6 +74,7 @@ class Supervisor:
         wall_time: Callable[[], float],
         report: Callable[[Progress], None],
         limits: Limits,
+        fetch: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         self._deployment = deployment
         self._launcher = launcher
@@ -83,6 +86,7 @@ class Supervisor:
         self._wall_time = wall_time
         self._report = report
         self._limits = limits
+        self._fetch = fetch
         self._began = clock.now()
         self._detail = ""
         self.stop = asyncio.Event()
@@ -120,6 +124,8 @@ class Supervisor:
 
     async def _start(self) -> None:
         deadline = self._clock.now() + self._limits.start_s
+        if self._fetch is not None:
+            await self._step("model", "the download to end", self._fetch())
         await self._step("cluster", "the processes that carry the pools", self._launcher.start_cluster())
         await self._step("pools", "the cluster to take the pools", self._launcher.start_pools())
         address = await self._step("router", "the gateway to listen", self._launcher.start_router())
@@ -211,11 +217,18 @@ class Supervisor:
         return Leftovers(killed.killed, files.removed, killed.remaining + files.remaining)
 
     async def _take_inventory(self) -> None:
-        """Keep on disk what a clean-up after a crash of this process would need."""
+        """Keep on disk what a clean-up would need, after a crash of this process too. A process that
+        dies early leaves shared memory that can be attributed only while it lives, so a new name
+        there is followed up at once."""
+        names: frozenset[str] = frozenset()
+        due = self._clock.now()
         while True:
-            await self._inventory()
-            starting = self._state.phase == "starting"
-            await self._clock.sleep(1.0 if starting else self._limits.inventory_s)
+            seen, now = self._janitor.shm_names(), self._clock.now()
+            if seen != names or now >= due:
+                await self._inventory()
+                starting = self._state.phase == "starting"
+                names, due = seen, now + (1.0 if starting else self._limits.inventory_s)
+            await self._clock.sleep(0.1 if self._state.phase == "starting" else 1.0)
 
     async def _inventory(self) -> None:
         processes, files = await asyncio.to_thread(self._look, self._state)

@@ -14,7 +14,7 @@ import re
 import socket
 from collections import deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import httptools
 
@@ -49,7 +49,11 @@ class HttpLimits:
 
 
 class _Refused(Exception):
-    """Stops the parser from inside a callback; the reason is kept on the connection."""
+    """Stops the parser from inside a callback, which hides it: the connection keeps the error too."""
+
+    def __init__(self, error: RequestError) -> None:
+        super().__init__(error.message)
+        self.error = error
 
 
 class Connection(asyncio.Protocol):
@@ -78,8 +82,7 @@ class Connection(asyncio.Protocol):
     # -- asyncio's side
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport) or hasattr(transport, "write")
-        self._transport = transport  # type: ignore[assignment]
+        self._transport = cast(asyncio.Transport, transport)
         self._transport.set_write_buffer_limits(high=self._limits.stream_buffer_bytes)
         sock = transport.get_extra_info("socket")
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -103,14 +106,15 @@ class Connection(asyncio.Protocol):
         except httptools.HttpParserUpgrade:
             self.close_when_idle()
         except httptools.HttpParserCallbackError as error:
+            if self._reading == LINGER:
+                return  # an answer closed the connection while its read held more requests
             if self._refusal is None:
                 raise RuntimeError("a parser callback failed") from error
             self._refuse(self._refusal)
         except httptools.HttpParserError as error:
             self._refuse(RequestError(f"Malformed HTTP request: {error}.", code="malformed_http"))
-        except _Refused:
-            assert self._refusal is not None
-            self._refuse(self._refusal)
+        except _Refused as refused:
+            self._refuse(refused.error)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._reading = LINGER
@@ -122,20 +126,21 @@ class Connection(asyncio.Protocol):
         self._writable = False
         if self._exchange is not None and self._exchange.streaming:
             # Later, because this runs inside the router's fan-out, which must not be re-entered.
-            self._listener.loop.call_soon(self._cut, SLOW_READER)
+            self._listener.loop.call_soon(self._cut_slow, self._exchange)
         else:
-            self._transport.pause_reading()
-            self.deadline = self._listener.loop.time() + self._limits.body_s
+            self._await_reader()
 
     def resume_writing(self) -> None:
         self._writable = True
-        if self._exchange is None:
+        if self._reading != LINGER and self._exchange is None:
             self._transport.resume_reading()
-            self._next()
+            self._rest()
 
     # -- the parser's side
 
     def on_message_begin(self) -> None:
+        if self._reading == LINGER:
+            self._stop("The connection is closing.")
         self._reading = HEADERS
         self._headers = {}
         self._header_count = self._header_bytes = self._body_bytes = 0
@@ -219,23 +224,11 @@ class Connection(asyncio.Protocol):
     def answered(self, *, close: bool) -> None:
         self._exchange = None
         if close or self._draining:
-            self._reading = LINGER
-            self._waiting.clear()
-            self._transport.close()
-        elif self._waiting:
-            # Later, because this may run inside the router's fan-out, which must not be re-entered.
-            self._listener.loop.call_soon(self._next)
-        elif self._reading == IDLE and self._writable:
-            self.deadline = self._listener.loop.time() + self._limits.idle_s
+            self._close()
         elif self._writable:
-            self._wait_for(self._reading)
+            self._rest()
 
     # -- the listener's side
-
-    @property
-    def busy(self) -> bool:
-        """Whether a request is being answered or waits for it."""
-        return self._exchange is not None or bool(self._waiting)
 
     def close_when_idle(self) -> None:
         """Close now, or after the answer that is being sent."""
@@ -243,8 +236,11 @@ class Connection(asyncio.Protocol):
         if self._exchange is not None:
             self._exchange.close_after()
         elif not self._waiting:
-            self._reading = LINGER
-            self._transport.close()
+            self._close()
+
+    def abort(self) -> None:
+        """Cut the connection, whatever it is doing."""
+        self._cut(CLIENT_CLOSED)
 
     def expire(self) -> None:
         """The deadline has passed: say so if a request had begun, then close."""
@@ -253,17 +249,46 @@ class Connection(asyncio.Protocol):
         elif self._reading == BODY and self._writable:
             self._refuse(RequestError("The body came too slowly.", status=408, code="body_timeout"))
         elif self._reading == IDLE and self._writable:
-            self._reading = LINGER
-            self._transport.close()
+            self._close()
         else:
             self._cut(SLOW_READER)
 
     def refuse_connection(self, answer: bytes) -> None:
         """Answer before any request was read, and close."""
         self._transport.write(answer)
-        self._linger()
+        self.linger()
 
     # -- inside
+
+    def _rest(self) -> None:
+        """What comes after an answer: the next request, the rest of one, or idling."""
+        if self._waiting:
+            # Later, because this may run inside the router's fan-out, which must not be re-entered.
+            self._listener.loop.call_soon(self._next)
+        elif self._reading == IDLE:
+            self.deadline = self._listener.loop.time() + self._limits.idle_s
+        else:
+            self._wait_for(self._reading)
+
+    def _await_reader(self) -> None:
+        """A whole answer waits for its reader: take nothing more, and not for ever."""
+        self._transport.pause_reading()
+        self.deadline = self._listener.loop.time() + self._limits.body_s
+
+    def _cut_slow(self, exchange: Exchange) -> None:
+        if self._writable:
+            return
+        if self._exchange is exchange:
+            self._cut(SLOW_READER)
+        elif self._exchange is None and self._reading != LINGER:
+            self._await_reader()
+
+    def _close(self) -> None:
+        """Close when what was written has left, within a bound."""
+        self._reading = LINGER
+        self._waiting.clear()
+        self.deadline = self._listener.loop.time() + self._limits.body_s
+        self._transport.close()
 
     def _wait_for(self, part: str) -> None:
         seconds = self._limits.header_s if part in (IDLE, HEADERS) else self._limits.body_s
@@ -308,7 +333,7 @@ class Connection(asyncio.Protocol):
 
     def _stop(self, message: str, status: int = 400, code: str = "malformed_http") -> None:
         self._refusal = RequestError(message, status=status, code=code)
-        raise _Refused
+        raise _Refused(self._refusal)
 
     def _refuse(self, error: RequestError) -> None:
         """Answer `error` and end the connection; an answer under way is cut instead."""
@@ -322,7 +347,7 @@ class Connection(asyncio.Protocol):
         self._listener.refused(error)
         exchange.fail(error_status(error), error)
 
-    def _linger(self) -> None:
+    def linger(self) -> None:
         """Half-close and drop what still comes: closing at once would reset the connection, and the
         peer would never read the answer."""
         self._reading = LINGER
@@ -357,5 +382,4 @@ class _Refusal:
         return self._connection.date()
 
     def answered(self, *, close: bool) -> None:
-        assert close
-        self._connection._linger()
+        self._connection.linger()

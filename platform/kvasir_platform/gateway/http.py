@@ -35,6 +35,11 @@ class HttpRequest:
     """Whether the peer understands chunked answers (HTTP/1.1)."""
 
 
+def _chunk(frame: bytes) -> bytes:
+    """`frame` in chunked coding; nothing for an empty one, which would end the body."""
+    return b"%x\r\n%b\r\n" % (len(frame), frame) if frame else b""
+
+
 class Wire(Protocol):
     """The connection under an exchange."""
 
@@ -96,13 +101,13 @@ class Exchange:
         headers += b"cache-control: no-cache\r\nx-accel-buffering: no\r\n"
         if self.request.chunked:
             head = self._head(200, EVENT_STREAM, headers + b"transfer-encoding: chunked\r\n")
-            self._wire.write(b"%b\r\n%x\r\n%b\r\n" % (head, len(frame), frame))
+            self._wire.write(b"%b\r\n%b" % (head, _chunk(frame)))
         else:
             self._close = True
             self._wire.write(b"%b\r\n%b" % (self._head(200, EVENT_STREAM, headers), frame))
 
     def frame(self, frame: bytes) -> None:
-        """Send one more frame of a stream."""
+        """Send one more frame of a stream, not empty."""
         if not self._open:
             return
         if self.request.chunked:
@@ -116,7 +121,7 @@ class Exchange:
             return
         self._close = self._close or close
         if self.request.chunked:
-            self._wire.write(b"%x\r\n%b\r\n0\r\n\r\n" % (len(frame), frame))
+            self._wire.write(_chunk(frame) + b"0\r\n\r\n")
         else:
             self._wire.write(frame)
         self._finish()

@@ -7,6 +7,7 @@ assignment, and an idle gateway has no timer at all.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 from collections.abc import Callable
 from email.utils import formatdate
@@ -30,6 +31,7 @@ class Listener:
 
     def __init__(
         self,
+        *,
         handler: Callable[[Exchange], None],
         on_refused: Callable[[KvasirError], None],
         limits: HttpLimits,
@@ -52,7 +54,6 @@ class Listener:
         self._sweep_s = min(_MAX_SWEEP_S, limits.header_s / 4, limits.body_s / 4, limits.idle_s / 4)
         self._empty = asyncio.Event()
         self._empty.set()
-        self._draining = False
         self._date = b""
         self._date_until = -1.0
 
@@ -66,20 +67,24 @@ class Listener:
         address = self._server.sockets[0].getsockname()
         return str(address[0]), int(address[1])
 
-    async def close(self, grace_s: float) -> None:
-        """Accept nothing more, let answers under way go on for `grace_s`, then cut what is left."""
-        self._draining = True
+    async def drain(self, grace_s: float) -> None:
+        """Accept nothing more, close what idles, and let answers under way go on for `grace_s`."""
         if self._server is not None:
             self._server.close()
         for connection in list(self._connections):
             connection.close_when_idle()
-        try:
+        with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._empty.wait(), grace_s)
-        except TimeoutError:
-            for connection in list(self._connections):
-                connection.expire_now()
-            # An aborted connection is lost one loop iteration later.
-            await self._empty.wait()
+
+    async def close(self) -> None:
+        """Cut what is left; after it no connection and no timer remains."""
+        for connection in list(self._connections):
+            connection.abort()
+        # An aborted connection is lost one loop iteration later.
+        await self._empty.wait()
+        if self._sweep is not None:
+            self._sweep.cancel()
+            self._sweep = None
 
     # -- the connections' side
 

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from kvasir.core.errors import ConfigError
 from kvasir.ports.clock import Rng
 from kvasir.ports.routing import RoutingPolicy
-
 from kvasir_router.decide.classic import LeastLoaded, RoundRobin
 from kvasir_router.decide.cost import CostPolicy
 from kvasir_router.decide.eligible import Disaggregation

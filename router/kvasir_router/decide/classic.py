@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 
 from kvasir.ports.clock import Rng
 from kvasir.ports.routing import Candidate, Plan, RequestView
-
 from kvasir_router.decide.eligible import Disaggregation, eligible, missing_role
 
 Choose = Callable[[Sequence[Candidate]], Candidate]

@@ -23,7 +23,6 @@ from collections.abc import Callable, Iterable, Sequence
 
 from kvasir.ports.clock import Rng
 from kvasir.ports.routing import Candidate, Plan, RequestView
-
 from kvasir_router.decide.eligible import Disaggregation, Eligible, eligible, missing_role
 
 Terms = tuple[tuple[str, float], ...]

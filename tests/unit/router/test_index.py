@@ -11,6 +11,7 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
 from kvasir_router.index import Owner, PrefixIndex
 
 Prefix = tuple[int, ...]

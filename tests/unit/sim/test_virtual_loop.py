@@ -8,6 +8,7 @@ import socket
 import time
 
 import pytest
+
 from kvasir.clock import MonotonicClock
 from kvasir_platform.sim.virtual_loop import VirtualClock, VirtualDeadlock, run_virtual
 

@@ -32,8 +32,8 @@ class Node(Protocol):
         """Return why the worker can serve no more, when that happens."""
         ...
 
-    async def stop(self, reason: str) -> None:
-        """Drain within the node's grace, then end."""
+    async def stop(self, reason: str, grace_s: float) -> None:
+        """Let streams come to their end within `grace_s` seconds, then end."""
         ...
 
 
@@ -52,6 +52,7 @@ class PoolReplica:
     ) -> None:
         spec = Deployment.model_validate_json(deployment)
         self._failure: str | None = None
+        self._drain_s = spec.worker.drain_s
         self._node = await start_node(spec, pool, token)
         endpoint = self._node.endpoint
         record = MemberRecord(
@@ -76,4 +77,4 @@ class PoolReplica:
     async def __del__(self) -> None:  # Ray Serve awaits it on a planned stop
         self._watch.cancel()
         await self._announcer.withdraw()
-        await self._node.stop("the replica is being stopped")
+        await self._node.stop("the replica is being stopped", self._drain_s)

@@ -181,7 +181,7 @@ def refusal(request: EngineRequest, limits: Limits) -> tuple[str, str] | None:
     """The stable code and the message with which a request is refused, or None."""
     prompt = len(request.tokens)
     if prompt == 0:
-        return "empty_prompt", "the prompt has no tokens"
+        return "invalid_request", "the prompt has no tokens"
     if prompt >= limits.max_model_len:
         return (
             "context_length_exceeded",
@@ -189,23 +189,23 @@ def refusal(request: EngineRequest, limits: Limits) -> tuple[str, str] | None:
             f"{limits.max_model_len} is exceeded",
         )
     if request.adapter is not None and request.adapter not in limits.adapters:
-        return "unknown_adapter", f"adapter {request.adapter!r} is not loaded on this worker"
+        return "invalid_request", f"adapter {request.adapter!r} is not loaded on this worker"
     if request.leg is Leg.DECODE and request.handoff is None:
-        return "missing_handoff", "a decode leg needs the hand-off of its prefill leg"
+        return "invalid_request", "a decode leg needs the hand-off of its prefill leg"
     if request.data_parallel_rank not in (None, 0):
-        return "unknown_rank", f"rank {request.data_parallel_rank} does not exist: there is one rank"
+        return "invalid_request", f"rank {request.data_parallel_rank} does not exist: there is one rank"
     return _bad_sampling(request.sampling)
 
 
 def _bad_sampling(sampling: Sampling) -> tuple[str, str] | None:
     if sampling.max_tokens is not None and sampling.max_tokens < 1:
-        return "invalid_sampling", f"max_tokens must be at least 1, not {sampling.max_tokens}"
+        return "invalid_request", f"max_tokens must be at least 1, not {sampling.max_tokens}"
     if sampling.n < 1:
-        return "invalid_sampling", f"n must be at least 1, not {sampling.n}"
+        return "invalid_request", f"n must be at least 1, not {sampling.n}"
     if sampling.temperature < 0:
-        return "invalid_sampling", f"temperature must not be negative, is {sampling.temperature}"
+        return "invalid_request", f"temperature must not be negative, is {sampling.temperature}"
     if "" in sampling.stop:
-        return "invalid_sampling", "a stop string must not be empty"
+        return "invalid_request", "a stop string must not be empty"
     return None
 
 

@@ -36,13 +36,13 @@ def threads_per_rank(deployment: Deployment, pool: PoolSpec, *, cpus: int) -> in
 
 
 def engine_arguments(
-    deployment: Deployment, pool: PoolSpec, *, model_path: str, side_port: int, platform: str
+    deployment: Deployment, pool: PoolSpec, *, model_path: str, platform: str
 ) -> dict[str, Any]:
     """Keyword arguments of vLLM's AsyncEngineArgs, but for `kv_transfer_config`, which is the dict of
     keyword arguments of KVTransferConfig, or absent when no KV moves.
 
-    `model_path` is the folder to load (already quantized where the spec asks for it). `side_port` is
-    the first of the ports at which the transfer agent answers its peers. `platform` is cpu or cuda.
+    `model_path` is the folder to load (already quantized where the spec asks for it); `platform` is cpu or
+    cuda.
     """
     engine = pool.engine
     arguments: dict[str, Any] = {
@@ -84,7 +84,7 @@ def engine_arguments(
             "prompt_lookup_min": engine.speculative.lookup_min,
         }
     if deployment.disaggregated:
-        arguments["kv_transfer_config"] = _transfer(deployment, pool, side_port)
+        arguments["kv_transfer_config"] = _transfer(deployment, pool)
     return arguments
 
 
@@ -111,7 +111,7 @@ def environment(deployment: Deployment, pool: PoolSpec, *, cpus: int, platform: 
     return variables
 
 
-def _transfer(deployment: Deployment, pool: PoolSpec, side_port: int) -> dict[str, Any]:
+def _transfer(deployment: Deployment, pool: PoolSpec) -> dict[str, Any]:
     transfer = deployment.transfer
     return {
         "kv_connector": CONNECTOR,
@@ -121,7 +121,6 @@ def _transfer(deployment: Deployment, pool: PoolSpec, side_port: int) -> dict[st
         "kv_connector_extra_config": {
             "transfer": transfer.kind,
             "host": transfer.host,
-            "side_port": side_port,
             "lease_s": transfer.lease_s,
             "timeout_s": transfer.timeout_s,
         },

@@ -42,9 +42,8 @@ _WARM_UP_OUTPUT_TOKENS = 4
 class VllmEngine:
     """One replica of `pool`, loaded from the folder `model_path`.
 
-    `side_port` is where the transfer agent answers; unused when no KV moves. `cache_folder` keeps
-    quantized copies of models. `max_live` bounds the legs held at once; more are refused with
-    `no_capacity`.
+    `cache_folder` keeps quantized copies of models. `max_live` bounds the legs held at once; more are
+    refused with `no_capacity`.
     """
 
     def __init__(
@@ -53,14 +52,12 @@ class VllmEngine:
         pool: PoolSpec,
         *,
         model_path: str,
-        side_port: int,
         cache_folder: Path | None = None,
         max_live: int = 16_384,
     ) -> None:
         self._deployment = deployment
         self._pool = pool
         self._model_path = Path(model_path)
-        self._side_port = side_port
         self._cache_folder = cache_folder or Path.home() / ".cache" / "kvasir"
         self._max_live = max_live
         self._live: dict[str, Stream] = {}
@@ -100,12 +97,11 @@ class VllmEngine:
                 self._deployment,
                 self._pool,
                 model_path=str(folder),
-                side_port=self._side_port,
                 platform=platform,
             )
             self._llm = await asyncio.to_thread(runtime.build, arguments)
             identity = await self._introduce(worker_id, epoch, digest)
-        except (ValueError, RuntimeError, OSError) as error:
+        except (ValueError, RuntimeError, OSError, runtime.DEAD) as error:
             await self.stop()
             raise ConfigError(
                 f"vLLM did not start pool {self._pool.name} with {self._model_path}: {error}"
@@ -120,7 +116,7 @@ class VllmEngine:
     def submit(self, requests: Sequence[EngineRequest]) -> None:
         """Queue legs; what cannot run is refused by a delta."""
         for request in requests:
-            stream = Stream(request)
+            stream = Stream(request, self._pool.engine.block_size)
             refusal = self._refusal(request)
             if refusal is not None:
                 self._emit(stream.fail(*refusal))
@@ -170,11 +166,7 @@ class VllmEngine:
         await asyncio.gather(*tasks, return_exceptions=True)
         llm, self._llm = self._llm, None
         if llm is not None:
-            if llm.output_handler is not None:
-                # Cancelled first, or vLLM takes the end of its core for a failure and logs a trace.
-                llm.output_handler.cancel()
-                await asyncio.gather(llm.output_handler, return_exceptions=True)
-            await asyncio.to_thread(llm.shutdown)
+            await self._vllm().shut_down(llm)
 
     def _weights(self) -> Path:
         if self._deployment.model.quantization == "int8":

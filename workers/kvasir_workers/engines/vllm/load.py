@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from vllm.config import VllmConfig
 from vllm.v1.metrics.loggers import PrometheusStatLogger
 
 from kvasir.core.requests import EngineLoad
+from kvasir_workers.transfer.stats import TransferTotals
 
 
 @dataclass(slots=True)
 class _Rank:
-    """The newest gauges of one data-parallel rank."""
+    """What one data-parallel rank reported last."""
 
     running: int = 0
     waiting: int = 0
     kv_usage: float = 0.0
-    leased: int = 0
+    moved: TransferTotals = field(default_factory=TransferTotals)
 
 
 class LoadRecorder(PrometheusStatLogger):  # type: ignore[misc]  # vLLM ships no type information here
@@ -50,7 +51,7 @@ class LoadRecorder(PrometheusStatLogger):  # type: ignore[misc]  # vLLM ships no
             rank.running = scheduler_stats.num_running_reqs
             rank.waiting = scheduler_stats.num_waiting_reqs + scheduler_stats.num_skipped_waiting_reqs
             rank.kv_usage = scheduler_stats.kv_cache_usage
-            rank.leased = (scheduler_stats.kv_connector_stats or {}).get("leased_blocks", rank.leased)
+            rank.moved.add(scheduler_stats.kv_connector_stats or {})
         self._counted = counted
         ranks = self._ranks.values()
         self._newest = replace(
@@ -58,7 +59,10 @@ class LoadRecorder(PrometheusStatLogger):  # type: ignore[misc]  # vLLM ships no
             running=sum(rank.running for rank in ranks),
             waiting=sum(rank.waiting for rank in ranks),
             kv_usage=sum(rank.kv_usage for rank in ranks) / len(ranks),
-            kv_blocks_leased=sum(rank.leased for rank in ranks),
+            kv_blocks_leased=sum(rank.moved.blocks_leased for rank in ranks),
+            transfer_bytes_received=sum(rank.moved.bytes_received for rank in ranks),
+            transfers_received=sum(rank.moved.transfers_received for rank in ranks),
+            transfers_failed=sum(rank.moved.transfers_failed for rank in ranks),
         )
 
     def newest(self) -> EngineLoad:
@@ -67,6 +71,7 @@ class LoadRecorder(PrometheusStatLogger):  # type: ignore[misc]  # vLLM ships no
 
     def reset(self) -> None:
         """Forget what the warm-up counted."""
+        self._ranks = {index: _Rank() for index in self._ranks}
         self._counted = EngineLoad()
         self._newest = EngineLoad()
 
@@ -86,14 +91,10 @@ class LoadRecorder(PrometheusStatLogger):  # type: ignore[misc]  # vLLM ships no
 def _count(counted: EngineLoad, stats: Any) -> EngineLoad:
     prefix = stats.prefix_cache_stats
     speculation = stats.spec_decoding_stats
-    moved = stats.kv_connector_stats or {}
     return replace(
         counted,
         prefix_queries_tokens=counted.prefix_queries_tokens + (prefix.queries if prefix else 0),
         prefix_hits_tokens=counted.prefix_hits_tokens + (prefix.hits if prefix else 0),
         speculated_tokens=counted.speculated_tokens + (speculation.num_draft_tokens if speculation else 0),
         accepted_tokens=counted.accepted_tokens + (speculation.num_accepted_tokens if speculation else 0),
-        transfer_bytes_received=counted.transfer_bytes_received + int(moved.get("bytes_received", 0)),
-        transfers_received=counted.transfers_received + int(moved.get("transfers_received", 0)),
-        transfers_failed=counted.transfers_failed + int(moved.get("transfers_failed", 0)),
     )

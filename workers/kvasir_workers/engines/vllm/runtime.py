@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
@@ -25,6 +27,8 @@ REFUSED = (VLLMClientError, ValueError, TypeError)
 """What vLLM raises for a request that it will not take."""
 
 DEAD = EngineDeadError
+
+_CONTEXT_CLOSE_S = 5.0
 
 
 def platform() -> str:
@@ -52,6 +56,20 @@ def build(arguments: Mapping[str, Any]) -> AsyncLLM:
     if transfer is not None:
         arguments["kv_transfer_config"] = KVTransferConfig(**transfer)
     return AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments), stat_loggers=[LoadRecorder])
+
+
+async def shut_down(llm: AsyncLLM) -> None:
+    """End the engine's processes and free its sockets; takes seconds, and not on the event loop."""
+    if llm.output_handler is not None:
+        # Cancelled first, or vLLM takes the end of its core for a failure and logs a trace.
+        llm.output_handler.cancel()
+        await asyncio.gather(llm.output_handler, return_exceptions=True)
+    await asyncio.to_thread(llm.shutdown)
+    # vLLM has its sockets closed by a callback on this loop, and leaves their context to the collector.
+    await asyncio.sleep(0)
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(_CONTEXT_CLOSE_S):
+            await asyncio.to_thread(llm.engine_core.resources.ctx.destroy, 0)
 
 
 def recorder(llm: AsyncLLM) -> LoadRecorder:

@@ -52,12 +52,16 @@ class Output(Protocol):
 
 
 class Stream:
-    """The life of one submitted leg. `ended` is True once its last delta has been made."""
+    """The life of one submitted leg. `ended` is True once its last delta has been made.
 
-    __slots__ = ("_logprobs", "_offsets", "_output_tokens", "collector", "ended", "request")
+    `collector` is vLLM's handle of the request, once it has one. `block_size` in tokens.
+    """
 
-    def __init__(self, request: EngineRequest) -> None:
+    __slots__ = ("_block_size", "_logprobs", "_offsets", "_output_tokens", "collector", "ended", "request")
+
+    def __init__(self, request: EngineRequest, block_size: int) -> None:
         self.request = request
+        self._block_size = block_size
         self.collector: Any = None
         self.ended = False
         self._offsets: dict[int, int] = {}
@@ -122,8 +126,9 @@ class Stream:
                 if handoff is None:
                     finish, error = FinishReason.ERROR, "transfer_failed"
                     message = "the engine's connector offered no KV for this prompt"
-            usage = self._usage(end.num_cached_tokens or 0, moved)
-            timings = _timings(end.metrics, moved)
+            pulled = moved.get("pulled", {})
+            usage = self._usage(end.num_cached_tokens or 0, pulled)
+            timings = _timings(end.metrics, float(pulled.get("seconds", 0.0)))
         return Delta(
             request_id=request.request_id,
             offset=offset,
@@ -148,13 +153,18 @@ class Stream:
             return "transfer_failed", "the prompt's KV did not arrive, and transfer.on_failure is fail"
         return "worker_failed", "the engine ended this request with an internal error"
 
-    def _usage(self, cached: int, moved: Mapping[str, Any]) -> Usage:
-        transferred = int(moved.get("transferred_tokens", 0))
+    def _usage(self, cached: int, pulled: Mapping[str, Any]) -> Usage:
+        prompt = len(self.request.tokens)
+        transferred = 0
+        if blocks := int(pulled.get("blocks", 0)):
+            # vLLM counts both kinds as cached. A pull brings the last blocks of the first n - 1 tokens.
+            local = (-(-(prompt - 1) // self._block_size) - blocks) * self._block_size
+            transferred = max(0, cached - local)
         return Usage(
-            prompt_tokens=len(self.request.tokens),
-            cached_tokens=max(0, cached - transferred),
+            prompt_tokens=prompt,
+            cached_tokens=cached - transferred,
             transferred_tokens=transferred,
-            transferred_bytes=int(moved.get("transferred_bytes", 0)),
+            transferred_bytes=int(pulled.get("bytes", 0)),
             output_tokens=self._output_tokens,
         )
 
@@ -206,20 +216,19 @@ def _logprob(token_id: int, candidate: Any) -> TokenLogprob:
     return TokenLogprob(token_id=token_id, token=candidate.decoded_token or "", logprob=candidate.logprob)
 
 
-def _timings(metrics: Any, moved: Mapping[str, Any]) -> Timings:
+def _timings(metrics: Any, transfer_s: float) -> Timings:
     """Durations between the engine core's timestamps (vllm.v1.metrics.stats.RequestStateStats); a
     stage that was not reached has no timestamp and counts zero."""
-    transfer = float(moved.get("transfer_s", 0.0))
     if metrics is None:
-        return Timings(transfer_s=transfer)
+        return Timings(transfer_s=transfer_s)
 
     def between(start: float, end: float) -> float:
         return max(0.0, end - start) if start and end else 0.0
 
     return Timings(
         # A leg that waits for its KV has not been scheduled yet: vLLM counts the pull as queueing.
-        queue_s=max(0.0, between(metrics.queued_ts, metrics.scheduled_ts) - transfer),
+        queue_s=max(0.0, between(metrics.queued_ts, metrics.scheduled_ts) - transfer_s),
         prefill_s=between(metrics.scheduled_ts, metrics.first_token_ts),
-        transfer_s=transfer,
+        transfer_s=transfer_s,
         decode_s=between(metrics.first_token_ts, metrics.last_token_ts),
     )

@@ -17,6 +17,7 @@ class EngineExtension:
     """Methods for `collective_rpc`; `self` is vLLM's worker."""
 
     model_runner: Any
+    cache_config: Any
 
     def kvasir_kv_layout(self) -> dict[str, Any]:
         """This rank's KV as it lies in memory: the fields of kvasir.core.identity.KvLayout but for
@@ -28,10 +29,13 @@ class EngineExtension:
         # Order of axes by falling stride: what lies together in memory, whatever the logical shape.
         order = "".join(str(axis) for axis in sorted(range(first.dim()), key=lambda a: -first.stride(a)))
         shape = "x".join(str(extent) for extent in first.shape[1:])
+        # Quantized KV lies in memory as plain bytes; what they mean is in the configuration.
+        stored = str(first.dtype).removeprefix("torch.")
+        dtype = stored if self.cache_config.cache_dtype == "auto" else str(self.cache_config.cache_dtype)
         kinds = "+".join(type(group.kv_cache_spec).__name__ for group in groups)
         return {
             "block_size": int(spec.block_size),
-            "dtype": str(first.dtype).removeprefix("torch."),
+            "dtype": dtype,
             "layout": f"{kinds}:{shape}:{order}",
             "layers": sum(len(group.layer_names) for group in groups),
             "kv_heads": int(getattr(spec, "num_kv_heads", 0)),

@@ -1,0 +1,103 @@
+# Everything a person does with this repository, from a bare machine: each target first makes what it
+# needs (a virtual environment in .venv, from a lock file) and says what it is doing.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+MAKEFLAGS += --no-print-directory
+
+PYTHON ?= python3
+EXTRA ?= cpu
+FILE ?=
+PORT ?=
+ARGS ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+UV_VERSION := 0.13.8
+SOURCES := pyproject.toml setup.py $(wildcard platform/kvasir/native/src/*)
+UP_ARGS := $(if $(FILE),-f $(FILE)) $(if $(PORT),--port $(PORT)) $(ARGS)
+
+# torch's CPU build is on PyTorch's own index, unless pip is told of another place that has it.
+ifeq ($(PIP_FIND_LINKS)$(PIP_EXTRA_INDEX_URL)$(PIP_INDEX_URL),)
+TORCH_INDEX := $(if $(filter gpu,$(EXTRA)),,--extra-index-url https://download.pytorch.org/whl/cpu)
+endif
+
+.PHONY: help install install-dev up down status test test-fast lint types arch fmt proto schema lock \
+	bench-foundation clean
+
+help: ## list the targets
+	@echo "Kvasir. First: make up"
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-18s %s\n", $$1, $$2 }'
+	@echo "Variables: FILE=kvasir.yaml PORT=8000 ARGS='--set …' (up), EXTRA=gpu (up, install), PYTHON=python3.12"
+
+$(BIN)/python:
+	@echo "==> $(VENV): a virtual environment with $$($(PYTHON) --version 2>&1 || echo 'no $(PYTHON)')"
+	@command -v $(PYTHON) >/dev/null || { echo "error: $(PYTHON) is not installed; Kvasir needs Python 3.11 or newer" >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "error: $$($(PYTHON) --version) is too old: Kvasir needs Python 3.11 or newer; name one with PYTHON=python3.12" >&2; exit 1; }
+	@[ "$$(uname -s)" = Linux ] || { echo "error: $$(uname -s) is not supported: the engine's wheels are for Linux; use a container or a virtual machine" >&2; exit 1; }
+	@case "$$(uname -m)" in x86_64|aarch64) ;; *) echo "error: no engine wheels exist for $$(uname -m)" >&2; exit 1 ;; esac
+	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || { echo "error: $(PYTHON) cannot make virtual environments: apt install python3-venv" >&2; exit 1; }
+	@$(PYTHON) -m venv $(VENV)
+
+# A stamp per lock file: a second call does nothing until the lock or the build changes.
+$(VENV)/.installed-%: requirements/%.lock requirements/build.lock $(SOURCES) | $(BIN)/python
+	@echo "==> packages of requirements/$*.lock ($$(grep -c '^[a-z].*==' $<) pinned; the first time takes a minute or more)"
+	@$(PIP) install --quiet --progress-bar off --no-deps --require-hashes $(TORCH_INDEX) -r $< -r requirements/build.lock
+	@command -v c++ >/dev/null || command -v g++ >/dev/null || echo "    no C++ compiler: the Python twin of the native extension will serve, more slowly (apt install g++)"
+	@echo "==> kvasir itself, editable"
+	@$(PIP) install --quiet --no-deps --no-build-isolation -e .
+	@touch $@
+	@if [ "$*" = dev ]; then touch $(VENV)/.installed-cpu; fi
+
+install: $(VENV)/.installed-$(EXTRA) ## create .venv and install what `make up` needs (EXTRA=gpu on a GPU machine)
+
+install-dev: $(VENV)/.installed-dev ## the same, and what tests and checks need
+
+up: install ## start the platform here and show how to talk to it; Ctrl-C stops it
+	@exec $(BIN)/kvasir up $(UP_ARGS)
+
+down: ## stop it from another terminal, and clean up after a crash
+	@if [ -x $(BIN)/kvasir ]; then exec $(BIN)/kvasir down; else echo "nothing is installed, so nothing runs"; fi
+
+status: ## what runs: workers, load, processes
+	@if [ -x $(BIN)/kvasir ]; then exec $(BIN)/kvasir status; else echo "nothing is installed, so nothing runs"; fi
+
+test: install-dev ## all tests, those with real engines too (minutes)
+	@$(BIN)/python -m pytest $(ARGS)
+
+test-fast: install-dev ## the tests that start no engine (seconds)
+	@$(BIN)/python -m pytest -m "not slow" $(ARGS)
+
+lint: install-dev ## ruff: rules and format
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+
+types: install-dev ## mypy --strict
+	@$(BIN)/mypy
+
+arch: install-dev ## import-linter: imports flow one way
+	@$(BIN)/lint-imports
+
+fmt: install-dev ## format, and mend what ruff can
+	@$(BIN)/ruff check --fix-only .
+	@$(BIN)/ruff format .
+
+proto: install-dev ## generate the wire code from proto/
+	@$(BIN)/python proto/generate.py
+
+schema: install-dev ## write docs/kvasir.schema.json from the spec's models
+	@$(BIN)/kvasir config schema > docs/kvasir.schema.json
+
+lock: $(BIN)/python ## resolve the lock files from requirements/*.in (needs the network)
+	@$(PIP) install --quiet uv==$(UV_VERSION)
+	@requirements/lock.sh
+
+bench-foundation: install-dev ## measure start, memory, TTFT and throughput into load_tests/reports
+	@$(BIN)/python -m load_tests.scenarios.foundation $(ARGS)
+
+clean: ## remove build outputs and caches (.venv stays; delete it to begin anew)
+	@rm -rf build *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	@find platform router workers tests load_tests models -name __pycache__ -type d -prune -exec rm -rf {} +

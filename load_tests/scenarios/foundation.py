@@ -1,0 +1,295 @@
+"""What the whole stack costs over the engine alone, and how long it takes to serve a first token.
+
+Starts the product with `make up`, as a user does, measures it, and stops it. The engine alone is vLLM's
+own asynchronous engine with the decode pool's arguments, in a process of its own on the same machine;
+both are measured in turn, so that a drift of the machine touches both.
+
+    make bench-foundation            on a warm install
+    make bench-foundation BARE=1     also from a fresh copy of the tree without an environment
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from load_tests.client import StreamResult, stream_completion
+from load_tests.report import Row, median, write
+
+ROOT = Path(__file__).resolve().parents[2]
+MODEL = "kvasir-tiny"
+WORDS = ("and", "the", "of", "that", "in", "he", "shall", "unto", "for", "his", "a", "lord", "they", "thou")
+
+
+@dataclass(slots=True)
+class Stack:
+    """A running `make up`."""
+
+    process: subprocess.Popen[str]
+    address: str
+    home: Path
+    first_token_s: float
+
+    def processes(self) -> list[psutil.Process]:
+        root = psutil.Process(self.process.pid)
+        return [child for child in [root, *root.children(recursive=True)] if _name(child) != "make"]
+
+
+@contextlib.contextmanager
+def running_stack(root: Path) -> Iterator[Stack]:
+    """`make up` in `root` on a free port, until its first streamed token; stopped on leaving."""
+    home = Path(tempfile.mkdtemp(prefix="kvasir-bench-"))
+    began = time.monotonic()
+    process = subprocess.Popen(
+        ["make", "--no-print-directory", "up", "ARGS=--port 0 -o json"],
+        cwd=root,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "KVASIR_HOME": str(home)},
+        start_new_session=True,
+    )
+    try:
+        address = _await_ready(process)
+        asyncio.run(stream_completion(address, MODEL, "In the beginning", 4))
+        yield Stack(process, address, home, time.monotonic() - began)
+    finally:
+        os.killpg(process.pid, signal.SIGINT)
+        process.wait(timeout=120)
+        shutil.rmtree(home, ignore_errors=True)
+
+
+def _await_ready(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    seen: list[str] = []
+    for line in process.stdout:
+        seen.append(line)
+        with contextlib.suppress(ValueError, AttributeError):
+            event = json.loads(line)
+            print(f"  {event.get('event')} {event.get('step', '')} {event.get('text', '')}", flush=True)
+            if event.get("event") == "ready":
+                return str(event["text"])
+    raise RuntimeError("make up ended without getting ready:\n" + "".join(seen[-40:]))
+
+
+def _name(process: psutil.Process) -> str:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        line = " ".join(process.cmdline()) or process.name()
+        for mark, name in (
+            ("router_app", "router"),
+            ("control_app", "control"),
+            ("ServeReplica", "replica"),
+            ("ServeController", "serve controller"),
+            ("EngineCore", "engine core"),
+            ("gcs_server", "ray gcs"),
+            ("raylet/raylet", "raylet"),
+            ("ray::", "ray agent"),
+            ("/ray/", "ray agent"),
+            ("ray.", "ray agent"),
+            ("cli", "supervisor"),
+            ("kvasir", "supervisor"),
+            ("resource_tracker", "resource tracker"),
+            ("spawn_main", "engine core"),
+        ):
+            if mark in line:
+                return name
+        return process.name()
+    return "gone"
+
+
+def _cpu(processes: list[psutil.Process]) -> float:
+    total = 0.0
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            times = process.cpu_times()
+            total += times.user + times.system
+    return total
+
+
+def idle_and_memory(stack: Stack, seconds: float) -> list[Row]:
+    """CPU of the idle stack in cores, and proportional memory (PSS) by kind of process."""
+    processes = stack.processes()
+    before, began = _cpu(processes), time.monotonic()
+    time.sleep(seconds)
+    cores = (_cpu(processes) - before) / (time.monotonic() - began)
+    rows = [Row("idle cpu", cores, "cores", "lower", target=0.2, note=f"over {seconds:.0f} s")]
+    memory: dict[str, float] = {}
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            name = _name(process)
+            memory[name] = memory.get(name, 0.0) + process.memory_full_info().pss / 2**20
+    rows += [
+        Row(f"memory {name}", mib, "MiB", "lower")
+        for name, mib in sorted(memory.items(), key=lambda m: -m[1])
+    ]
+    rows.append(Row("memory in all", sum(memory.values()), "MiB", "lower", note="proportional set size"))
+    return rows
+
+
+def _prompt(rng: random.Random, words: int) -> str:
+    return " ".join(rng.choice(WORDS) for _ in range(words))
+
+
+async def ttft(address: str, rounds: int) -> list[Row]:
+    """TTFT of a long prompt, cold and again."""
+    rng = random.Random(1)
+    cold, warm = [], []
+    tokens = 0
+    for _ in range(rounds):
+        prompt = _prompt(rng, 1200)
+        first = await stream_completion(address, MODEL, prompt, 2)
+        again = await stream_completion(address, MODEL, prompt, 2)
+        cold.append(first.ttft_s * 1e3)
+        warm.append(again.ttft_s * 1e3)
+        tokens = int(str(first.usage["prompt_tokens"]))
+    (cold_ms, cold_spread), (warm_ms, warm_spread) = median(cold), median(warm)
+    return [
+        Row("ttft cold", cold_ms, "ms", "lower", spread=cold_spread, note=f"{tokens} tokens of prompt"),
+        Row(
+            "ttft prefix hit",
+            warm_ms,
+            "ms",
+            "lower",
+            peer=cold_ms,
+            ratio=warm_ms / cold_ms,
+            target_ratio=1.0,
+            spread=warm_spread,
+            note="the same prompt again; ratio to cold",
+        ),
+    ]
+
+
+async def stack_rate(address: str, streams: int, tokens: int, seed: int) -> float:
+    """Output tokens per second of `streams` concurrent completions through HTTP."""
+    rng = random.Random(seed)
+    prompts = [_prompt(rng, 40) for _ in range(streams)]
+    began = time.perf_counter()
+    results: list[StreamResult] = await asyncio.gather(
+        *(stream_completion(address, MODEL, prompt, tokens) for prompt in prompts)
+    )
+    elapsed = time.perf_counter() - began
+    return sum(result.output_tokens for result in results) / elapsed
+
+
+class EngineAlone:
+    """vLLM by itself in a child process that answers one JSON line per measurement."""
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "load_tests.engine_alone"],
+            cwd=ROOT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self._read()
+
+    def rate(self, streams: int, tokens: int, seed: int) -> float:
+        rng = random.Random(seed)
+        prompts = [_prompt(rng, 40) for _ in range(streams)]
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps({"prompts": prompts, "tokens": tokens}) + "\n")
+        self._process.stdin.flush()
+        return float(self._read()["rate"])
+
+    def _read(self) -> dict[str, float]:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            if line.startswith('{"alone"'):
+                found: dict[str, float] = json.loads(line)["alone"]
+                return found
+        raise RuntimeError("the engine alone ended")
+
+    def close(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait(timeout=60)
+
+
+def throughput(address: str, rounds: int) -> list[Row]:
+    """Tokens per second through the stack against the engine alone, measured in turn."""
+    rows = []
+    alone = EngineAlone()
+    try:
+        for streams, tokens, target in ((1, 256, 0.9), (16, 128, 0.75)):
+            ours, theirs, ratios = [], [], []
+            for round_ in range(rounds + 1):
+                a = asyncio.run(stack_rate(address, streams, tokens, seed=round_))
+                b = alone.rate(streams, tokens, seed=round_)
+                if round_ == 0:
+                    continue  # warm-up
+                ours.append(a)
+                theirs.append(b)
+                ratios.append(a / b)
+            rate, spread = median(ours)
+            name = "1 stream" if streams == 1 else f"{streams} streams"
+            rows.append(
+                Row(
+                    f"tokens/s {name}",
+                    rate,
+                    "tok/s",
+                    "higher",
+                    peer=median(theirs)[0],
+                    ratio=median(ratios)[0],
+                    target_ratio=target,
+                    spread=spread,
+                    note=f"peer: vLLM alone, aggregated; ratios of {rounds} pairs: "
+                    f"{min(ratios):.2f} to {max(ratios):.2f}",
+                )
+            )
+    finally:
+        alone.close()
+    return rows
+
+
+def bare_start() -> Row:
+    """`make up` in a copy of the tracked tree without an environment, until the first token."""
+    with tempfile.TemporaryDirectory(prefix="kvasir-bare-") as folder:
+        copy = Path(folder) / "kvasir"
+        subprocess.run(["git", "clone", "--quiet", "--depth=1", f"file://{ROOT}", str(copy)], check=True)
+        with running_stack(copy) as stack:
+            return Row(
+                "first token, bare",
+                stack.first_token_s,
+                "s",
+                "lower",
+                note="fresh clone, environment made and installed from the package index",
+            )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--bare", action="store_true", help="also measure the start from a fresh clone")
+    parser.add_argument("--rounds", type=int, default=5, help="pairs per comparison")
+    parser.add_argument("--idle-seconds", type=float, default=20.0)
+    args = parser.parse_args()
+    rows: list[Row] = []
+    if args.bare:
+        rows.append(bare_start())
+    with running_stack(ROOT) as stack:
+        rows.append(Row("first token, warm", stack.first_token_s, "s", "lower", target=60.0))
+        rows += asyncio.run(ttft(stack.address, args.rounds))
+        rows += throughput(stack.address, args.rounds)
+        rows += idle_and_memory(stack, args.idle_seconds)
+    path = write("foundation", "make bench-foundation" + (" BARE=1" if args.bare else ""), rows)
+    print(path.with_suffix(".md").read_text())
+
+
+if __name__ == "__main__":
+    main()

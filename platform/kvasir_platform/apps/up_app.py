@@ -1,0 +1,140 @@
+"""Composition root of `kvasir up`: a supervisor with the real clock, janitor, gateway and launcher."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from kvasir.clock import MonotonicClock
+from kvasir.config.loader import dump
+from kvasir.config.spec import Deployment
+from kvasir.core.errors import StartError
+from kvasir_platform.control.janitor import Janitor, adopt_orphans, marked_environment
+from kvasir_platform.control.launcher import Launcher, LauncherFactory, Session
+from kvasir_platform.control.processes import Children
+from kvasir_platform.control.runtime_dir import RuntimeDir, State
+from kvasir_platform.control.supervisor import Limits, Probe, Progress, Supervisor, with_session_token
+
+# Beyond the drain: the control process, the router and Ray end one after the other.
+_STOP_MARGIN_S = 40.0
+_FETCH_GRACE_S = 5.0
+# Ray puts Unix sockets below the temporary folder, and their paths may have 107 bytes at most.
+_TEMP_ROOT_BYTES = 12
+
+
+def ray_launcher(deployment: Deployment, session: Session) -> Launcher:
+    """The pools on a Ray of their own; imported only when it is used."""
+    from kvasir_platform.control.ray_launcher import RayLauncher
+
+    return RayLauncher(deployment, session)
+
+
+async def serve(
+    deployment: Deployment,
+    runtime: RuntimeDir,
+    *,
+    spec: str,
+    fetch_model: bool,
+    start_timeout_s: float,
+    make_launcher: LauncherFactory,
+    probe: Probe,
+    report: Callable[[Progress], None],
+    tick: Callable[[], None],
+) -> StartError | None:
+    """Run `deployment` until SIGINT, SIGTERM or SIGHUP stops it (None) or it fails (why). A second
+    signal cuts the orderly stop short. `runtime` is locked by the caller; `spec` names where the
+    deployment came from; `tick` is called a few times a second while it starts."""
+    adopt_orphans()
+    deployment = with_session_token(deployment, runtime.token_file)
+    limits = Limits(start_s=start_timeout_s, stop_s=deployment.worker.drain_s + _STOP_MARGIN_S)
+    session = _session(deployment, runtime)
+    state = State(
+        name=deployment.name,
+        deployment_id=session.deployment_id,
+        pid=os.getpid(),
+        phase="starting",
+        started_at=time.time(),
+        model=deployment.model.name,
+        spec=spec,
+        logs=str(session.logs),
+        temp_dir=str(session.temp_dir),
+        stop_s=limits.stop_s,
+    )
+    launcher = make_launcher(deployment, session)
+    supervisor = Supervisor(
+        deployment,
+        launcher,
+        runtime,
+        state,
+        janitor=Janitor(session.deployment_id, started_at=state.started_at, supervised=True),
+        probe=probe,
+        clock=MonotonicClock(),
+        wall_time=time.time,
+        report=report,
+        limits=limits,
+        fetch=partial(_fetch, deployment, session) if fetch_model else None,
+    )
+    _stop_on_signals(supervisor)
+    ticking = asyncio.create_task(_tick(tick), name="progress display")
+    try:
+        return await supervisor.run()
+    finally:
+        ticking.cancel()
+
+
+def _session(deployment: Deployment, runtime: RuntimeDir) -> Session:
+    """Files and environment of one run, made new."""
+    deployment_id = secrets.token_hex(8)
+    root = tempfile.gettempdir()
+    short = root if len(root) <= _TEMP_ROOT_BYTES else "/tmp"  # noqa: S108 - mkdtemp makes it private
+    temp_dir = Path(tempfile.mkdtemp(prefix="kv-", dir=short))
+    runtime.write_private(runtime.spec_file, dump(deployment).encode())
+    runtime.write_private(runtime.token_file, secrets.token_hex(32).encode())
+    # Whatever a child leaves in "the" temporary folder goes with this one.
+    env = marked_environment({**os.environ, "TMPDIR": str(temp_dir)}, deployment_id)
+    return Session(deployment_id, runtime.logs, temp_dir, runtime.spec_file, env)
+
+
+def _stop_on_signals(supervisor: Supervisor) -> None:
+    loop = asyncio.get_running_loop()
+
+    def stop(name: str) -> None:
+        if supervisor.stop.is_set():
+            supervisor.hurry.set()
+        supervisor.stop_reason = name
+        supervisor.stop.set()
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        loop.add_signal_handler(number, stop, "Ctrl-C" if number == signal.SIGINT else number.name)
+
+
+async def _tick(tick: Callable[[], None], every_s: float = 0.2) -> None:
+    clock = MonotonicClock()
+    while True:
+        tick()
+        await clock.sleep(every_s)
+
+
+async def _fetch(deployment: Deployment, session: Session) -> None:
+    """Download the model in a process of its own. Raises StartError when it cannot be had."""
+    model = deployment.model
+    children = Children(session.logs, session.env)
+    try:
+        argv = [sys.executable, "-m", "kvasir_platform.apps.fetch_model", model.source, model.revision]
+        child = await children.spawn("fetch", argv)
+        if await child.wait() != 0:
+            raise StartError(
+                f"{model.source} could not be fetched",
+                log=str(child.log),
+                remedy="check the network, the name and HF_TOKEN, or name a folder in model.source",
+            )
+    finally:
+        await children.stop(_FETCH_GRACE_S)

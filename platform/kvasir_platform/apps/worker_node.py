@@ -1,0 +1,160 @@
+"""One worker: the engine that the spec names, its sessions, and the gRPC server in front of them.
+
+The same node runs inside a Ray Serve replica and in a process of its own:
+
+    python -m kvasir_platform.apps.worker_node --deployment kvasir.yaml --pool decode --port 7001
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import logging
+import os
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from uuid import uuid4
+
+from kvasir.clock import MonotonicClock
+from kvasir.config.loader import load
+from kvasir.config.model_files import resolve_model, tokenizer_digest
+from kvasir.config.spec import Deployment, PoolSpec
+from kvasir.core.errors import ConfigError, KvasirError
+from kvasir.core.link import LinkLimits
+from kvasir.core.membership import Endpoint
+from kvasir.ports.clock import Clock
+from kvasir.ports.engine import Engine
+from kvasir.telemetry.logs import configure_logging
+from kvasir_workers.server.grpc_server import GrpcServer
+from kvasir_workers.server.sessions import SessionHost, SessionHostLimits
+
+log = logging.getLogger(__name__)
+
+STOP_GRACE_S = 1.0
+
+
+def build_engine(deployment: Deployment, pool: PoolSpec, clock: Clock) -> Engine:
+    """The engine adapter that the pool names. Raises ConfigError when its model cannot be found."""
+    folder = resolve_model(deployment.model.source, deployment.model.revision)
+    if pool.engine.kind == "sim":
+        from kvasir_workers.engines.sim.engine import SimEngine
+
+        return SimEngine(deployment, pool, clock=clock, tokenizer_digest=tokenizer_digest(folder))
+    from kvasir_workers.engines.vllm.engine import VllmEngine
+
+    return VllmEngine(deployment, pool, model_path=str(folder))
+
+
+class WorkerNode:
+    """A running worker; see kvasir_workers.pool.replica.Node."""
+
+    def __init__(self, engine: Engine, host: SessionHost, server: GrpcServer, endpoint: Endpoint) -> None:
+        self._engine = engine
+        self._host = host
+        self._server = server
+        self._endpoint = endpoint
+        self._failure = asyncio.create_task(server.follow(engine.wait_failed))
+
+    @classmethod
+    async def start(
+        cls, deployment: Deployment, pool_name: str, token: str | None, clock: Clock, *, port: int = 0
+    ) -> WorkerNode:
+        """Load the engine, then listen. Raises ConfigError with the reason and the remedy."""
+        pool = deployment.pool(pool_name)
+        engine = build_engine(deployment, pool, clock)
+        worker_id = f"{pool_name}-{uuid4().hex[:8]}"
+        spec = deployment.worker
+        limits = SessionHostLimits(
+            link=LinkLimits(tail_messages=spec.tail_messages), resume_window_s=spec.resume_window_s
+        )
+        host = await SessionHost.start(
+            engine, worker_id=worker_id, epoch=time.time_ns() // 1000, clock=clock, limits=limits
+        )
+        server = GrpcServer(host.serve, bind=f"{spec.host}:{port}", token=token)
+        try:
+            bound = await server.start()
+        except ConfigError:
+            await engine.stop()
+            raise
+        return cls(engine, host, server, Endpoint(worker_id, f"{spec.host}:{bound}", pool_name))
+
+    @property
+    def endpoint(self) -> Endpoint:
+        """Where routers reach it."""
+        return self._endpoint
+
+    async def failed(self) -> str:
+        """Return why the engine died, when it does."""
+        return await asyncio.shield(self._failure)
+
+    async def stop(self, reason: str, grace_s: float) -> None:
+        """Tell routers, let streams end within `grace_s` seconds, then end everything."""
+        if not await self._host.drain(reason, grace_s):
+            log.warning("some streams did not end within %.0f s and are cut", grace_s)
+        self._failure.cancel()
+        await self._host.close()
+        await self._server.stop(STOP_GRACE_S)
+        await self._engine.stop()
+
+
+async def start_node(deployment: Deployment, pool: str, token: str) -> WorkerNode:
+    """What a Ray Serve replica calls (kvasir_workers.pool.replica.NodeFactory)."""
+    configure_logging(deployment.telemetry.log_level)
+    return await WorkerNode.start(deployment, pool, token, MonotonicClock())
+
+
+async def serve(deployment: Deployment, pool: str, token: str | None, port: int) -> int:
+    """Run one worker until SIGTERM, SIGINT or the engine's death; returns the exit status."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(signum, stop.set)
+    node = await WorkerNode.start(deployment, pool, token, MonotonicClock(), port=port)
+    endpoint = node.endpoint
+    sys.stdout.write(
+        json.dumps(
+            {"event": "serving", "worker_id": endpoint.worker_id, "address": endpoint.address, "pool": pool}
+        )
+        + "\n"
+    )
+    sys.stdout.flush()
+    stopping, failing = asyncio.create_task(stop.wait()), asyncio.create_task(node.failed())
+    await asyncio.wait((stopping, failing), return_when=asyncio.FIRST_COMPLETED)
+    if failing.done():
+        log.error("the engine failed: %s", failing.result())
+        # A dead engine's own threads and processes may never end in good order.
+        os._exit(1)
+    failing.cancel()
+    await node.stop("the worker was asked to stop", deployment.worker.drain_s)
+    return 0
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="kvasir-worker",
+        description="Run one worker outside Ray, for static discovery.",
+    )
+    parser.add_argument("--deployment", type=Path, required=True, help="kvasir.yaml")
+    parser.add_argument("--pool", required=True, help="name of the pool that this worker is of")
+    parser.add_argument("--port", type=int, default=0, help="port of its session server; 0 takes a free one")
+    parser.add_argument("--token-file", type=Path, help="shared secret of sessions")
+    args = parser.parse_args(argv)
+    try:
+        deployment = load(args.deployment)
+        if args.pool not in {pool.name for pool in deployment.pools}:
+            names = ", ".join(pool.name for pool in deployment.pools)
+            raise ConfigError(f"{args.deployment} has no pool {args.pool!r}; it has: {names}")
+        token = args.token_file.read_text().strip() if args.token_file else None
+        configure_logging(deployment.telemetry.log_level)
+        return asyncio.run(serve(deployment, args.pool, token, args.port))
+    except KvasirError as error:
+        sys.stderr.write(f"kvasir-worker: {error.message}\n")
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""The `kvasir` command: one file per subcommand, imported only when it runs."""

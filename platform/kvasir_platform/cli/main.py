@@ -1,0 +1,199 @@
+"""The `kvasir` command's front door: what it understands, and nothing else.
+
+It is imported by every call, `--help` included, so it needs the standard library only; each subcommand
+imports what it uses when it runs.
+
+Exit status: 0 done, 1 failed (or nothing runs), 2 the command line or kvasir.yaml is wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+from kvasir.core.errors import ConfigError, KvasirError
+from kvasir_platform.cli.output import Output
+
+if TYPE_CHECKING:
+    from kvasir_platform.control.launcher import LauncherFactory
+
+_EPILOG = """\
+examples:
+  kvasir up                                  serve the model that ships with Kvasir
+  kvasir up -f kvasir.yaml --port 9000       serve what a file describes
+  kvasir up --set model.source=./my-llama    change one field, without a file
+  kvasir check -f kvasir.yaml                would it start here? what is missing?
+  kvasir status                              workers, load, processes
+  kvasir down                                stop it, from any terminal
+
+exit status: 0 done, 1 failed or nothing runs, 2 the command line or kvasir.yaml is wrong
+
+Files live in ~/.kvasir (or $KVASIR_HOME): logs and state of each deployment."""
+
+_UP_EPILOG = """\
+It checks the machine first, then starts Ray, the pools of kvasir.yaml, the router and the gateway,
+and stays in the foreground. Ctrl-C (or `kvasir down`) stops everything and leaves nothing behind; a
+second Ctrl-C does not wait for running requests.
+
+examples:
+  kvasir up
+  kvasir up -f deploy/examples/aggregated.yaml
+  kvasir up --set pools.decode.replicas=2 --set gateway.port=0
+  kvasir up --detach && kvasir status && kvasir down"""
+
+_CHECK_EPILOG = """\
+Looks at the file, the model, the port, memory, CPUs, shared memory, limits and installed packages, and
+starts nothing. `kvasir up` does the same first.
+
+examples:
+  kvasir check
+  kvasir check -f kvasir.yaml -o json"""
+
+
+class _Parser(argparse.ArgumentParser):
+    """Ends a usage error with where to read on."""
+
+    def error(self, message: str) -> NoReturn:
+        self.print_usage(sys.stderr)
+        self.exit(2, f"{self.prog}: {message}\nTry `{self.prog} --help`.\n")
+
+
+def parser() -> argparse.ArgumentParser:
+    """The whole command line."""
+    shared = _Parser(add_help=False)
+    shared.add_argument(
+        "-o",
+        "--output",
+        choices=("text", "json"),
+        default=argparse.SUPPRESS,
+        help="text for people (default), json for programs",
+    )
+    spec = _Parser(add_help=False)
+    spec.add_argument(
+        "-f",
+        "--file",
+        type=Path,
+        metavar="FILE",
+        help="the deployment; by default ./kvasir.yaml if there is one, else the embedded default",
+    )
+    spec.add_argument(
+        "--set",
+        dest="overrides",
+        action="append",
+        default=[],
+        metavar="KEY.PATH=VALUE",
+        help="change one field, a list item by index or name: pools.decode.replicas=2 (repeatable)",
+    )
+    port = _Parser(add_help=False)
+    port.add_argument("--port", type=int, metavar="N", help="the gateway's port; 0 takes a free one")
+    named = _Parser(add_help=False)
+    named.add_argument("name", nargs="?", help="which deployment, when several run")
+
+    top = _Parser(
+        prog="kvasir",
+        parents=[shared],
+        description="Serve large language models with prefill and decode apart.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    def add(name: str, text: str, *parents: _Parser, epilog: str = "") -> None:
+        commands.add_parser(
+            name,
+            parents=[shared, *parents],
+            help=text,
+            description=text[0].upper() + text[1:] + ".",
+            epilog=epilog,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+
+    add("up", "start a deployment on this machine", spec, port, epilog=_UP_EPILOG)
+    add("down", "stop a deployment and clean up after it", named)
+    add("status", "show what runs: workers, load, processes", named)
+    add("check", "say whether a deployment would start here", spec, port, epilog=_CHECK_EPILOG)
+    add("version", "print versions of Kvasir and of what it uses")
+    up = commands.choices["up"]
+    up.add_argument("--detach", action="store_true", help="return when it is ready; stop with `kvasir down`")
+    up.add_argument(
+        "--timeout", type=float, default=300.0, metavar="S", help="give up a start after S seconds (300)"
+    )
+    config = commands.add_parser(
+        "config", parents=[shared], help="print the schema, validate or show a kvasir.yaml"
+    )
+    actions = config.add_subparsers(dest="action", required=True, metavar="ACTION")
+    actions.add_parser("schema", parents=[shared], help="print the JSON schema, for editors")
+    actions.add_parser("validate", parents=[shared, spec], help="report every error with its line")
+    actions.add_parser("show", parents=[shared, spec], help="print the deployment with all defaults")
+    return top
+
+
+def main(argv: Sequence[str] | None = None, *, make_launcher: LauncherFactory | None = None) -> int:
+    """Run one command and return its exit status. `make_launcher` replaces Ray, for tests."""
+    args = parser().parse_args(argv)
+    output = Output(json=getattr(args, "output", "text") == "json")
+    commands: dict[str, Callable[[], int]] = {
+        "up": lambda: _up(args, output, make_launcher),
+        "down": lambda: _down(args, output),
+        "status": lambda: _status(args, output),
+        "check": lambda: _check(args, output),
+        "config": lambda: _config(args, output),
+        "version": lambda: _version(output),
+    }
+    try:
+        return commands[args.command]()
+    except ConfigError as error:
+        output.error(error)
+        return 2
+    except KvasirError as error:
+        output.error(error)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        # The reader of our output has gone (`| head`): nothing more to say, to nobody.
+        output.detach()
+        return 1
+
+
+def _up(args: argparse.Namespace, output: Output, make_launcher: LauncherFactory | None) -> int:
+    from kvasir_platform.cli.up import up
+
+    return up(args, output, make_launcher)
+
+
+def _down(args: argparse.Namespace, output: Output) -> int:
+    from kvasir_platform.cli.down import down
+
+    return down(args.name, output)
+
+
+def _status(args: argparse.Namespace, output: Output) -> int:
+    from kvasir_platform.cli.status import status
+
+    return status(args.name, output)
+
+
+def _check(args: argparse.Namespace, output: Output) -> int:
+    from kvasir_platform.cli.check import check
+
+    return check(args, output)
+
+
+def _config(args: argparse.Namespace, output: Output) -> int:
+    from kvasir_platform.cli.config import config
+
+    return config(args, output)
+
+
+def _version(output: Output) -> int:
+    from kvasir_platform.cli.version import version
+
+    return version(output)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

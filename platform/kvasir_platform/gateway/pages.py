@@ -1,0 +1,122 @@
+"""The endpoints that only tell: models, health, metrics, status."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+from urllib.parse import unquote
+
+import msgspec
+
+from kvasir.config.spec import Deployment
+from kvasir.core.errors import CapacityError, RequestError
+from kvasir.ports.router import RouterPort, WorkerView
+from kvasir.telemetry.metrics import CONTENT_TYPE, Metrics
+from kvasir_platform.gateway.http import Exchange
+
+MODELS = "/v1/models"
+
+
+class Pages:
+    """Read-only endpoints. `created` is the Unix time that models are listed with."""
+
+    def __init__(
+        self,
+        deployment: Deployment,
+        router: RouterPort,
+        metrics: Metrics,
+        created: int,
+        in_flight: Callable[[], int],
+    ) -> None:
+        self._deployment = deployment
+        self._router = router
+        self._metrics = metrics
+        self._models = {m["id"]: m for m in _models(deployment, created)}
+        self._in_flight = in_flight
+        self.draining = False
+
+    def models(self, exchange: Exchange) -> None:
+        """GET /v1/models."""
+        _json(exchange, {"object": "list", "data": list(self._models.values())})
+
+    def model(self, exchange: Exchange) -> None:
+        """GET /v1/models/{id}."""
+        name = unquote(exchange.request.path[len(MODELS) + 1 :])
+        found = self._models.get(name)
+        if found is None:
+            raise RequestError(
+                f"The model {name[:256]!r} does not exist here; GET /v1/models lists what does.",
+                status=404,
+                code="model_not_found",
+                param="model",
+            )
+        _json(exchange, found)
+
+    def live(self, exchange: Exchange) -> None:
+        """GET /health/live: the process answers."""
+        _json(exchange, {"status": "live"})
+
+    def ready(self, exchange: Exchange) -> None:
+        """GET /health/ready: a request could be served at once; else 503 with what is missing."""
+        if self.draining:
+            raise CapacityError("The server is stopping.", code="shutting_down")
+        reason = self._router.not_ready_reason()
+        if reason is not None:
+            raise CapacityError(f"Not ready: {reason}.", code="not_ready")
+        _json(exchange, {"status": "ready"})
+
+    def metrics(self, exchange: Exchange) -> None:
+        """GET /metrics, in Prometheus' text format."""
+        self._metrics.workers(self._router.workers())
+        exchange.respond(200, self._metrics.render(), CONTENT_TYPE)
+
+    def status(self, exchange: Exchange) -> None:
+        """GET /status: what `kvasir status` shows."""
+        reason = "draining" if self.draining else self._router.not_ready_reason()
+        _json(
+            exchange,
+            {
+                "deployment": self._deployment.name,
+                "ready": reason is None,
+                "reason": reason,
+                "disaggregation": self._deployment.disaggregation,
+                "models": list(self._models),
+                "in_flight": self._in_flight(),
+                "workers": [_worker(view) for view in self._router.workers()],
+            },
+        )
+
+
+def _models(deployment: Deployment, created: int) -> list[dict[str, Any]]:
+    base = {
+        "id": deployment.model.name,
+        "object": "model",
+        "created": created,
+        "owned_by": "kvasir",
+        "max_model_len": deployment.model.max_model_len,
+    }
+    adapters = [
+        {**base, "id": lora.name, "root": lora.name, "parent": deployment.model.name}
+        for lora in deployment.lora
+    ]
+    return [base, *adapters]
+
+
+def _worker(view: WorkerView) -> dict[str, Any]:
+    identity = view.identity
+    return {
+        "worker_id": view.worker_id,
+        "address": view.address,
+        "pool": view.pool,
+        "state": view.state,
+        "reason": view.reason,
+        "in_flight": view.in_flight,
+        "role": None if identity is None else identity.role,
+        "engine": None if identity is None else f"{identity.engine} {identity.engine_version}",
+        "epoch": None if identity is None else identity.epoch,
+        "load": view.load,
+    }
+
+
+def _json(exchange: Exchange, value: Any) -> None:
+    exchange.respond(200, msgspec.json.encode(value))

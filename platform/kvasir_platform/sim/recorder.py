@@ -1,0 +1,119 @@
+"""A sink that remembers what an engine delivered and holds it against the Engine port's obligations.
+
+Contract tests, simulations and fault tests listen with the same ear, so that a broken promise is found
+wherever it happens. A sink must not raise, so that what is wrong is collected in `violations`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field, fields
+
+from kvasir.core.requests import Delta, EngineLoad, FinishReason, PositionLogprobs, StepBatch
+
+_GAUGES = frozenset({"running", "waiting", "kv_usage", "kv_blocks_total", "kv_blocks_leased"})
+_COUNTERS = tuple(f.name for f in fields(EngineLoad) if f.name not in _GAUGES)
+
+
+@dataclass(slots=True)
+class Choice:
+    """One choice as it was delivered."""
+
+    tokens: list[int] = field(default_factory=list)
+    text: str = ""
+    logprobs: list[PositionLogprobs] = field(default_factory=list)
+    finish: FinishReason | None = None
+    stop_reason: str | None = None
+
+
+@dataclass(slots=True)
+class Recorded:
+    """One request as it was delivered. `last` is its last delta, once that has come."""
+
+    choices: dict[int, Choice] = field(default_factory=dict)
+    deltas: int = 0
+    last: Delta | None = None
+    began: asyncio.Event = field(default_factory=asyncio.Event)
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def choice(self, index: int = 0) -> Choice:
+        """A choice, made when it is first named."""
+        return self.choices.setdefault(index, Choice())
+
+
+class DeltaRecorder:
+    """A StepSink. Request ids must not be used twice, except for ones refused as duplicates."""
+
+    def __init__(self) -> None:
+        self.batches = 0
+        self.requests: dict[str, Recorded] = {}
+        self.duplicates: list[Delta] = []
+        self.violations: list[str] = []
+        self._load: EngineLoad | None = None
+
+    def __call__(self, batch: StepBatch) -> None:
+        self.batches += 1
+        if batch.load is not None:
+            self.observe_load(batch.load)
+        for delta in batch.deltas:
+            self._take(delta)
+
+    def request(self, request_id: str) -> Recorded:
+        """What is known of a request; made when it is first named."""
+        return self.requests.setdefault(request_id, Recorded())
+
+    async def wait(self, request_id: str) -> Recorded:
+        """Return when the last delta of a request has come."""
+        recorded = self.request(request_id)
+        await recorded.ended.wait()
+        return recorded
+
+    async def wait_for_first(self, request_id: str) -> Recorded:
+        """Return when anything of a request has come."""
+        recorded = self.request(request_id)
+        await recorded.began.wait()
+        return recorded
+
+    def observe_load(self, load: EngineLoad) -> None:
+        """Check that counters only grow and fractions are fractions."""
+        if not 0.0 <= load.kv_usage <= 1.0:
+            self.violations.append(f"kv_usage {load.kv_usage} is no fraction")
+        if self._load is not None:
+            for name in _COUNTERS:
+                if getattr(load, name) < getattr(self._load, name):
+                    self.violations.append(f"load.{name} shrank")
+        self._load = load
+
+    def _take(self, delta: Delta) -> None:
+        if delta.error == "duplicate_request":
+            self.duplicates.append(delta)
+            return
+        recorded = self.request(delta.request_id)
+        choice = recorded.choice(delta.index)
+        recorded.deltas += 1
+        recorded.began.set()
+        if recorded.last is not None:
+            self._violated(delta, "a delta after the last one")
+        if choice.finish is not None:
+            self._violated(delta, f"choice {delta.index} goes on after its end")
+        if delta.offset != len(choice.tokens):
+            self._violated(delta, f"offset {delta.offset}, expected {len(choice.tokens)}")
+        if (delta.finish is FinishReason.ERROR) != (delta.error is not None):
+            self._violated(delta, "finish=ERROR and error come together")
+        if delta.last != (delta.usage is not None):
+            self._violated(delta, "usage comes with the last delta, and only with it")
+        if delta.logprobs and len(delta.logprobs) != len(delta.token_ids):
+            self._violated(delta, "logprobs and tokens differ in number")
+        choice.tokens.extend(delta.token_ids)
+        choice.text += delta.text
+        choice.logprobs.extend(delta.logprobs)
+        choice.finish = delta.finish
+        choice.stop_reason = delta.stop_reason
+        if delta.last:
+            if delta.finish is None:
+                self._violated(delta, "the last delta has no finish reason")
+            recorded.last = delta
+            recorded.ended.set()
+
+    def _violated(self, delta: Delta, what: str) -> None:
+        self.violations.append(f"{delta.request_id}: {what}")

@@ -1,0 +1,146 @@
+"""A router that does what a test tells it to: for the gateway's tests and its benchmark.
+
+It keeps the port's obligations (one end per request, nothing after a cancel), so that a gateway that
+works against it works against the real one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from kvasir.core.errors import KvasirError
+from kvasir.core.requests import Delta, FinishReason, PositionLogprobs, Request, Usage
+from kvasir.ports.clock import Clock
+from kvasir.ports.router import RequestSummary, StreamSink, WorkerView
+
+
+@dataclass
+class ScriptedStream:
+    """One request that the gateway submitted, and the handle to answer it with."""
+
+    request: Request
+    sink: StreamSink
+    clock: Clock
+    live: bool = True
+    sent: int = 0
+    first_s: float | None = None
+    offsets: dict[int, int] = field(default_factory=dict)
+
+    def emit(
+        self,
+        text: str,
+        *,
+        index: int = 0,
+        logprobs: tuple[PositionLogprobs, ...] = (),
+        finish: FinishReason | None = None,
+        stop_reason: str | None = None,
+    ) -> None:
+        """Send one token of `text` to choice `index`; ignored after the end."""
+        if not self.live:
+            return
+        if self.first_s is None:
+            self.first_s = self.clock.now()
+        offset = self.offsets.get(index, 0)
+        self.offsets[index] = offset + 1
+        self.sent += 1
+        self.sink.on_delta(
+            Delta(
+                request_id=self.request.request_id,
+                offset=offset,
+                token_ids=(offset,),
+                text=text,
+                index=index,
+                logprobs=logprobs,
+                finish=finish,
+                stop_reason=stop_reason,
+            )
+        )
+
+    def finish(self, *, cached: int = 0) -> None:
+        """End the request well."""
+        if self.live:
+            self.live = False
+            self.sink.on_finish(self.summary("ok", cached))
+
+    def fail(self, error: KvasirError) -> None:
+        """End the request with `error`."""
+        if self.live:
+            self.live = False
+            self.sink.on_error(error, self.summary(error.code, 0))
+
+    def summary(self, outcome: str, cached: int) -> RequestSummary:
+        """What a router would say of the request now."""
+        arrival = self.request.arrival_s
+        return RequestSummary(
+            request_id=self.request.request_id,
+            model=self.request.model,
+            outcome=outcome,
+            arrival_s=arrival,
+            finished_s=self.clock.now(),
+            routed_s=arrival,
+            prefill_done_s=self.first_s,
+            first_token_s=self.first_s,
+            prefill_worker="prefill-0",
+            decode_worker="decode-0",
+            usage=Usage(
+                prompt_tokens=len(self.request.tokens), cached_tokens=cached, output_tokens=self.sent
+            ),
+            trace_context=self.request.trace_context,
+        )
+
+
+class ScriptedRouter:
+    """RouterPort for tests. `script`, if set, answers each request from the next turn of the loop."""
+
+    def __init__(self, clock: Clock, script: Callable[[ScriptedStream], None] | None = None) -> None:
+        self._clock = clock
+        self._submitted = asyncio.Event()
+        self._cancelled = asyncio.Event()
+        self.script = script
+        self.streams: list[ScriptedStream] = []
+        self.cancelled: list[str] = []
+        self.views: list[WorkerView] = []
+        self.reason: str | None = None
+        self.refusal: KvasirError | None = None
+
+    def submit(self, request: Request, sink: StreamSink) -> None:
+        """Keep the request, or raise `refusal` if one is set."""
+        if self.refusal is not None:
+            raise self.refusal
+        stream = ScriptedStream(request, sink, self._clock)
+        self.streams.append(stream)
+        self._submitted.set()
+        if self.script is not None:
+            asyncio.get_running_loop().call_soon(self.script, stream)
+
+    def cancel(self, request_id: str) -> None:
+        """Note the cancel; nothing more reaches the sink."""
+        self.cancelled.append(request_id)
+        self._cancelled.set()
+        for stream in self.streams:
+            if stream.request.request_id == request_id:
+                stream.live = False
+
+    def workers(self) -> list[WorkerView]:
+        """`views`."""
+        return list(self.views)
+
+    def not_ready_reason(self) -> str | None:
+        """`reason`."""
+        return self.reason
+
+    async def submitted(self, count: int = 1) -> ScriptedStream:
+        """Wait until `count` requests have come; returns the last of them."""
+        while len(self.streams) < count:
+            self._submitted.clear()
+            await self._submitted.wait()
+        return self.streams[count - 1]
+
+    async def cancels(self, count: int = 1) -> list[str]:
+        """Wait until `count` requests were cancelled."""
+        while len(self.cancelled) < count:
+            self._cancelled.clear()
+            await self._cancelled.wait()
+        return list(self.cancelled)

@@ -1,0 +1,101 @@
+"""What a request holds on workers: a running leg, a lease on KV, accounted work.
+
+Everything that is taken here is given back here, whichever way the request ends.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from kvasir.core.requests import Delta, EngineRequest, KvHandoff, Leg
+from kvasir.ports.routing import Target
+from kvasir_router.fleet import Fleet, Work, Worker
+from kvasir_router.machine_events import AbortOn, Effect, ReleaseOn, SubmitTo
+from kvasir_router.machine_state import Flight, RunningLeg
+
+
+class Legs:
+    """Starts and ends legs and leases; what workers have to be told is appended to `out`.
+
+    `ghost_ttl_s` bounds the memory of aborted legs whose worker never reports their end.
+    """
+
+    def __init__(self, fleet: Fleet, out: list[Effect], *, ghost_ttl_s: float) -> None:
+        self._fleet = fleet
+        self._out = out
+        self._ghost_ttl_s = ghost_ttl_s
+
+    def submit(self, flight: Flight, kind: Leg, target: Target, handoff: KvHandoff | None = None) -> None:
+        """Run a leg of the request at `target`."""
+        request = flight.request
+        worker = self._fleet.workers[target.worker_id]
+        leg_id = f"{request.request_id}~{flight.retries}" if flight.retries else request.request_id
+        while leg_id in worker.legs or leg_id in worker.ghosts:
+            leg_id += "~"
+        worker.legs[leg_id] = request.request_id
+        flight.leg = RunningLeg(leg_id, kind, target)
+        leg = EngineRequest(
+            request_id=leg_id,
+            tokens=request.tokens,
+            sampling=request.sampling,
+            leg=kind,
+            handoff=handoff,
+            adapter=request.adapter,
+            salt=request.salt,
+            priority=request.priority,
+            data_parallel_rank=target.rank if worker.identity.data_parallel_size > 1 else None,
+            trace_context=request.trace_context,
+        )
+        self._out.append(SubmitTo(target.worker_id, leg))
+
+    def ended(self, flight: Flight) -> RunningLeg:
+        """The running leg has said its last."""
+        leg = running(flight)
+        flight.leg = None
+        del self._fleet.workers[leg.target.worker_id].legs[leg.leg_id]
+        return leg
+
+    def stop(self, flight: Flight, now: float) -> None:
+        """Abort the running leg."""
+        leg = running(flight)
+        flight.leg = None
+        worker = self._fleet.workers[leg.target.worker_id]
+        worker.forget_ghosts(now - self._ghost_ttl_s)
+        worker.abandon(leg.leg_id, now)
+        self._out.append(AbortOn(worker.worker_id, (leg.leg_id,)))
+
+    def unowned(self, worker: Worker, delta: Delta) -> None:
+        """A leg that was aborted says its last; KV that it offered meanwhile has no taker."""
+        if delta.last:
+            worker.ghosts.pop(delta.request_id, None)
+        if delta.handoff is not None:
+            self._out.append(ReleaseOn(worker.worker_id, (delta.handoff.lease_id,)))
+
+    def release(self, flight: Flight) -> None:
+        """End the request's lease, if it holds one."""
+        if flight.lease is not None:
+            self._out.append(ReleaseOn(flight.lease.worker_id, (flight.lease.lease_id,)))
+            flight.lease = None
+
+    def prefilled(self, flight: Flight, target: Target, *, leaves: bool) -> None:
+        """The prompt is computed at `target`, where the request either stays or has nothing more."""
+        charged = flight.charges.get(target, Work())
+        done = replace(charged) if leaves else Work(prefill_tokens=charged.prefill_tokens)
+        self._fleet.settle(flight.charges, target, done)
+
+    def discharge(self, flight: Flight) -> None:
+        """Nothing of the request is accounted any more."""
+        for target, work in list(flight.charges.items()):
+            self._fleet.settle(flight.charges, target, replace(work))
+
+    def forget_ghosts(self, now: float) -> None:
+        """Give up on aborted legs that never said their last."""
+        for worker in self._fleet.workers.values():
+            worker.forget_ghosts(now - self._ghost_ttl_s)
+
+
+def running(flight: Flight) -> RunningLeg:
+    """The leg of a request that runs."""
+    if flight.leg is None:
+        raise AssertionError("nothing runs for this request")
+    return flight.leg

@@ -1,0 +1,292 @@
+"""The router's end of a session: it outlives connections, and says so when it could not.
+
+`WorkerSession` dials, resumes and replays; what it cannot mend it reports, so that no request waits for a
+worker that has forgotten it. Everything that happens is one event to the router's shell.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from kvasir.core.errors import ProtocolError, RequestError, UpstreamError
+from kvasir.core.identity import WorkerIdentity
+from kvasir.core.link import Link, LinkLimits, payload_bytes
+from kvasir.core.membership import Endpoint
+from kvasir.core.messages import Hello, RouterFrame, RouterMessage, Submit, Welcome, WorkerMessage
+from kvasir.core.requests import EngineRequest
+from kvasir.ports.clock import Clock, Rng
+from kvasir.ports.session import ConnectionLost, Dialer, RouterConnection
+from kvasir.wire.pump import Pump
+
+
+@dataclass(frozen=True, slots=True)
+class SessionReady:
+    """The worker takes messages. `resumed` False: it is a new session and holds none of our requests."""
+
+    worker_id: str
+    identity: WorkerIdentity
+    resumed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class SessionMessage:
+    """The worker said this; exactly once, in order."""
+
+    worker_id: str
+    message: WorkerMessage
+
+
+@dataclass(frozen=True, slots=True)
+class SessionInterrupted:
+    """The connection broke. The session goes on, and so do its requests: Ready or Lost follows."""
+
+    worker_id: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class SessionLost:
+    """The session is over, and every request that ran in it is gone. A new one is being tried."""
+
+    worker_id: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class SessionRefused:
+    """The worker turned us away. Said once for each reason; dialing goes on at the slowest pace."""
+
+    worker_id: str
+    reason: str
+
+
+SessionEvent = SessionReady | SessionMessage | SessionInterrupted | SessionLost | SessionRefused
+
+
+@dataclass(frozen=True, slots=True)
+class SessionLimits:
+    """Bounds of the router's end. `resume_window_s` should not exceed the workers' own."""
+
+    link: LinkLimits = field(default_factory=LinkLimits)
+    resume_window_s: float = 10.0
+    backoff_min_s: float = 0.05
+    backoff_max_s: float = 2.0
+    submit_bytes: int = 4 << 20
+    """Larger Submits are split, so that one does not hold up what follows."""
+    request_bytes: int = 32 << 20
+    """A single request beyond this is refused."""
+
+
+class WorkerSession:
+    """One worker's session. All methods are called on one event loop.
+
+    `on_event` is called from `run` only, never from within `send`; it must not block or raise.
+    `router_id` must be unique among live routers: a worker keeps one session for each.
+    """
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        dialer: Dialer,
+        *,
+        clock: Clock,
+        rng: Rng,
+        on_event: Callable[[SessionEvent], None],
+        router_id: str,
+        limits: SessionLimits | None = None,
+    ) -> None:
+        self._worker_id = endpoint.worker_id
+        self._address = endpoint.address
+        self._dialer = dialer
+        self._clock = clock
+        self._rng = rng
+        self._on_event = on_event
+        self._router_id = router_id
+        self._limits = limits or SessionLimits()
+        self._session_id = ""
+        self._link: Link[RouterMessage] | None = None
+        self._doomed = False
+        self._pump: Pump[RouterMessage, WorkerMessage, RouterFrame] | None = None
+        self._window: asyncio.Task[None] | None = None
+        self._work: asyncio.Task[None] | None = None
+        self._closed = False
+        self._failures = 0
+        self._refusal: str | None = None
+
+    def send(self, message: RouterMessage) -> None:
+        """Queue a message; never waits. While the connection is broken it is kept for the next one.
+
+        Without a session a Submit raises UpstreamError (`session_lost`), and other messages are
+        dropped: they name things that died with it. A request that is too large raises RequestError.
+        When the tail overflows, the session is lost and the event says so.
+        """
+        if isinstance(message, Submit):
+            if self._link is None:
+                raise UpstreamError(f"no session with {self._worker_id}", code="session_lost")
+            parts: list[RouterMessage] = list(self._split(message))
+        else:
+            parts = [message]
+        link = self._link
+        if link is None or self._doomed:
+            return
+        try:
+            for part in parts:
+                link.push(part, payload_bytes(part))
+        except ProtocolError as error:
+            self._doomed = True
+            asyncio.get_running_loop().call_soon(self._lose, link, error.message)
+        if self._pump is not None:
+            self._pump.wake()
+
+    async def run(self) -> None:
+        """Keep the session until `close`. Call once."""
+        if self._closed:
+            return
+        self._work = asyncio.ensure_future(self._keep())
+        try:
+            await asyncio.wait((self._work,))
+        finally:
+            await self.close()
+        if not self._work.cancelled():
+            self._work.result()
+
+    async def close(self) -> None:
+        """End the session here; the worker ends it when its window has passed. No event follows.
+        Idempotent."""
+        self._closed = True
+        self._link = None
+        self._stop_window()
+        if self._work is not None:
+            self._work.cancel()
+            await asyncio.wait((self._work,))
+
+    async def _keep(self) -> None:
+        while True:
+            if self._failures:
+                await self._clock.sleep(self._delay_s())
+            try:
+                connection = await self._dialer.dial(self._address, self._hello())
+            except ConnectionLost:
+                self._failures += 1
+                continue
+            except ProtocolError as error:
+                self._refused(error.message)
+                continue
+            began = self._clock.now()
+            try:
+                await self._carry(connection)
+            finally:
+                await connection.close()
+            # A worker that takes connections only to drop them must not be dialed in a tight loop.
+            lasted = self._clock.now() - began >= self._limits.backoff_max_s
+            self._failures = 0 if lasted else self._failures + 1
+
+    def _hello(self) -> Hello:
+        received = 0 if self._link is None else self._link.received_seq
+        return Hello(router_id=self._router_id, session_id=self._session_id, received_seq=received)
+
+    def _delay_s(self) -> float:
+        # The first attempt after a break comes at once; the exponent is bounded before it is used.
+        doublings = min(self._failures - 1, 16)
+        longest = min(self._limits.backoff_max_s, self._limits.backoff_min_s * 2.0**doublings)
+        return longest * (0.5 + self._rng.random() / 2)
+
+    def _refused(self, reason: str) -> None:
+        self._failures += 16
+        if reason != self._refusal:
+            self._refusal = reason
+            self._on_event(SessionRefused(self._worker_id, reason))
+
+    async def _carry(self, connection: RouterConnection) -> None:
+        link = self._adopt(connection.welcome)
+        if link is None:
+            return
+        pump: Pump[RouterMessage, WorkerMessage, RouterFrame] = Pump(
+            connection,
+            link,
+            limits=self._limits.link,
+            frame=RouterFrame,
+            process=self._deliver,
+            clock=self._clock,
+        )
+        self._pump = pump
+        try:
+            await pump.run()
+        except ConnectionLost as error:
+            self._interrupt(link, str(error))
+        except ProtocolError as error:
+            self._lose(link, error.message)
+        finally:
+            self._pump = None
+
+    def _adopt(self, welcome: Welcome) -> Link[RouterMessage] | None:
+        """Take up the session that the worker answered with; None when there is nothing to carry."""
+        link = self._link
+        if welcome.resumed:
+            if link is None or welcome.session_id != self._session_id:
+                # It was given up while the worker still answered: begin anew.
+                return None
+            try:
+                link.resume(welcome.received_seq)
+            except ProtocolError as error:
+                self._lose(link, error.message)
+                return None
+        else:
+            if link is not None:
+                self._lose(link, "the worker no longer has the session")
+            link = self._link = Link(self._limits.link)
+            self._session_id = welcome.session_id
+        self._stop_window()
+        self._refusal = None
+        self._on_event(SessionReady(self._worker_id, welcome.identity, welcome.resumed))
+        return link
+
+    def _deliver(self, message: WorkerMessage) -> None:
+        self._on_event(SessionMessage(self._worker_id, message))
+
+    def _interrupt(self, link: Link[RouterMessage], reason: str) -> None:
+        if self._link is link and not self._doomed:
+            self._window = asyncio.ensure_future(self._give_up(link))
+            self._on_event(SessionInterrupted(self._worker_id, reason))
+
+    async def _give_up(self, link: Link[RouterMessage]) -> None:
+        await self._clock.sleep(self._limits.resume_window_s)
+        self._window = None
+        self._lose(link, f"not resumed within {self._limits.resume_window_s:g} s")
+
+    def _lose(self, link: Link[RouterMessage], reason: str) -> None:
+        if self._link is not link:
+            return
+        self._link = None
+        self._session_id = ""
+        self._doomed = False
+        self._stop_window()
+        if self._pump is not None:
+            self._pump.stop()
+        self._on_event(SessionLost(self._worker_id, reason))
+
+    def _stop_window(self) -> None:
+        if self._window is not None:
+            self._window.cancel()
+            self._window = None
+
+    def _split(self, submit: Submit) -> Iterator[Submit]:
+        part: list[EngineRequest] = []
+        room = self._limits.submit_bytes
+        for request in submit.requests:
+            size = payload_bytes(Submit((request,)))
+            if size > self._limits.request_bytes:
+                raise RequestError(
+                    f"the request takes {size} bytes on the wire, the limit is {self._limits.request_bytes}",
+                    status=413,
+                    code="request_too_large",
+                )
+            if part and size > room:
+                yield Submit(tuple(part))
+                part, room = [], self._limits.submit_bytes
+            part.append(request)
+            room -= size
+        if part:
+            yield Submit(tuple(part))

@@ -1,0 +1,149 @@
+"""Reaches workers over gRPC: `kvasir.ports.session.Dialer` for production.
+
+One channel for each connection, closed with it: a shared one would hand its own back-off and its broken
+state to the next attempt, and reconnecting is the session's business.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+from dataclasses import dataclass
+from typing import NoReturn, TypeVar
+
+import grpc
+import grpc.aio
+
+from kvasir.core.errors import ProtocolError
+from kvasir.core.messages import Hello, RouterFrame, Welcome, WorkerFrame
+from kvasir.ports.session import ConnectionLost
+from kvasir.wire.codec import SERVICE, decode_to_router, encode_to_worker
+
+T = TypeVar("T")
+Call = grpc.aio.StreamStreamCall[bytes, bytes]
+
+_BROKEN = (grpc.RpcError, grpc.aio.BaseError, asyncio.InvalidStateError)
+_REFUSALS = frozenset(
+    {
+        grpc.StatusCode.UNAUTHENTICATED,
+        grpc.StatusCode.PERMISSION_DENIED,
+        grpc.StatusCode.FAILED_PRECONDITION,
+        grpc.StatusCode.INVALID_ARGUMENT,
+        grpc.StatusCode.UNIMPLEMENTED,
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class GrpcDialLimits:
+    """`connect_timeout_s` is for the whole dial, Welcome included. A peer that does not answer a
+    keepalive ping within `keepalive_timeout_s` is gone."""
+
+    connect_timeout_s: float = 5.0
+    max_message_bytes: int = 96 << 20
+    keepalive_s: float = 10.0
+    keepalive_timeout_s: float = 5.0
+
+
+class GrpcRouterConnection:
+    """`kvasir.ports.session.RouterConnection` over one RPC on a channel of its own."""
+
+    def __init__(self, channel: grpc.aio.Channel, call: Call) -> None:
+        self._channel = channel
+        self._call = call
+        self._welcome: Welcome | None = None
+
+    @property
+    def welcome(self) -> Welcome:
+        if self._welcome is None:
+            raise ConnectionLost("the worker has not answered")
+        return self._welcome
+
+    async def handshake(self, hello: Hello) -> None:
+        """Exchange Hello and Welcome. Raises ConnectionLost, and ProtocolError for a refusal."""
+        await self._guard(self._call.write(encode_to_worker(hello)))
+        answer = await self._read()
+        if not isinstance(answer, Welcome):
+            raise ProtocolError("the worker did not answer the Hello with a Welcome")
+        self._welcome = answer
+
+    async def send(self, frame: RouterFrame) -> None:
+        await self._guard(self._call.write(encode_to_worker(frame)))
+
+    async def receive(self) -> WorkerFrame:
+        message = await self._read()
+        if not isinstance(message, WorkerFrame):
+            raise ProtocolError("a second Welcome on one connection")
+        return message
+
+    async def close(self) -> None:
+        self._call.cancel()
+        await self._channel.close(None)
+
+    async def _read(self) -> Welcome | WorkerFrame:
+        data = await self._guard(self._call.read())
+        if not isinstance(data, bytes):
+            raise ConnectionLost("the worker ended the stream")
+        return decode_to_router(data)
+
+    async def _guard(self, operation: Awaitable[T]) -> T:
+        try:
+            return await operation
+        except _BROKEN as error:
+            await self._raise_lost(error)
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            # A call that was cancelled by `close` raises this as well; only a cancelled task may pass it on.
+            if task is not None and task.cancelling():
+                raise
+            raise ConnectionLost("closed") from None
+
+    async def _raise_lost(self, error: BaseException) -> NoReturn:
+        if not self._call.done():
+            raise ConnectionLost(str(error)) from error
+        code, details = await self._call.code(), await self._call.details()
+        if code in _REFUSALS:
+            raise ProtocolError(f"the worker refused: {details}", code=code.name.lower()) from error
+        raise ConnectionLost(f"{code.name}: {details}") from error
+
+
+class GrpcDialer:
+    """Dials `host:port`. `token` is the deployment's session secret, None where it has none."""
+
+    def __init__(self, token: str | None, limits: GrpcDialLimits | None = None) -> None:
+        self._metadata = () if token is None else (("authorization", f"Bearer {token}"),)
+        self._limits = limits or GrpcDialLimits()
+
+    async def dial(self, address: str, hello: Hello) -> GrpcRouterConnection:
+        """Connect and exchange Hello and Welcome. Raises ConnectionLost when nobody answers in time,
+        and ProtocolError when the worker refuses, with its reason."""
+        channel = grpc.aio.insecure_channel(address, options=self._options())
+        method = channel.stream_stream(
+            f"/{SERVICE}/Session", request_serializer=None, response_deserializer=None
+        )
+        call: Call = method(None, metadata=self._metadata, wait_for_ready=False)
+        connection = GrpcRouterConnection(channel, call)
+        try:
+            async with asyncio.timeout(self._limits.connect_timeout_s):
+                await connection.handshake(hello)
+        except TimeoutError as error:
+            await connection.close()
+            raise ConnectionLost(
+                f"no answer from {address} in {self._limits.connect_timeout_s:g} s"
+            ) from error
+        except BaseException:
+            await connection.close()
+            raise
+        return connection
+
+    def _options(self) -> list[tuple[str, int]]:
+        limits = self._limits
+        return [
+            ("grpc.use_local_subchannel_pool", 1),
+            ("grpc.enable_retries", 0),
+            ("grpc.max_send_message_length", limits.max_message_bytes),
+            ("grpc.max_receive_message_length", limits.max_message_bytes),
+            ("grpc.keepalive_time_ms", round(limits.keepalive_s * 1000)),
+            ("grpc.keepalive_timeout_ms", round(limits.keepalive_timeout_s * 1000)),
+            ("grpc.http2.max_pings_without_data", 0),
+        ]

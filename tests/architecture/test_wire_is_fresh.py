@@ -1,0 +1,18 @@
+"""The generated wire code is what the contract generates."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+GENERATED = Path("kvasir/wire/v1")
+
+
+def test_the_generated_wire_code_is_up_to_date(tmp_path: Path) -> None:
+    subprocess.run([sys.executable, str(ROOT / "proto/generate.py"), str(tmp_path)], check=True)
+    fresh = {path.name: path.read_text() for path in (tmp_path / GENERATED).iterdir()}
+    assert fresh, "nothing was generated"
+    committed = {path.name: path.read_text() for path in (ROOT / "platform" / GENERATED).glob("*_pb2*.py*")}
+    assert committed == fresh, "run: python proto/generate.py"

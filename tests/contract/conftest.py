@@ -1,0 +1,97 @@
+"""Engines that must keep the Engine port's contract, behind one factory each."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import AsyncIterator
+from typing import Protocol
+
+import pytest
+import pytest_asyncio
+
+from kvasir.clock import MonotonicClock
+from kvasir.config.model_files import resolve_model
+from kvasir.config.spec import Deployment, EngineSpec, ModelSpec, PoolSpec, SimSpec
+from kvasir.core.requests import Role
+from kvasir.ports.engine import Engine
+from kvasir_platform.sim.bench import EngineBench, FreshPrompts, start_bench
+
+BLOCK = 32
+CONTEXT = 512
+
+
+class EngineFactory(Protocol):
+    """Makes engines of one kind that can reach each other; `pool` is `prefill` or `decode`."""
+
+    def __call__(self, pool: str) -> Engine: ...
+
+
+def _deployment(engine: EngineSpec) -> Deployment:
+    return Deployment(
+        # float32, so that the shape of a batch never decides between two tokens.
+        model=ModelSpec(dtype="float32", max_model_len=CONTEXT),
+        disaggregation="always",
+        pools=(
+            PoolSpec(name="prefill", role=Role.PREFILL, engine=engine),
+            PoolSpec(name="decode", role=Role.DECODE, engine=engine),
+        ),
+    )
+
+
+@pytest.fixture(scope="module")
+def sim_engine_factory() -> EngineFactory:
+    from kvasir_workers.engines.sim.engine import SimEngine
+    from kvasir_workers.engines.sim.fabric import SimFabric
+
+    timing = SimSpec(
+        prefill_tokens_per_s=1e7, decode_step_s=2e-4, decode_step_per_seq_s=0.0, transfer_latency_s=1e-4
+    )
+    deployment = _deployment(EngineSpec(kind="sim", block_size=BLOCK, kv_cache_bytes=16 << 20, sim=timing))
+    fabric = SimFabric()
+
+    def make(pool: str) -> Engine:
+        return SimEngine(deployment, deployment.pool(pool), clock=MonotonicClock(), fabric=fabric)
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def vllm_engine_factory() -> EngineFactory:
+    """Real engines on kvasir-tiny."""
+    pytest.importorskip("vllm")
+    from kvasir_workers.engines.vllm.engine import VllmEngine
+
+    deployment = _deployment(EngineSpec(kind="vllm", block_size=BLOCK, kv_cache_bytes=64 << 20, threads=1))
+    model_path = str(resolve_model(deployment.model.source))
+
+    def make(pool: str) -> Engine:
+        return VllmEngine(deployment, deployment.pool(pool), model_path=model_path)
+
+    return make
+
+
+@pytest.fixture(scope="module", params=["sim", pytest.param("vllm", marks=pytest.mark.slow)])
+def engine_factory(request: pytest.FixtureRequest) -> EngineFactory:
+    factory: EngineFactory = request.getfixturevalue(f"{request.param}_engine_factory")
+    return factory
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def prefill(engine_factory: EngineFactory) -> AsyncIterator[EngineBench]:
+    bench = await start_bench(engine_factory("prefill"), "prefill-0")
+    yield bench
+    await bench.engine.stop()
+    assert bench.recorder.violations == []
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def bench(engine_factory: EngineFactory) -> AsyncIterator[EngineBench]:
+    bench = await start_bench(engine_factory("decode"), "decode-0")
+    yield bench
+    await bench.engine.stop()
+    assert bench.recorder.violations == []
+
+
+@pytest.fixture(scope="module")
+def prompts() -> FreshPrompts:
+    return FreshPrompts(random.Random(1))

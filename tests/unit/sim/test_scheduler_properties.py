@@ -1,0 +1,184 @@
+"""The simulated scheduler under random histories, over an alphabet of two tokens and very few blocks.
+
+Small numbers make prefixes collide, blocks run out and sequences preempt each other within a few
+operations. After each one, every block is accounted for; at the end of each history, every request has
+ended once, with the tokens that the model alone would give.
+"""
+
+from __future__ import annotations
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from kvasir.core.requests import EngineRequest, FinishReason, KvHandoff, Leg, Sampling, StepBatch, token_ids
+from kvasir_platform.sim.recorder import DeltaRecorder
+from kvasir_workers.engines.sim.model import Context, SimModel
+from kvasir_workers.engines.sim.output import Output
+from kvasir_workers.engines.sim.scheduler import Scheduler
+from kvasir_workers.engines.sim.state import Limits, PullOrder
+
+MODEL = SimModel(vocab_size=2, eos_token_id=0)
+CONTEXT = 9
+
+
+def _reference(request: EngineRequest, index: int) -> list[int]:
+    """What the choice must be, without any scheduling."""
+    sampling = request.sampling
+    room = CONTEXT - len(request.tokens)
+    output = Output(MODEL, sampling, min(room, sampling.max_tokens or room))
+    context = Context(0, None, sampling, index)
+    context.extend(request.tokens)
+    tokens: list[int] = []
+    while True:
+        emitted = output.grow(context)
+        context.append(emitted.token)
+        tokens.append(emitted.token)
+        if emitted.finish is not None:
+            return tokens
+
+
+class History(RuleBasedStateMachine):
+    """One engine, driven by hand."""
+
+    @initialize(
+        chunked=st.booleans(), caching=st.booleans(), recompute=st.booleans(), blocks=st.integers(5, 9)
+    )
+    def begin(self, chunked: bool, caching: bool, recompute: bool, blocks: int) -> None:
+        self.scheduler = Scheduler(
+            Limits(
+                block_size=2,
+                blocks=blocks,
+                bytes_per_block=10,
+                max_model_len=CONTEXT,
+                max_seqs=3,
+                step_tokens=4,
+                chunked_prefill=chunked,
+                prefix_caching=caching,
+                lease_s=10.0,
+                recompute_on_failure=recompute,
+                max_live=8,
+            ),
+            MODEL,
+            worker_id="w",
+            epoch=1,
+        )
+        self.recorder = DeltaRecorder()
+        self.requests: dict[str, EngineRequest] = {}
+        self.pulls: list[PullOrder] = []
+        self.now = 0.0
+
+    @rule(
+        tokens=st.lists(st.integers(0, 1), max_size=CONTEXT),
+        leg=st.sampled_from(Leg),
+        n=st.integers(1, 3),
+        max_tokens=st.integers(1, CONTEXT) | st.none(),
+        ignore_eos=st.booleans(),
+        priority=st.integers(0, 1),
+        salt=st.sampled_from(["", "s"]),
+    )
+    def submit(
+        self,
+        tokens: list[int],
+        leg: Leg,
+        n: int,
+        max_tokens: int | None,
+        ignore_eos: bool,
+        priority: int,
+        salt: str,
+    ) -> None:
+        request = EngineRequest(
+            request_id=f"r{len(self.requests)}",
+            tokens=token_ids(tokens),
+            sampling=Sampling(n=n, max_tokens=max_tokens, ignore_eos=ignore_eos),
+            leg=leg,
+            handoff=KvHandoff("elsewhere", 1, 1.0, 1, b"") if leg is Leg.DECODE else None,
+            priority=priority,
+            salt=salt,
+        )
+        self.requests[request.request_id] = request
+        self.scheduler.submit(request, self.now)
+        self._deliver()
+
+    @precondition(lambda self: self.requests)
+    @rule(data=st.data())
+    def abort(self, data: st.DataObject) -> None:
+        self.scheduler.abort(data.draw(st.sampled_from(sorted(self.requests))), self.now)
+        self._deliver()
+
+    @rule(interruption=st.none() | st.integers(0, 30))
+    def step(self, interruption: int | None) -> None:
+        step = self.scheduler.schedule(self.now)
+        self.scheduler.check_integrity()
+        self.pulls += step.pulls
+        if interruption is not None:
+            self.scheduler.abort(f"r{interruption}", self.now)
+            self.scheduler.check_integrity()
+        self.now += 0.1
+        self.scheduler.complete(self.now)
+        self._deliver()
+
+    @precondition(lambda self: self.pulls)
+    @rule(data=st.data(), well=st.booleans())
+    def end_a_pull(self, data: st.DataObject, well: bool) -> None:
+        order = self.pulls.pop(data.draw(st.integers(0, len(self.pulls) - 1)))
+        self._end_pull(order, well)
+
+    @rule(number=st.integers(1, 6))
+    def release(self, number: int) -> None:
+        self.scheduler.release(f"w/1/{number}")
+
+    @rule(seconds=st.sampled_from([1.0, 20.0]))
+    def let_time_pass(self, seconds: float) -> None:
+        self.now += seconds
+        self.scheduler.expire(self.now)
+
+    @invariant()
+    def every_block_is_accounted_for(self) -> None:
+        if hasattr(self, "scheduler"):
+            self.scheduler.check_integrity()
+            assert self.recorder.violations == []
+
+    def teardown(self) -> None:
+        if not hasattr(self, "scheduler"):
+            return
+        self._run_dry()
+        for request_id, request in self.requests.items():
+            recorded = self.recorder.request(request_id)
+            assert recorded.last is not None, f"{request_id} has not ended"
+            for index, choice in recorded.choices.items():
+                if (
+                    choice.finish in (FinishReason.STOP, FinishReason.LENGTH)
+                    and request.leg is not Leg.PREFILL
+                ):
+                    assert choice.tokens == _reference(request, index)
+        load = self.scheduler.load()
+        assert (load.running, load.waiting, load.kv_usage, load.kv_blocks_leased) == (0, 0, 0.0, 0)
+
+    def _run_dry(self) -> None:
+        for _ in range(1000):
+            self.now += 1.0
+            self.scheduler.expire(self.now)
+            step = self.scheduler.schedule(self.now)
+            self.scheduler.complete(self.now)
+            self.scheduler.check_integrity()
+            self._deliver()
+            for order in self.pulls + step.pulls:
+                self._end_pull(order, True)
+            self.pulls = []
+            if all(self.recorder.request(r).last for r in self.requests) and not len(self.scheduler.leases):
+                return
+
+    def _end_pull(self, order: PullOrder, well: bool) -> None:
+        if well:
+            self.scheduler.pulled(order, 0.1)
+        else:
+            self.scheduler.pull_failed(order, 0.1, "io", self.now)
+        self._deliver()
+
+    def _deliver(self) -> None:
+        self.recorder(StepBatch(self.scheduler.take_deltas(), self.scheduler.load()))
+
+
+TestHistory = History.TestCase
+TestHistory.settings = settings(max_examples=150, stateful_step_count=40, deadline=None, derandomize=True)

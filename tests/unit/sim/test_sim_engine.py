@@ -1,0 +1,432 @@
+"""The simulated engine's own behaviour: time, transfers and failure, under virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
+
+import pytest
+
+from kvasir.config.spec import (
+    Deployment,
+    EngineSpec,
+    ModelSpec,
+    PoolSpec,
+    SimSpec,
+    SpeculativeSpec,
+    TransferSpec,
+)
+from kvasir.core.errors import ConfigError
+from kvasir.core.requests import (
+    EngineRequest,
+    FinishReason,
+    KvHandoff,
+    Leg,
+    Role,
+    Sampling,
+    StepBatch,
+    token_ids,
+)
+from kvasir_platform.sim.bench import EngineBench, FreshPrompts, start_bench
+from kvasir_platform.sim.virtual_loop import VirtualClock, run_virtual
+from kvasir_workers.engines.sim.engine import SimEngine
+from kvasir_workers.engines.sim.fabric import SimFabric, Ticket
+
+TIMING = SimSpec(
+    prefill_tokens_per_s=1000.0,
+    decode_step_s=0.01,
+    decode_step_per_seq_s=0.001,
+    transfer_bytes_per_s=65_536_000.0,
+    transfer_latency_s=0.5,
+)
+# 32 tokens of kvasir-tiny's KV: a millisecond on the link.
+BLOCK_BYTES = 65_536
+ENGINE = EngineSpec(kind="sim", block_size=32, kv_cache_bytes=64 * BLOCK_BYTES, sim=TIMING)
+
+
+def _deployment(engine: EngineSpec = ENGINE, transfer: TransferSpec | None = None) -> Deployment:
+    return Deployment(
+        model=ModelSpec(max_model_len=1024),
+        pools=(
+            PoolSpec(name="prefill", role=Role.PREFILL, engine=engine),
+            PoolSpec(name="decode", role=Role.DECODE, engine=engine),
+        ),
+        transfer=transfer or TransferSpec(lease_s=20.0, timeout_s=5.0),
+    )
+
+
+@dataclass
+class Pair:
+    """A prefill and a decode engine on one fabric."""
+
+    prefill: EngineBench
+    decode: EngineBench
+    prefill_engine: SimEngine
+    decode_engine: SimEngine
+    fabric: SimFabric
+    clock: VirtualClock
+    prompts: FreshPrompts
+
+    async def prefilled(self, prompt: list[int]) -> KvHandoff:
+        recorded = await self.prefill.generate(prompt, self.prompts.greedy, leg=Leg.PREFILL)
+        assert recorded.last is not None
+        assert recorded.last.handoff is not None
+        return recorded.last.handoff
+
+    def check_integrity(self) -> None:
+        self.prefill_engine.check_integrity()
+        self.decode_engine.check_integrity()
+        assert self.prefill.recorder.violations == self.decode.recorder.violations == []
+
+
+def with_pair(
+    scenario: Callable[[Pair], Awaitable[None]],
+    deployment: Deployment | None = None,
+    *,
+    shared_fabric: bool = True,
+) -> None:
+    """Run `scenario` under virtual time; nothing may be left held at its end."""
+
+    async def main() -> None:
+        spec = deployment or _deployment()
+        clock, fabric = VirtualClock(), SimFabric()
+        reach = fabric if shared_fabric else None
+        engines = [SimEngine(spec, pool, clock=clock, fabric=reach) for pool in spec.pools]
+        benches = [await start_bench(e, f"{p.name}-0") for e, p in zip(engines, spec.pools, strict=True)]
+        pair = Pair(*benches, *engines, fabric, clock, FreshPrompts(random.Random(5)))
+        await scenario(pair)
+        pair.check_integrity()
+        for bench in benches:
+            await bench.engine.stop()
+        pair.check_integrity()
+
+    run_virtual(main())
+
+
+def test_a_request_takes_the_time_that_the_timing_model_says() -> None:
+    async def scenario(pair: Pair) -> None:
+        done = await pair.decode.generate(pair.prompts.fresh(200), pair.prompts.sampling(max_tokens=11))
+        # One step computes the prompt, ten more a token each.
+        assert pair.clock.now() == pytest.approx(0.2 + 11 * 0.011)
+        assert done.last is not None
+        assert done.last.timings is not None
+        assert done.last.timings.prefill_s == pytest.approx(0.211)
+        assert done.last.timings.decode_s == pytest.approx(0.11)
+
+    with_pair(scenario)
+
+
+def test_a_cached_prefix_shortens_the_prefill() -> None:
+    async def scenario(pair: Pair) -> None:
+        prompt = pair.prompts.fresh(330)
+        await pair.decode.generate(prompt, pair.prompts.sampling(max_tokens=1))
+        cold = pair.clock.now()
+        await pair.decode.generate(prompt, pair.prompts.sampling(max_tokens=1))
+        assert cold == pytest.approx(0.341)
+        assert pair.clock.now() - cold == pytest.approx(0.01 + 0.001 + 0.010)
+
+    with_pair(scenario)
+
+
+def test_a_long_prompt_is_chunked_and_others_decode_between_its_chunks() -> None:
+    async def scenario(pair: Pair) -> None:
+        short = pair.decode.request(pair.prompts.fresh(10), pair.prompts.sampling(max_tokens=50))
+        long = pair.decode.request(pair.prompts.fresh(900), pair.prompts.sampling(max_tokens=1))
+        pair.decode.engine.submit([short])
+        recorded = await pair.decode.first_delta(short.request_id)
+        pair.decode.engine.submit([long])
+        await pair.decode.ended(long.request_id)
+        assert 9 <= len(recorded.choice().tokens) <= 12
+        await pair.decode.ended(short.request_id)
+
+    with_pair(scenario, _deployment(ENGINE.model_copy(update={"max_num_batched_tokens": 100})))
+
+
+def test_a_transfer_takes_latency_and_bandwidth_and_ends_the_lease() -> None:
+    async def scenario(pair: Pair) -> None:
+        prompt = pair.prompts.fresh(320)
+        handoff = await pair.prefilled(prompt)
+        assert handoff.blocks == 10
+        assert pair.prefill.engine.load().kv_blocks_leased == 10
+        decoded = await pair.decode.generate(prompt, pair.prompts.greedy, leg=Leg.DECODE, handoff=handoff)
+        assert decoded.last is not None
+        assert decoded.last.timings is not None
+        assert decoded.last.timings.transfer_s == pytest.approx(0.51)
+        assert pair.prefill.engine.load().kv_blocks_leased == 0
+
+    with_pair(scenario)
+
+
+def test_transfers_from_one_worker_share_its_link() -> None:
+    async def scenario(pair: Pair) -> None:
+        prompts = [pair.prompts.fresh(640) for _ in range(2)]
+        handoffs = [await pair.prefilled(prompt) for prompt in prompts]
+        requests = [
+            pair.decode.request(prompt, pair.prompts.greedy, leg=Leg.DECODE, handoff=handoff)
+            for prompt, handoff in zip(prompts, handoffs, strict=True)
+        ]
+        ended = await pair.decode.run(*requests)
+        waits = [
+            e.last.timings.transfer_s for e in ended if e.last is not None and e.last.timings is not None
+        ]
+        assert waits == [pytest.approx(0.52), pytest.approx(0.54)]
+
+    with_pair(scenario)
+
+
+def test_a_lease_that_nobody_pulls_ends_by_itself() -> None:
+    async def scenario(pair: Pair) -> None:
+        await pair.prefilled(pair.prompts.fresh(100))
+        await pair.clock.sleep(19.9)
+        assert pair.prefill.engine.load().kv_blocks_leased == 4
+        await pair.clock.sleep(0.2)
+        assert pair.prefill.engine.load().kv_blocks_leased == 0
+
+    with_pair(scenario)
+
+
+def test_leased_blocks_make_a_prompt_wait_until_the_lease_ends() -> None:
+    async def scenario(pair: Pair) -> None:
+        await pair.prefilled(pair.prompts.fresh(1000))
+        await pair.prefilled(pair.prompts.fresh(1000))
+        before = pair.clock.now()
+        await pair.prefill.generate(pair.prompts.fresh(500), pair.prompts.greedy)
+        assert pair.clock.now() - before > 18
+
+    with_pair(scenario)
+
+
+def _cut(pair: Pair) -> None:
+    pair.fabric.cut("prefill-0")
+
+
+def _crash(pair: Pair) -> None:
+    pair.prefill_engine.crash("lost")
+
+
+def _release_all(pair: Pair) -> None:
+    pair.prefill.engine.release(["prefill-0/1/1"])
+
+
+@pytest.mark.parametrize("trouble", [_cut, _crash, _release_all])
+@pytest.mark.parametrize("early", [True, False])
+def test_a_pull_that_cannot_succeed_is_made_up_for_by_computing(
+    trouble: Callable[[Pair], None], early: bool
+) -> None:
+    async def scenario(pair: Pair) -> None:
+        prompt = pair.prompts.fresh(100)
+        handoff = await pair.prefilled(prompt)
+        if early:
+            trouble(pair)
+        request = pair.decode.request(prompt, pair.prompts.greedy, leg=Leg.DECODE, handoff=handoff)
+        pair.decode.engine.submit([request])
+        await pair.clock.sleep(0.1)
+        if not early:
+            trouble(pair)
+        decoded = await pair.decode.ended(request.request_id)
+        full = await pair.decode.generate(prompt, pair.prompts.greedy)
+        load = pair.decode.engine.load()
+        assert decoded.choice().tokens == full.choice().tokens
+        assert (load.transfers_failed, load.transfers_received, load.transfer_bytes_received) == (1, 0, 0)
+
+    with_pair(scenario)
+
+
+def test_a_pull_that_fails_ends_the_request_when_the_deployment_says_so() -> None:
+    async def scenario(pair: Pair) -> None:
+        prompt = pair.prompts.fresh(100)
+        handoff = await pair.prefilled(prompt)
+        pair.fabric.cut("prefill-0")
+        done = await pair.decode.generate(prompt, pair.prompts.greedy, leg=Leg.DECODE, handoff=handoff)
+        assert done.last is not None
+        assert (done.last.finish, done.last.error) == (FinishReason.ERROR, "transfer_failed")
+        assert "unreachable" in (done.last.error_message or "")
+        pair.fabric.heal("prefill-0")
+        again = await pair.decode.generate(prompt, pair.prompts.greedy, leg=Leg.DECODE, handoff=handoff)
+        assert again.choice().finish is FinishReason.LENGTH
+
+    with_pair(scenario, _deployment(transfer=TransferSpec(on_failure="fail")))
+
+
+def test_a_pull_slower_than_its_timeout_fails_after_it() -> None:
+    async def scenario(pair: Pair) -> None:
+        prompt = pair.prompts.fresh(100)
+        handoff = await pair.prefilled(prompt)
+        before = pair.clock.now()
+        decoded = await pair.decode.generate(
+            prompt, pair.prompts.sampling(max_tokens=1), leg=Leg.DECODE, handoff=handoff
+        )
+        assert pair.clock.now() - before == pytest.approx(0.4 + 0.111)
+        assert decoded.last is not None
+        assert decoded.last.usage is not None
+        assert decoded.last.usage.transferred_bytes == 0
+
+    with_pair(scenario, _deployment(transfer=TransferSpec(timeout_s=0.4)))
+
+
+def test_a_handoff_of_an_earlier_life_is_fenced() -> None:
+    async def scenario(pair: Pair) -> None:
+        prompt = pair.prompts.fresh(64)
+        handoff = await pair.prefilled(prompt)
+        ticket = replace(Ticket.decode(handoff.ticket), epoch=0)
+        stale = replace(handoff, ticket=ticket.encode())
+        done = await pair.decode.generate(prompt, pair.prompts.greedy, leg=Leg.DECODE, handoff=stale)
+        wrong_fence = replace(handoff, fence=handoff.fence + 1)
+        other = await pair.decode.generate(prompt, pair.prompts.greedy, leg=Leg.DECODE, handoff=wrong_fence)
+        assert done.choice().tokens == other.choice().tokens
+        assert pair.decode.engine.load().transfers_failed == 2
+        assert pair.prefill.engine.load().kv_blocks_leased == 2
+
+    with_pair(scenario)
+
+
+@pytest.mark.parametrize("ticket", [b"", b"\xc1", Ticket("prefill-0", 1, (b"other",)).encode()])
+def test_a_handoff_that_does_not_fit_the_prompt_is_not_used(ticket: bytes) -> None:
+    async def scenario(pair: Pair) -> None:
+        prompt = pair.prompts.fresh(64)
+        handoff = replace(await pair.prefilled(prompt), ticket=ticket)
+        done = await pair.decode.generate(prompt, pair.prompts.greedy, leg=Leg.DECODE, handoff=handoff)
+        assert done.choice().finish is FinishReason.LENGTH
+        assert pair.decode.engine.load().transfers_failed == 1
+
+    with_pair(scenario)
+
+
+def test_without_a_fabric_the_ticket_suffices_and_release_ends_the_lease() -> None:
+    async def scenario(pair: Pair) -> None:
+        prompt = pair.prompts.fresh(100)
+        handoff = await pair.prefilled(prompt)
+        decoded = await pair.decode.generate(prompt, pair.prompts.greedy, leg=Leg.DECODE, handoff=handoff)
+        full = await pair.prefill.generate(prompt, pair.prompts.greedy)
+        assert decoded.choice().tokens == full.choice().tokens
+        assert pair.decode.engine.load().transfer_bytes_received == 4 * BLOCK_BYTES
+        assert pair.prefill.engine.load().kv_blocks_leased == 4
+        pair.prefill.engine.release([handoff.lease_id])
+        assert pair.prefill.engine.load().kv_blocks_leased == 0
+
+    with_pair(scenario, shared_fabric=False)
+
+
+def test_the_kv_of_several_choices_is_pulled_once_and_shared() -> None:
+    async def scenario(pair: Pair) -> None:
+        prompt = pair.prompts.fresh(100)
+        sampling = pair.prompts.sampling(n=3, temperature=1.0, seed=4)
+        handoff = await pair.prefilled(prompt)
+        decoded = await pair.decode.generate(prompt, sampling, leg=Leg.DECODE, handoff=handoff)
+        full = await pair.prefill.generate(prompt, sampling)
+        assert [decoded.choice(i).tokens for i in range(3)] == [full.choice(i).tokens for i in range(3)]
+        assert decoded.last is not None
+        assert decoded.last.usage is not None
+        assert decoded.last.usage.transferred_bytes == 4 * BLOCK_BYTES
+
+    with_pair(scenario)
+
+
+def test_an_abort_during_a_pull_frees_the_blocks_at_once() -> None:
+    async def scenario(pair: Pair) -> None:
+        prompt = pair.prompts.fresh(100)
+        handoff = await pair.prefilled(prompt)
+        request = pair.decode.request(prompt, pair.prompts.greedy, leg=Leg.DECODE, handoff=handoff)
+        pair.decode.engine.submit([request])
+        await pair.clock.sleep(0.1)
+        assert pair.decode.engine.load().waiting == 1
+        pair.decode.engine.abort([request.request_id])
+        done = await pair.decode.ended(request.request_id)
+        assert pair.clock.now() == pytest.approx(0.111 + 0.1)
+        assert done.choice().finish is FinishReason.ABORT
+        assert pair.decode.engine.load().kv_usage == 0.0
+        await pair.clock.sleep(30)
+
+    with_pair(scenario)
+
+
+def test_a_crash_ends_every_request_and_refuses_later_ones() -> None:
+    async def scenario(pair: Pair) -> None:
+        requests = [pair.decode.request(pair.prompts.fresh(50), pair.prompts.greedy) for _ in range(3)]
+        pair.decode.engine.submit(requests)
+        await pair.decode.first_delta(requests[0].request_id)
+        pair.decode_engine.crash("the host burned")
+        assert await pair.decode.engine.wait_failed() == "the host burned"
+        late = pair.decode.request(pair.prompts.fresh(5), pair.prompts.greedy)
+        pair.decode.engine.submit([late])
+        for request in [*requests, late]:
+            done = await pair.decode.ended(request.request_id)
+            assert done.last is not None
+            assert (done.last.error, done.last.error_message) == ("worker_failed", "the host burned")
+
+    with_pair(scenario)
+
+
+def test_a_sink_that_breaks_is_the_death_of_the_engine() -> None:
+    async def main() -> str:
+        spec = _deployment()
+        engine = SimEngine(spec, spec.pool("decode"), clock=VirtualClock())
+
+        def broken(batch: StepBatch) -> None:
+            raise LookupError("nobody listens")
+
+        await engine.start(broken, worker_id="w", epoch=1)
+        engine.submit([EngineRequest("r", token_ids([1, 2, 3]), Sampling())])
+        reason = await engine.wait_failed()
+        await engine.stop()
+        return reason
+
+    assert "nobody listens" in run_virtual(main())
+
+
+def test_too_many_live_requests_are_refused() -> None:
+    async def main() -> None:
+        spec = _deployment()
+        prompts = FreshPrompts(random.Random(1))
+        bench = await start_bench(SimEngine(spec, spec.pool("decode"), clock=VirtualClock(), max_live=2), "w")
+        ended = await bench.run(*(bench.request(prompts.fresh(9), prompts.greedy) for _ in range(3)))
+        assert [e.last.error for e in ended if e.last] == [None, None, "no_capacity"]
+        await bench.engine.stop()
+
+    run_virtual(main())
+
+
+def test_what_the_simulation_does_not_model_is_refused_at_start() -> None:
+    async def start(**changes: object) -> None:
+        spec = _deployment(ENGINE.model_copy(update=changes))
+        await SimEngine(spec, spec.pool("decode"), clock=VirtualClock()).start(
+            lambda batch: None, worker_id="w", epoch=1
+        )
+
+    with pytest.raises(ConfigError, match="one rank"):
+        run_virtual(start(data_parallel_size=2))
+    with pytest.raises(ConfigError, match="speculate"):
+        run_virtual(start(speculative=SpeculativeSpec()))
+    with pytest.raises(ConfigError, match="kv_cache_bytes"):
+        run_virtual(start(kv_cache_bytes=1 << 20))
+
+
+def test_two_runs_give_the_same_trace() -> None:
+    def trace() -> list[tuple[float, str, tuple[int, ...]]]:
+        seen: list[tuple[float, str, tuple[int, ...]]] = []
+
+        async def scenario(pair: Pair) -> None:
+            inner = pair.decode.recorder
+
+            def spy(batch: StepBatch) -> None:
+                seen.extend((pair.clock.now(), d.request_id, d.token_ids) for d in batch.deltas)
+                inner(batch)
+
+            spec = _deployment()
+            engine = SimEngine(spec, spec.pool("decode"), clock=pair.clock)
+            await engine.start(spy, worker_id="spied", epoch=1)
+            requests = [
+                pair.decode.request(pair.prompts.fresh(50 + i), pair.prompts.greedy) for i in range(10)
+            ]
+            for request in requests:
+                engine.submit([request])
+                await pair.clock.sleep(0.013)
+            await asyncio.gather(*(inner.wait(request.request_id) for request in requests))
+            await engine.stop()
+
+        with_pair(scenario)
+        return seen
+
+    assert trace() == trace()

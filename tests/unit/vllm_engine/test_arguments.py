@@ -1,0 +1,120 @@
+"""The spec as vLLM will see it, and what is refused before vLLM sees it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from kvasir.config.spec import Deployment, EngineSpec, LoraSpec, ModelSpec, PoolSpec, SpeculativeSpec
+from kvasir.config.support import Platform, refusals
+from kvasir.core.requests import Role
+from kvasir_workers.engines.vllm.arguments import engine_arguments, environment, threads_per_rank
+
+
+def one_pool(engine: EngineSpec | None = None, **changes: Any) -> Deployment:
+    pool = PoolSpec(name="both", role=Role.BOTH, engine=engine or EngineSpec())
+    return Deployment(disaggregation="never", pools=(pool,), **changes)
+
+
+def arguments(deployment: Deployment, pool: int = 0, platform: str = "cpu") -> dict[str, Any]:
+    return engine_arguments(deployment, deployment.pools[pool], model_path="/m", platform=platform)
+
+
+def test_every_engine_power_reaches_vllm() -> None:
+    engine = EngineSpec(
+        block_size=64,
+        kv_cache_bytes=1 << 26,
+        kv_dtype="fp8",
+        max_num_seqs=7,
+        max_num_batched_tokens=99,
+        prefix_caching=False,
+        chunked_prefill=True,
+        tensor_parallel_size=2,
+        data_parallel_size=3,
+        speculative=SpeculativeSpec(tokens=5, lookup_max=6, lookup_min=3),
+    )
+    made = arguments(one_pool(engine, lora=(LoraSpec(name="a", path="/a", rank=9),)))
+    assert made["model"] == "/m"
+    assert (made["block_size"], made["kv_cache_memory_bytes"], made["kv_cache_dtype"]) == (64, 1 << 26, "fp8")
+    assert (made["max_num_seqs"], made["max_num_batched_tokens"]) == (7, 99)
+    assert (made["enable_prefix_caching"], made["enable_chunked_prefill"]) == (False, True)
+    assert (made["tensor_parallel_size"], made["data_parallel_size"]) == (2, 3)
+    assert made["distributed_executor_backend"] == "mp"
+    assert (made["max_loras"], made["max_lora_rank"]) == (1, 16)
+    assert made["speculative_config"] == {
+        "method": "ngram",
+        "num_speculative_tokens": 5,
+        "prompt_lookup_max": 6,
+        "prompt_lookup_min": 3,
+    }
+
+
+def test_only_a_disaggregated_deployment_gets_a_connector() -> None:
+    assert "kv_transfer_config" not in arguments(one_pool())
+    apart = Deployment()
+    assert arguments(apart, 0)["kv_transfer_config"]["kv_role"] == "kv_producer"
+    assert arguments(apart, 1)["kv_transfer_config"]["kv_role"] == "kv_consumer"
+    config = arguments(apart, 1)["kv_transfer_config"]
+    assert config["kv_load_failure_policy"] == apart.transfer.on_failure
+    assert config["kv_connector_extra_config"]["timeout_s"] == apart.transfer.timeout_s
+
+
+def test_a_gpu_engine_compiles_and_a_cpu_engine_does_not() -> None:
+    assert arguments(one_pool(), platform="cpu")["enforce_eager"] is True
+    assert arguments(one_pool(), platform="cuda")["enforce_eager"] is False
+
+
+@pytest.mark.parametrize(("cpus", "share"), [(1, 1), (2, 1), (8, 4), (9, 4)])
+def test_replicas_share_the_machine_equally(cpus: int, share: int) -> None:
+    deployment = Deployment()
+    assert threads_per_rank(deployment, deployment.pools[0], cpus=cpus) == share
+
+
+def test_threads_of_the_spec_win() -> None:
+    deployment = one_pool(EngineSpec(threads=3))
+    variables = environment(deployment, deployment.pools[0], cpus=64, platform="cpu")
+    assert variables["OMP_NUM_THREADS"] == "3"
+
+
+def test_a_gpu_engine_is_not_told_about_threads() -> None:
+    deployment = one_pool()
+    assert "OMP_NUM_THREADS" not in environment(deployment, deployment.pools[0], cpus=64, platform="cuda")
+
+
+def test_the_default_deployment_is_refused_nowhere_that_it_fits() -> None:
+    assert refusals(Deployment(), platform="cpu") == []
+    assert refusals(one_pool(EngineSpec(kind="sim", block_size=1)), platform="cpu") == []
+
+
+@pytest.mark.parametrize(
+    ("platform", "engine", "changes", "field"),
+    [
+        ("cpu", {"block_size": 48}, {}, "engine.block_size"),
+        ("cpu", {"pipeline_parallel_size": 2}, {}, "engine.pipeline_parallel_size"),
+        ("cpu", {"expert_parallel": True}, {}, "engine.expert_parallel"),
+        ("cpu", {}, {"model": ModelSpec(quantization="int8", dtype="float32")}, "model.dtype"),
+        ("cpu", {"chunked_prefill": False}, {}, "engine.max_num_batched_tokens"),
+        ("cpu", {"max_num_batched_tokens": 32}, {}, "engine.max_num_batched_tokens"),
+        ("cuda", {"tensor_parallel_size": 2}, {}, "gpus"),
+    ],
+)
+def test_what_cannot_work_is_refused_with_its_field(
+    platform: Platform, engine: dict[str, Any], changes: dict[str, Any], field: str
+) -> None:
+    (reason,) = refusals(one_pool(EngineSpec(**engine), **changes), platform=platform)
+    named, _, rest = reason.partition(": ")
+    assert named.endswith(field)
+    assert ";" in rest, "a refusal says what to do"
+
+
+def test_a_prefill_pool_does_not_speculate() -> None:
+    engine = EngineSpec(speculative=SpeculativeSpec())
+    deployment = Deployment(
+        pools=(
+            PoolSpec(name="prefill", role=Role.PREFILL, engine=engine),
+            PoolSpec(name="decode", role=Role.DECODE, engine=engine),
+        )
+    )
+    (reason,) = refusals(deployment, platform="cpu")
+    assert reason.startswith("pools.prefill.engine.speculative:")

@@ -1,0 +1,153 @@
+"""How one request's outputs of vLLM become deltas, without an engine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from kvasir.core.requests import EngineRequest, FinishReason, KvHandoff, Leg, Sampling, token_ids
+from kvasir_workers.engines.vllm.stream import Stream, handoff_of, pull_of
+
+BLOCK = 32
+
+
+@dataclass
+class Metrics:
+    queued_ts: float = 10.0
+    scheduled_ts: float = 10.5
+    first_token_ts: float = 11.5
+    last_token_ts: float = 14.5
+
+
+@dataclass
+class Candidate:
+    logprob: float
+    rank: int
+    decoded_token: str
+
+
+@dataclass
+class Completion:
+    token_ids: list[int] = field(default_factory=list)
+    text: str = ""
+    index: int = 0
+    logprobs: Any = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+
+
+@dataclass
+class Output:
+    outputs: list[Any]
+    finished: bool = False
+    num_cached_tokens: int | None = 0
+    kv_transfer_params: dict[str, Any] | None = None
+    metrics: Any = field(default_factory=Metrics)
+
+
+def stream(leg: Leg = Leg.FULL, prompt: int = 100, **sampling: Any) -> Stream:
+    request = EngineRequest("r", token_ids(range(prompt)), Sampling(**sampling), leg=leg)
+    return Stream(request, BLOCK)
+
+
+def test_offsets_are_contiguous_per_choice() -> None:
+    one = stream(n=2)
+    steps = [
+        Output([Completion([1, 2], "ab", index=0)]),
+        Output([Completion([9], "z", index=1)]),
+        Output([Completion([3], "c", index=0, finish_reason="length")]),
+        Output([Completion([8], "y", index=1, finish_reason="length")], finished=True),
+    ]
+    deltas = [delta for step in steps for delta in one.deltas(step)]
+    assert [(d.index, d.offset) for d in deltas] == [(0, 0), (1, 0), (0, 2), (1, 1)]
+    assert [d.last for d in deltas] == [False, False, False, True]
+    assert deltas[-1].usage is not None
+    assert deltas[-1].usage.output_tokens == 5
+
+
+def test_nothing_follows_the_last_delta() -> None:
+    one = stream()
+    assert one.deltas(Output([Completion([1], finish_reason="stop")], finished=True))[0].last
+    assert one.ended
+    assert one.deltas(Output([Completion([2])])) == []
+
+
+def test_a_step_without_tokens_makes_no_delta() -> None:
+    assert stream().deltas(Output([Completion()])) == []
+
+
+def test_a_stop_token_is_named_as_text() -> None:
+    (delta,) = stream().deltas(Output([Completion([7], finish_reason="stop", stop_reason=7)], finished=True))
+    assert (delta.finish, delta.stop_reason) == (FinishReason.STOP, "7")
+
+
+def test_timings_are_the_distances_between_the_engines_stamps() -> None:
+    (delta,) = stream().deltas(Output([Completion([1], finish_reason="stop")], finished=True))
+    assert delta.timings is not None
+    assert (delta.timings.queue_s, delta.timings.prefill_s, delta.timings.decode_s) == (0.5, 1.0, 3.0)
+
+
+def test_a_stage_that_was_not_reached_took_no_time() -> None:
+    unscheduled = Metrics(queued_ts=10.0, scheduled_ts=0.0, first_token_ts=0.0, last_token_ts=0.0)
+    output = Output([Completion(finish_reason="abort")], finished=True, metrics=unscheduled)
+    (delta,) = stream().deltas(output)
+    assert delta.timings is not None
+    assert delta.timings.queue_s == delta.timings.prefill_s == delta.timings.decode_s == 0.0
+
+
+def test_a_prefill_leg_gives_a_handoff_and_no_token() -> None:
+    moved = {"lease_id": "l", "fence": 3, "ttl_s": 2.5, "blocks": 4, "ticket": "t"}
+    output = Output([Completion([5], "x", finish_reason="length")], finished=True, kv_transfer_params=moved)
+    (delta,) = stream(Leg.PREFILL).deltas(output)
+    assert (delta.token_ids, delta.text) == ((), "")
+    assert delta.handoff == KvHandoff("l", 3, 2.5, 4, b"t")
+    assert pull_of(delta.handoff) == moved
+
+
+def test_a_prefill_leg_without_an_offer_is_a_failure() -> None:
+    (delta,) = stream(Leg.PREFILL).deltas(Output([Completion([5], finish_reason="length")], finished=True))
+    assert (delta.finish, delta.error) == (FinishReason.ERROR, "transfer_failed")
+    assert handoff_of({}) is None
+
+
+@pytest.mark.parametrize(
+    ("prompt", "cached", "blocks", "expected"),
+    [
+        (100, 99, 4, (0, 99)),  # all of it moved: the last token is always computed
+        (100, 99, 2, (64, 35)),  # two blocks were here
+        (97, 96, 3, (0, 96)),
+        (100, 64, 0, (64, 0)),  # nothing moved
+    ],
+)
+def test_what_was_moved_is_not_counted_as_a_prefix_hit(
+    prompt: int, cached: int, blocks: int, expected: tuple[int, int]
+) -> None:
+    pulled = {"pulled": {"blocks": blocks, "bytes": blocks * 8, "seconds": 0.25, "failure": ""}}
+    output = Output(
+        [Completion([1], finish_reason="stop")],
+        finished=True,
+        num_cached_tokens=cached,
+        kv_transfer_params=pulled,
+    )
+    (delta,) = stream(Leg.DECODE, prompt).deltas(output)
+    assert delta.usage is not None
+    assert delta.timings is not None
+    assert (delta.usage.cached_tokens, delta.usage.transferred_tokens) == expected
+    assert delta.usage.transferred_bytes == blocks * 8
+    assert (delta.timings.transfer_s, delta.timings.queue_s) == (0.25, 0.25)
+
+
+@pytest.mark.parametrize(("leg", "code"), [(Leg.DECODE, "transfer_failed"), (Leg.FULL, "worker_failed")])
+def test_an_engine_error_has_a_stable_code(leg: Leg, code: str) -> None:
+    (delta,) = stream(leg).deltas(Output([Completion(finish_reason="error")], finished=True))
+    assert (delta.finish, delta.error) == (FinishReason.ERROR, code)
+
+
+def test_logprobs_keep_the_sampled_token_apart_from_the_best() -> None:
+    positions = [{5: Candidate(-3.0, 9, "e"), 1: Candidate(-0.5, 1, "a"), 2: Candidate(-1.0, 2, "b")}]
+    (delta,) = stream(logprobs=2).deltas(Output([Completion([5], "e", logprobs=positions)]))
+    (position,) = delta.logprobs
+    assert (position.sampled.token_id, position.sampled.logprob) == (5, -3.0)
+    assert [candidate.token for candidate in position.top] == ["a", "b"]

@@ -1,0 +1,143 @@
+"""How simulated KV travels: tickets, leases that must outlive the transfer, and links that fill up.
+
+Nothing is copied, since the simulated model's tokens follow from the prompt alone; what is simulated is
+time, the bytes counted, and every way in which a transfer can fail.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import msgspec
+
+from kvasir.config.spec import SimSpec
+from kvasir.core.errors import TransferError
+from kvasir.core.requests import KvHandoff
+from kvasir.ports.clock import Clock
+from kvasir_workers.engines.sim.state import PullOrder
+
+
+@dataclass(frozen=True, slots=True)
+class Ticket:
+    """What a hand-off's opaque bytes say: who offers, and the chained hash of each block of the prompt,
+    the last partial one included."""
+
+    worker_id: str
+    epoch: int
+    hashes: tuple[bytes, ...]
+
+    def encode(self) -> bytes:
+        """As bytes for KvHandoff.ticket."""
+        return msgspec.msgpack.encode(self)
+
+    @classmethod
+    def decode(cls, data: bytes) -> Ticket:
+        """Raises TransferError (`layout`) for bytes that `encode` did not write."""
+        try:
+            return msgspec.msgpack.decode(data, type=cls)
+        except msgspec.MsgspecError as error:
+            raise TransferError(f"the ticket cannot be read: {error}", code="layout") from error
+
+
+class Offerer(Protocol):
+    """The side of an engine that the fabric shows to its peers."""
+
+    @property
+    def epoch(self) -> int:
+        """The worker's epoch."""
+        ...
+
+    def lease_problem(self, lease_id: str, fence: int) -> str | None:
+        """None while the lease lives, else `expired` or `fenced`."""
+        ...
+
+    def lease_pulled(self, lease_id: str) -> None:
+        """A peer has all blocks: the lease ends."""
+        ...
+
+
+class SimFabric:
+    """The simulated workers of one process, as they reach each other. A worker can be cut off."""
+
+    def __init__(self) -> None:
+        self._offerers: dict[str, Offerer] = {}
+        self._cut: set[str] = set()
+        self._busy_until: dict[str, float] = {}
+
+    def join(self, worker_id: str, offerer: Offerer) -> None:
+        """Let peers pull from a worker; a restarted worker replaces its earlier life."""
+        self._offerers[worker_id] = offerer
+
+    def leave(self, worker_id: str, offerer: Offerer) -> None:
+        """The worker is gone; what others pull from it fails. A successor stays."""
+        if self._offerers.get(worker_id) is offerer:
+            del self._offerers[worker_id]
+            self._busy_until.pop(worker_id, None)
+
+    def cut(self, worker_id: str) -> None:
+        """Make a worker unreachable for transfers, though it lives."""
+        self._cut.add(worker_id)
+
+    def heal(self, worker_id: str) -> None:
+        """Undo `cut`."""
+        self._cut.discard(worker_id)
+
+    def offerer(self, ticket: Ticket, handoff: KvHandoff) -> Offerer:
+        """The worker that offers these blocks. Raises TransferError with the reason why they cannot be
+        pulled at this moment."""
+        offerer = self._offerers.get(ticket.worker_id)
+        if offerer is None or ticket.worker_id in self._cut:
+            raise TransferError(f"{ticket.worker_id} cannot be reached", code="unreachable")
+        if offerer.epoch != ticket.epoch:
+            raise TransferError(f"{ticket.worker_id} has started anew", code="fenced")
+        problem = offerer.lease_problem(handoff.lease_id, handoff.fence)
+        if problem is not None:
+            raise TransferError(f"lease {handoff.lease_id} is {problem}", code=problem)
+        return offerer
+
+    def occupy(self, worker_id: str, now: float, seconds: float) -> float:
+        """Queue `seconds` of sending on a worker's link; returns when they will have passed."""
+        done = max(now, self._busy_until.get(worker_id, now)) + seconds
+        self._busy_until[worker_id] = done
+        return done
+
+
+class SimLink:
+    """The pulling side of one engine.
+
+    Without a fabric, as between processes, the ticket suffices: time and bytes are simulated, and the
+    offering worker's lease ends by release or by its deadline.
+    """
+
+    def __init__(self, clock: Clock, timing: SimSpec, timeout_s: float, fabric: SimFabric | None) -> None:
+        self._clock = clock
+        self._timing = timing
+        self._timeout_s = timeout_s
+        self._fabric = fabric
+        self._busy_until = 0.0
+
+    async def pull(self, order: PullOrder) -> None:
+        """Take the time that the transfer takes. Raises TransferError, whose code is a reason of
+        PullFailed: unreachable, layout, expired, fenced or timeout."""
+        ticket = Ticket.decode(order.handoff.ticket)
+        if ticket.hashes != order.hashes:
+            raise TransferError("the hand-off is for another prompt or block size", code="layout")
+        if self._fabric is not None:
+            self._fabric.offerer(ticket, order.handoff)
+        seconds = self._timing.transfer_latency_s + self._sending(ticket, order)
+        if seconds > self._timeout_s:
+            await self._clock.sleep(self._timeout_s)
+            raise TransferError(f"not done after {self._timeout_s} s", code="timeout")
+        await self._clock.sleep(seconds)
+        if self._fabric is not None:
+            # The blocks are good only if the lease has lived through the whole transfer.
+            self._fabric.offerer(ticket, order.handoff).lease_pulled(order.handoff.lease_id)
+
+    def _sending(self, ticket: Ticket, order: PullOrder) -> float:
+        now = self._clock.now()
+        seconds = order.bytes / self._timing.transfer_bytes_per_s
+        if self._fabric is not None:
+            return self._fabric.occupy(ticket.worker_id, now, seconds) - now
+        self._busy_until = max(now, self._busy_until) + seconds
+        return self._busy_until - now

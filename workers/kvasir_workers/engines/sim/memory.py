@@ -1,0 +1,61 @@
+"""A sequence's share of paged KV: which blocks it holds, finds and makes known."""
+
+from __future__ import annotations
+
+from kvasir_workers.engines.sim.blocks import BlockPool
+from kvasir_workers.engines.sim.state import Limits, Sequence
+
+
+class SequenceMemory:
+    """Moves sequences in and out of a BlockPool and keeps their `blocks`, `stored` and `computed`."""
+
+    def __init__(self, pool: BlockPool, limits: Limits) -> None:
+        self._pool = pool
+        self._limits = limits
+
+    def find(self, sequence: Sequence, blocks: int) -> list[int]:
+        """The known blocks among the first `blocks` full ones of a sequence. Holds nothing."""
+        if not self._limits.prefix_caching:
+            return []
+        sequence.hash_up_to(blocks, self._limits.block_size)
+        return self._pool.lookup(sequence.hashes[:blocks])
+
+    def hold(self, sequence: Sequence, found: list[int]) -> None:
+        """Begin a sequence's memory with blocks that others wrote."""
+        self._pool.share(found)
+        sequence.blocks = found
+        sequence.stored = len(found)
+        sequence.computed = len(found) * self._limits.block_size
+
+    def extend(self, sequence: Sequence, blocks: int) -> None:
+        """Hold `blocks` empty ones more; they must be free."""
+        sequence.blocks += self._pool.take(blocks)
+
+    def grow(self, sequence: Sequence, tokens: int) -> bool:
+        """Hold the blocks for `tokens` more; False when there are too few."""
+        reach = sequence.computed + tokens
+        short = self._limits.blocks_for(reach) - len(sequence.blocks)
+        if short > 0:
+            if not self._pool.can_take(short):
+                return False
+            self.extend(sequence, short)
+        self.store(sequence, reach)
+        return True
+
+    def store(self, sequence: Sequence, reach: int) -> None:
+        """Make the blocks that are full with `reach` tokens known. Steps run in order, so that whoever
+        finds one reads it after it was written."""
+        full = reach // self._limits.block_size
+        if not self._limits.prefix_caching or full <= sequence.stored:
+            return
+        sequence.hash_up_to(full, self._limits.block_size)
+        for at in range(sequence.stored, full):
+            self._pool.store(sequence.blocks[at], sequence.hashes[at])
+        sequence.stored = full
+
+    def let_go(self, sequence: Sequence) -> None:
+        """Give all blocks back: the sequence has ended, or starts again."""
+        self._pool.drop(sequence.blocks)
+        sequence.blocks = []
+        sequence.stored = 0
+        sequence.computed = 0

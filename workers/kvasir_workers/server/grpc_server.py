@@ -1,0 +1,259 @@
+"""Listens for routers over gRPC, and answers health checks: the worker's end of the wire.
+
+It knows connections and not sessions: each one that has said Hello is handed to `on_connection`, and ends
+when that returns.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import grpc
+import grpc.aio
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+
+from kvasir.core.errors import ConfigError, ProtocolError
+from kvasir.core.messages import Hello, RouterFrame, Welcome, WorkerFrame
+from kvasir.ports.session import ConnectionLost, WorkerConnection
+from kvasir.wire.codec import SERVICE, decode_to_worker, encode_to_router
+
+OnConnection = Callable[[WorkerConnection], Coroutine[Any, Any, None]]
+Context = grpc.aio.ServicerContext[bytes, bytes]
+
+_BROKEN = (grpc.RpcError, grpc.aio.BaseError, asyncio.InvalidStateError)
+
+
+@dataclass(frozen=True, slots=True)
+class GrpcServerLimits:
+    """Bounds of one server. A peer that does not answer a keepalive ping within `keepalive_timeout_s`
+    is gone; one that does not say Hello within `hello_timeout_s` is turned away."""
+
+    max_message_bytes: int = 96 << 20
+    max_concurrent_rpcs: int = 256
+    hello_timeout_s: float = 5.0
+    keepalive_s: float = 10.0
+    keepalive_timeout_s: float = 5.0
+
+
+class GrpcWorkerConnection:
+    """`kvasir.ports.session.WorkerConnection` over one RPC."""
+
+    def __init__(self, context: Context, hello: Hello) -> None:
+        self._context = context
+        self._hello = hello
+        self._reading: asyncio.Future[Any] | None = None
+        self._ended = asyncio.Event()
+        self._reason = "closed"
+        self.refusal: str | None = None
+
+    @property
+    def hello(self) -> Hello:
+        return self._hello
+
+    async def accept(self, welcome: Welcome) -> None:
+        await self._write(encode_to_router(welcome))
+
+    async def refuse(self, reason: str) -> None:
+        self.refusal = reason
+        self.end(reason)
+
+    async def send(self, frame: WorkerFrame) -> None:
+        await self._write(encode_to_router(frame))
+
+    async def receive(self) -> RouterFrame:
+        if self._ended.is_set():
+            raise ConnectionLost(self._reason)
+        self._reading = asyncio.ensure_future(self._context.read())
+        try:
+            data = await self._reading
+        except _BROKEN as error:
+            raise ConnectionLost(str(error)) from error
+        except asyncio.CancelledError:
+            self._raise_unless_cancelled()
+        finally:
+            self._reading.cancel()
+        if not isinstance(data, bytes):
+            raise ConnectionLost("the router ended the stream")
+        message = decode_to_worker(data)
+        if not isinstance(message, RouterFrame):
+            raise ProtocolError("a second Hello on one connection")
+        return message
+
+    async def close(self) -> None:
+        self.end("closed")
+
+    def end(self, reason: str) -> None:
+        """Whatever waits on this connection gets ConnectionLost. Idempotent."""
+        if not self._ended.is_set():
+            self._reason = reason
+            self._ended.set()
+            if self._reading is not None:
+                self._reading.cancel()
+
+    async def wait_ended(self) -> None:
+        """Return once this end has closed or refused, or the RPC broke."""
+        await self._ended.wait()
+
+    async def _write(self, data: bytes) -> None:
+        if self._ended.is_set():
+            raise ConnectionLost(self._reason)
+        try:
+            await self._context.write(data)
+        except _BROKEN as error:
+            raise ConnectionLost(str(error)) from error
+        except asyncio.CancelledError:
+            self._raise_unless_cancelled()
+
+    def _raise_unless_cancelled(self) -> NoReturn:
+        # gRPC reports a dead RPC with this too; only a cancelled task may pass it on.
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            raise  # noqa: PLE0704 - called from an except block only
+        raise ConnectionLost(self._reason) from None
+
+
+class GrpcServer:
+    """One listening address. Methods run on one event loop.
+
+    `token` is the deployment's session secret, None where it has none: sessions and snapshots without
+    it end with UNAUTHENTICATED. Health is open, for probes carry no secrets.
+    """
+
+    def __init__(
+        self,
+        on_connection: OnConnection,
+        *,
+        bind: str,
+        token: str | None,
+        limits: GrpcServerLimits | None = None,
+    ) -> None:
+        self._on_connection = on_connection
+        self._bind = bind
+        self._expected = None if token is None else f"Bearer {token}".encode()
+        self._limits = limits or GrpcServerLimits()
+        self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]  # the stubs lack it
+        self._server: grpc.aio.Server | None = None
+        self._sessions: set[asyncio.Task[None]] = set()
+
+    async def start(self) -> int:
+        """Bind and listen; returns the port, which the machine chose if `bind` ends with `:0`. Not yet
+        serving for health. Raises ConfigError when the address cannot be bound."""
+        server = grpc.aio.server(
+            options=self._options(), maximum_concurrent_rpcs=self._limits.max_concurrent_rpcs
+        )
+        await self.set_serving(False)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+        server.add_generic_rpc_handlers(
+            (
+                grpc.method_handlers_generic_handler(
+                    SERVICE,
+                    {
+                        "Session": grpc.stream_stream_rpc_method_handler(self._session),
+                        "Snapshot": grpc.unary_stream_rpc_method_handler(self._snapshot),
+                    },
+                ),
+            )
+        )
+        try:
+            port: int = server.add_insecure_port(self._bind)
+        except RuntimeError as error:
+            raise ConfigError(
+                f"worker.host: cannot listen on {self._bind}: "
+                "the address must be one of this machine, and the port free"
+            ) from error
+        self._server = server
+        await server.start()
+        return port
+
+    async def set_serving(self, serving: bool) -> None:
+        """What health checks answer from here on, for the server and for the service."""
+        status = (
+            health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
+        )
+        for service in (health.OVERALL_HEALTH, SERVICE):
+            await self._health.set(service, status)
+
+    async def follow(self, wait_failed: Callable[[], Awaitable[str]]) -> str:
+        """Serve until the engine dies, then say so to health checks; returns why it died."""
+        await self.set_serving(True)
+        try:
+            return await wait_failed()
+        finally:
+            await self.set_serving(False)
+
+    async def stop(self, grace_s: float) -> None:
+        """Take no new connections, give those that there are `grace_s` seconds, end them. Idempotent."""
+        if self._server is None:
+            return
+        server, self._server = self._server, None
+        await self._health.enter_graceful_shutdown()
+        await server.stop(grace_s)
+        for task in self._sessions:
+            task.cancel()
+        await asyncio.gather(*self._sessions, return_exceptions=True)
+
+    def _options(self) -> list[tuple[str, int]]:
+        limits = self._limits
+        return [
+            # Two workers on one port would share routers at random instead of failing.
+            ("grpc.so_reuseport", 0),
+            ("grpc.max_concurrent_streams", limits.max_concurrent_rpcs),
+            ("grpc.max_send_message_length", limits.max_message_bytes),
+            ("grpc.max_receive_message_length", limits.max_message_bytes),
+            ("grpc.keepalive_time_ms", round(limits.keepalive_s * 1000)),
+            ("grpc.keepalive_timeout_ms", round(limits.keepalive_timeout_s * 1000)),
+            ("grpc.http2.max_pings_without_data", 0),
+            # Routers ping about as often as we do; gRPC's own limit of five minutes would cut them off.
+            ("grpc.http2.min_ping_interval_without_data_ms", round(limits.keepalive_s * 250)),
+        ]
+
+    async def _authenticate(self, context: Context) -> None:
+        if self._expected is None:
+            return
+        given = b""
+        for key, value in context.invocation_metadata() or ():
+            if key == "authorization":
+                given = value if isinstance(value, bytes) else value.encode()
+        if not hmac.compare_digest(given, self._expected):
+            await context.abort(grpc.StatusCode.UNAUTHENTICATED, "the session token is missing or wrong")
+
+    async def _hello(self, context: Context) -> Hello:
+        try:
+            async with asyncio.timeout(self._limits.hello_timeout_s):
+                data = await context.read()
+        except TimeoutError:
+            await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "no Hello came")
+        try:
+            message = decode_to_worker(data) if isinstance(data, bytes) else None
+        except ProtocolError as error:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, error.message)
+        if not isinstance(message, Hello):
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the first message is no Hello")
+        return message
+
+    async def _session(self, _requests: object, context: Context) -> None:
+        await self._authenticate(context)
+        connection = GrpcWorkerConnection(context, await self._hello(context))
+        # A task of its own: gRPC cancels this one when the RPC breaks, and a session must not be cancelled
+        # by its connection.
+        session = asyncio.ensure_future(self._on_connection(connection))
+        self._sessions.add(session)
+        session.add_done_callback(self._sessions.discard)
+        ended = asyncio.ensure_future(connection.wait_ended())
+        try:
+            await asyncio.wait((session, ended), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            ended.cancel()
+            connection.end("the connection broke")
+        if connection.refusal is not None:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, connection.refusal)
+
+    async def _snapshot(self, _request: bytes, context: Context) -> None:
+        await self._authenticate(context)
+        await context.abort(
+            grpc.StatusCode.UNIMPLEMENTED, "this worker keeps no record of the blocks that it holds"
+        )

@@ -1,0 +1,376 @@
+"""The worker's end of sessions: which router owns which request, however connections come and go.
+
+The engine's step batches are split by owner and kept in each session's bounded tail until its router has
+acknowledged them. A broken connection costs nothing while the resume window lasts; a router that does not
+come back, or does not read, loses its session: its requests are aborted, its leases released, and nobody
+else notices.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from kvasir.core.errors import ProtocolError
+from kvasir.core.identity import PROTOCOL_VERSION, WorkerIdentity
+from kvasir.core.link import Link, LinkLimits, payload_bytes
+from kvasir.core.messages import (
+    Abort,
+    Draining,
+    Hello,
+    ReleaseLeases,
+    RouterMessage,
+    Submit,
+    Welcome,
+    WorkerFrame,
+    WorkerMessage,
+)
+from kvasir.core.requests import Delta, EngineLoad, EngineRequest, FinishReason, KvHandoff, StepBatch
+from kvasir.ports.clock import Clock
+from kvasir.ports.engine import Engine
+from kvasir.ports.session import ConnectionLost, WorkerConnection
+from kvasir.wire.pump import Pump
+
+log = logging.getLogger(__name__)
+
+WORKER_DRAINING = "worker_draining"
+WORKER_OVERLOADED = "worker_overloaded"
+
+
+@dataclass(frozen=True, slots=True)
+class SessionHostLimits:
+    """Bounds of one worker's sessions. The tail (`link`) is for each session."""
+
+    link: LinkLimits = field(default_factory=LinkLimits)
+    resume_window_s: float = 10.0
+    max_sessions: int = 64
+    max_live_requests: int = 8192
+    """Legs of one session that may be live; more are refused with `worker_overloaded`."""
+    load_interval_s: float = 0.25
+    """How often load is reported to a router whose own deltas do not carry it."""
+    drain_poll_s: float = 0.02
+
+
+class _Session:
+    """What outlives connections."""
+
+    def __init__(self, session_id: str, router_id: str, limits: LinkLimits) -> None:
+        self.session_id = session_id
+        self.router_id = router_id
+        self.link: Link[WorkerMessage] = Link(limits)
+        self.pump: Pump[WorkerMessage, RouterMessage, WorkerFrame] | None = None
+        self.window: asyncio.Task[None] | None = None
+        self.live: dict[str, str] = {}
+        self.leases: dict[str, float] = {}
+        self.load: EngineLoad | None = None
+        self.ended = False
+
+
+class SessionHost:
+    """All sessions of one worker. Methods are called on the engine's event loop.
+
+    `deliver` is the engine's sink. Two routers may use one request id: inside the worker each live leg
+    has an id of its own, which is the router's where that is free.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        identity: WorkerIdentity,
+        clock: Clock,
+        limits: SessionHostLimits | None = None,
+    ) -> None:
+        self._engine = engine
+        self._identity = identity
+        self._clock = clock
+        self._limits = limits or SessionHostLimits()
+        self._sessions: dict[str, _Session] = {}
+        # Engine's id -> (owner, router's id), until the leg's last delta, even if the owner has ended: an
+        # aborted leg's last words must not reach another session that uses the id again.
+        self._owners: dict[str, tuple[_Session, str]] = {}
+        self._opened = 0
+        self._draining: Draining | None = None
+        self._closed = False
+
+    @classmethod
+    async def start(
+        cls,
+        engine: Engine,
+        *,
+        worker_id: str,
+        epoch: int,
+        clock: Clock,
+        limits: SessionHostLimits | None = None,
+    ) -> SessionHost:
+        """Start the engine with its sessions. Raises ConfigError when the engine cannot start."""
+        hosts: list[SessionHost] = []
+
+        def sink(batch: StepBatch) -> None:
+            for host in hosts:
+                host.deliver(batch)
+
+        identity = await engine.start(sink, worker_id=worker_id, epoch=epoch)
+        hosts.append(cls(engine, identity, clock, limits))
+        return hosts[0]
+
+    @property
+    def identity(self) -> WorkerIdentity:
+        """What every Welcome says."""
+        return self._identity
+
+    @property
+    def sessions(self) -> int:
+        """Sessions that exist, connected or within their window."""
+        return len(self._sessions)
+
+    @property
+    def live_requests(self) -> int:
+        """Legs whose last delta has not come from the engine."""
+        return len(self._owners)
+
+    @property
+    def held_leases(self) -> int:
+        """Leases granted to sessions that exist, which have not been released and may not have ended."""
+        return sum(len(session.leases) for session in self._sessions.values())
+
+    def deliver(self, batch: StepBatch) -> None:
+        """Pass on what one engine step produced."""
+        parts: dict[_Session, list[Delta]] = {}
+        for delta in batch.deltas:
+            owner = self._owners.get(delta.request_id)
+            if owner is None:
+                continue
+            session, request_id = owner
+            if delta.last:
+                self._finish(session, request_id, delta)
+            if session.ended:
+                continue
+            if request_id != delta.request_id:
+                delta = replace(delta, request_id=request_id)  # noqa: PLW2901 - the router's own name
+            parts.setdefault(session, []).append(delta)
+        for session, deltas in parts.items():
+            session.load = batch.load or session.load
+            self._push(session, StepBatch(tuple(deltas), batch.load))
+
+    async def serve(self, connection: WorkerConnection) -> None:
+        """Carry a session over this connection, and return when either has ended."""
+        admitted = self._admit(connection.hello)
+        if isinstance(admitted, str):
+            await connection.refuse(admitted)
+            return
+        session, resumed = admitted
+        welcome = Welcome(session.session_id, resumed, session.link.received_seq, self._identity)
+        pump = self._attach(session, connection)
+        reporter: asyncio.Task[None] | None = None
+        try:
+            await connection.accept(welcome)
+            reporter = asyncio.ensure_future(self._report_load(session))
+            await pump.run()
+        except ConnectionLost as error:
+            log.info("session %s: connection lost: %s", session.session_id, error)
+        except ProtocolError as error:
+            self._end(session, error.message)
+        finally:
+            if reporter is not None:
+                reporter.cancel()
+            self._detach(session, pump)
+            await connection.close()
+
+    async def drain(self, reason: str, grace_s: float) -> bool:
+        """Tell routers to send no more, refuse what comes, and wait until every stream has ended and its
+        end was acknowledged. False: `grace_s` was not enough. Sessions stay until `close`."""
+        self._draining = Draining(reason, grace_s)
+        for session in list(self._sessions.values()):
+            self._push(session, self._draining)
+        deadline = self._clock.now() + grace_s
+        while not (quiet := self._quiet()) and self._clock.now() < deadline:
+            await self._clock.sleep(self._limits.drain_poll_s)
+        return quiet
+
+    async def close(self) -> None:
+        """End every session and abort what runs in it; newcomers are refused. Idempotent."""
+        self._closed = True
+        for session in list(self._sessions.values()):
+            self._end(session, "the worker stops")
+
+    def _quiet(self) -> bool:
+        return not self._owners and all(s.link.unacknowledged == 0 for s in self._sessions.values())
+
+    def _admit(self, hello: Hello) -> tuple[_Session, bool] | str:
+        """The session that this connection is for and whether it is resumed, or why there is none."""
+        if hello.protocol_version != PROTOCOL_VERSION:
+            return f"protocol_version: {hello.protocol_version} != {PROTOCOL_VERSION} (worker)"
+        if self._closed:
+            return "the worker is stopping"
+        session = self._sessions.get(hello.session_id)
+        if session is not None and session.router_id == hello.router_id and self._resume(session, hello):
+            return session, True
+        for earlier in [s for s in self._sessions.values() if s.router_id == hello.router_id]:
+            self._end(earlier, "its router began a new one")
+        if len(self._sessions) >= self._limits.max_sessions:
+            return f"the worker has {self._limits.max_sessions} sessions, which is its limit"
+        return self._open(hello.router_id), False
+
+    def _open(self, router_id: str) -> _Session:
+        self._opened += 1
+        session_id = f"{self._identity.worker_id}/{self._identity.epoch}/{self._opened}"
+        session = _Session(session_id, router_id, self._limits.link)
+        self._sessions[session_id] = session
+        if self._draining is not None:
+            self._push(session, self._draining)
+        return session
+
+    def _resume(self, session: _Session, hello: Hello) -> bool:
+        # The router may be back before the break was noticed here.
+        if session.pump is not None:
+            session.pump.stop()
+        try:
+            session.link.resume(hello.received_seq)
+        except ProtocolError as error:
+            self._end(session, error.message)
+            return False
+        return True
+
+    def _attach(
+        self, session: _Session, connection: WorkerConnection
+    ) -> Pump[WorkerMessage, RouterMessage, WorkerFrame]:
+        if session.window is not None:
+            session.window.cancel()
+            session.window = None
+
+        def process(message: RouterMessage) -> None:
+            self._process(session, message)
+
+        session.pump = Pump(
+            connection,
+            session.link,
+            limits=self._limits.link,
+            frame=WorkerFrame,
+            process=process,
+            clock=self._clock,
+        )
+        return session.pump
+
+    def _detach(self, session: _Session, pump: Pump[WorkerMessage, RouterMessage, WorkerFrame]) -> None:
+        if session.pump is pump:
+            session.pump = None
+            if not session.ended:
+                session.window = asyncio.ensure_future(self._expire(session))
+
+    async def _expire(self, session: _Session) -> None:
+        await self._clock.sleep(self._limits.resume_window_s)
+        session.window = None
+        self._end(session, f"not resumed within {self._limits.resume_window_s:g} s")
+
+    def _end(self, session: _Session, reason: str) -> None:
+        self._leave(session, reason)
+        self._free(session)
+
+    def _leave(self, session: _Session, reason: str) -> None:
+        """Nothing more goes to the session or comes from it. Idempotent."""
+        if session.ended:
+            return
+        session.ended = True
+        del self._sessions[session.session_id]
+        log.info("session %s of %s ends: %s", session.session_id, session.router_id, reason)
+        if session.window is not None:
+            session.window.cancel()
+            session.window = None
+        if session.pump is not None:
+            session.pump.stop()
+
+    def _free(self, session: _Session) -> None:
+        leases, session.leases = list(session.leases), {}
+        if session.live:
+            self._engine.abort(list(session.live.values()))
+        if leases:
+            self._engine.release(leases)
+
+    def _push(self, session: _Session, message: WorkerMessage) -> None:
+        if session.ended:
+            return
+        try:
+            session.link.push(message, payload_bytes(message))
+        except ProtocolError as error:
+            self._leave(session, error.message)
+            # Not at once: this may be the engine's own call, which must not call the engine.
+            asyncio.get_running_loop().call_soon(self._free, session)
+        if session.pump is not None:
+            session.pump.wake()
+
+    async def _report_load(self, session: _Session) -> None:
+        while True:
+            load = self._engine.load()
+            if load != session.load:
+                session.load = load
+                self._push(session, StepBatch(load=load))
+            await self._clock.sleep(self._limits.load_interval_s)
+
+    def _process(self, session: _Session, message: RouterMessage) -> None:
+        match message:
+            case Submit(requests=requests):
+                self._submit(session, requests)
+            case Abort(request_ids=ids):
+                if live := [session.live[one] for one in ids if one in session.live]:
+                    self._engine.abort(live)
+            case ReleaseLeases(lease_ids=ids):
+                if owned := [one for one in ids if session.leases.pop(one, None) is not None]:
+                    self._engine.release(owned)
+
+    def _submit(self, session: _Session, requests: Sequence[EngineRequest]) -> None:
+        ids = [request.request_id for request in requests]
+        if len(set(ids)) < len(ids) or not session.live.keys().isdisjoint(ids):
+            raise ProtocolError("a submitted request_id is live already")
+        accepted: list[EngineRequest] = []
+        refused: list[Delta] = []
+        for request in requests:
+            if self._draining is not None:
+                refused.append(_refusal(request, WORKER_DRAINING, self._draining.reason))
+            elif len(session.live) >= self._limits.max_live_requests:
+                refused.append(_refusal(request, WORKER_OVERLOADED, "too many live requests"))
+            else:
+                accepted.append(self._own(session, request))
+        if refused:
+            self._push(session, StepBatch(tuple(refused)))
+        if accepted:
+            self._engine.submit(accepted)
+
+    def _own(self, session: _Session, request: EngineRequest) -> EngineRequest:
+        request_id = request.request_id
+        engine_id = request_id
+        while engine_id in self._owners:
+            engine_id = f"{session.session_id}/{engine_id}"
+        self._owners[engine_id] = (session, request_id)
+        session.live[request_id] = engine_id
+        return request if engine_id == request_id else replace(request, request_id=engine_id)
+
+    def _finish(self, session: _Session, request_id: str, last: Delta) -> None:
+        del self._owners[last.request_id]
+        session.live.pop(request_id, None)
+        if last.handoff is not None:
+            self._hold(session, last.handoff)
+
+    def _hold(self, session: _Session, handoff: KvHandoff) -> None:
+        if session.ended:
+            # Not at once: this is the engine's own call.
+            asyncio.get_running_loop().call_soon(self._engine.release, [handoff.lease_id])
+            return
+        now = self._clock.now()
+        for lease_id, ends in list(session.leases.items()):
+            if ends > now:
+                break
+            del session.leases[lease_id]
+        session.leases[handoff.lease_id] = now + handoff.ttl_s
+
+
+def _refusal(request: EngineRequest, code: str, message: str) -> Delta:
+    return Delta(
+        request_id=request.request_id,
+        offset=0,
+        finish=FinishReason.ERROR,
+        last=True,
+        error=code,
+        error_message=message,
+    )

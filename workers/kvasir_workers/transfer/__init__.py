@@ -1,0 +1,1 @@
+"""KV blocks between workers: adapters of `kvasir.ports.transfer`, and the vLLM connector on top of them."""

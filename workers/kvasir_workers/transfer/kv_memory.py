@@ -1,0 +1,49 @@
+"""vLLM's KV cache tensors as regions and a layout that two engines can compare."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from kvasir.core.errors import ConfigError
+from kvasir.core.identity import KvLayout
+from kvasir.ports.transfer import KvRegion
+
+if TYPE_CHECKING:
+    import torch
+
+
+def regions_of(kv_caches: Mapping[str, torch.Tensor], blocks: int) -> tuple[KvRegion, ...]:
+    """One region per distinct tensor, in layer order; layers that share KV share a region.
+
+    Raises ConfigError when blocks are not what the tensors are made of, outermost."""
+    regions: dict[int, KvRegion] = {}
+    for name, tensor in kv_caches.items():
+        rows, stride = tensor.shape[0], tensor.stride(0)
+        if rows % blocks or stride != max(tensor.stride()) or tensor.numel() != rows * stride:
+            raise ConfigError(
+                f"KV of layer {name} cannot be moved by blocks: shape {tuple(tensor.shape)}, "
+                f"strides {tensor.stride()}, {blocks} blocks"
+            )
+        device = "cpu" if tensor.device.type == "cpu" else f"{tensor.device.type}:{tensor.device.index or 0}"
+        block_bytes = tensor.numel() * tensor.element_size() // blocks
+        regions.setdefault(tensor.data_ptr(), KvRegion(tensor.data_ptr(), block_bytes, blocks, device))
+    return tuple(regions.values())
+
+
+def layout_of(
+    kv_caches: Mapping[str, torch.Tensor], regions: tuple[KvRegion, ...], spec: Any, ranks: int
+) -> KvLayout:
+    """`spec` is vLLM's KVCacheSpec of the only group. `layout` names the axes' order in memory."""
+    sample = next(iter(kv_caches.values()))
+    axes = sorted(range(sample.dim()), key=lambda axis: -sample.stride(axis))
+    return KvLayout(
+        block_size=spec.block_size,
+        dtype=str(sample.dtype).removeprefix("torch."),
+        layout="axes-" + "".join(str(axis) for axis in axes),
+        layers=len(regions),
+        kv_heads=spec.num_kv_heads,
+        head_size=spec.head_size,
+        bytes_per_block=sum(region.block_bytes for region in regions),
+        tensor_parallel_size=ranks,
+    )

@@ -1,0 +1,112 @@
+"""`KvTransfer` over NIXL: a serving and a receiving agent behind one port.
+
+They are two because the receiving one may have to be replaced (see receiving.py), which must not cut the
+peers that read from the serving one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from kvasir.core.errors import TransferError
+from kvasir.core.identity import KvLayout
+from kvasir.ports.transfer import KvRegion, Offer, TransferEvent
+from kvasir_workers.transfer.nixl import endpoint
+from kvasir_workers.transfer.nixl.agent import NixlAgent, device_ordinal
+from kvasir_workers.transfer.nixl.leases import TABLE_BYTES, LeaseTable
+from kvasir_workers.transfer.nixl.receiving import ReceivingSide
+from kvasir_workers.transfer.nixl.serving import ServingSide
+
+Side = TypeVar("Side", ServingSide, ReceivingSide)
+
+
+class NixlTransfer:
+    """See `kvasir.ports.transfer.KvTransfer`.
+
+    `name` must be unique in the fleet and differ with every start. `host` is the address to serve on:
+    a loopback address keeps UCX on the loopback interface; otherwise UCX chooses, steered by UCX_*
+    variables. `now` reads a monotonic clock in seconds.
+    """
+
+    def __init__(self, name: str, host: str, now: Callable[[], float]) -> None:
+        self._name = name
+        self._host = host
+        self._now = now
+        self._table = LeaseTable()
+        self._agent: NixlAgent | None = None
+        self._serving: ServingSide | None = None
+        self._receiving: ReceivingSide | None = None
+        self._endpoint = ""
+        self._receivers = 0
+        self._farewell: list[TransferEvent] = []
+
+    def register(self, regions: Sequence[KvRegion], layout: KvLayout) -> str:
+        """Make local KV memory known to the fabric; returns this agent's endpoint. Raises TransferError
+        when called twice, or when regions lie on different devices."""
+        if self._agent is not None:
+            raise TransferError("KV memory is registered already")
+        if len({region.device for region in regions}) != 1:
+            raise TransferError("an agent's KV must lie on one device")
+        device = regions[0].device
+        agent = NixlAgent(f"{self._name}-serve", self._host)
+        agent.register(
+            [(r.address, r.blocks * r.block_bytes, device_ordinal(device)) for r in regions], device
+        )
+        agent.register([(self._table.address, TABLE_BYTES, 0)], "cpu")
+        self._agent = agent
+        self._serving = ServingSide(agent, self._table)
+        self._receiving = ReceivingSide(self._receiver, regions, layout, self._now)
+        self._endpoint = endpoint.encode(
+            agent.name, agent.metadata(), tuple(regions), self._table.address, layout
+        )
+        return self._endpoint
+
+    def offer(self, lease_id: str, fence: int, blocks: Sequence[int], ttl_s: float) -> Offer:
+        """See the port."""
+        _ready(self._serving).offer(lease_id, fence, self._now() + ttl_s)
+        return Offer(lease_id, fence, ttl_s, tuple(blocks), self._endpoint)
+
+    def pull(
+        self,
+        pull_id: str,
+        offer: Offer,
+        source_blocks: Sequence[int],
+        target_blocks: Sequence[int],
+        timeout_s: float,
+    ) -> None:
+        """See the port."""
+        _ready(self._receiving).pull(pull_id, offer, source_blocks, target_blocks, timeout_s)
+
+    def release(self, lease_id: str) -> None:
+        """See the port."""
+        if self._serving is not None:
+            self._serving.end(lease_id, "released")
+
+    def poll(self) -> list[TransferEvent]:
+        """See the port."""
+        events, self._farewell = self._farewell, []
+        if self._serving is not None:
+            events += self._serving.poll(self._now())
+        if self._receiving is not None:
+            events += self._receiving.poll()
+        return events
+
+    def close(self) -> None:
+        """See the port. What was under way ends as closed or released, in the next poll()."""
+        if self._agent is None or self._serving is None or self._receiving is None:
+            return
+        self._farewell += self._receiving.close()
+        self._farewell += self._serving.close()
+        self._agent.close()
+        self._agent = self._serving = self._receiving = None
+
+    def _receiver(self) -> NixlAgent:
+        self._receivers += 1
+        return NixlAgent(f"{self._name}-pull-{self._receivers}", self._host)
+
+
+def _ready(side: Side | None) -> Side:
+    if side is None:
+        raise TransferError("no KV memory is registered")
+    return side

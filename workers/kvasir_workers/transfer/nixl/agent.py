@@ -1,0 +1,184 @@
+"""A NIXL agent whose progress thread sleeps.
+
+NIXL's Python wrapper fixes the progress thread's delay at 0, which burns a core per idle engine; without
+the thread, an idle prefill worker never answers a read over TCP. So the agent is built here, on NIXL's
+own bindings, with a delay: UCX wakes the thread when something arrives, and the delay only bounds how
+long it may oversleep a wake-up that UCX lost. Measured with nixl 1.5.1: see the contract test.
+
+Only this module touches NIXL.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+from collections.abc import Sequence
+from enum import Enum
+from typing import Any
+
+from kvasir.core.errors import TransferError
+
+PROGRESS_DELAY_US = 1_000
+
+Descriptor = tuple[int, int, int]
+"""Address, length in bytes, device ordinal."""
+
+
+class XferState(Enum):
+    """How a posted transfer stands."""
+
+    RUNNING = "running"
+    DONE = "done"
+    FAILED = "failed"
+
+
+def device_ordinal(device: str) -> int:
+    """0 for "cpu", N for "cuda:N"."""
+    return int(device.partition(":")[2] or 0)
+
+
+class NixlAgent:
+    """One UCX worker with its registered memory and known peers. Not thread-safe.
+
+    Errors of NIXL come out as TransferError."""
+
+    def __init__(self, name: str, host: str) -> None:
+        # Loads CUDA and UCX libraries, which importing this module must not.
+        import nixl
+
+        self._nixl: Any = nixl._bindings
+        self.name = name
+        config = self._nixl.nixlAgentConfig()
+        config.useProgThread = True
+        config.useListenThread = False
+        config.pthrDelay = PROGRESS_DELAY_US
+        config.syncMode = self._nixl.NIXL_THREAD_SYNC_NONE
+        self._errors = _error_types(self._nixl)
+        try:
+            self._agent: Any = self._nixl.nixlAgent(name, config)
+            self._backend: int = self._agent.createBackend("UCX", backend_options(host))
+        except self._errors as error:
+            raise TransferError(f"NIXL could not start its UCX backend: {error!r}") from error
+        self._registered: list[Any] = []
+
+    def register(self, regions: Sequence[Descriptor], device: str) -> None:
+        """Make memory known to the fabric. `device` is "cpu" or "cuda:N"."""
+        descriptors = self._nixl.nixlRegDList(
+            self._memory(device), [(address, length, ordinal, "") for address, length, ordinal in regions]
+        )
+        try:
+            self._agent.registerMem(descriptors, [self._backend])
+        except self._errors as error:
+            raise TransferError(f"NIXL could not register {device} memory: {error!r}") from error
+        self._registered.append(descriptors)
+
+    def metadata(self) -> bytes:
+        """What a peer needs to read from this agent's registered memory."""
+        return bytes(self._agent.getLocalMD())
+
+    def add_peer(self, metadata: bytes, name: str) -> None:
+        """Know a peer. Raises TransferError when it is unreachable or is not who it should be."""
+        try:
+            loaded = self._agent.loadRemoteMD(metadata)
+        except self._errors as error:
+            raise TransferError(f"agent {name} is unreachable: {error!r}") from error
+        loaded = loaded.decode() if isinstance(loaded, bytes) else str(loaded)
+        if loaded != name:
+            self.forget_peer(loaded)
+            raise TransferError(f"endpoint of agent {name} carries the metadata of {loaded}")
+
+    def forget_peer(self, name: str) -> None:
+        """Drop the connection to a peer, if there is one."""
+        try:
+            self._agent.invalidateRemoteMD(name)
+        except self._errors:
+            return
+
+    def read(self, peer: str, local: Sequence[Descriptor], remote: Sequence[Descriptor], device: str) -> int:
+        """Start to copy `remote` into `local`, pairwise; both lie on `device`. Returns a handle."""
+        memory = self._memory(device)
+        try:
+            handle = self._agent.createXferReq(
+                self._nixl.NIXL_READ,
+                self._nixl.nixlXferDList(memory, list(local)),
+                self._nixl.nixlXferDList(memory, list(remote)),
+                peer,
+                "",
+                [self._backend],
+            )
+        except self._errors as error:
+            raise TransferError(f"read from {peer} was refused: {error!r}") from error
+        try:
+            self._agent.postXferReq(handle, "")
+        except self._errors as error:
+            self.release(handle)
+            raise TransferError(f"read from {peer} did not start: {error!r}") from error
+        return int(handle)
+
+    def state(self, handle: int) -> XferState:
+        """How a read stands; progresses it. FAILED means that nothing more will be written."""
+        try:
+            status = self._agent.getXferStatus(handle)
+        except self._errors:
+            return XferState.FAILED
+        if status == self._nixl.NIXL_SUCCESS:
+            return XferState.DONE
+        return XferState.RUNNING if status == self._nixl.NIXL_IN_PROG else XferState.FAILED
+
+    def release(self, handle: int) -> None:
+        """Give a handle back. A read that runs is not stopped by it: see receiver.py."""
+        try:
+            self._agent.releaseXferReq(handle)
+        except self._errors:
+            return
+
+    def notify(self, peer: str, message: bytes) -> None:
+        """Send a message; delivery is not confirmed."""
+        try:
+            self._agent.genNotif(peer, message, [self._backend])
+        except self._errors as error:
+            raise TransferError(f"agent {peer} could not be notified: {error!r}") from error
+
+    def notifications(self) -> list[bytes]:
+        """Messages that came in since the last call."""
+        try:
+            arrived: dict[str, list[bytes]] = self._agent.getNotifs({}, [self._backend])
+        except self._errors:
+            return []
+        return [message for messages in arrived.values() for message in messages]
+
+    def close(self) -> None:
+        """Cut all connections; when this returns, nothing writes to registered memory any more."""
+        for descriptors in self._registered:
+            try:
+                self._agent.deregisterMem(descriptors, [self._backend])
+            except self._errors:
+                continue
+        self._registered.clear()
+        self._agent = None
+
+    def _memory(self, device: str) -> Any:
+        return self._nixl.DRAM_SEG if device == "cpu" else self._nixl.VRAM_SEG
+
+
+def backend_options(host: str) -> dict[str, str]:
+    """UCX settings that follow from the host to serve on: loopback binds nothing else. UCX_* variables
+    in the environment go first."""
+    loopback = host == "localhost" or _is_loopback(host)
+    if loopback and "UCX_NET_DEVICES" not in os.environ:
+        return {"engine_config": "NET_DEVICES=lo"}
+    return {}
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _error_types(bindings: Any) -> tuple[type[Exception], ...]:
+    found = [
+        value for name, value in vars(bindings).items() if name.startswith("nixl") and name.endswith("Error")
+    ]
+    return (*(t for t in found if isinstance(t, type) and issubclass(t, Exception)), RuntimeError)

@@ -1,0 +1,109 @@
+"""The table in which a serving agent publishes its leases for receivers to read over the fabric.
+
+Reading remote memory tells nobody whether that memory still held the right blocks: clocks of two hosts
+do not compare, and asking the serving process would wait for its engine step. So a lease is a word in
+registered memory, as in a sequence lock. A receiver reads the blocks first and the lease afterwards; the
+sender takes the lease out of the table before its blocks are reused. A lease found live after the last
+byte arrived was live while the bytes were read. No clock is compared and no guard time is needed.
+
+Layout: BUCKETS buckets of WAYS entries; an entry is digest (16 bytes), fence (8), state (8),
+little-endian. A lease's bucket follows from its digest, so that no slot has to be agreed upon.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from enum import IntEnum
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from kvasir.core.errors import TransferError
+
+BUCKETS = 512
+WAYS = 16
+ENTRY = np.dtype([("digest", "S16"), ("fence", "<u8"), ("state", "<u8")])
+BUCKET_BYTES = WAYS * ENTRY.itemsize
+TABLE_BYTES = BUCKETS * BUCKET_BYTES
+
+
+class LeaseState(IntEnum):
+    """What a table says of one lease. ABSENT: not granted yet, or ended long ago. FENCED: live under
+    another fence."""
+
+    ABSENT = 0
+    LIVE = 1
+    ENDED = 2
+    FENCED = 3
+
+
+def digest(lease_id: str) -> bytes:
+    """16 bytes that stand for a lease; the last is odd, since numpy strips zero bytes off the end."""
+    raw = hashlib.sha256(lease_id.encode()).digest()[:16]
+    return raw[:15] + bytes([raw[15] | 1])
+
+
+def bucket_offset(lease_id: str) -> int:
+    """Byte offset of the bucket that a lease is in, if anywhere."""
+    return int.from_bytes(digest(lease_id)[:4], "little") % BUCKETS * BUCKET_BYTES
+
+
+def look_up(bucket: bytes, lease_id: str, fence: int) -> LeaseState:
+    """What one bucket, as read from a table, says of a lease."""
+    entries = np.frombuffer(bucket, dtype=ENTRY)
+    wanted = digest(lease_id)
+    for entry in entries:
+        if entry["digest"] == wanted and entry["state"]:
+            if int(entry["fence"]) != fence:
+                return LeaseState.FENCED
+            return LeaseState(int(entry["state"]))
+    return LeaseState.ABSENT
+
+
+class LeaseTable:
+    """The serving side's table. An ended lease leaves a tombstone until a newer one needs its place."""
+
+    def __init__(self) -> None:
+        self._entries: npt.NDArray[Any] = np.zeros(BUCKETS * WAYS, dtype=ENTRY)
+        self._age: npt.NDArray[np.uint64] = np.zeros(BUCKETS * WAYS, dtype=np.uint64)
+        self._next_age = 1
+
+    @property
+    def address(self) -> int:
+        """Where TABLE_BYTES bytes are to be registered."""
+        return int(self._entries.ctypes.data)
+
+    def grant(self, lease_id: str, fence: int) -> None:
+        """Publish a live lease. Raises TransferError when its bucket is full of live ones."""
+        index = self._place(lease_id)
+        entry = self._entries[index : index + 1]
+        entry["state"] = LeaseState.ABSENT
+        entry["digest"] = digest(lease_id)
+        entry["fence"] = fence
+        entry["state"] = LeaseState.LIVE
+        self._age[index] = self._next_age
+        self._next_age += 1
+
+    def end(self, lease_id: str) -> None:
+        """From here on no receiver may trust what it read under this lease."""
+        wanted = digest(lease_id)
+        for index in self._ways(lease_id):
+            if self._entries["digest"][index] == wanted:
+                self._entries["state"][index] = LeaseState.ENDED
+
+    def _place(self, lease_id: str) -> int:
+        wanted = digest(lease_id)
+        free = [i for i in self._ways(lease_id) if self._entries["state"][i] != LeaseState.LIVE]
+        if not free:
+            raise TransferError("the lease table has no room: too many live leases")
+        for index in free:
+            if self._entries["digest"][index] == wanted:
+                return index
+        return min(free, key=lambda index: int(self._age[index]))
+
+    @staticmethod
+    def _ways(lease_id: str) -> Iterator[int]:
+        first = bucket_offset(lease_id) // ENTRY.itemsize
+        return iter(range(first, first + WAYS))

@@ -1,0 +1,95 @@
+"""What the connector's two halves say to each other, once per engine step.
+
+The scheduler half decides (which blocks are offered, which are pulled where) and the worker half, one per
+rank and perhaps in another process, moves bytes. So these values must pickle, and carry no engine types.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import msgspec
+
+
+class OfferParams(msgspec.Struct, frozen=True):
+    """`kv_transfer_params["offer"]` of a PREFILL request: the lease to put on its blocks."""
+
+    lease_id: str
+    fence: int
+    ttl_s: float
+
+
+class PullParams(msgspec.Struct, frozen=True):
+    """`kv_transfer_params["pull"]` of a DECODE request: the hand-off to pull."""
+
+    lease_id: str
+    fence: int
+    ttl_s: float
+    blocks: int
+    ticket: str
+
+
+@dataclass(frozen=True, slots=True)
+class OfferOrder:
+    """Lease the blocks of a request that has finished. `blocks` in the prompt's order."""
+
+    request_id: str
+    lease: OfferParams
+    blocks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PullOrder:
+    """Pull blocks `first_block`, `first_block + 1`, … of the hand-off into `targets`.
+
+    `parked` says that the request waits for it. One that does not wait has nothing to load, and only
+    ends the lease.
+    """
+
+    pull_id: str
+    handoff: PullParams
+    first_block: int
+    targets: tuple[int, ...]
+    parked: bool
+
+
+@dataclass(frozen=True, slots=True)
+class StepOrders:
+    """Scheduler half to worker half. `idle`: the step computes no token."""
+
+    offers: tuple[OfferOrder, ...] = ()
+    pulls: tuple[PullOrder, ...] = ()
+    idle: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """What one rank moved for one request; `bytes_moved` is 0 when the pull failed."""
+
+    bytes_moved: int
+    seconds: float
+    failure: str = ""
+
+    def plus(self, other: Received) -> Received:
+        """The same pull over two ranks: bytes add up, the slower one counts, one failure fails both."""
+        return Received(
+            self.bytes_moved + other.bytes_moved,
+            max(self.seconds, other.seconds),
+            self.failure or other.failure,
+        )
+
+
+@dataclass(slots=True)
+class StepReport:
+    """Worker half to scheduler half. `received` by request; `confirmed` counts ranks by pull."""
+
+    received: dict[str, Received] = field(default_factory=dict)
+    confirmed: dict[str, int] = field(default_factory=dict)
+
+    def merge(self, other: StepReport) -> None:
+        """Take another rank's report in."""
+        for request_id, received in other.received.items():
+            mine = self.received.get(request_id)
+            self.received[request_id] = received if mine is None else mine.plus(received)
+        for pull_id, ranks in other.confirmed.items():
+            self.confirmed[pull_id] = self.confirmed.get(pull_id, 0) + ranks

@@ -1,0 +1,210 @@
+"""The connector's half in the scheduler: which blocks are offered, which are missing, who waits.
+
+A prompt of n tokens needs the KV of its first n - 1 from elsewhere; the last token is computed here in any
+case, since its logits start the decode. So a pull covers the blocks of the first n - 1 tokens, a partly
+filled tail block included, less those that the local prefix cache holds. That computes one token per
+request and moves no block that is not read.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+import msgspec
+
+from kvasir_workers.transfer import stats
+from kvasir_workers.transfer.orders import (
+    OfferOrder,
+    OfferParams,
+    PullOrder,
+    PullParams,
+    Received,
+    StepOrders,
+    StepReport,
+)
+from kvasir_workers.transfer.ticket import Ticket, encode
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Pulling:
+    """A pull that a request waits for, until the request ends. `received` adds up over ranks."""
+
+    blocks: int
+    tokens: int
+    received: Received | None = None
+
+    def account(self) -> dict[str, int | float | str]:
+        """What the request's output carries about it."""
+        received = self.received or Received(0, 0.0, "closed")
+        arrived = not received.failure
+        return {
+            "transferred_tokens": self.tokens if arrived else 0,
+            "transferred_blocks": self.blocks if arrived else 0,
+            "transferred_bytes": received.bytes_moved,
+            "transfer_s": received.seconds,
+            "failed_tokens": 0 if arrived else self.tokens,
+            "failure": received.failure,
+        }
+
+
+Params = TypeVar("Params", OfferParams, PullParams)
+
+
+class SchedulerRequest(Protocol):
+    """The part of vLLM's Request that is read here."""
+
+    request_id: str
+    num_prompt_tokens: int
+    kv_transfer_params: dict[str, Any] | None
+
+
+class SchedulerSide:
+    """State of offers and pulls by request. `block_size` in tokens."""
+
+    def __init__(self, block_size: int, max_lease_s: float) -> None:
+        self._block_size = block_size
+        self._max_lease_s = max_lease_s
+        self._endpoints: tuple[str, ...] = ()
+        self._offers: list[OfferOrder] = []
+        self._pulls: list[PullOrder] = []
+        self._leased: dict[str, int] = {}
+        self._pulling: dict[str, _Pulling] = {}
+        self._taken: set[str] = set()
+        self._confirming: dict[str, int] = {}
+        self._counts = dict.fromkeys(stats.COUNTERS, 0)
+        self._reported_leased = 0
+
+    def set_endpoints(self, endpoints: Sequence[str]) -> None:
+        """One agent endpoint per tensor-parallel rank, in rank order."""
+        self._endpoints = tuple(endpoints)
+
+    def matched_tokens(self, request: SchedulerRequest, local_tokens: int) -> int:
+        """Tokens to load beyond the `local_tokens` that the prefix cache has."""
+        if self._untaken_pull(request) is None:
+            return 0
+        return max(0, request.num_prompt_tokens - 1 - local_tokens)
+
+    def allocated(self, request: SchedulerRequest, block_ids: Sequence[int], load_tokens: int) -> None:
+        """Order the pull, once per request. `block_ids` are all of the request's blocks."""
+        handoff = self._untaken_pull(request)
+        if handoff is None:
+            return
+        self._taken.add(request.request_id)
+        if load_tokens == 0:
+            self._confirm(request.request_id, handoff)
+            return
+        end = _blocks(request.num_prompt_tokens - 1, self._block_size)
+        first = (request.num_prompt_tokens - 1 - load_tokens) // self._block_size
+        targets = tuple(block_ids[first:end])
+        self._pulling[request.request_id] = _Pulling(len(targets), load_tokens)
+        self._pulls.append(PullOrder(request.request_id, handoff, first, targets, parked=True))
+
+    def take_orders(self, idle: bool) -> StepOrders:
+        """What the worker half has to do in this step."""
+        orders = StepOrders(tuple(self._offers), tuple(self._pulls), idle)
+        self._offers, self._pulls = [], []
+        return orders
+
+    def finished(
+        self, request: SchedulerRequest, block_ids: Sequence[int], completed: bool
+    ) -> tuple[bool, dict[str, Any] | None]:
+        """Whether the blocks stay pinned, and what the request's output carries."""
+        never_pulled = self._untaken_pull(request)
+        self._taken.discard(request.request_id)
+        if never_pulled is not None:
+            self._confirm(request.request_id, never_pulled)
+            return False, None
+        pulling = self._pulling.pop(request.request_id, None)
+        if pulling is not None:
+            return False, pulling.account() if pulling.received is not None else None
+        lease = _params(request, "offer", OfferParams)
+        if lease is None or not completed or not self._endpoints:
+            return False, None
+        blocks_offered = tuple(block_ids[: _blocks(request.num_prompt_tokens, self._block_size)])
+        lease = OfferParams(lease.lease_id, lease.fence, min(lease.ttl_s, self._max_lease_s))
+        self._offers.append(OfferOrder(request.request_id, lease, blocks_offered))
+        self._leased[request.request_id] = len(block_ids)
+        return True, {
+            "lease_id": lease.lease_id,
+            "fence": lease.fence,
+            "ttl_s": lease.ttl_s,
+            "blocks": len(blocks_offered),
+            "ticket": encode(Ticket(self._endpoints, blocks_offered)),
+        }
+
+    def update(self, report: StepReport | None, sent: Iterable[str], received: Iterable[str]) -> None:
+        """Take in what the worker half did: requests whose leases ended, and whose pulls did."""
+        for request_id in sent:
+            self._leased.pop(request_id, None)
+        if report is not None:
+            for request_id, part in report.received.items():
+                self._add_received(request_id, part)
+            for pull_id, ranks in report.confirmed.items():
+                self._add_confirmed(pull_id, ranks)
+        for request_id in received:
+            if request_id not in self._pulling:
+                continue
+            total = self._pulling[request_id].received
+            if total is None or total.failure:
+                self._counts[stats.TRANSFERS_FAILED] += 1
+            else:
+                self._counts[stats.TRANSFERS_RECEIVED] += 1
+                self._counts[stats.BYTES_RECEIVED] += total.bytes_moved
+
+    def has_pending_work(self) -> bool:
+        """Whether the engine must keep stepping though it has no request."""
+        return bool(self._confirming or self._pulls or self._offers)
+
+    def take_stats(self) -> dict[str, int] | None:
+        """Increments and levels since the last call; None when nothing changed."""
+        leased = sum(self._leased.values())
+        if leased == self._reported_leased and not any(self._counts.values()):
+            return None
+        report = {**self._counts, stats.BLOCKS_LEASED: leased}
+        self._counts = dict.fromkeys(stats.COUNTERS, 0)
+        self._reported_leased = leased
+        return report
+
+    def _untaken_pull(self, request: SchedulerRequest) -> PullParams | None:
+        """The hand-off, until it is ordered: a request that is computed again must not pull again."""
+        if request.request_id in self._taken:
+            return None
+        return _params(request, "pull", PullParams)
+
+    def _confirm(self, request_id: str, handoff: PullParams) -> None:
+        """Let the sender free blocks that are not needed here."""
+        pull_id = f"{request_id}/confirm"
+        self._confirming[pull_id] = 0
+        self._pulls.append(PullOrder(pull_id, handoff, 0, (), parked=False))
+
+    def _add_received(self, request_id: str, part: Received) -> None:
+        pulling = self._pulling.get(request_id)
+        if pulling is not None:
+            pulling.received = part if pulling.received is None else pulling.received.plus(part)
+
+    def _add_confirmed(self, pull_id: str, ranks: int) -> None:
+        if pull_id in self._confirming:
+            self._confirming[pull_id] += ranks
+            if self._confirming[pull_id] >= max(1, len(self._endpoints)):
+                del self._confirming[pull_id]
+
+
+def _blocks(tokens: int, block_size: int) -> int:
+    return -(-tokens // block_size)
+
+
+def _params(request: SchedulerRequest, key: str, form: type[Params]) -> Params | None:
+    value = (request.kv_transfer_params or {}).get(key)
+    if value is None:
+        return None
+    try:
+        return msgspec.convert(value, form)
+    except msgspec.ValidationError as error:
+        # An exception here would end the engine; the request is computed without a transfer instead.
+        _log.error("request %s: kv_transfer_params[%r] is malformed: %s", request.request_id, key, error)
+        return None
