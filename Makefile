@@ -96,7 +96,7 @@ lock: $(BIN)/python ## resolve the lock files from requirements/*.in (needs the 
 	@requirements/lock.sh
 
 bench-foundation: install-dev ## measure start, memory, TTFT and throughput into load_tests/reports
-	@$(BIN)/python -m load_tests.scenarios.foundation $(ARGS)
+	@$(BIN)/python -m load_tests.scenarios.foundation $(if $(BARE),--bare) $(ARGS)
 
 clean: ## remove build outputs and caches (.venv stays; delete it to begin anew)
 	@rm -rf build *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

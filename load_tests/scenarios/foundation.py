@@ -4,8 +4,8 @@ Starts the product with `make up`, as a user does, measures it, and stops it. Th
 own asynchronous engine with the decode pool's arguments, in a process of its own on the same machine;
 both are measured in turn, so that a drift of the machine touches both.
 
-    make bench-foundation            on a warm install
-    make bench-foundation BARE=1     also from a fresh copy of the tree without an environment
+    make bench-foundation              on a warm install
+    make bench-foundation ARGS=--bare  also from a fresh copy of the tree without an environment
 """
 
 from __future__ import annotations
@@ -287,7 +287,7 @@ def main() -> None:
         rows += asyncio.run(ttft(stack.address, args.rounds))
         rows += throughput(stack.address, args.rounds)
         rows += idle_and_memory(stack, args.idle_seconds)
-    path = write("foundation", "make bench-foundation" + (" BARE=1" if args.bare else ""), rows)
+    path = write("foundation", "make bench-foundation" + (" ARGS=--bare" if args.bare else ""), rows)
     print(path.with_suffix(".md").read_text())
 
 

@@ -14,6 +14,7 @@ from google.protobuf.descriptor_pb2 import (
     FileDescriptorProto,
     FileDescriptorSet,
     MethodDescriptorProto,
+    ServiceDescriptorProto,
 )
 from grpc_tools import protoc
 
@@ -44,6 +45,22 @@ def lint(files: list[FileDescriptorProto]) -> list[str]:
 
 
 def _file(file: FileDescriptorProto) -> Iterator[tuple[str, str]]:
+    yield from _name_and_package(file)
+    if file.syntax != "proto3":
+        yield "SYNTAX_SPECIFIED", file.syntax or "proto2"
+    if file.public_dependency:
+        yield "IMPORT_NO_PUBLIC", str(list(file.public_dependency))
+    if file.weak_dependency:
+        yield "IMPORT_NO_WEAK", str(list(file.weak_dependency))
+    for message in file.message_type:
+        yield from _message(message)
+    for enum in file.enum_type:
+        yield from _enum(enum)
+    for service in file.service:
+        yield from _service(service)
+
+
+def _name_and_package(file: FileDescriptorProto) -> Iterator[tuple[str, str]]:
     parts = file.package.split(".")
     directory, _, base = file.name.rpartition("/")
     if not file.package:
@@ -56,23 +73,15 @@ def _file(file: FileDescriptorProto) -> Iterator[tuple[str, str]]:
         yield "PACKAGE_VERSION_SUFFIX", file.package
     if not SNAKE.match(base.removesuffix(".proto")):
         yield "FILE_LOWER_SNAKE_CASE", base
-    if file.syntax != "proto3":
-        yield "SYNTAX_SPECIFIED", file.syntax or "proto2"
-    if file.public_dependency:
-        yield "IMPORT_NO_PUBLIC", str(list(file.public_dependency))
-    if file.weak_dependency:
-        yield "IMPORT_NO_WEAK", str(list(file.weak_dependency))
-    for message in file.message_type:
-        yield from _message(message)
-    for enum in file.enum_type:
-        yield from _enum(enum)
-    for service in file.service:
-        if not PASCAL.match(service.name):
-            yield "SERVICE_PASCAL_CASE", service.name
-        if not service.name.endswith("Service"):
-            yield "SERVICE_SUFFIX", service.name
-        for method in service.method:
-            yield from _method(service.name, method)
+
+
+def _service(service: ServiceDescriptorProto) -> Iterator[tuple[str, str]]:
+    if not PASCAL.match(service.name):
+        yield "SERVICE_PASCAL_CASE", service.name
+    if not service.name.endswith("Service"):
+        yield "SERVICE_SUFFIX", service.name
+    for method in service.method:
+        yield from _method(service.name, method)
 
 
 def _message(message: DescriptorProto) -> Iterator[tuple[str, str]]:
@@ -159,7 +168,8 @@ def _unused_imports(file: FileDescriptorProto, files: list[FileDescriptorProto])
     referred = set(_references(file))
     for dependency in file.dependency:
         for other in files:
-            names = {f".{other.package}.{one.name}" for one in (*other.message_type, *other.enum_type)}
+            names = {f".{other.package}.{one.name}" for one in other.message_type}
+            names |= {f".{other.package}.{one.name}" for one in other.enum_type}
             if other.name == dependency and not any(
                 ref == name or ref.startswith(name + ".") for ref in referred for name in names
             ):
@@ -184,8 +194,8 @@ def _import_cycles(packages: dict[str, str], files: list[FileDescriptorProto]) -
     for file in files:
         targets = {packages[d] for d in file.dependency if d in packages} - {file.package}
         imports.setdefault(file.package, set()).update(targets)
-    for package in imports:
-        reached, frontier = set[str](), set(imports[package])
+    for package, direct in imports.items():
+        reached, frontier = set[str](), set(direct)
         while frontier:
             reached |= frontier
             frontier = set().union(*(imports.get(one, set()) for one in frontier)) - reached
@@ -236,18 +246,18 @@ BAD = {
     "ENUM_VALUE_PREFIX": ("acme/v1/a.proto", HEAD + "enum A { A_UNSPECIFIED = 0; B = 1; }"),
     "ENUM_ZERO_VALUE_SUFFIX": ("acme/v1/a.proto", HEAD + "enum A { A_NONE = 0; }"),
     "SERVICE_PASCAL_CASE": ("acme/v1/a.proto", HEAD + "service bad_Service {}"),
-    "SERVICE_SUFFIX": ("acme/v1/a.proto", HEAD + "service Paint {}"),
+    "SERVICE_SUFFIX": ("acme/v1/a.proto", HEAD + "service Dye {}"),
     "RPC_PASCAL_CASE": (
         "acme/v1/a.proto",
         HEAD + "message R {} message S {} service AService { rpc do_it(R) returns (S); }",
     ),
     "RPC_REQUEST_STANDARD_NAME": (
         "acme/v1/a.proto",
-        HEAD + "message R {} message MixResponse {} service AService { rpc Mix(R) returns (MixResponse); }",
+        HEAD + "message R {} message DyeResponse {} service AService { rpc Dye(R) returns (DyeResponse); }",
     ),
     "RPC_RESPONSE_STANDARD_NAME": (
         "acme/v1/a.proto",
-        HEAD + "message R {} message MixRequest {} service AService { rpc Mix(MixRequest) returns (R); }",
+        HEAD + "message R {} message DyeRequest {} service AService { rpc Dye(DyeRequest) returns (R); }",
     ),
     "RPC_REQUEST_RESPONSE_UNIQUE": (
         "acme/v1/a.proto",
@@ -277,3 +287,13 @@ def test_a_file_that_breaks_a_rule_is_caught(rule: str, tmp_path: Path) -> None:
         (tmp_path / path).write_text(content)
     found = lint(compile_protos(tmp_path, ["acme/v1/good.proto", name], tmp_path))
     assert rule in {violation.split()[0] for violation in found}
+
+
+def test_packages_that_import_each_other_are_caught() -> None:
+    files = [
+        FileDescriptorProto(name="a/v1/a.proto", package="a.v1", dependency=["b/v1/b.proto"]),
+        FileDescriptorProto(name="b/v1/b.proto", package="b.v1", dependency=["a/v1/c.proto"]),
+        FileDescriptorProto(name="a/v1/c.proto", package="a.v1", weak_dependency=[0]),
+    ]
+    rules = {violation.split()[0] for violation in lint(files)}
+    assert {"PACKAGE_NO_IMPORT_CYCLE", "IMPORT_NO_WEAK"} <= rules

@@ -44,6 +44,7 @@ class CountingEngine:
         self.submitted: list[str] = []
         self.aborted: list[str] = []
         self.released: list[str] = []
+        self.abort_comes_too_late = False
         self._clock = clock
         self._step_s = step_s
         self._live: dict[str, tuple[EngineRequest, int]] = {}
@@ -65,7 +66,8 @@ class CountingEngine:
 
     def abort(self, request_ids: Sequence[str]) -> None:
         self.aborted.extend(request_ids)
-        self._ending.extend(one for one in request_ids if one in self._live)
+        if not self.abort_comes_too_late:
+            self._ending.extend(one for one in request_ids if one in self._live)
 
     def release(self, lease_ids: Sequence[str]) -> None:
         self.released.extend(lease_ids)

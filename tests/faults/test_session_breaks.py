@@ -13,7 +13,7 @@ from kvasir.core.errors import RequestError, UpstreamError
 from kvasir.core.link import LinkLimits
 from kvasir.core.messages import Abort, Draining, Hello, ReleaseLeases, RouterFrame
 from kvasir.core.requests import EngineLoad, FinishReason, Leg, StepBatch
-from kvasir.ports.session import ConnectionLost
+from kvasir.ports.session import ConnectionLost, RouterConnection, WorkerConnection
 from kvasir_platform.sim.memory_transport import MemoryNetwork
 from kvasir_platform.sim.virtual_loop import VirtualClock, run_virtual
 from kvasir_router.session import (
@@ -380,6 +380,97 @@ def test_a_router_that_begins_anew_frees_what_its_earlier_life_ran(play: Play) -
         await second.ended("x")
         assert second.tokens["x"] == [70, 71, 72]
         assert first.last == {}
+
+    play(scenario)
+
+
+async def tokens_until(connection: RouterConnection, request_id: str, count: int) -> list[int]:
+    """Reads a raw connection until that many tokens came."""
+    got: list[int] = []
+    while len(got) < count:
+        payload = (await connection.receive()).payload
+        if isinstance(payload, StepBatch):
+            got += [t for d in payload.deltas if d.request_id == request_id for t in d.token_ids]
+    return got
+
+
+def test_a_router_that_returns_before_its_break_was_noticed_takes_its_session_over(play: Play) -> None:
+    async def scenario(bench: Any, network: MemoryNetwork) -> None:
+        host, _ = await bench.host()
+        network.listen("w", host.serve)
+        old = await network.dial("w", Hello(router_id="r"))
+        await old.send(RouterFrame(1, 0, bench.submit(("x", 0, 300))))
+        assert await tokens_until(old, "x", 3) == [0, 1, 2]
+        # The old connection fills up, so that its writer waits in the middle of a send.
+        await bench.clock.sleep(0.2)
+        new = await network.dial("w", Hello("r", old.welcome.session_id, 0))
+        assert new.welcome.resumed
+        assert new.welcome.received_seq == 1
+        assert await tokens_until(new, "x", 60) == list(range(60))
+        with pytest.raises(ConnectionLost):
+            await old.receive()
+        assert host.sessions == 1
+        await new.close()
+
+    play(scenario)
+
+
+def test_a_session_can_be_resumed_by_its_own_router_only(play: Play) -> None:
+    async def scenario(bench: Any, network: MemoryNetwork) -> None:
+        host, _ = await bench.host()
+        network.listen("w", host.serve)
+        owner = await network.dial("w", Hello(router_id="owner"))
+        await owner.send(RouterFrame(1, 0, bench.submit(("x", 0, 20))))
+        thief = await network.dial("w", Hello("thief", owner.welcome.session_id, 0))
+        assert not thief.welcome.resumed
+        assert thief.welcome.session_id != owner.welcome.session_id
+        assert await tokens_until(owner, "x", 20) == list(range(20))
+        await owner.close()
+        await thief.close()
+
+    play(scenario)
+
+
+def test_a_handoff_that_comes_after_its_session_has_ended_is_released(play: Play) -> None:
+    async def scenario(bench: Any, network: MemoryNetwork) -> None:
+        host, engine = await bench.host()
+        network.listen("w", host.serve)
+        first = await network.dial("w", Hello(router_id="r"))
+        await first.send(RouterFrame(1, 0, bench.submit(("p", 1, 1), leg=Leg.PREFILL)))
+        await bench.clock.sleep(0)
+        engine.abort_comes_too_late = True
+        await first.close()
+        second = await network.dial("w", Hello(router_id="r"))
+        await bench.clock.sleep(0.1)
+        assert engine.submitted == engine.aborted == ["p"]
+        assert engine.released == ["lease-p"]
+        assert host.live_requests == host.held_leases == 0
+        await second.close()
+
+    play(scenario)
+
+
+def test_a_session_given_up_while_the_worker_answers_is_not_taken_up_again(play: Play) -> None:
+    async def scenario(bench: Any, network: MemoryNetwork) -> None:
+        host, _ = await bench.host(SessionHostLimits(resume_window_s=60.0))
+        network.listen("w", host.serve)
+        router = bench.router(network, "w")
+        await router.ready()
+
+        async def answer_late(connection: WorkerConnection) -> None:
+            await bench.clock.sleep(1.5)
+            await host.serve(connection)
+
+        network.listen("w", answer_late)
+        network.cut()
+        await router.until(lambda: SessionLost in kinds(router))
+        network.listen("w", host.serve)
+        await router.ready(2)
+        assert kinds(router) == [SessionReady, SessionInterrupted, SessionLost, SessionReady]
+        assert not router.told()[-1].resumed
+        router.session.send(bench.submit(("a", 100, 6)))
+        await router.ended("a")
+        assert host.sessions == 1
 
     play(scenario)
 

@@ -146,8 +146,11 @@ class WorkerSpec(_Spec):
 
 
 class RoutingSpec(_Spec):
-    """The router's index and queue."""
+    """The router's policy, index and queue."""
 
+    policy: Literal["cost", "round_robin", "least_loaded"] = "cost"
+    """`cost` weighs prefix hits, queues, transfers and batch sizes in seconds; the others look at no
+    prefix."""
     index_blocks: int = Field(default=1_000_000, ge=1024, le=100_000_000)
     """Blocks the prefix index holds at most."""
     predicted_ttl_s: float = Field(default=300.0, gt=0)

@@ -55,6 +55,7 @@ _TABLE = (
     Reason("method_not_allowed", 405, "The path does not take this method.", "See the `Allow` header."),
     Reason("header_timeout", 408, "The request's headers came too slowly.", "Send them at once."),
     Reason("body_timeout", 408, "The request's body came too slowly.", "Send it faster or make it smaller."),
+    Reason("request_too_large", 413, "The request exceeds what a worker takes.", "Send less."),
     Reason("body_too_large", 413, "The body exceeds the limit.", "Send less; the message has the limit."),
     Reason(
         "unsupported_media_type",
@@ -67,6 +68,10 @@ _TABLE = (
     Reason("internal_error", 500, "A fault in Kvasir itself.", "Retry; report it with the request id."),
     Reason("duplicate_request", 500, "A request id was used twice on a worker.", "Retry; report it."),
     Reason("worker_failed", 502, "The worker failed while it served the request.", "Retry."),
+    Reason("worker_lost", 502, "The worker went away in mid-stream.", "Retry."),
+    Reason("session_lost", 502, "The connection to the worker ended before the request was sent.", "Retry."),
+    Reason("worker_draining", 503, "The worker stops and takes nothing new.", "Retry."),
+    Reason("worker_overloaded", 503, "The worker holds all the requests it may.", "Retry shortly."),
     Reason("transfer_failed", 502, "The KV cache did not reach the decode worker.", "Retry."),
     Reason("protocol_error", 502, "A worker broke the session's contract.", "Retry; update the workers."),
     Reason("registration_refused", 502, "A worker does not fit the deployment.", "See `kvasir status`."),

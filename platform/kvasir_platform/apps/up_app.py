@@ -26,6 +26,8 @@ from kvasir_platform.control.supervisor import Limits, Probe, Progress, Supervis
 # Beyond the drain: the control process, the router and Ray end one after the other.
 _STOP_MARGIN_S = 40.0
 _FETCH_GRACE_S = 5.0
+# One Ctrl-C may arrive twice: from the terminal, and from a `make` or a wrapper that passes it on.
+_SAME_SIGNAL_S = 1.0
 # Ray puts Unix sockets below the temporary folder, and their paths may have 107 bytes at most.
 _TEMP_ROOT_BYTES = 12
 
@@ -105,12 +107,15 @@ def _session(deployment: Deployment, runtime: RuntimeDir) -> Session:
 
 def _stop_on_signals(supervisor: Supervisor) -> None:
     loop = asyncio.get_running_loop()
+    first: list[float] = []
 
     def stop(name: str) -> None:
-        if supervisor.stop.is_set():
+        if not first:
+            first.append(loop.time())
+            supervisor.stop_reason = name
+            supervisor.stop.set()
+        elif loop.time() - first[0] > _SAME_SIGNAL_S:
             supervisor.hurry.set()
-        supervisor.stop_reason = name
-        supervisor.stop.set()
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         loop.add_signal_handler(number, stop, "Ctrl-C" if number == signal.SIGINT else number.name)

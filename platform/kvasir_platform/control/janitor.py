@@ -16,7 +16,8 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,7 +31,7 @@ SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - read, never written
 _SHM_NAMES = re.compile(r"(psm_|sem\.mp-|vllm|nixl|ucx_shm_posix_|plasma).*")
 _PR_SET_CHILD_SUBREAPER = 36
 _ROUNDS = 5
-_POLL_S = 0.2
+_POLL_S = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,12 +62,19 @@ class Janitor:
     thread. `supervised` says that this process is its supervisor, so all its descendants count."""
 
     def __init__(
-        self, deployment_id: str, *, started_at: float, supervised: bool, shm: Path = SHARED_MEMORY
+        self,
+        deployment_id: str,
+        *,
+        started_at: float,
+        supervised: bool,
+        shm: Path = SHARED_MEMORY,
+        pause: Callable[[float], None] = time.sleep,
     ) -> None:
         self._id = deployment_id
         self._started_at = started_at
         self._supervised = supervised
         self._shm = shm
+        self._pause = pause
 
     def processes(self, recorded: Iterable[ProcessRecord] = ()) -> list[psutil.Process]:
         """Every live process of the deployment but this one."""
@@ -128,7 +136,7 @@ class Janitor:
             for process in processes:
                 with contextlib.suppress(psutil.Error):
                     process.terminate() if attempt == 0 else process.kill()
-            _wait(processes, grace_s)
+            self._wait(processes, grace_s)
             processes = self.processes(recorded)
         remaining = tuple(f"process {_title(p)} (pid {p.pid})" for p in processes)
         return Leftovers(killed=tuple(killed), remaining=remaining)
@@ -156,6 +164,15 @@ class Janitor:
                 remaining.append(f"{temp_dir} (cannot be removed)")
         return Leftovers(removed=tuple(removed), remaining=tuple(remaining))
 
+    def _wait(self, processes: list[psutil.Process], timeout_s: float) -> None:
+        """Until all have ended or `timeout_s` seconds have passed. Nothing is reaped: whoever started
+        a child wants its exit status, and an orphan's zombie ends with this process."""
+        for _ in range(max(1, round(timeout_s / _POLL_S))):
+            processes = [process for process in processes if _alive(process)]
+            if not processes:
+                return
+            self._pause(_POLL_S)
+
     def _ours(self, path: Path) -> ShmRecord | None:
         if path.parent != self._shm or not _SHM_NAMES.fullmatch(path.name):
             return None
@@ -176,26 +193,6 @@ def _alive(process: psutil.Process) -> bool:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.Error:
         return False
-
-
-def _reap(process: psutil.Process) -> None:
-    """Collect an adopted orphan. Only after the launcher's stop: whoever started a child wants its
-    exit status for itself."""
-    with contextlib.suppress(psutil.Error, ChildProcessError):
-        if process.ppid() == os.getpid():
-            os.waitpid(process.pid, os.WNOHANG)
-
-
-def _wait(processes: list[psutil.Process], timeout_s: float) -> None:
-    """Until all have ended or `timeout_s` seconds have passed, in short waits: psutil would wait in
-    vain for a zombie whose parent does not reap it."""
-    for _ in range(max(1, round(timeout_s / _POLL_S))):
-        for process in processes:
-            _reap(process)
-        processes = [process for process in processes if _alive(process)]
-        if not processes:
-            return
-        psutil.wait_procs(processes, timeout=_POLL_S)
 
 
 def _title(process: psutil.Process) -> str:

@@ -16,6 +16,7 @@ from kvasir_platform.control import leash
 
 LOG_BYTES = 8 << 20
 _CHUNK = 64 << 10
+_DRAIN_S = 0.2
 
 
 class BoundedLog:
@@ -110,22 +111,27 @@ class Children:
         cannot be executed."""
         log = BoundedLog(self._logs / f"{name}.log")
         command = [sys.executable, "-S", "-E", leash.__file__, str(os.getpid()), *argv]
+        # A pipe of our own: asyncio would wait for the end of its pipe before it tells of an exit, and
+        # a grandchild may hold that open for ever.
+        reading, writing = os.pipe()
         try:
             process = await asyncio.create_subprocess_exec(
                 *command,
                 stdin=asyncio.subprocess.DEVNULL,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.STDOUT,
+                stdout=writing,
+                stderr=writing,
                 env=self._env | dict(env or {}),
                 start_new_session=True,
             )
         except OSError as error:
+            os.close(reading)
             log.close()
             raise StartError(f"{name} cannot be started: {error}") from error
+        finally:
+            os.close(writing)
         child = Child(name, process, log.path)
         self._children.append(child)
-        assert process.stdout is not None  # noqa: S101 - it was asked for above
-        self._pumps.append(asyncio.create_task(_pump(process.stdout, log, on_line), name=f"log of {name}"))
+        self._pumps.append(asyncio.create_task(_pump(reading, log, on_line), name=f"log of {name}"))
         return child
 
     async def wait_failed(self) -> StartError:
@@ -155,7 +161,9 @@ class Children:
                 except TimeoutError:
                     child.signal(signal.SIGKILL)
                     await child.wait()
-        # A grandchild may hold the pipe open for ever: what it still says is not waited for.
+        if self._pumps:
+            # What was said last is in the pipes; a grandchild that holds one open is not waited for.
+            await asyncio.wait(self._pumps, timeout=_DRAIN_S)
         for pump in self._pumps:
             pump.cancel()
         await asyncio.gather(*self._pumps, return_exceptions=True)
@@ -174,8 +182,12 @@ def ended(child: Child) -> StartError:
     return StartError(f"{child.name} (pid {child.pid}) ended {how}", log=str(child.log), remedy=remedy)
 
 
-async def _pump(stream: asyncio.StreamReader, log: BoundedLog, on_line: Callable[[str], None] | None) -> None:
+async def _pump(descriptor: int, log: BoundedLog, on_line: Callable[[str], None] | None) -> None:
     partial = b""
+    stream = asyncio.StreamReader()
+    transport, _ = await asyncio.get_running_loop().connect_read_pipe(
+        lambda: asyncio.StreamReaderProtocol(stream), io.FileIO(descriptor, "rb")
+    )
     try:
         while data := await stream.read(_CHUNK):
             log.write(data)
@@ -185,4 +197,5 @@ async def _pump(stream: asyncio.StreamReader, log: BoundedLog, on_line: Callable
                 for line in lines:
                     on_line(line.decode("utf-8", "replace"))
     finally:
+        transport.close()
         log.close()

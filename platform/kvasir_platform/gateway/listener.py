@@ -78,6 +78,8 @@ class Listener:
 
     async def close(self) -> None:
         """Cut what is left; after it no connection and no timer remains."""
+        if self._server is not None:
+            self._server.close()
         for connection in list(self._connections):
             connection.abort()
         # An aborted connection is lost one loop iteration later.

@@ -105,6 +105,15 @@ def test_any_interleaving_of_breaks_and_duplicates_delivers_all_exactly_once_in_
     assert b.link.unacknowledged == 0
 
 
+def test_a_payload_that_comes_again_is_dropped() -> None:
+    link: Link[str] = Link(LIMITS)
+    assert link.receive(1, 0, has_payload=True, now=0.0)
+    assert link.receive(2, 0, has_payload=True, now=0.0)
+    assert not link.receive(1, 0, has_payload=True, now=0.0)
+    assert not link.receive(2, 0, has_payload=True, now=0.0)
+    assert link.received_seq == 2
+
+
 def test_a_gap_ends_the_session() -> None:
     link: Link[str] = Link(LIMITS)
     assert link.receive(1, 0, has_payload=True, now=0.0)

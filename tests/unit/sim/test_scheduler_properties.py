@@ -71,26 +71,22 @@ class History(RuleBasedStateMachine):
     @rule(
         tokens=st.lists(st.integers(0, 1), max_size=CONTEXT),
         leg=st.sampled_from(Leg),
-        n=st.integers(1, 3),
-        max_tokens=st.integers(1, CONTEXT) | st.none(),
-        ignore_eos=st.booleans(),
-        priority=st.integers(0, 1),
-        salt=st.sampled_from(["", "s"]),
+        sampling=st.builds(
+            Sampling,
+            n=st.integers(1, 3),
+            max_tokens=st.integers(1, CONTEXT) | st.none(),
+            ignore_eos=st.booleans(),
+        ),
+        priority_and_salt=st.tuples(st.integers(0, 1), st.sampled_from(["", "s"])),
     )
     def submit(
-        self,
-        tokens: list[int],
-        leg: Leg,
-        n: int,
-        max_tokens: int | None,
-        ignore_eos: bool,
-        priority: int,
-        salt: str,
+        self, tokens: list[int], leg: Leg, sampling: Sampling, priority_and_salt: tuple[int, str]
     ) -> None:
+        priority, salt = priority_and_salt
         request = EngineRequest(
             request_id=f"r{len(self.requests)}",
             tokens=token_ids(tokens),
-            sampling=Sampling(n=n, max_tokens=max_tokens, ignore_eos=ignore_eos),
+            sampling=sampling,
             leg=leg,
             handoff=KvHandoff("elsewhere", 1, 1.0, 1, b"") if leg is Leg.DECODE else None,
             priority=priority,
@@ -146,11 +142,10 @@ class History(RuleBasedStateMachine):
         for request_id, request in self.requests.items():
             recorded = self.recorder.request(request_id)
             assert recorded.last is not None, f"{request_id} has not ended"
+            if request.leg is Leg.PREFILL:
+                continue
             for index, choice in recorded.choices.items():
-                if (
-                    choice.finish in (FinishReason.STOP, FinishReason.LENGTH)
-                    and request.leg is not Leg.PREFILL
-                ):
+                if choice.finish in (FinishReason.STOP, FinishReason.LENGTH):
                     assert choice.tokens == _reference(request, index)
         load = self.scheduler.load()
         assert (load.running, load.waiting, load.kv_usage, load.kv_blocks_leased) == (0, 0, 0.0, 0)

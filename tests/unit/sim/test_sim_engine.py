@@ -93,13 +93,21 @@ def with_pair(
         spec = deployment or _deployment()
         clock, fabric = VirtualClock(), SimFabric()
         reach = fabric if shared_fabric else None
-        engines = [SimEngine(spec, pool, clock=clock, fabric=reach) for pool in spec.pools]
-        benches = [await start_bench(e, f"{p.name}-0") for e, p in zip(engines, spec.pools, strict=True)]
-        pair = Pair(*benches, *engines, fabric, clock, FreshPrompts(random.Random(5)))
+        prefill = SimEngine(spec, spec.pool("prefill"), clock=clock, fabric=reach)
+        decode = SimEngine(spec, spec.pool("decode"), clock=clock, fabric=reach)
+        pair = Pair(
+            prefill=await start_bench(prefill, "prefill-0"),
+            decode=await start_bench(decode, "decode-0"),
+            prefill_engine=prefill,
+            decode_engine=decode,
+            fabric=fabric,
+            clock=clock,
+            prompts=FreshPrompts(random.Random(5)),
+        )
         await scenario(pair)
         pair.check_integrity()
-        for bench in benches:
-            await bench.engine.stop()
+        await prefill.stop()
+        await decode.stop()
         pair.check_integrity()
 
     run_virtual(main())

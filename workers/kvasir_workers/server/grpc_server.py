@@ -46,6 +46,7 @@ class GrpcWorkerConnection:
         self._context = context
         self._hello = hello
         self._reading: asyncio.Future[Any] | None = None
+        self._writing: asyncio.Future[None] | None = None
         self._ended = asyncio.Event()
         self._reason = "closed"
         self.refusal: str | None = None
@@ -98,11 +99,21 @@ class GrpcWorkerConnection:
         """Return once this end has closed or refused, or the RPC broke."""
         await self._ended.wait()
 
+    async def wait_written(self) -> None:
+        """Return once no write is under way: gRPC cannot end an RPC in the middle of one, and its peer
+        would wait for ever. A peer that reads no more holds this up until its keepalive fails."""
+        if self._writing is not None:
+            await asyncio.wait((self._writing,))
+            if not self._writing.cancelled():
+                self._writing.exception()
+
     async def _write(self, data: bytes) -> None:
         if self._ended.is_set():
             raise ConnectionLost(self._reason)
+        self._writing = asyncio.ensure_future(self._context.write(data))
         try:
-            await self._context.write(data)
+            # Shielded: a write that was begun must be known to have ended before the RPC can end.
+            await asyncio.shield(self._writing)
         except _BROKEN as error:
             raise ConnectionLost(str(error)) from error
         except asyncio.CancelledError:
@@ -249,6 +260,7 @@ class GrpcServer:
         finally:
             ended.cancel()
             connection.end("the connection broke")
+        await connection.wait_written()
         if connection.refusal is not None:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, connection.refusal)
 

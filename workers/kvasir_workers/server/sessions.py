@@ -145,8 +145,6 @@ class SessionHost:
             session, request_id = owner
             if delta.last:
                 self._finish(session, request_id, delta)
-            if session.ended:
-                continue
             if request_id != delta.request_id:
                 delta = replace(delta, request_id=request_id)  # noqa: PLW2901 - the router's own name
             parts.setdefault(session, []).append(delta)

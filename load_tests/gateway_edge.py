@@ -1,0 +1,198 @@
+"""CPU of the HTTP edge alone: per request, and per streamed chunk by deltas per step.
+
+The gateway runs in this process in front of a scripted router; its clients are another process, so that
+`time.process_time` counts the gateway only, with all its system time. Prints one JSON object.
+
+    PYTHONPATH=platform:router:workers python load_tests/gateway_edge.py
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import multiprocessing
+import resource
+import selectors
+import socket
+import statistics
+import time
+from multiprocessing.connection import Connection
+from typing import Any
+
+import uvloop
+
+from kvasir.clock import MonotonicClock
+from kvasir.config.spec import Deployment, GatewaySpec, ModelSpec
+from kvasir.core.requests import FinishReason
+from kvasir_platform.gateway.start import make_gateway
+from kvasir_platform.sim.scripted_router import ScriptedRouter, ScriptedStream
+
+STREAMS = 256
+CHUNKS = 60_000
+REPEATS = 3
+
+
+def body(prompt_bytes: int, *, stream: bool) -> bytes:
+    """A chat request whose prompt has about that many bytes of English."""
+    text = ("The quick brown fox jumps over the lazy dog. " * (prompt_bytes // 45 + 1))[:prompt_bytes]
+    message = {"role": "user", "content": text}
+    payload = json.dumps({"model": "kvasir-tiny", "messages": [message], "stream": stream, "max_tokens": 16})
+    head = (
+        f"POST /v1/chat/completions HTTP/1.1\r\nHost: bench\r\nContent-Type: application/json\r\n"
+        f"Authorization: Bearer x\r\nUser-Agent: bench\r\nAccept: */*\r\nContent-Length: {len(payload)}\r\n\r\n"
+    )
+    return (head + payload).encode()
+
+
+def client(pipe: Connection, port: int) -> None:
+    """Serve the parent's wishes: ("requests", bytes, n) or ("streams", n), each until answered."""
+    while True:
+        wish = pipe.recv()
+        if wish[0] == "requests":
+            _requests(port, wish[1], wish[2])
+        elif wish[0] == "streams":
+            _streams(port, wish[1])
+        else:
+            return
+        pipe.send("done")
+
+
+def _requests(port: int, request: bytes, count: int) -> None:
+    with socket.create_connection(("127.0.0.1", port)) as sock:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for _ in range(count):
+            sock.sendall(request)
+            got = b""
+            while b"\r\n\r\n" not in got:
+                got += sock.recv(65536)
+            head, _, rest = got.partition(b"\r\n\r\n")
+            if not head.startswith(b"HTTP/1.1 200"):
+                raise RuntimeError(got[:300].decode())
+            missing = int(head.lower().split(b"content-length:")[1].split(b"\r\n")[0]) - len(rest)
+            while missing > 0:
+                missing -= len(sock.recv(65536))
+
+
+def _streams(port: int, count: int) -> None:
+    selector = selectors.DefaultSelector()
+    request = body(100, stream=True)
+    for _ in range(count):
+        sock = socket.create_connection(("127.0.0.1", port))
+        sock.sendall(request)
+        selector.register(sock, selectors.EVENT_READ)
+    left = count
+    while left:
+        for key, _ in selector.select():
+            sock = key.fileobj
+            assert isinstance(sock, socket.socket)
+            data = sock.recv(262144)
+            if not data or data.endswith(b"0\r\n\r\n"):
+                selector.unregister(sock)
+                sock.close()
+                left -= 1
+
+
+def answer_at_once(stream: ScriptedStream) -> None:
+    """One token and the end."""
+    stream.emit("Hello", finish=FinishReason.STOP)
+    stream.finish()
+
+
+class Bench:
+    """The gateway with its client process."""
+
+    def __init__(self, pipe: Connection, router: ScriptedRouter) -> None:
+        self._pipe = pipe
+        self._router = router
+
+    async def ask(self, *wish: Any) -> None:
+        """Have the client do something, and wait for it."""
+        self._pipe.send(wish)
+        await asyncio.to_thread(self._pipe.recv)
+
+    async def request_ms(self, prompt_bytes: int, count: int) -> float:
+        """CPU milliseconds of one request that is answered with one token."""
+        self._router.script = answer_at_once
+        request = body(prompt_bytes, stream=False)
+        await self.ask("requests", request, max(10, count // 10))
+        began = time.process_time()
+        await self.ask("requests", request, count)
+        spent = time.process_time() - began
+        self._router.streams.clear()
+        return spent / count * 1e3
+
+    async def chunk_us(self, per_step: int) -> float:
+        """CPU microseconds of one chunk when a step brings `per_step` deltas of as many streams."""
+        self._router.script = None
+        self._router.streams.clear()
+        asked = asyncio.create_task(self.ask("streams", STREAMS))
+        await self._router.submitted(STREAMS)
+        streams = list(self._router.streams)
+        for stream in streams:
+            stream.emit("first ")
+        await asyncio.sleep(0.2)
+        total = min(CHUNKS, 6_000 * per_step)
+        turn = 0
+        began = time.process_time()
+        for _ in range(total // per_step):
+            for _ in range(per_step):
+                streams[turn % STREAMS].emit(" token")
+                turn += 1
+            await asyncio.sleep(0)
+        spent = time.process_time() - began
+        for stream in streams:
+            stream.emit(".", finish=FinishReason.LENGTH)
+            stream.finish()
+        await asked
+        return spent / (total // per_step * per_step) * 1e6
+
+
+async def run(pipe: Connection, listen: socket.socket) -> dict[str, Any]:
+    """All rows, medians of a few repeats."""
+    clock = MonotonicClock()
+    router = ScriptedRouter(clock)
+    deployment = Deployment(
+        model=ModelSpec(max_model_len=200_000),
+        gateway=GatewaySpec(stream_buffer_bytes=4 << 20),
+    )
+    gateway = make_gateway(deployment, router, clock)
+    started = asyncio.Event()
+    serving = asyncio.create_task(gateway.serve(listen, lambda host, port: started.set()))
+    await started.wait()
+    bench = Bench(pipe, router)
+
+    async def median(measure: Any, *args: int) -> float:
+        return round(statistics.median([await measure(*args) for _ in range(REPEATS)]), 3)
+
+    rows: dict[str, Any] = {
+        "request_cpu_ms": {
+            size: await median(bench.request_ms, size, count)
+            for size, count in ((100, 2000), (16 << 10, 200), (128 << 10, 40))
+        },
+        "chunk_cpu_us": {k: await median(bench.chunk_us, k) for k in (1, 8, 32, 128)},
+        "streams": STREAMS,
+        "vocabulary": 4096,
+        "rss_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
+    }
+    pipe.send(("stop",))
+    gateway.stop()
+    await serving
+    return rows
+
+
+def main() -> None:
+    """Run the bench and print its rows."""
+    listen = socket.create_server(("127.0.0.1", 0))
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=client, args=(theirs, listen.getsockname()[1]))
+    process.start()
+    try:
+        print(json.dumps(uvloop.run(run(ours, listen)), indent=2))
+    finally:
+        process.terminate()
+        process.join()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,111 @@
+"""The router process: gateway, request machine and sessions in one event loop.
+
+It knows workers through discovery and sessions only, and imports no engine. Progress and the address go
+to standard output as one JSON object a line.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import logging
+import random
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from uuid import uuid4
+
+import uvloop
+
+from kvasir import native
+from kvasir.clock import MonotonicClock
+from kvasir.config.loader import load
+from kvasir.config.model_files import resolve_model, tokenizer_digest
+from kvasir.config.spec import Deployment
+from kvasir.core.errors import ConfigError, KvasirError
+from kvasir.ports.clock import Clock
+from kvasir.ports.discovery import Discovery
+from kvasir.telemetry.logs import configure_logging
+from kvasir_platform.gateway.start import make_gateway, make_metrics
+from kvasir_router.build import make_router
+from kvasir_router.discovery_static import StaticDiscovery
+from kvasir_router.transport_grpc import GrpcDialer
+
+log = logging.getLogger(__name__)
+
+
+def build_discovery(deployment: Deployment, ray_address: str | None, clock: Clock) -> Discovery:
+    """The discovery adapter that the spec names. Raises ConfigError when it lacks an address."""
+    if deployment.discovery.kind == "static":
+        return StaticDiscovery(deployment.discovery.endpoints)
+    if not ray_address:
+        raise ConfigError("discovery: ray needs --ray-address")
+    from kvasir_platform.control.ray_discovery import RayDiscovery
+
+    return RayDiscovery(ray_address, deployment.name, clock)
+
+
+async def serve(deployment: Deployment, token: str | None, ray_address: str | None) -> int:
+    """Route and serve until SIGTERM or SIGINT, then drain; returns the exit status."""
+    if not native.IS_NATIVE:
+        log.warning("the native extension is not built; block hashes are computed in Python, more slowly")
+    clock = MonotonicClock()
+    folder = resolve_model(deployment.model.source, deployment.model.revision)
+    metrics = make_metrics(deployment)
+    discovery = build_discovery(deployment, ray_address, clock)
+    router = make_router(
+        deployment,
+        tokenizer_digest=tokenizer_digest(folder),
+        discovery=discovery,
+        dialer=GrpcDialer(token),
+        clock=clock,
+        rng=random.Random(),  # noqa: S311 - spreads ties, guards nothing
+        router_id=f"router-{uuid4().hex[:8]}",
+    )
+    metrics.track_queued(lambda: router.queued)
+    gateway = make_gateway(deployment, router, clock, metrics)
+    loop = asyncio.get_running_loop()
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(signum, gateway.stop)
+    routing = asyncio.create_task(router.run(), name="router")
+    routing.add_done_callback(lambda _: gateway.stop())
+    try:
+        await gateway.serve(None, lambda host, port: _report("listening", address=f"{host}:{port}"))
+    except OSError as error:
+        spec = deployment.gateway
+        raise ConfigError(
+            f"gateway: cannot listen on {spec.host}:{spec.port}: {error.strerror}; choose another port"
+        ) from error
+    finally:
+        await discovery.close()
+        await router.close()
+    await routing
+    return 0
+
+
+def _report(event: str, **details: object) -> None:
+    sys.stdout.write(json.dumps({"event": event, **details}) + "\n")
+    sys.stdout.flush()
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="kvasir-router", description="Run the router and its gateway.")
+    parser.add_argument("--deployment", type=Path, required=True, help="kvasir.yaml")
+    parser.add_argument("--token-file", type=Path, help="shared secret of sessions")
+    parser.add_argument("--ray-address", help="host:port of the Ray head, for discovery: ray")
+    args = parser.parse_args(argv)
+    try:
+        deployment = load(args.deployment)
+        configure_logging(deployment.telemetry.log_level)
+        token = args.token_file.read_text().strip() if args.token_file else None
+        status: int = uvloop.run(serve(deployment, token, args.ray_address))
+        return status
+    except KvasirError as error:
+        _report("failed", code=error.code, message=error.message)
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,41 @@
+"""Discovery from a fixed list: for one machine, and where something else keeps addresses stable."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable
+
+from kvasir.core.errors import ConfigError
+from kvasir.core.membership import Endpoint, Members
+
+
+class StaticDiscovery:
+    """`kvasir.ports.discovery.Discovery` over endpoints written `pool=host:port`.
+
+    The address is the worker's id, so that a worker that was replaced behind it is recognised by its
+    identity's epoch only.
+    """
+
+    def __init__(self, endpoints: Iterable[str]) -> None:
+        self._members = Members(revision=1, endpoints=frozenset(map(parse_endpoint, endpoints)))
+        self._closed = asyncio.Event()
+
+    async def watch(self) -> AsyncIterator[Members]:
+        """See Discovery."""
+        if self._closed.is_set():
+            return
+        yield self._members
+        await self._closed.wait()
+
+    async def close(self) -> None:
+        """See Discovery."""
+        self._closed.set()
+
+
+def parse_endpoint(text: str) -> Endpoint:
+    """Raises ConfigError for anything but `pool=host:port`."""
+    pool, equals, address = text.partition("=")
+    host, colon, port = address.rpartition(":")
+    if not (pool and equals and host and colon and port.isdigit()):
+        raise ConfigError(f"endpoint {text!r} is not `pool=host:port`")
+    return Endpoint(worker_id=f"{pool}@{address}", address=address, pool=pool)

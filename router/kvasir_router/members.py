@@ -1,0 +1,227 @@
+"""The fleet as it comes and goes: discovery says who should exist, sessions say who is alive.
+
+A worker that discovery no longer names is not cut off: it gets nothing new, and its session ends when the
+last of its streams has. A worker that does not fit is kept connected and unused, so that it can be taken
+in as soon as what it conflicts with has gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from kvasir.core.identity import WorkerIdentity
+from kvasir.core.membership import Endpoint
+from kvasir.core.membership import Members as Snapshot
+from kvasir.core.messages import Draining, RouterMessage, WorkerMessage
+from kvasir_router.machine_events import (
+    Event,
+    Step,
+    WorkerDraining,
+    WorkerInterrupted,
+    WorkerLost,
+    WorkerReady,
+    WorkerRestored,
+)
+from kvasir_router.outbox import Outbox
+from kvasir_router.registry import CONNECTING, DRAINING, INTERRUPTED, READY, REFUSED, Registry
+from kvasir_router.session import (
+    SessionEvent,
+    SessionInterrupted,
+    SessionLost,
+    SessionMessage,
+    SessionReady,
+    SessionRefused,
+)
+
+LEFT = "no longer a member"
+
+
+class Session(Protocol):
+    """What is needed of kvasir_router.session.WorkerSession."""
+
+    def send(self, message: RouterMessage) -> None: ...
+
+    async def run(self) -> None: ...
+
+    async def close(self) -> None: ...
+
+
+MakeSession = Callable[[Endpoint, Callable[[SessionEvent], None]], Session]
+Spawn = Callable[[Coroutine[Any, Any, None], str], asyncio.Task[None]]
+
+
+@dataclass(slots=True)
+class Member:
+    """One worker's session and what waits to be said in it. `left` means that discovery has dropped
+    it; `draining` is what the worker itself says."""
+
+    session: Session
+    outbox: Outbox = field(default_factory=Outbox)
+    left: bool = False
+    draining: str = ""
+
+
+class Members:
+    """Keeps a session with every worker that discovery names.
+
+    `feed` takes what the request machine has to know; `busy` tells how many legs run on a worker;
+    `changed` is told of every change of a worker's state; `spawn` runs a task whose failure is the
+    router's.
+    """
+
+    def __init__(
+        self,
+        registry: Registry,
+        make_session: MakeSession,
+        *,
+        feed: Callable[[Event], None],
+        busy: Callable[[str], int],
+        changed: Callable[[str], None],
+        spawn: Spawn,
+    ) -> None:
+        self.registry = registry
+        self._make_session = make_session
+        self._feed = feed
+        self._busy = busy
+        self._changed = changed
+        self._spawn = spawn
+        self._members: dict[str, Member] = {}
+        self._ending: set[asyncio.Task[None]] = set()
+
+    def get(self, worker_id: str) -> Member | None:
+        """A member that discovery names, or that still has streams."""
+        return self._members.get(worker_id)
+
+    def all(self) -> list[tuple[str, Member]]:
+        """Every member with its id."""
+        return list(self._members.items())
+
+    def update(self, snapshot: Snapshot) -> None:
+        """Take in what discovery says."""
+        named = {endpoint.worker_id: endpoint for endpoint in snapshot.endpoints}
+        for worker_id in [worker_id for worker_id in self._members if worker_id not in named]:
+            self._leave(worker_id)
+        for worker_id, endpoint in sorted(named.items()):
+            member = self._members.get(worker_id)
+            if member is None:
+                self._join(endpoint)
+            elif member.left:
+                self._return(worker_id, member)
+
+    def settle(self, worker_id: str) -> None:
+        """Let a worker go that has left, once nothing of ours runs there."""
+        member = self._members.get(worker_id)
+        if member is not None and member.left and not self._busy(worker_id):
+            self._drop(worker_id, member)
+
+    async def close(self) -> None:
+        """End every session, without events."""
+        for worker_id, member in self.all():
+            self._drop(worker_id, member)
+        if self._ending:
+            await asyncio.wait(self._ending)
+
+    # -- discovery -------------------------------------------------------------------------------
+
+    def _join(self, endpoint: Endpoint) -> None:
+        session = self._make_session(endpoint, self._on_event)
+        self._members[endpoint.worker_id] = Member(session)
+        self.registry.add(endpoint)
+        self._spawn(session.run(), f"session-{endpoint.worker_id}")
+        self._changed(endpoint.worker_id)
+
+    def _leave(self, worker_id: str) -> None:
+        member = self._members[worker_id]
+        if member.left:
+            return
+        member.left = True
+        if self.registry[worker_id].serves:
+            self._feed(WorkerDraining(worker_id, LEFT))
+            self._show(worker_id, member)
+        self.settle(worker_id)
+
+    def _return(self, worker_id: str, member: Member) -> None:
+        member.left = False
+        if not member.draining:
+            self._feed(WorkerRestored(worker_id))
+        self._show(worker_id, member)
+
+    def _drop(self, worker_id: str, member: Member) -> None:
+        del self._members[worker_id]
+        self.registry.remove(worker_id)
+        task = asyncio.ensure_future(member.session.close())
+        self._ending.add(task)
+        task.add_done_callback(self._ending.discard)
+        self._feed(WorkerLost(worker_id, LEFT))
+        self._changed(worker_id)
+        self._reconsider()
+
+    # -- sessions --------------------------------------------------------------------------------
+
+    def _on_event(self, event: SessionEvent) -> None:
+        worker_id = event.worker_id
+        member = self._members.get(worker_id)
+        if member is None:
+            return
+        match event:
+            case SessionMessage(message=message):
+                self._message(worker_id, member, message)
+                return
+            case SessionReady(identity=identity):
+                self._ready(worker_id, member, identity)
+            case SessionInterrupted(reason=reason):
+                if self.registry[worker_id].serves:
+                    self._feed(WorkerInterrupted(worker_id))
+                    self.registry.note(worker_id, INTERRUPTED, reason)
+            case SessionLost(reason=reason):
+                self._lost(worker_id, member, reason)
+            case SessionRefused(reason=reason):
+                self.registry.note(worker_id, REFUSED, reason)
+        self._changed(worker_id)
+
+    def _message(self, worker_id: str, member: Member, message: WorkerMessage) -> None:
+        if not self.registry[worker_id].serves:
+            return
+        if isinstance(message, Draining):
+            member.draining = message.reason
+            self._feed(WorkerDraining(worker_id, message.reason))
+            self._show(worker_id, member)
+        else:
+            self._feed(Step(worker_id, message))
+            if member.left:
+                self.settle(worker_id)
+
+    def _ready(self, worker_id: str, member: Member, identity: WorkerIdentity) -> None:
+        if not self.registry.register(worker_id, identity):
+            return
+        self._feed(WorkerReady(worker_id, identity))
+        reason = member.draining or (LEFT if member.left else "")
+        if reason:
+            self._feed(WorkerDraining(worker_id, reason))
+            self._show(worker_id, member)
+
+    def _lost(self, worker_id: str, member: Member, reason: str) -> None:
+        member.outbox.clear()
+        member.draining = ""
+        self.registry.note(worker_id, CONNECTING, reason)
+        self._feed(WorkerLost(worker_id, reason))
+        self._reconsider()
+        self.settle(worker_id)
+
+    def _reconsider(self) -> None:
+        """A peer has gone: who was refused because of it may fit."""
+        for worker_id, identity in self.registry.refused():
+            member = self._members.get(worker_id)
+            if member is not None:
+                self._ready(worker_id, member, identity)
+                self._changed(worker_id)
+
+    def _show(self, worker_id: str, member: Member) -> None:
+        known = self.registry[worker_id]
+        if known.serves and known.state != INTERRUPTED:
+            reason = member.draining or (LEFT if member.left else "")
+            self.registry.note(worker_id, DRAINING if reason else READY, reason)
+        self._changed(worker_id)

@@ -1,0 +1,104 @@
+"""Which workers are known, which of them may serve, and why the others may not.
+
+A worker that does not fit (another model, tokenizer, block size, KV dtype or layout) is refused with both
+sides shown, because serving with it would give wrong tokens or a silently cold cache.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kvasir.core.identity import WorkerIdentity, registration_conflicts
+from kvasir.core.membership import Endpoint
+from kvasir.core.requests import EngineLoad
+from kvasir.ports.router import WorkerView
+
+CONNECTING = "connecting"
+READY = "ready"
+INTERRUPTED = "interrupted"
+DRAINING = "draining"
+REFUSED = "refused"
+
+
+@dataclass(slots=True)
+class Registration:
+    """One known worker. `identity` is None while no session is up."""
+
+    endpoint: Endpoint
+    state: str = CONNECTING
+    reason: str = ""
+    identity: WorkerIdentity | None = None
+
+    @property
+    def serves(self) -> bool:
+        """Whether it was accepted and its session lives."""
+        return self.identity is not None and self.state != REFUSED
+
+    def view(self, load: EngineLoad | None, in_flight: int) -> WorkerView:
+        """As status and metrics show it."""
+        return WorkerView(
+            worker_id=self.endpoint.worker_id,
+            address=self.endpoint.address,
+            pool=self.endpoint.pool,
+            state=self.state,
+            reason=self.reason,
+            identity=self.identity,
+            load=load,
+            in_flight=in_flight,
+        )
+
+
+class Registry:
+    """All workers of one deployment, by the id of their endpoint."""
+
+    def __init__(self, *, model: str, tokenizer_digest: str) -> None:
+        self._model = model
+        self._tokenizer_digest = tokenizer_digest
+        self._known: dict[str, Registration] = {}
+
+    def __getitem__(self, worker_id: str) -> Registration:
+        """Raises KeyError for a worker that is not known."""
+        return self._known[worker_id]
+
+    def all(self) -> list[Registration]:
+        """By pool and id."""
+        return sorted(self._known.values(), key=lambda r: (r.endpoint.pool, r.endpoint.worker_id))
+
+    def add(self, endpoint: Endpoint) -> None:
+        """Discovery names a worker; its session is being tried."""
+        self._known[endpoint.worker_id] = Registration(endpoint)
+
+    def remove(self, worker_id: str) -> None:
+        """The worker is no longer of interest."""
+        self._known.pop(worker_id, None)
+
+    def note(self, worker_id: str, state: str, reason: str = "") -> None:
+        """Another state of a known worker."""
+        known = self._known[worker_id]
+        known.state, known.reason = state, reason
+        if state == CONNECTING:
+            known.identity = None
+
+    def register(self, worker_id: str, identity: WorkerIdentity) -> bool:
+        """Accept or refuse what a session's worker says it is; the reasons stand in the view."""
+        known = self._known[worker_id]
+        peers = tuple(
+            other.identity
+            for other in self._known.values()
+            if other is not known and other.identity is not None and other.serves
+        )
+        conflicts = registration_conflicts(
+            identity, model=self._model, tokenizer_digest=self._tokenizer_digest, peers=peers
+        )
+        known.identity = identity
+        known.state = REFUSED if conflicts else READY
+        known.reason = "; ".join(conflicts)
+        return not conflicts
+
+    def refused(self) -> list[tuple[str, WorkerIdentity]]:
+        """Workers with a live session that were not accepted: to be asked again when a peer leaves."""
+        return [
+            (worker_id, known.identity)
+            for worker_id, known in self._known.items()
+            if known.state == REFUSED and known.identity is not None
+        ]

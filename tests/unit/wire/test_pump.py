@@ -1,0 +1,130 @@
+"""Acknowledgements: on what is sent anyway, else soon, and at once when many have gathered."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
+import pytest
+
+from kvasir.core.errors import ProtocolError
+from kvasir.core.link import Link, LinkLimits
+from kvasir.core.messages import Abort, RouterFrame, RouterMessage, WorkerFrame, WorkerMessage
+from kvasir.core.requests import StepBatch
+from kvasir.ports.session import ConnectionLost
+from kvasir.wire.pump import Pump
+from kvasir_platform.sim.virtual_loop import VirtualClock, run_virtual
+
+LIMITS = LinkLimits(ack_every=3, ack_delay_s=1.0)
+
+
+class Pipe:
+    """A router's connection: `incoming` is read, what is sent is kept with its time."""
+
+    def __init__(self) -> None:
+        self.incoming: asyncio.Queue[WorkerFrame] = asyncio.Queue()
+        self.sent: list[tuple[float, RouterFrame]] = []
+        self.clock = VirtualClock()
+
+    async def send(self, frame: RouterFrame) -> None:
+        self.sent.append((self.clock.now(), frame))
+
+    async def receive(self) -> WorkerFrame:
+        return await self.incoming.get()
+
+
+class Rig:
+    """A pump in motion."""
+
+    def __init__(self) -> None:
+        self.pipe = Pipe()
+        self.link: Link[RouterMessage] = Link(LIMITS)
+        self.got: list[WorkerMessage] = []
+        self.pump: Pump[RouterMessage, WorkerMessage, RouterFrame] = Pump(
+            self.pipe,
+            self.link,
+            limits=LIMITS,
+            frame=RouterFrame,
+            process=self.got.append,
+            clock=self.pipe.clock,
+        )
+        self.running = asyncio.ensure_future(self.pump.run())
+
+    def feed(self, *seqs: int) -> None:
+        for seq in seqs:
+            self.pipe.incoming.put_nowait(WorkerFrame(seq, 0, StepBatch()))
+
+    async def stop(self) -> None:
+        self.pump.stop()
+        with pytest.raises(ConnectionLost, match="stopped"):
+            await self.running
+
+
+def virtual(main: Coroutine[Any, Any, None]) -> None:
+    run_virtual(main)
+
+
+def test_a_lone_payload_is_acknowledged_after_the_delay_and_only_once() -> None:
+    async def main() -> None:
+        rig = Rig()
+        rig.feed(1)
+        await asyncio.sleep(30)
+        assert rig.pipe.sent == [(1.0, RouterFrame(0, 1))]
+        await rig.stop()
+
+    virtual(main())
+
+
+def test_many_payloads_are_acknowledged_at_once() -> None:
+    async def main() -> None:
+        rig = Rig()
+        await asyncio.sleep(0.1)
+        rig.feed(1, 2, 3)
+        await asyncio.sleep(0.5)
+        assert rig.pipe.sent == [(0.1, RouterFrame(0, 3))]
+        await rig.stop()
+
+    virtual(main())
+
+
+def test_an_acknowledgement_rides_on_what_is_sent_anyway() -> None:
+    async def main() -> None:
+        rig = Rig()
+        rig.feed(1)
+        await asyncio.sleep(0.5)
+        rig.link.push(Abort(("r",)), 1)
+        rig.pump.wake()
+        await asyncio.sleep(30)
+        assert rig.pipe.sent == [(0.5, RouterFrame(1, 1, Abort(("r",))))]
+        await rig.stop()
+
+    virtual(main())
+
+
+def test_a_peer_that_breaks_the_contract_ends_the_pump_with_what_it_did() -> None:
+    async def main() -> None:
+        rig = Rig()
+        rig.feed(1, 3)
+        with pytest.raises(ProtocolError, match="gap: expected frame 2, got 3"):
+            await rig.running
+        assert len(rig.got) == 1
+
+    virtual(main())
+
+
+def test_a_stopped_pump_touches_the_link_no_more() -> None:
+    async def main() -> None:
+        rig = Rig()
+        rig.feed(1)
+        await asyncio.sleep(0.1)
+        rig.feed(2)
+        rig.link.push(Abort(("r",)), 1)
+        rig.pump.wake()
+        await rig.stop()
+        await asyncio.sleep(5)
+        assert rig.link.received_seq == 1
+        assert rig.link.sent_seq == 0
+        assert rig.pipe.sent == []
+
+    virtual(main())
