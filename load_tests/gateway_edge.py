@@ -39,7 +39,8 @@ def body(prompt_bytes: int, *, stream: bool) -> bytes:
     payload = json.dumps({"model": "kvasir-tiny", "messages": [message], "stream": stream, "max_tokens": 16})
     head = (
         f"POST /v1/chat/completions HTTP/1.1\r\nHost: bench\r\nContent-Type: application/json\r\n"
-        f"Authorization: Bearer x\r\nUser-Agent: bench\r\nAccept: */*\r\nContent-Length: {len(payload)}\r\n\r\n"
+        f"Authorization: Bearer x\r\nUser-Agent: bench\r\nAccept: */*\r\n"
+        f"Content-Length: {len(payload)}\r\n\r\n"
     )
     return (head + payload).encode()
 

@@ -203,6 +203,28 @@ async def test_a_slow_reader_holds_up_the_sender_and_loses_nothing(transport: Tr
     await router.close()
 
 
+async def test_a_worker_that_closes_in_the_middle_of_a_send_still_ends_the_connection(
+    transport: Transport,
+) -> None:
+    router, connection, worker = await pair(transport)
+
+    sending = asyncio.ensure_future(connection.send(WorkerFrame(1, 0, Draining("x" * (32 << 20), 1.0))))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    sending.cancel()
+    await asyncio.wait((sending,))
+    await connection.close()
+
+    async def read_to_the_end() -> None:
+        while True:
+            await router.receive()
+
+    with pytest.raises(ConnectionLost):
+        await read_to_the_end()
+    worker.leave()
+    await router.close()
+
+
 async def test_a_cancelled_receive_is_a_cancellation_and_no_lost_connection(transport: Transport) -> None:
     router, connection, worker = await pair(transport)
     for waiting in (asyncio.ensure_future(router.receive()), asyncio.ensure_future(connection.receive())):

@@ -67,6 +67,8 @@ def run(deployment: Deployment, temp_dir: Path, logs: Path, token: str, stop: th
         reporter.event("ray", address=head.address, pid=head.process.pid)
         pools = RayPools(deployment, head.address)
         pools.connect()
+        # Ray's driver replaces the handlers of the process it is in by one that aborts.
+        stop_on_signals(stop)
         try:
             pools.deploy(start_node, MonotonicClock(), token)
             while not stop.wait(STATUS_PERIOD_S):
@@ -79,6 +81,12 @@ def run(deployment: Deployment, temp_dir: Path, logs: Path, token: str, stop: th
         reporter.event("stopped")
 
 
+def stop_on_signals(stop: threading.Event) -> None:
+    """Let SIGTERM and SIGINT ask for an orderly stop."""
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(signum, lambda *_: stop.set())
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="kvasir-control", description=__doc__)
     parser.add_argument("--deployment", type=Path, required=True, help="kvasir.yaml of the deployment")
@@ -87,8 +95,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--token-file", type=Path, required=True, help="shared secret of sessions")
     args = parser.parse_args(argv)
     stop = threading.Event()
-    for signum in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(signum, lambda *_: stop.set())
+    stop_on_signals(stop)
     try:
         token = args.token_file.read_text().strip()
         run(load(args.deployment), args.temp_dir, args.logs, token, stop)

@@ -20,16 +20,19 @@ def _plan(
 ) -> Plan | None:
     """Apart where that is possible and allowed, else whole, each part chosen on its own."""
     may = eligible(candidates, disaggregation, request)
-    if may.prefill and may.decode:
-        decode = choose[1](may.decode)
-        others = [c for c in may.prefill if c.target.worker_id != decode.target.worker_id]
-        if others:
-            prefill = choose[0](others)
-            return Plan(prefill.target, decode.target, reason, prefill.cached_tokens)
+    decoders = [d for d in may.decode if _others(may.prefill, d)]
+    if decoders:
+        decode = choose[1](decoders)
+        prefill = choose[0](_others(may.prefill, decode))
+        return Plan(prefill.target, decode.target, reason, prefill.cached_tokens)
     if may.full:
         whole = choose[1](may.full)
         return Plan(None, whole.target, reason, whole.cached_tokens)
     return None
+
+
+def _others(candidates: Sequence[Candidate], than: Candidate) -> list[Candidate]:
+    return [c for c in candidates if c.target.worker_id != than.target.worker_id]
 
 
 class RoundRobin:

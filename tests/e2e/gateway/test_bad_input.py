@@ -65,7 +65,7 @@ BAD: list[tuple[str, str, Any, int, str, str | None]] = [
     ("temperature high", CHAT, chat(temperature=2.1), 400, "invalid_value", "temperature"),
     ("temperature low", CHAT, chat(temperature=-0.1), 400, "invalid_value", "temperature"),
     ("temperature text", CHAT, chat(temperature="hot"), 400, "invalid_type", "temperature"),
-    ("temperature NaN", CHAT, b'{"model":"kvasir-tiny","messages":[],"temperature":NaN}', 400,
+    ("temperature NaN", TEXT, b'{"model":"kvasir-tiny","prompt":"a","temperature":NaN}', 400,
      "invalid_json", None),
     ("top_p zero", CHAT, chat(top_p=0), 400, "invalid_value", "top_p"),
     ("top_k negative", CHAT, chat(top_k=-2), 400, "invalid_value", "top_k"),

@@ -27,7 +27,7 @@ RATES = Rates(
 
 
 def candidate(worker_id: str, role: Role = Role.BOTH, rank: int = 0, **known: Any) -> Candidate:
-    known = {"rates": RATES, "kv_tokens": 100_000, "kv_token_bytes": 100.0} | known
+    known = dict[str, Any](rates=RATES, kv_tokens=100_000, kv_token_bytes=100.0) | known
     return Candidate(target=Target(worker_id, rank), pool=role.value, role=role, **known)
 
 
@@ -88,7 +88,7 @@ def test_decode_goes_where_less_has_to_be_moved() -> None:
 
 
 def test_decode_avoids_a_worker_whose_memory_is_spoken_for() -> None:
-    full = candidate("d0", D, reserved_kv_tokens=100_000)
+    full = candidate("d0", D, reserved_kv_tokens=150_000)
     assert decide(candidate("p", P), full, candidate("d1", D, streams=1)).decode == Target("d1")
 
 
@@ -98,12 +98,8 @@ def test_a_plan_names_the_rank_that_holds_the_prefix() -> None:
 
 
 def test_auto_runs_a_short_prompt_whole_and_a_long_one_apart() -> None:
-    fleet = (
-        candidate("p", P, rates=RATES),
-        candidate("d", D, streams=8, kv_token_bytes=10.0),
-    )
-    slow_start = Rates(0.0, 0.001, 0.01, 0.001, 0.05, 1e-6)
-    fleet = (fleet[0], candidate("d", D, streams=8, kv_token_bytes=10.0, rates=slow_start))
+    slow_to_begin = Rates(0.0, 0.001, 0.01, 0.001, 0.05, 1e-6)
+    fleet = candidate("p", P), candidate("d", D, streams=8, kv_token_bytes=10.0, rates=slow_to_begin)
     assert decide(*fleet, disaggregation="auto", view=request(4)).mode == "aggregated"
     assert decide(*fleet, disaggregation="auto", view=request(4000)).mode == "disaggregated"
 

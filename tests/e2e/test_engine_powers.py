@@ -1,0 +1,248 @@
+"""Every power of the engine that the spec offers, on real vLLM, with prefill and decode apart.
+
+Each case starts two engines from one spec, prefills on the first, decodes on the second, and compares
+with the second engine doing both. Greedy; float32 wherever the power allows it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvasir.config.model_files import resolve_model
+from kvasir.config.spec import Deployment, EngineSpec, LoraSpec, ModelSpec, PoolSpec, SpeculativeSpec
+from kvasir.core.errors import ConfigError
+from kvasir.core.requests import EngineRequest, KvHandoff, Leg, Role, Sampling, token_ids
+from kvasir_platform.sim.bench import EngineBench, FreshPrompts, start_bench
+from kvasir_platform.sim.recorder import Recorded
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(280)]
+
+MODEL = resolve_model("kvasir-tiny")
+BLOCK = 32
+GREEDY = Sampling(temperature=0.0, max_tokens=16, ignore_eos=True)
+
+
+@dataclass
+class Pair:
+    """Two engines of one deployment."""
+
+    prefill: EngineBench
+    decode: EngineBench
+
+    async def apart(self, prompt: list[int], adapter: str | None = None, rank: int | None = None) -> Recorded:
+        """Prefill here, decode there."""
+        offered = await self._leg(self.prefill, prompt, Leg.PREFILL, adapter, rank)
+        assert offered.last is not None
+        assert offered.last.handoff is not None, offered.last.error_message
+        handoff = offered.last.handoff
+        return await self._leg(self.decode, prompt, Leg.DECODE, adapter, rank, handoff=handoff)
+
+    async def together(self, prompt: list[int], adapter: str | None = None) -> Recorded:
+        """Both on the decode engine; the salt keeps what was moved out of its reach."""
+        return await self._leg(self.decode, prompt, Leg.FULL, adapter, None, salt="aggregated")
+
+    async def _leg(
+        self,
+        bench: EngineBench,
+        prompt: list[int],
+        leg: Leg,
+        adapter: str | None,
+        rank: int | None,
+        *,
+        handoff: KvHandoff | None = None,
+        salt: str = "",
+    ) -> Recorded:
+        request = EngineRequest(
+            bench.new_id(), token_ids(prompt), GREEDY, leg, handoff, adapter, salt, data_parallel_rank=rank
+        )
+        (done,) = await bench.run(request)
+        assert done.last is not None
+        assert done.last.error is None, done.last.error_message
+        return done
+
+    async def assert_equal(self, prompt: list[int], adapter: str | None = None) -> list[int]:
+        """The tokens, which are the same either way."""
+        apart = await self.apart(prompt, adapter)
+        together = await self.together(prompt, adapter)
+        assert apart.last is not None
+        assert apart.last.usage is not None
+        assert apart.last.usage.transferred_bytes > 0
+        assert apart.choice().tokens == together.choice().tokens
+        return apart.choice().tokens
+
+
+@pytest.fixture
+def prompts() -> FreshPrompts:
+    return FreshPrompts(random.Random(5))
+
+
+def deployment(
+    engine: dict[str, Any] | None = None, decode: dict[str, Any] | None = None, **changes: Any
+) -> Deployment:
+    """Prefill and decode with the same engine, but for what `decode` adds."""
+    common = {
+        "block_size": BLOCK,
+        "kv_cache_bytes": 16 << 20,
+        "max_num_seqs": 8,
+        "max_num_batched_tokens": 128,
+        "threads": 1,
+        **(engine or {}),
+    }
+    changes.setdefault("model", ModelSpec(dtype="float32", max_model_len=512))
+    return Deployment(
+        pools=(
+            PoolSpec(name="prefill", role=Role.PREFILL, engine=EngineSpec(**common)),
+            PoolSpec(name="decode", role=Role.DECODE, engine=EngineSpec(**{**common, **(decode or {})})),
+        ),
+        **changes,
+    )
+
+
+@pytest.fixture
+def running(tmp_path: Path) -> Callable[[Deployment], Any]:
+    """Starts both engines of a deployment at once, and stops them at the end."""
+    from kvasir_workers.engines.vllm.engine import VllmEngine
+
+    @asynccontextmanager
+    async def run(spec: Deployment) -> AsyncIterator[Pair]:
+        engines = [
+            VllmEngine(spec, pool, model_path=str(MODEL), cache_folder=tmp_path) for pool in spec.pools
+        ]
+        try:
+            prefill, decode = await asyncio.gather(
+                *(start_bench(engine, pool.name) for engine, pool in zip(engines, spec.pools, strict=True))
+            )
+            yield Pair(prefill, decode)
+            assert prefill.recorder.violations + decode.recorder.violations == []
+        finally:
+            await asyncio.gather(*(engine.stop() for engine in engines))
+
+    return run
+
+
+async def test_chunked_prefill_and_prefix_caching(running: Any, prompts: FreshPrompts) -> None:
+    async with running(deployment()) as pair:
+        head = prompts.fresh(300)  # more than two chunks of 128
+        await pair.assert_equal(head)
+        again = await pair.apart(head + prompts.fresh(40))
+        assert again.last is not None
+        assert again.last.usage is not None
+        assert again.last.usage.cached_tokens == 288
+        assert again.last.usage.transferred_bytes == 2 * pair.decode.identity.kv.bytes_per_block
+
+
+async def test_without_chunked_prefill_and_prefix_caching(running: Any, prompts: FreshPrompts) -> None:
+    spec = deployment({"chunked_prefill": False, "prefix_caching": False, "max_num_batched_tokens": 512})
+    async with running(spec) as pair:
+        prompt = prompts.fresh(300)
+        first, second = await pair.assert_equal(prompt), await pair.apart(prompt)
+        assert second.choice().tokens == first
+        assert second.last is not None
+        assert second.last.usage is not None
+        assert second.last.usage.cached_tokens == 0
+
+
+async def test_int8_weights(running: Any, prompts: FreshPrompts, tmp_path: Path) -> None:
+    spec = deployment(model=ModelSpec(dtype="bfloat16", max_model_len=512, quantization="int8"))
+    async with running(spec) as pair:
+        await pair.assert_equal(prompts.fresh(100))
+        (folder,) = (tmp_path / "int8").iterdir()
+        assert "quantization_config" in json.loads((folder / "config.json").read_text())
+
+
+async def test_fp8_kv_cache(running: Any, prompts: FreshPrompts) -> None:
+    async with running(deployment({"kv_dtype": "fp8"})) as pair:
+        kv = pair.decode.identity.kv
+        assert kv.dtype == "fp8"
+        assert kv.bytes_per_block == 2 * kv.layers * kv.kv_heads * kv.head_size * BLOCK
+        await pair.assert_equal(prompts.fresh(100))
+
+
+async def test_ngram_speculation_changes_no_token(running: Any, prompts: FreshPrompts) -> None:
+    spec = deployment(decode={"speculative": SpeculativeSpec(tokens=3)})
+    async with running(spec) as pair:
+        phrase = prompts.fresh(12)
+        await pair.assert_equal(phrase * 8)
+        load = pair.decode.engine.load()
+        assert load.speculated_tokens > 0
+        plain, apart = await pair.prefill.generate(phrase * 8, GREEDY), await pair.apart(phrase * 8)
+        assert apart.choice().tokens == plain.choice().tokens
+
+
+async def test_lora_adapters(running: Any, prompts: FreshPrompts, tmp_path: Path) -> None:
+    adapter = write_adapter(tmp_path / "adapter", rank=8)
+    async with running(deployment(lora=(LoraSpec(name="loud", path=str(adapter)),))) as pair:
+        assert pair.decode.identity.adapters == ("loud",)
+        prompt = prompts.fresh(100)
+        adapted = await pair.assert_equal(prompt, "loud")
+        assert adapted != await pair.assert_equal(prompt)
+
+
+async def test_tensor_parallel(running: Any, prompts: FreshPrompts) -> None:
+    async with running(deployment({"tensor_parallel_size": 2})) as pair:
+        kv = pair.decode.identity.kv
+        assert (kv.tensor_parallel_size, kv.kv_heads) == (2, 2)
+        await pair.assert_equal(prompts.fresh(100))
+
+
+async def test_data_parallel(running: Any, prompts: FreshPrompts) -> None:
+    async with running(deployment({"data_parallel_size": 2})) as pair:
+        assert pair.decode.identity.data_parallel_size == 2
+        for rank in (0, 1):
+            prompt = prompts.fresh(100)
+            apart = await pair.apart(prompt, rank=rank)
+            assert apart.choice().tokens == (await pair.together(prompt)).choice().tokens
+
+
+async def test_what_this_platform_cannot_do_is_refused_at_start() -> None:
+    from kvasir_workers.engines.vllm.engine import VllmEngine
+
+    spec = deployment()
+    pool = replace_engine(spec.pools[0], block_size=48)
+    broken = spec.model_copy(update={"pools": (pool, spec.pools[1])})
+    engine = VllmEngine(broken, pool, model_path=str(MODEL))
+    with pytest.raises(ConfigError, match="block_size"):
+        await start_bench(engine, "refused")
+
+
+def replace_engine(pool: PoolSpec, **changes: Any) -> PoolSpec:
+    return pool.model_copy(update={"engine": pool.engine.model_copy(update=changes)})
+
+
+def write_adapter(folder: Path, rank: int) -> Path:
+    """A LoRA on q_proj, random and large enough to change what is said."""
+    import torch
+    from safetensors.torch import save_file
+
+    config = json.loads((MODEL / "config.json").read_text())
+    hidden, layers = config["hidden_size"], config["num_hidden_layers"]
+    generator = torch.Generator().manual_seed(1)
+    tensors = {}
+    for layer in range(layers):
+        name = f"base_model.model.model.layers.{layer}.self_attn.q_proj"
+        tensors[f"{name}.lora_A.weight"] = torch.randn(rank, hidden, generator=generator) * 0.3
+        tensors[f"{name}.lora_B.weight"] = torch.randn(hidden, rank, generator=generator) * 0.3
+    folder.mkdir()
+    save_file(tensors, folder / "adapter_model.safetensors")
+    (folder / "adapter_config.json").write_text(
+        json.dumps(
+            {
+                "peft_type": "LORA",
+                "task_type": "CAUSAL_LM",
+                "r": rank,
+                "lora_alpha": 16,
+                "target_modules": ["q_proj"],
+                "bias": "none",
+            }
+        )
+    )
+    return folder

@@ -1,0 +1,214 @@
+"""Metrics count what happened, spans show when, and the vocabulary of outcomes is closed."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from prometheus_client import CollectorRegistry
+
+from kvasir.core import errors
+from kvasir.core.errors import CapacityError, KvasirError, RequestError, UpstreamError
+from kvasir.core.requests import EngineLoad, Usage
+from kvasir.ports.router import RequestSummary, WorkerView
+from kvasir.telemetry.logs import JsonLines
+from kvasir.telemetry.metrics import Metrics
+from kvasir.telemetry.reasons import REASONS, http_status, markdown_table, outcome_label
+from kvasir.telemetry.spans import SpanRecorder, otlp_recorder
+
+TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
+SPAN = "00f067aa0ba902b7"
+SUMMARY = RequestSummary(
+    request_id="r",
+    model="m",
+    outcome="ok",
+    arrival_s=10.0,
+    routed_s=10.2,
+    prefill_done_s=10.5,
+    first_token_s=11.0,
+    finished_s=12.0,
+    transfer_s=0.25,
+    prefill_worker="p-0",
+    decode_worker="d-0",
+    usage=Usage(
+        prompt_tokens=100, cached_tokens=64, transferred_tokens=96, transferred_bytes=4096, output_tokens=11
+    ),
+    trace_context=f"00-{TRACE}-{SPAN}-01",
+)
+
+
+def metrics() -> Metrics:
+    return Metrics(CollectorRegistry(), ["m"])
+
+
+def test_a_finished_request_fills_counters_and_histograms() -> None:
+    made = metrics()
+    made.request_finished(SUMMARY)
+    shown = made.render().decode()
+    for line in (
+        'kvasir_requests_total{model="m",outcome="ok"} 1.0',
+        'kvasir_prompt_tokens_total{model="m"} 100.0',
+        'kvasir_output_tokens_total{model="m"} 11.0',
+        'kvasir_cached_tokens_total{model="m"} 64.0',
+        'kvasir_transferred_bytes_total{model="m"} 4096.0',
+        'kvasir_time_to_first_token_seconds_bucket{le="1.0",model="m"} 1.0',
+        'kvasir_time_to_first_token_seconds_bucket{le="0.5",model="m"} 0.0',
+        'kvasir_request_duration_seconds_sum{model="m"} 2.0',
+        'kvasir_transfer_seconds_sum{model="m"} 0.25',
+        'kvasir_time_per_output_token_seconds_sum{model="m"} 0.1',
+    ):
+        assert line in shown
+
+
+def test_unknown_models_and_codes_share_one_label() -> None:
+    made = metrics()
+    for i in range(50):
+        made.request_refused(f"code-{i}", f"model-{i}")
+    assert 'kvasir_requests_total{model="other",outcome="other"} 50.0' in made.render().decode()
+
+
+def test_inter_token_latency_counts_every_token() -> None:
+    made = metrics()
+    series = made.inter_token("m")
+    series.observe(0.004, 3)
+    series.observe(2.0)
+    shown = made.render().decode()
+    assert 'kvasir_inter_token_latency_seconds_bucket{le="0.0025",model="m"} 0.0' in shown
+    assert 'kvasir_inter_token_latency_seconds_bucket{le="0.005",model="m"} 3.0' in shown
+    assert 'kvasir_inter_token_latency_seconds_bucket{le="+Inf",model="m"} 4.0' in shown
+
+
+def test_a_gone_worker_leaves_no_series() -> None:
+    made = metrics()
+    for name in ("w-0", "w-1"):
+        made.worker_seen(WorkerView(name, "a", "decode", "ready", load=EngineLoad(running=2)))
+    assert 'kvasir_workers{pool="decode",state="ready"} 2.0' in made.render().decode()
+    made.worker_gone("w-0")
+    made.worker_gone("never-was")
+    shown = made.render().decode()
+    assert "w-0" not in shown
+    assert 'kvasir_worker_running{pool="decode",worker="w-1"} 2.0' in shown
+    made.workers([])
+    assert "w-1" not in made.render().decode()
+
+
+def test_gauges_are_read_at_scrape() -> None:
+    made = metrics()
+    made.track_in_flight(lambda: 7)
+    made.track_queued(lambda: 3)
+    shown = made.render().decode()
+    assert "kvasir_requests_in_flight 7.0" in shown
+    assert "kvasir_requests_queued 3.0" in shown
+
+
+def recorded(summary: RequestSummary) -> tuple[InMemorySpanExporter, SpanRecorder]:
+    exporter = InMemorySpanExporter()
+    recorder = SpanRecorder(SimpleSpanProcessor(exporter), "kvasir", wall_ns=lambda: 1_000_000_000_000)
+    recorder.record(summary, now_s=12.0, admitted_s=10.1)
+    return exporter, recorder
+
+
+def test_a_request_is_one_span_tree_under_the_clients() -> None:
+    exporter, recorder = recorded(SUMMARY)
+    spans = {span.name: span for span in exporter.get_finished_spans()}
+    root = spans.pop("request")
+    assert root.parent is not None
+    assert root.context is not None
+    assert (f"{root.parent.trace_id:032x}", f"{root.parent.span_id:016x}") == (TRACE, SPAN)
+    assert list(spans) == ["admit", "queue", "route", "prefill", "transfer", "decode"]
+    assert all(span.parent and span.parent.span_id == root.context.span_id for span in spans.values())
+    assert (root.start_time, root.end_time) == (998_000_000_000, 1_000_000_000_000)
+    times = {n: ((s.start_time or 0) / 1e9 - 988, (s.end_time or 0) / 1e9 - 988) for n, s in spans.items()}
+    expected = {
+        "admit": (10.0, 10.1),
+        "queue": (10.1, 10.2),
+        "route": (10.2, 10.2),
+        "prefill": (10.2, 10.5),
+        "transfer": (10.5, 10.75),
+        "decode": (10.75, 12.0),
+    }
+    assert times == {name: pytest.approx(pair, abs=1e-6) for name, pair in expected.items()}
+    recorder.close()
+
+
+def test_a_request_that_never_was_routed_has_only_its_queue() -> None:
+    exporter, recorder = recorded(
+        RequestSummary("r", "m", outcome="queue_timeout", arrival_s=10.0, finished_s=12.0)
+    )
+    spans = exporter.get_finished_spans()
+    assert [span.name for span in spans] == ["admit", "queue", "request"]
+    assert spans[-1].parent is None
+    assert not spans[-1].status.is_ok
+    recorder.close()
+
+
+def test_without_a_collector_tracing_is_not_even_imported() -> None:
+    assert otlp_recorder(None, "kvasir") is None
+    code = (
+        "import sys, kvasir.telemetry.spans as spans; spans.otlp_recorder(None, 'k'); "
+        "print('opentelemetry' in sys.modules)"
+    )
+    done = subprocess.run(  # the path of this process's packages, without what its tests imported
+        [sys.executable, "-c", code],
+        env={"PYTHONPATH": ":".join(sys.path)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.strip() == "False"
+
+
+def test_the_errors_page_prints_the_vocabulary() -> None:
+    page = Path(__file__).parents[3] / "docs" / "errors.md"
+    assert markdown_table() in page.read_text(), "paste what `python -m kvasir.telemetry.reasons` prints"
+
+
+def test_every_code_of_the_error_tree_is_in_the_vocabulary() -> None:
+    everything = [kind for kind in vars(errors).values() if isinstance(kind, type)]
+    kinds = [kind for kind in everything if issubclass(kind, KvasirError)]
+    assert {kind.code for kind in kinds} <= set(REASONS)
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (RequestError("x", status=404, code="model_not_found"), 404),
+        (CapacityError("x", code="queue_full"), 503),
+        (CapacityError("x", code="unheard"), 503),
+        (UpstreamError("x", code="unheard"), 502),
+        (KvasirError("x", code="request_timeout"), 504),
+        (KvasirError("x", code="client_closed"), 500),
+        (KvasirError("x"), 500),
+    ],
+)
+def test_every_error_has_a_status(error: KvasirError, status: int) -> None:
+    assert http_status(error) == status
+
+
+def test_outcome_labels_are_closed() -> None:
+    assert [outcome_label(code) for code in ("ok", "queue_full", "x" * 99)] == ["ok", "queue_full", "other"]
+
+
+def test_a_log_line_is_one_json_object() -> None:
+    stream = io.StringIO()
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(JsonLines())
+    logger = logging.Logger("kvasir.test")
+    logger.addHandler(handler)
+    try:
+        raise ValueError("two\nlines")
+    except ValueError:
+        logger.exception("it %s", "broke", extra={"request_id": "r-1", "path": Path("x")})
+    line = stream.getvalue()
+    assert line.count("\n") == 1
+    shown = json.loads(line)
+    assert (shown["level"], shown["message"], shown["request_id"]) == ("error", "it broke", "r-1")
+    assert shown["path"] == "x"
+    assert "two\nlines" in shown["exception"]
