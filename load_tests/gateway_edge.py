@@ -16,6 +16,7 @@ import selectors
 import socket
 import statistics
 import time
+from collections.abc import Awaitable, Callable
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -84,12 +85,12 @@ def _streams(port: int, count: int) -> None:
     left = count
     while left:
         for key, _ in selector.select():
-            sock = key.fileobj
-            assert isinstance(sock, socket.socket)
-            data = sock.recv(262144)
+            peer = key.fileobj
+            assert isinstance(peer, socket.socket)
+            data = peer.recv(262144)
             if not data or data.endswith(b"0\r\n\r\n"):
-                selector.unregister(sock)
-                sock.close()
+                selector.unregister(peer)
+                peer.close()
                 left -= 1
 
 
@@ -162,8 +163,8 @@ async def run(pipe: Connection, listen: socket.socket) -> dict[str, Any]:
     await started.wait()
     bench = Bench(pipe, router)
 
-    async def median(measure: Any, *args: int) -> float:
-        return round(statistics.median([await measure(*args) for _ in range(REPEATS)]), 3)
+    async def median(measure: Callable[..., Awaitable[float]], *args: int) -> float:
+        return round(float(statistics.median([await measure(*args) for _ in range(REPEATS)])), 3)
 
     rows: dict[str, Any] = {
         "request_cpu_ms": {

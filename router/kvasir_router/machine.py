@@ -39,7 +39,7 @@ from kvasir_router.machine_events import (
     WorkerRestored,
 )
 from kvasir_router.machine_legs import Legs, running
-from kvasir_router.machine_state import Flight, HeldLease, Phase, Timers, error_of
+from kvasir_router.machine_state import Flight, HeldLease, Phase, Timers, broken_stream, error_of
 
 FAILED = (FinishReason.ERROR, FinishReason.ABORT)
 
@@ -199,7 +199,11 @@ class RequestMachine:
                 self._legs.unowned(worker, delta)
                 continue
             flight = self._flights[request_id]
-            if flight.phase is Phase.PREFILLING:
+            if flight.continues(delta):
+                # Nearly every delta: the checks below, in one look.
+                flight.emitted[delta.index].extend(delta.token_ids)
+                self._emit(flight, delta)
+            elif flight.phase is Phase.PREFILLING:
                 self._prefill_delta(flight, worker, delta, now)
             else:
                 self._decode_delta(flight, worker, delta, now)
@@ -223,12 +227,11 @@ class RequestMachine:
 
     def _hand_over(self, flight: Flight, source: Target, handoff: KvHandoff, now: float) -> None:
         """Decode where it was planned, or elsewhere if that worker takes nothing any more."""
-        if flight.plan is None:
-            raise AssertionError("a hand-off without a plan")
-        if self.fleet.accepts(flight.plan.decode.worker_id):
+        planned = flight.planned
+        if self.fleet.accepts(planned.decode.worker_id):
             self._legs.prefilled(flight, source, leaves=True)
             flight.phase = Phase.DECODING
-            self._legs.submit(flight, Leg.DECODE, flight.plan.decode, handoff)
+            self._legs.submit(flight, Leg.DECODE, planned.decode, handoff)
             return
         self._legs.discharge(flight)
         plan = self._plan(flight, now, prefilled_on=source)
@@ -237,7 +240,7 @@ class RequestMachine:
             flight.forget_attempt()
             self._route_or_wait(flight, now)
             return
-        flight.plan = replace(flight.plan, decode=plan.decode)
+        flight.plan = replace(planned, decode=plan.decode)
         flight.charges = self.fleet.commit(flight.request, flight.hashes, plan, now)
         self._hand_over(flight, source, handoff, now)
 
@@ -250,8 +253,7 @@ class RequestMachine:
         fault = flight.fault(delta)
         if fault is not None:
             self._stop(flight, ended=delta.last, now=now)
-            message = f"worker {worker.worker_id} broke the stream: {fault}"
-            self._fail(flight, UpstreamError(message, code="protocol_error"), now)
+            self._fail(flight, broken_stream(worker.worker_id, fault), now)
             return
         if not flight.streaming and (delta.token_ids or delta.text or delta.finish is not None):
             flight.streaming = True
@@ -260,10 +262,10 @@ class RequestMachine:
         flight.emitted[delta.index].extend(delta.token_ids)
         if delta.finish is not None:
             flight.finished.add(delta.index)
-        if not delta.last:
+        if delta.last:
+            self._finish(flight, delta, now)
+        else:
             self._emit(flight, delta)
-            return
-        self._finish(flight, worker, delta, now)
 
     def _stop(self, flight: Flight, *, ended: bool, now: float) -> None:
         if ended:
@@ -277,7 +279,7 @@ class RequestMachine:
             delta = replace(delta, request_id=request_id)
         self._out.append(Emit(request_id, delta))
 
-    def _finish(self, flight: Flight, worker: Worker, delta: Delta, now: float) -> None:
+    def _finish(self, flight: Flight, delta: Delta, now: float) -> None:
         target = self._legs.ended(flight).target
         if delta.usage is not None:
             flight.usage = flight.merged(delta.usage)

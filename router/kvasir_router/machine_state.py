@@ -68,6 +68,13 @@ class Flight:
     def __post_init__(self) -> None:
         self.emitted = [[] for _ in range(self.request.sampling.n)]
 
+    @property
+    def planned(self) -> Plan:
+        """The plan of a request that has one."""
+        if self.plan is None:
+            raise AssertionError("nothing is planned for this request")
+        return self.plan
+
     def merged(self, usage: Usage) -> Usage:
         """The counts of the last leg, with the prefix hit of the worker that computed the prompt."""
         if self.prefill_usage is None:
@@ -88,6 +95,17 @@ class Flight:
         self.prefill_usage = None
         self.usage = Usage()
         self.timings = Timings()
+
+    def continues(self, delta: Delta) -> bool:
+        """Whether `delta` is just the next piece of a stream that the client is reading."""
+        return (
+            self.streaming
+            and delta.finish is None
+            and not delta.last
+            and not self.finished
+            and 0 <= delta.index < len(self.emitted)
+            and delta.offset == len(self.emitted[delta.index])
+        )
 
     def fault(self, delta: Delta) -> str | None:
         """How `delta` breaks the stream's order, or None: nothing may be lost, repeated or invented."""
@@ -135,6 +153,11 @@ def error_of(delta: Delta) -> KvasirError:
     if reason is not None and 400 <= reason.status < 500:
         return RequestError(message, status=reason.status, code=code)
     return UpstreamError(message, code=code)
+
+
+def broken_stream(worker_id: str, fault: str) -> UpstreamError:
+    """A worker that lost, repeated or invented tokens."""
+    return UpstreamError(f"worker {worker_id} broke the stream: {fault}", code="protocol_error")
 
 
 class Timers:

@@ -283,6 +283,16 @@ async def test_the_second_same_prompt_reports_cached_tokens(
     assert warm.choice().tokens == cold.choice().tokens
 
 
+async def test_a_prompt_that_is_cached_whole_is_computed_from_its_last_block(
+    bench: EngineBench, prompts: FreshPrompts
+) -> None:
+    prompt = prompts.fresh(2 * BLOCK)
+    cold = await bench.generate(prompt, prompts.greedy)
+    warm = await bench.generate(prompt, prompts.greedy)
+    assert _usage(warm).cached_tokens == BLOCK
+    assert warm.choice().tokens == cold.choice().tokens
+
+
 async def test_another_salt_shares_no_cache(bench: EngineBench, prompts: FreshPrompts) -> None:
     prompt = prompts.fresh(100)
     await bench.generate(prompt, prompts.greedy, salt="a")
@@ -305,8 +315,10 @@ async def test_prefill_then_decode_gives_the_tokens_of_full(
     full = await prefill.generate(prompt, prompts.greedy)
     assert decoded.choice().tokens == full.choice().tokens
     assert usage.cached_tokens == 0
-    assert usage.transferred_bytes == -(-length // BLOCK) * bench.identity.kv.bytes_per_block
-    assert 0 < usage.transferred_tokens <= length
+    # The last token is computed again, so that a block which holds only it is not missing.
+    assert usage.transferred_bytes == -(-(length - 1) // BLOCK) * bench.identity.kv.bytes_per_block
+    assert usage.transferred_tokens <= length
+    assert (usage.transferred_tokens > 0) == (usage.transferred_bytes > 0)
 
 
 async def test_only_missing_blocks_are_moved(

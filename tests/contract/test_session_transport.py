@@ -93,8 +93,8 @@ class Worker:
         self._done = asyncio.Event()
 
     async def __call__(self, connection: WorkerConnection) -> None:
-        self._connection.set_result(connection)
         await connection.accept(WELCOME)
+        self._connection.set_result(connection)
         await self._done.wait()
 
     async def connection(self) -> WorkerConnection:
@@ -201,6 +201,26 @@ async def test_a_slow_reader_holds_up_the_sender_and_loses_nothing(transport: Tr
     await sending
     worker.leave()
     await router.close()
+
+
+async def test_a_worker_that_closes_in_the_middle_of_its_welcome_ends_the_connection(
+    transport: Transport,
+) -> None:
+    async def hasty(connection: WorkerConnection) -> None:
+        accepting = asyncio.ensure_future(connection.accept(WELCOME))
+        await asyncio.sleep(0)
+        accepting.cancel()
+        await connection.close()
+
+    address = await transport.listen(hasty)
+
+    async def dial_and_receive() -> None:
+        await (await transport.dialer.dial(address, HELLO)).receive()
+
+    for _ in range(20):
+        with pytest.raises(ConnectionLost) as caught:
+            await dial_and_receive()
+        assert "no answer" not in str(caught.value)
 
 
 async def test_a_worker_that_closes_in_the_middle_of_a_send_still_ends_the_connection(

@@ -61,8 +61,7 @@ class RequestView:
     priority: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
+class Candidate(NamedTuple):
     """One target, as known at this instant.
 
     `cached_tokens` is the predicted prefix hit of this request there. `queued_prefill_tokens`,

@@ -29,6 +29,7 @@ class Metrics:
         self._registry = registry
         self._models = frozenset(models)
         self._workers = WorkerSeries()
+        self._children: dict[tuple[Counter | str, ...], Counter] = {}
         registry.register(self._workers)
 
         def histogram(name: str, text: str, bounds: tuple[float, ...]) -> HistogramFamily:
@@ -73,7 +74,7 @@ class Metrics:
     def request_finished(self, summary: RequestSummary) -> None:
         """Count a request that reached the router, however it ended."""
         model = self._model(summary.model)
-        self._requests.labels(model, outcome_label(summary.outcome)).inc()
+        self._child(self._requests, model, outcome_label(summary.outcome)).inc()
         self._durations(model, summary)
         usage = summary.usage
         for family, amount in (
@@ -86,11 +87,11 @@ class Metrics:
             (self._retries, summary.retries),
         ):
             if amount:
-                family.labels(model).inc(amount)
+                self._child(family, model).inc(amount)
 
     def request_refused(self, code: str, model: str | None = None) -> None:
         """Count a request that was answered without reaching the router."""
-        self._requests.labels(self._model(model), outcome_label(code)).inc()
+        self._child(self._requests, self._model(model), outcome_label(code)).inc()
 
     def worker_seen(self, view: WorkerView) -> None:
         """Take over the newest view of a worker."""
@@ -115,6 +116,14 @@ class Metrics:
 
     def _model(self, name: str | None) -> str:
         return name if name in self._models else OTHER
+
+    def _child(self, family: Counter, *labels: str) -> Counter:
+        """`family.labels(*labels)`, which takes a lock and a few microseconds, looked up once."""
+        key = (family, *labels)
+        child = self._children.get(key)
+        if child is None:
+            child = self._children[key] = family.labels(*labels)
+        return child
 
     def _durations(self, model: str, summary: RequestSummary) -> None:
         arrival, first = summary.arrival_s, summary.first_token_s

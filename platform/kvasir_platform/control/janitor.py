@@ -112,13 +112,13 @@ class Janitor:
 
     def shared_memory(self, processes: Iterable[psutil.Process]) -> set[ShmRecord]:
         """The engine-made shared-memory files that any of `processes` has open."""
-        found: set[ShmRecord] = set()
+        opened: set[int] = set()
         for process in processes:
-            for path in _open_files_under(process.pid, self._shm):
-                record = self._ours(Path(path))
-                if record is not None:
-                    found.add(record)
-        return found
+            opened |= _open_inodes(process.pid, self._shm)
+        if not opened:
+            return set()
+        records = map(self._ours, (self._shm / name for name in self.shm_names()))
+        return {record for record in records if record is not None and record.inode in opened}
 
     def holds(self, record: ShmRecord) -> bool:
         """Whether the file of `record` still exists and is the same."""
@@ -146,9 +146,9 @@ class Janitor:
         removed: list[str] = []
         remaining: list[str] = []
         stale = sorted(filter(self.holds, records), key=lambda record: record.path)
-        in_use = _open_anywhere(self._shm) if stale else set()
+        in_use = set[int]().union(*(_open_inodes(pid, self._shm) for pid in psutil.pids() if stale))
         for record in stale:
-            if record.path in in_use:
+            if record.inode in in_use:
                 remaining.append(f"{record.path} (another process has it open)")
                 continue
             try:
@@ -204,32 +204,29 @@ def _title(process: psutil.Process) -> str:
         return "?"
     if command and command[0].startswith("ray::"):
         return command[0].split(" ", 1)[0]
+    for helper in ("resource_tracker", "forkserver", "spawn"):
+        if f"from multiprocessing.{helper} import" in " ".join(command[:4]):
+            return f"multiprocessing {helper.replace('_', ' ')}"
     if "-m" in command[:-1]:
         return command[command.index("-m") + 1]
     scripts = [Path(part).name for part in command[1:] if part.endswith((".py", "/ray", "/kvasir"))]
     return scripts[-1] if scripts and name.startswith("python") else name
 
 
-def _open_files_under(pid: int, folder: Path) -> set[str]:
-    """Paths under `folder` that a process maps or holds open, deleted ones left out."""
+def _open_inodes(pid: int, folder: Path) -> set[int]:
+    """Inodes of files under `folder` that a process maps or holds open. Inodes and not names: a
+    semaphore is mapped before it gets its name, and the kernel goes on showing the first one."""
     prefix = f"{folder}/"
-    paths: set[str] = set()
+    inodes: set[int] = set()
     with contextlib.suppress(OSError), open(f"/proc/{pid}/maps", encoding="utf-8", errors="replace") as maps:
         for line in maps:
-            _, slash, rest = line.partition(prefix)
-            if slash:
-                paths.add(prefix + rest.rstrip("\n"))
+            # address, permissions, offset, device, inode, path
+            if prefix in line:
+                inodes.add(int(line.split(maxsplit=5)[4]))
     with contextlib.suppress(OSError):
         for descriptor in os.listdir(f"/proc/{pid}/fd"):
             with contextlib.suppress(OSError):
-                target = os.readlink(f"/proc/{pid}/fd/{descriptor}")
-                if target.startswith(prefix):
-                    paths.add(target)
-    return {path for path in paths if not path.endswith(" (deleted)")}
-
-
-def _open_anywhere(folder: Path) -> set[str]:
-    found: set[str] = set()
-    for pid in psutil.pids():
-        found |= _open_files_under(pid, folder)
-    return found
+                link = f"/proc/{pid}/fd/{descriptor}"
+                if os.readlink(link).startswith(prefix):
+                    inodes.add(os.stat(link).st_ino)
+    return inodes

@@ -23,6 +23,8 @@ from kvasir_platform.control.runtime_dir import ProcessRecord, RuntimeDir, ShmRe
 
 T = TypeVar("T")
 
+_DETAIL_CHARACTERS = 100
+
 
 @dataclass(frozen=True, slots=True)
 class Progress:
@@ -117,9 +119,7 @@ class Supervisor:
             if failure is not None:
                 self._update(failure=failure.message)
                 self._say("failed", text=failure.message)
-            inventory.cancel()
-            await asyncio.gather(inventory, return_exceptions=True)
-            await self._stop(failed=failure is not None)
+            await self._stop(inventory, failed=failure is not None)
         return failure
 
     async def _start(self) -> None:
@@ -193,10 +193,9 @@ class Supervisor:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _stop(self, *, failed: bool) -> None:
+    async def _stop(self, inventory: asyncio.Task[None], *, failed: bool) -> None:
         self._update(phase="stopping")
         self._say("stopping", text=self.stop_reason if not failed else "after the failure")
-        await self._inventory()
         stopping = asyncio.ensure_future(self._launcher.stop())
         hurry = asyncio.ensure_future(self.hurry.wait())
         await asyncio.wait(
@@ -207,6 +206,9 @@ class Supervisor:
         result = (await asyncio.gather(stopping, return_exceptions=True))[0]
         if isinstance(result, Exception):
             self._say("detail", "stopping", f"the orderly stop failed: {result!r}")
+        inventory.cancel()
+        await asyncio.gather(inventory, return_exceptions=True)
+        await self._inventory()
         left = await asyncio.to_thread(self._sweep)
         self._update(phase="failed" if failed else "stopped", processes=(), shared_memory=())
         self._say("stopped", text="; ".join(left.remaining))
@@ -226,9 +228,9 @@ class Supervisor:
             seen, now = self._janitor.shm_names(), self._clock.now()
             if seen != names or now >= due:
                 await self._inventory()
-                starting = self._state.phase == "starting"
-                names, due = seen, now + (1.0 if starting else self._limits.inventory_s)
-            await self._clock.sleep(0.1 if self._state.phase == "starting" else 1.0)
+                steady = self._state.phase == "ready"
+                names, due = seen, now + (self._limits.inventory_s if steady else 1.0)
+            await self._clock.sleep(0.25 if self._state.phase == "ready" else 0.05)
 
     async def _inventory(self) -> None:
         processes, files = await asyncio.to_thread(self._look, self._state)
@@ -258,7 +260,8 @@ class Supervisor:
 def _pool_line(name: str, wanted: int, replicas: list[ReplicaStatus]) -> str:
     own = [replica for replica in replicas if replica.pool == name]
     ready = sum(replica.state == "ready" for replica in own)
-    waiting = next((replica.detail for replica in own if replica.state != "ready" and replica.detail), "")
+    details = [" ".join(replica.detail.split()) for replica in own if replica.state != "ready"]
+    waiting = next((detail[:_DETAIL_CHARACTERS] for detail in details if detail), "")
     return f"{name} {ready}/{wanted}" + (f" ({waiting})" if waiting else "")
 
 

@@ -20,61 +20,95 @@ Prefill and decode side do not depend on each other, so the best pair is the bes
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from operator import itemgetter
+from typing import NamedTuple
 
 from kvasir.ports.clock import Rng
 from kvasir.ports.routing import Candidate, Plan, RequestView
 from kvasir_router.decide.eligible import Disaggregation, Eligible, eligible, missing_role
 
-Terms = tuple[tuple[str, float], ...]
 TIE_S = 1e-6
 
 
-def prefill_terms(request: RequestView, candidate: Candidate) -> Terms:
-    """Seconds that prefilling `request` at `candidate` costs."""
+class PrefillTerms(NamedTuple):
+    """Seconds that prefilling a request somewhere costs."""
+
+    queue_s: float
+    prefill_s: float
+    work_s: float
+    displace_s: float
+
+
+class DecodeTerms(NamedTuple):
+    """Seconds that decoding a request somewhere costs, its KV pulled from elsewhere."""
+
+    transfer_s: float
+    memory_s: float
+    decode_s: float
+
+
+class FullTerms(NamedTuple):
+    """Seconds that running all of a request in one place costs."""
+
+    queue_s: float
+    prefill_s: float
+    work_s: float
+    displace_s: float
+    stall_s: float
+    memory_s: float
+    decode_s: float
+
+
+Terms = PrefillTerms | DecodeTerms | FullTerms
+
+
+def prefill_terms(request: RequestView, candidate: Candidate) -> PrefillTerms:
+    """The prefill part of `request` at `candidate`."""
     rates = candidate.rates
     own = rates.prefill_s(request.prompt_tokens - candidate.cached_tokens)
     fullness = min(1.0, candidate.held_tokens / candidate.kv_tokens)
-    return (
-        ("queue_s", rates.prefill_s(candidate.queued_prefill_tokens)),
-        ("prefill_s", own),
-        ("work_s", own),
-        ("displace_s", own * fullness),
-    )
+    return PrefillTerms(rates.prefill_s(candidate.queued_prefill_tokens), own, own, own * fullness)
 
 
-def decode_terms(request: RequestView, candidate: Candidate, *, transfer: bool) -> Terms:
-    """Seconds that decoding `request` at `candidate` costs, with its KV pulled or made there."""
-    rates, choices = candidate.rates, request.choices
-    missing = request.prompt_tokens - candidate.cached_tokens if transfer else 0
-    step = rates.step_s(candidate.streams + choices)
-    added = rates.step_s(candidate.streams + choices) - rates.step_s(candidate.streams)
-    need = request.prompt_tokens + request.output_tokens * choices
+def decode_terms(request: RequestView, candidate: Candidate) -> DecodeTerms:
+    """The decode part of `request` at `candidate`."""
+    rates, streams = candidate.rates, candidate.streams
+    missing = request.prompt_tokens - candidate.cached_tokens
+    step = rates.step_s(streams + request.choices)
+    added = step - rates.step_s(streams)
+    need = request.prompt_tokens + request.output_tokens * request.choices
     excess = max(0, candidate.reserved_kv_tokens + need - candidate.kv_tokens)
-    residence = request.output_tokens * step
-    return (
-        ("transfer_s", rates.transfer_s(missing * candidate.kv_token_bytes)),
-        ("memory_s", residence * excess / candidate.kv_tokens),
-        ("decode_s", request.output_tokens * (step + candidate.streams * added)),
+    return DecodeTerms(
+        rates.transfer_s(missing * candidate.kv_token_bytes),
+        request.output_tokens * step * excess / candidate.kv_tokens,
+        request.output_tokens * (step + streams * added),
     )
 
 
-def full_terms(request: RequestView, candidate: Candidate) -> Terms:
-    """Seconds that running the whole of `request` at `candidate` costs."""
-    prefill = prefill_terms(request, candidate)
-    stall = dict(prefill)["prefill_s"] * candidate.streams
-    return (*prefill, ("stall_s", stall), *decode_terms(request, candidate, transfer=False))
+def full_terms(request: RequestView, candidate: Candidate) -> FullTerms:
+    """The whole of `request` at `candidate`: nothing is moved, and running streams wait meanwhile."""
+    prefill, decode = prefill_terms(request, candidate), decode_terms(request, candidate)
+    stall = prefill.prefill_s * candidate.streams
+    return FullTerms(*prefill, stall, decode.memory_s, decode.decode_s)
 
 
 Scored = tuple[float, Candidate, Terms]
 
 
-def _scored(candidates: Iterable[Candidate], terms: Callable[[Candidate], Terms]) -> list[Scored]:
+def _scored(
+    candidates: Iterable[Candidate], terms: Callable[[RequestView, Candidate], Terms], request: RequestView
+) -> list[Scored]:
     """Cheapest first."""
     scored: list[Scored] = []
     for candidate in candidates:
-        parts = terms(candidate)
-        scored.append((sum(seconds for _, seconds in parts), candidate, parts))
-    return sorted(scored, key=lambda entry: entry[0])
+        parts = terms(request, candidate)
+        scored.append((sum(parts), candidate, parts))
+    scored.sort(key=itemgetter(0))
+    return scored
+
+
+def _named(*terms: Terms) -> tuple[tuple[str, float], ...]:
+    return tuple(pair for part in terms for pair in part._asdict().items())
 
 
 class CostPolicy:
@@ -90,15 +124,15 @@ class CostPolicy:
         """See RoutingPolicy; the terms are in seconds."""
         may = eligible(candidates, self._disaggregation, request)
         apart = self._apart(request, may)
-        whole = self._pick(_scored(may.full, lambda c: full_terms(request, c)))
+        whole = self._pick(_scored(may.full, full_terms, request))
         if whole is not None and (apart is None or whole[0] <= apart[0][0] + apart[1][0]):
             reason = _reason("aggregated", whole[1])
-            return Plan(None, whole[1].target, reason, whole[1].cached_tokens, whole[2])
+            return Plan(None, whole[1].target, reason, whole[1].cached_tokens, _named(whole[2]))
         if apart is None:
             return None
         prefill, decode = apart
         reason = _reason("disaggregated", prefill[1])
-        terms = (*prefill[2], *decode[2])
+        terms = _named(prefill[2], decode[2])
         return Plan(prefill[1].target, decode[1].target, reason, prefill[1].cached_tokens, terms)
 
     def missing(self, candidates: Sequence[Candidate]) -> str | None:
@@ -107,8 +141,8 @@ class CostPolicy:
 
     def _apart(self, request: RequestView, may: Eligible) -> tuple[Scored, Scored] | None:
         """The cheapest pair on two different workers."""
-        prefills = _scored(may.prefill, lambda c: prefill_terms(request, c))
-        decodes = _scored(may.decode, lambda c: decode_terms(request, c, transfer=True))
+        prefills = _scored(may.prefill, prefill_terms, request)
+        decodes = _scored(may.decode, decode_terms, request)
         best: tuple[Scored, Scored] | None = None
         for prefill in (self._pick(prefills), self._pick(_elsewhere(prefills))):
             if prefill is None:

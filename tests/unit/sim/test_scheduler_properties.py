@@ -102,13 +102,14 @@ class History(RuleBasedStateMachine):
         self.scheduler.abort(data.draw(st.sampled_from(sorted(self.requests))), self.now)
         self._deliver()
 
-    @rule(interruption=st.none() | st.integers(0, 30))
-    def step(self, interruption: int | None) -> None:
+    @rule(data=st.data(), interrupt=st.booleans())
+    def step(self, data: st.DataObject, interrupt: bool) -> None:
         step = self.scheduler.schedule(self.now)
         self.scheduler.check_integrity()
         self.pulls += step.pulls
-        if interruption is not None:
-            self.scheduler.abort(f"r{interruption}", self.now)
+        if interrupt and step.work:
+            scheduled = sorted({sequence.live.request.request_id for sequence, _ in step.work})
+            self.scheduler.abort(data.draw(st.sampled_from(scheduled)), self.now)
             self.scheduler.check_integrity()
         self.now += 0.1
         self.scheduler.complete(self.now)

@@ -162,6 +162,8 @@ def test_a_transfer_takes_latency_and_bandwidth_and_ends_the_lease() -> None:
         assert decoded.last is not None
         assert decoded.last.timings is not None
         assert decoded.last.timings.transfer_s == pytest.approx(0.51)
+        # One step for the last prompt token, whose output did not travel.
+        assert decoded.last.timings.prefill_s == pytest.approx(0.01 + 0.001 + 0.001)
         assert pair.prefill.engine.load().kv_blocks_leased == 0
 
     with_pair(scenario)
@@ -234,6 +236,9 @@ def test_a_pull_that_cannot_succeed_is_made_up_for_by_computing(
         if not early:
             trouble(pair)
         decoded = await pair.decode.ended(request.request_id)
+        assert decoded.last is not None
+        assert decoded.last.timings is not None
+        assert decoded.last.timings.transfer_s == (0.0 if early else pytest.approx(0.504))
         full = await pair.decode.generate(prompt, pair.prompts.greedy)
         load = pair.decode.engine.load()
         assert decoded.choice().tokens == full.choice().tokens
@@ -363,6 +368,19 @@ def test_a_crash_ends_every_request_and_refuses_later_ones() -> None:
             done = await pair.decode.ended(request.request_id)
             assert done.last is not None
             assert (done.last.error, done.last.error_message) == ("worker_failed", "the host burned")
+
+    with_pair(scenario)
+
+
+def test_stop_in_mid_flight_leaves_nothing_held() -> None:
+    async def scenario(pair: Pair) -> None:
+        await pair.prefilled(pair.prompts.fresh(100))
+        request = pair.prefill.request(pair.prompts.fresh(50), pair.prompts.greedy)
+        pair.prefill.engine.submit([request])
+        await pair.prefill.first_delta(request.request_id)
+        await pair.prefill.engine.stop()
+        load = pair.prefill.engine.load()
+        assert (load.running, load.waiting, load.kv_usage, load.kv_blocks_leased) == (0, 0, 0.0, 0)
 
     with_pair(scenario)
 

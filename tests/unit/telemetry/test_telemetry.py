@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import logging
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -174,6 +175,14 @@ def test_every_code_of_the_error_tree_is_in_the_vocabulary() -> None:
     everything = [kind for kind in vars(errors).values() if isinstance(kind, type)]
     kinds = [kind for kind in everything if issubclass(kind, KvasirError)]
     assert {kind.code for kind in kinds} <= set(REASONS)
+
+
+def test_every_code_that_router_and_gateway_raise_is_in_the_vocabulary() -> None:
+    root = Path(__file__).parents[3]
+    sources = [*root.glob("router/**/*.py"), *root.glob("platform/kvasir_platform/gateway/*.py")]
+    raised = {code for path in sources for code in re.findall(r'code="([a-z_]+)"', path.read_text())}
+    assert len(raised) > 10
+    assert raised <= set(REASONS)
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,6 @@ import pytest
 from kvasir.core.requests import EngineRequest, FinishReason, KvHandoff, Leg, Sampling, token_ids
 from kvasir_workers.engines.vllm.stream import Stream, handoff_of, pull_of
 
-BLOCK = 32
-
 
 @dataclass
 class Metrics:
@@ -49,7 +47,7 @@ class Output:
 
 def stream(leg: Leg = Leg.FULL, prompt: int = 100, **sampling: Any) -> Stream:
     request = EngineRequest("r", token_ids(range(prompt)), Sampling(**sampling), leg=leg)
-    return Stream(request, BLOCK)
+    return Stream(request)
 
 
 def test_offsets_are_contiguous_per_choice() -> None:
@@ -113,29 +111,29 @@ def test_a_prefill_leg_without_an_offer_is_a_failure() -> None:
 
 
 @pytest.mark.parametrize(
-    ("prompt", "cached", "blocks", "expected"),
-    [
-        (100, 99, 4, (0, 99)),  # all of it moved: the last token is always computed
-        (100, 99, 2, (64, 35)),  # two blocks were here
-        (97, 96, 3, (0, 96)),
-        (100, 64, 0, (64, 0)),  # nothing moved
-    ],
+    ("cached", "transferred", "failed", "expected"),
+    [(99, 99, 0, 0), (99, 35, 0, 64), (64, 0, 0, 64), (99, 0, 35, 64)],
 )
-def test_what_was_moved_is_not_counted_as_a_prefix_hit(
-    prompt: int, cached: int, blocks: int, expected: tuple[int, int]
+def test_what_was_to_be_moved_is_not_counted_as_a_prefix_hit(
+    cached: int, transferred: int, failed: int, expected: int
 ) -> None:
-    pulled = {"pulled": {"blocks": blocks, "bytes": blocks * 8, "seconds": 0.25, "failure": ""}}
+    moved = {
+        "transferred_tokens": transferred,
+        "transferred_bytes": 8,
+        "transfer_s": 0.25,
+        "failed_tokens": failed,
+    }
     output = Output(
         [Completion([1], finish_reason="stop")],
         finished=True,
         num_cached_tokens=cached,
-        kv_transfer_params=pulled,
+        kv_transfer_params=moved,
     )
-    (delta,) = stream(Leg.DECODE, prompt).deltas(output)
+    (delta,) = stream(Leg.DECODE).deltas(output)
     assert delta.usage is not None
     assert delta.timings is not None
-    assert (delta.usage.cached_tokens, delta.usage.transferred_tokens) == expected
-    assert delta.usage.transferred_bytes == blocks * 8
+    assert (delta.usage.cached_tokens, delta.usage.transferred_tokens) == (expected, transferred)
+    assert delta.usage.transferred_bytes == 8
     assert (delta.timings.transfer_s, delta.timings.queue_s) == (0.25, 0.25)
 
 

@@ -46,7 +46,6 @@ class GrpcWorkerConnection:
         self._context = context
         self._hello = hello
         self._reading: asyncio.Future[Any] | None = None
-        self._writing: asyncio.Future[None] | None = None
         self._ended = asyncio.Event()
         self._reason = "closed"
         self.refusal: str | None = None
@@ -99,21 +98,11 @@ class GrpcWorkerConnection:
         """Return once this end has closed or refused, or the RPC broke."""
         await self._ended.wait()
 
-    async def wait_written(self) -> None:
-        """Return once no write is under way: gRPC cannot end an RPC in the middle of one, and its peer
-        would wait for ever. A peer that reads no more holds this up until its keepalive fails."""
-        if self._writing is not None:
-            await asyncio.wait((self._writing,))
-            if not self._writing.cancelled():
-                self._writing.exception()
-
     async def _write(self, data: bytes) -> None:
         if self._ended.is_set():
             raise ConnectionLost(self._reason)
-        self._writing = asyncio.ensure_future(self._context.write(data))
         try:
-            # Shielded: a write that was begun must be known to have ended before the RPC can end.
-            await asyncio.shield(self._writing)
+            await self._context.write(data)
         except _BROKEN as error:
             raise ConnectionLost(str(error)) from error
         except asyncio.CancelledError:
@@ -249,6 +238,9 @@ class GrpcServer:
     async def _session(self, _requests: object, context: Context) -> None:
         await self._authenticate(context)
         connection = GrpcWorkerConnection(context, await self._hello(context))
+        # Else it would go with the first message, and an RPC that ends in the middle of that one would try
+        # to send it again, fail inside gRPC, and leave its peer waiting for ever.
+        await context.send_initial_metadata(())
         # A task of its own: gRPC cancels this one when the RPC breaks, and a session must not be cancelled
         # by its connection.
         session = asyncio.ensure_future(self._on_connection(connection))
@@ -260,7 +252,6 @@ class GrpcServer:
         finally:
             ended.cancel()
             connection.end("the connection broke")
-        await connection.wait_written()
         if connection.refusal is not None:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, connection.refusal)
 

@@ -106,7 +106,8 @@ class Batch:
         live = leader.live
         live.transferred_s = seconds
         prompt = len(live.request.tokens)
-        live.transferred_tokens = prompt - live.cached_tokens if order.missing else 0
+        reach = live.cached_tokens + order.missing * self._limits.block_size
+        live.transferred_tokens = min(reach, prompt) - live.cached_tokens
         live.transferred_bytes = order.bytes
         self.counters.received += 1
         self.counters.received_bytes += order.bytes
@@ -222,12 +223,14 @@ class Batch:
         request = sequence.live.request
         prompt = len(request.tokens)
         found = self._memory.find(sequence, prompt // self._limits.block_size)
-        missing = self._limits.blocks_for(prompt) - len(found)
-        if request.handoff is None or not self._pool.can_take(missing, keeping=found):
+        fresh = self._limits.blocks_for(prompt) - len(found)
+        if request.handoff is None or not self._pool.can_take(fresh, keeping=found):
             return False
+        # A block that holds nothing but the last token is not worth moving: that token is computed anyway.
+        missing = max(0, self._limits.blocks_for(prompt - 1) - len(found))
         self._memory.hold(sequence, found)
         self._note_admission(sequence, sequence.computed, now)
-        self._memory.extend(sequence, missing)
+        self._memory.extend(sequence, fresh)
         # If the pull fails, what was found serves, up to the token that must be computed.
         sequence.computed = min(sequence.computed, prompt - 1)
         self._waiting.remove(sequence)

@@ -41,7 +41,6 @@ class BlockPool:
 
     def __init__(self, total: int, *, caching: bool) -> None:
         self.total = total
-        self.evictions = 0
         self._caching = caching
         self._requests = [0] * total
         self._leases = [0] * total
@@ -89,7 +88,6 @@ class BlockPool:
             if digest is not None:
                 del self._block_of[digest]
                 self._hash_of[block] = None
-                self.evictions += 1
             self._requests[block] = 1
             taken.append(block)
         self._active += count

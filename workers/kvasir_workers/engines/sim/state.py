@@ -225,7 +225,8 @@ def refused(request: EngineRequest, code: str, message: str) -> Delta:
 
 @dataclass(frozen=True, slots=True)
 class PullOrder:
-    """Fetch the last `missing` blocks of a prompt; `hashes` has one entry per block of the prompt."""
+    """Fetch the `missing` blocks of a prompt, `bytes` in all; `hashes` has one entry per block of the
+    prompt."""
 
     request_id: str
     handoff: KvHandoff

@@ -116,7 +116,7 @@ class VllmEngine:
     def submit(self, requests: Sequence[EngineRequest]) -> None:
         """Queue legs; what cannot run is refused by a delta."""
         for request in requests:
-            stream = Stream(request, self._pool.engine.block_size)
+            stream = Stream(request)
             refusal = self._refusal(request)
             if refusal is not None:
                 self._emit(stream.fail(*refusal))

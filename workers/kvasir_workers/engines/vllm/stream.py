@@ -54,14 +54,13 @@ class Output(Protocol):
 class Stream:
     """The life of one submitted leg. `ended` is True once its last delta has been made.
 
-    `collector` is vLLM's handle of the request, once it has one. `block_size` in tokens.
+    `collector` is vLLM's handle of the request, once it has one.
     """
 
-    __slots__ = ("_block_size", "_logprobs", "_offsets", "_output_tokens", "collector", "ended", "request")
+    __slots__ = ("_logprobs", "_offsets", "_output_tokens", "collector", "ended", "request")
 
-    def __init__(self, request: EngineRequest, block_size: int) -> None:
+    def __init__(self, request: EngineRequest) -> None:
         self.request = request
-        self._block_size = block_size
         self.collector: Any = None
         self.ended = False
         self._offsets: dict[int, int] = {}
@@ -126,9 +125,8 @@ class Stream:
                 if handoff is None:
                     finish, error = FinishReason.ERROR, "transfer_failed"
                     message = "the engine's connector offered no KV for this prompt"
-            pulled = moved.get("pulled", {})
-            usage = self._usage(end.num_cached_tokens or 0, pulled)
-            timings = _timings(end.metrics, float(pulled.get("seconds", 0.0)))
+            usage = self._usage(end.num_cached_tokens or 0, moved)
+            timings = _timings(end.metrics, float(moved.get("transfer_s", 0.0)))
         return Delta(
             request_id=request.request_id,
             offset=offset,
@@ -153,18 +151,15 @@ class Stream:
             return "transfer_failed", "the prompt's KV did not arrive, and transfer.on_failure is fail"
         return "worker_failed", "the engine ended this request with an internal error"
 
-    def _usage(self, cached: int, pulled: Mapping[str, Any]) -> Usage:
-        prompt = len(self.request.tokens)
-        transferred = 0
-        if blocks := int(pulled.get("blocks", 0)):
-            # vLLM counts both kinds as cached. A pull brings the last blocks of the first n - 1 tokens.
-            local = (-(-(prompt - 1) // self._block_size) - blocks) * self._block_size
-            transferred = max(0, cached - local)
+    def _usage(self, cached: int, moved: Mapping[str, Any]) -> Usage:
+        transferred = int(moved.get("transferred_tokens", 0))
+        # vLLM counts as cached whatever a transfer promised, also where it failed and was computed.
+        promised = transferred + int(moved.get("failed_tokens", 0))
         return Usage(
-            prompt_tokens=prompt,
-            cached_tokens=cached - transferred,
+            prompt_tokens=len(self.request.tokens),
+            cached_tokens=max(0, cached - promised),
             transferred_tokens=transferred,
-            transferred_bytes=int(pulled.get("bytes", 0)),
+            transferred_bytes=int(moved.get("transferred_bytes", 0)),
             output_tokens=self._output_tokens,
         )
 
