@@ -45,16 +45,18 @@ $(BIN)/python:
 # A stamp per lock file: a second call does nothing until the lock or the build changes.
 $(VENV)/.installed-%: requirements/%.lock requirements/build.lock $(SOURCES) | $(BIN)/python
 	@echo "==> packages of requirements/$*.lock ($$(grep -c '^[a-z].*==' $<) pinned; the first time takes a minute or more)"
-	@$(PIP) install --quiet --progress-bar off --no-deps --require-hashes $(TORCH_INDEX) -r $< -r requirements/build.lock
+	@$(PIP) install -qq --progress-bar off --no-deps --require-hashes $(TORCH_INDEX) -r $< -r requirements/build.lock
 	@command -v c++ >/dev/null || command -v g++ >/dev/null || echo "    no C++ compiler: the Python twin of the native extension will serve, more slowly (apt install g++)"
 	@echo "==> kvasir itself, editable"
-	@$(PIP) install --quiet --no-deps --no-build-isolation -e .
+	@$(PIP) install -qq --no-deps --no-build-isolation -e .
 	@touch $@
 	@if [ "$*" = dev ]; then touch $(VENV)/.installed-cpu; fi
 
 install: $(VENV)/.installed-$(EXTRA) ## create .venv and install what `make up` needs (EXTRA=gpu on a GPU machine)
+	@:
 
 install-dev: $(VENV)/.installed-dev ## the same, and what tests and checks need
+	@:
 
 up: install ## start the platform here and show how to talk to it; Ctrl-C stops it
 	@exec $(BIN)/kvasir up $(UP_ARGS)
@@ -92,7 +94,7 @@ schema: install-dev ## write docs/kvasir.schema.json from the spec's models
 	@$(BIN)/kvasir config schema > docs/kvasir.schema.json
 
 lock: $(BIN)/python ## resolve the lock files from requirements/*.in (needs the network)
-	@$(PIP) install --quiet uv==$(UV_VERSION)
+	@$(PIP) install -qq uv==$(UV_VERSION)
 	@requirements/lock.sh
 
 bench-foundation: install-dev ## measure start, memory, TTFT and throughput into load_tests/reports

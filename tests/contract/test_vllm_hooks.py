@@ -181,11 +181,13 @@ def test_the_recorder_takes_vllms_statistics(runtime: Any) -> None:
     recorder = runtime.LoadRecorder(None, [0, 1])
     for _ in range(2):
         recorder.record(scheduler_stats=stats, iteration_stats=iteration, mm_cache_stats=None, engine_idx=1)
-    load = recorder.newest()
+    load = recorder.newest(kv_blocks_total=7, idle=False)
     assert (load.running, load.waiting, load.kv_usage, load.kv_blocks_leased) == (3, 3, 0.25, 5)
     assert (load.prefix_queries_tokens, load.prefix_hits_tokens) == (200, 128)
     assert (load.speculated_tokens, load.accepted_tokens, load.preemptions) == (8, 6, 2)
-    assert load.transfer_bytes_received == 18
+    assert (load.transfer_bytes_received, load.kv_blocks_total) == (18, 7)
+    idle = recorder.newest(kv_blocks_total=7, idle=True)
+    assert (idle.running, idle.waiting, idle.kv_usage, idle.prefix_hits_tokens) == (0, 0, 0.0, 128)
 
 
 def test_outputs_carry_what_a_stream_reads(runtime: Any) -> None:

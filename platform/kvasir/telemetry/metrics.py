@@ -29,7 +29,7 @@ class Metrics:
         self._registry = registry
         self._models = frozenset(models)
         self._workers = WorkerSeries()
-        self._children: dict[tuple[Counter | str, ...], Counter] = {}
+        self._children: dict[tuple[object, ...], Counter] = {}
         registry.register(self._workers)
 
         def histogram(name: str, text: str, bounds: tuple[float, ...]) -> HistogramFamily:

@@ -15,7 +15,6 @@ import contextlib
 import os
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -107,10 +106,8 @@ class VllmEngine:
                 f"vLLM did not start pool {self._pool.name} with {self._model_path}: {error}"
             ) from error
         self._sink = sink
-        self._tasks = [
-            asyncio.create_task(self._pump(), name="vllm-pump"),
-            asyncio.create_task(self._watch(), name="vllm-watch"),
-        ]
+        pump = asyncio.create_task(self._pump(), name="vllm-pump")
+        self._tasks = [pump, asyncio.create_task(self._watch(pump), name="vllm-watch")]
         return identity
 
     def submit(self, requests: Sequence[EngineRequest]) -> None:
@@ -143,11 +140,7 @@ class VllmEngine:
         """The load after the newest step."""
         if self._recorder is None:
             return EngineLoad()
-        newest = replace(self._recorder.newest(), kv_blocks_total=self._kv_blocks)
-        if not self._live:
-            # A leg that a stop string or an abort ended leaves vLLM without another step to report it.
-            newest = replace(newest, running=0, waiting=0, kv_usage=0.0)
-        return newest
+        return self._recorder.newest(kv_blocks_total=self._kv_blocks, idle=not self._live)
 
     async def wait_failed(self) -> str:
         """Return why the engine died, when it does."""
@@ -277,6 +270,9 @@ class VllmEngine:
         except runtime.REFUSED as error:
             self._end(stream, stream.fail("invalid_request", str(error)))
             return
+        except Exception as error:  # noqa: BLE001  # what vLLM trips over in one request must not end others
+            self._end(stream, stream.fail("worker_failed", f"{type(error).__name__}: {error}"))
+            return
         stream.collector = collector
         early = collector.output
         # vLLM calls `put` for every output of this request and never looks at the collector again.
@@ -320,10 +316,11 @@ class VllmEngine:
         deltas, self._deltas = tuple(self._deltas), []
         self._sink(StepBatch(deltas, self.load()))
 
-    async def _watch(self) -> None:
-        """vLLM's output handler ends only when the engine core is gone."""
-        await asyncio.wait([self._llm.output_handler])
-        reason = f"vLLM's engine core ended: {self._llm.dead_error}"
+    async def _watch(self, pump: asyncio.Task[None]) -> None:
+        """vLLM's output handler ends only when the engine core is gone, and the pump never."""
+        ended, _ = await asyncio.wait([self._llm.output_handler, pump], return_when=asyncio.FIRST_COMPLETED)
+        cause = pump.exception() if pump in ended else self._llm.dead_error
+        reason = f"vLLM's engine core ended: {cause}"
         if self._failed is not None and not self._failed.done():
             self._failed.set_result(reason)
         for stream in list(self._live.values()):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from vllm.config import VllmConfig
@@ -14,12 +14,31 @@ from kvasir_workers.transfer.stats import TransferTotals
 
 @dataclass(slots=True)
 class _Rank:
-    """What one data-parallel rank reported last."""
+    """What one data-parallel rank reported: its newest gauges and the sums of its counters."""
 
     running: int = 0
     waiting: int = 0
     kv_usage: float = 0.0
+    prefix_queries: int = 0
+    prefix_hits: int = 0
+    preemptions: int = 0
+    speculated: int = 0
+    accepted: int = 0
     moved: TransferTotals = field(default_factory=TransferTotals)
+
+    def add(self, stats: Any) -> None:
+        """Take one step's vllm.v1.metrics.stats.SchedulerStats in."""
+        self.running = stats.num_running_reqs
+        self.waiting = stats.num_waiting_reqs + stats.num_skipped_waiting_reqs
+        self.kv_usage = stats.kv_cache_usage
+        if (prefix := stats.prefix_cache_stats) is not None:
+            self.prefix_queries += prefix.queries
+            self.prefix_hits += prefix.hits
+        if (speculation := stats.spec_decoding_stats) is not None:
+            self.speculated += speculation.num_draft_tokens
+            self.accepted += speculation.num_accepted_tokens
+        if stats.kv_connector_stats:
+            self.moved.add(stats.kv_connector_stats)
 
 
 class LoadRecorder(PrometheusStatLogger):  # type: ignore[misc]  # vLLM ships no type information here
@@ -31,8 +50,6 @@ class LoadRecorder(PrometheusStatLogger):  # type: ignore[misc]  # vLLM ships no
 
     def __init__(self, vllm_config: VllmConfig, engine_indexes: list[int] | None = None) -> None:
         self._ranks = {index: _Rank() for index in engine_indexes or [0]}
-        self._counted = EngineLoad()
-        self._newest = EngineLoad()
 
     def record(
         self,
@@ -42,38 +59,35 @@ class LoadRecorder(PrometheusStatLogger):  # type: ignore[misc]  # vLLM ships no
         engine_idx: int = 0,
     ) -> None:
         """Called by vLLM on the event loop, once per step and rank, after that step's outputs."""
-        counted = self._counted
-        if iteration_stats is not None and iteration_stats.num_preempted_reqs:
-            counted = replace(counted, preemptions=counted.preemptions + iteration_stats.num_preempted_reqs)
+        rank = self._ranks[engine_idx]
+        if iteration_stats is not None:
+            rank.preemptions += iteration_stats.num_preempted_reqs
         if scheduler_stats is not None:
-            counted = _count(counted, scheduler_stats)
-            rank = self._ranks[engine_idx]
-            rank.running = scheduler_stats.num_running_reqs
-            rank.waiting = scheduler_stats.num_waiting_reqs + scheduler_stats.num_skipped_waiting_reqs
-            rank.kv_usage = scheduler_stats.kv_cache_usage
-            rank.moved.add(scheduler_stats.kv_connector_stats or {})
-        self._counted = counted
+            rank.add(scheduler_stats)
+
+    def newest(self, *, kv_blocks_total: int, idle: bool) -> EngineLoad:
+        """The load after the last step. `idle` says that no request is left, which vLLM does not report
+        when a stop string or an abort ended the last one: no step follows that would tell."""
         ranks = self._ranks.values()
-        self._newest = replace(
-            counted,
-            running=sum(rank.running for rank in ranks),
-            waiting=sum(rank.waiting for rank in ranks),
-            kv_usage=sum(rank.kv_usage for rank in ranks) / len(ranks),
+        return EngineLoad(
+            running=0 if idle else sum(rank.running for rank in ranks),
+            waiting=0 if idle else sum(rank.waiting for rank in ranks),
+            kv_usage=0.0 if idle else sum(rank.kv_usage for rank in ranks) / len(ranks),
+            kv_blocks_total=kv_blocks_total,
             kv_blocks_leased=sum(rank.moved.blocks_leased for rank in ranks),
+            prefix_queries_tokens=sum(rank.prefix_queries for rank in ranks),
+            prefix_hits_tokens=sum(rank.prefix_hits for rank in ranks),
             transfer_bytes_received=sum(rank.moved.bytes_received for rank in ranks),
             transfers_received=sum(rank.moved.transfers_received for rank in ranks),
             transfers_failed=sum(rank.moved.transfers_failed for rank in ranks),
+            preemptions=sum(rank.preemptions for rank in ranks),
+            speculated_tokens=sum(rank.speculated for rank in ranks),
+            accepted_tokens=sum(rank.accepted for rank in ranks),
         )
-
-    def newest(self) -> EngineLoad:
-        """The load after the last step; `kv_blocks_total` is left to the engine."""
-        return self._newest
 
     def reset(self) -> None:
         """Forget what the warm-up counted."""
         self._ranks = {index: _Rank() for index in self._ranks}
-        self._counted = EngineLoad()
-        self._newest = EngineLoad()
 
     def log_engine_initialized(self) -> None:
         """Nothing is exported."""
@@ -86,15 +100,3 @@ class LoadRecorder(PrometheusStatLogger):  # type: ignore[misc]  # vLLM ships no
 
     def record_admission_rejection(self, reason: str) -> None:
         """vLLM's own queue limits are off: admission is the router's."""
-
-
-def _count(counted: EngineLoad, stats: Any) -> EngineLoad:
-    prefix = stats.prefix_cache_stats
-    speculation = stats.spec_decoding_stats
-    return replace(
-        counted,
-        prefix_queries_tokens=counted.prefix_queries_tokens + (prefix.queries if prefix else 0),
-        prefix_hits_tokens=counted.prefix_hits_tokens + (prefix.hits if prefix else 0),
-        speculated_tokens=counted.speculated_tokens + (speculation.num_draft_tokens if speculation else 0),
-        accepted_tokens=counted.accepted_tokens + (speculation.num_accepted_tokens if speculation else 0),
-    )

@@ -6,6 +6,7 @@ Attribute names carry the prefix `kvasir_`, because vLLM refuses an extension th
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import signal
@@ -51,18 +52,22 @@ class EngineExtension:
         A front that is killed cannot tell its core, which would otherwise keep its memory for good.
         Returns this process's id.
         """
-        pidfd = os.pidfd_open(front_pid)
+        front = os.pidfd_open(front_pid)
+        # Held from here on: once a parent is gone its child belongs to whoever reaps orphans, and that
+        # may be the supervisor of the whole deployment.
+        above = os.getppid()
+        core = None if above == front_pid else os.pidfd_open(above)
         threading.Thread(
-            target=_leave_with, args=(pidfd, front_pid), name="kvasir-leave-with", daemon=True
+            target=_leave_with, args=(front, core), name="kvasir-leave-with", daemon=True
         ).start()
         return os.getpid()
 
 
-def _leave_with(pidfd: int, front_pid: int) -> None:
+def _leave_with(front: int, core: int | None) -> None:
     poll = select.poll()
-    poll.register(pidfd, select.POLLIN)
+    poll.register(front, select.POLLIN)
     poll.poll()
-    core = os.getppid()
-    if core not in (front_pid, 1):
-        os.kill(core, signal.SIGKILL)
+    if core is not None:
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(core, signal.SIGKILL)
     os.kill(os.getpid(), signal.SIGKILL)
