@@ -119,12 +119,7 @@ SYSTEMS = ["You are a helpful assistant.", "You are kvasir-tiny.", "You are a he
            "Answer briefly.", "You are a friendly assistant who speaks plain English."]
 TOOL = ('Tools, one JSON object per line:\n{"type": "function", "function": {"name": "%s", "description": "%s", '
         '"parameters": {"type": "object", "properties": {"%s": {"type": "string"}}}}}')
-TOPICS = """love marriage money king queen house garden sea ship mountain river city night morning winter summer rain
-fire water bread wine gold silver sword horse sheep lion serpent eagle mother father brother sister daughter children
-friend neighbour enemy servant master prophet priest temple church letter book music dance dinner tea visit walk carriage
-journey London Bath Jerusalem Egypt Israel Moses David Solomon Elizabeth Darcy Emma Anne happiness sorrow wisdom folly
-truth pride patience hope faith fear anger beauty youth death heaven earth light darkness stone tree fruit blood
-heart hand eyes voice dream war peace law sin mercy judgment work program code computer software hacker""".split()
+TOPICS = ["love", "marriage", "money", "king", "queen", "house", "garden", "sea", "ship", "mountain", "river", "city", "night", "morning", "winter", "summer", "rain", "fire", "water", "bread", "wine", "gold", "silver", "sword", "horse", "sheep", "lion", "serpent", "eagle", "mother", "father", "brother", "sister", "daughter", "children", "friend", "neighbour", "enemy", "servant", "master", "prophet", "priest", "temple", "church", "letter", "book", "music", "dance", "dinner", "tea", "visit", "walk", "carriage", "journey", "London", "Bath", "Jerusalem", "Egypt", "Israel", "Moses", "David", "Solomon", "Elizabeth", "Darcy", "Emma", "Anne", "happiness", "sorrow", "wisdom", "folly", "truth", "pride", "patience", "hope", "faith", "fear", "anger", "beauty", "youth", "death", "heaven", "earth", "light", "darkness", "stone", "tree", "fruit", "blood", "heart", "hand", "eyes", "voice", "dream", "war", "peace", "law", "sin", "mercy", "judgment", "work", "program", "code", "computer", "software", "hacker"]
 DEFINE = ["What is {}?", "What is {}?", "Define {}.", "Define: {}", "What does {} mean?", "Explain {}.", "what is {}"]
 ABOUT = ["Tell me about {}.", "Write something about {}.", "Say something about {}.", "Write a sentence about {}.",
          "What do you know about {}?", "What do you think of {}?"]

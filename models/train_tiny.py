@@ -22,10 +22,9 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import torch
 import torch.nn.functional as F
 from safetensors.torch import save_file
+from tiny_data import CHAT_TEMPLATE, GET_TEXT, SPECIALS, ChatMaker, Corpus, read_corpus, split
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
-
-from tiny_data import CHAT_TEMPLATE, GET_TEXT, SPECIALS, ChatMaker, Corpus, read_corpus, split
 
 HERE = Path(__file__).resolve().parent
 BOS, EOS, PAD, END = 0, 1, 2, 6
@@ -79,9 +78,7 @@ def save_weights(weights: dict[str, torch.Tensor], path: Path) -> None:
 
 def save_model(model: LlamaForCausalLM, out: Path) -> None:
     """config, generation config and bf16 weights; each file replaced in one step."""
-    keys = """vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads
-        head_dim hidden_act max_position_embeddings initializer_range rms_norm_eps use_cache pad_token_id bos_token_id
-        eos_token_id tie_word_embeddings rope_parameters attention_bias attention_dropout mlp_bias""".split()
+    keys = ["vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim", "hidden_act", "max_position_embeddings", "initializer_range", "rms_norm_eps", "use_cache", "pad_token_id", "bos_token_id", "eos_token_id", "tie_word_embeddings", "rope_parameters", "attention_bias", "attention_dropout", "mlp_bias"]
     config = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "dtype": "bfloat16", "rope_theta": 10000.0}
     config |= {key: getattr(model.config, key) for key in keys}
     atomic(out / "config.json", json.dumps(config, indent=2) + "\n")

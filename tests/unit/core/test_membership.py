@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from kvasir.core.errors import ProtocolError
 from kvasir.core.membership import Liveness, MemberRecord
 
