@@ -4,6 +4,8 @@ with their buf names, and each rule is shown to catch a file that breaks it."""
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -16,7 +18,6 @@ from google.protobuf.descriptor_pb2 import (
     MethodDescriptorProto,
     ServiceDescriptorProto,
 )
-from grpc_tools import protoc
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -29,8 +30,9 @@ VERSION = re.compile(r"^v[1-9][0-9]*((alpha|beta)[1-9][0-9]*|p[1-9][0-9]*(alpha|
 def compile_protos(source: Path, names: Iterable[str], out: Path) -> list[FileDescriptorProto]:
     """Descriptors of `names` below `source`, in dependency order."""
     target = out / "set.pb"
-    code = protoc.main(["protoc", f"--proto_path={source}", f"--descriptor_set_out={target}", *names])
-    assert code == 0, "protoc refused the files"
+    # A process of its own: protoc's library and NIXL's cannot be loaded into one.
+    protoc = [sys.executable, "-m", "grpc_tools.protoc"]
+    subprocess.run([*protoc, f"--proto_path={source}", f"--descriptor_set_out={target}", *names], check=True)
     return list(FileDescriptorSet.FromString(target.read_bytes()).file)
 
 

@@ -12,6 +12,7 @@ import asyncio
 import math
 import re
 import socket
+import struct
 from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
@@ -31,6 +32,8 @@ _MAX_PIPELINED = 8
 _SANE_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
 _SANE_HOST = re.compile(rb"[A-Za-z0-9._:\[\]-]{1,255}")
 _ONLY_ONCE = frozenset((b"host", b"authorization", b"content-length", b"content-type", b"transfer-encoding"))
+
+_RESET = struct.pack("ii", 1, 0)
 
 IDLE, HEADERS, BODY, LINGER = "idle", "headers", "body", "linger"
 
@@ -106,13 +109,12 @@ class Connection(asyncio.Protocol):
         except httptools.HttpParserUpgrade:
             self.close_when_idle()
         except httptools.HttpParserCallbackError as error:
-            if self._reading == LINGER:
-                return  # an answer closed the connection while its read held more requests
             if self._refusal is None:
                 raise RuntimeError("a parser callback failed") from error
             self._refuse(self._refusal)
         except httptools.HttpParserError as error:
-            self._refuse(RequestError(f"Malformed HTTP request: {error}.", code="malformed_http"))
+            if self._reading != LINGER:  # else data after a request that asked to close
+                self._refuse(RequestError(f"Malformed HTTP request: {error}.", code="malformed_http"))
         except _Refused as refused:
             self._refuse(refused.error)
 
@@ -139,8 +141,6 @@ class Connection(asyncio.Protocol):
     # -- the parser's side
 
     def on_message_begin(self) -> None:
-        if self._reading == LINGER:
-            self._stop("The connection is closing.")
         self._reading = HEADERS
         self._headers = {}
         self._header_count = self._header_bytes = self._body_bytes = 0
@@ -361,6 +361,9 @@ class Connection(asyncio.Protocol):
         self._reading = LINGER
         self._waiting.clear()
         self._lose(code)
+        # Reset, so that the kernel too drops at once what the client did not read.
+        sock = self._transport.get_extra_info("socket")
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
         self._transport.abort()
 
     def _lose(self, code: str) -> None:
