@@ -20,11 +20,6 @@ UV_VERSION := 0.13.8
 SOURCES := pyproject.toml setup.py $(wildcard platform/kvasir/native/src/*)
 UP_ARGS := $(if $(FILE),-f $(FILE)) $(if $(PORT),--port $(PORT)) $(ARGS)
 
-# torch's CPU build is on PyTorch's own index, unless pip is told of another place that has it.
-ifeq ($(PIP_FIND_LINKS)$(PIP_EXTRA_INDEX_URL)$(PIP_INDEX_URL),)
-TORCH_INDEX := $(if $(filter gpu,$(EXTRA)),,--extra-index-url https://download.pytorch.org/whl/cpu)
-endif
-
 .PHONY: help install install-dev up down status test test-fast lint types arch fmt proto schema lock \
 	bench-foundation clean
 
@@ -45,7 +40,7 @@ $(BIN)/python:
 # A stamp per lock file: a second call does nothing until the lock or the build changes.
 $(VENV)/.installed-%: requirements/%.lock requirements/build.lock $(SOURCES) | $(BIN)/python
 	@echo "==> packages of requirements/$*.lock ($$(grep -c '^[a-z].*==' $<) pinned; the first time takes a minute or more)"
-	@$(PIP) install -qq --progress-bar off --no-deps --require-hashes $(TORCH_INDEX) -r $< -r requirements/build.lock
+	@$(PIP) install -qq --progress-bar off --no-deps --require-hashes -r $< -r requirements/build.lock || { echo "error: pip could not install requirements/$*.lock (above: why). If it found no torch==…+cpu, name PyTorch's wheel index for the CPU in PIP_EXTRA_INDEX_URL and run again" >&2; exit 1; }
 	@command -v c++ >/dev/null || command -v g++ >/dev/null || echo "    no C++ compiler: the Python twin of the native extension will serve, more slowly (apt install g++)"
 	@echo "==> kvasir itself, editable"
 	@$(PIP) install -qq --no-deps --no-build-isolation -e .

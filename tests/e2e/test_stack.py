@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -78,7 +79,8 @@ def test_both_pools_are_replicas_in_ray_serve(stack: Stack) -> None:
     assert status.returncode == 0, status.stderr
     pools = {worker["pool"]: worker["state"] for worker in stack.workers()}
     assert pools == {"prefill": "ready", "decode": "ready"}
-    assert '"RUNNING"' in status.stdout
+    replicas = {each["pool"]: each["detail"] for each in json.loads(status.stdout)[0]["replicas"]}
+    assert replicas == {"prefill": "RUNNING", "decode": "RUNNING"}
     assert stack.replica("prefill").pid != stack.replica("decode").pid
 
 

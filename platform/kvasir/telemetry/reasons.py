@@ -57,7 +57,6 @@ _TABLE = (
     Reason("body_timeout", 408, "The request's body came too slowly.", "Send it faster or make it smaller."),
     Reason("request_too_large", 413, "The request exceeds what a worker takes.", "Send less."),
     Reason("body_too_large", 413, "The body exceeds the limit.", "Send less; the message has the limit."),
-    Reason("request_too_large", 413, "The tokenized request exceeds the workers' limit.", "Send less."),
     Reason(
         "unsupported_media_type",
         415,
@@ -73,8 +72,6 @@ _TABLE = (
     Reason("session_lost", 502, "The connection to the worker ended before the request was sent.", "Retry."),
     Reason("worker_draining", 503, "The worker stops and takes nothing new.", "Retry."),
     Reason("worker_overloaded", 503, "The worker holds all the requests it may.", "Retry shortly."),
-    Reason("worker_lost", 502, "The worker was lost, and the request cannot go elsewhere.", "Retry."),
-    Reason("session_lost", 502, "The session to the worker broke before it took the request.", "Retry."),
     Reason("transfer_failed", 502, "The KV cache did not reach the decode worker.", "Retry."),
     Reason("protocol_error", 502, "A worker broke the session's contract.", "Retry; update the workers."),
     Reason("registration_refused", 502, "A worker does not fit the deployment.", "See `kvasir status`."),

@@ -37,7 +37,8 @@ class Reporter:
         self._last: Sequence[PoolStatus] | None = None
 
     def event(self, name: str, **details: object) -> None:
-        print(json.dumps({"event": name, **details}), file=self._out, flush=True)
+        self._out.write(json.dumps({"event": name, **details}) + "\n")
+        self._out.flush()
 
     def pools(self, status: Sequence[PoolStatus]) -> None:
         if status == self._last:
@@ -100,7 +101,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         token = args.token_file.read_text().strip()
         run(load(args.deployment), args.temp_dir, args.logs, token, stop)
     except KvasirError as error:
-        print(json.dumps({"event": "failed", "code": error.code, "message": error.message}), flush=True)
+        Reporter(sys.stdout).event("failed", code=error.code, message=error.message)
         return 1
     return 0
 

@@ -61,6 +61,7 @@ def _report(runtime: RuntimeDir, state: State) -> dict[str, Any]:
         "uptime_s": max(0.0, time.time() - state.started_at),
         "problem": problem,
         "workers": list(seen),
+        "replicas": [asdict(replica) for replica in state.replicas] if running else [],
         "processes": [asdict(use) for use in measure(records)],
         "logs": state.logs,
     }
@@ -101,6 +102,10 @@ def _print(report: dict[str, Any], output: Output) -> None:
     if report["workers"]:
         head = ("WORKER", "POOL", "STATE", "IN FLIGHT", "RUNNING", "WAITING", "KV USED", "REASON")
         output.text("\n" + table(head, [worker_row(worker) for worker in report["workers"]]))
+    if report["replicas"]:
+        columns = ("replica_id", "pool", "state", "detail")
+        rows = [tuple(each[column] for column in columns) for each in report["replicas"]]
+        output.text("\n" + table(("REPLICA", "POOL", "STATE", "DETAIL"), rows))
     if report["processes"]:
         rows = [
             (str(use["pid"]), size(use["rss"]), f"{use['cpu']:.2f}", use["name"])

@@ -126,7 +126,7 @@ def _replicas(pool: dict[str, Any], log: str) -> list[ReplicaStatus]:
     rows = []
     for number in range(max(int(pool["wanted"]), running)):
         if number < running:
-            rows.append(ReplicaStatus(name, f"{name}-{number}", "ready", "", log))
+            rows.append(ReplicaStatus(name, f"{name}-{number}", "ready", str(pool["state"]), log))
         elif failed:
             rows.append(ReplicaStatus(name, f"{name}-{number}", "failed", str(pool["message"]), log))
         else:

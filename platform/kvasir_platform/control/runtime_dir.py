@@ -17,6 +17,7 @@ from typing import Literal, Self
 import msgspec
 
 from kvasir.core.errors import ConfigError
+from kvasir_platform.control.launcher import ReplicaStatus
 
 Phase = Literal["starting", "ready", "stopping", "stopped", "failed"]
 
@@ -60,6 +61,7 @@ class State(msgspec.Struct, frozen=True):
     failure: str = ""
     processes: tuple[ProcessRecord, ...] = ()
     shared_memory: tuple[ShmRecord, ...] = ()
+    replicas: tuple[ReplicaStatus, ...] = ()
 
 
 def ended(state: State) -> bool:

@@ -147,6 +147,7 @@ class Supervisor:
         wanted = {pool.name: pool.replicas for pool in self._deployment.pools}
         while True:
             replicas = await self._launcher.pool_status()
+            self._update(replicas=tuple(replicas))
             for replica in replicas:
                 if replica.state == "failed":
                     raise StartError(
@@ -210,7 +211,7 @@ class Supervisor:
         await asyncio.gather(inventory, return_exceptions=True)
         await self._inventory()
         left = await asyncio.to_thread(self._sweep)
-        self._update(phase="failed" if failed else "stopped", processes=(), shared_memory=())
+        self._update(phase="failed" if failed else "stopped", processes=(), shared_memory=(), replicas=())
         self._say("stopped", text="; ".join(left.remaining))
 
     def _sweep(self) -> Leftovers:
@@ -234,7 +235,8 @@ class Supervisor:
 
     async def _inventory(self) -> None:
         processes, files = await asyncio.to_thread(self._look, self._state)
-        self._update(processes=processes, shared_memory=files)
+        replicas = tuple(await self._launcher.pool_status())
+        self._update(processes=processes, shared_memory=files, replicas=replicas)
 
     def _look(self, state: State) -> tuple[tuple[ProcessRecord, ...], tuple[ShmRecord, ...]]:
         processes = self._janitor.processes(state.processes)

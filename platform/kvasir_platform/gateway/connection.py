@@ -9,6 +9,7 @@ do not read their stream.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import re
 import socket
@@ -361,9 +362,11 @@ class Connection(asyncio.Protocol):
         self._reading = LINGER
         self._waiting.clear()
         self._lose(code)
-        # Reset, so that the kernel too drops at once what the client did not read.
-        sock = self._transport.get_extra_info("socket")
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+        # Reset, so that the kernel too drops at once what the client did not read. A transport that is
+        # closing already may have let go of its socket.
+        with contextlib.suppress(OSError):
+            sock = self._transport.get_extra_info("socket")
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
         self._transport.abort()
 
     def _lose(self, code: str) -> None:

@@ -171,6 +171,10 @@ def test_the_errors_page_prints_the_vocabulary() -> None:
     assert markdown_table() in page.read_text(), "paste what `python -m kvasir.telemetry.reasons` prints"
 
 
+def test_each_code_stands_once_in_the_vocabulary() -> None:
+    assert markdown_table().count("\n") == len(REASONS) + 2
+
+
 def test_every_code_of_the_error_tree_is_in_the_vocabulary() -> None:
     everything = [kind for kind in vars(errors).values() if isinstance(kind, type)]
     kinds = [kind for kind in everything if issubclass(kind, KvasirError)]
