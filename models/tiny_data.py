@@ -244,6 +244,8 @@ class ChatMaker:
             text = sentences(re.sub(r"^(?:\[[^]]*\]\s*|\([^)]*\)\s*|\d\. )+", "", text), 320)
             if len(text) > 20:
                 self.definitions.append((head, text))
+        self.drill = 0.0  # share of turns that only copy random words, which teaches copying
+        self.words = sorted({word for _, text in self.definitions for word in re.findall(r"[A-Za-z]{2,}", text)})
         self.about: dict[str, list[str]] = {}
         passages = self.verses if voice == "scripture" else [
             *self.verses, *self.stories, *(text for _, text in self.definitions)]
@@ -254,6 +256,9 @@ class ChatMaker:
     def turn(self) -> tuple[str, str]:
         """One question and its answer."""
         rng = self.rng
+        if self.drill and rng.random() < self.drill:
+            text = " ".join(rng.choices(self.words, k=rng.randint(1, 6)))
+            return rng.choice(REPEAT).format(text), text
         kind = rng.random()
         if kind < 0.30:
             head, text = rng.choice(self.definitions)

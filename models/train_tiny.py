@@ -163,8 +163,9 @@ def train(model: LlamaForCausalLM, tok: PreTrainedTokenizerFast, stream: torch.T
             rng = random.Random(args.seed * 1_000_003 + done)
             ids = windows(stream, rng, phase.batch, phase.size + 1)
             labels = ids
-            if phase.name in ("chat", "lora"):  # half conversations, half prose (lora: three quarters)
-                maker.rng, n = rng, phase.batch // 2
+            if phase.name in ("chat", "talk", "lora"):  # half conversations, half prose (talk: seven eighths)
+                maker.rng, n = rng, phase.batch * 7 // 8 if phase.name == "talk" else phase.batch // 2
+                maker.drill = 0.35 if phase.name == "talk" else 0.0
                 talk, learn = chat_rows(tok, maker, n, phase.size + 1)
                 ids, labels = torch.cat([talk, ids[n:]]), torch.cat([learn, ids[n:]])
             rate = phase.peak + (phase.final - phase.peak) * i / phase.steps
@@ -264,6 +265,7 @@ example:
     p.add_argument("--lora-out", type=Path, default=HERE / "kvasir-tiny-lora", help="adapter folder")
     p.add_argument("--steps", type=int, default=2400, help="steps of 4096 tokens on prose (default 2400)")
     p.add_argument("--chat-steps", type=int, default=320, help="steps of 4096 tokens of chat tuning (default 320)")
+    p.add_argument("--talk-steps", type=int, default=600, help="steps of 4096 tokens of chat with copying drills")
     p.add_argument("--lora-steps", type=int, default=200, help="steps for the adapter (default 200)")
     p.add_argument("--seed", type=int, default=7)
     p.add_argument("--threads", type=int, default=1, help="CPU threads (default 1)")
@@ -300,7 +302,8 @@ def main() -> None:
         maker = ChatMaker(corpus)
         train(model, tok, stream, maker, [
             Phase("prose", args.steps, 16, 256, 4e-3, 8e-4), Phase("long", args.steps // 20, 2, 2048, 8e-4, 5e-4),
-            Phase("long", args.steps // 60, 1, 4096, 5e-4, 4e-4), Phase("chat", chat, 8, 512, 8e-4, 3e-5)], args)
+            Phase("long", args.steps // 60, 1, 4096, 5e-4, 4e-4), Phase("chat", chat, 8, 512, 8e-4, 3e-5),
+            Phase("talk", args.talk_steps, 16, 256, 1e-3, 2e-5)], args)
         save_model(model, args.out)
     if args.stage in ("train", "eval"):
         model.eval()

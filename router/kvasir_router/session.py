@@ -7,6 +7,7 @@ worker that has forgotten it. Everything that happens is one event to the router
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
@@ -14,7 +15,7 @@ from kvasir.core.errors import ProtocolError, RequestError, UpstreamError
 from kvasir.core.identity import WorkerIdentity
 from kvasir.core.link import Link, LinkLimits, payload_bytes
 from kvasir.core.membership import Endpoint
-from kvasir.core.messages import Hello, RouterFrame, RouterMessage, Submit, Welcome, WorkerMessage
+from kvasir.core.messages import Goodbye, Hello, RouterFrame, RouterMessage, Submit, Welcome, WorkerMessage
 from kvasir.core.requests import EngineRequest
 from kvasir.ports.clock import Clock, Rng
 from kvasir.ports.session import ConnectionLost, Dialer, RouterConnection
@@ -73,6 +74,7 @@ class SessionLimits:
     resume_window_s: float = 10.0
     backoff_min_s: float = 0.05
     backoff_max_s: float = 2.0
+    goodbye_s: float = 0.5
     submit_bytes: int = 4 << 20
     """Larger Submits are split, so that one does not hold up what follows."""
     request_bytes: int = 32 << 20
@@ -153,17 +155,22 @@ class WorkerSession:
             self._work.result()
 
     async def close(self) -> None:
-        """End the session here; the worker ends it when its window has passed. No event follows.
-        Idempotent."""
+        """End the session at both ends. A worker that cannot be told within `goodbye_s` ends it when its
+        window has passed. No event follows. Idempotent."""
         self._closed = True
-        self._link = None
+        link, self._link = self._link, None
         self._stop_window()
         if self._work is not None:
+            if link is not None and self._pump is not None:
+                with contextlib.suppress(ProtocolError):
+                    link.push(Goodbye(), payload_bytes(Goodbye()))
+                    self._pump.wake()
+                    await asyncio.wait((self._work,), timeout=self._limits.goodbye_s)
             self._work.cancel()
             await asyncio.wait((self._work,))
 
     async def _keep(self) -> None:
-        while True:
+        while not self._closed:
             if self._failures:
                 await self._clock.sleep(self._delay_s())
             try:
@@ -244,7 +251,8 @@ class WorkerSession:
         return link
 
     def _deliver(self, message: WorkerMessage) -> None:
-        self._on_event(SessionMessage(self._worker_id, message))
+        if not self._closed:
+            self._on_event(SessionMessage(self._worker_id, message))
 
     def _interrupt(self, link: Link[RouterMessage], reason: str) -> None:
         if self._link is link and not self._doomed:

@@ -508,6 +508,25 @@ def test_only_the_session_that_was_granted_a_lease_can_release_it(play: Play) ->
     play(scenario)
 
 
+def test_a_router_that_leaves_says_so_and_its_worker_is_quiet_at_once(play: Play) -> None:
+    async def scenario(bench: Any, network: MemoryNetwork) -> None:
+        host, engine = await bench.host()
+        network.listen("w", host.serve)
+        router = bench.router(network, "w")
+        await router.ready()
+        router.session.send(bench.submit(("a", 1, 1000)))
+        await bench.clock.sleep(0.1)
+        began = bench.clock.now()
+        await router.close()
+        assert bench.clock.now() - began < 0.5
+        assert host.sessions == 0
+        assert engine.aborted == ["a"]
+        assert await host.drain("stop", grace_s=5.0)
+        assert bench.clock.now() - began < 1.0
+
+    play(scenario)
+
+
 def test_an_idle_router_hears_of_the_load_that_others_make(play: Play) -> None:
     async def scenario(bench: Any, network: MemoryNetwork) -> None:
         host, _ = await bench.host()

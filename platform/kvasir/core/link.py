@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from kvasir.core.errors import ProtocolError
-from kvasir.core.messages import Abort, Draining, ReleaseLeases, RouterMessage, Submit, WorkerMessage
+from kvasir.core.messages import Abort, Draining, Goodbye, ReleaseLeases, RouterMessage, Submit, WorkerMessage
 from kvasir.core.requests import Delta, EngineRequest
 
 P = TypeVar("P")
@@ -185,6 +185,8 @@ def payload_bytes(message: RouterMessage | WorkerMessage) -> int:
             return _MESSAGE_BYTES + sum(map(_request_bytes, requests))
         case Abort(request_ids=ids) | ReleaseLeases(lease_ids=ids):
             return _MESSAGE_BYTES + sum(4 + _text_bytes(one) for one in ids)
+        case Goodbye():
+            return _MESSAGE_BYTES
         case Draining(reason=reason):
             return _MESSAGE_BYTES + _text_bytes(reason)
         case _:

@@ -64,6 +64,11 @@ class ReleaseLeases:
 
 
 @dataclass(frozen=True, slots=True)
+class Goodbye:
+    """The router ends the session: what runs in it is not wanted, and it will not come back."""
+
+
+@dataclass(frozen=True, slots=True)
 class Draining:
     """The worker takes no new legs; those it has run to their end within `grace_s`."""
 
@@ -71,7 +76,7 @@ class Draining:
     grace_s: float
 
 
-RouterMessage = Submit | Abort | ReleaseLeases
+RouterMessage = Submit | Abort | ReleaseLeases | Goodbye
 WorkerMessage = StepBatch | Draining
 
 

@@ -17,6 +17,7 @@ from kvasir.core.identity import KvLayout, WorkerIdentity
 from kvasir.core.messages import (
     Abort,
     Draining,
+    Goodbye,
     Hello,
     ReleaseLeases,
     RouterFrame,
@@ -144,6 +145,8 @@ def _encode_router_payload(payload: RouterMessage | None, frame: Any) -> None:
         case ReleaseLeases(lease_ids=ids):
             frame.release_leases.SetInParent()
             frame.release_leases.lease_ids.extend(ids)
+        case Goodbye():
+            frame.goodbye.SetInParent()
         case None:
             frame.SetInParent()
 
@@ -156,6 +159,8 @@ def _decode_router_payload(frame: Any) -> RouterMessage | None:
             return Abort(tuple(frame.abort.request_ids))
         case "release_leases":
             return ReleaseLeases(tuple(frame.release_leases.lease_ids))
+        case "goodbye":
+            return Goodbye()
     return None
 
 

@@ -14,6 +14,7 @@ from kvasir.core.link import payload_bytes
 from kvasir.core.messages import (
     Abort,
     Draining,
+    Goodbye,
     Hello,
     ReleaseLeases,
     RouterFrame,
@@ -131,7 +132,8 @@ ROUTER_FRAME = st.builds(
     payload=st.none()
     | st.builds(Submit, tuples(REQUEST))
     | st.builds(Abort, tuples(TEXT))
-    | st.builds(ReleaseLeases, tuples(TEXT)),
+    | st.builds(ReleaseLeases, tuples(TEXT))
+    | st.builds(Goodbye),
 )
 WORKER_FRAME = st.builds(
     WorkerFrame, seq=U64, ack=U64, payload=st.none() | BATCH | st.builds(Draining, TEXT, REAL)

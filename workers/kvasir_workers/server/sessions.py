@@ -19,6 +19,7 @@ from kvasir.core.link import Link, LinkLimits, payload_bytes
 from kvasir.core.messages import (
     Abort,
     Draining,
+    Goodbye,
     Hello,
     ReleaseLeases,
     RouterMessage,
@@ -316,6 +317,8 @@ class SessionHost:
             case ReleaseLeases(lease_ids=ids):
                 if owned := [one for one in ids if session.leases.pop(one, None) is not None]:
                     self._engine.release(owned)
+            case Goodbye():
+                self._end(session, "its router said goodbye")
 
     def _submit(self, session: _Session, requests: Sequence[EngineRequest]) -> None:
         ids = [request.request_id for request in requests]

@@ -67,6 +67,10 @@ class ReleaseLeases(_message.Message):
     lease_ids: _containers.RepeatedScalarFieldContainer[str]
     def __init__(self, lease_ids: _Optional[_Iterable[str]] = ...) -> None: ...
 
+class Goodbye(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
 class Draining(_message.Message):
     __slots__ = ("reason", "grace_s")
     REASON_FIELD_NUMBER: _ClassVar[int]
@@ -76,18 +80,20 @@ class Draining(_message.Message):
     def __init__(self, reason: _Optional[str] = ..., grace_s: _Optional[float] = ...) -> None: ...
 
 class RouterFrame(_message.Message):
-    __slots__ = ("seq", "ack", "submit", "abort", "release_leases")
+    __slots__ = ("seq", "ack", "submit", "abort", "release_leases", "goodbye")
     SEQ_FIELD_NUMBER: _ClassVar[int]
     ACK_FIELD_NUMBER: _ClassVar[int]
     SUBMIT_FIELD_NUMBER: _ClassVar[int]
     ABORT_FIELD_NUMBER: _ClassVar[int]
     RELEASE_LEASES_FIELD_NUMBER: _ClassVar[int]
+    GOODBYE_FIELD_NUMBER: _ClassVar[int]
     seq: int
     ack: int
     submit: Submit
     abort: Abort
     release_leases: ReleaseLeases
-    def __init__(self, seq: _Optional[int] = ..., ack: _Optional[int] = ..., submit: _Optional[_Union[Submit, _Mapping]] = ..., abort: _Optional[_Union[Abort, _Mapping]] = ..., release_leases: _Optional[_Union[ReleaseLeases, _Mapping]] = ...) -> None: ...
+    goodbye: Goodbye
+    def __init__(self, seq: _Optional[int] = ..., ack: _Optional[int] = ..., submit: _Optional[_Union[Submit, _Mapping]] = ..., abort: _Optional[_Union[Abort, _Mapping]] = ..., release_leases: _Optional[_Union[ReleaseLeases, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ...) -> None: ...
 
 class WorkerFrame(_message.Message):
     __slots__ = ("seq", "ack", "step_batch", "draining")

@@ -1,0 +1,83 @@
+"""Tickets and endpoints survive the way through the router, and garbage does not get past them."""
+
+from __future__ import annotations
+
+import zlib
+from base64 import b85encode
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvasir.core.errors import TransferError
+from kvasir.core.identity import KvLayout
+from kvasir.ports.transfer import KvRegion
+from kvasir_workers.transfer import ticket
+from kvasir_workers.transfer.nixl import endpoint
+from kvasir_workers.transfer.ticket import MAX_DECODED_BYTES, MAX_ENCODED_BYTES, Ticket, decode, encode
+
+LAYOUT = KvLayout(32, "float32", "axes-0123", 4, 4, 32, 4096)
+
+
+def test_a_ticket_survives_the_way() -> None:
+    sent = Ticket(("endpoint of rank 0", "endpoint of rank 1"), (5, 6, 7, 1))
+    assert decode(encode(sent)) == sent
+
+
+def test_an_endpoint_survives_the_way() -> None:
+    regions = (KvRegion(2**47, 4096, 100, "cuda:3"),)
+    found = endpoint.decode(endpoint.encode("agent", b"\x00metadata\xff", regions, 2**46, LAYOUT))
+    assert (found.agent, found.metadata, found.regions, found.leases) == (
+        "agent",
+        b"\x00metadata\xff",
+        regions,
+        2**46,
+    )
+    assert endpoint.layout_differences(LAYOUT, found.layout) == []
+
+
+def test_layouts_that_differ_name_the_field() -> None:
+    theirs = {"block_size": 64, "dtype": "float32"}
+    assert "block_size: 32 != 64" in endpoint.layout_differences(LAYOUT, theirs)
+
+
+@given(st.text(max_size=200))
+def test_any_text_is_decoded_or_refused(text: str) -> None:
+    try:
+        decode(text)
+    except TransferError:
+        return
+
+
+@given(st.integers(min_value=0), st.integers(min_value=1, max_value=84))
+def test_a_ticket_with_a_changed_character_is_refused(position: int, shift: int) -> None:
+    sent = encode(Ticket(("endpoint",) * 2, tuple(range(50))))
+    alphabet = b85encode(bytes(range(256)) * 4).decode()
+    index = position % len(sent)
+    other = next(c for c in alphabet[shift:] if c != sent[index])
+    with pytest.raises(TransferError):
+        decode(sent[:index] + other + sent[index + 1 :])
+
+
+def test_a_ticket_that_is_cut_short_is_refused() -> None:
+    sent = encode(Ticket(("endpoint",), tuple(range(50))))
+    with pytest.raises(TransferError):
+        decode(sent[: len(sent) // 2])
+
+
+def test_a_ticket_that_unpacks_to_too_much_is_refused() -> None:
+    bomb = b85encode(zlib.compress(bytes(MAX_DECODED_BYTES + 1))).decode()
+    with pytest.raises(TransferError, match="cut short or too long"):
+        decode(bomb)
+    with pytest.raises(TransferError, match="exceeds"):
+        decode("0" * (MAX_ENCODED_BYTES + 1))
+
+
+def test_an_endpoint_of_another_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(endpoint, "VERSION", 2)
+    newer = endpoint.encode("agent", b"", (), 0, LAYOUT)
+    monkeypatch.undo()
+    with pytest.raises(TransferError, match="version 2"):
+        endpoint.decode(newer)
+    with pytest.raises(TransferError):
+        endpoint.decode(ticket.pack(b"\x93\x01\x02\x03"))
