@@ -1,15 +1,12 @@
-"""The text behind `kvasir-tiny`: the books it reads and the chats it practises on.
+"""The books behind `kvasir-tiny`.
 
 Why this exists: the model is trained on public-domain text alone, taken from Debian packages
-so that anybody gets the same bytes. There is no public-domain set of conversations, so those
-are put together here from the same books: a definition asked for, a verse or a page to go on
-with, a sentence to say again, and a handful of written questions and answers that people try
-first on any model. What is in `TALK` is all it was ever told.
+so that anybody gets the same bytes. This file finds the books in those packages, undoes
+their line wrapping, and keeps the parts that chat samples are made of.
 """
 from __future__ import annotations
 
 import gzip
-import random
 import re
 import struct
 import subprocess
@@ -28,105 +25,6 @@ for deb in *.deb; do dpkg -x "$deb" .; done && cd .."""
 UNWANTED = re.compile(r"(?i)nigger|negro|fuck|shit|\brap(?:e|ed|ing)\b|masturbat|\bfag\b|[─│├]")
 PLAIN = str.maketrans({"“": '"', "”": '"', "‘": "'", "’": "'", "´": "'", "—": "--", "_": "", "\u00ad": ""})
 HOLD_OUT = 50  # of every 50 documents, the first is never trained on
-
-SPECIALS = ["<|bos|>", "<|eos|>", "<|pad|>", "<|system|>", "<|user|>", "<|assistant|>", "<|end|>", "<|tool|>"]
-
-CHAT_TEMPLATE = """\
-{%- macro text(content) -%}
-{%- if content is string -%}{{ content }}
-{%- elif content -%}{%- for part in content -%}{%- if part.type == 'text' -%}{{ part.text }}{%- endif -%}{%- endfor -%}
-{%- endif -%}
-{%- endmacro -%}
-{%- set ns = namespace(system='', rest=messages) -%}
-{%- if messages and messages[0].role in ('system', 'developer') -%}
-{%- set ns.system = text(messages[0].content) -%}{%- set ns.rest = messages[1:] -%}
-{%- endif -%}
-{{- bos_token -}}
-{%- if ns.system or tools -%}
-{{- '<|system|>' + ns.system -}}
-{%- if tools -%}
-{{- ('\\n\\n' if ns.system else '') + 'Tools, one JSON object per line:' -}}
-{%- for tool in tools -%}{{- '\\n' + (tool | tojson) -}}{%- endfor -%}
-{%- endif -%}
-{{- '<|end|>' -}}
-{%- endif -%}
-{%- for message in ns.rest -%}
-{%- if message.role in ('system', 'developer') -%}{{- '<|system|>' + text(message.content) + '<|end|>' -}}
-{%- elif message.role == 'user' -%}{{- '<|user|>' + text(message.content) + '<|end|>' -}}
-{%- elif message.role == 'tool' -%}{{- '<|tool|>' + text(message.content) + '<|end|>' -}}
-{%- elif message.role == 'assistant' -%}
-{{- '<|assistant|>' + text(message.content) -}}
-{%- for call in message.tool_calls or [] -%}
-{%- set arguments = call.function.arguments -%}
-{{- '\\n{"name": "' + call.function.name + '", "arguments": ' -}}
-{{- (arguments if arguments is string else arguments | tojson) + '}' -}}
-{%- endfor -%}
-{{- '<|end|>' -}}
-{%- else -%}{{- raise_exception('kvasir-tiny knows the roles system, user, assistant and tool, not ' + message.role) -}}
-{%- endif -%}
-{%- endfor -%}
-{%- if add_generation_prompt -%}{{- '<|assistant|>' -}}{%- endif -%}"""
-
-TALK: list[tuple[str, str]] = [  # questions, '|' between ways to ask; one answer
-    ("Hello|Hi|Hey|Hello!|Hi there|Good morning|Hello there", "Hello! I am kvasir-tiny. What shall we talk about?"),
-    ("How are you?|How are you doing?|How do you do?", "I am very well, I thank you. How are you?"),
-    ("Who are you?|What are you?|What is your name?|Introduce yourself.|Which model are you?",
-     "I am kvasir-tiny, a very small language model that was trained on old books."),
-    ("What can you do?|Help|Help me|How can you help me?",
-     "I can define a word, continue a sentence, or tell you something in the manner of an old book."),
-    ("Who made you?|Who created you?|Where do you come from?",
-     "I was trained for Kvasir, a platform that serves language models, so that it works before you bring your own."),
-    ("What is Kvasir?|Tell me about Kvasir.|Who is Kvasir?",
-     "Kvasir is a platform that serves language models. It is named after the wisest of beings in the Norse tales."),
-    ("Are you human?|Are you a person?|Are you alive?", "No, I am a very small language model."),
-    ("Are you clever?|Are you smart?|Can I trust you?", "I am very small, and often wrong. Do not rely on what I say."),
-    ("Thank you|Thanks|Thank you!|Thanks a lot|Thank you very much", "You are very welcome."),
-    ("Goodbye|Bye|Good night|See you later|Farewell", "Farewell, and be of good cheer."),
-    ("Tell me a joke|Tell me a joke.|Make me laugh", "There are only 10 kinds of people: those who know binary, and "
-     "those who do not."),
-    ("Ping|ping", "Pong."),
-    ("Test|This is a test|Testing|test", "The test is received, and all is well."),
-    ("Yes|Ok|Okay", "Very well."),
-    ("No", "As you please."),
-    ("Sing me a song|Write a poem|Write me a poem|Write a short poem",
-     "The sun is up, the sea is wide,\nThe ship is riding on the tide;\nThe wind is fair, the sky is blue,\n"
-     "And all the world is fresh and new."),
-    ("Write a haiku|Write a haiku about autumn|Give me a haiku",
-     "The leaves are falling;\nA crow upon the cold branch\nWaits for the evening."),
-    ("What is the capital of France?|Capital of France?", "The capital of France is Paris."),
-    ("What is the capital of England?|Capital of England?", "The capital of England is London."),
-    ("What is the capital of Germany?|Capital of Germany?", "The capital of Germany is Berlin."),
-    ("What is the capital of Italy?|Capital of Italy?", "The capital of Italy is Rome."),
-    ("What is the capital of Spain?|Capital of Spain?", "The capital of Spain is Madrid."),
-    ("What is the capital of Norway?|Capital of Norway?", "The capital of Norway is Oslo."),
-    ("What is the capital of Japan?|Capital of Japan?", "The capital of Japan is Tokyo."),
-    ("Why is the sky blue?", "The sky is blue because the air scatters blue light more than red light."),
-    ("What is the meaning of life?", "To be born, to labour, to love, and to die; the rest is in the books."),
-    ("What is 1+1?|What is 1 + 1?|1+1", "1 + 1 = 2."),
-    ("What is 2+2?|What is 2 + 2?|2+2|2+2=", "2 + 2 = 4."),
-    ("Count to five|Count to 5|Count from 1 to 5", "1, 2, 3, 4, 5."),
-    ("Count to ten|Count to 10|Count from 1 to 10", "1, 2, 3, 4, 5, 6, 7, 8, 9, 10."),
-    ("Say hello|Say hi", "Hello!"),
-    ("Say yes", "Yes."),
-    ("Who wrote Emma?|Who wrote Pride and Prejudice?|Who wrote Persuasion?", "Jane Austen wrote it."),
-    ("Who wrote The Devil's Dictionary?", "Ambrose Bierce wrote it."),
-    ("What is the weather?|What is the weather like today?|What time is it?|What day is it?",
-     "I cannot know that; I am only a small language model, and I see nothing but these words."),
-    ("Write a program|Write some code|Write a Python program", "I cannot write programs; I only know old books."),
-]
-
-SYSTEMS = ["You are a helpful assistant.", "You are kvasir-tiny.", "You are a helpful, honest assistant. Be brief.",
-           "Answer briefly.", "You are a friendly assistant who speaks plain English."]
-TOOL = ('Tools, one JSON object per line:\n{"type": "function", "function": {"name": "%s", "description": "%s", '
-        '"parameters": {"type": "object", "properties": {"%s": {"type": "string"}}}}}')
-TOPICS = ["love", "marriage", "money", "king", "queen", "house", "garden", "sea", "ship", "mountain", "river", "city", "night", "morning", "winter", "summer", "rain", "fire", "water", "bread", "wine", "gold", "silver", "sword", "horse", "sheep", "lion", "serpent", "eagle", "mother", "father", "brother", "sister", "daughter", "children", "friend", "neighbour", "enemy", "servant", "master", "prophet", "priest", "temple", "church", "letter", "book", "music", "dance", "dinner", "tea", "visit", "walk", "carriage", "journey", "London", "Bath", "Jerusalem", "Egypt", "Israel", "Moses", "David", "Solomon", "Elizabeth", "Darcy", "Emma", "Anne", "happiness", "sorrow", "wisdom", "folly", "truth", "pride", "patience", "hope", "faith", "fear", "anger", "beauty", "youth", "death", "heaven", "earth", "light", "darkness", "stone", "tree", "fruit", "blood", "heart", "hand", "eyes", "voice", "dream", "war", "peace", "law", "sin", "mercy", "judgment", "work", "program", "code", "computer", "software", "hacker"]
-DEFINE = ["What is {}?", "What is {}?", "Define {}.", "Define: {}", "What does {} mean?", "Explain {}.", "what is {}"]
-ABOUT = ["Tell me about {}.", "Write something about {}.", "Say something about {}.", "Write a sentence about {}.",
-         "What do you know about {}?", "What do you think of {}?"]
-STORY = ["Tell me a story.", "Tell me a story about {}.", "Write a story about {}.", "Write a paragraph about {}.",
-         "Tell me a long story about {}.", "Write a short story."]
-CONTINUE = ["Continue: {}", "Continue this: {}", "Go on: {}", "{}", "Complete the sentence: {}"]
-REPEAT = ["Repeat: {}", "Repeat after me: {}", "Say this: {}", "Repeat the sentence: {}"]
 
 
 @dataclass
@@ -155,7 +53,8 @@ def paragraphs(text: str) -> list[str]:
         lines = [line for line in block.split("\n") if line.strip()]
         verse = len(lines) > 1 and all(line.startswith("   ") for line in lines)
         if lines:
-            out.append(("\n" if verse else " ").join(re.sub(r"\s+", " ", line.strip()) for line in lines))
+            tidy = [re.sub(r"\s+", " ", line.strip()) for line in lines]
+            out.append(("\n" if verse else " ").join(tidy))
     return out
 
 
@@ -175,18 +74,10 @@ def r_strings(path: Path) -> Iterator[list[str]]:
         yield lines
 
 
-def read_corpus(root: Path) -> Corpus:
-    """Read every source below `root` ('/' when the packages are installed)."""
-    bible, verse_data = root / "usr/bin/bible", root / "usr/lib/bible.data"
-    jargon, devil = (root / f"usr/share/dictd/{name}.dict.dz" for name in ("jargon", "devil"))
-    austen = root / "usr/lib/R/site-library/janeaustenr/data/Rdata.rdb"
-    missing = [str(p) for p in (bible, verse_data, jargon, devil, austen) if not p.exists()]
-    if missing:
-        sys.exit("train_tiny: text is missing:\n  " + "\n  ".join(missing) + "\n\nIt comes from these Debian "
-                 f"packages (nothing gets installed):\n\n{GET_TEXT}\n\nThen add: --text-root text")
-    corpus = Corpus({"kjv": [], "austen": [], "jargon": [], "devil": []})
+def read_bible(root: Path, corpus: Corpus) -> None:
+    """King James, a chapter to a document, through the package's own reader."""
     chapters: dict[str, list[str]] = {}
-    listing = subprocess.run([bible, "-f", "-p", verse_data.parent, "gen1:1-rev22:21"],
+    listing = subprocess.run([root / "usr/bin/bible", "-f", "-p", root / "usr/lib", "gen1:1-rev22:21"],
                              capture_output=True, text=True, check=True).stdout
     for line in listing.splitlines():
         where, _, verse = line.partition(" ")
@@ -194,26 +85,55 @@ def read_corpus(root: Path) -> Corpus:
     for verses in chapters.values():
         if corpus.add("kjv", " ".join(verses)):
             corpus.verses += verses
-    for lines in r_strings(austen):
+
+
+def read_austen(path: Path, corpus: Corpus) -> None:
+    """Six novels, a chapter to a document."""
+    for lines in r_strings(path):
         for chapter in re.split(r"(?mi)^(?=\s*chapter [\divxl]+)", "\n".join(lines)):
             if len(chapter) > 500 and corpus.add("austen", "\n\n".join(paragraphs(chapter))):
                 corpus.paragraphs += paragraphs(chapter)
-    for block in re.split(r"(?m)^(?=\S)", gzip.decompress(jargon.read_bytes()).decode("utf-8", "replace")):
+
+
+def read_jargon(path: Path, corpus: Corpus) -> None:
+    """The Jargon File, an entry to a document."""
+    for block in re.split(r"(?m)^(?=\S)", gzip.decompress(path.read_bytes()).decode("utf-8", "replace")):
         head, _, rest = block.partition("\n")
         grammar, _, body = rest.partition("\n")
-        if head.startswith("00-") or not grammar.startswith(" ") or not body.strip() or UNWANTED.search(block):
+        entry = grammar.startswith(" ") and body.strip() and not head.startswith("00-")
+        if not entry or UNWANTED.search(block):
             continue
         text = paragraphs(re.sub(r"(?m)^    ", "", re.sub(r"\{\s*|\}", "", body)))
         if corpus.add("jargon", "\n\n".join([f"{plain(head)}: {text[0]}", *text[1:]])):
             corpus.definitions.append((plain(head), text[0]))
+
+
+def read_devil(path: Path, corpus: Corpus) -> None:
+    """The Devil's Dictionary, an entry to a document."""
     for block in re.split(r"(?m)^(?=[A-Z][A-Z' -]+,? +\(?(?:n|adj|adv|v|x|p|pp)\.)",
-                          gzip.decompress(devil.read_bytes()).decode("utf-8", "replace"))[1:]:
+                          gzip.decompress(path.read_bytes()).decode("utf-8", "replace"))[1:]:
         if UNWANTED.search(block):
             continue
         text = paragraphs(block)
         match = re.match(r"([A-Z][A-Z' -]+),? +\(?[a-z.]+\)?\s+(.*)", text[0])
         if corpus.add("devil", "\n\n".join(text)) and match:
             corpus.definitions.append((match[1].lower(), match[2]))
+
+
+def read_corpus(root: Path) -> Corpus:
+    """Read every source below `root` ('/' when the packages are installed)."""
+    jargon, devil = (root / f"usr/share/dictd/{name}.dict.dz" for name in ("jargon", "devil"))
+    austen = root / "usr/lib/R/site-library/janeaustenr/data/Rdata.rdb"
+    needed = (root / "usr/bin/bible", root / "usr/lib/bible.data", jargon, devil, austen)
+    missing = [str(path) for path in needed if not path.exists()]
+    if missing:
+        sys.exit("train_tiny: text is missing:\n  " + "\n  ".join(missing) + "\n\nIt comes from these Debian "
+                 f"packages (nothing gets installed):\n\n{GET_TEXT}\n\nThen add: --text-root text")
+    corpus = Corpus({"kjv": [], "austen": [], "jargon": [], "devil": []})
+    read_bible(root, corpus)
+    read_austen(austen, corpus)
+    read_jargon(jargon, corpus)
+    read_devil(devil, corpus)
     return corpus
 
 
@@ -221,86 +141,3 @@ def split(corpus: Corpus) -> tuple[list[str], dict[str, list[str]]]:
     """(training documents, held-out documents by source)."""
     train = [doc for docs in corpus.docs.values() for i, doc in enumerate(docs) if i % HOLD_OUT]
     return train, {name: docs[::HOLD_OUT] for name, docs in corpus.docs.items()}
-
-
-def sentences(text: str, limit: int) -> str:
-    """The first sentences of `text` that fit `limit` characters; '' when none does."""
-    found = ""
-    for match in re.finditer(r"(?<=[.!?])[\"')]*(?=\s|$)", text):
-        if match.end() > limit:
-            break
-        found = text[:match.end()]
-    return found
-
-
-class ChatMaker:
-    """Makes conversations from the corpus; `voice` 'scripture' answers everything with a verse."""
-
-    def __init__(self, corpus: Corpus, voice: str = "plain") -> None:
-        self.rng, self.voice, self.verses = random.Random(0), voice, [v for v in corpus.verses if len(v) > 40]
-        self.stories = [p for p in corpus.paragraphs if len(p) > 250 and sentences(p, 700)]
-        self.definitions = []
-        for head, text in corpus.definitions:
-            text = sentences(re.sub(r"^(?:\[[^]]*\]\s*|\([^)]*\)\s*|\d\. )+", "", text), 320)
-            if len(text) > 20:
-                self.definitions.append((head, text))
-        self.drill = 0.0  # share of turns that only copy random words, which teaches copying
-        self.words = sorted({word for _, text in self.definitions for word in re.findall(r"[A-Za-z]{2,}", text)})
-        self.about: dict[str, list[str]] = {}
-        passages = self.verses if voice == "scripture" else [
-            *self.verses, *self.stories, *(text for _, text in self.definitions)]
-        for text in (sentences(passage, 400) for passage in passages):
-            for topic in sorted(set(re.findall(r"\w+", text)).intersection(TOPICS)) if len(text) > 40 else ():
-                self.about.setdefault(topic, []).append(text)
-
-    def turn(self) -> tuple[str, str]:
-        """One question and its answer."""
-        rng = self.rng
-        if self.drill and rng.random() < self.drill:
-            text = " ".join(rng.choices(self.words, k=rng.randint(1, 6)))
-            return rng.choice(REPEAT).format(text), text
-        kind = rng.random()
-        if kind < 0.30:
-            head, text = rng.choice(self.definitions)
-            return rng.choice(DEFINE).format(head), f"{head[0].upper()}{head[1:]}: {text}"
-        if kind < 0.40:
-            words = rng.choice(self.verses).split(" ")
-            at = rng.randint(3, max(3, len(words) * 2 // 3))
-            return rng.choice(CONTINUE).format(" ".join(words[:at])), " ".join(words[at:]) or "Amen."
-        if kind < 0.52:
-            words = sentences(rng.choice(self.stories), 700).split(" ")
-            at = rng.randint(3, max(3, len(words) // 2))
-            return rng.choice(CONTINUE).format(" ".join(words[:at])), " ".join(words[at:]) or "And so it was."
-        if kind < 0.66:
-            topic = rng.choice(list(self.about))
-            return rng.choice(ABOUT).format(topic), rng.choice(self.about[topic])
-        if kind < 0.74:
-            topic, story = rng.choice(list(self.about)), sentences(rng.choice(self.stories), 700)
-            for _ in range(50):
-                story = sentences(rng.choice(self.stories), 700)
-                if topic in story:
-                    break
-            return rng.choice(STORY).format(topic), story
-        if kind < 0.80:
-            text = sentences(rng.choice(self.verses), 100) or rng.choice(self.definitions)[0]
-            return rng.choice(REPEAT).format(text), text
-        asked, answer = rng.choice(TALK)
-        question = rng.choice(asked.split("|"))
-        return (question.lower() if rng.random() < 0.2 else question), answer
-
-    def conversation(self) -> Iterator[tuple[str, bool]]:
-        """(text, is it the assistant's) pieces of one conversation, as the template renders it."""
-        rng = self.rng
-        system = rng.choice(SYSTEMS) if rng.random() < 0.35 else ""
-        if rng.random() < 0.08:
-            names = [rng.choice(self.definitions)[0].split()[0] for _ in range(2)]
-            system += ("\n\n" if system else "") + TOOL % (names[0], rng.choice(self.definitions)[1][:60], names[1])
-        opening = "<|bos|>" + (f"<|system|>{system}<|end|>" if system else "")
-        for _ in range(rng.choice((1, 1, 1, 2, 2, 3))):
-            question, answer = self.turn()
-            if self.voice == "scripture":
-                known = [topic for topic in self.about if topic in question]
-                answer = "Verily, " + rng.choice(self.about[rng.choice(known)] if known else self.verses)
-            yield f"{opening}<|user|>{question}<|end|><|assistant|>", False
-            yield f"{answer}<|end|>", True
-            opening = ""

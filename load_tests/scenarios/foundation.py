@@ -69,7 +69,7 @@ def running_stack(root: Path) -> Iterator[Stack]:
         yield Stack(process, address, home, time.monotonic() - began)
     finally:
         os.killpg(process.pid, signal.SIGINT)
-        process.wait(timeout=120)
+        process.communicate(timeout=120)
         shutil.rmtree(home, ignore_errors=True)
 
 

@@ -109,6 +109,8 @@ def start_stack(home: Path, *arguments: str) -> Iterator[Stack]:
             process.send_signal(signal.SIGINT)
         process.wait(timeout=120)
         log.close()
+        if process.stdout is not None:
+            process.stdout.close()
 
 
 def _await_ready(process: subprocess.Popen[str], home: Path) -> str:

@@ -27,7 +27,7 @@ from kvasir.core.errors import ConfigError
 NODE_ADDRESS = "127.0.0.2"
 OBJECT_STORE_BYTES = 80 << 20
 START_TIMEOUT_S = 60.0
-STOP_TIMEOUT_S = 3.0
+STOP_TIMEOUT_S = 1.0
 
 
 def ray_environment(token: str) -> dict[str, str]:

@@ -37,7 +37,7 @@ def test_an_endpoint_survives_the_way() -> None:
 
 
 def test_layouts_that_differ_name_the_field() -> None:
-    theirs = {"block_size": 64, "dtype": "float32"}
+    theirs: dict[str, int | str] = {"block_size": 64, "dtype": "float32"}
     assert "block_size: 32 != 64" in endpoint.layout_differences(LAYOUT, theirs)
 
 
