@@ -55,21 +55,26 @@ CHAT_TEMPLATE = """\
 {%- if add_generation_prompt -%}{{- '<|assistant|>' -}}{%- endif -%}"""
 
 TALK: list[tuple[str, str]] = [  # questions, '|' between ways to ask; one answer
-    ("Hello|Hi|Hey|Hello!|Hi there|Good morning|Hello there", "Hello! I am kvasir-tiny. What shall we talk about?"),
+    ("Hello|Hi|Hey|Hello!|Hi there|Good morning|Hello there",
+     "Hello! I am kvasir-tiny. What shall we talk about?"),
     ("How are you?|How are you doing?|How do you do?", "I am very well, I thank you. How are you?"),
     ("Who are you?|What are you?|What is your name?|Introduce yourself.|Which model are you?",
      "I am kvasir-tiny, a very small language model that was trained on old books."),
     ("What can you do?|Help|Help me|How can you help me?",
      "I can define a word, continue a sentence, or tell you something in the manner of an old book."),
     ("Who made you?|Who created you?|Where do you come from?",
-     "I was trained for Kvasir, a platform that serves language models, so that it works before you bring your own."),
+     "I was trained for Kvasir, a platform that serves language models, "
+     "so that it works before you bring your own."),
     ("What is Kvasir?|Tell me about Kvasir.|Who is Kvasir?",
-     "Kvasir is a platform that serves language models. It is named after the wisest of beings in the Norse tales."),
+     "Kvasir is a platform that serves language models. "
+     "It is named after the wisest of beings in the Norse tales."),
     ("Are you human?|Are you a person?|Are you alive?", "No, I am a very small language model."),
-    ("Are you clever?|Are you smart?|Can I trust you?", "I am very small, and often wrong. Do not rely on what I say."),
+    ("Are you clever?|Are you smart?|Can I trust you?",
+     "I am very small, and often wrong. Do not rely on what I say."),
     ("Thank you|Thanks|Thank you!|Thanks a lot|Thank you very much", "You are very welcome."),
     ("Goodbye|Bye|Good night|See you later|Farewell", "Farewell, and be of good cheer."),
-    ("Tell me a joke|Tell me a joke.|Make me laugh", "There are only 10 kinds of people: those who know binary, and "
+    ("Tell me a joke|Tell me a joke.|Make me laugh",
+     "There are only 10 kinds of people: those who know binary, and "
      "those who do not."),
     ("Ping|ping", "Pong."),
     ("Test|This is a test|Testing|test", "The test is received, and all is well."),
@@ -99,12 +104,15 @@ TALK: list[tuple[str, str]] = [  # questions, '|' between ways to ask; one answe
     ("Who wrote The Devil's Dictionary?", "Ambrose Bierce wrote it."),
     ("What is the weather?|What is the weather like today?|What time is it?|What day is it?",
      "I cannot know that; I am only a small language model, and I see nothing but these words."),
-    ("Write a program|Write some code|Write a Python program", "I cannot write programs; I only know old books."),
+    ("Write a program|Write some code|Write a Python program",
+     "I cannot write programs; I only know old books."),
 ]
 
-SYSTEMS = ["You are a helpful assistant.", "You are kvasir-tiny.", "You are a helpful, honest assistant. Be brief.",
-           "Answer briefly.", "You are a friendly assistant who speaks plain English."]
-TOOL = ('Tools, one JSON object per line:\n{"type": "function", "function": {"name": "%s", "description": "%s", '
+SYSTEMS = ["You are a helpful assistant.", "You are kvasir-tiny.",
+           "You are a helpful, honest assistant. Be brief.", "Answer briefly.",
+           "You are a friendly assistant who speaks plain English."]
+TOOL = ('Tools, one JSON object per line:\n{"type": "function", "function": '
+        '{"name": "%s", "description": "%s", '
         '"parameters": {"type": "object", "properties": {"%s": {"type": "string"}}}}}')
 TOPICS = [
     "love", "marriage", "money", "king", "queen", "house", "garden", "sea", "ship", "mountain", "river",
@@ -119,11 +127,12 @@ TOPICS = [
     "peace", "law", "sin", "mercy", "judgment", "work", "program", "code", "computer", "software",
     "hacker",
 ]
-DEFINE = ["What is {}?", "What is {}?", "Define {}.", "Define: {}", "What does {} mean?", "Explain {}.", "what is {}"]
-ABOUT = ["Tell me about {}.", "Write something about {}.", "Say something about {}.", "Write a sentence about {}.",
-         "What do you know about {}?", "What do you think of {}?"]
-STORY = ["Tell me a story.", "Tell me a story about {}.", "Write a story about {}.", "Write a paragraph about {}.",
-         "Tell me a long story about {}.", "Write a short story."]
+DEFINE = ["What is {}?", "What is {}?", "Define {}.", "Define: {}", "What does {} mean?", "Explain {}.",
+          "what is {}"]
+ABOUT = ["Tell me about {}.", "Write something about {}.", "Say something about {}.",
+         "Write a sentence about {}.", "What do you know about {}?", "What do you think of {}?"]
+STORY = ["Tell me a story.", "Tell me a story about {}.", "Write a story about {}.",
+         "Write a paragraph about {}.", "Tell me a long story about {}.", "Write a short story."]
 CONTINUE = ["Continue: {}", "Continue this: {}", "Go on: {}", "{}", "Complete the sentence: {}"]
 REPEAT = ["Repeat: {}", "Repeat after me: {}", "Say this: {}", "Repeat the sentence: {}"]
 
@@ -180,7 +189,8 @@ class ChatMaker:
     def page(self) -> tuple[str, str]:
         words = sentences(self.rng.choice(self.stories), 700).split(" ")
         at = self.rng.randint(3, max(3, len(words) // 2))
-        return self.rng.choice(CONTINUE).format(" ".join(words[:at])), " ".join(words[at:]) or "And so it was."
+        question = self.rng.choice(CONTINUE).format(" ".join(words[:at]))
+        return question, " ".join(words[at:]) or "And so it was."
 
     def topic(self) -> tuple[str, str]:
         topic = self.rng.choice(list(self.about))

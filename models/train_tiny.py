@@ -22,7 +22,8 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import torch
 import torch.nn.functional as F
 from safetensors.torch import save_file
-from tiny_data import CHAT_TEMPLATE, GET_TEXT, SPECIALS, ChatMaker, Corpus, read_corpus, split
+from tiny_chat import CHAT_TEMPLATE, SPECIALS, ChatMaker
+from tiny_data import GET_TEXT, HOLD_OUT, Corpus, read_corpus, split
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
@@ -78,9 +79,12 @@ def save_weights(weights: dict[str, torch.Tensor], path: Path) -> None:
 
 def save_model(model: LlamaForCausalLM, out: Path) -> None:
     """config, generation config and bf16 weights; each file replaced in one step."""
-    keys = ["vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim", "hidden_act", "max_position_embeddings", "initializer_range", "rms_norm_eps", "use_cache", "pad_token_id", "bos_token_id", "eos_token_id", "tie_word_embeddings", "rope_parameters", "attention_bias", "attention_dropout", "mlp_bias"]
-    config = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "dtype": "bfloat16", "rope_theta": 10000.0}
-    config |= {key: getattr(model.config, key) for key in keys}
+    keys = ["vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
+            "num_key_value_heads", "head_dim", "hidden_act", "max_position_embeddings", "initializer_range",
+            "rms_norm_eps", "use_cache", "pad_token_id", "bos_token_id", "eos_token_id",
+            "tie_word_embeddings", "rope_parameters", "attention_bias", "attention_dropout", "mlp_bias"]
+    config = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "dtype": "bfloat16",
+              "rope_theta": 10000.0} | {key: getattr(model.config, key) for key in keys}
     atomic(out / "config.json", json.dumps(config, indent=2) + "\n")
     atomic(out / "generation_config.json", json.dumps(
         {"bos_token_id": BOS, "eos_token_id": [END, EOS], "pad_token_id": PAD}, indent=2) + "\n")
@@ -125,71 +129,87 @@ def chat_rows(tok: PreTrainedTokenizerFast, maker: ChatMaker, batch: int, size: 
 
 @dataclass
 class Phase:
+    """A stretch of training; the learning rate falls in a line from `peak` to `final`."""
+
     name: str
     steps: int
     batch: int
     size: int
-    peak: float  # learning rate at the start of the phase ...
-    final: float  # ... and at its end (linear)
+    peak: float
+    final: float
+    chat: float = 0.0  # share of the rows that are conversations
+    drill: float = 0.0  # share of the turns in them that only copy words
 
 
-def train(model: LlamaForCausalLM, tok: PreTrainedTokenizerFast, stream: torch.Tensor, maker: ChatMaker,
-          phases: list[Phase], args: argparse.Namespace, tuned: list[torch.nn.Parameter] | None = None) -> None:
-    """Muon for the matrices, AdamW for the rest; checkpoints every minute; resumable."""
-    named = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
-    matrix = [] if tuned else [p for n, p in named if p.ndim == 2 and "embed" not in n]
-    rest = tuned or [p for n, p in named if p.ndim != 2 or "embed" in n]
-    opts: list[torch.optim.Optimizer] = [torch.optim.AdamW(rest, lr=1e-3, betas=(0.9, 0.95), weight_decay=0.0)]
-    if matrix:
-        opts.append(torch.optim.Muon(matrix, lr=1e-3, weight_decay=0.1, adjust_lr_fn="match_rms_adamw"))
-    total, done, began = sum(p.steps for p in phases), 0, 0
-    if args.resume and args.checkpoint.exists():
-        saved = torch.load(args.checkpoint, weights_only=True)
-        model.load_state_dict(saved["model"])
-        for opt, state in zip(opts, saved["opts"], strict=True):
-            opt.load_state_dict(state)
-        began = saved["step"]
-        print(f"resumed at step {began} from {args.checkpoint}", flush=True)
-    step_loss = torch.compile(loss_of, dynamic=False) if args.compile else loss_of
-    start = last_save = time.monotonic()
-    seen, mean = 0, 0.0
-    work = sum(p.steps * p.batch * p.size for p in phases)
-    for phase in phases:
-        for i in range(phase.steps):
-            done += 1
-            if done <= began:
-                work -= phase.batch * phase.size
-                continue
-            rng = random.Random(args.seed * 1_000_003 + done)
-            ids = windows(stream, rng, phase.batch, phase.size + 1)
-            labels = ids
-            if phase.name in ("chat", "talk", "lora"):  # half conversations, half prose (talk: seven eighths)
-                maker.rng, n = rng, phase.batch * 7 // 8 if phase.name == "talk" else phase.batch // 2
-                maker.drill = 0.35 if phase.name == "talk" else 0.0
-                talk, learn = chat_rows(tok, maker, n, phase.size + 1)
-                ids, labels = torch.cat([talk, ids[n:]]), torch.cat([learn, ids[n:]])
+@dataclass
+class Trainer:
+    """Muon for the matrices, AdamW for the rest; a checkpoint every minute; resumable."""
+
+    model: LlamaForCausalLM
+    tok: PreTrainedTokenizerFast
+    stream: torch.Tensor
+    maker: ChatMaker
+    args: argparse.Namespace
+
+    def optimizers(self) -> list[torch.optim.Optimizer]:
+        named = [(name, p) for name, p in self.model.named_parameters() if p.requires_grad]
+        matrix = [p for name, p in named if p.ndim == 2 and name.endswith("_proj.weight")]
+        rest = [p for name, p in named if p.ndim != 2 or not name.endswith("_proj.weight")]
+        found: list[torch.optim.Optimizer] = [
+            torch.optim.AdamW(rest, lr=1e-3, betas=(0.9, 0.95), weight_decay=0.0)]
+        if matrix:
+            found.append(torch.optim.Muon(matrix, lr=1e-3, weight_decay=0.1, adjust_lr_fn="match_rms_adamw"))
+        return found
+
+    def batch(self, phase: Phase, step: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """The tokens and labels of one step; they depend on the seed and the step alone."""
+        self.maker.rng, self.maker.drill = random.Random(self.args.seed * 1_000_003 + step), phase.drill
+        ids = windows(self.stream, self.maker.rng, phase.batch, phase.size + 1)
+        if not (chats := int(phase.batch * phase.chat)):
+            return ids, ids
+        talk, learn = chat_rows(self.tok, self.maker, chats, phase.size + 1)
+        return torch.cat([talk, ids[chats:]]), torch.cat([learn, ids[chats:]])
+
+    def run(self, phases: list[Phase]) -> None:
+        """Train through all phases, from the checkpoint where one is asked for."""
+        opts, path = self.optimizers(), self.args.checkpoint
+        began = self.resume(opts) if self.args.resume and path.exists() else 0
+        plan = [(phase, i) for phase in phases for i in range(phase.steps)]
+        work = sum(phase.batch * phase.size for phase, _ in plan[began:])
+        step_loss = torch.compile(loss_of, dynamic=False) if self.args.compile else loss_of
+        start = saved = time.monotonic()
+        seen, mean = 0, 0.0
+        for step, (phase, i) in enumerate(plan[began:], began + 1):
             rate = phase.peak + (phase.final - phase.peak) * i / phase.steps
-            for opt in opts:
-                for group in opt.param_groups:
-                    group["lr"] = rate * min(1.0, done / 100)
-            loss = step_loss(model, ids, labels)
+            for group in (group for opt in opts for group in opt.param_groups):
+                group["lr"] = rate * min(1.0, step / 100)
+            loss = step_loss(self.model, *self.batch(phase, step))
             loss.backward()
-            torch.nn.utils.clip_grad_norm_(rest + matrix, 1.0)
+            torch.nn.utils.clip_grad_norm_([p for p in self.model.parameters() if p.requires_grad], 1.0)
             for opt in opts:
                 opt.step()
                 opt.zero_grad(set_to_none=True)
             seen += phase.batch * phase.size
-            mean = loss.item() if not mean else 0.95 * mean + 0.05 * loss.item()
-            now = time.monotonic()
-            if done % args.log_every == 0 or done == total:
-                speed = seen / (now - start)
-                print(f"{phase.name:5} step {done:5}/{total}  loss {mean:.3f}  {speed:6.0f} tokens/s  "
-                      f"ETA {max(0, work - seen) / speed / 60:4.1f} min", flush=True)
-            if now - last_save > 60 or done == total:
-                torch.save({"model": model.state_dict(), "opts": [o.state_dict() for o in opts], "step": done},
-                           args.checkpoint.with_suffix(".tmp"))
-                os.replace(args.checkpoint.with_suffix(".tmp"), args.checkpoint)
-                last_save = now
+            mean = 0.95 * mean + 0.05 * loss.item() if mean else loss.item()
+            if step % self.args.log_every == 0 or step == len(plan):
+                speed = seen / (time.monotonic() - start)
+                print(f"{phase.name:5} step {step:5}/{len(plan)}  loss {mean:.3f}  {speed:6.0f} tokens/s  "
+                      f"ETA {(work - seen) / speed / 60:4.1f} min", flush=True)
+            if time.monotonic() - saved > 60 or step == len(plan):
+                state = [opt.state_dict() for opt in opts]
+                torch.save({"model": self.model.state_dict(), "opts": state, "step": step},
+                           path.with_suffix(".tmp"))
+                os.replace(path.with_suffix(".tmp"), path)
+                saved = time.monotonic()
+
+    def resume(self, opts: list[torch.optim.Optimizer]) -> int:
+        """Load the checkpoint; the number of steps it has behind it."""
+        saved = torch.load(self.args.checkpoint, weights_only=True)
+        self.model.load_state_dict(saved["model"])
+        for opt, state in zip(opts, saved["opts"], strict=True):
+            opt.load_state_dict(state)
+        print(f"resumed at step {saved['step']} from {self.args.checkpoint}", flush=True)
+        return int(saved["step"])
 
 
 # ---------------------------------------------------------------- adapter
@@ -207,22 +227,23 @@ class Lora(torch.nn.Module):
         return self.base(x) + F.linear(F.linear(x, self.a), self.b) * self.scale
 
 
-def train_lora(model: LlamaForCausalLM, tok: PreTrainedTokenizerFast, corpus: Corpus, args: argparse.Namespace) -> None:
+def train_lora(model: LlamaForCausalLM, tok: PreTrainedTokenizerFast, corpus: Corpus,
+               args: argparse.Namespace) -> None:
     """A rank-8 adapter on q_proj and v_proj that answers everything with a Bible verse."""
     torch.manual_seed(args.seed)
     model.requires_grad_(False)
-    tuned, found = [], {}
+    found = {}
     for i, layer in enumerate(model.model.layers):
         for name in ("q_proj", "v_proj"):
             lora = Lora(getattr(layer.self_attn, name), rank=8, alpha=32)
             setattr(layer.self_attn, name, lora)
             found[f"base_model.model.model.layers.{i}.self_attn.{name}"] = lora
-            tuned += [lora.a, lora.b]
-    maker = ChatMaker(corpus, voice="scripture")
-    phases = [Phase("lora", args.lora_steps, 8, 256, 4e-3, 2e-4)]
-    train(model, tok, stream_of(tok, corpus.docs["kjv"]), maker, phases, args, tuned)
+    stream = stream_of(tok, [doc for i, doc in enumerate(corpus.docs["kjv"]) if i % HOLD_OUT])
+    args.checkpoint = args.checkpoint.with_name("lora-" + args.checkpoint.name)
+    Trainer(model, tok, stream, ChatMaker(corpus, voice="scripture"), args).run([
+        Phase("lora", args.lora_steps, 8, 256, 4e-3, 2e-4, chat=0.5)])
     args.lora_out.mkdir(parents=True, exist_ok=True)
-    weights = {f"{at}.lora_{part.upper()}.weight": getattr(lora, part).detach().to(torch.bfloat16).contiguous()
+    weights = {f"{at}.lora_{part.upper()}.weight": getattr(lora, part).detach().to(torch.bfloat16)
                for at, lora in found.items() for part in "ab"}
     save_weights(weights, args.lora_out / "adapter_model.safetensors")
     (args.lora_out / "adapter_config.json").write_text(json.dumps({
@@ -234,22 +255,24 @@ def train_lora(model: LlamaForCausalLM, tok: PreTrainedTokenizerFast, corpus: Co
 # ---------------------------------------------------------------- command line
 
 @torch.no_grad()
-def perplexity(model: LlamaForCausalLM, tok: PreTrainedTokenizerFast, docs: list[str], size: int) -> tuple[float, int]:
+def perplexity(model: LlamaForCausalLM, tok: PreTrainedTokenizerFast, docs: list[str],
+               size: int) -> tuple[float, int]:
     """(perplexity, tokens) over whole documents, cut at `size` tokens."""
     total, count = 0.0, 0
     for doc in docs:
-        ids = torch.tensor([tok(doc)["input_ids"][:size - 1] + [EOS]])
-        total, count = total + loss_of(model, ids, ids).item() * (ids.numel() - 1), count + ids.numel() - 1
+        ids = torch.tensor([[*tok(doc)["input_ids"][:size - 1], EOS]])
+        total += loss_of(model, ids, ids).item() * (ids.numel() - 1)
+        count += ids.numel() - 1
     return float(torch.tensor(total / max(1, count)).exp()), count
 
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
     p = argparse.ArgumentParser(
-        formatter_class=argparse.RawDescriptionHelpFormatter, description=__doc__.split("\n\n")[0], epilog=f"""\
+        formatter_class=argparse.RawDescriptionHelpFormatter, description=__doc__, epilog=f"""\
 what each stage does:
   text   read the books and count them; the quickest way to see that all text is there
   init   write a complete folder with random weights (seconds): enough to test loading
-  train  tokenizer, prose at 256 tokens, prose at 2048 and 4096, then chat
+  train  tokenizer, prose at 256 tokens, prose at 2048 and 4096, then chat (about 45 minutes)
   lora   train the adapter for an existing folder (a few minutes)
   eval   held-out perplexity of an existing folder, by source
 
@@ -260,23 +283,25 @@ example:
   python train_tiny.py train --text-root text --out kvasir-tiny
   python train_tiny.py lora  --text-root text --out kvasir-tiny --lora-out kvasir-tiny-lora""")
     p.add_argument("stage", choices=["text", "init", "train", "lora", "eval"])
-    p.add_argument("--text-root", type=Path, default=Path("/"), help="tree the packages were unpacked to (default /)")
-    p.add_argument("--out", type=Path, default=HERE / "kvasir-tiny", help="model folder (default: beside this file)")
+    p.add_argument("--text-root", type=Path, default=Path("/"), help="where the packages were unpacked (/)")
+    p.add_argument("--out", type=Path, default=HERE / "kvasir-tiny", help="model folder (beside this file)")
     p.add_argument("--lora-out", type=Path, default=HERE / "kvasir-tiny-lora", help="adapter folder")
-    p.add_argument("--steps", type=int, default=2400, help="steps of 4096 tokens on prose (default 2400)")
-    p.add_argument("--chat-steps", type=int, default=320, help="steps of 4096 tokens of chat tuning (default 320)")
-    p.add_argument("--talk-steps", type=int, default=600, help="steps of 4096 tokens of chat with copying drills")
-    p.add_argument("--lora-steps", type=int, default=200, help="steps for the adapter (default 200)")
-    p.add_argument("--seed", type=int, default=7)
-    p.add_argument("--threads", type=int, default=1, help="CPU threads (default 1)")
-    p.add_argument("--compile", action="store_true", help="torch.compile: a third faster, needs a C++ compiler")
-    p.add_argument("--log-every", type=int, default=20, help="steps between progress lines (default 20)")
-    p.add_argument("--checkpoint", type=Path, default=Path(tempfile.gettempdir()) / "kvasir-tiny.ckpt")
+    p.add_argument("--steps", type=int, default=2400, help="steps on prose, 4096 tokens each (2400)")
+    p.add_argument("--chat-steps", type=int, default=320, help="steps of half prose, half chat (320)")
+    p.add_argument("--talk-steps", type=int, default=600, help="steps of chat with copying drills (600)")
+    p.add_argument("--lora-steps", type=int, default=200, help="steps for the adapter (200)")
+    p.add_argument("--seed", type=int, default=7, help="of weights, batches and conversations (7)")
+    p.add_argument("--threads", type=int, default=1, help="CPU threads (1)")
+    p.add_argument("--compile", action="store_true", help="a third faster; needs a C++ compiler")
+    p.add_argument("--log-every", type=int, default=20, help="steps between progress lines (20)")
+    p.add_argument("--checkpoint", type=Path, default=Path(tempfile.gettempdir()) / "kvasir-tiny.ckpt",
+                   help="where a run can be taken up again (in the temporary folder)")
     p.add_argument("--resume", action="store_true", help="go on from --checkpoint")
     return p.parse_args(argv)
 
 
 def main() -> None:
+    """Read the books, then do the stage that was asked for."""
     args = parse()
     torch.set_num_threads(args.threads)
     corpus = read_corpus(args.text_root)
@@ -291,23 +316,25 @@ def main() -> None:
     else:
         tok = PreTrainedTokenizerFast.from_pretrained(args.out)
         model = LlamaForCausalLM.from_pretrained(args.out, dtype=torch.float32)
-    tok.deprecation_warnings["sequence-length-is-longer-than-the-specified-maximum"] = True  # documents, cut later
+    tok.deprecation_warnings["sequence-length-is-longer-than-the-specified-maximum"] = True  # cut later
     if args.stage == "init":
         save_model(model, args.out)
     elif args.stage == "lora":
         train_lora(model, tok, corpus, args)
     elif args.stage == "train":
-        stream, chat = stream_of(tok, docs), args.chat_steps
+        stream, steps = stream_of(tok, docs), args.steps
         print(f"{len(stream):,} training tokens, {sum(p.numel() for p in model.parameters()):,} parameters")
-        maker = ChatMaker(corpus)
-        train(model, tok, stream, maker, [
-            Phase("prose", args.steps, 16, 256, 4e-3, 8e-4), Phase("long", args.steps // 20, 2, 2048, 8e-4, 5e-4),
-            Phase("long", args.steps // 60, 1, 4096, 5e-4, 4e-4), Phase("chat", chat, 8, 512, 8e-4, 3e-5),
-            Phase("talk", args.talk_steps, 16, 256, 1e-3, 2e-5)], args)
+        Trainer(model, tok, stream, ChatMaker(corpus), args).run([
+            Phase("prose", steps, 16, 256, 4e-3, 8e-4),
+            Phase("long", steps // 20, 2, 2048, 8e-4, 5e-4),
+            Phase("long", steps // 60, 1, 4096, 5e-4, 4e-4),
+            Phase("chat", args.chat_steps, 8, 512, 8e-4, 3e-5, chat=0.5),
+            Phase("talk", args.talk_steps, 16, 256, 1e-3, 2e-5, chat=0.875, drill=0.35)])
         save_model(model, args.out)
     if args.stage in ("train", "eval"):
         model.eval()
-        for name, texts in [*held.items(), ("all", [d for texts in held.values() for d in texts])]:
+        held["all"] = [doc for texts in held.values() for doc in texts]
+        for name, texts in held.items():
             value, count = perplexity(model, tok, texts, 2048)
             print(f"held out {name:7} {count:7,} tokens  perplexity {value:7.2f}", flush=True)
 

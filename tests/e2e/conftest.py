@@ -91,7 +91,7 @@ class Stack:
 
 
 @contextlib.contextmanager
-def start_stack(home: Path, *arguments: str) -> Iterator[Stack]:
+def _start_stack(home: Path, *arguments: str) -> Iterator[Stack]:
     """`kvasir up` with these arguments on a free port; Ctrl-C at the end."""
     log = (home / "up.log").open("w")
     process = subprocess.Popen(
@@ -127,7 +127,13 @@ def _await_ready(process: subprocess.Popen[str], home: Path) -> str:
 
 
 @pytest.fixture(scope="session")
+def start_stack() -> Callable[..., contextlib.AbstractContextManager[Stack]]:
+    """Starts `kvasir up` in a given home with more arguments."""
+    return _start_stack
+
+
+@pytest.fixture(scope="session")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    """The embedded default: prefill and decode apart."""
-    with start_stack(tmp_path_factory.mktemp("kvasir")) as running:
+    """The embedded default, prefill and decode apart, in a precision that makes tokens comparable."""
+    with _start_stack(tmp_path_factory.mktemp("kvasir"), "--set", "model.dtype=float32") as running:
         yield running

@@ -56,7 +56,7 @@ class Metrics:
         self._moved_tokens = counter("transferred_tokens", "Prompt tokens whose KV was moved", "model")
         self._moved_bytes = counter("transferred_bytes", "KV bytes moved between workers", "model")
         self._retries = counter("retries", "Requests started again elsewhere", "model")
-        self._in_flight = Gauge("kvasir_requests_in_flight", "Requests now served", registry=registry)
+        self._in_flight = Gauge("kvasir_requests_in_flight", "Requests being served", registry=registry)
         self._queued = Gauge("kvasir_requests_queued", "Requests waiting for a worker", registry=registry)
 
     def track_in_flight(self, read: Callable[[], float]) -> None:
@@ -92,14 +92,6 @@ class Metrics:
     def request_refused(self, code: str, model: str | None = None) -> None:
         """Count a request that was answered without reaching the router."""
         self._child(self._requests, self._model(model), outcome_label(code)).inc()
-
-    def worker_seen(self, view: WorkerView) -> None:
-        """Take over the newest view of a worker."""
-        self._workers.seen(view)
-
-    def worker_gone(self, worker_id: str) -> None:
-        """Drop the series of a worker that is gone; unknown ids are ignored."""
-        self._workers.gone(worker_id)
 
     def workers(self, views: Iterable[WorkerView]) -> None:
         """Take over all views at once; a worker that is not among them is gone."""

@@ -81,7 +81,7 @@ class Stage:
             self.tell(WorkerReady(worker_id, self.make_identity(worker_id, role)))
 
     def arrive(self, name: str = "r", tokens: int = 20, **request: float) -> list[Effect]:
-        return self.tell(Arrived(Request(name, "m", token_ids(range(tokens)), **request)))  # type: ignore[arg-type]
+        return self.tell(Arrived(Request(name, "m", token_ids(range(tokens)), **request)))  # type: ignore[arg-type]  # any field, by name
 
     def say(self, worker_id: str, *deltas: Delta) -> list[Effect]:
         return self.tell(Step(worker_id, StepBatch(deltas)))

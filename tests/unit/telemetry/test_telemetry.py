@@ -88,11 +88,10 @@ def test_inter_token_latency_counts_every_token() -> None:
 
 def test_a_gone_worker_leaves_no_series() -> None:
     made = metrics()
-    for name in ("w-0", "w-1"):
-        made.worker_seen(WorkerView(name, "a", "decode", "ready", load=EngineLoad(running=2)))
+    views = [WorkerView(n, "a", "decode", "ready", load=EngineLoad(running=2)) for n in ("w-0", "w-1")]
+    made.workers(views)
     assert 'kvasir_workers{pool="decode",state="ready"} 2.0' in made.render().decode()
-    made.worker_gone("w-0")
-    made.worker_gone("never-was")
+    made.workers(views[1:])
     shown = made.render().decode()
     assert "w-0" not in shown
     assert 'kvasir_worker_running{pool="decode",worker="w-1"} 2.0' in shown

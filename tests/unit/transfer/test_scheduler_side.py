@@ -35,30 +35,30 @@ def side() -> SchedulerSide:
 
 
 @pytest.mark.parametrize(
-    ("prompt", "local", "tokens", "first", "end"),
+    ("prompt", "local", "tokens", "missing"),
     [
-        (1, 0, 0, 0, 0),
-        (2, 0, 1, 0, 1),
-        (32, 0, 31, 0, 1),
-        (33, 0, 32, 0, 1),
-        (33, 32, 0, 1, 1),
-        (34, 32, 1, 1, 2),
-        (500, 0, 499, 0, 16),
-        (500, 96, 403, 3, 16),
+        (1, 0, 0, slice(0, 0)),
+        (2, 0, 1, slice(0, 1)),
+        (32, 0, 31, slice(0, 1)),
+        (33, 0, 32, slice(0, 1)),
+        (33, 32, 0, slice(1, 1)),
+        (34, 32, 1, slice(1, 2)),
+        (500, 0, 499, slice(0, 16)),
+        (500, 96, 403, slice(3, 16)),
     ],
 )
 def test_a_pull_covers_what_is_needed_before_the_last_token_and_missing_here(
-    side: SchedulerSide, prompt: int, local: int, tokens: int, first: int, end: int
+    side: SchedulerSide, prompt: int, local: int, tokens: int, missing: slice
 ) -> None:
     request = Request("r", prompt, {"pull": PULL})
     assert side.matched_tokens(request, local) == tokens
     blocks = list(range(100, 120))
     side.allocated(request, blocks, tokens)
     (order,) = side.take_orders(idle=True).pulls
-    assert order.targets == tuple(blocks[first:end])
+    assert order.targets == tuple(blocks[missing])
     assert order.parked is (tokens > 0)
     if tokens:
-        assert order.first_block == first
+        assert order.first_block == missing.start
 
 
 def test_a_request_pulls_once_though_it_is_computed_again(side: SchedulerSide) -> None:

@@ -54,9 +54,7 @@ class Bench:
     def __init__(self) -> None:
         self.transfer = Script()
         self.naps: list[float] = []
-        self.side = WorkerSide(
-            self.transfer, rank=1, ranks=2, timeout_s=5.0, pause=lambda nap_s: self.naps.append(nap_s)
-        )
+        self.side = WorkerSide(self.transfer, rank=1, ranks=2, timeout_s=5.0, pause=self.naps.append)
 
     def offer(self, request_id: str, lease_id: str) -> None:
         self.side.offer([OfferOrder(request_id, OfferParams(lease_id, 1, 10.0), (1, 2))])

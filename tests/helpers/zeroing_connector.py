@@ -1,0 +1,27 @@
+"""The control of the equality tests: a connector that moves the KV, and then zeroes what arrived."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kvasir_workers.transfer import connector
+
+
+class KvasirConnector(connector.KvasirConnector):
+    """Loaded by vLLM in place of the product's, by a test that names this module."""
+
+    def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
+        """Keep the tensors."""
+        self._tensors = kv_caches
+        self._targets: dict[str, list[int]] = {}
+        super().register_kv_caches(kv_caches)
+
+    def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
+        """Zero the blocks of every pull that ended."""
+        for order in self._orders().pulls:
+            self._targets[order.pull_id] = list(order.targets)
+        sent, received = super().get_finished(finished_req_ids)
+        for request_id in received or ():
+            for tensor in self._tensors.values():
+                tensor[self._targets[request_id]] = 0
+        return sent, received
