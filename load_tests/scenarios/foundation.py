@@ -22,12 +22,14 @@ import subprocess
 import sys
 import tempfile
 import time
+import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
+from kvasir import native
 from load_tests.client import StreamResult, stream_completion
 from load_tests.report import Row, median, write
 
@@ -60,7 +62,7 @@ def running_stack(root: Path) -> Iterator[Stack]:
         cwd=root,
         stdout=subprocess.PIPE,
         text=True,
-        env={**os.environ, "KVASIR_HOME": str(home)},
+        env={**os.environ, "KVASIR_HOME": str(home), "PIP_NO_CACHE_DIR": "1"},
         start_new_session=True,
     )
     try:
@@ -185,6 +187,49 @@ async def stack_rate(address: str, streams: int, tokens: int, seed: int) -> floa
     return sum(result.output_tokens for result in results) / elapsed
 
 
+async def cancel(address: str, rounds: int) -> Row:
+    """From the client's hang-up until the engine has stopped, as the workers' own load tells."""
+    host, _, port = address.rpartition(":")
+    took = []
+    for round_ in range(rounds):
+        body = json.dumps(
+            {
+                "model": MODEL,
+                "prompt": f"{round_} and",
+                "max_tokens": 3000,
+                "ignore_eos": True,
+                "stream": True,
+            }
+        ).encode()
+        reader, writer = await asyncio.open_connection(host, int(port))
+        head = f"POST /v1/completions HTTP/1.1\r\nHost: {address}\r\nContent-Type: application/json\r\n"
+        writer.write(head.encode() + f"Content-Length: {len(body)}\r\n\r\n".encode() + body)
+        await reader.readuntil(b"data: ")
+        if _idle(address):
+            raise RuntimeError("the request does not run, so its end cannot be measured")
+        began = time.perf_counter()
+        writer.close()
+        while not _idle(address):
+            await asyncio.sleep(0.002)
+        took.append((time.perf_counter() - began) * 1e3)
+    value, spread = median(took)
+    return Row(
+        "cancel until the engine stopped",
+        value,
+        "ms",
+        "lower",
+        target=200.0,
+        spread=spread,
+        note=f"{rounds} hang-ups, seen through /status",
+    )
+
+
+def _idle(address: str) -> bool:
+    with urllib.request.urlopen(f"http://{address}/status", timeout=5) as answer:
+        workers = json.load(answer)["workers"]
+    return not any(worker["in_flight"] or worker["load"]["running"] for worker in workers)
+
+
 class EngineAlone:
     """vLLM by itself in a child process that answers one JSON line per measurement."""
 
@@ -279,12 +324,17 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5, help="pairs per comparison")
     parser.add_argument("--idle-seconds", type=float, default=20.0)
     args = parser.parse_args()
+    if not native.IS_NATIVE:
+        sys.exit(
+            "the native extension is not built, and figures without it are not the product's: apt install g++"
+        )
     rows: list[Row] = []
     if args.bare:
         rows.append(bare_start())
     with running_stack(ROOT) as stack:
         rows.append(Row("first token, warm", stack.first_token_s, "s", "lower", target=60.0))
         rows += asyncio.run(ttft(stack.address, args.rounds))
+        rows.append(asyncio.run(cancel(stack.address, args.rounds)))
         rows += throughput(stack.address, args.rounds)
         rows += idle_and_memory(stack, args.idle_seconds)
     path = write("foundation", "make bench-foundation" + (" ARGS=--bare" if args.bare else ""), rows)
