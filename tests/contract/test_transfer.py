@@ -126,10 +126,10 @@ def test_a_subset_may_be_pulled_in_any_order(pair: Pair) -> None:
     for block in range(30, 38):
         pair.source.write(block, block * 3)
     offer = pair.offered(range(30, 38))
-    ended = pair.pull(offer, [36, 31, 32, 33, 30], [5, 7, 8, 9, 1])
+    ended = pair.pull(offer, [36, 31, 32, 33, 30], [5, 6, 8, 9, 1])
     assert isinstance(ended, Pulled), ended
     assert ended.bytes_moved == 5 * LAYERS * BLOCK_BYTES
-    for source, target in zip([36, 31, 32, 33, 30], [5, 7, 8, 9, 1], strict=True):
+    for source, target in zip([36, 31, 32, 33, 30], [5, 6, 8, 9, 1], strict=True):
         assert pair.target.read(target) == pair.source.read(source)
 
 
