@@ -158,7 +158,7 @@ class ChatMaker:
             first = sentences(re.sub(r"^(?:\[[^]]*\]\s*|\([^)]*\)\s*|\d\. )+", "", text), 320)
             if len(first) > 20:
                 self.definitions.append((head, first))
-        self.drill = 0.0  # share of turns that only copy random words, which teaches copying
+        self.drill = 0.0  # share of turns that only copy random words
         self.words = sorted({w for _, text in self.definitions for w in re.findall(r"[A-Za-z]{2,}", text)})
         self.about: dict[str, list[str]] = {}
         passages = self.verses if voice == "scripture" else [

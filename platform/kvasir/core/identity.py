@@ -95,10 +95,12 @@ def registration_conflicts(
     for peer in peers:
         if peer.worker_id == candidate.worker_id:
             continue
-        differences = candidate.kv.differences(peer.kv)
+        differences = [f"kv.{difference}" for difference in candidate.kv.differences(peer.kv)]
         if candidate.transfer != peer.transfer:
             differences.append(f"transfer: {candidate.transfer!r} != {peer.transfer!r}")
-        found.extend(f"kv.{d} ({peer.pool}/{peer.worker_id})" for d in differences)
+        if candidate.revision != peer.revision:
+            differences.append(f"revision: {candidate.revision} != {peer.revision}")
+        found.extend(f"{difference} ({peer.pool}/{peer.worker_id})" for difference in differences)
         if differences:
             break
     return found

@@ -54,8 +54,8 @@ class Pulled:
 
 @dataclass(frozen=True, slots=True)
 class PullFailed:
-    """A pull ended badly: no destination block may be trusted. `reason` is a stable word:
-    unreachable, layout, expired, fenced, timeout, checksum, closed or io."""
+    """A pull ended badly: no destination block may be trusted, and nothing writes to one any more.
+    `reason` is a stable word: unreachable, layout, expired, fenced, timeout, checksum, closed or io."""
 
     pull_id: str
     reason: str

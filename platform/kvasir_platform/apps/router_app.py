@@ -28,6 +28,7 @@ from kvasir.core.errors import ConfigError, KvasirError
 from kvasir.ports.clock import Clock
 from kvasir.ports.discovery import Discovery
 from kvasir.telemetry.logs import configure_logging
+from kvasir_platform.apps.session_token import session_token
 from kvasir_platform.gateway.start import make_gateway, make_metrics
 from kvasir_router.build import make_router
 from kvasir_router.discovery_static import StaticDiscovery
@@ -93,13 +94,17 @@ def _report(event: str, **details: object) -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="kvasir-router", description="Run the router and its gateway.")
     parser.add_argument("--deployment", type=Path, required=True, help="kvasir.yaml")
-    parser.add_argument("--token-file", type=Path, help="shared secret of sessions")
+    parser.add_argument(
+        "--token-file",
+        type=Path,
+        help="shared secret of sessions; by default worker.session_token_file of the spec",
+    )
     parser.add_argument("--ray-address", help="host:port of the Ray head, for discovery: ray")
     args = parser.parse_args(argv)
     try:
         deployment = load(args.deployment)
         configure_logging(deployment.telemetry.log_level)
-        token = args.token_file.read_text().strip() if args.token_file else None
+        token = session_token(deployment.worker, args.token_file)
         status: int = uvloop.run(serve(deployment, token, args.ray_address))
         return status
     except KvasirError as error:

@@ -22,13 +22,14 @@ from uuid import uuid4
 from kvasir.clock import MonotonicClock
 from kvasir.config.loader import load
 from kvasir.config.model_files import resolve_model, tokenizer_digest
-from kvasir.config.spec import Deployment, PoolSpec
+from kvasir.config.spec import Deployment, PoolSpec, is_loopback
 from kvasir.core.errors import ConfigError, KvasirError
 from kvasir.core.link import LinkLimits
 from kvasir.core.membership import Endpoint
 from kvasir.ports.clock import Clock
 from kvasir.ports.engine import Engine
 from kvasir.telemetry.logs import configure_logging
+from kvasir_platform.apps.session_token import session_token
 from kvasir_workers.server.grpc_server import GrpcServer
 from kvasir_workers.server.sessions import SessionHost, SessionHostLimits
 
@@ -141,14 +142,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--deployment", type=Path, required=True, help="kvasir.yaml")
     parser.add_argument("--pool", required=True, help="name of the pool that this worker is of")
     parser.add_argument("--port", type=int, default=0, help="port of its session server; 0 takes a free one")
-    parser.add_argument("--token-file", type=Path, help="shared secret of sessions")
+    parser.add_argument(
+        "--token-file",
+        type=Path,
+        help="shared secret of sessions; by default worker.session_token_file of the spec",
+    )
     args = parser.parse_args(argv)
     try:
         deployment = load(args.deployment)
         if args.pool not in {pool.name for pool in deployment.pools}:
             names = ", ".join(pool.name for pool in deployment.pools)
             raise ConfigError(f"{args.deployment} has no pool {args.pool!r}; it has: {names}")
-        token = args.token_file.read_text().strip() if args.token_file else None
+        token = session_token(deployment.worker, args.token_file)
+        if token is None and not is_loopback(deployment.worker.host):
+            raise ConfigError(
+                f"worker.host: {deployment.worker.host} is open to the network, and no session token guards "
+                "it; set worker.session_token_file, pass --token-file, or bind 127.0.0.1"
+            )
         configure_logging(deployment.telemetry.log_level)
         return asyncio.run(serve(deployment, args.pool, token, args.port))
     except KvasirError as error:

@@ -6,13 +6,17 @@ import argparse
 import json
 
 from kvasir.config.loader import dump, schema
+from kvasir.config.problems import Problem, SpecError
+from kvasir.config.spec import Deployment
+from kvasir.config.support import engine_platform, refusals
 from kvasir.config.yaml_document import render
 from kvasir_platform.cli.output import Output
 from kvasir_platform.cli.spec_file import chosen_deployment, chosen_file
+from kvasir_platform.control.probe import installed_packages
 
 
 def config(args: argparse.Namespace, output: Output) -> int:
-    """Run one of the actions schema, validate and show."""
+    """Run one of the actions schema, validate and show. Raises SpecError with everything that is wrong."""
     if args.action == "schema":
         output.text(json.dumps(schema(), indent=2))
         output.data(schema())
@@ -24,7 +28,19 @@ def config(args: argparse.Namespace, output: Output) -> int:
         output.data(data)
         return 0
     source = str(chosen_file(args) or "the embedded default")
+    _refuse(deployment, source)
     pools = ", ".join(f"{pool.name} ({pool.role}, {pool.replicas})" for pool in deployment.pools)
     output.text(f"{source} is valid: {deployment.model.name}, pools {pools}")
     output.data({"valid": True, "file": source, "name": deployment.name})
     return 0
+
+
+def _refuse(deployment: Deployment, source: str) -> None:
+    """Raises SpecError with what the installed engine (the CPU's where there is none) cannot run."""
+    problems = []
+    for refusal in refusals(deployment, platform=engine_platform(installed_packages()) or "cpu"):
+        field, _, rest = refusal.partition(": ")
+        found, _, remedy = rest.partition("; ")
+        problems.append(Problem(source, field=field, found=found, expected=remedy))
+    if problems:
+        raise SpecError(problems)

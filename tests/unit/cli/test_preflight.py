@@ -15,6 +15,7 @@ from kvasir.config.spec import Deployment
 from kvasir_platform.control.preflight import (
     ENGINE_BYTES,
     GIB,
+    FileProbe,
     Finding,
     Machine,
     ModelProbe,
@@ -23,7 +24,14 @@ from kvasir_platform.control.preflight import (
     needed_bytes,
     replica_bytes,
 )
-from kvasir_platform.control.probe import _cpus, _memory, probe, probe_model, probe_port
+from kvasir_platform.control.probe import (
+    _cpus,
+    _memory,
+    probe,
+    probe_model,
+    probe_named_files,
+    probe_port,
+)
 
 MODEL = ModelProbe(folder="/m", weight_bytes=1000, weight_dtype="bfloat16", max_positions=4096)
 SOUND = Machine(
@@ -69,10 +77,11 @@ def test_every_trouble_comes_with_a_remedy() -> None:
         port=PortProbe(free=False, error="Address already in use", holder="pid 7 (nginx)"),
         model=ModelProbe(problem="no such folder"),
         native=False,
+        named_files=(FileProbe("lora.a.path", "/a", "does not exist"),),
     )
     found = troubles(broken)
     assert {f.check for f in found} == {
-        "system", "packages", "model", "port", "memory", "cpus", "shm", "files", "native",
+        "system", "packages", "model", "paths", "port", "memory", "cpus", "shm", "files", "native",
     }  # fmt: skip
     assert all(f.remedy for f in found)
 
@@ -135,6 +144,74 @@ def test_what_the_engine_refuses_is_an_error_with_its_remedy() -> None:
     assert [f.check for f in found] == ["engine", "engine"]
     assert "multiples of 32" in found[0].message
     assert found[0].remedy == "set 32"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "named", "wanted"),
+    [
+        (["pools.prefill.replicas=0"], "pools prefill", "role both or prefill"),
+        (["pools.decode.replicas=0"], "pools decode", "role both or decode"),
+        (["disaggregation=auto", "pools.decode.replicas=0"], "pools decode", "role both or decode"),
+        (["disaggregation=never", "pools=[{name: a, role: both, replicas: 0}]"], "pools a", "role both"),
+    ],
+)
+def test_a_pool_that_requests_need_and_that_has_no_replica_is_an_error(
+    overrides: list[str], named: str, wanted: str
+) -> None:
+    finding = the_trouble(SOUND, *overrides)
+    assert (finding.check, finding.level) == ("pools", "error")
+    assert finding.message.startswith(f"{named}: replicas is 0")
+    assert finding.message.endswith(wanted)
+    assert "1 or more" in finding.remedy
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["disaggregation=auto", "pools.prefill.replicas=0"],
+        ["pools=[{name: a, role: prefill}, {name: b, role: prefill, replicas: 0}, {name: c, role: decode}]"],
+        ["pools.decode.replicas=0", "discovery={kind: static, endpoints: ['decode=h:1']}"],
+    ],
+    ids=["auto prefills where it decodes", "another pool does it", "workers that others start"],
+)
+def test_a_pool_without_replicas_that_nothing_needs_is_fine(overrides: list[str]) -> None:
+    assert troubles(SOUND, *overrides) == []
+
+
+def test_a_named_file_that_cannot_be_used_is_an_error_with_its_field() -> None:
+    files = (
+        FileProbe("gateway.api_keys_file", "/keys", "is empty"),
+        FileProbe("worker.session_token_file", "/token"),
+    )
+    finding = the_trouble(replace(SOUND, named_files=files))
+    assert (finding.check, finding.level) == ("paths", "error")
+    assert finding.message == "gateway.api_keys_file: /keys is empty"
+    assert "SHA-256" in finding.remedy
+
+
+def test_the_probe_looks_at_every_file_that_the_spec_names(tmp_path: Path) -> None:
+    (tmp_path / "whole").mkdir()
+    (tmp_path / "whole" / "adapter_config.json").write_text("{}")
+    (tmp_path / "bare").mkdir()
+    (tmp_path / "keys").write_text("")
+    names = ["whole", "bare", "absent", "keys"]
+    deployment = load(
+        None,
+        [
+            "lora=[" + ", ".join(f"{{name: {name}, path: {tmp_path / name}}}" for name in names) + "]",
+            f"gateway.api_keys_file={tmp_path / 'keys'}",
+            f"worker.session_token_file={tmp_path}",
+        ],
+    )
+    assert {file.field: file.problem for file in probe_named_files(deployment)} == {
+        "lora.whole.path": "",
+        "lora.bare.path": "cannot be read: adapter_config.json: No such file or directory",
+        "lora.absent.path": "does not exist",
+        "lora.keys.path": "is not a folder",
+        "gateway.api_keys_file": "is empty",
+        "worker.session_token_file": "is a folder",
+    }
+    assert probe(deployment).named_files == tuple(probe_named_files(deployment))
 
 
 def test_a_model_to_download_is_a_warning_and_offline_an_error() -> None:

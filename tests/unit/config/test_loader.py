@@ -117,6 +117,62 @@ BAD = {
         "a list of 2",
         "engine.block_size is 32 and 64",
     ),
+    "pools of unlike engines": (
+        "pools:\n- {name: a, role: prefill}\n- {name: b, role: decode, engine: {kind: sim}}",
+        2,
+        1,
+        "pools",
+        "a list of 2",
+        "engine.kind is vllm and sim; make them equal",
+    ),
+    "two adapters of one name": (
+        "lora: [{name: a, path: x}, {name: a, path: y}]",
+        1,
+        7,
+        "lora",
+        "a list of 2",
+        "names must differ, found ['a', 'a']",
+    ),
+    "an adapter named as the model": (
+        "model: {served_name: chat}\nlora: [{name: chat, path: x}]",
+        2,
+        7,
+        "lora",
+        "a list of 1",
+        "'chat' is the model's served name too",
+    ),
+    "a pull that may outlast its lease": (
+        "transfer: {lease_s: 2, timeout_s: 3}",
+        1,
+        35,
+        "transfer.timeout_s",
+        "3",
+        "lower timeout_s or raise lease_s",
+    ),
+    "a lease shorter than the default pull": (
+        "transfer: {lease_s: 2}",
+        1,
+        1,
+        "transfer.timeout_s",
+        "nothing (the default)",
+        "timeout_s 5 exceeds lease_s 2",
+    ),
+    "an endpoint of no pool": (
+        "discovery: {kind: static, endpoints: ['decode=h:1', 'encode=h:2']}",
+        1,
+        12,
+        "discovery",
+        "a mapping",
+        "'encode=h:2' is of pool 'encode', and the pools are prefill, decode",
+    ),
+    "a collector without a port": (
+        "telemetry: {otlp_endpoint: collector}",
+        1,
+        28,
+        "telemetry.otlp_endpoint",
+        '"collector"',
+        "host:port, http://host:port or https://host:port",
+    ),
 }
 
 
@@ -129,6 +185,29 @@ def test_a_bad_file_names_line_column_field_found_and_expected(
     assert (problem.file, problem.line, problem.column, problem.field) == ("kvasir.yaml", line, column, field)
     assert found in problem.found
     assert expected in problem.expected
+
+
+@pytest.mark.parametrize(
+    "endpoint",
+    ["localhost:4317", "http://otel-collector.obs.svc:4317", "https://10.0.0.1:443", "http://[::1]:4317"],
+)
+def test_a_collectors_address_may_be_bare_or_a_url(endpoint: str) -> None:
+    assert load(None, [f"telemetry.otlp_endpoint='{endpoint}'"]).telemetry.otlp_endpoint == endpoint
+
+
+@pytest.mark.parametrize(
+    "endpoint",
+    ["", "h", ":4317", "h:0", "h:65536", "grpc://h:1", "http://h", "h:1/v1/traces", "h:1 ", "-h:1"],
+)
+def test_what_is_no_collectors_address_is_refused(endpoint: str) -> None:
+    (problem,) = problems("", f"telemetry.otlp_endpoint='{endpoint}'")
+    assert problem.field == "telemetry.otlp_endpoint"
+    assert "host:port" in problem.expected
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.2", "::1", "localhost"])
+def test_a_gateway_on_loopback_asks_for_no_keys(host: str) -> None:
+    assert load(None, [f"gateway.host='{host}'"]).gateway.host == host
 
 
 def test_all_problems_of_a_file_are_listed_at_once_in_its_order() -> None:
