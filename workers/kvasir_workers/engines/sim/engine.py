@@ -248,7 +248,7 @@ class SimEngine:
         return KvLayout(
             block_size=engine.block_size,
             dtype="fp8" if fp8 else self._deployment.model.dtype,
-            layout="sim",
+            layout=self._model.kv_layout,
             layers=self._model.layers,
             kv_heads=self._model.kv_heads,
             head_size=self._model.head_size,

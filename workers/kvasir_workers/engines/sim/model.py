@@ -23,7 +23,8 @@ _SYLLABLES = [c + v for c in _CONSONANTS for v in _VOWELS]
 class SimModel:
     """The shape of the model that is simulated; the defaults are those of kvasir-tiny.
 
-    `element_bytes` is the size of one KV element at the engine's own KV dtype.
+    `element_bytes` is the size of one KV element at the engine's own KV dtype, `kv_layout` the
+    name of its order in memory.
     """
 
     vocab_size: int = 4096
@@ -32,6 +33,7 @@ class SimModel:
     kv_heads: int = 4
     head_size: int = 32
     element_bytes: int = 2
+    kv_layout: str = "sim"
 
     def bytes_per_token(self, *, fp8: bool) -> int:
         """KV bytes of one token, keys and values of all layers."""
