@@ -153,8 +153,6 @@ class Stream:
 
     def _usage(self, cached: int, moved: Mapping[str, Any]) -> Usage:
         transferred = int(moved.get("transferred_tokens", 0))
-        # vLLM counts a load as cached before it knows whether it will succeed.
-        loaded = transferred + int(moved.get("failed_tokens", 0))
         # vLLM counts as cached whatever a transfer promised, also where it failed and was computed.
         promised = transferred + int(moved.get("failed_tokens", 0))
         return Usage(
