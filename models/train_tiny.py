@@ -273,7 +273,7 @@ what each stage does:
   text   read the books and count them; the quickest way to see that all text is there
   init   write a complete folder with random weights (seconds): enough to test loading
   train  tokenizer, prose at 256 tokens, prose at 2048 and 4096, chat, then both at
-         2048 and 4096, because chat at 512 unlearns the far positions (about 45 minutes)
+         2048 and 4096 (short chats unlearn far positions), a last round of chat (50 minutes)
   lora   train the adapter for an existing folder (a few minutes)
   eval   held-out perplexity of an existing folder, by source
 
@@ -332,7 +332,8 @@ def main() -> None:
             Phase("chat", args.chat_steps, 8, 512, 8e-4, 3e-5, chat=0.5),
             Phase("talk", args.talk_steps, 16, 256, 1e-3, 2e-5, chat=0.875, drill=0.35),
             Phase("mend", steps // 15, 2, 2048, 6e-4, 2e-4, chat=0.5),
-            Phase("mend", steps // 60, 2, 4096, 2e-4, 2e-5, chat=0.5)])
+            Phase("mend", steps // 60, 2, 4096, 2e-4, 2e-5, chat=0.5),
+            Phase("last", steps // 20, 16, 256, 3e-4, 1e-5, chat=0.75)])
         save_model(model, args.out)
     if args.stage in ("train", "eval"):
         model.eval()

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from typing import Protocol
+import itertools
+import tempfile
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Protocol
 
 import pytest
 import pytest_asyncio
 
+from kvasir.clock import MonotonicClock
 from kvasir.core.errors import ConfigError
-from kvasir.core.membership import Endpoint, Members
+from kvasir.core.membership import Endpoint, MemberRecord, Members, member_key
 from kvasir.ports.discovery import Discovery
 from kvasir_platform.sim.discovery import FeedDiscovery
 from kvasir_router.discovery_static import StaticDiscovery
@@ -49,22 +54,125 @@ class FeedSource:
         return True
 
 
-async def static() -> Source:
+class PolledClock(MonotonicClock):
+    """A clock that polls often, and lets a test wait for whole polls."""
+
+    def __init__(self) -> None:
+        self._polls = 0
+        self._polled = asyncio.Condition()
+
+    async def sleep(self, seconds: float) -> None:
+        async with self._polled:
+            self._polls += 1
+            self._polled.notify_all()
+        await super().sleep(min(seconds, 0.02))
+
+    async def polls(self, count: int) -> None:
+        """Wait until `count` more readings have been made."""
+        async with asyncio.timeout(PATIENCE_S), self._polled:
+            enough = self._polls + count
+            await self._polled.wait_for(lambda: self._polls >= enough)
+
+
+class RaySource:
+    """Records in the key-value store of a real Ray head, under a deployment of their own."""
+
+    _numbers = itertools.count()
+
+    def __init__(self, address: str) -> None:
+        # Imported here: Ray takes a second, and only slow tests need it.
+        from ray._raylet import GcsClient  # type: ignore[attr-defined]  # compiled, without stubs
+
+        from kvasir_platform.control.ray_discovery import NAMESPACE, RayDiscovery
+
+        self._deployment = f"contract-{next(self._numbers)}"
+        self._gcs = GcsClient(address=address)
+        self._namespace = NAMESPACE
+        self.clock = PolledClock()
+        self.discovery = RayDiscovery(address, self._deployment, self.clock)
+
+    def put(self, worker_id: str, pool: str, beat: int = 0) -> None:
+        self.put_raw(worker_id, MemberRecord(worker_id, f"{worker_id}:1", pool, pid=1, beat=beat).encode())
+
+    def put_raw(self, worker_id: str, value: bytes) -> None:
+        key = member_key(self._deployment, worker_id).encode()
+        self._gcs.internal_kv_put(key, value, True, self._namespace, PATIENCE_S)
+
+    def remove(self, worker_id: str) -> None:
+        key = member_key(self._deployment, worker_id).encode()
+        self._gcs.internal_kv_del(key, False, self._namespace, PATIENCE_S)
+
+    async def change(self) -> bool:
+        self.put("c", "decode")
+        self.remove("a")
+        self.remove("b")
+        return True
+
+
+async def static(_: pytest.FixtureRequest) -> Source:
     return StaticSource()
 
 
-async def feed() -> Source:
+async def feed(_: pytest.FixtureRequest) -> Source:
     source = FeedSource()
     await source.begin()
     return source
 
 
-SOURCES: dict[str, Callable[[], object]] = {"static": static, "feed": feed}
+async def ray(request: pytest.FixtureRequest) -> Source:
+    source = RaySource(request.getfixturevalue("ray_address"))
+    source.put("a", "prefill")
+    source.put("b", "decode")
+    return source
 
 
-@pytest_asyncio.fixture(params=sorted(SOURCES))
+@contextmanager
+def allowed_to(token: str) -> Iterator[None]:
+    """This process may talk to the Ray of `token`: Ray reads the environment when it is first imported."""
+    from ray._private.authentication_test_utils import reset_auth_token_state
+
+    from kvasir_platform.control.ray_head import ray_environment
+
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            for name, value in ray_environment(token).items():
+                patch.setenv(name, value)
+            reset_auth_token_state()
+            yield
+    finally:
+        reset_auth_token_state()
+
+
+@contextmanager
+def ray_head() -> Iterator[Any]:
+    """A private head that this process is allowed to talk to."""
+    from kvasir_platform.control.ray_head import RayHead
+
+    token = "c0ffee" * 10
+    with allowed_to(token), tempfile.TemporaryDirectory(prefix="kv-", dir="/tmp") as folder:
+        home = Path(folder)
+        head = RayHead.start(
+            temp_dir=home / "ray", token=token, cpus=1, gpus=0, resources={}, log=home / "log"
+        )
+        try:
+            yield head
+        finally:
+            head.stop()
+
+
+@pytest.fixture(scope="module")
+def ray_address() -> Iterator[str]:
+    with ray_head() as head:
+        yield head.address
+
+
+SourceFactory = Callable[[pytest.FixtureRequest], Awaitable[Source]]
+SOURCES: dict[str, SourceFactory] = {"static": static, "feed": feed, "ray": ray}
+
+
+@pytest_asyncio.fixture(params=["static", "feed", pytest.param("ray", marks=pytest.mark.slow)])
 async def source(request: pytest.FixtureRequest) -> AsyncIterator[Source]:
-    made: Source = await SOURCES[request.param]()  # type: ignore[misc]
+    made = await SOURCES[request.param](request)
     yield made
     await made.discovery.close()
 
@@ -116,6 +224,39 @@ async def test_closing_ends_watches_and_may_be_repeated(source: Source) -> None:
     with pytest.raises(StopAsyncIteration):
         async with asyncio.timeout(PATIENCE_S):
             await waiting
+
+
+@pytest.mark.slow
+async def test_what_is_no_member_record_in_rays_store_is_ignored(ray_address: str) -> None:
+    source = RaySource(ray_address)
+    for name, garbage in {"x": b"", "y": b"\xff\x00", "z": b'{"worker_id": 1}', "0": b"[]"}.items():
+        source.put_raw(name, garbage)
+    source.put("a", "decode")
+    watch = source.discovery.watch()
+    assert (await following(watch)).endpoints == {Endpoint("a", "a:1", "decode")}
+    source.put_raw("a", b"broken")
+    assert (await following(watch)).endpoints == frozenset()
+    source.put("a", "decode", beat=1)
+    assert {endpoint.worker_id for endpoint in (await following(watch)).endpoints} == {"a"}
+    await source.discovery.close()
+
+
+@pytest.mark.slow
+async def test_a_ray_head_that_goes_away_takes_no_member_with_it() -> None:
+    with ray_head() as head:
+        source = RaySource(head.address)
+        source.put("a", "prefill")
+        watch = source.discovery.watch()
+        assert len((await following(watch)).endpoints) == 1
+        waiting = asyncio.ensure_future(anext(watch))
+        await source.clock.polls(1)
+        head.stop()
+        await source.clock.polls(3)
+        assert not waiting.done()
+        await source.discovery.close()
+        with pytest.raises(StopAsyncIteration):
+            async with asyncio.timeout(PATIENCE_S):
+                await waiting
 
 
 @pytest.mark.parametrize("text", ["", "decode", "decode=", "=h:1", "decode=h", "decode=h:x", "decode=:1"])

@@ -14,6 +14,8 @@ import pytest
 from kvasir.config.spec import Deployment, EngineSpec, ModelSpec, PoolSpec
 from kvasir.core.requests import EngineRequest, FinishReason, Leg, Role, Sampling
 from kvasir_platform.sim.bench import EngineBench, start_bench
+from kvasir_platform.sim.cluster import Cluster, Stream
+from kvasir_platform.sim.stories import simulate, small_deployment
 from kvasir_platform.sim.traffic import Arrival, TrafficShape, poisson_traffic
 from kvasir_platform.sim.virtual_loop import VirtualClock, run_virtual
 from kvasir_workers.engines.sim.engine import SimEngine
@@ -102,3 +104,39 @@ def test_an_hour_of_poisson_traffic_passes_in_seconds() -> None:
     # The common prefixes are found again, and only the rest is computed or moved.
     assert summary.cached_tokens > 128 * summary.requests
     assert speed_up > 60
+
+
+@pytest.mark.timeout(120)
+def test_an_hour_of_poisson_traffic_through_the_router_ends_with_every_stream_whole() -> None:
+    shape = TrafficShape(rate=0.25, seconds=3600.0)
+    streams: list[tuple[Stream, Arrival]] = []
+
+    async def story(cluster: Cluster) -> None:
+        began = cluster.clock.now()
+        for arrival in poisson_traffic(random.Random(2), shape):
+            await cluster.clock.sleep(began + arrival.at_s - cluster.clock.now())
+            sampling = Sampling(max_tokens=arrival.output_tokens, temperature=0.0, ignore_eos=True)
+            streams.append((cluster.submit(arrival.tokens, sampling), arrival))
+        for stream, arrival in streams:
+            assert (await stream.finished()).outcome == "ok"
+            assert len(stream.tokens[0]) == arrival.output_tokens
+            assert stream.last is not None
+            assert stream.last.finish is FinishReason.LENGTH
+        await cluster.rest()
+        assert (cluster.router.in_flight, cluster.router.queued) == (0, 0)
+        assert {view.in_flight for view in cluster.router.workers()} == {0}
+        for worker in cluster.workers.values():
+            load = worker.engine.load()
+            assert (load.running, load.waiting, load.kv_usage, load.kv_blocks_leased) == (0, 0, 0.0, 0)
+            assert (worker.host.live_requests, worker.host.held_leases) == (0, 0)
+
+    started = time.perf_counter()
+    cluster = simulate(small_deployment(), story, seed=2)
+    wall_s = time.perf_counter() - started
+    virtual_s = max(summary.finished_s for summary in cluster.summaries)
+    log.info("%d requests in %.1f s: %.0f times as fast", len(streams), wall_s, virtual_s / wall_s)
+    assert len(streams) == len(cluster.summaries) > 850
+    assert virtual_s > 3590
+    # The router sends a common prefix back to where it is, and foresees what the engines find.
+    assert sum(summary.usage.cached_tokens for summary in cluster.summaries) > 100 * len(streams)
+    assert virtual_s / wall_s > 60

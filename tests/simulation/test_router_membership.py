@@ -1,4 +1,4 @@
-"""Workers that die, lose their connection, leave or do not fit, under the production router in virtual time."""
+"""Workers that die, lose their connection, leave or do not fit, under the production router."""
 
 from __future__ import annotations
 

@@ -71,4 +71,8 @@ class RayDiscovery:
     async def _forget(self, worker_ids: list[str]) -> None:
         for worker_id in worker_ids:
             key = self._prefix + worker_id.encode()
-            await asyncio.to_thread(self._gcs.internal_kv_del, key, False, NAMESPACE, REQUEST_TIMEOUT_S)
+            try:
+                await asyncio.to_thread(self._gcs.internal_kv_del, key, False, NAMESPACE, REQUEST_TIMEOUT_S)
+            except Exception as error:  # noqa: BLE001 - as above; the next reading tries again
+                log.warning("cannot remove the record of %s, which is long gone: %s", worker_id, error)
+                return

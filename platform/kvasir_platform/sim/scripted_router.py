@@ -58,11 +58,11 @@ class ScriptedStream:
             )
         )
 
-    def finish(self, *, cached: int = 0) -> None:
-        """End the request well."""
+    def finish(self, *, cached: int = 0, moved_bytes: int = 0, transfer_s: float = 0.0) -> None:
+        """End the request well, after a transfer of `moved_bytes` that took `transfer_s` seconds."""
         if self.live:
             self.live = False
-            self.sink.on_finish(self.summary("ok", cached))
+            self.sink.on_finish(self.summary("ok", cached, moved_bytes, transfer_s))
 
     def fail(self, error: KvasirError) -> None:
         """End the request with `error`."""
@@ -70,7 +70,9 @@ class ScriptedStream:
             self.live = False
             self.sink.on_error(error, self.summary(error.code, 0))
 
-    def summary(self, outcome: str, cached: int) -> RequestSummary:
+    def summary(
+        self, outcome: str, cached: int, moved_bytes: int = 0, transfer_s: float = 0.0
+    ) -> RequestSummary:
         """What a router would say of the request now."""
         arrival = self.request.arrival_s
         return RequestSummary(
@@ -82,10 +84,14 @@ class ScriptedStream:
             routed_s=arrival,
             prefill_done_s=self.first_s,
             first_token_s=self.first_s,
+            transfer_s=transfer_s,
             prefill_worker="prefill-0",
             decode_worker="decode-0",
             usage=Usage(
-                prompt_tokens=len(self.request.tokens), cached_tokens=cached, output_tokens=self.sent
+                prompt_tokens=len(self.request.tokens),
+                cached_tokens=cached,
+                transferred_bytes=moved_bytes,
+                output_tokens=self.sent,
             ),
             trace_context=self.request.trace_context,
         )

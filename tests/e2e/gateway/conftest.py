@@ -17,6 +17,7 @@ from kvasir.clock import MonotonicClock
 from kvasir.config.model_files import resolve_model
 from kvasir.config.spec import Deployment, GatewaySpec, LoraSpec
 from kvasir.telemetry.metrics import Metrics
+from kvasir.telemetry.spans import SpanRecorder
 from kvasir_platform.gateway.app import Gateway
 from kvasir_platform.gateway.start import make_metrics
 from kvasir_platform.gateway.tokenization import ModelTokenizer
@@ -115,7 +116,9 @@ def tokenizer() -> ModelTokenizer:
 
 
 @asynccontextmanager
-async def running(tokenizer: ModelTokenizer, **spec: Any) -> AsyncIterator[Edge]:
+async def running(
+    tokenizer: ModelTokenizer, spans: SpanRecorder | None = None, **spec: Any
+) -> AsyncIterator[Edge]:
     """A gateway that serves until the block ends, and then leaves nothing open."""
     clock = MonotonicClock()
     deployment = Deployment(
@@ -124,7 +127,7 @@ async def running(tokenizer: ModelTokenizer, **spec: Any) -> AsyncIterator[Edge]
     )
     router = ScriptedRouter(clock)
     metrics = make_metrics(deployment)
-    gateway = Gateway(deployment, router, metrics, tokenizer, clock)
+    gateway = Gateway(deployment, router, metrics, tokenizer, clock, spans=spans)
     started: asyncio.Future[tuple[str, int]] = asyncio.get_running_loop().create_future()
     serving = asyncio.create_task(gateway.serve(None, lambda host, port: started.set_result((host, port))))
     host, port = await started

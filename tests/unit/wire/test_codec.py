@@ -230,7 +230,7 @@ def test_an_unknown_leg_is_a_protocol_error(leg: int) -> None:
 
 
 def test_an_unknown_finish_reason_is_a_protocol_error() -> None:
-    end = requests_pb2.DeltaEnd(finish=99)  # type: ignore[arg-type, unused-ignore]
+    end = requests_pb2.DeltaEnd(finish=99)  # type: ignore[arg-type, unused-ignore]  # only with types for it
     batch = requests_pb2.StepBatch(deltas=[requests_pb2.Delta(request_id="r", end=end)])
     message = session_pb2.SessionResponse(frame=session_pb2.WorkerFrame(seq=1, step_batch=batch))
     with pytest.raises(ProtocolError, match="finish: unknown value 99"):
@@ -251,7 +251,7 @@ def test_a_message_of_no_known_kind_is_a_protocol_error() -> None:
 
 @pytest.mark.parametrize("changed", [{"top_k": 2**40}, {"seed": 2**63}, {"stop": ("\ud800",)}])
 def test_a_value_of_ours_that_does_not_fit_is_a_protocol_error(changed: dict[str, object]) -> None:
-    sampling = replace(Sampling(), **changed)  # type: ignore[arg-type]
+    sampling = replace(Sampling(), **changed)  # type: ignore[arg-type]  # any field, by name
     request = EngineRequest("r", token_ids([1]), sampling)
     with pytest.raises(ProtocolError):
         encode_to_worker(RouterFrame(1, 0, Submit((request,))))
