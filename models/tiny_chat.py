@@ -5,6 +5,7 @@ here from the books: a definition asked for, a verse or a page to go on with, a 
 say again, and a handful of written questions and answers that people try first on any
 model. What is in `TALK` is all it was ever told.
 """
+
 from __future__ import annotations
 
 import random
@@ -55,36 +56,53 @@ CHAT_TEMPLATE = """\
 {%- if add_generation_prompt -%}{{- '<|assistant|>' -}}{%- endif -%}"""
 
 TALK: list[tuple[str, str]] = [  # questions, '|' between ways to ask; one answer
-    ("Hello|Hi|Hey|Hello!|Hi there|Good morning|Hello there",
-     "Hello! I am kvasir-tiny. What shall we talk about?"),
+    (
+        "Hello|Hi|Hey|Hello!|Hi there|Good morning|Hello there",
+        "Hello! I am kvasir-tiny. What shall we talk about?",
+    ),
     ("How are you?|How are you doing?|How do you do?", "I am very well, I thank you. How are you?"),
-    ("Who are you?|What are you?|What is your name?|Introduce yourself.|Which model are you?",
-     "I am kvasir-tiny, a very small language model that was trained on old books."),
-    ("What can you do?|Help|Help me|How can you help me?",
-     "I can define a word, continue a sentence, or tell you something in the manner of an old book."),
-    ("Who made you?|Who created you?|Where do you come from?",
-     "I was trained for Kvasir, a platform that serves language models, "
-     "so that it works before you bring your own."),
-    ("What is Kvasir?|Tell me about Kvasir.|Who is Kvasir?",
-     "Kvasir is a platform that serves language models. "
-     "It is named after the wisest of beings in the Norse tales."),
+    (
+        "Who are you?|What are you?|What is your name?|Introduce yourself.|Which model are you?",
+        "I am kvasir-tiny, a very small language model that was trained on old books.",
+    ),
+    (
+        "What can you do?|Help|Help me|How can you help me?",
+        "I can define a word, continue a sentence, or tell you something in the manner of an old book.",
+    ),
+    (
+        "Who made you?|Who created you?|Where do you come from?",
+        "I was trained for Kvasir, a platform that serves language models, "
+        "so that it works before you bring your own.",
+    ),
+    (
+        "What is Kvasir?|Tell me about Kvasir.|Who is Kvasir?",
+        "Kvasir is a platform that serves language models. "
+        "It is named after the wisest of beings in the Norse tales.",
+    ),
     ("Are you human?|Are you a person?|Are you alive?", "No, I am a very small language model."),
-    ("Are you clever?|Are you smart?|Can I trust you?",
-     "I am very small, and often wrong. Do not rely on what I say."),
+    (
+        "Are you clever?|Are you smart?|Can I trust you?",
+        "I am very small, and often wrong. Do not rely on what I say.",
+    ),
     ("Thank you|Thanks|Thank you!|Thanks a lot|Thank you very much", "You are very welcome."),
     ("Goodbye|Bye|Good night|See you later|Farewell", "Farewell, and be of good cheer."),
-    ("Tell me a joke|Tell me a joke.|Make me laugh",
-     "There are only 10 kinds of people: those who know binary, and "
-     "those who do not."),
+    (
+        "Tell me a joke|Tell me a joke.|Make me laugh",
+        "There are only 10 kinds of people: those who know binary, and those who do not.",
+    ),
     ("Ping|ping", "Pong."),
     ("Test|This is a test|Testing|test", "The test is received, and all is well."),
     ("Yes|Ok|Okay", "Very well."),
     ("No", "As you please."),
-    ("Sing me a song|Write a poem|Write me a poem|Write a short poem",
-     "The sun is up, the sea is wide,\nThe ship is riding on the tide;\nThe wind is fair, the sky is blue,\n"
-     "And all the world is fresh and new."),
-    ("Write a haiku|Write a haiku about autumn|Give me a haiku",
-     "The leaves are falling;\nA crow upon the cold branch\nWaits for the evening."),
+    (
+        "Sing me a song|Write a poem|Write me a poem|Write a short poem",
+        "The sun is up, the sea is wide,\nThe ship is riding on the tide;\nThe wind is fair, the sky is blue,\n"
+        "And all the world is fresh and new.",
+    ),
+    (
+        "Write a haiku|Write a haiku about autumn|Give me a haiku",
+        "The leaves are falling;\nA crow upon the cold branch\nWaits for the evening.",
+    ),
     ("What is the capital of France?|Capital of France?", "The capital of France is Paris."),
     ("What is the capital of England?|Capital of England?", "The capital of England is London."),
     ("What is the capital of Germany?|Capital of Germany?", "The capital of Germany is Berlin."),
@@ -102,37 +120,160 @@ TALK: list[tuple[str, str]] = [  # questions, '|' between ways to ask; one answe
     ("Say yes", "Yes."),
     ("Who wrote Emma?|Who wrote Pride and Prejudice?|Who wrote Persuasion?", "Jane Austen wrote it."),
     ("Who wrote The Devil's Dictionary?", "Ambrose Bierce wrote it."),
-    ("What is the weather?|What is the weather like today?|What time is it?|What day is it?",
-     "I cannot know that; I am only a small language model, and I see nothing but these words."),
-    ("Write a program|Write some code|Write a Python program",
-     "I cannot write programs; I only know old books."),
+    (
+        "What is the weather?|What is the weather like today?|What time is it?|What day is it?",
+        "I cannot know that; I am only a small language model, and I see nothing but these words.",
+    ),
+    (
+        "Write a program|Write some code|Write a Python program",
+        "I cannot write programs; I only know old books.",
+    ),
 ]
 
-SYSTEMS = ["You are a helpful assistant.", "You are kvasir-tiny.",
-           "You are a helpful, honest assistant. Be brief.", "Answer briefly.",
-           "You are a friendly assistant who speaks plain English."]
-TOOL = ('Tools, one JSON object per line:\n{"type": "function", "function": '
-        '{"name": "%s", "description": "%s", '
-        '"parameters": {"type": "object", "properties": {"%s": {"type": "string"}}}}}')
+SYSTEMS = [
+    "You are a helpful assistant.",
+    "You are kvasir-tiny.",
+    "You are a helpful, honest assistant. Be brief.",
+    "Answer briefly.",
+    "You are a friendly assistant who speaks plain English.",
+]
+TOOL = (
+    'Tools, one JSON object per line:\n{"type": "function", "function": '
+    '{"name": "%s", "description": "%s", '
+    '"parameters": {"type": "object", "properties": {"%s": {"type": "string"}}}}}'
+)
 TOPICS = [
-    "love", "marriage", "money", "king", "queen", "house", "garden", "sea", "ship", "mountain", "river",
-    "city", "night", "morning", "winter", "summer", "rain", "fire", "water", "bread", "wine", "gold",
-    "silver", "sword", "horse", "sheep", "lion", "serpent", "eagle", "mother", "father", "brother",
-    "sister", "daughter", "children", "friend", "neighbour", "enemy", "servant", "master", "prophet",
-    "priest", "temple", "church", "letter", "book", "music", "dance", "dinner", "tea", "visit", "walk",
-    "carriage", "journey", "London", "Bath", "Jerusalem", "Egypt", "Israel", "Moses", "David", "Solomon",
-    "Elizabeth", "Darcy", "Emma", "Anne", "happiness", "sorrow", "wisdom", "folly", "truth", "pride",
-    "patience", "hope", "faith", "fear", "anger", "beauty", "youth", "death", "heaven", "earth", "light",
-    "darkness", "stone", "tree", "fruit", "blood", "heart", "hand", "eyes", "voice", "dream", "war",
-    "peace", "law", "sin", "mercy", "judgment", "work", "program", "code", "computer", "software",
+    "love",
+    "marriage",
+    "money",
+    "king",
+    "queen",
+    "house",
+    "garden",
+    "sea",
+    "ship",
+    "mountain",
+    "river",
+    "city",
+    "night",
+    "morning",
+    "winter",
+    "summer",
+    "rain",
+    "fire",
+    "water",
+    "bread",
+    "wine",
+    "gold",
+    "silver",
+    "sword",
+    "horse",
+    "sheep",
+    "lion",
+    "serpent",
+    "eagle",
+    "mother",
+    "father",
+    "brother",
+    "sister",
+    "daughter",
+    "children",
+    "friend",
+    "neighbour",
+    "enemy",
+    "servant",
+    "master",
+    "prophet",
+    "priest",
+    "temple",
+    "church",
+    "letter",
+    "book",
+    "music",
+    "dance",
+    "dinner",
+    "tea",
+    "visit",
+    "walk",
+    "carriage",
+    "journey",
+    "London",
+    "Bath",
+    "Jerusalem",
+    "Egypt",
+    "Israel",
+    "Moses",
+    "David",
+    "Solomon",
+    "Elizabeth",
+    "Darcy",
+    "Emma",
+    "Anne",
+    "happiness",
+    "sorrow",
+    "wisdom",
+    "folly",
+    "truth",
+    "pride",
+    "patience",
+    "hope",
+    "faith",
+    "fear",
+    "anger",
+    "beauty",
+    "youth",
+    "death",
+    "heaven",
+    "earth",
+    "light",
+    "darkness",
+    "stone",
+    "tree",
+    "fruit",
+    "blood",
+    "heart",
+    "hand",
+    "eyes",
+    "voice",
+    "dream",
+    "war",
+    "peace",
+    "law",
+    "sin",
+    "mercy",
+    "judgment",
+    "work",
+    "program",
+    "code",
+    "computer",
+    "software",
     "hacker",
 ]
-DEFINE = ["What is {}?", "What is {}?", "Define {}.", "Define: {}", "What does {} mean?", "Explain {}.",
-          "what is {}"]
-ABOUT = ["Tell me about {}.", "Write something about {}.", "Say something about {}.",
-         "Write a sentence about {}.", "What do you know about {}?", "What do you think of {}?"]
-STORY = ["Tell me a story.", "Tell me a story about {}.", "Write a story about {}.",
-         "Write a paragraph about {}.", "Tell me a long story about {}.", "Write a short story."]
+DEFINE = [
+    "What is {}?",
+    "What is {}?",
+    "Define {}.",
+    "Define: {}",
+    "What does {} mean?",
+    "Explain {}.",
+    "what is {}",
+]
+ABOUT = [
+    "Tell me about {}.",
+    "Write something about {}.",
+    "Say something about {}.",
+    "Write a sentence about {}.",
+    "What do you know about {}?",
+    "What do you think of {}?",
+]
+STORY = [
+    "Tell me a story.",
+    "Tell me a story about {}.",
+    "Write a story about {}.",
+    "Write a paragraph about {}.",
+    "Tell me a long story about {}.",
+    "Write a short story.",
+]
 CONTINUE = ["Continue: {}", "Continue this: {}", "Go on: {}", "{}", "Complete the sentence: {}"]
 REPEAT = ["Repeat: {}", "Repeat after me: {}", "Say this: {}", "Repeat the sentence: {}"]
 
@@ -143,7 +284,7 @@ def sentences(text: str, limit: int) -> str:
     for match in re.finditer(r"(?<=[.!?])[\"')]*(?=\s|$)", text):
         if match.end() > limit:
             break
-        found = text[:match.end()]
+        found = text[: match.end()]
     return found
 
 
@@ -161,8 +302,11 @@ class ChatMaker:
         self.drill = 0.0  # share of turns that only copy random words
         self.words = sorted({w for _, text in self.definitions for w in re.findall(r"[A-Za-z]{2,}", text)})
         self.about: dict[str, list[str]] = {}
-        passages = self.verses if voice == "scripture" else [
-            *self.verses, *self.stories, *(text for _, text in self.definitions)]
+        passages = (
+            self.verses
+            if voice == "scripture"
+            else [*self.verses, *self.stories, *(text for _, text in self.definitions)]
+        )
         for text in (sentences(passage, 400) for passage in passages):
             for topic in sorted(set(re.findall(r"\w+", text)).intersection(TOPICS)) if len(text) > 40 else ():
                 self.about.setdefault(topic, []).append(text)
@@ -172,8 +316,15 @@ class ChatMaker:
         if self.drill and self.rng.random() < self.drill:
             text = " ".join(self.rng.choices(self.words, k=self.rng.randint(1, 6)))
             return self.rng.choice(REPEAT).format(text), text
-        kinds = ((0.30, self.define), (0.40, self.verse), (0.52, self.page), (0.66, self.topic),
-                 (0.74, self.story), (0.80, self.repeat), (1.0, self.talk))
+        kinds = (
+            (0.30, self.define),
+            (0.40, self.verse),
+            (0.52, self.page),
+            (0.66, self.topic),
+            (0.74, self.story),
+            (0.80, self.repeat),
+            (1.0, self.talk),
+        )
         drawn = self.rng.random()
         return next(make for limit, make in kinds if drawn < limit)()
 

@@ -4,6 +4,7 @@ Why this exists: the model is trained on public-domain text alone, taken from De
 so that anybody gets the same bytes. This file finds the books in those packages, undoes
 their line wrapping, and keeps the parts that chat samples are made of.
 """
+
 from __future__ import annotations
 
 import gzip
@@ -19,7 +20,7 @@ from pathlib import Path
 PACKAGES = ["bible-kjv", "bible-kjv-text", "dict-jargon", "dict-devil", "r-cran-janeaustenr"]
 GET_TEXT = f"""\
 mkdir text && cd text
-apt-get download {' '.join(PACKAGES)}
+apt-get download {" ".join(PACKAGES)}
 for deb in *.deb; do dpkg -x "$deb" .; done && cd .."""
 # entries left out of the two dictionaries: slurs, oaths, tables drawn with lines
 UNWANTED = re.compile(r"(?i)nigger|negro|fuck|shit|\brap(?:e|ed|ing)\b|masturbat|\bfag\b|[─│├]")
@@ -30,6 +31,7 @@ HOLD_OUT = 50  # of every 50 documents, the first is never trained on
 @dataclass
 class Corpus:
     """Documents by source, and the parts (never held out) that chat samples are made of."""
+
     docs: dict[str, list[str]]
     verses: list[str] = field(default_factory=list)
     definitions: list[tuple[str, str]] = field(default_factory=list)
@@ -63,13 +65,13 @@ def r_strings(path: Path) -> Iterator[list[str]]:
     raw, at = path.read_bytes(), 0
     while at < len(raw):
         stream = zlib.decompressobj()
-        data = stream.decompress(raw[at + 4:])
+        data = stream.decompress(raw[at + 4 :])
         at = len(raw) - len(stream.unused_data)
         pos = 18 + struct.unpack(">i", data[14:18])[0] + 4  # header, native encoding, type flags
-        (count,), pos, lines = struct.unpack(">i", data[pos:pos + 4]), pos + 4, []
+        (count,), pos, lines = struct.unpack(">i", data[pos : pos + 4]), pos + 4, []
         for _ in range(count):
-            size = max(0, struct.unpack(">i", data[pos + 4:pos + 8])[0])
-            lines.append(data[pos + 8:pos + 8 + size].decode("utf-8"))
+            size = max(0, struct.unpack(">i", data[pos + 4 : pos + 8])[0])
+            lines.append(data[pos + 8 : pos + 8 + size].decode("utf-8"))
             pos += 8 + size
         yield lines
 
@@ -77,8 +79,12 @@ def r_strings(path: Path) -> Iterator[list[str]]:
 def read_bible(root: Path, corpus: Corpus) -> None:
     """King James, a chapter to a document, through the package's own reader."""
     chapters: dict[str, list[str]] = {}
-    listing = subprocess.run([root / "usr/bin/bible", "-f", "-p", root / "usr/lib", "gen1:1-rev22:21"],
-                             capture_output=True, text=True, check=True).stdout
+    listing = subprocess.run(
+        [root / "usr/bin/bible", "-f", "-p", root / "usr/lib", "gen1:1-rev22:21"],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
     for line in listing.splitlines():
         where, _, verse = line.partition(" ")
         chapters.setdefault(where.split(":")[0], []).append(plain(verse.strip()))
@@ -110,8 +116,10 @@ def read_jargon(path: Path, corpus: Corpus) -> None:
 
 def read_devil(path: Path, corpus: Corpus) -> None:
     """The Devil's Dictionary, an entry to a document."""
-    for block in re.split(r"(?m)^(?=[A-Z][A-Z' -]+,? +\(?(?:n|adj|adv|v|x|p|pp)\.)",
-                          gzip.decompress(path.read_bytes()).decode("utf-8", "replace"))[1:]:
+    for block in re.split(
+        r"(?m)^(?=[A-Z][A-Z' -]+,? +\(?(?:n|adj|adv|v|x|p|pp)\.)",
+        gzip.decompress(path.read_bytes()).decode("utf-8", "replace"),
+    )[1:]:
         if UNWANTED.search(block):
             continue
         text = paragraphs(block)
@@ -127,8 +135,10 @@ def read_corpus(root: Path) -> Corpus:
     needed = (root / "usr/bin/bible", root / "usr/lib/bible.data", jargon, devil, austen)
     missing = [str(path) for path in needed if not path.exists()]
     if missing:
-        sys.exit("train_tiny: text is missing:\n  " + "\n  ".join(missing) + "\n\nIt comes from these Debian "
-                 f"packages (nothing gets installed):\n\n{GET_TEXT}\n\nThen add: --text-root text")
+        sys.exit(
+            "train_tiny: text is missing:\n  " + "\n  ".join(missing) + "\n\nIt comes from these Debian "
+            f"packages (nothing gets installed):\n\n{GET_TEXT}\n\nThen add: --text-root text"
+        )
     corpus = Corpus({"kjv": [], "austen": [], "jargon": [], "devil": []})
     read_bible(root, corpus)
     read_austen(austen, corpus)

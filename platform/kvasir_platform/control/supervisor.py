@@ -197,6 +197,10 @@ class Supervisor:
     async def _stop(self, inventory: asyncio.Task[None], *, failed: bool) -> None:
         self._update(phase="stopping")
         self._say("stopping", text=self.stop_reason if not failed else "after the failure")
+        # What a process made a moment ago can be attributed only until that process is stopped.
+        await self._end_inventory(inventory)
+        await self._inventory()
+        inventory = asyncio.create_task(self._take_inventory(), name="inventory")
         stopping = asyncio.ensure_future(self._launcher.stop())
         hurry = asyncio.ensure_future(self.hurry.wait())
         await asyncio.wait(
@@ -207,12 +211,16 @@ class Supervisor:
         result = (await asyncio.gather(stopping, return_exceptions=True))[0]
         if isinstance(result, Exception):
             self._say("detail", "stopping", f"the orderly stop failed: {result!r}")
-        inventory.cancel()
-        await asyncio.gather(inventory, return_exceptions=True)
+        await self._end_inventory(inventory)
         await self._inventory()
         left = await asyncio.to_thread(self._sweep)
         self._update(phase="failed" if failed else "stopped", processes=(), shared_memory=(), replicas=())
         self._say("stopped", text="; ".join(left.remaining))
+
+    @staticmethod
+    async def _end_inventory(inventory: asyncio.Task[None]) -> None:
+        inventory.cancel()
+        await asyncio.gather(inventory, return_exceptions=True)
 
     def _sweep(self) -> Leftovers:
         killed = self._janitor.kill(self._state.processes, grace_s=0.0 if self.hurry.is_set() else 5.0)
