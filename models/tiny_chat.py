@@ -96,8 +96,8 @@ TALK: list[tuple[str, str]] = [  # questions, '|' between ways to ask; one answe
     ("No", "As you please."),
     (
         "Sing me a song|Write a poem|Write me a poem|Write a short poem",
-        "The sun is up, the sea is wide,\nThe ship is riding on the tide;\nThe wind is fair, the sky is blue,\n"
-        "And all the world is fresh and new.",
+        "The sun is up, the sea is wide,\nThe ship is riding on the tide;\n"
+        "The wind is fair, the sky is blue,\nAnd all the world is fresh and new.",
     ),
     (
         "Write a haiku|Write a haiku about autumn|Give me a haiku",
