@@ -82,7 +82,8 @@ def test_a_supervisor_that_is_killed_takes_everything_along_and_the_next_up_clea
     with start_stack(tmp_path, *SIMULATED) as stack:
         processes, temp_dir = stack.processes(), _temp_dir(stack)
         stack.process.kill()
-        stack.wait_until(lambda: not _alive(processes), 60.0, f"the end of {_alive(processes)}")
+        psutil.wait_procs(processes, timeout=60.0)
+        assert _alive(processes) == []
         down = stack.kvasir("down")
         assert down.returncode == 0, down.stderr
         assert not Path(temp_dir).exists()

@@ -8,11 +8,12 @@ leaves nothing behind.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import signal
 import sys
-import threading
+import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -29,6 +30,13 @@ from kvasir_platform.control.ray_pools import PoolStatus, RayPools
 STATUS_PERIOD_S = 0.5
 
 
+class Stop:
+    """Whether a stop was asked for. A plain flag: signals may arrive one inside the other, and an Event
+    that is set from a handler deadlocks on its own lock."""
+
+    requested = False
+
+
 class Reporter:
     """One JSON object a line for whoever started the process."""
 
@@ -37,8 +45,10 @@ class Reporter:
         self._last: Sequence[PoolStatus] | None = None
 
     def event(self, name: str, **details: object) -> None:
-        self._out.write(json.dumps({"event": name, **details}) + "\n")
-        self._out.flush()
+        # Whoever listened may have been killed; what is left to do is to stop in good order all the same.
+        with contextlib.suppress(BrokenPipeError):
+            self._out.write(json.dumps({"event": name, **details}) + "\n")
+            self._out.flush()
 
     def pools(self, status: Sequence[PoolStatus]) -> None:
         if status == self._last:
@@ -47,8 +57,8 @@ class Reporter:
         self.event("pools", pools=[asdict(pool) | {"failed": pool.failed} for pool in status])
 
 
-def run(deployment: Deployment, temp_dir: Path, logs: Path, token: str, stop: threading.Event) -> None:
-    """Start everything, report until `stop` is set, then take everything down.
+def run(deployment: Deployment, temp_dir: Path, logs: Path, token: str, stop: Stop) -> None:
+    """Start everything, report until a stop is requested, then take everything down.
 
     RAY_AUTH_TOKEN must be in the environment: the processes of the head inherit it, and the router
     needs the same one to read membership.
@@ -72,8 +82,9 @@ def run(deployment: Deployment, temp_dir: Path, logs: Path, token: str, stop: th
         stop_on_signals(stop)
         try:
             pools.deploy(start_node, MonotonicClock(), token)
-            while not stop.wait(STATUS_PERIOD_S):
+            while not stop.requested:
                 reporter.pools(pools.status())
+                time.sleep(STATUS_PERIOD_S)
         finally:
             reporter.event("stopping")
             pools.shutdown()
@@ -82,10 +93,14 @@ def run(deployment: Deployment, temp_dir: Path, logs: Path, token: str, stop: th
         reporter.event("stopped")
 
 
-def stop_on_signals(stop: threading.Event) -> None:
+def stop_on_signals(stop: Stop) -> None:
     """Let SIGTERM and SIGINT ask for an orderly stop."""
+
+    def request(_signum: int, _frame: object) -> None:
+        stop.requested = True
+
     for signum in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(signum, lambda *_: stop.set())
+        signal.signal(signum, request)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -95,7 +110,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--logs", type=Path, required=True, help="folder for ray.log")
     parser.add_argument("--token-file", type=Path, required=True, help="shared secret of sessions")
     args = parser.parse_args(argv)
-    stop = threading.Event()
+    stop = Stop()
     stop_on_signals(stop)
     try:
         token = args.token_file.read_text().strip()

@@ -15,6 +15,7 @@ from kvasir_platform.control.runtime_dir import RuntimeDir, State, ended
 
 # What the janitor may take after the orderly stop.
 _JANITOR_S = 30.0
+_EXIT_S = 5.0
 _POLL_S = 0.05
 
 
@@ -30,6 +31,7 @@ def stop_supervisor(runtime: RuntimeDir, state: State, pause: Callable[[float], 
         if not _released(runtime, state.stop_s + _JANITOR_S, pause):
             supervisor.kill()
             _released(runtime, _JANITOR_S, pause)
+        _wait_exit(supervisor, pause)
     return True
 
 
@@ -40,6 +42,14 @@ def _released(runtime: RuntimeDir, timeout_s: float, pause: Callable[[float], No
             return True
         pause(_POLL_S)
     return False
+
+
+def _wait_exit(process: psutil.Process, pause: Callable[[float], None]) -> None:
+    """After the lock is dropped the interpreter still has to end. A zombie has ended, whoever reaps it."""
+    for _ in range(round(_EXIT_S / _POLL_S)):
+        if not process.is_running() or process.status() == psutil.STATUS_ZOMBIE:
+            return
+        pause(_POLL_S)
 
 
 def sweep(runtime: RuntimeDir) -> Leftovers:
