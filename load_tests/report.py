@@ -94,7 +94,7 @@ def render(path: Path) -> Path:
 
 
 def _line(row: dict[str, object]) -> str:
-    met = {True: "yes", False: "**no**", None: ""}[row.get("met")]  # type: ignore[index]
+    met = "" if row.get("met") is None else "yes" if row["met"] else "**no**"
     spread = row.get("spread")
     shown = f"{_figure(spread[0])} – {_figure(spread[1])}" if isinstance(spread, list) else ""
     target = _figure(row.get("target"))

@@ -83,7 +83,8 @@ class RaySource:
         # Imported here: Ray takes a second, and only slow tests need it.
         from ray._raylet import GcsClient  # type: ignore[attr-defined]  # compiled, without stubs
 
-        from kvasir_platform.control.ray_discovery import NAMESPACE, RayDiscovery
+        from kvasir.core.membership import NAMESPACE
+        from kvasir_platform.control.ray_discovery import RayDiscovery
 
         self._deployment = f"contract-{next(self._numbers)}"
         self._gcs = GcsClient(address=address)

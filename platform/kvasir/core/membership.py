@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from kvasir.core.errors import ProtocolError
 
+NAMESPACE = b"kvasir"
 BEAT_S = 1.0
 STALE_S = 6.0
 

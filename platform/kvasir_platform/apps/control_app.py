@@ -22,7 +22,8 @@ from typing import TextIO
 from kvasir.clock import MonotonicClock
 from kvasir.config.loader import load
 from kvasir.config.spec import Deployment
-from kvasir.core.errors import KvasirError
+from kvasir.core.errors import ConfigError, KvasirError
+from kvasir_platform.apps.session_token import session_token
 from kvasir_platform.apps.worker_node import start_node
 from kvasir_platform.control.ray_head import RayHead, ray_environment
 from kvasir_platform.control.ray_pools import PoolStatus, RayPools
@@ -108,13 +109,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--deployment", type=Path, required=True, help="kvasir.yaml of the deployment")
     parser.add_argument("--temp-dir", type=Path, required=True, help="short path for Ray's session folder")
     parser.add_argument("--logs", type=Path, required=True, help="folder for ray.log")
-    parser.add_argument("--token-file", type=Path, required=True, help="shared secret of sessions")
+    parser.add_argument("--token-file", type=Path, help="shared secret of sessions")
     args = parser.parse_args(argv)
     stop = Stop()
     stop_on_signals(stop)
     try:
-        token = args.token_file.read_text().strip()
-        run(load(args.deployment), args.temp_dir, args.logs, token, stop)
+        deployment = load(args.deployment)
+        token = session_token(deployment.worker, args.token_file)
+        if token is None:
+            raise ConfigError("pools on Ray need a session token: pass --token-file")
+        run(deployment, args.temp_dir, args.logs, token, stop)
     except KvasirError as error:
         Reporter(sys.stdout).event("failed", code=error.code, message=error.message)
         return 1

@@ -13,12 +13,11 @@ from collections.abc import AsyncIterator
 from ray._raylet import GcsClient  # type: ignore[attr-defined]  # compiled, without stubs
 
 from kvasir.core.errors import ProtocolError
-from kvasir.core.membership import Liveness, MemberRecord, Members, member_prefix
+from kvasir.core.membership import NAMESPACE, Liveness, MemberRecord, Members, member_prefix
 from kvasir.ports.clock import Clock
 
 log = logging.getLogger(__name__)
 
-NAMESPACE = b"kvasir"
 POLL_S = 0.5
 REQUEST_TIMEOUT_S = 2.0
 FORGET_S = 120.0

@@ -7,10 +7,8 @@ from dataclasses import replace
 
 from ray.experimental.internal_kv import _internal_kv_del, _internal_kv_put
 
-from kvasir.core.membership import BEAT_S, MemberRecord, member_key
+from kvasir.core.membership import BEAT_S, NAMESPACE, MemberRecord, member_key
 from kvasir.ports.clock import Clock
-
-NAMESPACE = b"kvasir"
 
 
 class Announcer:
