@@ -21,7 +21,7 @@ SOURCES := pyproject.toml setup.py $(wildcard platform/kvasir/native/src/*)
 UP_ARGS := $(if $(FILE),-f $(FILE)) $(if $(PORT),--port $(PORT)) $(ARGS)
 
 .PHONY: help install install-dev up down status test test-fast lint types arch fmt proto schema lock \
-	bench-foundation clean
+	bench-foundation bench-edge clean
 
 help: ## list the targets
 	@echo "Kvasir. First: make up"
@@ -94,6 +94,9 @@ lock: $(BIN)/python ## resolve the lock files from requirements/*.in (needs the 
 
 bench-foundation: install-dev ## measure start, memory, TTFT and throughput into load_tests/reports
 	@$(BIN)/python -m load_tests.scenarios.foundation $(if $(BARE),--bare) $(ARGS)
+
+bench-edge: install-dev ## measure the HTTP edge alone, in front of a scripted router
+	@$(BIN)/python -m load_tests.scenarios.edge
 
 clean: ## remove build outputs and caches (.venv stays; delete it to begin anew)
 	@rm -rf build *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

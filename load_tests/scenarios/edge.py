@@ -1,9 +1,10 @@
 """CPU of the HTTP edge alone: per request, and per streamed chunk by deltas per step.
 
 The gateway runs in this process in front of a scripted router; its clients are another process, so that
-`time.process_time` counts the gateway only, with all its system time. Prints one JSON object.
+`time.process_time` counts the gateway only, with all its system time. gRPC, the router and its index are
+not in these figures; they are a lower bound of what the product costs.
 
-    PYTHONPATH=platform:router:workers python load_tests/gateway_edge.py
+    make bench-edge
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ import multiprocessing
 import resource
 import selectors
 import socket
-import statistics
 import time
 from collections.abc import Awaitable, Callable
+from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -27,6 +28,7 @@ from kvasir.config.spec import Deployment, GatewaySpec, ModelSpec
 from kvasir.core.requests import FinishReason
 from kvasir_platform.gateway.start import make_gateway
 from kvasir_platform.sim.scripted_router import ScriptedRouter, ScriptedStream
+from load_tests.report import Row, median, write
 
 STREAMS = 256
 CHUNKS = 60_000
@@ -149,8 +151,8 @@ class Bench:
         return spent / (total // per_step * per_step) * 1e6
 
 
-async def run(pipe: Connection, listen: socket.socket) -> dict[str, Any]:
-    """All rows, medians of a few repeats."""
+async def run(pipe: Connection, listen: socket.socket) -> list[Row]:
+    """All rows, medians of a few repeats; targets are those of the whole gateway path."""
     clock = MonotonicClock()
     router = ScriptedRouter(clock)
     deployment = Deployment(
@@ -163,19 +165,38 @@ async def run(pipe: Connection, listen: socket.socket) -> dict[str, Any]:
     await started.wait()
     bench = Bench(pipe, router)
 
-    async def median(measure: Callable[..., Awaitable[float]], *args: int) -> float:
-        return round(float(statistics.median([await measure(*args) for _ in range(REPEATS)])), 3)
+    async def row(
+        name: str, unit: str, target: float | None, measure: Callable[[], Awaitable[float]], note: str = ""
+    ) -> Row:
+        value, spread = median([await measure() for _ in range(REPEATS)])
+        return Row(name, value, unit, "lower", target=target, spread=spread, note=note)
 
-    rows: dict[str, Any] = {
-        "request_cpu_ms": {
-            size: await median(bench.request_ms, size, count)
-            for size, count in ((100, 2000), (16 << 10, 200), (128 << 10, 40))
-        },
-        "chunk_cpu_us": {k: await median(bench.chunk_us, k) for k in (1, 8, 32, 128)},
-        "streams": STREAMS,
-        "vocabulary": 4096,
-        "rss_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
-    }
+    rows = [
+        await row(
+            f"request, {name}",
+            "CPU ms",
+            target,
+            partial(bench.request_ms, size, count),
+            "vocabulary of 4,096; answered with one token",
+        )
+        for name, size, count, target in (
+            ("100 B", 100, 2000, 0.20),
+            ("16 KiB", 16 << 10, 200, 0.45),
+            ("128 KiB", 128 << 10, 40, 2.5),
+        )
+    ]
+    rows += [
+        await row(
+            f"chunk, {per_step} deltas a step",
+            "CPU us",
+            target,
+            partial(bench.chunk_us, per_step),
+            f"{STREAMS} streams",
+        )
+        for per_step, target in ((1, None), (8, 22.0), (32, 12.0), (128, 12.0))
+    ]
+    peak_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    rows.append(Row("peak memory", peak_mib, "MiB", "lower", note="gateway and scripted router"))
     pipe.send(("stop",))
     gateway.stop()
     await serving
@@ -183,17 +204,18 @@ async def run(pipe: Connection, listen: socket.socket) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Run the bench and print its rows."""
+    """Measure, write the report and show its table."""
     listen = socket.create_server(("127.0.0.1", 0))
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     process = context.Process(target=client, args=(theirs, listen.getsockname()[1]))
     process.start()
     try:
-        print(json.dumps(uvloop.run(run(ours, listen)), indent=2))
+        rows: list[Row] = uvloop.run(run(ours, listen))
     finally:
         process.terminate()
         process.join()
+    print(write("edge", "make bench-edge", rows).with_suffix(".md").read_text())
 
 
 if __name__ == "__main__":
