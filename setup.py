@@ -11,7 +11,14 @@ setup(
     ext_modules=[
         Pybind11Extension(
             "kvasir.native._native",
-            ["platform/kvasir/native/src/module.cpp"],
+            [
+                f"platform/kvasir/native/src/{unit}.cpp"
+                for unit in ("match", "module", "predictions", "shadow", "tree")
+            ],
+            depends=[
+                f"platform/kvasir/native/src/{header}.hpp"
+                for header in ("hash", "keys", "log", "msgpack", "pages", "runs", "shadow", "table", "tree")
+            ],
             cxx_std=17,
             extra_compile_args=["-O3", "-fvisibility=hidden"],
             optional=True,

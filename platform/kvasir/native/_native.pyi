@@ -1,3 +1,105 @@
-from array import array
+"""The contract of the native module and of its Python twin `_twin`: same names, same results.
 
-def chain_hashes(tokens: array[int], block_size: int, root: int) -> list[int]: ...
+Buffers of block names are one-dimensional, contiguous, of 8-byte unsigned items (`array('Q')`, numpy
+uint64, or bytes whose length is a multiple of 8); token ids likewise of 4-byte items. Anything else
+raises ValueError.
+"""
+
+from array import array
+from collections.abc import Callable, Sequence
+
+from typing_extensions import Buffer
+
+from kvasir.native.stats import TreeStats
+
+SLOTS: int
+"""Owners of one group: the four media in the order of kvasir.core.kv.Medium, then PREDICTED."""
+PREDICTED: int
+"""The slot of what is foreseen to be on the device."""
+
+def chain_hashes(tokens: Buffer, block_size: int, root: int) -> array[int]:
+    """The names of the whole blocks of `tokens`, as array('Q')."""
+
+class PrefixTree:
+    """A path-compressed radix tree over chained block names, with owners.
+
+    A group is one data-parallel rank of one worker; its slots are its media and its predictions.
+    `capacity` bounds the (block, owner) pairs of all groups together, `predicted_capacity` those that are
+    predicted; beyond the latter the oldest predictions go first, the deepest block of one prediction
+    before the others.
+    """
+
+    def __init__(self, capacity: int, predicted_capacity: int) -> None: ...
+    def add_group(self) -> int:
+        """A small number, used again after its former group was dropped and swept. Raises OverflowError
+        beyond 8,191 groups."""
+    def drop_group(self, group: int) -> None:
+        """The group vanishes at once from every match; O(1) whatever it held. Raises KeyError."""
+    def sweep(self, budget: int) -> int:
+        """Reclaim at most about `budget` pairs of dropped groups; returns how many are left."""
+    def apply(self, groups: Sequence[int], log: bytes) -> int:
+        """Apply a log (kvasir.core.kv.KvChange); `groups[rank]` is the group of each rank. Returns how
+        many pairs changed. Raises ValueError for a malformed log and KeyError for an unknown group or
+        rank, both without any change; OverflowError when `capacity` is reached, after a part of it."""
+    def predict(self, group: int, names: Buffer, now: float) -> int:
+        """`group` will hold this prefix. Returns the number of this prediction, from 1."""
+    def settle(self, group: int, names: Buffer, prediction: int) -> int:
+        """End a prediction: forget of these blocks what no later prediction has taken over. Returns how
+        many were forgotten."""
+    def expire(self, before: float) -> int:
+        """Forget predictions that were last touched before that time; returns how many pairs."""
+    def match(self, names: Buffer, depths: Buffer) -> int:
+        """How much of a prefix each group holds. `depths` is a writable buffer of uint32 with 4 items for
+        each group number up to the highest in use: item `4 * group + m` becomes the length in blocks of
+        the longest prefix whose every block is held in medium m or a faster one, predictions counting as
+        device. Items of groups that do not exist become 0. Returns the greatest depth. Raises ValueError
+        when `depths` is too small."""
+    def held(self, group: int, slot: int) -> int:
+        """Blocks of one owner."""
+    def export(self, group: int, rank: int, cursor: int, limit: int) -> tuple[bytes, int]:
+        """Part of all that `group` reports holding, as STORED records with this rank: about `limit`
+        blocks from `cursor` (0 to begin) on, and the next cursor, or -1 at the end. Changes between calls
+        are allowed: a block that is held all the while is in exactly one part."""
+    def stats(self) -> TreeStats: ...
+    def check_integrity(self) -> None:
+        """Raises AssertionError, naming what is wrong, unless every invariant holds."""
+
+class Shadow:
+    """A worker's own record of what its engine holds, fed with the engine's events.
+
+    Engines name blocks by keys of their own, here 64 bits; the shadow gives them Kvasir's names, computed
+    from their tokens. An engine may hold several copies of one block, and says so once for each: the
+    block is held until as many were removed. `root_of(salt, adapter)` is where a chain begins.
+    """
+
+    def __init__(self, ranks: int, root_of: Callable[[str, str], int]) -> None: ...
+    def store(
+        self,
+        rank: int,
+        medium: int,
+        parent: int | None,
+        keys: Buffer,
+        tokens: Buffer,
+        block_size: int,
+        salt: str = "",
+        adapter: str = "",
+    ) -> int:
+        """Blocks that follow each other, after the block with the key `parent` (None: at the root).
+        Returns how many were recorded: none when `parent` is unknown, for then they cannot be named.
+        Raises ValueError when tokens and keys do not fit each other."""
+    def remove(self, rank: int, medium: int, keys: Buffer) -> int:
+        """Copies that are gone; unknown keys are ignored. Returns how many were known."""
+    def clear(self, rank: int) -> None:
+        """Nothing is held on any medium of this rank."""
+    def ingest(self, rank: int, payload: bytes) -> int:
+        """One message of vLLM's KV event stream (msgpack of `[ts, [events], dp_rank]`, events as maps
+        with `type`). Events of a KV cache group other than the first are passed over. Returns the number
+        of events. Raises ValueError, with nothing recorded, when it is malformed."""
+    def take_log(self) -> bytes:
+        """What has changed since the last call, as a log; empty for nothing."""
+    def export(self, rank: int, cursor: int, limit: int) -> tuple[bytes, int]:
+        """See PrefixTree.export."""
+    def held(self, rank: int, medium: int) -> int: ...
+    @property
+    def unnamed(self) -> int:
+        """Blocks that could not be recorded, since their parents were unknown."""

@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from kvasir import native
 from kvasir.native import _twin
 
-ChainHashes = Callable[["array[int]", int, int], list[int]]
+ChainHashes = Callable[["array[int]", int, int], "array[int]"]
 
 tokens = st.lists(st.integers(0, 2**32 - 1), max_size=200).map(lambda ids: array("I", ids))
+PINNED = [0x1064744C4B8F3AB9, 0x628687E19D2B93F2]
 IMPLEMENTATIONS = pytest.mark.parametrize("chain", [native.chain_hashes, _twin.chain_hashes])
 
 
@@ -29,10 +30,7 @@ def test_both_implementations_name_blocks_alike(ids: array[int], block_size: int
 
 @IMPLEMENTATIONS
 def test_the_format_is_pinned(chain: ChainHashes) -> None:
-    assert chain(array("I", range(8)), 4, native.root_hash("m")) == [
-        0x65E83140D909EE6,
-        0x6C7984E3447CBCA2,
-    ]
+    assert list(chain(array("I", range(8)), 4, native.root_hash("m"))) == PINNED
 
 
 @IMPLEMENTATIONS
@@ -47,7 +45,7 @@ def test_equal_names_mean_equal_prefixes(chain: ChainHashes) -> None:
 @IMPLEMENTATIONS
 def test_a_partial_block_has_no_name(chain: ChainHashes) -> None:
     assert len(chain(array("I", range(7)), 4, 0)) == 1
-    assert chain(array("I"), 4, 0) == []
+    assert len(chain(array("I"), 4, 0)) == 0
 
 
 @IMPLEMENTATIONS
@@ -58,7 +56,7 @@ def test_a_block_size_of_zero_is_refused(chain: ChainHashes) -> None:
 
 @IMPLEMENTATIONS
 def test_tokens_of_another_width_are_refused(chain: ChainHashes) -> None:
-    with pytest.raises(ValueError, match="uint32"):
+    with pytest.raises(ValueError, match="4-byte"):
         chain(array("Q", [1]), 1, 0)
 
 

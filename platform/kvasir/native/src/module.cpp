@@ -1,32 +1,194 @@
 // The native half of kvasir.native; `_native.pyi` is its contract, `_twin.py` the same in Python.
+#include <pybind11/functional.h>
 #include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
 
 #include <stdexcept>
 
-#include "xxh64.hpp"
+#include "hash.hpp"
+#include "shadow.hpp"
+#include "tree.hpp"
 
 namespace py = pybind11;
 
 namespace {
 
-py::list chain_hashes(const py::buffer &tokens, std::size_t block_size, std::uint64_t root) {
-  if (block_size == 0) throw py::value_error("block_size must be at least 1");
-  const py::buffer_info info = tokens.request();
-  if (info.itemsize != 4 || info.ndim != 1 || (info.size > 1 && info.strides[0] != 4))
-    throw py::value_error("tokens must be one contiguous buffer of uint32");
-  const auto *bytes = static_cast<const unsigned char *>(info.ptr);
-  const std::size_t blocks = static_cast<std::size_t>(info.size) / block_size;
-  py::list chain(blocks);
-  std::uint64_t parent = root;
-  for (std::size_t i = 0; i < blocks; ++i) {
-    parent = kvasir::Xxh64::of(parent, bytes + i * block_size * 4, block_size * 4);
-    chain[i] = parent;
+using kvasir::LogWriter;
+using kvasir::Shadow;
+using kvasir::Tree;
+
+// A one-dimensional contiguous buffer of items of `width` bytes, held while this lives.
+class Items {
+ public:
+  Items(const py::handle &object, std::size_t width, const char *what, bool writable = false) {
+    if (PyObject_GetBuffer(object.ptr(), &view_, PyBUF_ND | PyBUF_FORMAT | (writable ? PyBUF_WRITABLE : 0)) != 0) {
+      PyErr_Clear();
+      fail(what, width);
+    }
+    held_ = true;
+    const bool raw = view_.itemsize == 1 && (!view_.format || view_.format[0] == 'B' || view_.format[0] == 'c');
+    if (view_.ndim != 1 || (static_cast<std::size_t>(view_.itemsize) != width && !raw) ||
+        static_cast<std::size_t>(view_.len) % width || (writable && reinterpret_cast<std::uintptr_t>(view_.buf) % width))
+      fail(what, width);
+    count_ = static_cast<std::size_t>(view_.len) / width;
   }
-  return chain;
+  Items(const Items &) = delete;
+  Items &operator=(const Items &) = delete;
+  ~Items() {
+    if (held_) PyBuffer_Release(&view_);
+  }
+
+  std::size_t count() const { return count_; }
+  const char *data() const { return static_cast<const char *>(view_.buf); }
+  void *writable() const { return view_.buf; }
+
+ private:
+  [[noreturn]] void fail(const char *what, std::size_t width) {
+    if (held_) PyBuffer_Release(&view_);
+    held_ = false;
+    throw py::value_error(std::string(what) + " must be one contiguous buffer of " + std::to_string(width) +
+                          "-byte items");
+  }
+
+  Py_buffer view_{};
+  bool held_ = false;
+  std::size_t count_ = 0;
+};
+
+py::object names_array(const std::uint64_t *names, std::size_t count) {
+  PYBIND11_CONSTINIT static py::gil_safe_call_once_and_store<py::object> storage;
+  const py::object &type =
+      storage.call_once_and_store_result([]() -> py::object { return py::module_::import("array").attr("array"); })
+          .get_stored();
+  return type("Q", py::bytes(reinterpret_cast<const char *>(names), 8 * count));
+}
+
+py::object chain_hashes(const py::object &tokens, std::size_t block_size, std::uint64_t root) {
+  if (block_size == 0) throw py::value_error("block_size must be at least 1");
+  const Items ids(tokens, 4, "tokens");
+  std::vector<std::uint64_t> names(ids.count() / block_size);
+  kvasir::chain(root, reinterpret_cast<const unsigned char *>(ids.data()), block_size, names.size(), names.data());
+  return names_array(names.data(), names.size());
+}
+
+py::tuple part(const LogWriter &log, std::int64_t cursor) { return py::make_tuple(py::bytes(log.data()), cursor); }
+
+py::object stats(const Tree &tree) {
+  const kvasir::TreeStats s = tree.stats();
+  return py::module_::import("kvasir.native.stats")
+      .attr("TreeStats")(s.blocks, s.predicted, s.names, s.nodes, s.groups, s.unswept, s.expired, s.evicted, s.bytes);
+}
+
+void bind_tree(py::module_ &m) {
+  py::class_<Tree>(m, "PrefixTree")
+      .def(py::init<std::uint64_t, std::uint64_t>(), py::arg("capacity"), py::arg("predicted_capacity"))
+      .def("add_group", &Tree::add_group)
+      .def("drop_group", &Tree::drop_group, py::arg("group"))
+      .def("sweep", &Tree::sweep, py::arg("budget"))
+      .def(
+          "apply",
+          [](Tree &tree, const std::vector<std::uint32_t> &groups, const py::bytes &log) {
+            const std::string_view data = log;
+            return tree.apply(groups, data.data(), data.size());
+          },
+          py::arg("groups"), py::arg("log"))
+      .def(
+          "predict",
+          [](Tree &tree, std::uint32_t group, const py::object &names, double now) {
+            const Items items(names, 8, "names");
+            return tree.predict(group, items.data(), items.count(), now);
+          },
+          py::arg("group"), py::arg("names"), py::arg("now"))
+      .def(
+          "settle",
+          [](Tree &tree, std::uint32_t group, const py::object &names, std::uint64_t prediction) {
+            const Items items(names, 8, "names");
+            return tree.settle(group, items.data(), items.count(), prediction);
+          },
+          py::arg("group"), py::arg("names"), py::arg("prediction"))
+      .def("expire", &Tree::expire, py::arg("before"))
+      .def(
+          "match",
+          [](Tree &tree, const py::object &names, const py::object &depths) {
+            const Items items(names, 8, "names"), out(depths, 4, "depths", true);
+            return tree.match(items.data(), items.count(), static_cast<std::uint32_t *>(out.writable()), out.count());
+          },
+          py::arg("names"), py::arg("depths"))
+      .def("held", &Tree::held, py::arg("group"), py::arg("slot"))
+      .def(
+          "export",
+          [](const Tree &tree, std::uint32_t group, unsigned rank, std::uint32_t cursor, std::uint64_t limit) {
+            LogWriter log;
+            const std::int64_t next = tree.export_from(group, rank, cursor, limit, log);
+            return part(log, next);
+          },
+          py::arg("group"), py::arg("rank"), py::arg("cursor"), py::arg("limit"))
+      .def("stats", &stats)
+      .def("check_integrity", &Tree::check);
+}
+
+void bind_shadow(py::module_ &m) {
+  py::class_<Shadow>(m, "Shadow")
+      .def(py::init<std::size_t, Shadow::RootOf>(), py::arg("ranks"), py::arg("root_of"))
+      .def(
+          "store",
+          [](Shadow &shadow, std::size_t rank, unsigned medium, std::optional<std::uint64_t> parent,
+             const py::object &keys, const py::object &tokens, std::size_t block_size, const std::string &salt,
+             const std::string &adapter) {
+            const Items named(keys, 8, "keys"), ids(tokens, 4, "tokens");
+            if (block_size == 0 || ids.count() % block_size || ids.count() / block_size != named.count())
+              throw py::value_error(std::to_string(named.count()) + " keys of blocks of " +
+                                    std::to_string(block_size) + " tokens do not fit their tokens");
+            return shadow.store(rank, medium, parent, named.data(), named.count(),
+                                reinterpret_cast<const unsigned char *>(ids.data()), block_size, salt, adapter);
+          },
+          py::arg("rank"), py::arg("medium"), py::arg("parent"), py::arg("keys"), py::arg("tokens"),
+          py::arg("block_size"), py::arg("salt") = "", py::arg("adapter") = "")
+      .def(
+          "remove",
+          [](Shadow &shadow, std::size_t rank, unsigned medium, const py::object &keys) {
+            const Items named(keys, 8, "keys");
+            return shadow.remove(rank, medium, named.data(), named.count());
+          },
+          py::arg("rank"), py::arg("medium"), py::arg("keys"))
+      .def("clear", &Shadow::clear, py::arg("rank"))
+      .def(
+          "ingest",
+          [](Shadow &shadow, std::size_t rank, const py::bytes &payload) {
+            const std::string_view data = payload;
+            return shadow.ingest(rank, data.data(), data.size());
+          },
+          py::arg("rank"), py::arg("payload"))
+      .def("take_log", [](Shadow &shadow) { return py::bytes(shadow.take_log()); })
+      .def(
+          "export",
+          [](const Shadow &shadow, std::size_t rank, std::uint32_t cursor, std::uint64_t limit) {
+            LogWriter log;
+            const std::int64_t next = shadow.export_from(rank, cursor, limit, log);
+            return part(log, next);
+          },
+          py::arg("rank"), py::arg("cursor"), py::arg("limit"))
+      .def("held", &Shadow::held, py::arg("rank"), py::arg("medium"))
+      .def_property_readonly("unnamed", &Shadow::unnamed);
 }
 
 }  // namespace
 
 PYBIND11_MODULE(_native, m) {
+  py::register_local_exception_translator([](std::exception_ptr thrown) {
+    try {
+      if (thrown) std::rethrow_exception(thrown);
+    } catch (const kvasir::Missing &error) {
+      PyErr_SetString(PyExc_KeyError, error.what());
+    } catch (const std::logic_error &error) {
+      // The library's own: what Tree::check finds. Its derived classes have translations of their own.
+      if (typeid(error) != typeid(std::logic_error)) throw;
+      PyErr_SetString(PyExc_AssertionError, error.what());
+    }
+  });
+  m.attr("SLOTS") = kvasir::kSlots;
+  m.attr("PREDICTED") = kvasir::kMedia;
   m.def("chain_hashes", &chain_hashes, py::arg("tokens"), py::arg("block_size"), py::arg("root"));
+  bind_tree(m);
+  bind_shadow(m);
 }

@@ -1,0 +1,117 @@
+#include "shadow.hpp"
+
+namespace kvasir {
+
+// The low 64 bits of a hash, given as bytes in big-endian order or as an integer.
+std::uint64_t Shadow::key_of(MsgPack &in) {
+  if (!in.is_bytes()) return in.integer();
+  const std::string_view bytes = in.bytes();
+  std::uint64_t key = 0;
+  for (std::size_t i = bytes.size() > 8 ? bytes.size() - 8 : 0; i < bytes.size(); ++i)
+    key = key << 8 | static_cast<unsigned char>(bytes[i]);
+  return key;
+}
+
+void Shadow::field(MsgPack &in, std::string_view name, Event &event, Payload &payload) {
+  if (name == "type") {
+    const std::string_view type = in.string();
+    if (type == "BlockStored") event.kind = Event::kStore;
+    else if (type == "BlockRemoved") event.kind = Event::kRemove;
+    else if (type == "AllBlocksCleared") event.kind = Event::kClear;
+    else in.fail("a known type of event");
+    event.typed = true;
+  } else if (name == "block_hashes") {
+    event.keys_at = payload.keys.size();
+    event.keys = in.array();
+    for (std::size_t i = 0; i < event.keys; ++i) payload.keys.push_back(key_of(in));
+  } else if (name == "parent_block_hash") {
+    if (!in.nil()) event.parent = key_of(in);
+  } else if (name == "token_ids") {
+    event.tokens = in.array();
+    event.tokens_at = payload.tokens.size();
+    payload.tokens.resize(event.tokens_at + event.tokens);
+    in.tokens(payload.tokens.data() + event.tokens_at, event.tokens);
+  } else if (name == "block_size") {
+    event.block_size = in.integer();
+  } else if (name == "medium") {
+    if (in.nil()) return;
+    const std::string_view medium = in.string();
+    event.medium = medium == "GPU" ? 0 : medium == "CPU" ? 1 : medium == "STORAGE" ? 2 : 3;
+  } else if (name == "lora_name") {
+    if (!in.nil()) event.adapter = std::string(in.string());
+  } else if (name == "extra_keys") {
+    if (!in.nil()) extra_keys(in, event);
+  } else if (name == "group_idx") {
+    if (!in.nil()) event.other_group = in.integer() != 0;
+  } else {
+    in.skip();
+  }
+}
+
+// One entry a block; the strings of the first are the adapter's name, where there is one, and the salt.
+void Shadow::extra_keys(MsgPack &in, Event &event) {
+  for (std::size_t i = 0, blocks = in.array(); i < blocks; ++i) {
+    if (i || !in.is_array()) {
+      in.skip();
+      continue;
+    }
+    for (std::size_t left = in.array(); left > 0; --left) {
+      if (in.is_string()) event.extras.emplace_back(in.string());
+      else in.skip();
+    }
+  }
+}
+
+Shadow::Event Shadow::event(MsgPack &in, Payload &payload) {
+  Event event;
+  for (std::size_t fields = in.map(); fields > 0; --fields) {
+    const std::string_view name = in.string();
+    field(in, name, event, payload);
+  }
+  if (!event.typed) in.fail("a type");
+  std::size_t first = 0;
+  if (!event.adapter.empty() && !event.extras.empty() && event.extras[0] == event.adapter) first = 1;
+  if (event.extras.size() > first) event.salt = event.extras.back();
+  return event;
+}
+
+std::size_t Shadow::ingest(std::size_t rank, const char *data, std::size_t size) {
+  check(rank, 0);
+  Payload payload = std::move(spare_);
+  payload.keys.clear();
+  payload.tokens.clear();
+  MsgPack in(data, size);
+  const std::size_t parts = in.array();
+  if (parts < 2) in.fail("a time and a list of events");
+  in.skip();
+  std::vector<Event> events;
+  for (std::size_t left = in.array(); left > 0; --left) events.push_back(event(in, payload));
+  for (std::size_t i = 2; i < parts; ++i) in.skip();
+  if (!in.done()) in.fail("the end");
+  // All roots before the first change: to ask for one may raise.
+  for (Event &each : events)
+    if (each.kind == Event::kStore && !each.other_group && !each.parent && each.keys && each.fits())
+      each.root = root(each.salt, each.adapter);
+  for (const Event &each : events) follow(rank, each, payload);
+  spare_ = std::move(payload);
+  return events.size();
+}
+
+void Shadow::follow(std::size_t rank, const Event &event, const Payload &payload) {
+  if (event.other_group) return;
+  const char *keys = reinterpret_cast<const char *>(payload.keys.data() + event.keys_at);
+  const auto *tokens = reinterpret_cast<const unsigned char *>(payload.tokens.data() + event.tokens_at);
+  if (event.kind == Event::kClear) {
+    clear(rank);
+  } else if (event.kind == Event::kRemove) {
+    remove(rank, event.medium, keys, event.keys);
+  } else if (!event.fits()) {
+    unnamed_ += event.keys;
+  } else if (event.root) {
+    record(rank, event.medium, *event.root, keys, event.keys, tokens, event.block_size);
+  } else {
+    store(rank, event.medium, event.parent, keys, event.keys, tokens, event.block_size, event.salt, event.adapter);
+  }
+}
+
+}  // namespace kvasir
