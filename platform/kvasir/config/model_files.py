@@ -34,25 +34,34 @@ def resolve_model(source: str, revision: str = "main", *, download: bool = True)
     return _checked(_from_hub(source, revision, download), source)
 
 
-def chat_template(folder: Path) -> str:
+def chat_template(folder: Path, *, tools: bool = False) -> str:
     """The model's chat template, "" when it has none. Raises ConfigError for unreadable JSON.
 
-    `chat_template.jinja` wins over tokenizer_config.json, as in Hugging Face transformers.
+    `chat_template.jinja` wins over tokenizer_config.json, and with `tools` a template named `tool_use` over
+    the default one, as in Hugging Face transformers.
     """
+    named = _chat_templates(folder)
+    default = named.get("default", "")
+    return named.get("tool_use", default) if tools else default
+
+
+def _chat_templates(folder: Path) -> dict[str, str]:
     jinja = folder / "chat_template.jinja"
     if jinja.is_file():
-        return jinja.read_text(encoding="utf-8")
+        more = sorted((folder / "additional_chat_templates").glob("*.jinja"))
+        return {"default": jinja.read_text(encoding="utf-8")} | {
+            path.stem: path.read_text(encoding="utf-8") for path in more
+        }
     config = folder / "tokenizer_config.json"
     if not config.is_file():
-        return ""
+        return {}
     try:
         template = json.loads(config.read_text(encoding="utf-8")).get("chat_template") or ""
     except json.JSONDecodeError as error:
         raise ConfigError(f"{config}: not valid JSON: {error}") from error
     if isinstance(template, list):
-        named = {entry.get("name"): entry.get("template", "") for entry in template}
-        template = named.get("default", "")
-    return str(template)
+        return {str(entry.get("name")): str(entry.get("template", "")) for entry in template}
+    return {"default": str(template)}
 
 
 def tokenizer_digest(folder: Path) -> str:

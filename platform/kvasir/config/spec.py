@@ -105,6 +105,8 @@ class EngineSpec(_Spec):
     max_num_batched_tokens: int = Field(default=2048, ge=16)
     """Tokens a step may compute: the chunk of chunked prefill."""
     prefix_caching: bool = True
+    kv_events: bool = True
+    """Report to routers which blocks the prefix cache holds."""
     chunked_prefill: bool = True
     tensor_parallel_size: int = Field(default=1, ge=1, le=64)
     pipeline_parallel_size: int = Field(default=1, ge=1, le=64)
@@ -124,6 +126,9 @@ class PoolSpec(_Spec):
     role: Role
     replicas: int = Field(default=1, ge=0, le=1000)
     engine: EngineSpec = EngineSpec()
+    kv_index: Literal["hybrid", "reported", "predicted"] = "hybrid"
+    """How the router knows what these workers hold: what they report, what it foresees from its own
+    decisions, or both, the report winning."""
     cpus: float = Field(default=0.5, gt=0)
     """CPU cores reserved in Ray for each replica."""
     gpus: float = Field(default=0.0, ge=0)
@@ -172,13 +177,32 @@ class WorkerSpec(_Spec):
 class RoutingSpec(_Spec):
     """The router's policy, index and queue."""
 
-    policy: Literal["cost", "round_robin", "least_loaded"] = "cost"
-    """`cost` weighs prefix hits, queues, transfers and batch sizes in seconds; the others look at no
-    prefix."""
-    index_blocks: int = Field(default=1_000_000, ge=1024, le=100_000_000)
-    """Blocks the prefix index holds at most."""
+    policy: Literal[
+        "cost",
+        "round_robin",
+        "least_loaded",
+        "power_of_two",
+        "session",
+        "consistent_hash",
+        "prefix",
+        "dynamo",
+        "llm_d",
+        "sglang",
+        "mooncake",
+        "production_stack",
+    ] = "cost"
+    """`cost` weighs prefix hits, queues, transfers and batch sizes in seconds. The others are for
+    comparison and for those who want them: classics, and the published formulas of other routers."""
+    index_blocks: int = Field(default=10_000_000, ge=1024, le=100_000_000)
+    """Blocks the prefix index holds at most, counted once for each worker and tier that holds them; at
+    most 48 bytes of memory each. A worker that does not fit in is routed to by prediction."""
+    predicted_blocks: int = Field(default=1_000_000, ge=1024, le=100_000_000)
+    """How many of them may be predictions; beyond it the oldest are forgotten."""
     predicted_ttl_s: float = Field(default=300.0, gt=0)
-    """How long the router believes that a worker still holds what it was sent."""
+    """How long the router believes that a worker still holds what it was sent, if the worker does not
+    report what it holds."""
+    decision_records: int = Field(default=4096, ge=0, le=1_000_000)
+    """Decisions kept for `kvasir explain`, the newest ones."""
     queue_timeout_s: float = Field(default=60.0, gt=0)
     """How long a request waits for a worker before 503."""
     max_queue: int = Field(default=1024, ge=1)
@@ -187,6 +211,16 @@ class RoutingSpec(_Spec):
     """Requests in the system at once; more are answered 503."""
     max_retries: int = Field(default=2, ge=0, le=10)
     """How often a request that has not emitted a token is started again elsewhere."""
+
+
+class SloSpec(_Spec):
+    """A service level that requests can ask for by name; the first one is the default."""
+
+    name: Name
+    ttft_s: float = Field(default=2.0, gt=0)
+    """Time to first token."""
+    itl_s: float = Field(default=0.1, gt=0)
+    """Time between two tokens."""
 
 
 class GatewaySpec(_Spec):
@@ -285,6 +319,7 @@ class Deployment(_Spec):
     transfer: TransferSpec = TransferSpec()
     worker: WorkerSpec = WorkerSpec()
     routing: RoutingSpec = RoutingSpec()
+    slo: tuple[SloSpec, ...] = Field(default=(SloSpec(name="default"),), min_length=1)
     gateway: GatewaySpec = GatewaySpec()
     discovery: DiscoverySpec = DiscoverySpec()
     telemetry: TelemetrySpec = TelemetrySpec()
@@ -331,6 +366,13 @@ class Deployment(_Spec):
                         f"pools {first.name} and {pool.name} cannot exchange KV: "
                         f"engine.{field} is {mine} and {theirs}; make them equal"
                     )
+        return self
+
+    @model_validator(mode="after")
+    def _slo_classes_named_apart(self) -> Self:
+        names = [each.name for each in self.slo]
+        if len(set(names)) != len(names):
+            raise ValueError(f"slo: names must differ, found {names}; rename one")
         return self
 
     @model_validator(mode="after")

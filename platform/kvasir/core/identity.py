@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
+from kvasir.core.golden import GoldenPrompt, golden_conflicts
 from kvasir.core.requests import Role
 
 PROTOCOL_VERSION = 1
-HASH_VERSION = 1
+HASH_VERSION = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +43,25 @@ class KvLayout:
 
 
 @dataclass(frozen=True, slots=True)
+class Hardware:
+    """What one replica computes on. `flops` is the peak of one device for the model's data type in
+    operations per second, `bytes_per_s` its peak memory bandwidth; 0 where it is not known."""
+
+    device: str = ""
+    devices: int = 1
+    flops: float = 0.0
+    bytes_per_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerIdentity:
     """What a worker says of itself in its first message.
 
     `worker_id` is stable for one process; `epoch` grows with every start of that worker, so that
     state from an earlier life is recognised. `tokenizer_digest` is the SHA-256 of tokenizer.json and
-    the chat template. `transfer` is the name of the transfer adapter, "" for none.
+    the chat template. `transfer` is the name of the transfer adapter, "" for none. `reports_kv` says
+    that it sends KvBatches and answers snapshots. `golden` is empty where the engine has no tokenizer.
+    `model_parameters` and `model_bytes` are for all ranks of one replica, 0 where they are not known.
     """
 
     worker_id: str
@@ -67,6 +81,11 @@ class WorkerIdentity:
     data_parallel_size: int = 1
     protocol_version: int = PROTOCOL_VERSION
     hash_version: int = HASH_VERSION
+    reports_kv: bool = False
+    golden: tuple[GoldenPrompt, ...] = ()
+    hardware: Hardware = Hardware()
+    model_parameters: int = 0
+    model_bytes: int = 0
 
 
 def registration_conflicts(
@@ -75,10 +94,12 @@ def registration_conflicts(
     model: str,
     tokenizer_digest: str,
     peers: tuple[WorkerIdentity, ...],
+    golden: tuple[GoldenPrompt, ...] = (),
 ) -> list[str]:
     """Why `candidate` may not join, or nothing.
 
-    `peers` are the workers already registered for the same model. Each entry reads
+    `peers` are the workers already registered for the same model, `golden` the router's own golden
+    prompts, which are compared where both sides have some. Each entry reads
     `what: candidate's != expected` and names the peer where one is the reason.
     """
     found: list[str] = []
@@ -92,15 +113,18 @@ def registration_conflicts(
         found.append(
             f"tokenizer_digest: {candidate.tokenizer_digest[:16]} != {tokenizer_digest[:16]} (router)"
         )
-    for peer in peers:
-        if peer.worker_id == candidate.worker_id:
-            continue
-        differences = [f"kv.{difference}" for difference in candidate.kv.differences(peer.kv)]
-        if candidate.transfer != peer.transfer:
-            differences.append(f"transfer: {candidate.transfer!r} != {peer.transfer!r}")
-        if candidate.revision != peer.revision:
-            differences.append(f"revision: {candidate.revision} != {peer.revision}")
-        found.extend(f"{difference} ({peer.pool}/{peer.worker_id})" for difference in differences)
-        if differences:
-            break
+    if candidate.model == model and candidate.hash_version == HASH_VERSION:  # else no name is alike
+        found.extend(golden_conflicts(candidate.golden, golden))
+    others = (peer for peer in peers if peer.worker_id != candidate.worker_id)
+    found.extend(next(filter(None, (_unlike(candidate, peer) for peer in others)), []))
     return found
+
+
+def _unlike(candidate: WorkerIdentity, peer: WorkerIdentity) -> list[str]:
+    """Why the two may not exchange KV, naming the peer."""
+    differences = [f"kv.{difference}" for difference in candidate.kv.differences(peer.kv)]
+    if candidate.transfer != peer.transfer:
+        differences.append(f"transfer: {candidate.transfer!r} != {peer.transfer!r}")
+    if candidate.revision != peer.revision:
+        differences.append(f"revision: {candidate.revision} != {peer.revision}")
+    return [f"{difference} ({peer.pool}/{peer.worker_id})" for difference in differences]

@@ -66,6 +66,13 @@ class Link(Generic[P]):
         """Payloads that the peer has not yet acknowledged, sent or not."""
         return len(self._tail)
 
+    @property
+    def half_full(self) -> bool:
+        """Whether more than half of the tail's bounds is taken: the peer is slow or away, and what can be
+        had again otherwise should not be pushed."""
+        limits = self._limits
+        return 2 * len(self._tail) > limits.tail_messages or 2 * self._tail_bytes > limits.tail_bytes
+
     def push(self, payload: P, size: int) -> None:
         """Queue a payload of `size` bytes. Raises ProtocolError (`tail_overflow`)."""
         if len(self._tail) >= self._limits.tail_messages or self._tail_bytes + size > self._limits.tail_bytes:
@@ -191,4 +198,5 @@ def payload_bytes(message: RouterMessage | WorkerMessage) -> int:
             return _MESSAGE_BYTES + _text_bytes(reason)
         case _:
             load = 4 * _MESSAGE_BYTES if message.load is not None else 0
-            return _MESSAGE_BYTES + load + sum(map(_delta_bytes, message.deltas))
+            kv = _MESSAGE_BYTES + len(message.kv.log) if message.kv is not None else 0
+            return _MESSAGE_BYTES + load + kv + sum(map(_delta_bytes, message.deltas))

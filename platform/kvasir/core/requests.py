@@ -11,6 +11,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from kvasir.core.kv import KvBatch
+
 
 def token_ids(ids: Iterable[int]) -> array[int]:
     """Prompt tokens as one contiguous uint32 buffer: hashing and the wire take it without a copy per
@@ -202,13 +204,31 @@ class EngineLoad:
 
 @dataclass(frozen=True, slots=True)
 class StepBatch:
-    """All that one engine step produced, for every running request: one message on the wire."""
+    """All that one engine step produced, for every running request: one message on the wire. `kv` is
+    what has changed in the worker's prefix cache since its last batch of changes."""
 
     deltas: tuple[Delta, ...] = ()
     load: EngineLoad | None = None
+    kv: KvBatch | None = None
 
 
 EMPTY_SAMPLING = Sampling()
+
+
+@dataclass(frozen=True, slots=True)
+class SloClass:
+    """What a request's client was promised: seconds to the first token, and between two tokens."""
+
+    name: str
+    ttft_s: float
+    itl_s: float
+
+
+DEFAULT_SLO = SloClass("default", ttft_s=2.0, itl_s=0.1)
+
+
+def _no_blocks() -> array[int]:
+    return array("Q")
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,6 +236,8 @@ class Request:
     """A client's request inside the router: tokens in, no text of the prompt kept.
 
     `arrival_s` is the router clock's reading. `deadline_s` (same clock) ends it wherever it is.
+    `block_hashes` are the names of the prompt's whole blocks as array('Q'), empty where they are not
+    known yet. `session` is the client's own name for what belongs together, "" for none.
     """
 
     request_id: str
@@ -228,4 +250,6 @@ class Request:
     deadline_s: float | None = None
     priority: int = 0
     trace_context: str = ""
-    block_hashes: tuple[int, ...] = field(default=(), repr=False)
+    block_hashes: array[int] = field(default_factory=_no_blocks, repr=False)
+    slo: SloClass = DEFAULT_SLO
+    session: str = ""

@@ -7,13 +7,39 @@ grouping because it is what makes a token cheap.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Protocol
 
 from kvasir.core.identity import WorkerIdentity
+from kvasir.core.kv import KvBatch, KvSnapshotPart
 from kvasir.core.requests import EngineLoad, EngineRequest, StepBatch
 
 StepSink = Callable[[StepBatch], None]
+KvSink = Callable[[KvBatch], None]
+
+
+class KvSource(Protocol):
+    """A worker's own record of the blocks that its engine holds. Called on the engine's event loop."""
+
+    @property
+    def incomplete(self) -> str | None:
+        """Why the record does not say all that is held, for the time being; None when it does."""
+        ...
+
+    def follow(self, sink: KvSink | None) -> None:
+        """Hand every batch to `sink` from here on, in order; of the calls of this port only from within
+        `flush`. None: to nobody."""
+        ...
+
+    def flush(self) -> None:
+        """Hand over what is not handed over yet, so that it can travel with the step that it belongs
+        to; without it that happens within some milliseconds."""
+        ...
+
+    def snapshot(self) -> AsyncGenerator[KvSnapshotPart, None]:
+        """Everything that is held, in parts of bounded size between which the event loop runs. Raises
+        CapacityError with the reason while the record is incomplete, and when it becomes so."""
+        ...
 
 
 class Engine(Protocol):
@@ -46,6 +72,12 @@ class Engine(Protocol):
     def release(self, lease_ids: Sequence[str]) -> None:
         """Free KV that was offered under these leases and will not be pulled; unknown ids are
         ignored."""
+        ...
+
+    @property
+    def kv(self) -> KvSource | None:
+        """What this engine holds in its prefix cache; None for one that does not tell. The same before
+        and after `start`."""
         ...
 
     def load(self) -> EngineLoad:

@@ -10,7 +10,8 @@ from typing import Protocol
 
 from kvasir.core.errors import KvasirError
 from kvasir.core.identity import WorkerIdentity
-from kvasir.core.requests import Delta, EngineLoad, Request, Usage
+from kvasir.core.kv import KvStatus
+from kvasir.core.requests import DEFAULT_SLO, Delta, EngineLoad, Request, SloClass, Usage
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +39,30 @@ class RequestSummary:
     retries: int = 0
     usage: Usage = Usage()
     trace_context: str = ""
+    slo: SloClass = DEFAULT_SLO
+
+    @property
+    def ttft_s(self) -> float | None:
+        """Seconds from arrival to the first token; None when none came."""
+        return None if self.first_token_s is None else self.first_token_s - self.arrival_s
+
+    @property
+    def itl_s(self) -> float | None:
+        """Mean seconds between two tokens; None where fewer than two came or it did not end well."""
+        if self.first_token_s is None or self.outcome != "ok" or self.usage.output_tokens < 2:
+            return None
+        return (self.finished_s - self.first_token_s) / (self.usage.output_tokens - 1)
+
+    @property
+    def slo_met(self) -> bool | None:
+        """Whether the client got what its class promises: an answer, its first token and its mean gap in
+        time. None where the client ended the request itself, which says nothing."""
+        if self.outcome in ("client_closed", "slow_reader"):
+            return None
+        if self.outcome != "ok":
+            return False
+        ttft, itl = self.ttft_s, self.itl_s
+        return (ttft is None or ttft <= self.slo.ttft_s) and (itl is None or itl <= self.slo.itl_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +78,65 @@ class WorkerView:
     identity: WorkerIdentity | None = None
     load: EngineLoad | None = None
     in_flight: int = 0
+    kv: KvStatus | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PlaceRecord:
+    """One place as one part of a decision saw it. `facts` are what was known of it (tokens, counts),
+    `terms` what the policy made of that, in the table's unit."""
+
+    worker_id: str
+    rank: int
+    pool: str
+    kv_state: str
+    facts: dict[str, float]
+    terms: dict[str, float]
+    total: float
+    chosen: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PartRecord:
+    """The candidates of one part of a request (`prefill`, `decode` or `whole`), best first."""
+
+    part: str
+    unit: str
+    places: tuple[PlaceRecord, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DecisionRecord:
+    """Why a request ran where it ran, and what came of it. Times as in RequestSummary. `attempt` counts
+    decisions for this request from 1; only the last is kept. `queued_s` is from arrival to decision,
+    `predicted_ttft_s` counts from the decision and `actual_ttft_s` from arrival. `actual_itl_s` is the mean
+    gap between tokens. Actual figures are None until they are known; `omitted` counts candidates that were
+    left out of the parts, to keep records small."""
+
+    request_id: str
+    policy: str
+    reason: str
+    mode: str
+    decided_s: float
+    decided_in_s: float
+    attempt: int
+    prompt_tokens: int
+    expected_output_tokens: int
+    slo: str
+    prefill_worker: str | None
+    decode_worker: str
+    predicted_cached_tokens: int
+    predicted_ttft_s: float
+    parts: tuple[PartRecord, ...]
+    omitted: int = 0
+    queued_s: float = 0.0
+    slo_ttft_s: float = 0.0
+    slo_itl_s: float = 0.0
+    outcome: str | None = None
+    actual_cached_tokens: int | None = None
+    actual_ttft_s: float | None = None
+    actual_itl_s: float | None = None
+    slo_met: bool | None = None
 
 
 class StreamSink(Protocol):
@@ -82,6 +166,10 @@ class RouterPort(Protocol):
 
     def workers(self) -> list[WorkerView]:
         """All known workers, by pool and id."""
+        ...
+
+    def explain(self, request_id: str) -> DecisionRecord | None:
+        """The decision for a request in flight or among those that ended last; None for another."""
         ...
 
     def not_ready_reason(self) -> str | None:

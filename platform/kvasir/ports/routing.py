@@ -1,17 +1,33 @@
 """How a routing decision is asked for, and what it answers.
 
-A policy sees values only: the request, and for each place that could serve it what the router knows of
-that place (predicted prefix hit, accounted load, measured rates). It touches neither clock nor network,
-so the same policy decides in production, in tests under virtual time, and in a trace replay.
+A policy sees values only: the request, and what the router knows of the places that could serve it
+(prefix hits, accounted load, measured rates). It touches neither clock nor network, so the same policy
+decides in production, in tests under virtual time, and in a trace replay. Places come as columns, one row
+each, since a fleet of hundreds is scored in the time that building an object for each would take.
 """
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-from kvasir.core.requests import Role
+import numpy as np
+from numpy.typing import NDArray
+
+from kvasir.core.requests import DEFAULT_SLO, SloClass
+
+IntColumn = NDArray[np.int64]
+FloatColumn = NDArray[np.float64]
+BoolColumn = NDArray[np.bool_]
+
+LOWER_TIERS = 3
+"""CPU memory, disk and remote: the media below the device (kvasir.core.kv.Medium)."""
+
+
+SCORE = "score"
+"""The unit of terms of which the largest sum is best; in every other unit it is the smallest."""
 
 
 class Target(NamedTuple):
@@ -21,81 +37,105 @@ class Target(NamedTuple):
     rank: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Rates:
-    """What work costs on one worker, each as `fixed + per unit`, in seconds.
+class RateColumns(NamedTuple):
+    """What work costs at each place, as `fixed + per unit`, in seconds: prefill per uncached prompt token,
+    one decode step per running stream, transfer per byte received from another worker, and load per byte
+    from each lower tier (shape rows x LOWER_TIERS)."""
 
-    Prefill per uncached token, one decode step per running stream, transfer per byte received.
-    The defaults are priors for a small model; measurements replace them within a few requests.
+    prefill_fixed_s: FloatColumn
+    prefill_token_s: FloatColumn
+    step_fixed_s: FloatColumn
+    step_stream_s: FloatColumn
+    transfer_fixed_s: FloatColumn
+    transfer_byte_s: FloatColumn
+    tier_fixed_s: FloatColumn
+    tier_byte_s: FloatColumn
+
+
+@dataclass(slots=True, eq=False)
+class Candidates:
+    """Places as known at this instant; row i of every column is of `targets[i]`. Valid during one decision
+    only, and not to be changed: that nothing enforces it makes one in a third of the time.
+
+    `worker` numbers workers: ranks of one share it. `prefills` and `decodes` are what the role allows.
+    `cached_tokens` is how much of this request's prompt is on the device or about to be; `tier_tokens`
+    (rows x LOWER_TIERS) how much more of it each lower tier adds. `queued_prefill_tokens` are uncached
+    prompt tokens that were sent there and are not computed yet, `waiting` the requests that they belong
+    to, `streams` the sequences that decode there. These and `reserved_kv_tokens` count what the router
+    has sent and has not seen end, and what the worker reports beyond that. `held_tokens` is what the
+    index believes is cached there in all, of a capacity of `kv_tokens`. `kv_token_bytes` is the KV of one
+    token, `block_size` in tokens.
     """
 
-    prefill_fixed_s: float = 0.005
-    prefill_token_s: float = 1 / 20_000
-    step_fixed_s: float = 0.005
-    step_stream_s: float = 0.0003
-    transfer_fixed_s: float = 0.003
-    transfer_byte_s: float = 1 / 2e9
+    targets: tuple[Target, ...]
+    worker: IntColumn
+    prefills: BoolColumn
+    decodes: BoolColumn
+    cached_tokens: IntColumn
+    tier_tokens: IntColumn
+    queued_prefill_tokens: IntColumn
+    waiting: IntColumn
+    streams: IntColumn
+    reserved_kv_tokens: IntColumn
+    held_tokens: IntColumn
+    kv_tokens: IntColumn
+    kv_token_bytes: FloatColumn
+    block_size: IntColumn
+    rates: RateColumns
 
-    def prefill_s(self, tokens: int) -> float:
-        """Seconds of engine time for `tokens` uncached prompt tokens; none for none."""
-        return self.prefill_fixed_s + tokens * self.prefill_token_s if tokens > 0 else 0.0
+    def __len__(self) -> int:
+        return len(self.targets)
 
-    def step_s(self, streams: int) -> float:
-        """Seconds of one decode step of a batch of `streams`: their inter-token latency."""
-        return self.step_fixed_s + streams * self.step_stream_s
 
-    def transfer_s(self, size: float) -> float:
-        """Seconds until `size` bytes of KV have arrived; none for none."""
-        return self.transfer_fixed_s + size * self.transfer_byte_s if size > 0 else 0.0
+def no_names() -> array[int]:
+    """No block names, as array('Q')."""
+    return array("Q")
 
 
 @dataclass(frozen=True, slots=True)
 class RequestView:
-    """What a policy may know of a request. `output_tokens` is an expectation, per choice."""
+    """What a policy may know of a request. `output_tokens` is an expectation, per choice. `block_hashes`
+    are the prompt's whole blocks by name, as array('Q'). `session` is the client's own name for what
+    belongs together, "" for none."""
 
     request_id: str
     prompt_tokens: int
     output_tokens: int
     choices: int = 1
-    block_hashes: tuple[int, ...] = ()
+    block_hashes: array[int] = field(default_factory=no_names)
     priority: int = 0
+    slo: SloClass = DEFAULT_SLO
+    session: str = ""
 
 
-class Candidate(NamedTuple):
-    """One target, as known at this instant.
+@dataclass(frozen=True, slots=True, eq=False)
+class TermTable:
+    """What a policy computed for one part of a request (`prefill`, `decode` or `whole`), for people and
+    for replays: `values[i, j]` is the term `names[j]` of the place `targets[rows[i]]` of the candidates, in
+    `unit`. A policy's choice is the row with the smallest sum (the largest where the unit is SCORE), or it
+    says otherwise in its reason."""
 
-    `cached_tokens` is the predicted prefix hit of this request there. `queued_prefill_tokens`,
-    `streams` and `reserved_kv_tokens` count what the router has sent and has not seen end, and what
-    the worker reports beyond that. `held_tokens` is what the index believes is cached there.
-    `kv_tokens` is the capacity; `kv_token_bytes` the bytes of KV that one token has.
-    """
-
-    target: Target
-    pool: str
-    role: Role
-    rates: Rates
-    cached_tokens: int = 0
-    queued_prefill_tokens: int = 0
-    streams: int = 0
-    reserved_kv_tokens: int = 0
-    held_tokens: int = 0
-    kv_tokens: int = 1
-    kv_token_bytes: float = 0.0
+    part: str
+    unit: str
+    rows: IntColumn
+    names: tuple[str, ...]
+    values: FloatColumn
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
     """Where a request runs. `prefill` None means that `decode` does both.
 
-    `predicted_cached_tokens` is the hit expected where the prompt is prefilled. `terms` name the parts
-    of the choice in the policy's own unit (seconds for the cost model). `reason` is a stable word.
+    `predicted_cached_tokens` is the hit expected where the prompt is prefilled, `predicted_ttft_s` the
+    seconds until the first token, 0 from a policy that does not know. `reason` is a stable word.
     """
 
     prefill: Target | None
     decode: Target
     reason: str
     predicted_cached_tokens: int = 0
-    terms: tuple[tuple[str, float], ...] = ()
+    predicted_ttft_s: float = 0.0
+    tables: tuple[TermTable, ...] = field(default=(), compare=False, repr=False)
 
     @property
     def mode(self) -> str:
@@ -117,11 +157,12 @@ class RoutingPolicy(Protocol):
         """The word that the deployment spec and metrics use."""
         ...
 
-    def decide(self, request: RequestView, candidates: Sequence[Candidate], now: float) -> Plan | None:
+    def decide(self, request: RequestView, candidates: Candidates, now: float) -> Plan | None:
         """Choose. None means that no candidate (or pair of them) may serve this request, so that it
         has to wait. `now` is the router clock in seconds."""
         ...
 
-    def missing(self, candidates: Sequence[Candidate]) -> str | None:
-        """Which role is lacking to serve an ordinary request, in words; None when nothing is."""
+    def missing(self, prefills: Sequence[bool], decodes: Sequence[bool], worker: Sequence[int]) -> str | None:
+        """Which role is lacking to serve an ordinary request, in words, given those columns of the places
+        that are ready; None when nothing is."""
         ...

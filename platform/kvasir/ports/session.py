@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator
 from typing import Protocol
 
+from kvasir.core.kv import KvSnapshotPart
 from kvasir.core.messages import Hello, RouterFrame, Welcome, WorkerFrame
 
 
@@ -59,4 +61,11 @@ class Dialer(Protocol):
     async def dial(self, address: str, hello: Hello) -> RouterConnection:
         """Connect and exchange Hello and Welcome. Raises ConnectionLost when nobody answers and
         ProtocolError when the peer refuses (with its reason)."""
+        ...
+
+    def snapshot(self, address: str, epoch: int) -> AsyncGenerator[KvSnapshotPart, None]:
+        """All that the worker holds, in parts, the last one marked so; to be closed by who gives up on it
+        half-way. `epoch` is the newest that the router knows of, 0 for none. Raises ConnectionLost when the
+        call breaks or the worker cannot answer for the time being, and ProtocolError when it never will
+        (it keeps no record) or a part is malformed."""
         ...

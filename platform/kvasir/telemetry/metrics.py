@@ -12,6 +12,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 
 from kvasir.ports.router import RequestSummary, WorkerView
 from kvasir.telemetry.histogram import Histogram, HistogramFamily
+from kvasir.telemetry.index_series import IndexSeries, IndexSizes
 from kvasir.telemetry.reasons import OK, OTHER, outcome_label
 from kvasir.telemetry.worker_series import WorkerSeries
 
@@ -19,23 +20,33 @@ CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
 
 _LATENCY = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 _PER_TOKEN = (0.0005, 0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.25, 0.5, 1.0)
+_DECISION = (5e-6, 1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 5e-2)
+_SHARE = (0.0, 0.01, 0.05, 0.1, 0.25, 0.5, 1.0)
 _WHOLE = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 
 
 class Metrics:
-    """The metrics of one process. `models` are the names that may become labels."""
+    """The metrics of one process. `models` and `slos` are the names that may become labels."""
 
-    def __init__(self, registry: CollectorRegistry, models: Iterable[str]) -> None:
+    def __init__(self, registry: CollectorRegistry, models: Iterable[str], slos: Iterable[str] = ()) -> None:
         self._registry = registry
         self._models = frozenset(models)
+        self._slos = frozenset(slos)
         self._workers = WorkerSeries()
+        self._index = IndexSeries()
         self._children: dict[tuple[object, ...], Counter] = {}
         registry.register(self._workers)
+        registry.register(self._index)
+
+        def family(
+            name: str, text: str, labels: tuple[str, ...], bounds: tuple[float, ...]
+        ) -> HistogramFamily:
+            made = HistogramFamily(f"kvasir_{name}", text, labels, bounds)
+            registry.register(made)
+            return made
 
         def histogram(name: str, text: str, bounds: tuple[float, ...]) -> HistogramFamily:
-            family = HistogramFamily(f"kvasir_{name}_seconds", text, ("model",), bounds)
-            registry.register(family)
-            return family
+            return family(f"{name}_seconds", text, ("model",), bounds)
 
         self._ttft = histogram("time_to_first_token", "Request received to first token", _LATENCY)
         self._itl = histogram("inter_token_latency", "Between two tokens of a stream", _PER_TOKEN)
@@ -44,6 +55,13 @@ class Metrics:
         self._queue = histogram("queue", "Request received to routed", _LATENCY)
         self._prefill = histogram("prefill", "Routed to prompt computed", _LATENCY)
         self._transfer = histogram("transfer", "Decode worker's wait for KV", _LATENCY)
+        self._decision = family("decision_seconds", "What choosing workers took", (), _DECISION).labels()
+        self._misjudged = family(
+            "cached_tokens_error_ratio",
+            "Cached tokens foreseen against those found, their difference as a share of the prompt",
+            ("model",),
+            _SHARE,
+        )
 
         def counter(name: str, text: str, *labels: str) -> Counter:
             return Counter(f"kvasir_{name}", text, labels, registry=registry)
@@ -56,6 +74,9 @@ class Metrics:
         self._moved_tokens = counter("transferred_tokens", "Prompt tokens whose KV was moved", "model")
         self._moved_bytes = counter("transferred_bytes", "KV bytes moved between workers", "model")
         self._retries = counter("retries", "Requests started again elsewhere", "model")
+        self._slo = counter(
+            "slo_requests", "Requests ended, by service class and whether it was met", "slo", "met"
+        )
         self._in_flight = Gauge("kvasir_requests_in_flight", "Requests being served", registry=registry)
         self._queued = Gauge("kvasir_requests_queued", "Requests waiting for a worker", registry=registry)
 
@@ -67,6 +88,14 @@ class Metrics:
         """Read the queue-depth gauge from `read` at every scrape."""
         self._queued.set_function(read)
 
+    def track_index(self, read: Callable[[], IndexSizes]) -> None:
+        """Read the sizes of the prefix index from `read` at every scrape."""
+        self._index.read = read
+
+    def decided(self, seconds: float) -> None:
+        """Count a decision that took so long."""
+        self._decision.observe(seconds)
+
     def inter_token(self, model: str) -> Histogram:
         """The ITL series of `model`, for a caller that observes it once per delta."""
         return self._itl.labels(self._model(model))
@@ -76,6 +105,7 @@ class Metrics:
         model = self._model(summary.model)
         self._child(self._requests, model, outcome_label(summary.outcome)).inc()
         self._durations(model, summary)
+        self._quality(model, summary)
         usage = summary.usage
         for family, amount in (
             (self._prompt, usage.prompt_tokens),
@@ -116,6 +146,16 @@ class Metrics:
         if child is None:
             child = self._children[key] = family.labels(*labels)
         return child
+
+    def _quality(self, model: str, summary: RequestSummary) -> None:
+        met = summary.slo_met
+        if met is not None:
+            slo = summary.slo.name if summary.slo.name in self._slos else OTHER
+            self._child(self._slo, slo, "yes" if met else "no").inc()
+        usage = summary.usage
+        if summary.outcome == OK and summary.decode_worker is not None and usage.prompt_tokens:
+            wrong = abs(summary.predicted_cached_tokens - usage.cached_tokens)
+            self._misjudged.labels(model).observe(wrong / usage.prompt_tokens)
 
     def _durations(self, model: str, summary: RequestSummary) -> None:
         arrival, first = summary.arrival_s, summary.first_token_s

@@ -7,12 +7,13 @@ dictionary store.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from kvasir.core.kv import KvState
 from kvasir.core.requests import EngineLoad
 from kvasir.ports.router import WorkerView
 
@@ -20,7 +21,7 @@ _GAUGES: tuple[tuple[str, str, Callable[[EngineLoad], float]], ...] = (
     ("running", "Requests in the engine's batch", lambda load: load.running),
     ("waiting", "Requests that wait in the engine", lambda load: load.waiting),
     ("kv_usage_ratio", "Fraction of KV blocks held by running requests", lambda load: load.kv_usage),
-    ("kv_blocks", "KV blocks in all", lambda load: load.kv_blocks_total),
+    ("kv_blocks_capacity", "KV blocks in all", lambda load: load.kv_blocks_total),
     ("kv_blocks_leased", "KV blocks pinned for other workers to pull", lambda load: load.kv_blocks_leased),
 )
 _COUNTERS: tuple[tuple[str, str, Callable[[EngineLoad], float]], ...] = (
@@ -73,8 +74,49 @@ class WorkerSeries(Collector):
         for view in self._views.values():
             in_flight.add_metric((view.worker_id, view.pool), view.in_flight)
         yield in_flight
+        yield from _caches(list(self._views.values()))
         states = Counter((view.pool, view.state) for view in self._views.values())
         by_state = GaugeMetricFamily("kvasir_workers", "Workers by state", labels=("pool", "state"))
         for (pool, state), count in states.items():
             by_state.add_metric((pool, state), count)
         yield by_state
+
+
+def _caches(views: Sequence[WorkerView]) -> Iterable[Metric]:
+    """What the router knows of each worker's cache, and how well."""
+    labels = ("worker", "pool")
+    state = GaugeMetricFamily(
+        "kvasir_worker_kv_state",
+        "1 for the state that the router's picture of the worker's cache is in",
+        labels=(*labels, "state"),
+    )
+    blocks = GaugeMetricFamily(
+        "kvasir_worker_kv_blocks", "Blocks that the router knows the worker to hold", labels=(*labels, "kind")
+    )
+    resyncs = CounterMetricFamily(
+        "kvasir_worker_kv_resyncs", "Snapshots that the picture was made anew from", labels=labels
+    )
+    error = GaugeMetricFamily(
+        "kvasir_worker_kv_error_ratio",
+        "Mean error of foreseen cached tokens lately, as a fraction of the prompt",
+        labels=labels,
+    )
+    judged = CounterMetricFamily(
+        "kvasir_worker_kv_judged_requests", "Requests whose foreseen hit was compared", labels=labels
+    )
+    wrong = CounterMetricFamily(
+        "kvasir_worker_kv_error_tokens", "Tokens by which cached tokens were misjudged", labels=labels
+    )
+    for view in views:
+        if view.kv is None:
+            continue
+        worker = (view.worker_id, view.pool)
+        for each in KvState:
+            state.add_metric((*worker, each), each is view.kv.state)
+        blocks.add_metric((*worker, "reported"), view.kv.blocks)
+        blocks.add_metric((*worker, "predicted"), view.kv.predicted_blocks)
+        resyncs.add_metric(worker, view.kv.resyncs)
+        error.add_metric(worker, view.kv.error_ratio)
+        judged.add_metric(worker, view.kv.judged_requests)
+        wrong.add_metric(worker, view.kv.error_tokens)
+    yield from (state, blocks, resyncs, error, judged, wrong)

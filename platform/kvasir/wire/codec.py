@@ -13,7 +13,9 @@ from typing import Any, ParamSpec, TypeVar
 from google.protobuf.message import DecodeError, EncodeError
 
 from kvasir.core.errors import ProtocolError
-from kvasir.core.identity import KvLayout, WorkerIdentity
+from kvasir.core.golden import GoldenPrompt
+from kvasir.core.identity import Hardware, KvLayout, WorkerIdentity
+from kvasir.core.kv import KvSnapshotPart
 from kvasir.core.messages import (
     Abort,
     Draining,
@@ -35,7 +37,7 @@ from kvasir.wire.requests import (
     encode_request,
     encode_step_batch,
 )
-from kvasir.wire.v1 import identity_pb2, session_pb2
+from kvasir.wire.v1 import identity_pb2, kv_pb2, session_pb2
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -215,6 +217,19 @@ def encode_identity(identity: WorkerIdentity) -> Any:
         data_parallel_size=identity.data_parallel_size,
         protocol_version=identity.protocol_version,
         hash_version=identity.hash_version,
+        reports_kv=identity.reports_kv,
+        golden=[
+            identity_pb2.GoldenPrompt(name=each.name, text=each.text, tokens=each.tokens, chain=each.chain)
+            for each in identity.golden
+        ],
+        hardware=identity_pb2.Hardware(
+            device=identity.hardware.device,
+            devices=identity.hardware.devices,
+            flops=identity.hardware.flops,
+            bytes_per_s=identity.hardware.bytes_per_s,
+        ),
+        model_parameters=identity.model_parameters,
+        model_bytes=identity.model_bytes,
     )
 
 
@@ -248,4 +263,39 @@ def decode_identity(m: Any) -> WorkerIdentity:
         data_parallel_size=m.data_parallel_size,
         protocol_version=m.protocol_version,
         hash_version=m.hash_version,
+        reports_kv=m.reports_kv,
+        golden=tuple(GoldenPrompt(each.name, each.text, each.tokens, each.chain) for each in m.golden),
+        hardware=Hardware(m.hardware.device, m.hardware.devices, m.hardware.flops, m.hardware.bytes_per_s),
+        model_parameters=m.model_parameters,
+        model_bytes=m.model_bytes,
     )
+
+
+@_strict
+def encode_snapshot_request(epoch: int) -> bytes:
+    """The bytes of a `SnapshotRequest`. Raises ProtocolError."""
+    encoded: bytes = kv_pb2.SnapshotRequest(epoch=epoch).SerializeToString()
+    return encoded
+
+
+@_strict
+def decode_snapshot_request(data: bytes) -> int:
+    """The epoch that a router knows, 0 for none. Raises ProtocolError."""
+    epoch: int = kv_pb2.SnapshotRequest.FromString(data).epoch
+    return epoch
+
+
+@_strict
+def encode_snapshot_part(part: KvSnapshotPart) -> bytes:
+    """The bytes of a `SnapshotResponse`. Raises ProtocolError."""
+    encoded: bytes = kv_pb2.SnapshotResponse(
+        epoch=part.epoch, sequence=part.sequence, log=part.log, last=part.last
+    ).SerializeToString()
+    return encoded
+
+
+@_strict
+def decode_snapshot_part(data: bytes) -> KvSnapshotPart:
+    """The opposite of encode_snapshot_part. Raises ProtocolError."""
+    m = kv_pb2.SnapshotResponse.FromString(data)
+    return KvSnapshotPart(epoch=m.epoch, sequence=m.sequence, log=m.log, last=m.last)

@@ -12,6 +12,7 @@ from array import array
 from typing import Any
 
 from kvasir.core.errors import ProtocolError
+from kvasir.core.kv import KvBatch
 from kvasir.core.requests import (
     Delta,
     EngineLoad,
@@ -289,6 +290,9 @@ def encode_step_batch(batch: StepBatch, target: Any) -> None:
             )
         if _has_end(d):
             _encode_end(m.end, d)
+    if (kv := batch.kv) is not None:
+        target.kv.SetInParent()
+        target.kv.epoch, target.kv.sequence, target.kv.log = kv.epoch, kv.sequence, kv.log
     if (load := batch.load) is not None:
         target.load.CopyFrom(
             pb.EngineLoad(
@@ -310,7 +314,7 @@ def encode_step_batch(batch: StepBatch, target: Any) -> None:
 
 
 def decode_step_batch(m: Any) -> StepBatch:
-    """One step. KV deltas in it are for an index of reported blocks, and are passed over here."""
+    """One step."""
     deltas: list[Delta] = []
     append = deltas.append
     for d in m.deltas:
@@ -328,7 +332,11 @@ def decode_step_batch(m: Any) -> StepBatch:
                 _decode_logprobs(logprobs) if logprobs else (),
             )
         )
-    return StepBatch(tuple(deltas), _decode_load(m.load) if m.HasField("load") else None)
+    return StepBatch(
+        tuple(deltas),
+        _decode_load(m.load) if m.HasField("load") else None,
+        KvBatch(m.kv.epoch, m.kv.sequence, m.kv.log) if m.HasField("kv") else None,
+    )
 
 
 def _decode_load(m: Any) -> EngineLoad:

@@ -38,8 +38,32 @@ class KvLayout(_message.Message):
     tensor_parallel_size: int
     def __init__(self, block_size: _Optional[int] = ..., dtype: _Optional[str] = ..., layout: _Optional[str] = ..., layers: _Optional[int] = ..., kv_heads: _Optional[int] = ..., head_size: _Optional[int] = ..., bytes_per_block: _Optional[int] = ..., tensor_parallel_size: _Optional[int] = ...) -> None: ...
 
+class GoldenPrompt(_message.Message):
+    __slots__ = ("name", "text", "tokens", "chain")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    CHAIN_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    text: str
+    tokens: int
+    chain: int
+    def __init__(self, name: _Optional[str] = ..., text: _Optional[str] = ..., tokens: _Optional[int] = ..., chain: _Optional[int] = ...) -> None: ...
+
+class Hardware(_message.Message):
+    __slots__ = ("device", "devices", "flops", "bytes_per_s")
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    DEVICES_FIELD_NUMBER: _ClassVar[int]
+    FLOPS_FIELD_NUMBER: _ClassVar[int]
+    BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
+    device: str
+    devices: int
+    flops: float
+    bytes_per_s: float
+    def __init__(self, device: _Optional[str] = ..., devices: _Optional[int] = ..., flops: _Optional[float] = ..., bytes_per_s: _Optional[float] = ...) -> None: ...
+
 class WorkerIdentity(_message.Message):
-    __slots__ = ("worker_id", "epoch", "pool", "role", "model", "revision", "tokenizer_digest", "max_model_len", "kv", "kv_blocks", "engine", "engine_version", "transfer", "adapters", "data_parallel_size", "protocol_version", "hash_version")
+    __slots__ = ("worker_id", "epoch", "pool", "role", "model", "revision", "tokenizer_digest", "max_model_len", "kv", "kv_blocks", "engine", "engine_version", "transfer", "adapters", "data_parallel_size", "protocol_version", "hash_version", "reports_kv", "golden", "hardware", "model_parameters", "model_bytes")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     POOL_FIELD_NUMBER: _ClassVar[int]
@@ -57,6 +81,11 @@ class WorkerIdentity(_message.Message):
     DATA_PARALLEL_SIZE_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     HASH_VERSION_FIELD_NUMBER: _ClassVar[int]
+    REPORTS_KV_FIELD_NUMBER: _ClassVar[int]
+    GOLDEN_FIELD_NUMBER: _ClassVar[int]
+    HARDWARE_FIELD_NUMBER: _ClassVar[int]
+    MODEL_PARAMETERS_FIELD_NUMBER: _ClassVar[int]
+    MODEL_BYTES_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     epoch: int
     pool: str
@@ -74,4 +103,9 @@ class WorkerIdentity(_message.Message):
     data_parallel_size: int
     protocol_version: int
     hash_version: int
-    def __init__(self, worker_id: _Optional[str] = ..., epoch: _Optional[int] = ..., pool: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ..., model: _Optional[str] = ..., revision: _Optional[str] = ..., tokenizer_digest: _Optional[str] = ..., max_model_len: _Optional[int] = ..., kv: _Optional[_Union[KvLayout, _Mapping]] = ..., kv_blocks: _Optional[int] = ..., engine: _Optional[str] = ..., engine_version: _Optional[str] = ..., transfer: _Optional[str] = ..., adapters: _Optional[_Iterable[str]] = ..., data_parallel_size: _Optional[int] = ..., protocol_version: _Optional[int] = ..., hash_version: _Optional[int] = ...) -> None: ...
+    reports_kv: bool
+    golden: _containers.RepeatedCompositeFieldContainer[GoldenPrompt]
+    hardware: Hardware
+    model_parameters: int
+    model_bytes: int
+    def __init__(self, worker_id: _Optional[str] = ..., epoch: _Optional[int] = ..., pool: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ..., model: _Optional[str] = ..., revision: _Optional[str] = ..., tokenizer_digest: _Optional[str] = ..., max_model_len: _Optional[int] = ..., kv: _Optional[_Union[KvLayout, _Mapping]] = ..., kv_blocks: _Optional[int] = ..., engine: _Optional[str] = ..., engine_version: _Optional[str] = ..., transfer: _Optional[str] = ..., adapters: _Optional[_Iterable[str]] = ..., data_parallel_size: _Optional[int] = ..., protocol_version: _Optional[int] = ..., hash_version: _Optional[int] = ..., reports_kv: _Optional[bool] = ..., golden: _Optional[_Iterable[_Union[GoldenPrompt, _Mapping]]] = ..., hardware: _Optional[_Union[Hardware, _Mapping]] = ..., model_parameters: _Optional[int] = ..., model_bytes: _Optional[int] = ...) -> None: ...

@@ -24,25 +24,17 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17kvasir/wire/v1/kv.proto\x12\x0ekvasir.wire.v1\"5\n\x08KvStored\x12\x13\n\x0bparent_hash\x18\x01 \x01(\x06\x12\x14\n\x0c\x62lock_hashes\x18\x02 \x03(\x06\"!\n\tKvRemoved\x12\x14\n\x0c\x62lock_hashes\x18\x01 \x03(\x06\"\x0b\n\tKvCleared\"\x82\x02\n\x07KvDelta\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x10\n\x08sequence\x18\x02 \x01(\x04\x12\x1a\n\x12\x64\x61ta_parallel_rank\x18\x03 \x01(\r\x12(\n\x06medium\x18\x04 \x01(\x0e\x32\x18.kvasir.wire.v1.KvMedium\x12*\n\x06stored\x18\x05 \x01(\x0b\x32\x18.kvasir.wire.v1.KvStoredH\x00\x12,\n\x07removed\x18\x06 \x01(\x0b\x32\x19.kvasir.wire.v1.KvRemovedH\x00\x12,\n\x07\x63leared\x18\x07 \x01(\x0b\x32\x19.kvasir.wire.v1.KvClearedH\x00\x42\x08\n\x06\x63hange\" \n\x0fSnapshotRequest\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\"\xc6\x01\n\x10SnapshotResponse\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x10\n\x08sequence\x18\x02 \x01(\x04\x12\x0c\n\x04part\x18\x03 \x01(\r\x12\x13\n\x0bparts_total\x18\x04 \x01(\r\x12\x1a\n\x12\x64\x61ta_parallel_rank\x18\x05 \x01(\r\x12(\n\x06medium\x18\x06 \x01(\x0e\x32\x18.kvasir.wire.v1.KvMedium\x12(\n\x06stored\x18\x07 \x03(\x0b\x32\x18.kvasir.wire.v1.KvStored*x\n\x08KvMedium\x12\x19\n\x15KV_MEDIUM_UNSPECIFIED\x10\x00\x12\x14\n\x10KV_MEDIUM_DEVICE\x10\x01\x12\x11\n\rKV_MEDIUM_CPU\x10\x02\x12\x12\n\x0eKV_MEDIUM_DISK\x10\x03\x12\x14\n\x10KV_MEDIUM_REMOTE\x10\x04\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17kvasir/wire/v1/kv.proto\x12\x0ekvasir.wire.v1\"7\n\x07KvBatch\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x10\n\x08sequence\x18\x02 \x01(\x04\x12\x0b\n\x03log\x18\x03 \x01(\x0c\" \n\x0fSnapshotRequest\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\"N\n\x10SnapshotResponse\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x10\n\x08sequence\x18\x02 \x01(\x04\x12\x0b\n\x03log\x18\x03 \x01(\x0c\x12\x0c\n\x04last\x18\x04 \x01(\x08\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'kvasir.wire.v1.kv_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_KVMEDIUM']._serialized_start=642
-  _globals['_KVMEDIUM']._serialized_end=762
-  _globals['_KVSTORED']._serialized_start=43
-  _globals['_KVSTORED']._serialized_end=96
-  _globals['_KVREMOVED']._serialized_start=98
-  _globals['_KVREMOVED']._serialized_end=131
-  _globals['_KVCLEARED']._serialized_start=133
-  _globals['_KVCLEARED']._serialized_end=144
-  _globals['_KVDELTA']._serialized_start=147
-  _globals['_KVDELTA']._serialized_end=405
-  _globals['_SNAPSHOTREQUEST']._serialized_start=407
-  _globals['_SNAPSHOTREQUEST']._serialized_end=439
-  _globals['_SNAPSHOTRESPONSE']._serialized_start=442
-  _globals['_SNAPSHOTRESPONSE']._serialized_end=640
+  _globals['_KVBATCH']._serialized_start=43
+  _globals['_KVBATCH']._serialized_end=98
+  _globals['_SNAPSHOTREQUEST']._serialized_start=100
+  _globals['_SNAPSHOTREQUEST']._serialized_end=132
+  _globals['_SNAPSHOTRESPONSE']._serialized_start=134
+  _globals['_SNAPSHOTRESPONSE']._serialized_end=212
 # @@protoc_insertion_point(module_scope)

@@ -237,5 +237,5 @@ class StepBatch(_message.Message):
     KV_FIELD_NUMBER: _ClassVar[int]
     deltas: _containers.RepeatedCompositeFieldContainer[Delta]
     load: EngineLoad
-    kv: _containers.RepeatedCompositeFieldContainer[_kv_pb2.KvDelta]
-    def __init__(self, deltas: _Optional[_Iterable[_Union[Delta, _Mapping]]] = ..., load: _Optional[_Union[EngineLoad, _Mapping]] = ..., kv: _Optional[_Iterable[_Union[_kv_pb2.KvDelta, _Mapping]]] = ...) -> None: ...
+    kv: _kv_pb2.KvBatch
+    def __init__(self, deltas: _Optional[_Iterable[_Union[Delta, _Mapping]]] = ..., load: _Optional[_Union[EngineLoad, _Mapping]] = ..., kv: _Optional[_Union[_kv_pb2.KvBatch, _Mapping]] = ...) -> None: ...
