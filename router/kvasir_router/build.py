@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable
 
 from kvasir.config.spec import Deployment
+from kvasir.core.golden import GoldenPrompt
+from kvasir.core.identity import WorkerIdentity
 from kvasir.core.link import LinkLimits
 from kvasir.core.membership import Endpoint
 from kvasir.core.requests import Request
@@ -12,32 +15,44 @@ from kvasir.native import chain_hashes, root_hash
 from kvasir.ports.clock import Clock, Rng
 from kvasir.ports.discovery import Discovery
 from kvasir.ports.router import RequestSummary, WorkerView
-from kvasir.ports.routing import Rates
 from kvasir.ports.session import Dialer
-from kvasir_router.decide import RateBook, make_policy
+from kvasir_router.decide import RateBook, Rates, make_policy, rates_of
 from kvasir_router.fleet import Fleet
-from kvasir_router.index import PrefixIndex
+from kvasir_router.index import FleetIndex, IndexMode
 from kvasir_router.machine import MachineLimits, RequestMachine
+from kvasir_router.records import DecisionLog
 from kvasir_router.registry import Registry
 from kvasir_router.session import SessionEvent, SessionLimits, WorkerSession
 from kvasir_router.shell import Router, unobserved
 
 
-def hash_blocks(request: Request, block_size: int) -> tuple[int, ...]:
+def hash_blocks(request: Request, block_size: int) -> array[int]:
     """The names of the prompt's whole blocks, which no other model, salt or adapter shares."""
     root = root_hash(request.model, request.salt, request.adapter or "")
-    return tuple(chain_hashes(request.tokens, block_size, root))
+    return chain_hashes(request.tokens, block_size, root)
 
 
-def make_machine(deployment: Deployment, rng: Rng, *, priors: Rates | None = None) -> RequestMachine:
+def make_machine(
+    deployment: Deployment,
+    rng: Rng,
+    *,
+    priors: Callable[[WorkerIdentity], Rates] = rates_of,
+    decisions: DecisionLog | None = None,
+) -> RequestMachine:
     """The decisions alone, as production, simulation and replay run them."""
     routing = deployment.routing
     fleet = Fleet(
         make_policy(routing.policy, deployment.disaggregation, rng),
-        PrefixIndex(capacity_blocks=routing.index_blocks, ttl_s=routing.predicted_ttl_s),
-        RateBook(priors or Rates()),
+        FleetIndex(
+            capacity_blocks=routing.index_blocks,
+            predicted_blocks=routing.predicted_blocks,
+            predicted_ttl_s=routing.predicted_ttl_s,
+        ),
+        RateBook(priors),
         hash_blocks=hash_blocks,
         expected_output_tokens=deployment.gateway.default_max_tokens,
+        index_modes={pool.name: IndexMode(pool.kv_index) for pool in deployment.pools},
+        decisions=decisions,
     )
     limits = MachineLimits(
         max_queue=routing.max_queue,
@@ -52,6 +67,7 @@ def make_router(
     deployment: Deployment,
     *,
     tokenizer_digest: str,
+    golden: tuple[GoldenPrompt, ...] = (),
     discovery: Discovery,
     dialer: Dialer,
     clock: Clock,
@@ -59,9 +75,11 @@ def make_router(
     router_id: str,
     on_summary: Callable[[RequestSummary], None] = unobserved,
     on_worker: Callable[[WorkerView], None] = unobserved,
+    on_decision: Callable[[float], None] = unobserved,
 ) -> Router:
     """A router that serves as long as its `run` does. `router_id` is unique among live routers;
-    `tokenizer_digest` is the edge's own, which every worker's must equal."""
+    `tokenizer_digest` and `golden` are the edge's own, which every worker's must equal; `on_decision` is
+    told what each decision took, in seconds."""
     limits = SessionLimits(
         link=LinkLimits(tail_messages=deployment.worker.tail_messages),
         resume_window_s=deployment.worker.resume_window_s,
@@ -78,12 +96,19 @@ def make_router(
             limits=limits,
         )
 
+    decisions = DecisionLog(
+        deployment.routing.decision_records,
+        policy=deployment.routing.policy,
+        stopwatch=clock.now,
+        on_decision=on_decision,
+    )
     return Router(
-        make_machine(deployment, rng),
-        Registry(model=deployment.model.name, tokenizer_digest=tokenizer_digest),
+        make_machine(deployment, rng, decisions=decisions),
+        Registry(model=deployment.model.name, tokenizer_digest=tokenizer_digest, golden=golden),
         discovery,
         make_session,
         clock,
+        decisions=decisions,
         on_summary=on_summary,
         on_worker=on_worker,
     )

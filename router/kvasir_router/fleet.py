@@ -1,106 +1,67 @@
 """What the router knows of its workers, and what it has put on them: the ground that policies decide on.
 
-Reported loads lag by a step and a network, so the router counts its own work from the moment it decides;
-a report only adds what other routers have put there.
+Reported loads lag by a step and a network, so the router counts its own work from the moment it decides; a
+report only adds what other routers have put there. Until the next report those are supposed to send in the
+proportion in which they have sent so far: several routers that see the same idle worker would otherwise all
+take it. So a report counts for less the more has happened since it was made.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Set
-from dataclasses import dataclass, field
-from enum import StrEnum
+from array import array
+from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import replace
 
 from kvasir.core.identity import WorkerIdentity
+from kvasir.core.kv import KvStatus
 from kvasir.core.requests import EngineLoad, Request, Role, Timings, Usage
-from kvasir.ports.routing import Candidate, Plan, RequestView, RoutingPolicy, Target
+from kvasir.ports.routing import Plan, RequestView, RoutingPolicy, Target
+from kvasir_router.columns import (
+    HEAD_SINCE,
+    HEAD_TOKENS,
+    HELD,
+    QUEUED,
+    RESERVED,
+    STREAMS,
+    WAITING,
+    Columns,
+    Place,
+    Selection,
+)
 from kvasir_router.decide.rates import RateBook
-from kvasir_router.index import Owner, PrefixIndex
+from kvasir_router.index import FleetIndex, IndexMode
+from kvasir_router.reconcile import Reconciler
+from kvasir_router.records import Decided, DecisionLog
+from kvasir_router.work import Charges, Work, Worker, WorkerState
 
-HashBlocks = Callable[[Request, int], tuple[int, ...]]
+__all__ = ["Charges", "Fleet", "HashBlocks", "Work", "Worker", "WorkerState"]
 
+HashBlocks = Callable[[Request, int], "array[int]"]
 
-class WorkerState(StrEnum):
-    """Whether new work may be sent."""
-
-    READY = "ready"
-    INTERRUPTED = "interrupted"
-    DRAINING = "draining"
-
-
-@dataclass(slots=True)
-class Worker:
-    """One worker's session. `legs` maps what runs there to requests; `ghosts` are aborted legs whose
-    last delta has not come, with the time of the abort. `foreign` is the number of requests there
-    that are not ours, `foreign_waiting` those of them that have not begun. `draining` says why it takes
-    nothing new, "" if it does."""
-
-    worker_id: str
-    identity: WorkerIdentity
-    interrupted: bool = False
-    draining: str = ""
-    legs: dict[str, str] = field(default_factory=dict)
-    ghosts: dict[str, float] = field(default_factory=dict)
-    load: EngineLoad | None = None
-    foreign: int = 0
-    foreign_waiting: int = 0
-
-    @property
-    def state(self) -> WorkerState:
-        """Whether new work may be sent."""
-        if self.interrupted:
-            return WorkerState.INTERRUPTED
-        return WorkerState.DRAINING if self.draining else WorkerState.READY
-
-    def abandon(self, leg_id: str, now: float) -> None:
-        """The leg is no longer ours, and will still say its last."""
-        del self.legs[leg_id]
-        self.ghosts[leg_id] = now
-
-    def forget_ghosts(self, before: float) -> None:
-        """Give up on legs that were aborted until `before` and never said their last."""
-        for leg_id in [leg_id for leg_id, since in self.ghosts.items() if since <= before]:
-            del self.ghosts[leg_id]
-
-    def report(self, load: EngineLoad) -> None:
-        """Take in a load that was measured by the worker."""
-        self.load = load
-        self.foreign = max(0, load.running + load.waiting - len(self.legs) - len(self.ghosts))
-        self.foreign_waiting = min(self.foreign, load.waiting)
-
-
-@dataclass(slots=True)
-class Work:
-    """What is accounted at one target: prompt tokens to prefill, streams to decode, KV tokens."""
-
-    prefill_tokens: int = 0
-    streams: int = 0
-    kv_tokens: int = 0
-
-    def add(self, other: Work, sign: int = 1) -> None:
-        """Add, or with sign -1 take away."""
-        self.prefill_tokens += sign * other.prefill_tokens
-        self.streams += sign * other.streams
-        self.kv_tokens += sign * other.kv_tokens
-
-
-Charges = dict[Target, Work]
+MOST_OTHERS = 8.0
+"""At most so many times our own requests are others' supposed to have been sent since a report."""
+_TYPICAL_WEIGHT = 0.05
+_MOST_SELECTIONS = 64
 
 
 class Fleet:
-    """Workers, their accounted work, their predicted caches and measured rates.
+    """Workers, their accounted work, what they hold and what work costs on them.
 
-    `hash_blocks(request, block_size)` names the prompt's whole blocks; it is asked only for requests
-    that do not carry their hashes.
+    `hash_blocks(request, block_size)` names the prompt's whole blocks as array('Q'); it is asked only for
+    requests that do not carry their names. `index_modes` are by pool, HYBRID for one that is not named.
+    `decisions` is told of every plan.
     """
 
     def __init__(
         self,
         policy: RoutingPolicy,
-        index: PrefixIndex,
+        index: FleetIndex,
         rates: RateBook,
         *,
         hash_blocks: HashBlocks,
         expected_output_tokens: int,
+        index_modes: Mapping[str, IndexMode] | None = None,
+        decisions: DecisionLog | None = None,
     ) -> None:
         self.workers: dict[str, Worker] = {}
         self.index = index
@@ -108,26 +69,74 @@ class Fleet:
         self._rates = rates
         self._hash_blocks = hash_blocks
         self._expected_output_tokens = expected_output_tokens
-        self._work: Charges = {}
+        self._index_modes = index_modes or {}
+        self._decisions = decisions
+        self._columns = Columns()
+        self._reconciler = Reconciler()
+        self._selections: dict[tuple[str, str | None], Selection] = {}
+        self._revision = -1
+        self._foreseen: dict[str, dict[Target, int]] = {}
+        self._typical_prefill_tokens = 0.0
+        self._foreign = self._own_at_reports = 0
+        # The newest reading of the clock that anybody came with.
+        self._now = 0.0
 
-    def add(self, worker_id: str, identity: WorkerIdentity) -> None:
+    @property
+    def policy(self) -> RoutingPolicy:
+        """Who decides."""
+        return self._policy
+
+    # -- workers ---------------------------------------------------------------------------------
+
+    def add(self, worker_id: str, identity: WorkerIdentity, now: float) -> None:
         """A worker that nothing was known of."""
-        self.workers[worker_id] = Worker(worker_id, identity)
+        mode = self._index_modes.get(identity.pool, IndexMode.HYBRID)
+        self.index.add(worker_id, identity, mode, now)
+        worker = self.workers[worker_id] = Worker(worker_id, identity)
+        self._columns.join(worker, self._rates.join(worker_id, identity))
+        self._selections.clear()
 
     def remove(self, worker_id: str) -> Worker | None:
         """Forget a worker, its cache and all work accounted there."""
-        self.index.remove_worker(worker_id)
+        worker = self.workers.pop(worker_id, None)
+        if worker is None:
+            return None
+        self.index.remove(worker_id)
         self._rates.forget(worker_id)
-        for target in [target for target in self._work if target.worker_id == worker_id]:
-            del self._work[target]
-        return self.workers.pop(worker_id, None)
+        self._reconciler.forget(worker_id)
+        self._columns.leave(worker_id)
+        self._selections.clear()
+        self._foreign -= worker.foreign
+        self._own_at_reports -= worker.own_at_report
+        return worker
+
+    def mark(self, worker_id: str, *, interrupted: bool | None = None, draining: str | None = None) -> None:
+        """Whether new work may be sent to a worker, in the words of Worker; None leaves it as it is."""
+        worker = self.workers[worker_id]
+        worker.interrupted = worker.interrupted if interrupted is None else interrupted
+        worker.draining = worker.draining if draining is None else draining
+        self._selections.clear()
+
+    def report(self, worker_id: str, load: EngineLoad) -> None:
+        """Take in a load that was measured by the worker, after all deltas of the same step."""
+        worker = self.workers[worker_id]
+        self._foreign -= worker.foreign
+        self._own_at_reports -= worker.own_at_report
+        worker.report(load)
+        self._foreign += worker.foreign
+        self._own_at_reports += worker.own_at_report
+        for place in self._columns.of_worker(worker_id):
+            place.unreported = Work()
+            self._refresh(place)
 
     def accepts(self, worker_id: str) -> bool:
         """Whether a new leg may be sent there."""
         worker = self.workers.get(worker_id)
         return worker is not None and worker.state is WorkerState.READY
 
-    def hashes(self, request: Request) -> tuple[int, ...]:
+    # -- decisions -------------------------------------------------------------------------------
+
+    def hashes(self, request: Request) -> array[int]:
         """The names of the prompt's whole blocks; none while no worker has told the block size."""
         worker = next(iter(self.workers.values()), None)
         if request.block_hashes or worker is None:
@@ -137,55 +146,121 @@ class Fleet:
     def plan(
         self,
         request: Request,
-        hashes: tuple[int, ...],
+        names: array[int],
         now: float,
         *,
         avoid: Set[str] = frozenset(),
         prefilled_on: Target | None = None,
     ) -> Plan | None:
-        """Decide. Workers in `avoid` are taken only where no others serve. With `prefilled_on` the KV
-        lies there already, and a plan that has it as its prefill target needs to decode only."""
-        workers = [
-            worker
-            for worker in self.workers.values()
-            if worker.state is WorkerState.READY and _serves(worker.identity, request)
-        ]
-        if prefilled_on is not None:
-            source = self.workers[prefilled_on.worker_id]
-            workers = [
-                source,
-                *(w for w in workers if w is not source and w.identity.role is not Role.PREFILL),
-            ]
-        depths = self.index.match(hashes)
+        """Decide. Workers in `avoid` are taken only where no others serve. With `prefilled_on` the KV lies
+        there already: only that place may prefill, and a plan that has it do so needs to decode only."""
+        log = self._decisions
+        began = 0.0 if log is None else log.stopwatch()
         view = RequestView(
             request_id=request.request_id,
             prompt_tokens=len(request.tokens),
             output_tokens=self._output_tokens(request),
             choices=request.sampling.n,
-            block_hashes=hashes,
+            block_hashes=names,
             priority=request.priority,
+            slo=request.slo,
+            session=request.session,
         )
-        preferred = [worker for worker in workers if worker.worker_id not in avoid]
-        for among in (preferred, workers) if len(preferred) < len(workers) else (workers,):
-            candidates = self._candidates(among, request, depths)
+        selections = self._selected(request, avoid, prefilled_on)
+        depths = self.index.match(names)
+        for selection in selections:
+            source = None if prefilled_on is None else selection.targets.index(prefilled_on)
+            candidates = selection.candidates(depths, view.prompt_tokens, now, source)
             plan = self._policy.decide(view, candidates, now)
             if plan is not None:
+                if log is not None:
+                    decided = Decided(request.arrival_s, now, log.stopwatch() - began)
+                    log.decided(view, candidates, plan, decided, self._about)
                 return plan
         return None
 
-    def commit(self, request: Request, hashes: tuple[int, ...], plan: Plan, now: float) -> Charges:
-        """Account the plan's work and predict its blocks; returns what to give back to `settle`."""
+    def _about(self, worker_id: str) -> tuple[str, str]:
+        return self.workers[worker_id].identity.pool, self.index.state(worker_id)
+
+    def missing(self) -> str | None:
+        """What is lacking to serve an ordinary request at once, in words."""
+        ready = [worker for worker in self.workers.values() if worker.state is WorkerState.READY]
+        roles = [worker.identity.role for worker in ready]
+        return self._policy.missing(
+            [role is not Role.DECODE for role in roles],
+            [role is not Role.PREFILL for role in roles],
+            range(len(ready)),
+        )
+
+    def _selected(self, request: Request, avoid: Set[str], prefilled_on: Target | None) -> list[Selection]:
+        """Places that serve this request: those to take first, and those to take else."""
+        if self._revision != self.index.revision:
+            self._selections.clear()
+            self._revision = self.index.revision
+        if prefilled_on is None and not avoid:
+            key = (request.model, request.adapter)
+            selection = self._selections.get(key)
+            if selection is None:
+                if len(self._selections) >= _MOST_SELECTIONS:
+                    self._selections.clear()
+                selection = self._selections[key] = self._select(self._serving(request))
+            return [selection]
+        rows = self._serving(request)
+        if prefilled_on is not None:
+            source = self._columns.places[prefilled_on].row
+            rows = sorted({source, *(row for row in rows if self._identity(row).role is not Role.PREFILL)})
+        preferred = [
+            row
+            for row in rows
+            if self._columns.targets[row].worker_id not in avoid or self._columns.targets[row] == prefilled_on
+        ]
+        attempts = [preferred, rows] if len(preferred) < len(rows) else [rows]
+        return [self._select(attempt) for attempt in attempts]
+
+    def _select(self, rows: Sequence[int]) -> Selection:
+        return self._columns.select(rows, self.index.group)
+
+    def _serving(self, request: Request) -> list[int]:
+        return [
+            row
+            for row, target in enumerate(self._columns.targets)
+            if self.workers[target.worker_id].state is WorkerState.READY
+            and _serves(self._identity(row), request)
+        ]
+
+    def _identity(self, row: int) -> WorkerIdentity:
+        return self.workers[self._columns.targets[row].worker_id].identity
+
+    # -- accounts --------------------------------------------------------------------------------
+
+    def commit(self, request: Request, names: array[int], plan: Plan, now: float) -> Charges:
+        """Account the plan's work and predict its blocks; returns what to give back to `settle`. What was
+        predicted for the request is to be ended by `confirm` or `abandon`."""
+        self._now = now
+        self.abandon(request.request_id)
         prompt = len(request.tokens)
+        uncached = prompt - plan.predicted_cached_tokens
         output = self._output_tokens(request) * request.sampling.n
-        charges: Charges = {plan.decode: Work(streams=request.sampling.n, kv_tokens=prompt + output)}
+        # A prefix that is cached there may be in use by others already: it is not counted for each of them.
+        # What is in use in truth is in the worker's reports.
+        pulled = uncached if plan.prefill is None else prompt
+        charges: Charges = {plan.decode: Work(streams=request.sampling.n, kv_tokens=pulled + output)}
         prefill = Work(
-            prefill_tokens=prompt - plan.predicted_cached_tokens,
-            kv_tokens=prompt if plan.prefill is not None else 0,
+            prefill_tokens=uncached, waiting=1, kv_tokens=uncached if plan.prefill is not None else 0
         )
         charges.setdefault(plan.prefill_target, Work()).add(prefill)
+        foreseen: dict[Target, int] = {}
         for target, work in charges.items():
-            self._work.setdefault(target, Work()).add(work)
-            self.index.insert(Owner(*target), hashes, now)
+            foreseen[target] = self.index.predict(target, names, now)
+            place = self._columns.places[target]
+            if work.waiting:
+                place.head_since_s = place.head_since_s if place.prompts else now
+                place.prompts[id(work)] = work.prefill_tokens
+            place.own.add(work)
+            place.unreported.add(work)
+            self._refresh(place)
+        self._foreseen[request.request_id] = foreseen
+        self._typical_prefill_tokens += _TYPICAL_WEIGHT * (uncached - self._typical_prefill_tokens)
         return charges
 
     def settle(self, charges: Charges, target: Target, done: Work) -> None:
@@ -194,70 +269,124 @@ class Fleet:
         if charged is None:
             return
         charged.add(done, -1)
+        place = self._columns.places.get(target)
+        if place is not None:
+            place.own.add(done, -1)
+            place.unreported.at_most(place.own)
+            place.computed_tokens += done.prefill_tokens
+            if done.waiting:
+                charged.mark = place.computed_tokens
+                if id(charged) == next(iter(place.prompts)):
+                    place.head_since_s = self._now
+                del place.prompts[id(charged)]
+            self._refresh(place)
         if charged == Work():
             del charges[target]
-        total = self._work.get(target)
-        if total is not None:
-            total.add(done, -1)
-            if total == Work():
-                del self._work[target]
 
-    def measured(self, target: Target, usage: Usage, timings: Timings) -> None:
-        """Learn rates from a leg that ended well."""
-        worker = self.workers[target.worker_id]
-        streams = self._work.get(target, Work()).streams + worker.foreign
-        self._rates.observe(target.worker_id, usage, timings, streams)
+    def confirm(self, request_id: str, target: Target, now: float) -> None:
+        """The request's prompt has been computed at `target`, or has arrived there: what it was predicted
+        to leave in the cache is there."""
+        self._now = now
+        foreseen = self._foreseen.get(request_id, {})
+        prediction = foreseen.pop(target, 0)
+        if prediction:
+            self.index.settle(target, prediction, now)
+        if not foreseen:
+            self._foreseen.pop(request_id, None)
 
-    def missing(self) -> str | None:
-        """What is lacking to serve an ordinary request at once, in words."""
-        ready = [worker for worker in self.workers.values() if worker.state is WorkerState.READY]
-        return self._policy.missing([self._candidate(worker, 0, 0, 0) for worker in ready])
+    def abandon(self, request_id: str) -> None:
+        """What is still predicted for the request will not come to pass."""
+        for target, prediction in self._foreseen.pop(request_id, {}).items():
+            if prediction:
+                self.index.forget(target, prediction)
+
+    def measured(
+        self, target: Target, usage: Usage, timings: Timings, charges: Charges | None = None
+    ) -> None:
+        """Learn rates from a leg that ended well, before its `charges` are settled: they tell which other
+        prompts were computed beside it."""
+        place = self._columns.places[target]
+        charged = None if charges is None else charges.get(target)
+        beside = 0 if charged is None or charged.waiting else place.computed_tokens - charged.mark
+        streams = place.own.streams + _share(place.worker.foreign, place)
+        rates = self._rates.observe(
+            target.worker_id, usage, timings, streams=streams, beside_tokens=max(0, beside)
+        )
+        self._columns.write_rates(target.worker_id, rates)
+
+    def reconcile(self, request: Request, plan: Plan, usage: Usage, now: float) -> None:
+        """Compare the hit that was foreseen for a request that ended well with the one that its engine
+        found; a worker on which they stay apart is demoted."""
+        worker_id = plan.prefill_target.worker_id
+        picture = self.index.picture(worker_id)
+        # Of several choices the later ones find what the first has computed.
+        if picture is None or request.sampling.n > 1:
+            return
+        verdict = self._reconciler.observe(
+            worker_id,
+            picture,
+            prompt_tokens=usage.prompt_tokens,
+            foreseen=plan.predicted_cached_tokens,
+            found=usage.cached_tokens,
+        )
+        if verdict is not None:
+            self.index.demote(worker_id, verdict.reason, now, void=verdict.void)
+
+    def kv_status(self, worker_id: str) -> KvStatus | None:
+        """The worker's cache as it is seen here, and how well; None for one that is not known."""
+        status, errors = self.index.status(worker_id), self._reconciler.errors(worker_id)
+        if status is None:
+            return None
+        return replace(
+            status,
+            error_ratio=errors.ratio,
+            judged_requests=errors.requests,
+            error_tokens=errors.tokens,
+        )
 
     def accounted(self) -> Charges:
         """All accounted work by target; for checks and metrics."""
-        return {target: Work(w.prefill_tokens, w.streams, w.kv_tokens) for target, w in self._work.items()}
+        none = Work()
+        return {
+            target: Work(own.prefill_tokens, own.waiting, own.streams, own.kv_tokens)
+            for target, own in ((target, place.own) for target, place in self._columns.places.items())
+            if own != none
+        }
+
+    @property
+    def foreseen(self) -> int:
+        """Requests with predictions that have been neither confirmed nor abandoned; for checks."""
+        return len(self._foreseen)
 
     def _output_tokens(self, request: Request) -> int:
         limit = request.sampling.max_tokens
         expected = self._expected_output_tokens
         return expected if limit is None else min(limit, expected)
 
-    def _candidates(
-        self, workers: Iterable[Worker], request: Request, depths: dict[Owner, int]
-    ) -> list[Candidate]:
-        prompt = len(request.tokens)
-        candidates = []
-        for worker in workers:
-            block_size = worker.identity.kv.block_size
-            # Engines compute at least the last prompt token, to have something to sample from.
-            most = (prompt - 1) // block_size * block_size
-            for rank in range(worker.identity.data_parallel_size):
-                depth = depths.get(Owner(worker.worker_id, rank), 0)
-                cached = max(0, min(depth * block_size, most))
-                candidates.append(self._candidate(worker, rank, cached, prompt))
-        return candidates
-
-    def _candidate(self, worker: Worker, rank: int, cached: int, prompt: int) -> Candidate:
-        identity = worker.identity
-        kv, ranks = identity.kv, identity.data_parallel_size
-        target = Target(worker.worker_id, rank)
-        work = self._work.get(target, Work())
-        kv_tokens = max(1, identity.kv_blocks * kv.block_size)
-        used = worker.load.kv_usage * kv_tokens if worker.load is not None else 0.0
-        return Candidate(
-            target=target,
-            pool=identity.pool,
-            role=identity.role,
-            rates=self._rates.rates(worker.worker_id),
-            cached_tokens=cached,
-            # Of a foreign request nothing is known but that it waits: suppose that it is like this one.
-            queued_prefill_tokens=work.prefill_tokens + worker.foreign_waiting * prompt // ranks,
-            streams=work.streams + worker.foreign // ranks,
-            reserved_kv_tokens=max(work.kv_tokens, int(used)),
-            held_tokens=self.index.held(Owner(worker.worker_id, rank)) * kv.block_size,
-            kv_tokens=kv_tokens,
-            kv_token_bytes=kv.bytes_per_block * kv.tensor_parallel_size / kv.block_size,
+    def _refresh(self, place: Place) -> None:
+        """Write what is known of a place to its columns."""
+        worker, own, unreported = place.worker, place.own, place.unreported
+        foreign, waiting = _share(worker.foreign, place), _share(worker.foreign_waiting, place)
+        if worker.identity.role is Role.PREFILL:
+            waiting, foreign = foreign, 0
+        others = min(MOST_OTHERS, self._foreign / self._own_at_reports) if self._own_at_reports else 0.0
+        used = worker.load.kv_usage * place.kv_tokens if worker.load is not None else 0.0
+        ints, floats, row = self._columns.ints, self._columns.floats, place.row
+        floats[HEAD_TOKENS, row] = next(iter(place.prompts.values()), 0)
+        floats[HEAD_SINCE, row] = place.head_since_s
+        # Of a foreign request nothing is known but that it waits: suppose that it is a typical one.
+        ints[QUEUED, row] = (
+            own.prefill_tokens + unreported.prefill_tokens * others + waiting * self._typical_prefill_tokens
         )
+        ints[WAITING, row] = own.waiting + unreported.waiting * others + waiting
+        ints[STREAMS, row] = own.streams + unreported.streams * others + foreign
+        ints[RESERVED, row] = max(own.kv_tokens, used + unreported.kv_tokens * (1.0 + others))
+        ints[HELD, row] = self.index.held_blocks(place.target) * worker.identity.kv.block_size
+
+
+def _share(requests: int, place: Place) -> int:
+    """One rank's part of what a worker reports for all."""
+    return -(-requests // place.worker.identity.data_parallel_size)
 
 
 def _serves(identity: WorkerIdentity, request: Request) -> bool:

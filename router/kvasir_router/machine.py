@@ -10,15 +10,14 @@ waits for nothing, so that production, tests under virtual time and trace replay
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from kvasir.core.errors import CapacityError, KvasirError, RequestError, UpstreamError
 from kvasir.core.identity import WorkerIdentity
-from kvasir.core.requests import Delta, FinishReason, KvHandoff, Leg, Request, StepBatch
+from kvasir.core.requests import Delta, KvHandoff, Leg, Request, StepBatch
 from kvasir.ports.routing import Plan, Target
 from kvasir_router.fleet import Fleet, Worker
-from kvasir_router.invariants import require
-from kvasir_router.machine_checks import check_requests, check_work
+from kvasir_router.machine_checks import check_limits, check_requests, check_work
 from kvasir_router.machine_events import (
     Arrived,
     Cancelled,
@@ -30,6 +29,9 @@ from kvasir_router.machine_events import (
     Gone,
     MembershipEvent,
     ShuttingDown,
+    SnapshotEnded,
+    SnapshotEvent,
+    SnapshotPart,
     Step,
     Tick,
     WorkerDraining,
@@ -38,21 +40,19 @@ from kvasir_router.machine_events import (
     WorkerReady,
     WorkerRestored,
 )
-from kvasir_router.machine_legs import Legs, running
-from kvasir_router.machine_state import Flight, HeldLease, Phase, Timers, broken_stream, error_of
+from kvasir_router.machine_legs import FAILED, Legs, running
+from kvasir_router.machine_state import (
+    Flight,
+    HeldLease,
+    MachineLimits,
+    Phase,
+    Timers,
+    broken_stream,
+    error_of,
+    waited_for_nothing,
+)
 
-FAILED = (FinishReason.ERROR, FinishReason.ABORT)
-
-
-@dataclass(frozen=True, slots=True)
-class MachineLimits:
-    """`ghost_ttl_s` bounds the memory of aborted legs whose worker never reports their end."""
-
-    max_queue: int = 1024
-    max_in_flight: int = 4096
-    max_retries: int = 2
-    queue_timeout_s: float = 60.0
-    ghost_ttl_s: float = 60.0
+__all__ = ["MachineLimits", "RequestMachine"]
 
 
 class RequestMachine:
@@ -87,7 +87,8 @@ class RequestMachine:
 
     def next_wakeup(self) -> float | None:
         """When a Tick is due, on the same clock as `now`; None when nothing waits for time."""
-        return self._timers.next()
+        timer, index = self._timers.next(), self.fleet.index.next_due()
+        return timer if index is None or (timer is not None and timer <= index) else index
 
     def handle(self, event: Event, now: float) -> list[Effect]:
         """Take in one event. Raises, for Arrived only and then without any change, CapacityError
@@ -98,12 +99,16 @@ class RequestMachine:
             self._membership(event, now)
         else:
             self._request(event, now)
-        effects = self._out[:]
+        effects = self._out + self.fleet.index.take_effects()
         self._out.clear()
         return effects
 
-    def _request(self, event: Arrived | Cancelled | Tick | ShuttingDown, now: float) -> None:
+    def _request(self, event: Arrived | Cancelled | SnapshotEvent | Tick | ShuttingDown, now: float) -> None:
         match event:
+            case SnapshotPart(worker_id, attempt, part):
+                self.fleet.index.snapshot_part(worker_id, attempt, part, now)
+            case SnapshotEnded(worker_id, attempt, error, final):
+                self.fleet.index.snapshot_ended(worker_id, attempt, error, now, final=final)
             case Arrived(request):
                 self._arrived(request, now)
             case Cancelled(request_id, outcome):
@@ -114,18 +119,18 @@ class RequestMachine:
                 self._shut_down(now)
 
     def _membership(self, event: MembershipEvent, now: float) -> None:
-        worker = self.fleet.workers.get(event.worker_id)
+        known = event.worker_id in self.fleet.workers
         match event:
             case WorkerReady(worker_id, identity):
                 self._ready(worker_id, identity, now)
             case WorkerLost(worker_id, reason):
                 self._lost(worker_id, reason, now)
-            case WorkerInterrupted() if worker is not None:
-                worker.interrupted = True
-            case WorkerDraining(reason=reason) if worker is not None:
-                worker.draining = reason
-            case WorkerRestored() if worker is not None:
-                worker.draining = ""
+            case WorkerInterrupted(worker_id) if known:
+                self.fleet.mark(worker_id, interrupted=True)
+            case WorkerDraining(worker_id, reason) if known:
+                self.fleet.mark(worker_id, draining=reason)
+            case WorkerRestored(worker_id) if known:
+                self.fleet.mark(worker_id, draining="")
                 self._start_queued(now)
 
     # -- arrival and routing ---------------------------------------------------------------------
@@ -193,6 +198,9 @@ class RequestMachine:
         worker = self.fleet.workers.get(worker_id)
         if worker is None:
             return
+        if batch.kv is not None:
+            # Before the deltas, which may end what was only foreseen.
+            self.fleet.index.apply(worker_id, batch.kv, now)
         for delta in batch.deltas:
             request_id = worker.legs.get(delta.request_id)
             if request_id is None:
@@ -208,7 +216,7 @@ class RequestMachine:
             else:
                 self._decode_delta(flight, worker, delta, now)
         if batch.load is not None:
-            worker.report(batch.load)
+            self.fleet.report(worker_id, batch.load)
 
     def _prefill_delta(self, flight: Flight, worker: Worker, delta: Delta, now: float) -> None:
         if not delta.last:
@@ -222,14 +230,14 @@ class RequestMachine:
         flight.prefill_done_s = now
         flight.prefill_usage = delta.usage
         if delta.usage is not None and delta.timings is not None:
-            self.fleet.measured(target, delta.usage, delta.timings)
+            self.fleet.measured(target, delta.usage, delta.timings, flight.charges)
         self._hand_over(flight, target, delta.handoff, now)
 
     def _hand_over(self, flight: Flight, source: Target, handoff: KvHandoff, now: float) -> None:
         """Decode where it was planned, or elsewhere if that worker takes nothing any more."""
         planned = flight.planned
         if self.fleet.accepts(planned.decode.worker_id):
-            self._legs.prefilled(flight, source, leaves=True)
+            self._legs.prefilled(flight, source, now, leaves=True)
             flight.phase = Phase.DECODING
             self._legs.submit(flight, Leg.DECODE, planned.decode, handoff)
             return
@@ -258,7 +266,7 @@ class RequestMachine:
         if not flight.streaming and (delta.token_ids or delta.text or delta.finish is not None):
             flight.streaming = True
             flight.first_token_s = now
-            self._legs.prefilled(flight, running(flight).target, leaves=False)
+            self._legs.prefilled(flight, running(flight).target, now, leaves=False)
         flight.emitted[delta.index].extend(delta.token_ids)
         if delta.finish is not None:
             flight.finished.add(delta.index)
@@ -283,10 +291,11 @@ class RequestMachine:
         target = self._legs.ended(flight).target
         if delta.usage is not None:
             flight.usage = flight.merged(delta.usage)
+            self.fleet.reconcile(flight.request, flight.planned, flight.usage, now)
         if delta.timings is not None:
             flight.timings = delta.timings
             if delta.usage is not None:
-                self.fleet.measured(target, delta.usage, delta.timings)
+                self.fleet.measured(target, delta.usage, delta.timings, flight.charges)
         self._emit(flight, replace(delta, usage=flight.usage, handoff=None))
         self._remove(flight)
         self._out.append(Finish(flight.request.request_id, flight.summary("ok", now)))
@@ -299,20 +308,16 @@ class RequestMachine:
             self._lost(worker_id, "replaced by another life of the worker", now)
             known = None
         if known is None:
-            self.fleet.add(worker_id, identity)
+            self.fleet.add(worker_id, identity, now)
         else:
-            known.interrupted = False
+            self.fleet.mark(worker_id, interrupted=False)
         self._start_queued(now)
 
     def _lost(self, worker_id: str, reason: str, now: float) -> None:
         worker = self.fleet.remove(worker_id)
         if worker is None:
             return
-        for flight in self._flights.values():
-            if flight.lease is not None and flight.lease.worker_id == worker_id:
-                flight.lease = None
-            for target in [target for target in flight.charges if target.worker_id == worker_id]:
-                del flight.charges[target]
+        self._legs.lost(self._flights.values(), worker_id)
         for request_id in worker.legs.values():
             flight = self._flights[request_id]
             flight.leg = None
@@ -320,7 +325,7 @@ class RequestMachine:
             self._again_or_fail(flight, error, worker_id, now)
 
     def _tick(self, now: float) -> None:
-        self.fleet.index.expire(now)
+        self._out += self.fleet.index.tick(now)
         for request_id in self._timers.due(now):
             flight = self._flights.get(request_id)
             if flight is not None:
@@ -330,13 +335,10 @@ class RequestMachine:
     def _check_time(self, flight: Flight, now: float) -> None:
         deadline = flight.request.deadline_s
         if deadline is not None and deadline <= now:
-            took = now - flight.request.arrival_s
-            message = f"the request was not done after {took:.1f} s ({flight.phase})"
-            self._fail(flight, RequestError(message, status=504, code="request_timeout"), now)
+            self._fail(flight, flight.overdue(now), now)
         elif flight.queued_until is not None and flight.queued_until <= now:
             why = flight.last_error or self.fleet.missing() or "no worker serves this model"
-            message = f"no worker could take the request within {self._limits.queue_timeout_s:g} s: {why}"
-            self._fail(flight, CapacityError(message, code="no_workers", retry_after_s=5.0), now)
+            self._fail(flight, waited_for_nothing(self._limits.queue_timeout_s, why), now)
 
     def _shut_down(self, now: float) -> None:
         self._closing = True
@@ -393,7 +395,5 @@ class RequestMachine:
         """Raises AssertionError, naming what is wrong, unless every invariant holds."""
         check_requests(self._flights, self._queue, self._timers, self.fleet)
         check_work(self._flights, self.fleet)
-        limits = self._limits
-        require(len(self._flights) <= limits.max_in_flight, "too many requests in flight")
-        retries = max((flight.retries for flight in self._flights.values()), default=0)
-        require(retries <= limits.max_retries, "too many retries")
+        check_limits(self._flights, self._limits.max_in_flight, self._limits.max_retries)
+        self.fleet.index.check_integrity()

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from kvasir.ports.routing import Target
-from kvasir_router.fleet import Fleet, Work
+from kvasir_router.fleet import Fleet
 from kvasir_router.invariants import require
 from kvasir_router.machine_state import Flight, Phase, Timers
+from kvasir_router.work import Work
 
 
 def check_requests(
@@ -45,8 +46,18 @@ def check_work(flights: Mapping[str, Flight], fleet: Fleet) -> None:
     totals: dict[Target, Work] = {}
     for flight in flights.values():
         for target, work in flight.charges.items():
-            require(min(work.prefill_tokens, work.streams, work.kv_tokens) >= 0, "negative work")
+            require(
+                min(work.prefill_tokens, work.waiting, work.streams, work.kv_tokens) >= 0, "negative work"
+            )
             totals.setdefault(target, Work()).add(work)
     accounted = fleet.accounted()
     require(totals == accounted, f"accounted {accounted}, in flight {totals}")
     require(all(target.worker_id in fleet.workers for target in accounted), "work on a lost worker")
+    require(fleet.foreseen <= len(flights), "predictions of requests that have ended")
+
+
+def check_limits(flights: Mapping[str, Flight], max_in_flight: int, max_retries: int) -> None:
+    """There are no more requests, and none of them began again more often, than is allowed."""
+    require(len(flights) <= max_in_flight, "too many requests in flight")
+    retries = max((flight.retries for flight in flights.values()), default=0)
+    require(retries <= max_retries, "too many retries")

@@ -10,8 +10,10 @@ from dataclasses import dataclass
 
 from kvasir.core.errors import KvasirError
 from kvasir.core.identity import WorkerIdentity
+from kvasir.core.kv import KvSnapshotPart
 from kvasir.core.requests import Delta, EngineRequest, Request, StepBatch
 from kvasir.ports.router import RequestSummary
+from kvasir_router.index import CancelSnapshot, FetchSnapshot
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +79,26 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
+class SnapshotPart:
+    """A part of what FetchSnapshot asked for, in order."""
+
+    worker_id: str
+    attempt: int
+    part: KvSnapshotPart
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotEnded:
+    """The call for a snapshot is over: well, or with an error that says whether it is of no use to ask
+    again (`final`)."""
+
+    worker_id: str
+    attempt: int
+    error: str | None = None
+    final: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Tick:
     """Time has passed; due whenever `next_wakeup` is reached."""
 
@@ -87,7 +109,8 @@ class ShuttingDown:
 
 
 MembershipEvent = WorkerReady | WorkerInterrupted | WorkerDraining | WorkerRestored | WorkerLost
-Event = Arrived | Cancelled | MembershipEvent | Step | Tick | ShuttingDown
+SnapshotEvent = SnapshotPart | SnapshotEnded
+Event = Arrived | Cancelled | MembershipEvent | Step | SnapshotEvent | Tick | ShuttingDown
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,4 +170,5 @@ class Gone:
     summary: RequestSummary
 
 
-Effect = SubmitTo | AbortOn | ReleaseOn | Emit | Finish | Fail | Gone
+SnapshotEffect = FetchSnapshot | CancelSnapshot
+Effect = SubmitTo | AbortOn | ReleaseOn | Emit | Finish | Fail | Gone | SnapshotEffect

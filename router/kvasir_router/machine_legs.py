@@ -5,13 +5,16 @@ Everything that is taken here is given back here, whichever way the request ends
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
-from kvasir.core.requests import Delta, EngineRequest, KvHandoff, Leg
+from kvasir.core.requests import Delta, EngineRequest, FinishReason, KvHandoff, Leg
 from kvasir.ports.routing import Target
 from kvasir_router.fleet import Fleet, Work, Worker
 from kvasir_router.machine_events import AbortOn, Effect, ReleaseOn, SubmitTo
 from kvasir_router.machine_state import Flight, RunningLeg
+
+FAILED = (FinishReason.ERROR, FinishReason.ABORT)
 
 
 class Legs:
@@ -77,16 +80,26 @@ class Legs:
             self._out.append(ReleaseOn(flight.lease.worker_id, (flight.lease.lease_id,)))
             flight.lease = None
 
-    def prefilled(self, flight: Flight, target: Target, *, leaves: bool) -> None:
+    def prefilled(self, flight: Flight, target: Target, now: float, *, leaves: bool) -> None:
         """The prompt is computed at `target`, where the request either stays or has nothing more."""
+        self._fleet.confirm(flight.request.request_id, target, now)
         charged = flight.charges.get(target, Work())
-        done = replace(charged) if leaves else Work(prefill_tokens=charged.prefill_tokens)
+        done = replace(charged) if leaves else charged.prompt()
         self._fleet.settle(flight.charges, target, done)
 
     def discharge(self, flight: Flight) -> None:
-        """Nothing of the request is accounted any more."""
+        """Nothing of the request is accounted any more, nor foreseen beyond what was computed."""
+        self._fleet.abandon(flight.request.request_id)
         for target, work in list(flight.charges.items()):
             self._fleet.settle(flight.charges, target, replace(work))
+
+    def lost(self, flights: Iterable[Flight], worker_id: str) -> None:
+        """What requests held on that worker went with it."""
+        for flight in flights:
+            if flight.lease is not None and flight.lease.worker_id == worker_id:
+                flight.lease = None
+            for target in [target for target in flight.charges if target.worker_id == worker_id]:
+                del flight.charges[target]
 
     def forget_ghosts(self, now: float) -> None:
         """Give up on aborted legs that never said their last."""

@@ -3,15 +3,27 @@
 from __future__ import annotations
 
 import heapq
+from array import array
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from kvasir.core.errors import KvasirError, RequestError, UpstreamError
+from kvasir.core.errors import CapacityError, KvasirError, RequestError, UpstreamError
 from kvasir.core.requests import Delta, Leg, Request, Timings, Usage
 from kvasir.ports.router import RequestSummary
-from kvasir.ports.routing import Plan, Target
+from kvasir.ports.routing import Plan, Target, no_names
 from kvasir.telemetry.reasons import REASONS
-from kvasir_router.fleet import Charges
+from kvasir_router.work import Charges
+
+
+@dataclass(frozen=True, slots=True)
+class MachineLimits:
+    """`ghost_ttl_s` bounds the memory of aborted legs whose worker never reports their end."""
+
+    max_queue: int = 1024
+    max_in_flight: int = 4096
+    max_retries: int = 2
+    queue_timeout_s: float = 60.0
+    ghost_ttl_s: float = 60.0
 
 
 class Phase(StrEnum):
@@ -45,7 +57,7 @@ class Flight:
     client was sent: what a continuation elsewhere starts from."""
 
     request: Request
-    hashes: tuple[int, ...] = ()
+    hashes: array[int] = field(default_factory=no_names)
     phase: Phase = Phase.QUEUED
     queued_until: float | None = None
     plan: Plan | None = None
@@ -122,6 +134,12 @@ class Flight:
                 return f"the request ended with {open_choices} choices open"
         return None
 
+    def overdue(self, now: float) -> RequestError:
+        """What the request ends with when its deadline has passed."""
+        took = now - self.request.arrival_s
+        message = f"the request was not done after {took:.1f} s ({self.phase})"
+        return RequestError(message, status=504, code="request_timeout")
+
     def summary(self, outcome: str, now: float) -> RequestSummary:
         """What happened, as of now."""
         plan, request = self.plan, self.request
@@ -142,6 +160,7 @@ class Flight:
             retries=self.retries,
             usage=self.usage,
             trace_context=request.trace_context,
+            slo=request.slo,
         )
 
 
@@ -153,6 +172,12 @@ def error_of(delta: Delta) -> KvasirError:
     if reason is not None and 400 <= reason.status < 500:
         return RequestError(message, status=reason.status, code=code)
     return UpstreamError(message, code=code)
+
+
+def waited_for_nothing(queue_timeout_s: float, why: object) -> CapacityError:
+    """No worker took a request in time."""
+    message = f"no worker could take the request within {queue_timeout_s:g} s: {why}"
+    return CapacityError(message, code="no_workers", retry_after_s=5.0)
 
 
 def broken_stream(worker_id: str, fault: str) -> UpstreamError:

@@ -8,11 +8,12 @@ in as soon as what it conflicts with has gone.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from kvasir.core.identity import WorkerIdentity
+from kvasir.core.kv import KvSnapshotPart
 from kvasir.core.membership import Endpoint
 from kvasir.core.membership import Members as Snapshot
 from kvasir.core.messages import Draining, RouterMessage, WorkerMessage
@@ -43,6 +44,8 @@ class Session(Protocol):
     """What is needed of kvasir_router.session.WorkerSession."""
 
     def send(self, message: RouterMessage) -> None: ...
+
+    def snapshot(self, epoch: int) -> AsyncGenerator[KvSnapshotPart, None]: ...
 
     async def run(self) -> None: ...
 

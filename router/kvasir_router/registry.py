@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from kvasir.core.golden import GoldenPrompt
 from kvasir.core.identity import WorkerIdentity, registration_conflicts
+from kvasir.core.kv import KvStatus
 from kvasir.core.membership import Endpoint
 from kvasir.core.requests import EngineLoad
 from kvasir.ports.router import WorkerView
@@ -34,7 +36,7 @@ class Registration:
         """Whether it was accepted and its session lives."""
         return self.identity is not None and self.state != REFUSED
 
-    def view(self, load: EngineLoad | None, in_flight: int) -> WorkerView:
+    def view(self, load: EngineLoad | None, in_flight: int, kv: KvStatus | None = None) -> WorkerView:
         """As status and metrics show it."""
         return WorkerView(
             worker_id=self.endpoint.worker_id,
@@ -45,15 +47,17 @@ class Registration:
             identity=self.identity,
             load=load,
             in_flight=in_flight,
+            kv=kv,
         )
 
 
 class Registry:
-    """All workers of one deployment, by the id of their endpoint."""
+    """All workers of one deployment, by the id of their endpoint. `golden` are the edge's golden prompts."""
 
-    def __init__(self, *, model: str, tokenizer_digest: str) -> None:
+    def __init__(self, *, model: str, tokenizer_digest: str, golden: tuple[GoldenPrompt, ...] = ()) -> None:
         self._model = model
         self._tokenizer_digest = tokenizer_digest
+        self._golden = golden
         self._known: dict[str, Registration] = {}
 
     def __getitem__(self, worker_id: str) -> Registration:
@@ -88,7 +92,11 @@ class Registry:
             if other is not known and other.identity is not None and other.serves
         )
         conflicts = registration_conflicts(
-            identity, model=self._model, tokenizer_digest=self._tokenizer_digest, peers=peers
+            identity,
+            model=self._model,
+            tokenizer_digest=self._tokenizer_digest,
+            peers=peers,
+            golden=self._golden,
         )
         known.identity = identity
         known.state = REFUSED if conflicts else READY

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from dataclasses import dataclass, field
 
 from kvasir.core.errors import ProtocolError, RequestError, UpstreamError
 from kvasir.core.identity import WorkerIdentity
+from kvasir.core.kv import KvSnapshotPart
 from kvasir.core.link import Link, LinkLimits, payload_bytes
 from kvasir.core.membership import Endpoint
 from kvasir.core.messages import Goodbye, Hello, RouterFrame, RouterMessage, Submit, Welcome, WorkerMessage
@@ -141,6 +142,10 @@ class WorkerSession:
             asyncio.get_running_loop().call_soon(self._lose, link, error.message)
         if self._pump is not None:
             self._pump.wake()
+
+    def snapshot(self, epoch: int) -> AsyncGenerator[KvSnapshotPart, None]:
+        """All that the worker holds, over a connection of its own; see kvasir.ports.session.Dialer."""
+        return self._dialer.snapshot(self._address, epoch)
 
     async def run(self) -> None:
         """Keep the session until `close`. Call once."""

@@ -13,9 +13,11 @@ from typing import Any
 
 from kvasir.core.errors import KvasirError
 from kvasir.core.requests import Delta, EngineRequest, FinishReason, Request, StepBatch
+from kvasir.native import TreeStats
 from kvasir.ports.clock import Clock
 from kvasir.ports.discovery import Discovery
-from kvasir.ports.router import RequestSummary, StreamSink, WorkerView
+from kvasir.ports.router import DecisionRecord, RequestSummary, StreamSink, WorkerView
+from kvasir_router.index import CancelSnapshot, FetchSnapshot
 from kvasir_router.machine import RequestMachine
 from kvasir_router.machine_events import (
     AbortOn,
@@ -29,17 +31,21 @@ from kvasir_router.machine_events import (
     Gone,
     ReleaseOn,
     ShuttingDown,
+    SnapshotEnded,
     Step,
     SubmitTo,
     Tick,
 )
 from kvasir_router.members import MakeSession, Members
+from kvasir_router.records import DecisionLog
 from kvasir_router.registry import Registry
+from kvasir_router.snapshots import Snapshots
 
 log = logging.getLogger(__name__)
 
 SHOW_INTERVAL_S = 0.25
 STOP_GRACE_S = 0.5
+GRAIN_S = 1e-6
 
 
 def unobserved(_value: object) -> None:
@@ -49,9 +55,9 @@ def unobserved(_value: object) -> None:
 class Router:
     """`kvasir.ports.router.RouterPort`. Call everything on one event loop; `run` must be running.
 
-    `on_summary` is told of each request that ended, `on_worker` of each change of a worker's state and
-    of its load a few times a second; both must not block or raise. `discovery` stays the caller's to
-    close.
+    `decisions` is the log that the machine's fleet writes. `on_summary` is told of each request that ended,
+    `on_worker` of each change of a worker's state and of its load a few times a second; both must not block
+    or raise. `discovery` stays the caller's to close.
     """
 
     def __init__(
@@ -62,6 +68,7 @@ class Router:
         make_session: MakeSession,
         clock: Clock,
         *,
+        decisions: DecisionLog,
         on_summary: Callable[[RequestSummary], None] = unobserved,
         on_worker: Callable[[WorkerView], None] = unobserved,
     ) -> None:
@@ -69,6 +76,7 @@ class Router:
         self._registry = registry
         self._discovery = discovery
         self._clock = clock
+        self._decisions = decisions
         self._on_summary = on_summary
         self._on_worker = on_worker
         self._members = Members(
@@ -79,6 +87,7 @@ class Router:
             changed=self._show,
             spawn=self._spawn,
         )
+        self._snapshots = Snapshots(clock, feed=self._feed, spawn=self._spawn)
         self._sinks: dict[str, StreamSink] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._to_flush: set[str] = set()
@@ -109,6 +118,10 @@ class Router:
         """See RouterPort."""
         return [self._view(known.endpoint.worker_id) for known in self._registry.all()]
 
+    def explain(self, request_id: str) -> DecisionRecord | None:
+        """See RouterPort."""
+        return self._decisions.explain(request_id)
+
     def not_ready_reason(self) -> str | None:
         """See RouterPort."""
         return "the router is stopping" if self._closing else self._machine.fleet.missing()
@@ -124,6 +137,10 @@ class Router:
     def queued(self) -> int:
         """Requests that wait for a worker."""
         return self._machine.queued
+
+    def index_stats(self) -> TreeStats:
+        """Sizes of the prefix index."""
+        return self._machine.fleet.index.stats()
 
     async def run(self) -> None:
         """Serve until `close`. Raises what a part of the router dies of; it is closed then as well."""
@@ -186,13 +203,16 @@ class Router:
             due = self._machine.next_wakeup()
             if due is not None and due <= now:
                 self._feed(Tick())
+                # Bulk work comes in slices, and what else is due has its turn between them.
+                await self._clock.sleep(0)
                 continue
             self._armed_for = due
             self._rearm.clear()
             if due is None:
                 await self._rearm.wait()
             else:
-                await self._first_of(self._rearm.wait(), self._clock.sleep(due - now))
+                # Clocks have a grain: a wait below it would end before its time, again and again.
+                await self._first_of(self._rearm.wait(), self._clock.sleep(max(due - now, GRAIN_S)))
 
     def _arm(self) -> None:
         due = self._machine.next_wakeup()
@@ -214,7 +234,9 @@ class Router:
     def _feed(self, event: Event) -> None:
         self._perform(self._machine.handle(event, self._clock.now()))
         self._arm()
-        if isinstance(event, Step):
+        if isinstance(event, SnapshotEnded):
+            self._show(event.worker_id)
+        elif isinstance(event, Step):
             if event.batch.load is not None:
                 self._show_load(event.worker_id)
             if self._closing and not self._unconfirmed():
@@ -226,6 +248,8 @@ class Router:
                 self._emit(effect)
             elif isinstance(effect, SubmitTo | AbortOn | ReleaseOn):
                 self._address(effect)
+            elif isinstance(effect, FetchSnapshot | CancelSnapshot):
+                self._fetch(effect)
             else:
                 self._end(effect)
 
@@ -241,6 +265,8 @@ class Router:
 
     def _end(self, effect: Finish | Fail | Gone) -> None:
         sink = self._sinks.pop(effect.request_id, None)
+        # Before the client hears of the end: it may ask for the reasons at once.
+        self._decisions.ended(effect.summary)
         try:
             if sink is not None and isinstance(effect, Finish):
                 sink.on_finish(effect.summary)
@@ -269,6 +295,13 @@ class Router:
         if not self._flush_due:
             self._flush_due = True
             asyncio.get_running_loop().call_soon(self._flush)
+
+    def _fetch(self, effect: FetchSnapshot | CancelSnapshot) -> None:
+        member = self._members.get(effect.worker_id)
+        if isinstance(effect, FetchSnapshot) and member is not None:
+            self._snapshots.fetch(effect, member.session)
+        else:
+            self._snapshots.cancel(effect.worker_id)
 
     def _flush(self) -> None:
         self._flush_due = False
@@ -305,7 +338,8 @@ class Router:
     def _view(self, worker_id: str) -> WorkerView:
         worker = self._machine.fleet.workers.get(worker_id)
         load = worker.load if worker is not None else None
-        return self._registry[worker_id].view(load, self._busy(worker_id))
+        kv = self._machine.fleet.kv_status(worker_id)
+        return self._registry[worker_id].view(load, self._busy(worker_id), kv)
 
     def _show(self, worker_id: str) -> None:
         if self._members.get(worker_id) is None:

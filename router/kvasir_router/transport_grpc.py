@@ -7,7 +7,8 @@ state to the next attempt, and reconnecting is the session's business.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
+import contextlib
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable
 from dataclasses import dataclass
 from typing import NoReturn, TypeVar
 
@@ -15,9 +16,16 @@ import grpc
 import grpc.aio
 
 from kvasir.core.errors import ProtocolError
+from kvasir.core.kv import KvSnapshotPart
 from kvasir.core.messages import Hello, RouterFrame, Welcome, WorkerFrame
 from kvasir.ports.session import ConnectionLost
-from kvasir.wire.codec import SERVICE, decode_to_router, encode_to_worker
+from kvasir.wire.codec import (
+    SERVICE,
+    decode_snapshot_part,
+    decode_to_router,
+    encode_snapshot_request,
+    encode_to_worker,
+)
 
 T = TypeVar("T")
 Call = grpc.aio.StreamStreamCall[bytes, bytes]
@@ -36,10 +44,11 @@ _REFUSALS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class GrpcDialLimits:
-    """`connect_timeout_s` is for the whole dial, Welcome included. A peer that does not answer a
-    keepalive ping within `keepalive_timeout_s` is gone."""
+    """`connect_timeout_s` is for the whole dial, Welcome included, and `part_timeout_s` for each part of
+    a snapshot. A peer that does not answer a keepalive ping within `keepalive_timeout_s` is gone."""
 
     connect_timeout_s: float = 5.0
+    part_timeout_s: float = 5.0
     max_message_bytes: int = 96 << 20
     keepalive_s: float = 10.0
     keepalive_timeout_s: float = 5.0
@@ -99,12 +108,19 @@ class GrpcRouterConnection:
             raise ConnectionLost("closed") from None
 
     async def _raise_lost(self, error: BaseException) -> NoReturn:
-        if not self._call.done():
-            raise ConnectionLost(str(error)) from error
-        code, details = await self._call.code(), await self._call.details()
-        if code in _REFUSALS:
-            raise ProtocolError(f"the worker refused: {details}", code=code.name.lower()) from error
-        raise ConnectionLost(f"{code.name}: {details}") from error
+        raise await _ended(self._call, error) from error
+
+
+async def _ended(
+    call: Call | grpc.aio.UnaryStreamCall[bytes, bytes], error: BaseException
+) -> ConnectionLost | ProtocolError:
+    """What became of a call that broke."""
+    if not call.done():
+        return ConnectionLost(str(error))
+    code, details = await call.code(), await call.details()
+    if code in _REFUSALS:
+        return ProtocolError(f"the worker refused: {details}", code=code.name.lower())
+    return ConnectionLost(f"{code.name}: {details}")
 
 
 class GrpcDialer:
@@ -135,6 +151,39 @@ class GrpcDialer:
             await connection.close()
             raise
         return connection
+
+    async def snapshot(self, address: str, epoch: int) -> AsyncGenerator[KvSnapshotPart, None]:
+        """All that the worker holds; see kvasir.ports.session.Dialer."""
+        limits = self._limits
+        async with self._snapshot_call(address, epoch) as call:
+            while True:
+                try:
+                    async with asyncio.timeout(limits.part_timeout_s):
+                        data = await call.read()
+                except TimeoutError as error:
+                    raise ConnectionLost(
+                        f"{address} sent no part of its snapshot in {limits.part_timeout_s:g} s"
+                    ) from error
+                except _BROKEN as error:
+                    raise await _ended(call, error) from error
+                if not isinstance(data, bytes):
+                    return
+                yield decode_snapshot_part(data)
+
+    @contextlib.asynccontextmanager
+    async def _snapshot_call(
+        self, address: str, epoch: int
+    ) -> AsyncIterator[grpc.aio.UnaryStreamCall[bytes, bytes]]:
+        channel = grpc.aio.insecure_channel(address, options=self._options())
+        method = channel.unary_stream(
+            f"/{SERVICE}/Snapshot", request_serializer=None, response_deserializer=None
+        )
+        call = method(encode_snapshot_request(epoch), metadata=self._metadata, wait_for_ready=False)
+        try:
+            yield call
+        finally:
+            call.cancel()
+            await channel.close(None)
 
     def _options(self) -> list[tuple[str, int]]:
         limits = self._limits

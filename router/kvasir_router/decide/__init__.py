@@ -8,16 +8,29 @@ from kvasir.core.errors import ConfigError
 from kvasir.ports.clock import Rng
 from kvasir.ports.routing import RoutingPolicy
 from kvasir_router.decide.classic import LeastLoaded, RoundRobin
-from kvasir_router.decide.cost import CostPolicy
+from kvasir_router.decide.cost import CostPolicy, CostWeights
 from kvasir_router.decide.eligible import Disaggregation
+from kvasir_router.decide.peers import PEERS
 from kvasir_router.decide.rates import RateBook
+from kvasir_router.decide.roofline import Rates, rates_of
 
-__all__ = ["CostPolicy", "Disaggregation", "LeastLoaded", "RateBook", "RoundRobin", "make_policy"]
+__all__ = [
+    "CostPolicy",
+    "CostWeights",
+    "Disaggregation",
+    "LeastLoaded",
+    "RateBook",
+    "Rates",
+    "RoundRobin",
+    "make_policy",
+    "rates_of",
+]
 
 _POLICIES: dict[str, Callable[[Disaggregation, Rng], RoutingPolicy]] = {
     "cost": CostPolicy,
     "round_robin": RoundRobin,
     "least_loaded": LeastLoaded,
+    **PEERS,
 }
 
 

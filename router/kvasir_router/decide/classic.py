@@ -2,41 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+
+import numpy as np
 
 from kvasir.ports.clock import Rng
-from kvasir.ports.routing import Candidate, Plan, RequestView
-from kvasir_router.decide.eligible import Disaggregation, eligible, missing_role
-
-Choose = Callable[[Sequence[Candidate]], Candidate]
-
-
-def _plan(
-    request: RequestView,
-    candidates: Sequence[Candidate],
-    disaggregation: Disaggregation,
-    choose: tuple[Choose, Choose],
-    reason: str,
-) -> Plan | None:
-    """Apart where that is possible and allowed, else whole, each part chosen on its own."""
-    may = eligible(candidates, disaggregation, request)
-    decoders = [d for d in may.decode if _others(may.prefill, d)]
-    if decoders:
-        decode = choose[1](decoders)
-        prefill = choose[0](_others(may.prefill, decode))
-        return Plan(prefill.target, decode.target, reason, prefill.cached_tokens)
-    if may.full:
-        whole = choose[1](may.full)
-        return Plan(None, whole.target, reason, whole.cached_tokens)
-    return None
-
-
-def _others(candidates: Sequence[Candidate], than: Candidate) -> list[Candidate]:
-    return [c for c in candidates if c.target.worker_id != than.target.worker_id]
+from kvasir.ports.routing import Candidates, IntColumn, Plan, RequestView
+from kvasir_router.decide.eligible import Choose, Disaggregation, missing_role, plan_by_parts
 
 
 class RoundRobin:
-    """Each part of the fleet in turn."""
+    """Each part of the fleet in turn, in the order of their names."""
 
     name = "round_robin"
 
@@ -45,24 +21,33 @@ class RoundRobin:
         self._start = rng.getrandbits(16)
         self._turn = 0
 
-    def decide(self, request: RequestView, candidates: Sequence[Candidate], now: float) -> Plan | None:
+    def decide(self, request: RequestView, candidates: Candidates, now: float) -> Plan | None:
         """See RoutingPolicy."""
         position = self._start + self._turn
 
-        def choose(among: Sequence[Candidate]) -> Candidate:
-            return sorted(among, key=lambda c: c.target)[position % len(among)]
+        def choose(rows: IntColumn) -> int:
+            order: list[int] = sorted(rows.tolist(), key=candidates.targets.__getitem__)
+            return order[position % len(order)]
 
-        plan = _plan(request, candidates, self._disaggregation, (choose, choose), self.name)
+        plan = plan_by_parts(
+            candidates,
+            self._disaggregation,
+            request.choices,
+            prefill=choose,
+            decode=choose,
+            full=choose,
+            reason=self.name,
+        )
         self._turn += plan is not None
         return plan
 
-    def missing(self, candidates: Sequence[Candidate]) -> str | None:
+    def missing(self, prefills: Sequence[bool], decodes: Sequence[bool], worker: Sequence[int]) -> str | None:
         """See RoutingPolicy."""
-        return missing_role(candidates, self._disaggregation)
+        return missing_role(prefills, decodes, worker, self._disaggregation)
 
 
 class LeastLoaded:
-    """The fewest queued prompt tokens to prefill, the fewest running streams to decode."""
+    """The fewest queued prompt tokens to prefill, the fewest running streams to decode; ties at random."""
 
     name = "least_loaded"
 
@@ -70,22 +55,33 @@ class LeastLoaded:
         self._disaggregation = disaggregation
         self._rng = rng
 
-    def decide(self, request: RequestView, candidates: Sequence[Candidate], now: float) -> Plan | None:
+    def decide(self, request: RequestView, candidates: Candidates, now: float) -> Plan | None:
         """See RoutingPolicy."""
-        choose = (
-            self._fewest(lambda c: (c.queued_prefill_tokens, c.streams)),
-            self._fewest(lambda c: (c.streams, c.queued_prefill_tokens)),
+        queued, streams = candidates.queued_prefill_tokens, candidates.streams
+        by_streams = self._least(streams, queued)
+        return plan_by_parts(
+            candidates,
+            self._disaggregation,
+            request.choices,
+            prefill=self._least(queued, streams),
+            decode=by_streams,
+            full=by_streams,
+            reason=self.name,
         )
-        return _plan(request, candidates, self._disaggregation, choose, self.name)
 
-    def missing(self, candidates: Sequence[Candidate]) -> str | None:
+    def missing(self, prefills: Sequence[bool], decodes: Sequence[bool], worker: Sequence[int]) -> str | None:
         """See RoutingPolicy."""
-        return missing_role(candidates, self._disaggregation)
+        return missing_role(prefills, decodes, worker, self._disaggregation)
 
-    def _fewest(self, load: Callable[[Candidate], tuple[int, int]]) -> Choose:
-        def choose(among: Sequence[Candidate]) -> Candidate:
-            least = min(load(c) for c in among)
-            ties = [c for c in among if load(c) == least]
-            return ties[self._rng.randrange(len(ties))]
+    def _least(self, first: IntColumn, then: IntColumn) -> Choose:
+        def choose(rows: IntColumn) -> int:
+            rows = _smallest(_smallest(rows, first), then)
+            return int(rows[self._rng.randrange(len(rows))])
 
         return choose
+
+
+def _smallest(rows: IntColumn, column: IntColumn) -> IntColumn:
+    values = column[rows]
+    least: IntColumn = rows[values == np.minimum.reduce(values)]
+    return least

@@ -1,180 +1,336 @@
 """The cost model: every consideration is a number of seconds, and the smallest sum wins.
 
-Where the prompt is prefilled:
-    queue     uncached tokens that were sent there before and are not prefilled yet
-    prefill   its own uncached tokens: until its first token
-    work      the same seconds once more, for whoever comes next. Without it, waiting for a neighbour's
-              identical prefix and computing it a second time elsewhere would cost the same, and
-              affinity would be lost exactly when many requests of one prefix come at once
-    displace  what its blocks push out of a full cache, weighted with how full the cache is: spreads
-              distinct prefixes over the fleet even when nobody is busy
-    stall     in aggregated mode, the running streams that wait while this prompt is computed
-Where it is decoded:
-    transfer  the bytes that are missing there
-    memory    KV beyond capacity has to wait for streams to end
-    decode    its own tokens at the ITL of the batch that it joins, and the ITL that it adds to others
+Until the first token, what the client waits for:
+    queue     prompts that were sent there before and are not computed yet, in steps shared with what decodes
+    memory    KV beyond capacity waits for streams to end; only what the queue does not hide
+    load      the prefix that is fetched from CPU memory, disk or a remote store, where that is faster
+    prefill   the rest of the prompt
+    transfer  the bytes that are missing where it is decoded, and the step that they begin with
+A second of that wait counts for more the more of the promised TTFT it uses up (`slo`): little while there is
+slack, so that slack is spent on cache hits and on streams, and four times that once the promise is broken.
 
-Prefill and decode side do not depend on each other, so the best pair is the best of each.
+What it costs others:
+    work      its prefill once more, for whoever comes next. Without it, waiting for a neighbour's identical
+              prefix and computing it a second time elsewhere would cost the same, and affinity would be lost
+              exactly when many requests of one prefix come at once
+    displace  what its blocks push out of a cache, weighted with how full the cache is: spreads distinct
+              prefixes over the fleet even when nobody is busy, and puts copies of a hot one where they
+              displace least
+    link      its transfer once more, for those whose KV waits behind it
+    stall     the streams that wait while this prompt is computed among them, each for all of that time
+    decode    its own tokens at the ITL of the batch that it joins, and the ITL that it adds to others
+A second that a stream loses counts for more the closer it is to the promised ITL.
+
+A hot prefix gets a second copy when the wait for its holder costs more than computing it elsewhere. Running
+apart is right when the transfer costs less than the stall and the queue that it avoids. Places that differ
+by less than a part of what this request adds to them are equal for all that is known, and several routers
+must not all choose the same one: of two drawn at random the cheaper is taken.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from operator import itemgetter
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
+
 from kvasir.ports.clock import Rng
-from kvasir.ports.routing import Candidate, Plan, RequestView
-from kvasir_router.decide.eligible import Disaggregation, Eligible, eligible, missing_role
+from kvasir.ports.routing import (
+    Candidates,
+    FloatColumn,
+    IntColumn,
+    Plan,
+    RequestView,
+    TermTable,
+)
+from kvasir_router.decide.eligible import Disaggregation, Eligible, apart_or_whole, missing_role
+from kvasir_router.decide.rates import CHUNK_TOKENS
 
-TIE_S = 1e-6
+TERMS: tuple[str, ...] = (
+    "transfer_s",
+    "step_s",
+    "link_s",
+    "slo_s",
+    "memory_s",
+    "decode_s",
+    "queue_s",
+    "load_s",
+    "prefill_s",
+    "slo_s",
+    "work_s",
+    "displace_s",
+    "stall_s",
+)
+# The terms of each part lie side by side, and are cut out at once.
+_DECODE, _WHOLE, _PREFILL = slice(0, 6), slice(4, 13), slice(6, 13)
+_SLO = 3
+"""Where `slo_s` is in either part that runs apart."""
+_MISSING = len(TERMS)
+"""Behind the terms: the prompt tokens that are neither cached nor fetched."""
 
-
-class PrefillTerms(NamedTuple):
-    """Seconds that prefilling a request somewhere costs."""
-
-    queue_s: float
-    prefill_s: float
-    work_s: float
-    displace_s: float
-
-
-class DecodeTerms(NamedTuple):
-    """Seconds that decoding a request somewhere costs, its KV pulled from elsewhere."""
-
-    transfer_s: float
-    memory_s: float
-    decode_s: float
-
-
-class FullTerms(NamedTuple):
-    """Seconds that running all of a request in one place costs."""
-
-    queue_s: float
-    prefill_s: float
-    work_s: float
-    displace_s: float
-    stall_s: float
-    memory_s: float
-    decode_s: float
-
-
-Terms = PrefillTerms | DecodeTerms | FullTerms
-
-
-def prefill_terms(request: RequestView, candidate: Candidate) -> PrefillTerms:
-    """The prefill part of `request` at `candidate`."""
-    rates = candidate.rates
-    own = rates.prefill_s(request.prompt_tokens - candidate.cached_tokens)
-    fullness = min(1.0, candidate.held_tokens / candidate.kv_tokens)
-    return PrefillTerms(rates.prefill_s(candidate.queued_prefill_tokens), own, own, own * fullness)
+_SHORTEST_S = 1e-9
+"""Keeps a promise of no time from dividing by zero; no clock can tell it apart from nothing."""
 
 
-def decode_terms(request: RequestView, candidate: Candidate) -> DecodeTerms:
-    """The decode part of `request` at `candidate`."""
-    rates, streams = candidate.rates, candidate.streams
-    missing = request.prompt_tokens - candidate.cached_tokens
-    step = rates.step_s(streams + request.choices)
-    added = step - rates.step_s(streams)
-    need = request.prompt_tokens + request.output_tokens * request.choices
-    excess = max(0, candidate.reserved_kv_tokens + need - candidate.kv_tokens)
-    return DecodeTerms(
-        rates.transfer_s(missing * candidate.kv_token_bytes),
-        request.output_tokens * step * excess / candidate.kv_tokens,
-        request.output_tokens * (step + streams * added),
-    )
+@dataclass(frozen=True, slots=True)
+class CostWeights:
+    """What the model cannot measure.
+
+    within: what a second of waiting counts for when none of the promise is used up; it grows by 1 until
+        the promised time has passed.
+    steepest: the promised times after which it grows no more: what is hopelessly late must not hide what
+        it does to others.
+    streams: by how much more a second counts for that streams lose, which each of them may lose many times.
+    work: seconds of those who come next, per second of prefill.
+    reuse: how likely a block that is pushed out of a full cache would have been used again.
+    tie: places whose costs differ by less than this part of the request's own engine time are equal.
+    chunk_tokens: prompt tokens that engines compute in one step beside their streams.
+    pairs: most pairs of places that are weighed together; of larger fleets the best of each side are.
+    """
+
+    within: float = 0.3
+    steepest: float = 1.0
+    streams: float = 1.5
+    work: float = 1.5
+    reuse: float = 0.5
+    tie: float = 0.2
+    chunk_tokens: int = CHUNK_TOKENS
+    pairs: int = 4096
 
 
-def full_terms(request: RequestView, candidate: Candidate) -> FullTerms:
-    """The whole of `request` at `candidate`: nothing is moved, and running streams wait meanwhile."""
-    prefill, decode = prefill_terms(request, candidate), decode_terms(request, candidate)
-    stall = prefill.prefill_s * candidate.streams
-    return FullTerms(*prefill, stall, decode.memory_s, decode.decode_s)
+DEFAULT_WEIGHTS = CostWeights()
 
 
-Scored = tuple[float, Candidate, Terms]
+class _Choice(NamedTuple):
+    """The best way to run a request in one mode: rows of the candidates."""
 
-
-def _scored(
-    candidates: Iterable[Candidate], terms: Callable[[RequestView, Candidate], Terms], request: RequestView
-) -> list[Scored]:
-    """Cheapest first."""
-    scored: list[Scored] = []
-    for candidate in candidates:
-        parts = terms(request, candidate)
-        scored.append((sum(parts), candidate, parts))
-    scored.sort(key=itemgetter(0))
-    return scored
-
-
-def _named(*terms: Terms) -> tuple[tuple[str, float], ...]:
-    return tuple(pair for part in terms for pair in part._asdict().items())
+    prefill: int | None
+    decode: int
+    cost: float
+    ttft_s: float
+    tables: tuple[TermTable, ...]
 
 
 class CostPolicy:
-    """Choose what costs the fewest seconds; among equals, the emptier of two drawn at random."""
+    """Choose what costs the fewest seconds; among near equals, the cheaper of two drawn at random."""
 
     name = "cost"
 
-    def __init__(self, disaggregation: Disaggregation, rng: Rng) -> None:
+    def __init__(
+        self, disaggregation: Disaggregation, rng: Rng, weights: CostWeights = DEFAULT_WEIGHTS
+    ) -> None:
         self._disaggregation = disaggregation
         self._rng = rng
+        self._weights = weights
+        # Arrays without dimensions: numpy takes half as long over them as over numbers.
+        self._one, self._per_chunk = np.array(1.0), np.array(1.0 / weights.chunk_tokens)
+        self._within, self._steepest = np.array(weights.within), np.array(weights.steepest)
+        self._work, self._reuse = np.array(weights.work), np.array(weights.reuse)
+        self._streams = np.array(weights.streams)
 
-    def decide(self, request: RequestView, candidates: Sequence[Candidate], now: float) -> Plan | None:
+    def decide(self, request: RequestView, candidates: Candidates, now: float) -> Plan | None:
         """See RoutingPolicy; the terms are in seconds."""
-        may = eligible(candidates, self._disaggregation, request)
-        apart = self._apart(request, may)
-        whole = self._pick(_scored(may.full, full_terms, request))
-        if whole is not None and (apart is None or whole[0] <= apart[0][0] + apart[1][0]):
-            reason = _reason("aggregated", whole[1])
-            return Plan(None, whole[1].target, reason, whole[1].cached_tokens, _named(whole[2]))
-        if apart is None:
+        may = apart_or_whole(candidates, self._disaggregation, request.choices)
+        apart = len(may.prefill) > 0 and len(may.decode) > 0
+        if not apart and not len(may.full):
             return None
-        prefill, decode = apart
-        reason = _reason("disaggregated", prefill[1])
-        terms = _named(prefill[2], decode[2])
-        return Plan(prefill[1].target, decode[1].target, reason, prefill[1].cached_tokens, terms)
+        both = len(may.prefill) + len(may.decode) > len(candidates)
+        terms = self._terms(request, candidates, whole=both or len(may.full) > 0)
+        best = self._apart(request, candidates, may, terms) if apart else None
+        if len(may.full):
+            whole = self._whole(request, candidates, may.full, terms)
+            if best is None or whole.cost <= best.cost:
+                best = whole
+        return None if best is None else _plan(request, candidates, best, terms)
 
-    def missing(self, candidates: Sequence[Candidate]) -> str | None:
+    def missing(self, prefills: Sequence[bool], decodes: Sequence[bool], worker: Sequence[int]) -> str | None:
         """See RoutingPolicy."""
-        return missing_role(candidates, self._disaggregation)
+        return missing_role(prefills, decodes, worker, self._disaggregation)
 
-    def _apart(self, request: RequestView, may: Eligible) -> tuple[Scored, Scored] | None:
-        """The cheapest pair on two different workers."""
-        prefills = _scored(may.prefill, prefill_terms, request)
-        decodes = _scored(may.decode, decode_terms, request)
-        best: tuple[Scored, Scored] | None = None
-        for prefill in (self._pick(prefills), self._pick(_elsewhere(prefills))):
-            if prefill is None:
-                continue
-            worker = prefill[1].target.worker_id
-            decode = self._pick([d for d in decodes if d[1].target.worker_id != worker])
-            if decode is None:
-                continue
-            if best is None or prefill[0] + decode[0] < best[0][0] + best[1][0]:
-                best = prefill, decode
-        return best
+    def _terms(self, request: RequestView, candidates: Candidates, *, whole: bool) -> FloatColumn:
+        """What every place would cost in whichever mode, a row for each of TERMS but `slo_s`, and a last one
+        of tokens (_MISSING). `whole`: prompts may be computed where streams decode."""
+        rates, one = candidates.rates, self._one
+        prompt, output = float(request.prompt_tokens), float(request.output_tokens)
+        choices = float(request.choices)
+        terms: FloatColumn = np.empty((len(TERMS) + 1, len(candidates)))
+        transfer, step, link, _, memory, decode, queue, load, prefill, _, work, displace, stall, missing = (
+            terms
+        )
 
-    def _pick(self, scored: list[Scored]) -> Scored | None:
-        """The cheapest; ties by the power of two choices."""
-        if not scored:
+        streams = candidates.streams.astype(np.float64)
+        of_streams = rates.step_stream_s * streams
+        running = rates.step_fixed_s + of_streams
+        token_s = np.minimum(streams, one) * running
+        token_s *= self._per_chunk
+        token_s += rates.prefill_token_s
+        queued = candidates.queued_prefill_tokens.astype(np.float64)
+        chunks = np.minimum(candidates.waiting, queued * self._per_chunk + one)
+        np.multiply(queued, token_s, out=queue)
+        queue += chunks * rates.prefill_fixed_s
+
+        np.subtract(prompt, candidates.cached_tokens, out=missing)
+        np.multiply(missing * candidates.kv_token_bytes, rates.transfer_byte_s, out=transfer)
+        transfer += rates.transfer_fixed_s
+        np.multiply(transfer, self._work, out=link)
+        load.fill(0.0)
+        if np.count_nonzero(candidates.tier_tokens):
+            missing -= _from_tiers(candidates, token_s, load)
+        np.multiply(missing, token_s, out=prefill)
+        prefill += rates.prefill_fixed_s
+        np.multiply(prefill, self._work, out=work)
+        kv_tokens = np.maximum(candidates.kv_tokens, one)
+        fullness = np.minimum(candidates.held_tokens / kv_tokens, one)
+        fullness *= self._reuse
+        np.multiply(prefill, fullness, out=displace)
+
+        np.add(running, rates.step_stream_s * choices, out=step)
+        if whole:
+            # Those that decode there lose what waits before this prompt as well: it brings them nearer to the
+            # end of their patience, and all of it is spread over an output like this one.
+            backlog = queue + prefill
+            backlog *= 1.0 / max(output, 1.0)
+            backlog += step
+            np.multiply(missing * rates.prefill_token_s, streams, out=stall)
+            stall *= self._urgency(backlog, request.slo.itl_s)
+            stall *= self._streams
+        else:
+            stall.fill(0.0)
+        urgency = self._of_streams(streams, step, request.slo.itl_s)
+        np.add(step, of_streams, out=decode)
+        decode *= urgency * output * choices
+        excess = (prompt + output * choices) + candidates.reserved_kv_tokens
+        excess -= kv_tokens
+        memory.fill(0.0)
+        if excess.item(excess.argmax()) > 0.0:
+            # Streams end, and free what they hold, about once in the time that an output takes.
+            np.multiply(np.maximum(excess, 0.0) / kv_tokens, step * output, out=memory)
+        return terms
+
+    def _of_streams(self, streams: FloatColumn, step: FloatColumn, promised_s: float) -> float:
+        """What a second that any stream loses counts for, by the ITL that streams have on average: were it
+        by each place's own, requests would leave their prefixes for the batches that are less full."""
+        running = float(np.add.reduce(streams))
+        itl_s = float(np.dot(streams, step)) / running if running else 0.0
+        weights = self._weights
+        used = min(itl_s / max(promised_s, _SHORTEST_S), weights.steepest)
+        return weights.streams * (weights.within + used)
+
+    def _urgency(self, seconds: FloatColumn, promised_s: float) -> FloatColumn:
+        """What each of these seconds counts for."""
+        used = seconds * (1.0 / max(promised_s, _SHORTEST_S))
+        np.minimum(used, self._steepest, out=used)
+        used += self._within
+        return used
+
+    def _whole(
+        self, request: RequestView, candidates: Candidates, rows: IntColumn, terms: FloatColumn
+    ) -> _Choice:
+        values: FloatColumn = terms[_WHOLE].take(rows, 1)
+        memory, _, queue, load, prefill, slo, *_ = values
+        np.maximum(memory - queue, 0.0, out=memory)
+        ttft = queue + memory + load + prefill
+        np.multiply(ttft, self._urgency(ttft, request.slo.ttft_s) - 1.0, out=slo)
+        costs: FloatColumn = np.add.reduce(values, 0)
+        at = int(costs.argmin())
+        row = rows.item(at)
+        at = self._among_equals(costs, at, self._engine_s(request, candidates, prefill.item(at), row))
+        table = TermTable("whole", "s", rows, TERMS[_WHOLE], values.T)
+        return _Choice(None, rows.item(at), costs.item(at), ttft.item(at), (table,))
+
+    def _apart(
+        self, request: RequestView, candidates: Candidates, may: Eligible, terms: FloatColumn
+    ) -> _Choice | None:
+        """The best pair on two different workers."""
+        transfer, step, link, _, memory, decode, queue, load, prefill, _, work, displace, stall, _ = terms
+        before, others = queue + load + prefill, work + displace + stall
+        after, output = transfer + memory + step, link + decode
+        prefills, decodes = may.prefill, may.decode
+        if len(prefills) * len(decodes) > self._weights.pairs:
+            side = int(self._weights.pairs**0.5)
+            prefills = _cheapest(prefills, before + others, side)
+            decodes = _cheapest(decodes, after + output, side)
+        ttft = before[prefills][:, None] + after[decodes]
+        waits = self._urgency(ttft, request.slo.ttft_s)
+        waits *= ttft
+        costs = waits + others[prefills][:, None]
+        costs += output[decodes]
+        if len(may.prefill) + len(may.decode) > len(candidates):
+            # Some may do either part.
+            worker = candidates.worker
+            costs[worker[prefills][:, None] == worker[decodes]] = np.inf
+        flat, width = costs.ravel(), len(decodes)
+        at = int(flat.argmin())
+        if flat.item(at) == np.inf:
             return None
-        ties = [entry for entry in scored if entry[0] - scored[0][0] <= TIE_S]
-        if len(ties) == 1:
-            return ties[0]
-        first = self._rng.randrange(len(ties))
-        second = (first + 1 + self._rng.randrange(len(ties) - 1)) % len(ties)
-        return min(ties[first], ties[second], key=lambda entry: _occupied(entry[1]))
+        i, j = divmod(at, width)
+        engine_s = self._engine_s(request, candidates, prefill.item(prefills.item(i)), decodes.item(j))
+        at = self._among_equals(flat, at, engine_s)
+        i, j = divmod(at, width)
+        waits -= ttft
+        tables = (
+            _table("prefill", _PREFILL, prefills, terms, waits[:, j]),
+            _table("decode", _DECODE, decodes, terms, waits[i]),
+        )
+        return _Choice(prefills.item(i), decodes.item(j), flat.item(at), ttft.item(i, j), tables)
+
+    def _engine_s(self, request: RequestView, candidates: Candidates, prefill_s: float, decode: int) -> float:
+        """The time of engines that this request takes, with what it adds to the steps of others."""
+        streams = request.output_tokens * request.choices
+        return prefill_s + streams * candidates.rates.step_stream_s.item(decode)
+
+    def _among_equals(self, costs: FloatColumn, best: int, engine_s: float) -> int:
+        """The power of two choices among what is as good as the best."""
+        equal = (costs <= costs.item(best) + self._weights.tie * engine_s).nonzero()[0]
+        if len(equal) < 2:
+            return best
+        count = len(equal)
+        first = int(self._rng.random() * count)
+        second = (first + 1 + int(self._rng.random() * (count - 1))) % count
+        one, other = equal.item(first), equal.item(second)
+        return one if costs.item(one) <= costs.item(other) else other
 
 
-def _elsewhere(scored: list[Scored]) -> list[Scored]:
-    """Without the cheapest one's worker: the runner-up matters where one worker may do either part."""
-    return [s for s in scored if s[1].target.worker_id != scored[0][1].target.worker_id]
+def _table(part: str, cells: slice, rows: IntColumn, terms: FloatColumn, slo: FloatColumn) -> TermTable:
+    """What each place would cost beside the chosen one of the other part, whose wait is in `slo`."""
+    values: FloatColumn = terms[cells].take(rows, 1)
+    values[_SLO] = slo
+    return TermTable(part, "s", rows, TERMS[cells], values.T)
 
 
-def _occupied(candidate: Candidate) -> tuple[int, int]:
-    return candidate.held_tokens, candidate.reserved_kv_tokens
+def _from_tiers(candidates: Candidates, token_s: FloatColumn, load: FloatColumn) -> IntColumn:
+    """How many tokens are worth fetching from lower tiers, each only below the ones above it; writes the
+    seconds that this takes to `load`."""
+    tokens, rates = candidates.tier_tokens, candidates.rates
+    seconds = tokens * candidates.kv_token_bytes[:, None] * rates.tier_byte_s
+    seconds += rates.tier_fixed_s * np.minimum(tokens, 1)
+    saved = np.cumsum(tokens * token_s[:, None] - seconds, axis=1)
+    tier: IntColumn = saved.argmax(axis=1)[:, None]
+    worth = np.take_along_axis(saved, tier, 1)[:, 0] > 0.0
+    load[:] = np.take_along_axis(np.cumsum(seconds, axis=1), tier, 1)[:, 0] * worth
+    fetched: IntColumn = np.take_along_axis(np.cumsum(tokens, axis=1), tier, 1)[:, 0] * worth
+    return fetched
 
 
-def _reason(mode: str, candidate: Candidate) -> str:
-    return f"{mode}_{'prefix' if candidate.cached_tokens else 'load'}"
+def _cheapest(rows: IntColumn, costs: FloatColumn, most: int) -> IntColumn:
+    """At most so many of the rows, in their order."""
+    if len(rows) <= most:
+        return rows
+    best: IntColumn = np.sort(np.argpartition(costs[rows], most - 1)[:most])
+    kept: IntColumn = rows[best]
+    return kept
+
+
+def _plan(request: RequestView, candidates: Candidates, choice: _Choice, terms: FloatColumn) -> Plan:
+    row = choice.decode if choice.prefill is None else choice.prefill
+    cached = request.prompt_tokens - round(terms.item(_MISSING, row))
+    mode = "aggregated" if choice.prefill is None else "disaggregated"
+    return Plan(
+        prefill=None if choice.prefill is None else candidates.targets[choice.prefill],
+        decode=candidates.targets[choice.decode],
+        reason=f"{mode}_{'prefix' if cached else 'load'}",
+        predicted_cached_tokens=cached,
+        predicted_ttft_s=choice.ttft_s,
+        tables=choice.tables,
+    )

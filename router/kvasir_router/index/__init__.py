@@ -1,5 +1,21 @@
 """Which worker holds which prefix: the router's picture of every KV cache in the fleet."""
 
-from kvasir_router.index.radix import IndexStats, Owner, PrefixIndex
+from kvasir_router.index.contract import (
+    CancelSnapshot,
+    CatchUpLimits,
+    FetchSnapshot,
+    IndexEffect,
+    IndexMode,
+    Picture,
+)
+from kvasir_router.index.fleet_index import FleetIndex
 
-__all__ = ["IndexStats", "Owner", "PrefixIndex"]
+__all__ = [
+    "CancelSnapshot",
+    "CatchUpLimits",
+    "FetchSnapshot",
+    "FleetIndex",
+    "IndexEffect",
+    "IndexMode",
+    "Picture",
+]

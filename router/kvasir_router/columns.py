@@ -1,0 +1,179 @@
+"""The places of the fleet as columns that are changed in place, one row for each rank of each worker.
+
+Policies read them as they are: building an object for each place of a fleet of hundreds would take longer
+than deciding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvasir.core.requests import Role
+from kvasir.ports.routing import BoolColumn, Candidates, IntColumn, RateColumns, Target
+from kvasir_router.decide.rates import RATE_ROWS, rate_columns, write_rates
+from kvasir_router.decide.roofline import Rates, kv_token_bytes
+from kvasir_router.work import Work, Worker
+
+QUEUED, WAITING, STREAMS, RESERVED, HELD, KV_TOKENS, BLOCK_SIZE, WORKER = range(8)
+_INTS = 8
+TOKEN_BYTES, HEAD_TOKENS, HEAD_SINCE, TOKENS_PER_S = range(RATE_ROWS, RATE_ROWS + 4)
+_FLOATS = RATE_ROWS + 4
+# Faster than any engine, so that dividing by a rate of nothing gives a number.
+_FASTEST_TOKEN_S = 1e-12
+
+
+@dataclass(slots=True)
+class Place:
+    """One row. `own` is what is accounted there, `unreported` the part of it that was sent after the
+    worker's last report, `computed_tokens` a running count of prompt tokens that were computed there.
+    `prompts` are those that are not, in the order in which they were sent: uncached tokens by the identity
+    of the charge. `head_since_s` is when the first of them came to be that."""
+
+    target: Target
+    worker: Worker
+    row: int
+    own: Work = field(default_factory=Work)
+    unreported: Work = field(default_factory=Work)
+    computed_tokens: int = 0
+    prompts: dict[int, int] = field(default_factory=dict)
+    head_since_s: float = 0.0
+
+    @property
+    def kv_tokens(self) -> int:
+        """Its capacity."""
+        identity = self.worker.identity
+        return max(1, identity.kv_blocks * identity.kv.block_size)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Selection:
+    """Some rows, with all of them that does not change from one decision to the next. `rows` is None for
+    all rows in their order, whose columns need no copy."""
+
+    rows: IntColumn | None
+    targets: tuple[Target, ...]
+    prefills: BoolColumn
+    decodes: BoolColumn
+    groups: IntColumn
+    ints: NDArray[np.int64]
+    floats: NDArray[np.float64]
+    rates: RateColumns
+
+    def candidates(
+        self, depths: NDArray[np.uint32], prompt_tokens: int, now: float, prefilled_on: int | None = None
+    ) -> Candidates:
+        """The rows as a policy sees them. `depths` are the index's, by group and medium, in blocks. Of the
+        prompt that a place is at, the part is taken off that it should have computed by now.
+        `prefilled_on` is the row, in this selection, where the KV lies already: only it may prefill."""
+        ints, floats, rates = self.ints, self.floats, self.rates
+        if self.rows is not None:
+            ints, floats = ints.take(self.rows, 1), floats.take(self.rows, 1)
+            rates = rate_columns(floats)
+        queued, waiting, streams, reserved, held, kv_tokens, size, worker = ints
+        done = now - floats[HEAD_SINCE]
+        done *= floats[TOKENS_PER_S]
+        np.minimum(done, floats[HEAD_TOKENS], out=done)
+        # Engines compute at least the last prompt token, to have something to sample from.
+        whole_blocks = (prompt_tokens - 1) // size
+        reach: IntColumn = depths.take(self.groups, 0).astype(np.int64)
+        np.minimum(reach, whole_blocks[:, None], out=reach)
+        prefills = self.prefills
+        if prefilled_on is not None:
+            prefills = np.zeros_like(prefills)
+            prefills[prefilled_on] = True
+            reach[prefilled_on] = whole_blocks[prefilled_on]
+        reach *= size[:, None]
+        return Candidates(
+            targets=self.targets,
+            worker=worker,
+            prefills=prefills,
+            decodes=self.decodes,
+            cached_tokens=reach[:, 0],
+            tier_tokens=reach[:, 1:] - reach[:, :-1],
+            queued_prefill_tokens=queued - done.astype(np.int64),
+            waiting=waiting,
+            streams=streams,
+            reserved_kv_tokens=reserved,
+            held_tokens=held,
+            kv_tokens=kv_tokens,
+            kv_token_bytes=floats[TOKEN_BYTES],
+            block_size=size,
+            rates=rates,
+        )
+
+
+class Columns:
+    """Places by target, and the arrays in which row i is of `targets[i]`. Rows are as many as places, and
+    are numbered anew when workers join or leave."""
+
+    def __init__(self) -> None:
+        self.targets: tuple[Target, ...] = ()
+        self.places: dict[Target, Place] = {}
+        self.ints: NDArray[np.int64] = np.zeros((_INTS, 0), dtype=np.int64)
+        self.floats: NDArray[np.float64] = np.zeros((_FLOATS, 0))
+        self._joined = 0
+
+    def join(self, worker: Worker, rates: Rates) -> None:
+        """Rows for every rank of a worker of which there are none."""
+        identity = worker.identity
+        ranks = identity.data_parallel_size
+        first = len(self.targets)
+        targets = [Target(worker.worker_id, rank) for rank in range(ranks)]
+        ints, floats = np.zeros((_INTS, ranks), dtype=np.int64), np.zeros((_FLOATS, ranks))
+        for offset, target in enumerate(targets):
+            self.places[target] = Place(target, worker, first + offset)
+        ints[WORKER] = self._joined
+        ints[KV_TOKENS] = self.places[targets[0]].kv_tokens
+        ints[BLOCK_SIZE] = max(1, identity.kv.block_size)
+        floats[TOKEN_BYTES] = kv_token_bytes(identity)
+        write_rates(floats, slice(None), rates)
+        floats[TOKENS_PER_S] = 1.0 / max(rates.prefill_token_s, _FASTEST_TOKEN_S)
+        self._joined += 1
+        self.targets = (*self.targets, *targets)
+        self.ints = np.concatenate((self.ints, ints), axis=1)
+        self.floats = np.concatenate((self.floats, floats), axis=1)
+
+    def leave(self, worker_id: str) -> None:
+        """A worker's rows are gone."""
+        kept = [row for row, target in enumerate(self.targets) if target.worker_id != worker_id]
+        for target in self.targets:
+            if target.worker_id == worker_id:
+                del self.places[target]
+        self.targets = tuple(self.targets[row] for row in kept)
+        self.ints = np.ascontiguousarray(self.ints[:, kept])
+        self.floats = np.ascontiguousarray(self.floats[:, kept])
+        for row, target in enumerate(self.targets):
+            self.places[target].row = row
+
+    def of_worker(self, worker_id: str) -> list[Place]:
+        """The places of a worker, by rank."""
+        place = self.places.get(Target(worker_id))
+        ranks = 0 if place is None else place.worker.identity.data_parallel_size
+        return [self.places[Target(worker_id, rank)] for rank in range(ranks)]
+
+    def write_rates(self, worker_id: str, rates: Rates) -> None:
+        """Another estimate of what work costs on a worker."""
+        rows = [place.row for place in self.of_worker(worker_id)]
+        among = slice(rows[0], rows[-1] + 1)
+        write_rates(self.floats, among, rates)
+        self.floats[TOKENS_PER_S, among] = 1.0 / max(rates.prefill_token_s, _FASTEST_TOKEN_S)
+
+    def select(self, rows: Sequence[int], group: Callable[[Target], int]) -> Selection:
+        """These rows, until workers join or leave, or groups change."""
+        targets = tuple(self.targets[row] for row in rows)
+        roles = [self.places[target].worker.identity.role for target in targets]
+        whole = len(rows) == len(self.targets) and list(rows) == list(range(len(rows)))
+        return Selection(
+            rows=None if whole else np.array(rows, dtype=np.int64),
+            targets=targets,
+            prefills=np.array([role is not Role.DECODE for role in roles], dtype=np.bool_),
+            decodes=np.array([role is not Role.PREFILL for role in roles], dtype=np.bool_),
+            groups=np.array([group(target) for target in targets], dtype=np.int64),
+            ints=self.ints,
+            floats=self.floats,
+            rates=rate_columns(self.floats),
+        )

@@ -1,0 +1,132 @@
+"""NVIDIA Dynamo's KV router.
+
+Source: ai-dynamo 1.6.1 on PyPI (ai-dynamo/dynamo, lib/kv-router/src/scheduling/selector: `worker_logit`,
+`minimum_cost_index`, `softmax_sample_index`; lib/kv-router/src/sequences for the load), with the defaults
+of its `KvRouterConfig`: overlap_score_credit 1, host_cache_hit_weight 0.75, disk_cache_hit_weight 0.25,
+prefill_load_scale 1, decode_active_request_weight 0, router_temperature 0. In blocks:
+
+    prefill = max(0, (active prefill tokens + prompt tokens) / block size - credit)
+    credit  = device + 0.75 * host + 0.25 * disk             blocks of the prompt that are held there
+    decode  = blocks of active requests, shared ones once, with those that this request adds
+    cost    = prefill + decode, the lowest wins; at a temperature t > 0 a draw with weights
+              exp(-cost / (t * (max - min)))
+
+Apart, as its frontend does it: the prefill place without `decode` (router_track_active_blocks off), the
+decode place by the blocks of active requests alone (no credit, no prefill, nothing shared).
+
+Dynamo counts a request's blocks until it ends. Here the number of requests at a place tells how many of
+those that were sent there can still be active; the oldest are taken to have ended. Expected output is part
+of the load here; there it is not by default (router_track_output_blocks).
+"""
+
+from __future__ import annotations
+
+import math
+from array import array
+from bisect import bisect_left
+from collections import Counter, deque
+
+import numpy as np
+
+from kvasir.ports.clock import Rng
+from kvasir.ports.routing import FloatColumn, Target
+from kvasir_router.decide.eligible import Disaggregation
+from kvasir_router.decide.peers.place import WHOLE, Ask, Peer, Placed, least
+
+TIER_CREDIT = (0.75, 0.25, 0.25)
+"""Host memory; disk and what is beyond it."""
+
+ACTIVE_LIMIT = 4_096
+"""Requests of one place whose blocks are kept."""
+
+
+class _Active:
+    """The blocks of the requests that may be active at one place."""
+
+    def __init__(self) -> None:
+        self._requests: deque[array[int]] = deque()
+        self._blocks: Counter[int] = Counter()
+
+    def add(self, names: array[int]) -> None:
+        self._requests.append(names)
+        self._blocks.update(names)
+
+    def trim(self, count: int) -> None:
+        """No more than `count` are left."""
+        while len(self._requests) > min(count, ACTIVE_LIMIT):
+            self._blocks.subtract(gone := self._requests.popleft())
+            for name in gone:
+                if not self._blocks[name]:
+                    del self._blocks[name]
+
+    def repeated(self) -> int:
+        """Blocks that were counted before: what sharing saves."""
+        return self._blocks.total() - len(self._blocks)
+
+    def shared(self, names: array[int]) -> int:
+        """Leading blocks that some active request has too."""
+        return bisect_left(names, True, key=lambda name: name not in self._blocks)
+
+
+class Dynamo(Peer):
+    """The sum of a row's terms is its cost in blocks."""
+
+    name = "dynamo"
+
+    def __init__(self, disaggregation: Disaggregation, rng: Rng, temperature: float = 0.0) -> None:
+        super().__init__(disaggregation, rng)
+        self._temperature = temperature
+        self._active: dict[Target, _Active] = {}
+
+    def _place(self, ask: Ask) -> Placed:
+        candidates, rows = ask.candidates, ask.rows
+        size = candidates.block_size[rows]
+        tokens = candidates.queued_prefill_tokens[rows] + ask.request.prompt_tokens
+        below = (candidates.tier_tokens[rows] // size[:, None]) @ np.array(TIER_CREDIT)
+        credit = candidates.cached_tokens[rows] // size + below
+        prefill = np.maximum(0.0, tokens / size - credit)
+        whole = ask.part == WHOLE
+        decode = self._decode_blocks(ask) if whole else np.zeros(len(rows))
+        row = self._pick(ask, prefill + decode)
+        if whole:
+            self._active.setdefault(candidates.targets[row], _Active()).add(ask.request.block_hashes)
+        return Placed(row, ask.table("blocks", ("prefill", "decode"), prefill, decode))
+
+    def _decode(self, ask: Ask) -> Placed:
+        size = ask.candidates.block_size[ask.rows]
+        active = ask.candidates.reserved_kv_tokens[ask.rows] // size
+        own = ask.request.prompt_tokens // size
+        return Placed(
+            self._pick(ask, (active + own).astype(np.float64)),
+            ask.table("blocks", ("active", "own"), active, own),
+        )
+
+    def _decode_blocks(self, ask: Ask) -> FloatColumn:
+        """Potential decode blocks: what is active, and what this request adds to that."""
+        candidates, names = ask.candidates, ask.request.block_hashes
+        self._forget_the_gone(candidates.targets)
+        in_flight = ask.in_flight()
+        size = candidates.block_size[ask.rows]
+        own = ask.request.prompt_tokens // size
+        blocks = (candidates.reserved_kv_tokens[ask.rows] // size).astype(np.float64)
+        for position, row in enumerate(ask.rows.tolist()):
+            active = self._active.get(candidates.targets[row])
+            blocks[position] += own[position]
+            if active is not None:
+                active.trim(int(in_flight[position]))
+                blocks[position] -= active.repeated() + active.shared(names)
+        return np.maximum(0.0, blocks)
+
+    def _forget_the_gone(self, targets: tuple[Target, ...]) -> None:
+        if len(self._active) > 2 * len(targets):
+            for gone in self._active.keys() - set(targets):
+                del self._active[gone]
+
+    def _pick(self, ask: Ask, cost: FloatColumn) -> int:
+        low, high = float(cost.min()), float(cost.max())
+        if self._temperature == 0.0 or low == high:
+            return least(ask.rows, cost, self._rng)
+        weights = np.exp((low - cost) / ((high - low) * self._temperature))
+        drawn = self._rng.random() * math.fsum(weights)
+        position = int(np.searchsorted(np.cumsum(weights), drawn))
+        return int(ask.rows[min(position, len(ask.rows) - 1)])

@@ -1,0 +1,108 @@
+"""What the policies of other systems have in common here: a request is placed whole, or apart on two workers.
+
+Each of them publishes how it finds one place. That rule finds where the prompt is computed, in a fleet of
+separate pools and in one of whole workers alike; where the decode part has a rule of its own, the policy
+says so, else the fewest streams decide.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+
+from kvasir.ports.clock import Rng
+from kvasir.ports.routing import Candidates, FloatColumn, IntColumn, Plan, RequestView, TermTable
+from kvasir_router.decide.eligible import Choose, Disaggregation, missing_role, plan_by_parts
+
+PREFILL, DECODE, WHOLE = "prefill", "decode", "whole"
+
+
+class Ask(NamedTuple):
+    """Which of `rows` (never empty) is to do `part` of the request."""
+
+    request: RequestView
+    candidates: Candidates
+    rows: IntColumn
+    part: str
+
+    def table(self, unit: str, names: tuple[str, ...], *columns: FloatColumn | IntColumn) -> TermTable:
+        """The terms of all rows, a column for each name."""
+        values = np.stack([np.asarray(column, dtype=np.float64) for column in columns], axis=1)
+        return TermTable(self.part, unit, self.rows, names, values)
+
+    def in_flight(self) -> IntColumn:
+        """Requests at each row that have not ended."""
+        return self.candidates.waiting[self.rows] + self.candidates.streams[self.rows]
+
+
+class Placed(NamedTuple):
+    """The row that was chosen, what it was chosen by, a stable word where the policy's name does not say
+    enough, and the seconds until the first token, 0 from a policy that does not know."""
+
+    row: int
+    table: TermTable
+    reason: str = ""
+    ttft_s: float = 0.0
+
+
+def least(rows: IntColumn, values: FloatColumn | IntColumn, rng: Rng) -> int:
+    """A row with the smallest value, each of them equally likely."""
+    ties = rows[values == values.min()]
+    return int(ties[0] if len(ties) == 1 else ties[rng.randrange(len(ties))])
+
+
+class Peer(ABC):
+    """A policy that places one part at a time. See RoutingPolicy."""
+
+    name: str
+
+    def __init__(self, disaggregation: Disaggregation, rng: Rng) -> None:
+        self._disaggregation = disaggregation
+        self._rng = rng
+
+    def decide(self, request: RequestView, candidates: Candidates, now: float) -> Plan | None:
+        """Apart where that is allowed and possible, else whole."""
+        placed: list[Placed] = []
+
+        def by(rule: Callable[[Ask], Placed], part: str) -> Choose:
+            def choose(rows: IntColumn) -> int:
+                placed.append(rule(Ask(request, candidates, rows, part)))
+                return placed[-1].row
+
+            return choose
+
+        plan = plan_by_parts(
+            candidates,
+            self._disaggregation,
+            request.choices,
+            prefill=by(self._place, PREFILL),
+            decode=by(self._decode, DECODE),
+            full=by(self._place, WHOLE),
+            reason=self.name,
+        )
+        if plan is None:
+            return None
+        words = [part.reason for part in placed if part.reason]
+        return replace(
+            plan,
+            reason=words[-1] if words else self.name,
+            predicted_ttft_s=placed[0].ttft_s,
+            tables=tuple(part.table for part in placed),
+        )
+
+    def missing(self, prefills: Sequence[bool], decodes: Sequence[bool], worker: Sequence[int]) -> str | None:
+        """See RoutingPolicy."""
+        return missing_role(prefills, decodes, worker, self._disaggregation)
+
+    @abstractmethod
+    def _place(self, ask: Ask) -> Placed:
+        """Where the prompt is computed: for the prefill part, or for the whole."""
+
+    def _decode(self, ask: Ask) -> Placed:
+        streams = ask.candidates.streams[ask.rows]
+        row = least(ask.rows, streams, self._rng)
+        return Placed(row, ask.table("streams", ("streams",), streams))

@@ -1,0 +1,312 @@
+"""Which worker holds which prefix: every worker's reports and the router's own predictions, in one tree.
+
+It is pure: time comes in with each call, and what has to be fetched goes out as effects. Whatever state a
+worker is in, a prefix can be looked up; what may not be trusted is simply not found.
+"""
+
+from __future__ import annotations
+
+import itertools
+from array import array
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvasir.core.identity import WorkerIdentity
+from kvasir.core.kv import KvBatch, KvSnapshotPart, KvState, KvStatus, Medium
+from kvasir.native import PREDICTED, TreeStats
+from kvasir.ports.routing import Target
+from kvasir_router.index.contract import CatchUpLimits, IndexEffect, IndexMode, Picture
+from kvasir_router.index.places import Places
+from kvasir_router.index.predictions import Predictions
+from kvasir_router.index.reports import WorkerReports
+from kvasir_router.invariants import require
+
+NOT_REPORTING = "the worker does not report what it holds"
+NOT_ASKED = "its pool is routed to by prediction"
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """One worker."""
+
+    mode: IndexMode
+    reports: WorkerReports
+
+
+class FleetIndex:
+    """The whole fleet's caches.
+
+    `capacity_blocks` bounds what is held in all, counted once for each worker and medium, and
+    `predicted_blocks` the predictions among it, which live for `predicted_ttl_s`. What a worker computed is
+    expected in its reports within `confirm_s`. No call but `status`, `stats` and `check_integrity` does more
+    than a slice of work (see CatchUpLimits); `tick`, due at `next_due`, does the rest.
+    """
+
+    def __init__(
+        self,
+        *,
+        capacity_blocks: int,
+        predicted_blocks: int,
+        predicted_ttl_s: float,
+        confirm_s: float = 0.5,
+        limits: CatchUpLimits | None = None,
+    ) -> None:
+        self._limits = limits or CatchUpLimits()
+        self._places = Places(capacity_blocks=capacity_blocks, predicted_blocks=predicted_blocks)
+        self._predictions = Predictions(
+            self._places.tree,
+            ttl_s=predicted_ttl_s,
+            confirm_s=confirm_s,
+            slice_blocks=self._limits.slice_blocks,
+        )
+        self._workers: dict[str, _Known] = {}
+        # Those of the workers that wait for time to pass.
+        self._timed: dict[str, WorkerReports] = {}
+        # The last word for each worker: a later one takes the place of an earlier.
+        self._effects: dict[str, IndexEffect] = {}
+        self._attempts = itertools.count(1)
+        self._not_before = 0.0
+        # Whether a worker has left since those that did not fit in were tried again.
+        self._left = False
+        self.revision = 0
+        """Grows whenever the answer of `group` may have changed for some place."""
+
+    # -- workers ---------------------------------------------------------------------------------
+
+    def add(self, worker_id: str, identity: WorkerIdentity, mode: IndexMode, now: float) -> None:
+        """A new session of a worker; nothing is known of what it holds."""
+        self.remove(worker_id)
+
+        def moved(now: float) -> None:
+            self._moved(worker_id, reports, now)
+
+        def emit(effect: IndexEffect) -> None:
+            self._effects[worker_id] = effect
+
+        reports = WorkerReports(
+            worker_id,
+            identity.data_parallel_size,
+            self._places,
+            self._limits,
+            predicts=mode is not IndexMode.REPORTED,
+            attempts=self._attempts,
+            emit=emit,
+            moved=moved,
+        )
+        self._workers[worker_id] = _Known(mode, reports)
+        unreported = NOT_ASKED if mode is IndexMode.PREDICTED else None
+        reports.begin(now, unreported=unreported if identity.reports_kv else NOT_REPORTING)
+        self._time(worker_id, reports)
+
+    def remove(self, worker_id: str) -> None:
+        """The session is over: what the worker holds vanishes at once. Takes the same time whatever it
+        held; what is left of it is reclaimed in slices."""
+        known = self._workers.pop(worker_id, None)
+        if known is None:
+            return
+        known.reports.end()
+        self._predictions.drop(worker_id)
+        self._timed.pop(worker_id, None)
+        self._left = True
+        self.revision += 1
+
+    def demote(self, worker_id: str, reason: str, now: float, *, void: bool = False) -> None:
+        """Believe the worker's reports no longer, until its next epoch; with `void` foresee nothing of it
+        either. One that is not believed anyhow is only named."""
+        known = self._workers.get(worker_id)
+        if known is None:
+            return
+        if void or known.reports.state is not KvState.PREDICTED:
+            known.reports.doubt(reason, now, void=void)
+            self._time(worker_id, known.reports)
+        else:
+            known.reports.reason = reason
+
+    def apply(self, worker_id: str, batch: KvBatch, now: float) -> None:
+        """What has changed on a worker; ignored for one that is not known or not asked."""
+        known = self._workers.get(worker_id)
+        if known is not None:
+            known.reports.batch(batch, now)
+            self._time(worker_id, known.reports)
+
+    def snapshot_part(self, worker_id: str, attempt: int, part: KvSnapshotPart, now: float) -> None:
+        """A part of what FetchSnapshot asked for, in order."""
+        known = self._workers.get(worker_id)
+        if known is not None:
+            known.reports.part(attempt, part, now)
+            self._time(worker_id, known.reports)
+
+    def snapshot_ended(
+        self, worker_id: str, attempt: int, error: str | None, now: float, *, final: bool = False
+    ) -> None:
+        """The call is over, well or with an error; `final`: it is of no use to ask again."""
+        known = self._workers.get(worker_id)
+        if known is not None:
+            known.reports.ended(attempt, error, now, final=final)
+            self._time(worker_id, known.reports)
+
+    def take_effects(self) -> list[IndexEffect]:
+        """What is to be done since the last call, at most one effect for each worker."""
+        if not self._effects:
+            return []
+        effects = list(self._effects.values())
+        self._effects.clear()
+        return effects
+
+    # -- decisions -------------------------------------------------------------------------------
+
+    def group(self, target: Target) -> int:
+        """The row of `match` for this place; for one of which nothing may be used a row that is always 0.
+        The same as long as `revision` is."""
+        known = self._workers.get(target.worker_id)
+        if known is None or not 0 <= target.rank < len(known.reports.groups):
+            return self._places.nowhere
+        return known.reports.groups[target.rank]
+
+    def match(self, names: array[int]) -> NDArray[np.uint32]:
+        """How much of a prompt each place holds: item [group, m] is the length in blocks of the longest
+        prefix whose every block is in medium m (kvasir.core.kv.Medium) or a faster one, predictions
+        counting as device. Valid until the next call."""
+        return self._places.match(names)
+
+    def held_blocks(self, target: Target) -> int:
+        """Blocks that are on the device there, or about to be."""
+        group, tree = self.group(target), self._places.tree
+        return tree.held(group, Medium.DEVICE) + tree.held(group, PREDICTED)
+
+    def predict(self, target: Target, names: array[int], now: float) -> int:
+        """The place will hold this prefix. Returns the prediction, to be ended by `settle` or `forget`; 0
+        where nothing is predicted."""
+        group = self.group(target)
+        if group == self._places.nowhere or not names or self._mode(target) is IndexMode.REPORTED:
+            return 0
+        return self._predictions.add(target.worker_id, target.rank, group, names, now)
+
+    def settle(self, target: Target, prediction: int, now: float) -> None:
+        """The prefix has been computed there. A worker that reports will have said so in a moment; of
+        another the prediction stands until it is old."""
+        known = self._workers.get(target.worker_id)
+        if known is None or not prediction:
+            return
+        if known.reports.state is KvState.PREDICTED:
+            self._predictions.keep(target.worker_id, prediction)
+        else:
+            self._predictions.confirm(target.worker_id, prediction, now)
+
+    def forget(self, target: Target, prediction: int) -> None:
+        """The prefix will not be computed there."""
+        self._predictions.forget(target.worker_id, prediction)
+
+    # -- time ------------------------------------------------------------------------------------
+
+    def tick(self, now: float) -> list[IndexEffect]:
+        """Do what has come up: snapshots that are tried again, slices of bulk work. Returns
+        `take_effects`."""
+        for worker_id, reports in list(self._timed.items()):
+            reports.tick(now)
+            self._time(worker_id, reports)
+        if now >= self._not_before:
+            self._bulk(now)
+        return self.take_effects()
+
+    def next_due(self) -> float | None:
+        """When `tick` is due next; None when nothing waits for time."""
+        due = self._predictions.next_due()
+        if self._places.unswept:
+            due = self._not_before
+        elif due is not None:
+            due = max(due, self._not_before)
+        for reports in self._timed.values():
+            if reports.due is not None and (due is None or reports.due < due):
+                due = reports.due
+        return due
+
+    # -- views -----------------------------------------------------------------------------------
+
+    def state(self, worker_id: str) -> KvState:
+        """How far the picture of the worker's cache can be trusted. Raises KeyError."""
+        return self._workers[worker_id].reports.state
+
+    def status(self, worker_id: str) -> KvStatus | None:
+        """The worker's cache as it is seen here; None for one that is not known."""
+        known = self._workers.get(worker_id)
+        if known is None:
+            return None
+        reports = known.reports
+        return KvStatus(
+            state=reports.state,
+            reason=reports.reason,
+            since_s=reports.since_s,
+            epoch=reports.epoch,
+            sequence=reports.sequence,
+            blocks=self._places.reported(reports.groups),
+            predicted_blocks=self._places.predicted(reports.groups),
+            resyncs=reports.resyncs,
+        )
+
+    def picture(self, worker_id: str) -> Picture | None:
+        """Which view of the worker's cache is in use; None for one that is not known."""
+        known = self._workers.get(worker_id)
+        if known is None:
+            return None
+        return Picture(known.reports.state, known.reports.epoch, known.reports.resyncs)
+
+    def stats(self) -> TreeStats:
+        """Sizes of the tree, and what has been dropped since the start."""
+        return self._places.tree.stats()
+
+    def check_integrity(self) -> None:
+        """Raises AssertionError, naming what is wrong, unless every invariant holds."""
+        self._places.tree.check_integrity()
+        require(self._places.predicted((self._places.nowhere,)) == 0, "something is foreseen nowhere")
+        require(self._places.reported((self._places.nowhere,)) == 0, "something is held nowhere")
+        groups = [group for known in self._workers.values() for group in known.reports.all_groups]
+        opened = [group for group in groups if group != self._places.nowhere]
+        require(len(set(opened)) == len(opened), "two places share a group")
+        require(self.stats().groups == len(opened) + 1, "groups that belong to nobody")
+        for worker_id, known in self._workers.items():
+            require((known.reports.due is not None) == (worker_id in self._timed), "nobody watches the time")
+            known.reports.check_integrity()
+        require(self._predictions.workers <= self._workers.keys(), "predictions of a worker that is gone")
+
+    # -- inside ----------------------------------------------------------------------------------
+
+    def _bulk(self, now: float) -> None:
+        for worker_id, prediction in self._predictions.confirmed(now):
+            self._report_was_due(worker_id, prediction)
+        self._predictions.expire(now)
+        if self._places.unswept:
+            self._places.sweep(self._limits.slice_blocks)
+            if self._left and not self._places.unswept:
+                self._left = False
+                self._room_again(now)
+        self._not_before = now + self._limits.pace_s
+
+    def _mode(self, target: Target) -> IndexMode:
+        return self._workers[target.worker_id].mode
+
+    def _time(self, worker_id: str, reports: WorkerReports) -> None:
+        if reports.due is None:
+            self._timed.pop(worker_id, None)
+        else:
+            self._timed[worker_id] = reports
+
+    def _moved(self, worker_id: str, reports: WorkerReports, now: float) -> None:
+        self.revision += 1
+        if self._places.nowhere in reports.groups:
+            self._predictions.drop(worker_id)
+        else:
+            self._predictions.carry(worker_id, reports.groups, now)
+
+    def _report_was_due(self, worker_id: str, prediction: int) -> None:
+        if self._workers[worker_id].reports.state is KvState.EXACT:
+            self._predictions.forget(worker_id, prediction)
+        else:
+            self._predictions.keep(worker_id, prediction)
+
+    def _room_again(self, now: float) -> None:
+        for worker_id, known in self._workers.items():
+            known.reports.retry(now)
+            self._time(worker_id, known.reports)

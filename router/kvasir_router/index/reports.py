@@ -1,0 +1,310 @@
+"""Following one worker's reports: exact while no batch is missing, and back to it by snapshot and suffix.
+
+    EXACT ── gap, new epoch ──▶ CATCHING_UP ── last part, then every batch after it ──▶ EXACT
+      └────────── a log that makes no sense, no room ──────▶ PREDICTED ── new epoch ──▶ CATCHING_UP
+
+What was known before a gap is dropped at once, since some of it is gone. A snapshot is laid out in groups
+that nobody looks up; they take the worker's place when nothing is missing any more.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+
+from kvasir.core.kv import KvBatch, KvSnapshotPart, KvState
+from kvasir_router.index.contract import CancelSnapshot, CatchUpLimits, FetchSnapshot, IndexEffect
+from kvasir_router.index.places import Places
+from kvasir_router.invariants import require
+
+FULL = "the index is full: raise routing.index_blocks"
+_NAME_BYTES = 8
+
+
+class WorkerReports:
+    """One worker's log, from the beginning of a session.
+
+    `groups[rank]` is what may be looked up; `moved(now)` is called after they have changed. With
+    `predicts` there are groups at any time, to keep predictions in; else only while EXACT. `attempts`
+    numbers snapshots over all workers, `emit` takes what is to be done.
+    """
+
+    def __init__(
+        self,
+        worker_id: str,
+        ranks: int,
+        places: Places,
+        limits: CatchUpLimits,
+        *,
+        predicts: bool,
+        attempts: Iterator[int],
+        emit: Callable[[IndexEffect], None],
+        moved: Callable[[float], None],
+    ) -> None:
+        self._worker_id = worker_id
+        self._ranks = ranks
+        self._places = places
+        self._limits = limits
+        self._predicts = predicts
+        self._attempts = attempts
+        self._emit = emit
+        self._moved = moved
+        self.groups: tuple[int, ...] = (places.nowhere,) * ranks
+        self.state = KvState.PREDICTED
+        self.reason = ""
+        self.since_s = 0.0
+        self.epoch = 0
+        self.sequence = 0
+        self.resyncs = 0
+        self.due: float | None = None
+        self._follows = False
+        self._void = False
+        self._failures = 0
+        self._attempt: int | None = None
+        self._hidden: tuple[int, ...] = ()
+        self._base: int | None = None
+        self._complete = False
+        self._draining = False
+        self._pending: deque[KvBatch] = deque()
+        self._pending_bytes = 0
+
+    def begin(self, now: float, *, unreported: str | None) -> None:
+        """A session begins. `unreported` says why nothing is expected of it, None when it reports."""
+        if unreported is not None:
+            self._renew(KvState.PREDICTED, unreported, now)
+            return
+        self._follows = True
+        self._stand_by("the session has begun", now)
+
+    def end(self) -> None:
+        """The session is over; nothing is held here any more."""
+        self._abandon_attempt()
+        self._places.close(self.groups)
+        self.groups = (self._places.nowhere,) * self._ranks
+        self._follows = False
+
+    def doubt(self, reason: str, now: float, *, void: bool = False) -> None:
+        """Do not believe the worker until its next epoch; with `void` not even that it keeps what it is
+        sent."""
+        self._abandon_attempt()
+        self._void = void
+        self._renew(KvState.PREDICTED, reason, now)
+
+    def retry(self, now: float) -> None:
+        """There is room again: if it was that which was lacking, try once more, at the slowest pace."""
+        if self._follows and self.state is KvState.PREDICTED and self.reason == FULL:
+            self._renew(KvState.CATCHING_UP, self.reason, now)
+            self.due = now + self._limits.backoff_max_s
+
+    def batch(self, batch: KvBatch, now: float) -> None:
+        """The worker says what has changed."""
+        if not self._follows or batch.epoch < self.epoch:
+            return
+        renewed = batch.epoch > self.epoch
+        self.epoch = batch.epoch
+        if self.state is KvState.CATCHING_UP:
+            self._wait(batch, renewed, now)
+        elif renewed:
+            self._catch_up(f"epoch {batch.epoch} has begun", now)
+        elif self.state is KvState.EXACT and batch.sequence > self.sequence:
+            if batch.sequence != self.sequence + 1:
+                self._catch_up(_hole(self.sequence, batch.sequence), now)
+            elif self._apply(self.groups, batch.log, now):
+                self.sequence = batch.sequence
+
+    def part(self, attempt: int, part: KvSnapshotPart, now: float) -> None:
+        """A part of the snapshot that was asked for; parts of earlier attempts are ignored."""
+        if attempt != self._attempt or self._complete:
+            return
+        if self._base is None:
+            if part.epoch < self.epoch:
+                self._again(f"the snapshot is of epoch {part.epoch}, and {self.epoch} has begun", now)
+                return
+            if part.epoch > self.epoch:
+                self._forget_pending()
+            try:
+                self._hidden = self._places.open(self._ranks)
+            except OverflowError:
+                self.doubt(FULL, now)
+                return
+            self.epoch, self._base = part.epoch, part.sequence
+        elif (part.epoch, part.sequence) != (self.epoch, self._base):
+            self.doubt("the parts of its snapshot are of different moments", now)
+            return
+        if self._apply(self._hidden, part.log, now):
+            self._complete = part.last
+
+    def ended(self, attempt: int, error: str | None, now: float, *, final: bool) -> None:
+        """The snapshot's call is over; with `final` asking again is of no use."""
+        if attempt != self._attempt:
+            return
+        self._attempt = None
+        if error is not None and final:
+            self.doubt(error, now)
+        elif error is not None:
+            self._again(error, now)
+        elif self._base is None or not self._complete:
+            self._again("the snapshot ended before its last part", now)
+        else:
+            self.sequence = self._base
+            self._draining = True
+            self._drain(now)
+
+    def tick(self, now: float) -> None:
+        """Go on where time was to pass; due at `due`."""
+        if self.due is None or self.due > now:
+            return
+        self.due = None
+        if self._draining:
+            self._drain(now)
+        elif self.state is KvState.CATCHING_UP:
+            self._attempt = next(self._attempts)
+            self._emit(FetchSnapshot(self._worker_id, self._attempt, self.epoch))
+
+    @property
+    def all_groups(self) -> tuple[int, ...]:
+        """Every group in use here, looked up or not."""
+        return self.groups + self._hidden
+
+    def check_integrity(self) -> None:
+        """Raises AssertionError, naming what is wrong, unless every invariant holds."""
+        fetching = self._attempt is not None
+        if self.state is not KvState.CATCHING_UP:
+            require(
+                not (fetching or self._draining or self._hidden or self._pending), "catches up for nothing"
+            )
+            require(self.due is None, "waits for nothing")
+        else:
+            require(fetching or self.due is not None, "would never be exact again")
+        require(len(self._pending) <= self._limits.pending_batches, "too many batches wait")
+        require(self._pending_bytes == sum(len(b.log) for b in self._pending), "waiting bytes are miscounted")
+        require(self._pending_bytes <= self._limits.pending_bytes, "too many bytes wait")
+        if self.state is KvState.EXACT:
+            require(self._places.nowhere not in self.groups, "exact about nothing")
+
+    # -- states ----------------------------------------------------------------------------------
+
+    def _catch_up(self, reason: str, now: float) -> None:
+        self.resyncs += 1
+        if now - self.since_s >= self._limits.backoff_max_s:
+            self._failures = 0
+        self._stand_by(reason, now)
+
+    def _stand_by(self, reason: str, now: float) -> None:
+        """Nothing is known, and a snapshot will be asked for."""
+        self._void = False
+        self.sequence = 0
+        self._renew(KvState.CATCHING_UP, reason, now)
+        self._schedule(now)
+        self.tick(now)
+
+    def _renew(self, state: KvState, reason: str, now: float) -> None:
+        old = self.groups
+        self.groups = (self._places.nowhere,) * self._ranks
+        self._places.close(old)
+        if self._predicts and not self._void:
+            try:
+                self.groups = self._places.open(self._ranks)
+            except OverflowError:
+                # Then nothing is foreseen of it either; a decision treats it as cold.
+                reason = FULL
+        self._enter(state, reason, now)
+        self._moved(now)
+
+    def _enter(self, state: KvState, reason: str, now: float) -> None:
+        self.state, self.reason, self.since_s = state, reason, now
+
+    # -- catching up -----------------------------------------------------------------------------
+
+    def _again(self, reason: str, now: float) -> None:
+        self._abandon_attempt()
+        self.reason = reason
+        self._schedule(now)
+
+    def _schedule(self, now: float) -> None:
+        limits = self._limits
+        wait_s = 0.0
+        if self._failures:
+            # The exponent is bounded before it is used.
+            wait_s = min(limits.backoff_max_s, limits.backoff_min_s * 2.0 ** min(self._failures - 1, 16))
+        self._failures += 1
+        self.due = now + wait_s
+
+    def _abandon_attempt(self) -> None:
+        if self._attempt is not None:
+            self._attempt = None
+            self._emit(CancelSnapshot(self._worker_id))
+        self._places.close(self._hidden)
+        self._hidden = ()
+        self._base = None
+        self._complete = self._draining = False
+        self._forget_pending()
+        self.due = None
+
+    def _forget_pending(self) -> None:
+        self._pending.clear()
+        self._pending_bytes = 0
+
+    def _wait(self, batch: KvBatch, renewed: bool, now: float) -> None:
+        """Keep a batch for after the snapshot. What comes before it is asked for is in it."""
+        if renewed:
+            if self._base is not None:
+                self._again(f"epoch {batch.epoch} has begun", now)
+                return
+            self._forget_pending()
+        if self._attempt is None and not self._draining:
+            return
+        if self._pending:
+            last = self._pending[-1].sequence
+            if batch.sequence <= last:
+                return
+            if batch.sequence != last + 1:
+                if self._base is not None and self._base < batch.sequence - 1:
+                    self._again(_hole(last, batch.sequence), now)
+                    return
+                # The snapshot has yet to begin, and may well be newer than the hole.
+                self._forget_pending()
+        self._pending.append(batch)
+        self._pending_bytes += len(batch.log)
+        limits = self._limits
+        if len(self._pending) > limits.pending_batches or self._pending_bytes > limits.pending_bytes:
+            self._again("more has changed than may wait for a snapshot", now)
+
+    def _drain(self, now: float) -> None:
+        """Apply some of what has changed since the snapshot; with all of it applied the state is exact."""
+        budget = self._limits.slice_blocks * _NAME_BYTES
+        while self._pending and budget > 0:
+            batch = self._pending.popleft()
+            self._pending_bytes -= len(batch.log)
+            budget -= len(batch.log)
+            if batch.sequence <= self.sequence:
+                continue
+            if batch.sequence != self.sequence + 1:
+                self._again(_hole(self.sequence, batch.sequence), now)
+                return
+            if not self._apply(self._hidden, batch.log, now):
+                return
+            self.sequence = batch.sequence
+        if self._pending:
+            self.due = now + self._limits.pace_s
+            return
+        old, self.groups, self._hidden = self.groups, self._hidden, ()
+        self._places.close(old)
+        self._abandon_attempt()
+        self._enter(KvState.EXACT, "", now)
+        self._moved(now)
+
+    def _apply(self, groups: tuple[int, ...], log: bytes, now: float) -> bool:
+        try:
+            self._places.tree.apply(groups, log)
+        except (ValueError, KeyError) as error:
+            self.doubt(f"its log makes no sense: {error}", now)
+        except OverflowError:
+            self.doubt(FULL, now)
+        else:
+            return True
+        return False
+
+
+def _hole(last: int, found: int) -> str:
+    return f"batches after {last} and before {found} are missing"

@@ -1,0 +1,268 @@
+"""Why each request ran where it ran: kept for `kvasir explain`, and told to nobody else.
+
+People ask about a few of thousands of decisions, so a decision is kept as the arrays that it was made of,
+trimmed to the best places, and becomes a record of words and numbers when somebody asks. Of a request in
+flight it is always kept, of those that ended as many as the deployment spec says.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+
+from kvasir.core.requests import SloClass
+from kvasir.ports.router import DecisionRecord, PartRecord, PlaceRecord, RequestSummary
+from kvasir.ports.routing import (
+    SCORE,
+    Candidates,
+    FloatColumn,
+    IntColumn,
+    Plan,
+    RequestView,
+    Target,
+    TermTable,
+)
+from kvasir.telemetry.reasons import OK
+
+PLACES = 16
+"""Places of one part that are kept."""
+
+_FACTS = (
+    "cached_tokens",
+    "queued_prefill_tokens",
+    "waiting",
+    "streams",
+    "reserved_kv_tokens",
+    "held_tokens",
+    "kv_tokens",
+)
+_TIERS = ("cpu_tokens", "disk_tokens", "remote_tokens")
+
+About = Callable[[str], tuple[str, str]]
+"""A worker's pool and the state of the router's picture of its cache."""
+
+
+class Decided(NamedTuple):
+    """When a request came and when it was decided, as readings of the router's clock, and what deciding
+    took, in seconds of the stopwatch."""
+
+    arrival_s: float
+    now_s: float
+    took_s: float
+
+
+class _Entry:
+    """One decision. Of each row of each table, in that order, `targets` has the place, `about` its pool
+    and KV state, and `facts` a row of what was known of it."""
+
+    __slots__ = (
+        "about",
+        "attempt",
+        "decided",
+        "facts",
+        "omitted",
+        "output_tokens",
+        "plan",
+        "prompt_tokens",
+        "slo",
+        "summary",
+        "tables",
+        "targets",
+    )
+
+    def __init__(
+        self,
+        request: RequestView,
+        candidates: Candidates,
+        plan: Plan,
+        *,
+        decided: Decided,
+        attempt: int,
+        about: About,
+    ) -> None:
+        # The request itself must not live on in here: its block names are as long as its prompt.
+        self.prompt_tokens: int = request.prompt_tokens
+        self.output_tokens: int = request.output_tokens
+        self.slo: SloClass = request.slo
+        self.decided = decided
+        self.attempt = attempt
+        self.summary: RequestSummary | None = None
+        tables = plan.tables or _unscored(candidates, plan)
+        self.omitted: int = sum([max(0, len(table.rows) - PLACES) for table in tables])
+        if self.omitted:
+            tables = tuple([_trimmed(table, candidates, plan) for table in tables])
+            plan = replace(plan, tables=())
+        self.plan = plan
+        self.tables = tables
+        rows = np.concatenate([table.rows for table in tables])
+        self.facts = _facts(candidates, rows)
+        self.targets = [candidates.targets[row] for row in rows.tolist()]
+        self.about = [about(target.worker_id) for target in self.targets]
+
+
+class DecisionLog:
+    """Bounded by the requests in flight and `capacity` that ended; 0 keeps nothing at all.
+
+    `policy` is the name of the one that decides. `stopwatch` reads seconds, for how long a decision
+    takes; `on_decision` is told of each, whatever is kept.
+    """
+
+    def __init__(
+        self,
+        capacity: int,
+        *,
+        policy: str,
+        stopwatch: Callable[[], float],
+        on_decision: Callable[[float], None],
+    ) -> None:
+        self._capacity = capacity
+        self._policy = policy
+        self._on_decision = on_decision
+        self._live: dict[str, _Entry] = {}
+        self._ended: OrderedDict[str, _Entry] = OrderedDict()
+        self.stopwatch = stopwatch
+
+    def __len__(self) -> int:
+        return len(self._live) + len(self._ended)
+
+    def decided(
+        self,
+        request: RequestView,
+        candidates: Candidates,
+        plan: Plan,
+        decided: Decided,
+        about: About,
+    ) -> None:
+        """A request is to run as `plan` says; an earlier decision for it is only counted. `candidates` are
+        not kept."""
+        self._on_decision(decided.took_s)
+        if not self._capacity:
+            return
+        before = self._live.get(request.request_id)
+        attempt = 1 if before is None else before.attempt + 1
+        self._live[request.request_id] = _Entry(
+            request, candidates, plan, decided=decided, attempt=attempt, about=about
+        )
+
+    def ended(self, summary: RequestSummary) -> None:
+        """What came of it; requests that were never decided are ignored."""
+        entry = self._live.pop(summary.request_id, None)
+        if entry is None:
+            return
+        entry.summary = summary
+        self._ended.pop(summary.request_id, None)
+        self._ended[summary.request_id] = entry
+        if len(self._ended) > self._capacity:
+            self._ended.popitem(last=False)
+
+    def explain(self, request_id: str) -> DecisionRecord | None:
+        """The record of a request in flight or among those that ended last; None for another."""
+        entry = self._live.get(request_id) or self._ended.get(request_id)
+        return None if entry is None else _record(request_id, self._policy, entry)
+
+
+def _unscored(candidates: Candidates, plan: Plan) -> tuple[TermTable, ...]:
+    """Tables without terms, of who was eligible, for a policy that makes none."""
+    if plan.prefill is None:
+        parts = [("whole", candidates.decodes)]
+    else:
+        parts = [("prefill", candidates.prefills), ("decode", candidates.decodes)]
+    eligible = [(part, np.flatnonzero(may)) for part, may in parts]
+    return tuple([TermTable(part, "", rows, (), np.zeros((len(rows), 0))) for part, rows in eligible])
+
+
+def _chosen(part: str, plan: Plan) -> Target | None:
+    """Whom the plan takes for a part; None for a part that is not run."""
+    if part == "prefill":
+        return plan.prefill
+    return plan.decode if (part == "whole") == (plan.prefill is None) else None
+
+
+def _costs(table: TermTable) -> FloatColumn:
+    """The sums of the terms, so that the smallest is best."""
+    totals: FloatColumn = table.values.sum(axis=1)
+    return -totals if table.unit == SCORE else totals
+
+
+def _trimmed(table: TermTable, candidates: Candidates, plan: Plan) -> TermTable:
+    """The table with its best rows, the chosen one always among them."""
+    if len(table.rows) <= PLACES:
+        return table
+    best = np.argpartition(_costs(table), PLACES - 1)[:PLACES]
+    target = _chosen(table.part, plan)
+    if target is not None and target not in [candidates.targets[row] for row in table.rows[best].tolist()]:
+        (at,) = np.nonzero(table.rows == candidates.targets.index(target))
+        best[-1:] = at
+    return TermTable(table.part, table.unit, table.rows[best], table.names, table.values[best])
+
+
+def _facts(candidates: Candidates, rows: IntColumn) -> IntColumn:
+    """A copy of what was known of these places: one row each, in the order of _FACTS and _TIERS."""
+    facts = np.empty((len(_FACTS), len(rows)), np.int64)
+    for i, name in enumerate(_FACTS):
+        getattr(candidates, name).take(rows, out=facts[i], mode="clip")
+    return np.concatenate((facts, candidates.tier_tokens[rows].T)).T
+
+
+def _record(request_id: str, policy: str, entry: _Entry) -> DecisionRecord:
+    plan, decided, summary = entry.plan, entry.decided, entry.summary
+    well = summary is not None and summary.outcome == OK
+    return DecisionRecord(
+        request_id=request_id,
+        policy=policy,
+        reason=plan.reason,
+        mode=plan.mode,
+        decided_s=decided.now_s,
+        decided_in_s=decided.took_s,
+        attempt=entry.attempt,
+        prompt_tokens=entry.prompt_tokens,
+        expected_output_tokens=entry.output_tokens,
+        slo=entry.slo.name,
+        prefill_worker=None if plan.prefill is None else plan.prefill.worker_id,
+        decode_worker=plan.decode.worker_id,
+        predicted_cached_tokens=plan.predicted_cached_tokens,
+        predicted_ttft_s=plan.predicted_ttft_s,
+        parts=tuple(_parts(entry)),
+        omitted=entry.omitted,
+        queued_s=decided.now_s - decided.arrival_s,
+        slo_ttft_s=entry.slo.ttft_s,
+        slo_itl_s=entry.slo.itl_s,
+        outcome=None if summary is None else summary.outcome,
+        actual_cached_tokens=summary.usage.cached_tokens if summary is not None and well else None,
+        actual_ttft_s=None if summary is None else summary.ttft_s,
+        actual_itl_s=None if summary is None else summary.itl_s,
+        slo_met=None if summary is None else summary.slo_met,
+    )
+
+
+def _parts(entry: _Entry) -> Iterator[PartRecord]:
+    at = 0
+    for table in entry.tables:
+        target = _chosen(table.part, entry.plan)
+        ranked: list[tuple[float, bool, PlaceRecord]] = []
+        for i, (values, cost) in enumerate(zip(table.values, _costs(table), strict=True), at):
+            place = _place(entry, i, table, values, target)
+            ranked.append((float(cost), not place.chosen, place))
+        at += len(table.rows)
+        ranked.sort(key=lambda each: each[:2])
+        yield PartRecord(table.part, table.unit, tuple(place for *_, place in ranked))
+
+
+def _place(
+    entry: _Entry, i: int, table: TermTable, values: FloatColumn, chosen: Target | None
+) -> PlaceRecord:
+    target, (pool, kv_state) = entry.targets[i], entry.about[i]
+    return PlaceRecord(
+        worker_id=target.worker_id,
+        rank=target.rank,
+        pool=pool,
+        kv_state=kv_state,
+        facts=dict(zip((*_FACTS, *_TIERS), map(float, entry.facts[i]), strict=True)),
+        terms=dict(zip(table.names, map(float, values), strict=True)),
+        total=float(values.sum()),
+        chosen=target == chosen,
+    )
