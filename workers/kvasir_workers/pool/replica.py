@@ -53,19 +53,21 @@ class PoolReplica:
         spec = Deployment.model_validate_json(deployment)
         self._failure: str | None = None
         self._drain_s = spec.worker.drain_s
-        self._node = await start_node(spec, pool, token)
-        endpoint = self._node.endpoint
+        self._node: Node | None = None
+        node = await start_node(spec, pool, token)
+        endpoint = node.endpoint
         record = MemberRecord(
             worker_id=endpoint.worker_id, address=endpoint.address, pool=pool, pid=os.getpid(), beat=0
         )
         self._announcer = Announcer(spec.name, record, clock)
         self._announcer.start()
-        self._watch = asyncio.create_task(self._leave_on_failure())
+        self._watch = asyncio.create_task(self._leave_on_failure(node))
+        self._node = node
 
-    async def _leave_on_failure(self) -> None:
+    async def _leave_on_failure(self, node: Node) -> None:
         # A replica whose engine is dead would fail three health checks before Serve replaced it;
         # leaving at once saves those seconds, and closes every session so that routers know too.
-        self._failure = await self._node.failed()
+        self._failure = await node.failed()
         log.error("the engine failed, leaving so that a new replica takes over: %s", self._failure)
         os._exit(1)
 
@@ -75,6 +77,8 @@ class PoolReplica:
             raise RuntimeError(self._failure)
 
     async def __del__(self) -> None:  # Ray Serve awaits it on a planned stop
+        if self._node is None:  # it is also called where the constructor failed
+            return
         self._watch.cancel()
         await self._announcer.withdraw()
         await self._node.stop("the replica is being stopped", self._drain_s)

@@ -1,14 +1,15 @@
 """Listens for routers over gRPC, and answers health checks: the worker's end of the wire.
 
 It knows connections and not sessions: each one that has said Hello is handed to `on_connection`, and ends
-when that returns.
+when that returns. Snapshots are bulk, and travel on calls of their own that delay no session's tokens.
 """
 
 from __future__ import annotations
 
 import asyncio
 import hmac
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -16,12 +17,21 @@ import grpc
 import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from kvasir.core.errors import ConfigError, ProtocolError
+from kvasir.core.errors import CapacityError, ConfigError, ProtocolError
+from kvasir.core.kv import KvSnapshotPart
 from kvasir.core.messages import Hello, RouterFrame, Welcome, WorkerFrame
 from kvasir.ports.session import ConnectionLost, WorkerConnection
-from kvasir.wire.codec import SERVICE, decode_to_worker, encode_to_router
+from kvasir.wire.codec import (
+    SERVICE,
+    decode_snapshot_request,
+    decode_to_worker,
+    encode_snapshot_part,
+    encode_to_router,
+)
+from kvasir_workers.server.kv_feed import TOO_MANY_SNAPSHOTS
 
 OnConnection = Callable[[WorkerConnection], Coroutine[Any, Any, None]]
+Snapshots = Callable[[], AsyncGenerator[KvSnapshotPart, None]]
 Context = grpc.aio.ServicerContext[bytes, bytes]
 
 _BROKEN = (grpc.RpcError, grpc.aio.BaseError, asyncio.InvalidStateError)
@@ -30,11 +40,13 @@ _BROKEN = (grpc.RpcError, grpc.aio.BaseError, asyncio.InvalidStateError)
 @dataclass(frozen=True, slots=True)
 class GrpcServerLimits:
     """Bounds of one server. A peer that does not answer a keepalive ping within `keepalive_timeout_s`
-    is gone; one that does not say Hello within `hello_timeout_s` is turned away."""
+    is gone; one that does not say Hello within `hello_timeout_s` is turned away, and one that does not
+    read a snapshot to its end within `snapshot_timeout_s` is cut off."""
 
     max_message_bytes: int = 96 << 20
     max_concurrent_rpcs: int = 256
     hello_timeout_s: float = 5.0
+    snapshot_timeout_s: float = 60.0
     keepalive_s: float = 10.0
     keepalive_timeout_s: float = 5.0
 
@@ -120,7 +132,8 @@ class GrpcServer:
     """One listening address. Methods run on one event loop.
 
     `token` is the deployment's session secret, None where it has none: sessions and snapshots without
-    it end with UNAUTHENTICATED. Health is open, for probes carry no secrets.
+    it end with UNAUTHENTICATED. Health is open, for probes carry no secrets. `snapshot` begins one, as
+    kvasir_workers.server.kv_feed.KvFeed does.
     """
 
     def __init__(
@@ -129,9 +142,11 @@ class GrpcServer:
         *,
         bind: str,
         token: str | None,
+        snapshot: Snapshots | None = None,
         limits: GrpcServerLimits | None = None,
     ) -> None:
         self._on_connection = on_connection
+        self._begin_snapshot = snapshot
         self._bind = bind
         self._expected = None if token is None else f"Bearer {token}".encode()
         self._limits = limits or GrpcServerLimits()
@@ -255,8 +270,26 @@ class GrpcServer:
         if connection.refusal is not None:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, connection.refusal)
 
-    async def _snapshot(self, _request: bytes, context: Context) -> None:
+    async def _snapshot(self, request: bytes, context: Context) -> None:
         await self._authenticate(context)
-        await context.abort(
-            grpc.StatusCode.UNIMPLEMENTED, "this worker keeps no record of the blocks that it holds"
-        )
+        if self._begin_snapshot is None:
+            await context.abort(grpc.StatusCode.UNIMPLEMENTED, "this server has no snapshots")
+        try:
+            decode_snapshot_request(request)
+        except ProtocolError as error:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, error.message)
+        try:
+            async with (
+                asyncio.timeout(self._limits.snapshot_timeout_s),
+                aclosing(self._begin_snapshot()) as parts,
+            ):
+                async for part in parts:
+                    await context.write(encode_snapshot_part(part))
+        except ProtocolError as error:
+            await context.abort(grpc.StatusCode.UNIMPLEMENTED, error.message)
+        except CapacityError as error:
+            exhausted = error.code == TOO_MANY_SNAPSHOTS
+            code = grpc.StatusCode.RESOURCE_EXHAUSTED if exhausted else grpc.StatusCode.UNAVAILABLE
+            await context.abort(code, error.message)
+        except TimeoutError:
+            await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "the snapshot was read too slowly")

@@ -4,18 +4,22 @@ The engine's step batches are split by owner and kept in each session's bounded 
 acknowledged them. A broken connection costs nothing while the resume window lasts; a router that does not
 come back, or does not read, loses its session: its requests are aborted, its leases released, and nobody
 else notices.
+
+What changes in the engine's prefix cache goes to every session, on the step batch of its step where there is
+one. Routers can have it again by a snapshot, so that it is never the reason why a slow session is lost.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Container, Sequence
 from dataclasses import dataclass, field, replace
 
 from kvasir.core.errors import ProtocolError
 from kvasir.core.identity import PROTOCOL_VERSION, WorkerIdentity
-from kvasir.core.link import Link, LinkLimits, payload_bytes
+from kvasir.core.kv import KvBatch, KvSnapshotPart
+from kvasir.core.link import LinkLimits, payload_bytes
 from kvasir.core.messages import (
     Abort,
     Draining,
@@ -28,11 +32,13 @@ from kvasir.core.messages import (
     WorkerFrame,
     WorkerMessage,
 )
-from kvasir.core.requests import Delta, EngineLoad, EngineRequest, FinishReason, KvHandoff, StepBatch
+from kvasir.core.requests import Delta, EngineRequest, FinishReason, KvHandoff, StepBatch
 from kvasir.ports.clock import Clock
 from kvasir.ports.engine import Engine
 from kvasir.ports.session import ConnectionLost, WorkerConnection
 from kvasir.wire.pump import Pump
+from kvasir_workers.server.kv_feed import KvFeed
+from kvasir_workers.server.session import Session
 
 log = logging.getLogger(__name__)
 
@@ -51,22 +57,9 @@ class SessionHostLimits:
     """Legs of one session that may be live; more are refused with `worker_overloaded`."""
     load_interval_s: float = 0.25
     """How often load is reported to a router whose own deltas do not carry it."""
+    max_snapshots: int = 8
+    """Snapshots that may be read at once."""
     drain_poll_s: float = 0.02
-
-
-class _Session:
-    """What outlives connections."""
-
-    def __init__(self, session_id: str, router_id: str, limits: LinkLimits) -> None:
-        self.session_id = session_id
-        self.router_id = router_id
-        self.link: Link[WorkerMessage] = Link(limits)
-        self.pump: Pump[WorkerMessage, RouterMessage, WorkerFrame] | None = None
-        self.window: asyncio.Task[None] | None = None
-        self.live: dict[str, str] = {}
-        self.leases: dict[str, float] = {}
-        self.load: EngineLoad | None = None
-        self.ended = False
 
 
 class SessionHost:
@@ -87,13 +80,14 @@ class SessionHost:
         self._identity = identity
         self._clock = clock
         self._limits = limits or SessionHostLimits()
-        self._sessions: dict[str, _Session] = {}
+        self._sessions: dict[str, Session] = {}
         # Engine's id -> (owner, router's id), until the leg's last delta, even if the owner has ended: an
         # aborted leg's last words must not reach another session that uses the id again.
-        self._owners: dict[str, tuple[_Session, str]] = {}
+        self._owners: dict[str, tuple[Session, str]] = {}
         self._opened = 0
         self._draining: Draining | None = None
         self._closed = False
+        self._kv = KvFeed(engine.kv, self._broadcast, max_snapshots=self._limits.max_snapshots)
 
     @classmethod
     async def start(
@@ -138,7 +132,7 @@ class SessionHost:
 
     def deliver(self, batch: StepBatch) -> None:
         """Pass on what one engine step produced."""
-        parts: dict[_Session, list[Delta]] = {}
+        parts: dict[Session, list[Delta]] = {}
         for delta in batch.deltas:
             owner = self._owners.get(delta.request_id)
             if owner is None:
@@ -149,9 +143,16 @@ class SessionHost:
             if request_id != delta.request_id:
                 delta = replace(delta, request_id=request_id)  # noqa: PLW2901 - the router's own name
             parts.setdefault(session, []).append(delta)
+        kv = self._kv.take()
         for session, deltas in parts.items():
             session.load = batch.load or session.load
-            self._push(session, StepBatch(tuple(deltas), batch.load))
+            self._push(session, StepBatch(tuple(deltas), batch.load, session.bear(kv)))
+        if kv is not None:
+            self._broadcast(kv, beside=parts)
+
+    def snapshot(self) -> AsyncGenerator[KvSnapshotPart, None]:
+        """All that the engine holds; see KvFeed.snapshot."""
+        return self._kv.snapshot()
 
     async def serve(self, connection: WorkerConnection) -> None:
         """Carry a session over this connection, and return when either has ended."""
@@ -165,7 +166,7 @@ class SessionHost:
         reporter: asyncio.Task[None] | None = None
         try:
             await connection.accept(welcome)
-            reporter = asyncio.ensure_future(self._report_load(session))
+            reporter = asyncio.ensure_future(self._report(session))
             await pump.run()
         except ConnectionLost as error:
             log.info("session %s: connection lost: %s", session.session_id, error)
@@ -191,13 +192,20 @@ class SessionHost:
     async def close(self) -> None:
         """End every session and abort what runs in it; newcomers are refused. Idempotent."""
         self._closed = True
+        self._kv.close()
         for session in list(self._sessions.values()):
             self._end(session, "the worker stops")
+
+    def _broadcast(self, kv: KvBatch, beside: Container[Session] = ()) -> None:
+        alone = StepBatch(kv=kv)
+        for session in list(self._sessions.values()):
+            if session not in beside and session.bear(kv) is not None:
+                self._push(session, alone)
 
     def _quiet(self) -> bool:
         return not self._owners and all(s.link.unacknowledged == 0 for s in self._sessions.values())
 
-    def _admit(self, hello: Hello) -> tuple[_Session, bool] | str:
+    def _admit(self, hello: Hello) -> tuple[Session, bool] | str:
         """The session that this connection is for and whether it is resumed, or why there is none."""
         if hello.protocol_version != PROTOCOL_VERSION:
             return f"protocol_version: {hello.protocol_version} != {PROTOCOL_VERSION} (worker)"
@@ -212,16 +220,16 @@ class SessionHost:
             return f"the worker has {self._limits.max_sessions} sessions, which is its limit"
         return self._open(hello.router_id), False
 
-    def _open(self, router_id: str) -> _Session:
+    def _open(self, router_id: str) -> Session:
         self._opened += 1
         session_id = f"{self._identity.worker_id}/{self._identity.epoch}/{self._opened}"
-        session = _Session(session_id, router_id, self._limits.link)
+        session = Session(session_id, router_id, self._limits.link)
         self._sessions[session_id] = session
         if self._draining is not None:
             self._push(session, self._draining)
         return session
 
-    def _resume(self, session: _Session, hello: Hello) -> bool:
+    def _resume(self, session: Session, hello: Hello) -> bool:
         # The router may be back before the break was noticed here.
         if session.pump is not None:
             session.pump.stop()
@@ -233,7 +241,7 @@ class SessionHost:
         return True
 
     def _attach(
-        self, session: _Session, connection: WorkerConnection
+        self, session: Session, connection: WorkerConnection
     ) -> Pump[WorkerMessage, RouterMessage, WorkerFrame]:
         if session.window is not None:
             session.window.cancel()
@@ -252,22 +260,22 @@ class SessionHost:
         )
         return session.pump
 
-    def _detach(self, session: _Session, pump: Pump[WorkerMessage, RouterMessage, WorkerFrame]) -> None:
+    def _detach(self, session: Session, pump: Pump[WorkerMessage, RouterMessage, WorkerFrame]) -> None:
         if session.pump is pump:
             session.pump = None
             if not session.ended:
                 session.window = asyncio.ensure_future(self._expire(session))
 
-    async def _expire(self, session: _Session) -> None:
+    async def _expire(self, session: Session) -> None:
         await self._clock.sleep(self._limits.resume_window_s)
         session.window = None
         self._end(session, f"not resumed within {self._limits.resume_window_s:g} s")
 
-    def _end(self, session: _Session, reason: str) -> None:
+    def _end(self, session: Session, reason: str) -> None:
         self._leave(session, reason)
         self._free(session)
 
-    def _leave(self, session: _Session, reason: str) -> None:
+    def _leave(self, session: Session, reason: str) -> None:
         """Nothing more goes to the session or comes from it. Idempotent."""
         if session.ended:
             return
@@ -280,14 +288,14 @@ class SessionHost:
         if session.pump is not None:
             session.pump.stop()
 
-    def _free(self, session: _Session) -> None:
+    def _free(self, session: Session) -> None:
         leases, session.leases = list(session.leases), {}
         if session.live:
             self._engine.abort(list(session.live.values()))
         if leases:
             self._engine.release(leases)
 
-    def _push(self, session: _Session, message: WorkerMessage) -> None:
+    def _push(self, session: Session, message: WorkerMessage) -> None:
         if session.ended:
             return
         try:
@@ -299,15 +307,15 @@ class SessionHost:
         if session.pump is not None:
             session.pump.wake()
 
-    async def _report_load(self, session: _Session) -> None:
+    async def _report(self, session: Session) -> None:
         while True:
-            load = self._engine.load()
-            if load != session.load:
+            load, kv = self._engine.load(), session.take_spared()
+            if load != session.load or kv is not None:
                 session.load = load
-                self._push(session, StepBatch(load=load))
+                self._push(session, StepBatch(load=load, kv=kv))
             await self._clock.sleep(self._limits.load_interval_s)
 
-    def _process(self, session: _Session, message: RouterMessage) -> None:
+    def _process(self, session: Session, message: RouterMessage) -> None:
         match message:
             case Submit(requests=requests):
                 self._submit(session, requests)
@@ -320,7 +328,7 @@ class SessionHost:
             case Goodbye():
                 self._end(session, "its router said goodbye")
 
-    def _submit(self, session: _Session, requests: Sequence[EngineRequest]) -> None:
+    def _submit(self, session: Session, requests: Sequence[EngineRequest]) -> None:
         ids = [request.request_id for request in requests]
         if len(set(ids)) < len(ids) or not session.live.keys().isdisjoint(ids):
             raise ProtocolError("a submitted request_id is live already")
@@ -338,7 +346,7 @@ class SessionHost:
         if accepted:
             self._engine.submit(accepted)
 
-    def _own(self, session: _Session, request: EngineRequest) -> EngineRequest:
+    def _own(self, session: Session, request: EngineRequest) -> EngineRequest:
         request_id = request.request_id
         engine_id = request_id
         while engine_id in self._owners:
@@ -347,13 +355,13 @@ class SessionHost:
         session.live[request_id] = engine_id
         return request if engine_id == request_id else replace(request, request_id=engine_id)
 
-    def _finish(self, session: _Session, request_id: str, last: Delta) -> None:
+    def _finish(self, session: Session, request_id: str, last: Delta) -> None:
         del self._owners[last.request_id]
         session.live.pop(request_id, None)
         if last.handoff is not None:
             self._hold(session, last.handoff)
 
-    def _hold(self, session: _Session, handoff: KvHandoff) -> None:
+    def _hold(self, session: Session, handoff: KvHandoff) -> None:
         if session.ended:
             # Not at once: this is the engine's own call.
             asyncio.get_running_loop().call_soon(self._engine.release, [handoff.lease_id])

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from kvasir.core.requests import Leg
 from kvasir_workers.engines.sim.blocks import BlockPool, hash_prompt
 from kvasir_workers.engines.sim.memory import SequenceMemory
+from kvasir_workers.engines.sim.reporting import CacheReport
 from kvasir_workers.engines.sim.state import Limits, PullOrder, Sequence, SequenceQueue, State
 
 
@@ -52,11 +53,11 @@ class Counters:
 class Batch:
     """The queues of one engine and the memory of what lies in them."""
 
-    def __init__(self, limits: Limits, pool: BlockPool) -> None:
+    def __init__(self, limits: Limits, pool: BlockPool, report: CacheReport | None) -> None:
         self.counters = Counters()
         self._limits = limits
         self._pool = pool
-        self._memory = SequenceMemory(pool, limits)
+        self._memory = SequenceMemory(pool, limits, report)
         self._waiting = SequenceQueue()
         self._ready = SequenceQueue()
         self._running = SequenceQueue()

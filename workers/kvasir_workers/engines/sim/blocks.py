@@ -2,7 +2,7 @@
 
 A block is free when no request and no lease holds it. A free block that still carries a known prefix
 is kept as long as possible: the least recently freed is evicted first, and blocks without a known
-prefix go before all others.
+prefix go before all others. As in vLLM, prompts that were computed side by side leave copies of one block.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 from array import array
 from collections import Counter, OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 
 def root_hash(salt: str, adapter: str | None) -> bytes:
@@ -36,18 +36,22 @@ def hash_prompt(root: bytes, tokens: array[int], block_size: int) -> list[bytes]
 class BlockPool:
     """`total` blocks with reference counts by requests and by leases. All methods are O(blocks named).
 
-    With `caching` False nothing is ever found again.
+    With `caching` False nothing is ever found again. `evicted` is told the hashes that taken blocks carried.
     """
 
-    def __init__(self, total: int, *, caching: bool) -> None:
+    def __init__(
+        self, total: int, *, caching: bool, evicted: Callable[[list[bytes]], None] | None = None
+    ) -> None:
         self.total = total
         self._caching = caching
+        self._evicted = evicted
         self._requests = [0] * total
         self._leases = [0] * total
         self._active = 0
         self._leased = 0
         self._hash_of: list[bytes | None] = [None] * total
-        self._block_of: dict[bytes, int] = {}
+        # Hash -> its copies, the oldest first.
+        self._blocks_of: dict[bytes, dict[int, None]] = {}
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(total))
 
     @property
@@ -69,10 +73,10 @@ class BlockPool:
         """The blocks of the longest known prefix of `hashes`. Holds nothing."""
         found: list[int] = []
         for digest in hashes:
-            block = self._block_of.get(digest)
-            if block is None:
+            copies = self._blocks_of.get(digest)
+            if copies is None:
                 break
-            found.append(block)
+            found.append(next(iter(copies)))
         return found
 
     def can_take(self, count: int, keeping: Sequence[int] = ()) -> bool:
@@ -82,15 +86,18 @@ class BlockPool:
     def take(self, count: int) -> list[int]:
         """Hold `count` free blocks for a request; ask `can_take` first."""
         taken: list[int] = []
+        evicted: list[bytes] = []
         for _ in range(count):
             block, _none = self._free.popitem(last=False)
             digest = self._hash_of[block]
             if digest is not None:
-                del self._block_of[digest]
-                self._hash_of[block] = None
+                self._forget(block, digest)
+                evicted.append(digest)
             self._requests[block] = 1
             taken.append(block)
         self._active += count
+        if evicted and self._evicted is not None:
+            self._evicted(evicted)
         return taken
 
     def share(self, blocks: Sequence[int]) -> None:
@@ -126,10 +133,17 @@ class BlockPool:
                 self._free_if_unheld(block)
 
     def store(self, block: int, digest: bytes) -> None:
-        """Say what a held block carries, so that it can be found. The first block of a hash wins."""
-        if self._caching and digest not in self._block_of and self._hash_of[block] is None:
-            self._block_of[digest] = block
+        """Say what a held block without a hash carries, so that it can be found."""
+        if self._caching:
+            self._blocks_of.setdefault(digest, {})[block] = None
             self._hash_of[block] = digest
+
+    def _forget(self, block: int, digest: bytes) -> None:
+        copies = self._blocks_of[digest]
+        del copies[block]
+        if not copies:
+            del self._blocks_of[digest]
+        self._hash_of[block] = None
 
     def _free_if_unheld(self, block: int) -> None:
         if self._requests[block] == 0 and self._leases[block] == 0:
@@ -154,8 +168,12 @@ class BlockPool:
             )
         if len(self._free) + len(by_requests | by_leases) != self.total:
             raise AssertionError("free + used blocks are not all blocks")
-        for digest, block in self._block_of.items():
-            if self._hash_of[block] != digest:
-                raise AssertionError(f"block {block} is found under a hash that it does not carry")
-        if len(self._block_of) != sum(digest is not None for digest in self._hash_of):
+        for digest, copies in self._blocks_of.items():
+            if not copies or any(self._hash_of[block] != digest for block in copies):
+                raise AssertionError(f"blocks {list(copies)} are found under a hash that one does not carry")
+        if sum(map(len, self._blocks_of.values())) != sum(digest is not None for digest in self._hash_of):
             raise AssertionError("a block carries a hash under which it is not found")
+
+    def known(self) -> set[bytes]:
+        """Every hash under which a block is found."""
+        return set(self._blocks_of)

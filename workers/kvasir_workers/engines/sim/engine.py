@@ -1,21 +1,27 @@
-"""The simulated engine: the pure scheduler, stepped under a clock."""
+"""The simulated engine: pure schedulers, one for each data-parallel rank, stepped under a clock."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import fields
+from functools import partial
 
 from kvasir.config.spec import Deployment, PoolSpec
-from kvasir.core.errors import ConfigError, TransferError
+from kvasir.core.errors import ConfigError
+from kvasir.core.golden import GoldenPrompt
 from kvasir.core.identity import KvLayout, WorkerIdentity
-from kvasir.core.requests import EngineLoad, EngineRequest, StepBatch
+from kvasir.core.requests import Delta, EngineLoad, EngineRequest, StepBatch
+from kvasir.native import root_hash
 from kvasir.ports.clock import Clock
-from kvasir.ports.engine import StepSink
-from kvasir_workers.engines.sim.batch import Step
+from kvasir.ports.engine import KvSource, StepSink
 from kvasir_workers.engines.sim.fabric import SimFabric, SimLink
 from kvasir_workers.engines.sim.model import SimModel
+from kvasir_workers.engines.sim.rank import SimRank
+from kvasir_workers.engines.sim.reporting import CacheReport
 from kvasir_workers.engines.sim.scheduler import Scheduler
-from kvasir_workers.engines.sim.state import Limits, PullOrder
+from kvasir_workers.engines.sim.state import Limits
+from kvasir_workers.holdings import Holdings
 
 TRANSFER_NAME = "sim"
 _VERSION = "1"
@@ -27,8 +33,10 @@ class SimEngine:
 
     A step lasts `decode_step_s` + `decode_step_per_seq_s` for each sequence + prompt tokens /
     `prefill_tokens_per_s`. Engines of one `fabric` pull from each other and end each other's leases;
-    without one, KV offered by an engine in another process is taken on its ticket. `tokenizer_digest`
-    is what the router will compare; tokens and text are simulated whatever the tokenizer.
+    without one, KV offered by an engine in another process is taken on its ticket. `tokenizer_digest` and
+    `golden` are what the router will compare; tokens and text are simulated whatever the tokenizer. Each
+    data-parallel rank steps by itself and has its own KV blocks and `max_live` legs; a leg that names no
+    rank goes to the one with the fewest.
     """
 
     def __init__(
@@ -40,6 +48,7 @@ class SimEngine:
         fabric: SimFabric | None = None,
         model: SimModel | None = None,
         tokenizer_digest: str = "",
+        golden: tuple[GoldenPrompt, ...] = (),
         max_live: int = _MAX_LIVE,
     ) -> None:
         self._deployment = deployment
@@ -48,14 +57,18 @@ class SimEngine:
         self._fabric = fabric
         self._model = model or SimModel()
         self._tokenizer_digest = tokenizer_digest
+        self._golden = golden
         self._max_live = max_live
-        self._link = SimLink(clock, pool.engine.sim, deployment.transfer.timeout_s, fabric)
+        engine = pool.engine
+        self._link = SimLink(clock, engine.sim, deployment.transfer.timeout_s, fabric)
+        self._holdings: Holdings | None = None
+        if engine.kv_events and engine.prefix_caching:
+            root_of = partial(root_hash, deployment.model.name)
+            self._holdings = Holdings(engine.data_parallel_size, root_of)
         self._worker_id = ""
         self._epoch = 0
-        self._scheduler: Scheduler | None = None
-        self._wake = asyncio.Event()
-        self._steps: asyncio.Task[None] | None = None
-        self._pulls: dict[str, asyncio.Task[None]] = {}
+        self._ranks: tuple[SimRank, ...] = ()
+        self._running = False
         self._failed: asyncio.Future[str] | None = None
 
     # -- the port ----------------------------------------------------------------------------------
@@ -66,36 +79,44 @@ class SimEngine:
         layout = self._layout()
         limits = self._limits(layout)
         self._worker_id, self._epoch = worker_id, epoch
-        self._scheduler = Scheduler(limits, self._model, worker_id=worker_id, epoch=epoch)
         self._failed = asyncio.get_running_loop().create_future()
+        if self._holdings is not None:
+            self._holdings.begin(epoch)
         if self._fabric is not None:
             self._fabric.join(worker_id, self)
-        self._steps = asyncio.create_task(self._run(self._scheduler, sink), name=f"sim-steps-{worker_id}")
+        self._ranks = tuple(self._make_rank(limits, number, sink) for number in range(limits.ranks))
+        self._running = True
+        for number, rank in enumerate(self._ranks):
+            rank.start(f"sim-steps-{worker_id}-{number}")
         return self._identity(layout, limits)
 
     def submit(self, requests: Sequence[EngineRequest]) -> None:
         """See Engine."""
         for request in requests:
-            self._started.submit(request, self._clock.now())
-        self._wake.set()
+            self._rank_for(request).submit(request)
 
     def abort(self, request_ids: Sequence[str]) -> None:
         """See Engine."""
-        for request_id in request_ids:
-            if self._started.abort(request_id, self._clock.now()):
-                self._cancel_pull(request_id)
-        self._wake.set()
+        for rank in self._started:
+            for request_id in request_ids:
+                rank.abort(request_id)
 
     def release(self, lease_ids: Sequence[str]) -> None:
         """See Engine."""
-        for lease_id in lease_ids:
-            self._started.release(lease_id)
-        self._wake.set()
+        for rank in self._started:
+            for lease_id in lease_ids:
+                rank.release(lease_id)
+
+    @property
+    def kv(self) -> KvSource | None:
+        """See Engine."""
+        return self._holdings
 
     def load(self) -> EngineLoad:
         """See Engine."""
-        self._started.expire(self._clock.now())
-        return self._started.load()
+        for rank in self._started:
+            rank.scheduler.expire(self._clock.now())
+        return self._load()
 
     async def wait_failed(self) -> str:
         """See Engine."""
@@ -105,18 +126,12 @@ class SimEngine:
 
     async def stop(self) -> None:
         """See Engine."""
-        if self._steps is None:
+        if not self._running:
             return
-        tasks = [self._steps, *self._pulls.values()]
-        self._steps = None
-        self._pulls.clear()
+        self._running = False
         if self._fabric is not None:
             self._fabric.leave(self._worker_id, self)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        self._started.close("worker_failed", "the engine has stopped", self._clock.now())
-        self._started.take_deltas()
+        await asyncio.gather(*(rank.stop() for rank in self._ranks))
 
     # -- the fabric's view -------------------------------------------------------------------------
 
@@ -127,11 +142,12 @@ class SimEngine:
 
     def lease_problem(self, lease_id: str, fence: int) -> str | None:
         """See Offerer."""
-        self._started.expire(self._clock.now())
-        lease = self._started.leases.find(lease_id)
-        if lease is None:
-            return "expired"
-        return None if lease.fence == fence else "fenced"
+        for rank in self._started:
+            rank.scheduler.expire(self._clock.now())
+            lease = rank.scheduler.leases.find(lease_id)
+            if lease is not None:
+                return None if lease.fence == fence else "fenced"
+        return "expired"
 
     def lease_pulled(self, lease_id: str) -> None:
         """See Offerer."""
@@ -142,103 +158,72 @@ class SimEngine:
     def crash(self, reason: str) -> None:
         """Die as an engine does: every request ends with ERROR `worker_failed`, nothing more is
         computed, peers cannot pull, and `wait_failed` returns `reason`."""
-        self._started.close("worker_failed", reason, self._clock.now())
-        for request_id in list(self._pulls):
-            self._cancel_pull(request_id)
+        for rank in self._started:
+            rank.crash(reason)
         if self._fabric is not None:
             self._fabric.leave(self._worker_id, self)
         if self._failed is not None and not self._failed.done():
             self._failed.set_result(reason)
-        self._wake.set()
 
     def check_integrity(self) -> None:
-        """Raises AssertionError when blocks, leases and requests do not account for each other."""
-        self._started.check_integrity()
+        """Raises AssertionError when blocks, leases and requests do not account for each other, or the
+        record of what is cached says something else than the cache."""
+        for number, rank in enumerate(self._started):
+            rank.scheduler.check_integrity()
+            if self._holdings is not None:
+                recorded, cached = self._holdings.held(number), len(rank.scheduler.cached())
+                if recorded != cached:
+                    raise AssertionError(f"rank {number}: {recorded} blocks on record, {cached} cached")
 
     # -- inside ------------------------------------------------------------------------------------
 
     @property
-    def _started(self) -> Scheduler:
-        if self._scheduler is None:
+    def _started(self) -> tuple[SimRank, ...]:
+        if not self._ranks:
             raise RuntimeError("the engine has not been started")
-        return self._scheduler
+        return self._ranks
 
-    async def _run(self, scheduler: Scheduler, sink: StepSink) -> None:
-        try:
-            await self._step_forever(scheduler, sink)
-        except Exception as error:  # noqa: BLE001 - whatever breaks the loop is the engine's death
-            self.crash(f"the step loop broke: {error!r}")
-        while True:
-            self._deliver(scheduler, sink)
-            self._wake.clear()
-            await self._wake.wait()
-
-    def _deliver(self, scheduler: Scheduler, sink: StepSink) -> None:
-        deltas = scheduler.take_deltas()
-        if deltas:
-            sink(StepBatch(deltas, scheduler.load()))
-
-    async def _step_forever(self, scheduler: Scheduler, sink: StepSink) -> None:
-        while True:
-            self._wake.clear()
-            scheduler.expire(self._clock.now())
-            step = scheduler.schedule(self._clock.now())
-            for order in step.pulls:
-                self._begin_pull(scheduler, order)
-            if step.work:
-                await self._clock.sleep(self._duration(step))
-                scheduler.complete(self._clock.now())
-            self._deliver(scheduler, sink)
-            if not step.work:
-                await self._wait(scheduler.leases.next_deadline())
-
-    def _duration(self, step: Step) -> float:
-        timing = self._pool.engine.sim
-        return (
-            timing.decode_step_s
-            + timing.decode_step_per_seq_s * len(step.work)
-            + step.prefill_tokens / timing.prefill_tokens_per_s
+    def _make_rank(self, limits: Limits, number: int, sink: StepSink) -> SimRank:
+        report = None if self._holdings is None else CacheReport(self._holdings, number, limits.block_size)
+        scheduler = Scheduler(
+            limits, self._model, worker_id=self._worker_id, epoch=self._epoch, rank=number, report=report
+        )
+        return SimRank(
+            scheduler,
+            self._link,
+            self._pool.engine.sim,
+            self._clock,
+            deliver=partial(self._deliver, sink),
+            broke=self.crash,
         )
 
-    async def _wait(self, deadline: float | None) -> None:
-        """Until something changes, or a lease ends by itself."""
-        if deadline is None:
-            await self._wake.wait()
-            return
-        wake = asyncio.ensure_future(self._wake.wait())
-        timer = asyncio.ensure_future(self._clock.sleep(deadline - self._clock.now()))
-        try:
-            await asyncio.wait((wake, timer), return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            wake.cancel()
-            timer.cancel()
+    def _rank_for(self, request: EngineRequest) -> SimRank:
+        ranks = self._started
+        for rank in ranks:
+            if rank.scheduler.is_live(request.request_id):
+                return rank
+        named = request.data_parallel_rank
+        if named is not None:
+            # One that does not exist is refused by whichever scheduler is asked.
+            return ranks[named] if 0 <= named < len(ranks) else ranks[0]
+        return min(ranks, key=lambda rank: rank.scheduler.live)
 
-    def _begin_pull(self, scheduler: Scheduler, order: PullOrder) -> None:
-        task = asyncio.create_task(self._pull(scheduler, order), name=f"sim-pull-{order.request_id}")
-        self._pulls[order.request_id] = task
+    def _deliver(self, sink: StepSink, deltas: tuple[Delta, ...]) -> None:
+        if self._holdings is not None:
+            self._holdings.flush()
+        if deltas:
+            sink(StepBatch(deltas, self._load()))
 
-    async def _pull(self, scheduler: Scheduler, order: PullOrder) -> None:
-        started = self._clock.now()
-        try:
-            await self._link.pull(order)
-        except TransferError as error:
-            now = self._clock.now()
-            scheduler.pull_failed(order, now - started, f"{error.code}: {error.message}", now)
-        else:
-            scheduler.pulled(order, self._clock.now() - started)
-        if self._pulls.get(order.request_id) is asyncio.current_task():
-            del self._pulls[order.request_id]
-        self._wake.set()
-
-    def _cancel_pull(self, request_id: str) -> None:
-        task = self._pulls.pop(request_id, None)
-        if task is not None:
-            task.cancel()
+    def _load(self) -> EngineLoad:
+        loads = [rank.scheduler.load() for rank in self._ranks]
+        if len(loads) == 1:
+            return loads[0]
+        summed = {f.name: sum(getattr(load, f.name) for load in loads) for f in fields(EngineLoad)}
+        summed["kv_usage"] /= len(loads)
+        return EngineLoad(**summed)
 
     def _refuse_unmodelled(self) -> None:
         engine = self._pool.engine
-        if engine.data_parallel_size > 1:
-            raise ConfigError("the simulated engine has one rank: raise pool.replicas instead")
         if engine.speculative is not None:
             raise ConfigError("the simulated engine does not speculate: remove engine.speculative")
 
@@ -272,6 +257,7 @@ class SimEngine:
             max_live=self._max_live,
             seed=engine.seed,
             adapters=frozenset(lora.name for lora in self._deployment.lora),
+            ranks=engine.data_parallel_size,
         )
 
     def _identity(self, layout: KvLayout, limits: Limits) -> WorkerIdentity:
@@ -291,4 +277,7 @@ class SimEngine:
             engine_version=_VERSION,
             transfer=TRANSFER_NAME if self._deployment.disaggregated else "",
             adapters=tuple(sorted(limits.adapters)),
+            data_parallel_size=limits.ranks,
+            reports_kv=self._holdings is not None,
+            golden=self._golden,
         )

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from kvasir_workers.engines.sim.blocks import BlockPool
+from kvasir_workers.engines.sim.reporting import CacheReport
 from kvasir_workers.engines.sim.state import Limits, Sequence
 
 
 class SequenceMemory:
-    """Moves sequences in and out of a BlockPool and keeps their `blocks`, `stored` and `computed`."""
+    """Moves sequences in and out of a BlockPool and keeps their `blocks`, `stored` and `computed`. What
+    becomes known goes to `report` too, where there is one."""
 
-    def __init__(self, pool: BlockPool, limits: Limits) -> None:
+    def __init__(self, pool: BlockPool, limits: Limits, report: CacheReport | None) -> None:
         self._pool = pool
         self._limits = limits
+        self._report = report
 
     def find(self, sequence: Sequence, blocks: int) -> list[int]:
         """The known blocks among the first `blocks` full ones of a sequence. Holds nothing."""
@@ -48,10 +51,20 @@ class SequenceMemory:
         full = reach // self._limits.block_size
         if not self._limits.prefix_caching or full <= sequence.stored:
             return
-        sequence.hash_up_to(full, self._limits.block_size)
-        for at in range(sequence.stored, full):
+        size, first = self._limits.block_size, sequence.stored
+        sequence.hash_up_to(full, size)
+        for at in range(first, full):
             self._pool.store(sequence.blocks[at], sequence.hashes[at])
         sequence.stored = full
+        if self._report is not None:
+            request = sequence.live.request
+            self._report.stored(
+                sequence.hashes[first - 1] if first else None,
+                sequence.hashes[first:full],
+                sequence.tokens[first * size : full * size],
+                request.salt,
+                request.adapter or "",
+            )
 
     def let_go(self, sequence: Sequence) -> None:
         """Give all blocks back: the sequence has ended, or starts again."""

@@ -19,6 +19,7 @@ from kvasir_workers.engines.sim.blocks import BlockPool, hash_prompt
 from kvasir_workers.engines.sim.fabric import Ticket
 from kvasir_workers.engines.sim.leases import LeaseTable
 from kvasir_workers.engines.sim.model import SimModel
+from kvasir_workers.engines.sim.reporting import CacheReport
 from kvasir_workers.engines.sim.state import (
     Limits,
     Live,
@@ -32,15 +33,27 @@ from kvasir_workers.engines.sim.state import (
 
 
 class Scheduler:
-    """One engine's requests, blocks and leases. `worker_id` and `epoch` name it in tickets."""
+    """One rank's requests, blocks and leases. `worker_id` and `epoch` name the worker in tickets, `rank`
+    tells its leases from those of its other ranks; what its prefix cache holds goes to `report`."""
 
-    def __init__(self, limits: Limits, model: SimModel, *, worker_id: str, epoch: int) -> None:
+    def __init__(
+        self,
+        limits: Limits,
+        model: SimModel,
+        *,
+        worker_id: str,
+        epoch: int,
+        rank: int = 0,
+        report: CacheReport | None = None,
+    ) -> None:
         self.limits = limits
         self._model = model
         self._worker_id = worker_id
         self._epoch = epoch
-        self._pool = BlockPool(limits.blocks, caching=limits.prefix_caching)
-        self._batch = Batch(limits, self._pool)
+        self._rank = rank
+        evicted = None if report is None else report.evicted
+        self._pool = BlockPool(limits.blocks, caching=limits.prefix_caching, evicted=evicted)
+        self._batch = Batch(limits, self._pool, report)
         self.leases = LeaseTable(self._pool, limits.lease_s)
         self._live: dict[str, Live] = {}
         self._step = Step()
@@ -133,6 +146,19 @@ class Scheduler:
 
     # -- views -------------------------------------------------------------------------------------
 
+    @property
+    def live(self) -> int:
+        """Requests that have not ended, in whatever state."""
+        return len(self._live)
+
+    def is_live(self, request_id: str) -> bool:
+        """Whether this request has not ended."""
+        return request_id in self._live
+
+    def cached(self) -> set[bytes]:
+        """The chained hashes of all blocks that the prefix cache can find."""
+        return self._pool.known()
+
     def load(self) -> EngineLoad:
         """See EngineLoad."""
         counters = self._batch.counters
@@ -204,9 +230,8 @@ class Scheduler:
     def _offer(self, sequence: Sequence, now: float) -> KvHandoff:
         request = sequence.live.request
         self._granted += 1
-        lease = self.leases.grant(
-            f"{self._worker_id}/{self._epoch}/{self._granted}", self._granted, sequence.blocks, now
-        )
+        lease_id = f"{self._worker_id}/{self._epoch}/{self._rank}/{self._granted}"
+        lease = self.leases.grant(lease_id, self._granted, sequence.blocks, now)
         ticket = Ticket(
             worker_id=self._worker_id,
             epoch=self._epoch,

@@ -17,7 +17,8 @@ from kvasir_workers.engines.sim.output import Output
 @dataclass(frozen=True, slots=True)
 class Limits:
     """The scheduler's bounds. Lengths and `step_tokens` in tokens, `blocks` of `block_size` tokens,
-    `lease_s` in seconds; `max_live` is the number of requests held at once, waiting ones included."""
+    `lease_s` in seconds; `max_live` is the number of requests held at once, waiting ones included. `ranks`
+    is how many such schedulers the engine has."""
 
     block_size: int
     blocks: int
@@ -32,6 +33,7 @@ class Limits:
     max_live: int
     seed: int = 0
     adapters: frozenset[str] = frozenset()
+    ranks: int = 1
 
     def __post_init__(self) -> None:
         if self.blocks * self.block_size < self.max_model_len:
@@ -192,8 +194,9 @@ def refusal(request: EngineRequest, limits: Limits) -> tuple[str, str] | None:
         return "invalid_request", f"adapter {request.adapter!r} is not loaded on this worker"
     if request.leg is Leg.DECODE and request.handoff is None:
         return "invalid_request", "a decode leg needs the hand-off of its prefill leg"
-    if request.data_parallel_rank not in (None, 0):
-        return "invalid_request", f"rank {request.data_parallel_rank} does not exist: there is one rank"
+    rank = request.data_parallel_rank
+    if rank is not None and not 0 <= rank < limits.ranks:
+        return "invalid_request", f"rank {rank} does not exist: there are {limits.ranks}"
     return _bad_sampling(request.sampling)
 
 

@@ -6,6 +6,8 @@ engine runs with can be read, tested and shown without starting it.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from kvasir.config.spec import Deployment, PoolSpec
@@ -17,8 +19,38 @@ CONNECTOR_MODULE = "kvasir_workers.transfer.connector"
 EXTENSION = "kvasir_workers.engines.vllm.worker_extension.EngineExtension"
 TRANSFER_EXTENSION = "kvasir_workers.engines.vllm.transfer_extension.TransferEngineExtension"
 
+EVENT_BACKLOG = 8192
+"""Messages of KV events that a rank keeps for who asks again, and that may wait on either side."""
+
 _KV_ROLES = {Role.PREFILL: "kv_producer", Role.DECODE: "kv_consumer", Role.BOTH: "kv_both"}
 _LOG_LEVELS = {"debug": "DEBUG", "info": "WARNING", "warning": "WARNING", "error": "ERROR"}
+
+
+@dataclass(frozen=True, slots=True)
+class EventEndpoints:
+    """Where the ranks of one engine publish their KV events, and answer who missed some: Unix sockets in a
+    directory of the worker's own, since the events tell every token of every prompt.
+
+    vLLM gives each rank but the first an endpoint of its own only where the name has `inproc` or `tcp` in
+    it, and of those it binds only what begins with `ipc://`.
+    """
+
+    directory: Path
+
+    @property
+    def events(self) -> str:
+        """The first rank's publisher."""
+        return f"ipc://{self.directory}/inproc-events"
+
+    @property
+    def replay(self) -> str:
+        """The first rank's answers."""
+        return f"ipc://{self.directory}/inproc-replay"
+
+    def of_rank(self, rank: int) -> tuple[str, str]:
+        """`events` and `replay` of a data-parallel rank."""
+        suffix = f"_dp{rank}" if rank else ""
+        return self.events + suffix, self.replay + suffix
 
 
 def ranks(pool: PoolSpec) -> int:
@@ -36,10 +68,16 @@ def threads_per_rank(deployment: Deployment, pool: PoolSpec, *, cpus: int) -> in
 
 
 def engine_arguments(
-    deployment: Deployment, pool: PoolSpec, *, model_path: str, platform: str
+    deployment: Deployment,
+    pool: PoolSpec,
+    *,
+    model_path: str,
+    platform: str,
+    events: EventEndpoints | None = None,
 ) -> dict[str, Any]:
-    """Keyword arguments of vLLM's AsyncEngineArgs, but for `kv_transfer_config`, which is the dict of
-    keyword arguments of KVTransferConfig, or absent when no KV moves.
+    """Keyword arguments of vLLM's AsyncEngineArgs, but for `kv_transfer_config` and `kv_events_config`, which
+    are dicts of keyword arguments of KVTransferConfig and KVEventsConfig, or absent when no KV moves or no
+    `events` are wanted.
 
     `model_path` is the folder to load (already quantized where the spec asks for it); `platform` is cpu or
     cuda.
@@ -85,6 +123,16 @@ def engine_arguments(
         }
     if deployment.disaggregated:
         arguments["kv_transfer_config"] = _transfer(deployment, pool)
+    if events is not None:
+        arguments["kv_events_config"] = {
+            "enable_kv_cache_events": True,
+            "publisher": "zmq",
+            "endpoint": events.events,
+            "replay_endpoint": events.replay,
+            "buffer_steps": EVENT_BACKLOG,
+            "hwm": EVENT_BACKLOG,
+            "max_queue_size": EVENT_BACKLOG,
+        }
     return arguments
 
 

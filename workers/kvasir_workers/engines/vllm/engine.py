@@ -20,14 +20,18 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from kvasir.clock import MonotonicClock
 from kvasir.config.model_files import tokenizer_digest
 from kvasir.config.spec import Deployment, PoolSpec
 from kvasir.config.support import refusals
 from kvasir.core.errors import ConfigError
 from kvasir.core.identity import KvLayout, WorkerIdentity
 from kvasir.core.requests import Delta, EngineLoad, EngineRequest, Leg, StepBatch
-from kvasir.ports.engine import StepSink
-from kvasir_workers.engines.vllm.arguments import engine_arguments, environment
+from kvasir.ports.engine import KvSource, StepSink
+from kvasir_workers.engines.vllm.arguments import engine_arguments, environment, ranks
+from kvasir_workers.engines.vllm.cache_record import CacheRecord
+from kvasir_workers.engines.vllm.hardware import hardware_of
+from kvasir_workers.engines.vllm.kv_recovery import CacheControl
 from kvasir_workers.engines.vllm.quantize import quantized_folder
 from kvasir_workers.engines.vllm.stream import Stream
 
@@ -36,6 +40,7 @@ if TYPE_CHECKING:
 
 _WARM_UP_PROMPT_TOKENS = 256
 _WARM_UP_OUTPUT_TOKENS = 4
+_EVENTS_S = 30.0
 
 
 class VllmEngine:
@@ -71,6 +76,10 @@ class VllmEngine:
         self._runtime: ModuleType | None = None
         self._recorder: LoadRecorder | None = None
         self._adapters: dict[str, Any] = {}
+        self._record: CacheRecord | None = None
+        if pool.engine.kv_events and pool.engine.prefix_caching:
+            self._record = CacheRecord(deployment, pool, MonotonicClock())
+        self._held = False
         self._sink: StepSink | None = None
         self._failed: asyncio.Future[str] | None = None
         self._epoch = 0
@@ -97,6 +106,7 @@ class VllmEngine:
                 self._pool,
                 model_path=str(folder),
                 platform=platform,
+                events=None if self._record is None else self._record.open(epoch),
             )
             self._llm = await asyncio.to_thread(runtime.build, arguments)
             identity = await self._introduce(worker_id, epoch, digest)
@@ -106,8 +116,11 @@ class VllmEngine:
                 f"vLLM did not start pool {self._pool.name} with {self._model_path}: {error}"
             ) from error
         self._sink = sink
-        pump = asyncio.create_task(self._pump(), name="vllm-pump")
-        self._tasks = [pump, asyncio.create_task(self._watch(pump), name="vllm-watch")]
+        endless = [asyncio.create_task(self._pump(), name="vllm-pump")]
+        if self._record is not None:
+            keeping = self._record.keep_exact(self._control())
+            endless.append(asyncio.create_task(keeping, name="vllm-record"))
+        self._tasks = [*endless, asyncio.create_task(self._watch(endless), name="vllm-watch")]
         return identity
 
     def submit(self, requests: Sequence[EngineRequest]) -> None:
@@ -136,6 +149,11 @@ class VllmEngine:
             self._leases.update(dict.fromkeys(lease_ids))
             self._wake.set()
 
+    @property
+    def kv(self) -> KvSource | None:
+        """What the prefix cache holds; None where there is none, or the spec wants no reports."""
+        return None if self._record is None else self._record.holdings
+
     def load(self) -> EngineLoad:
         """The load after the newest step."""
         if self._recorder is None:
@@ -160,6 +178,10 @@ class VllmEngine:
         llm, self._llm = self._llm, None
         if llm is not None:
             await self._vllm().shut_down(llm)
+        if self._record is not None:
+            self._record.close()
+
+    # -- inside ------------------------------------------------------------------------------------
 
     def _weights(self) -> Path:
         if self._deployment.model.quantization == "int8":
@@ -174,15 +196,14 @@ class VllmEngine:
         for adapter in self._adapters.values():
             await llm.add_lora(adapter)
         length = min(_WARM_UP_PROMPT_TOKENS, llm.model_config.max_model_len - _WARM_UP_OUTPUT_TOKENS)
-        async for _ in llm.generate(
-            {"type": "token", "prompt_token_ids": [1] * max(1, length)},
-            runtime.warm_up_params(_WARM_UP_OUTPUT_TOKENS),
-            "kvasir-warm-up",
-        ):
-            pass
-        await llm.reset_prefix_cache()
+        copies = pool.engine.data_parallel_size
+        warm_up = [1] * max(1, length)
+        await runtime.run_on_each_rank(llm, copies, warm_up, _WARM_UP_OUTPUT_TOKENS, "kvasir-warm-up")
+        await self._begin_empty()
+        shares = await llm.collective_rpc("kvasir_model")
         self._recorder = runtime.recorder(llm)
         self._recorder.reset()
+        # vLLM's front adds up the blocks of all data-parallel ranks.
         self._kv_blocks = llm.vllm_config.cache_config.num_gpu_blocks
         return WorkerIdentity(
             worker_id=worker_id,
@@ -194,13 +215,44 @@ class VllmEngine:
             tokenizer_digest=digest,
             max_model_len=llm.model_config.max_model_len,
             kv=KvLayout(**layout, tensor_parallel_size=pool.engine.tensor_parallel_size),
-            kv_blocks=self._kv_blocks,
+            kv_blocks=self._kv_blocks // copies,
             engine="vllm",
             engine_version=runtime.engine_version(),
             transfer=deployment.transfer.kind if deployment.disaggregated else "",
             adapters=tuple(self._adapters),
-            data_parallel_size=pool.engine.data_parallel_size,
+            data_parallel_size=copies,
+            reports_kv=self._record is not None,
+            hardware=hardware_of(
+                shares[0]["device"], devices=ranks(pool), element_bytes=shares[0]["element_bytes"]
+            ),
+            model_parameters=copies * sum(share["parameters"] for share in shares),
+            model_bytes=copies * sum(share["bytes"] for share in shares),
+            golden=await asyncio.to_thread(runtime.golden, llm, deployment.model.name),
         )
+
+    async def _begin_empty(self) -> None:
+        """Forget the warm-up. Raises RuntimeError when the record does not hear of it."""
+        if self._record is None:
+            await self._llm.reset_prefix_cache()
+            return
+        try:
+            async with asyncio.timeout(_EVENTS_S):
+                await self._record.make_exact(self._control())
+        except TimeoutError as error:
+            remedy = "set engine.kv_events to false to go without them"
+            raise RuntimeError(f"its KV events did not arrive in {_EVENTS_S:.0f} s; {remedy}") from error
+
+    def _control(self) -> CacheControl:
+        def idle() -> bool:
+            return not self._live and self.load().kv_blocks_leased == 0
+
+        def hold(held: bool) -> None:
+            self._held = held
+            self._wake.set()
+
+        copies = self._pool.engine.data_parallel_size
+        control: CacheControl = self._vllm().EngineControl(self._llm, copies, idle=idle, hold=hold)
+        return control
 
     def _refusal(self, request: EngineRequest) -> tuple[str, str] | None:
         """The code and the message of the first rule that `request` breaks."""
@@ -234,8 +286,8 @@ class VllmEngine:
         while True:
             await self._wake.wait()
             self._wake.clear()
-            while self._admissions or self._aborts:
-                if self._admissions:
+            while (self._admissions and not self._held) or self._aborts:
+                if self._admissions and not self._held:
                     await self._admit(self._admissions.popleft())
                 else:
                     await self._stop_one(self._aborts.popleft())
@@ -281,8 +333,14 @@ class VllmEngine:
             self._deliver(stream, early)
 
     async def _stop_one(self, stream: Stream) -> None:
-        if not stream.ended:
-            await self._llm.abort(stream.collector.request_id, internal=True)
+        if stream.ended:
+            return
+        if stream.collector is None:
+            # Newcomers are held, and this one need not wait for the engine.
+            self._admissions.remove(stream)
+            self._end(stream, stream.abort())
+            return
+        await self._llm.abort(stream.collector.request_id, internal=True)
 
     def _deliver(self, stream: Stream, output: Any) -> None:
         """Runs inside vLLM's output handler, once per request and step."""
@@ -313,13 +371,16 @@ class VllmEngine:
         self._flush_due = False
         if self._sink is None or not self._deltas:
             return
+        if self._record is not None:
+            self._record.flush()
         deltas, self._deltas = tuple(self._deltas), []
         self._sink(StepBatch(deltas, self.load()))
 
-    async def _watch(self, pump: asyncio.Task[None]) -> None:
-        """vLLM's output handler ends only when the engine core is gone, and the pump never."""
-        ended, _ = await asyncio.wait([self._llm.output_handler, pump], return_when=asyncio.FIRST_COMPLETED)
-        cause = pump.exception() if pump in ended else self._llm.dead_error
+    async def _watch(self, endless: list[asyncio.Task[None]]) -> None:
+        """vLLM's output handler ends only when the engine core is gone, and our own tasks never."""
+        handler = self._llm.output_handler
+        ended, _ = await asyncio.wait([handler, *endless], return_when=asyncio.FIRST_COMPLETED)
+        cause = next((task.exception() for task in endless if task in ended), self._llm.dead_error)
         reason = f"vLLM's engine core ended: {cause}"
         if self._failed is not None and not self._failed.done():
             self._failed.set_result(reason)

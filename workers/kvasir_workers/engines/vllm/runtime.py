@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from vllm import SamplingParams
-from vllm.config import KVTransferConfig
+from vllm.config import KVEventsConfig, KVTransferConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.exceptions import VLLMClientError
 from vllm.inputs.engine import TokensInput, tokens_input
@@ -19,7 +19,9 @@ from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
 
+from kvasir.core.golden import GoldenPrompt
 from kvasir.core.requests import EngineRequest, Leg, Sampling
+from kvasir_workers.engines.vllm.golden import engine_golden
 from kvasir_workers.engines.vllm.load import LoadRecorder
 from kvasir_workers.engines.vllm.stream import pull_of
 
@@ -55,6 +57,9 @@ def build(arguments: Mapping[str, Any]) -> AsyncLLM:
     transfer = arguments.pop("kv_transfer_config", None)
     if transfer is not None:
         arguments["kv_transfer_config"] = KVTransferConfig(**transfer)
+    events = arguments.pop("kv_events_config", None)
+    if events is not None:
+        arguments["kv_events_config"] = KVEventsConfig(**events)
     return AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments), stat_loggers=[LoadRecorder])
 
 
@@ -78,6 +83,57 @@ def recorder(llm: AsyncLLM) -> LoadRecorder:
         if isinstance(logger, LoadRecorder):
             return logger
     raise RuntimeError("vLLM did not keep the stat logger it was given")
+
+
+async def run_on_each_rank(llm: AsyncLLM, ranks: int, tokens: list[int], output: int, name: str) -> None:
+    """Generate exactly `output` tokens after `tokens` on every data-parallel rank, and forget them. Requests
+    are called `name` and their rank's number."""
+    for rank in range(ranks):
+        async for _ in llm.generate(
+            tokens_input(tokens),
+            SamplingParams(max_tokens=output, temperature=0.0, ignore_eos=True),
+            f"{name}-{rank}",
+            data_parallel_rank=rank if ranks > 1 else None,
+        ):
+            pass
+
+
+class EngineControl:
+    """kvasir_workers.engines.vllm.kv_recovery.CacheControl over `ranks` data-parallel ranks. `idle` and
+    `hold` are what the adapter knows of its own queue."""
+
+    def __init__(
+        self, llm: AsyncLLM, ranks: int, *, idle: Callable[[], bool], hold: Callable[[bool], None]
+    ) -> None:
+        self._llm = llm
+        self._ranks = ranks
+        self._idle = idle
+        self._nudges = 0
+        self.hold = hold
+
+    @property
+    def idle(self) -> bool:
+        """See CacheControl."""
+        return self._idle()
+
+    async def reset(self, *, preempt: bool) -> bool:
+        """See CacheControl. Raises one of DEAD."""
+        try:
+            return bool(await self._llm.reset_prefix_cache(reset_running_requests=preempt))
+        except EngineDeadError:
+            raise
+        except Exception:  # noqa: BLE001 - so vLLM's client reports what its core refused: as a bare Exception
+            return False
+
+    async def nudge(self) -> None:
+        """See CacheControl."""
+        self._nudges += 1
+        await run_on_each_rank(self._llm, self._ranks, [1], 1, f"kvasir-nudge-{self._nudges}")
+
+
+def golden(llm: AsyncLLM, model: str) -> tuple[GoldenPrompt, ...]:
+    """What the engine, serving under the name `model`, makes of the golden prompts."""
+    return engine_golden(model, llm.renderer)
 
 
 def prompt(request: EngineRequest) -> TokensInput:
@@ -104,11 +160,6 @@ def sampling_params(request: EngineRequest, *, lease_id: str, fence: int, lease_
         extra_args={"kv_transfer_params": extra} if extra else None,
         **_distribution(sampling),
     )
-
-
-def warm_up_params(tokens: int) -> SamplingParams:
-    """Greedy parameters that generate exactly `tokens` tokens."""
-    return SamplingParams(max_tokens=tokens, temperature=0.0, ignore_eos=True)
 
 
 def lora_requests(adapters: Mapping[str, str]) -> dict[str, LoRARequest]:

@@ -11,7 +11,10 @@ import os
 import select
 import signal
 import threading
+from collections import Counter
 from typing import Any
+
+from kvasir_workers.engines.vllm.hardware import cpu_name
 
 
 class EngineExtension:
@@ -19,6 +22,7 @@ class EngineExtension:
 
     model_runner: Any
     cache_config: Any
+    device: Any
 
     def kvasir_kv_layout(self) -> dict[str, Any]:
         """This rank's KV as it lies in memory: the fields of kvasir.core.identity.KvLayout but for
@@ -46,6 +50,20 @@ class EngineExtension:
             ),
         }
 
+    def kvasir_model(self) -> dict[str, Any]:
+        """This rank's share of the weights, `parameters` and `bytes`; the size of most of them,
+        `element_bytes`; and what `device` its driver calls the one that it computes on."""
+        weights = list(self.model_runner.model.parameters())
+        sizes: Counter[int] = Counter()
+        for weight in weights:
+            sizes[weight.element_size()] += weight.numel()
+        return {
+            "parameters": sum(sizes.values()),
+            "bytes": sum(size * count for size, count in sizes.items()),
+            "element_bytes": sizes.most_common(1)[0][0],
+            "device": _device_name(self.device),
+        }
+
     def kvasir_leave_with(self, front_pid: int) -> int:
         """End this rank's process, and the engine core above it, when process `front_pid` is gone.
 
@@ -61,6 +79,14 @@ class EngineExtension:
             target=_leave_with, args=(front, core), name="kvasir-leave-with", daemon=True
         ).start()
         return os.getpid()
+
+
+def _device_name(device: Any) -> str:
+    if device.type != "cuda":
+        return cpu_name()
+    from torch import cuda
+
+    return str(cuda.get_device_properties(device).name)
 
 
 def _leave_with(front: int, core: int | None) -> None:

@@ -1,0 +1,72 @@
+"""What sessions get of the engine's record of its blocks: batches to pass on, and snapshots, not too many."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+
+from kvasir.core.errors import CapacityError, ProtocolError
+from kvasir.core.kv import KvBatch, KvSnapshotPart
+from kvasir.ports.engine import KvSource
+
+TOO_MANY_SNAPSHOTS = "too_many_snapshots"
+KV_UNREPORTED = "kv_unreported"
+
+
+class KvFeed:
+    """Follows `source` until `close`; None for an engine that keeps no record.
+
+    A batch waits until the end of the tick for a step to take it along, then goes to `broadcast` alone.
+    """
+
+    def __init__(
+        self, source: KvSource | None, broadcast: Callable[[KvBatch], None], *, max_snapshots: int
+    ) -> None:
+        self._source = source
+        self._broadcast = broadcast
+        self._max_snapshots = max_snapshots
+        self._snapshots = 0
+        self._waiting: KvBatch | None = None
+        if source is not None:
+            source.follow(self._take_in)
+
+    def take(self) -> KvBatch | None:
+        """The batch that waits; the caller passes it on."""
+        batch, self._waiting = self._waiting, None
+        return batch
+
+    async def snapshot(self) -> AsyncGenerator[KvSnapshotPart, None]:
+        """All that the engine holds; see KvSource. Raises ProtocolError when it keeps no record, and
+        CapacityError while the record is incomplete or too many read it (`too_many_snapshots`)."""
+        if self._source is None:
+            raise ProtocolError("this worker keeps no record of the blocks that it holds", code=KV_UNREPORTED)
+        if self._snapshots >= self._max_snapshots:
+            raise CapacityError(
+                f"{self._snapshots} snapshots are being read, which is the limit", code=TOO_MANY_SNAPSHOTS
+            )
+        self._snapshots += 1
+        try:
+            async with aclosing(self._source.snapshot()) as parts:
+                async for part in parts:
+                    yield part
+        finally:
+            self._snapshots -= 1
+
+    def close(self) -> None:
+        """Pass nothing on any more. Idempotent."""
+        self._waiting = None
+        if self._source is not None:
+            self._source.follow(None)
+
+    def _take_in(self, batch: KvBatch) -> None:
+        if self._waiting is None:
+            asyncio.get_running_loop().call_soon(self._let_go)
+        else:
+            self._let_go()
+        self._waiting = batch
+
+    def _let_go(self) -> None:
+        batch = self.take()
+        if batch is not None:
+            self._broadcast(batch)

@@ -1,0 +1,46 @@
+"""What of a session outlives its connections."""
+
+from __future__ import annotations
+
+import asyncio
+
+from kvasir.core.kv import KvBatch
+from kvasir.core.link import Link, LinkLimits
+from kvasir.core.messages import RouterMessage, WorkerFrame, WorkerMessage
+from kvasir.core.requests import EngineLoad
+from kvasir.wire.pump import Pump
+
+
+class Session:
+    """One router's session on this worker.
+
+    `live` maps the router's request ids to the engine's, `leases` ids to when they end; `load` is what the
+    router was told last. `window` runs while there is no connection.
+    """
+
+    def __init__(self, session_id: str, router_id: str, limits: LinkLimits) -> None:
+        self.session_id = session_id
+        self.router_id = router_id
+        self.link: Link[WorkerMessage] = Link(limits)
+        self.pump: Pump[WorkerMessage, RouterMessage, WorkerFrame] | None = None
+        self.window: asyncio.Task[None] | None = None
+        self.live: dict[str, str] = {}
+        self.leases: dict[str, float] = {}
+        self.load: EngineLoad | None = None
+        self.ended = False
+        self._spared: KvBatch | None = None
+
+    def bear(self, kv: KvBatch | None) -> KvBatch | None:
+        """`kv`, or None for a router that has enough to read: it sees the gap, and takes a snapshot."""
+        if kv is None:
+            return None
+        if self.link.half_full:
+            self._spared = kv
+            return None
+        self._spared = None
+        return kv
+
+    def take_spared(self) -> KvBatch | None:
+        """The newest batch that the router was spared, once it can read on: with nothing after it, the gap
+        would not be seen."""
+        return self.bear(self._spared)
