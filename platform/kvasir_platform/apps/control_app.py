@@ -72,7 +72,6 @@ def run(deployment: Deployment, temp_dir: Path, logs: Path, token: str, stop: St
         token=ray_token,
         cpus=sum(pool.cpus * pool.replicas for pool in deployment.pools) + 1,
         gpus=sum(pool.gpus * pool.replicas for pool in deployment.pools),
-        resources={},
         log=logs / "ray.log",
     )
     try:

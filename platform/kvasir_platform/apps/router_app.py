@@ -29,7 +29,8 @@ from kvasir.ports.clock import Clock
 from kvasir.ports.discovery import Discovery
 from kvasir.telemetry.logs import configure_logging
 from kvasir_platform.apps.session_token import session_token
-from kvasir_platform.gateway.start import make_gateway, make_metrics
+from kvasir_platform.gateway.golden import edge_golden
+from kvasir_platform.gateway.start import make_gateway, make_metrics, make_tokenizer
 from kvasir_router.build import make_router
 from kvasir_router.discovery_static import StaticDiscovery
 from kvasir_router.transport_grpc import GrpcDialer
@@ -55,18 +56,22 @@ async def serve(deployment: Deployment, token: str | None, ray_address: str | No
     clock = MonotonicClock()
     folder = resolve_model(deployment.model.source, deployment.model.revision)
     metrics = make_metrics(deployment)
+    tokenizer = make_tokenizer(deployment)
     discovery = build_discovery(deployment, ray_address, clock)
     router = make_router(
         deployment,
         tokenizer_digest=tokenizer_digest(folder),
+        golden=edge_golden(deployment.model.name, tokenizer),
         discovery=discovery,
         dialer=GrpcDialer(token),
         clock=clock,
         rng=random.Random(),  # noqa: S311 - spreads ties, guards nothing
         router_id=f"router-{uuid4().hex[:8]}",
+        on_decision=metrics.decided,
     )
     metrics.track_queued(lambda: router.queued)
-    gateway = make_gateway(deployment, router, clock, metrics)
+    metrics.track_index(router.index_stats)
+    gateway = make_gateway(deployment, router, clock, metrics, tokenizer)
     loop = asyncio.get_running_loop()
     for signum in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(signum, gateway.stop)

@@ -42,9 +42,15 @@ def build_engine(deployment: Deployment, pool: PoolSpec, clock: Clock) -> Engine
     """The engine adapter that the pool names. Raises ConfigError when its model cannot be found."""
     folder = resolve_model(deployment.model.source, deployment.model.revision)
     if pool.engine.kind == "sim":
+        from kvasir_platform.gateway.golden import edge_golden
+        from kvasir_platform.gateway.tokenization import ModelTokenizer
         from kvasir_workers.engines.sim.engine import SimEngine
 
-        return SimEngine(deployment, pool, clock=clock, tokenizer_digest=tokenizer_digest(folder))
+        # A simulated engine has no tokenizer of its own, so it speaks for the edge's.
+        golden = edge_golden(deployment.model.name, ModelTokenizer.from_folder(folder))
+        return SimEngine(
+            deployment, pool, clock=clock, tokenizer_digest=tokenizer_digest(folder), golden=golden
+        )
     from kvasir_workers.engines.vllm.engine import VllmEngine
 
     return VllmEngine(deployment, pool, model_path=str(folder))
@@ -75,7 +81,7 @@ class WorkerNode:
         host = await SessionHost.start(
             engine, worker_id=worker_id, epoch=time.time_ns() // 1000, clock=clock, limits=limits
         )
-        server = GrpcServer(host.serve, bind=f"{spec.host}:{port}", token=token)
+        server = GrpcServer(host.serve, bind=f"{spec.host}:{port}", token=token, snapshot=host.snapshot)
         try:
             bound = await server.start()
         except ConfigError:

@@ -27,6 +27,8 @@ examples:
   kvasir up --set model.source=./my-llama    change one field, without a file
   kvasir check -f kvasir.yaml                would it start here? what is missing?
   kvasir status                              workers, load, processes
+  kvasir get workers                         which worker holds what, and how well that is known
+  kvasir explain REQUEST_ID                  why a request ran where it ran, and what came of it
   kvasir down                                stop it, from any terminal
 
 exit status: 0 done, 1 failed or nothing runs, 2 the command line or kvasir.yaml is wrong
@@ -51,6 +53,32 @@ starts nothing. `kvasir up` does the same first.
 examples:
   kvasir check
   kvasir check -f kvasir.yaml -o json"""
+
+
+_GET_EPILOG = """\
+KV says how well the router knows what a worker holds in its prefix cache:
+  exact        every change that the worker has reported is in
+  catching_up  a snapshot is on its way; until then the router goes by its own predictions
+  predicted    the worker reports nothing, or is not believed; REASON says which
+BLOCKS are those that the worker reports, PREDICTED those that the router foresees from what it sent.
+
+examples:
+  kvasir get workers
+  kvasir get workers -o json
+  KVASIR_API_KEY=… kvasir get workers --address gateway.example:8000"""
+
+_EXPLAIN_EPILOG = """\
+REQUEST_ID is what the answer carried in its header x-request-id (or as `id` in its body). Shown are the
+workers that were considered, what each would have cost, the choice, and what was foreseen against what
+came of it. Columns of zeros are left out; -o json has them.
+
+The router keeps the requests in flight and the newest that ended, as many as routing.decision_records in
+kvasir.yaml says.
+
+examples:
+  curl -si http://127.0.0.1:8000/v1/chat/completions … | grep x-request-id
+  kvasir explain da87cef2245951d6dc2c075d
+  kvasir explain da87cef2245951d6dc2c075d -o json"""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -92,6 +120,10 @@ def parser() -> argparse.ArgumentParser:
     named = _Parser(add_help=False)
     named.add_argument("name", nargs="?", help="which deployment, when several run")
 
+    gateway = _Parser(add_help=False)
+    gateway.add_argument("--name", help="which deployment, when several run on this machine")
+    gateway.add_argument("--address", metavar="HOST:PORT", help="another gateway than this machine's")
+
     top = _Parser(
         prog="kvasir",
         parents=[shared],
@@ -114,6 +146,14 @@ def parser() -> argparse.ArgumentParser:
     add("up", "start a deployment on this machine", spec, port, epilog=_UP_EPILOG)
     add("down", "stop a deployment and clean up after it", named)
     add("status", "show what runs: workers, load, processes", named)
+    add("explain", "say why a request ran where it ran", gateway, epilog=_EXPLAIN_EPILOG)
+    commands.choices["explain"].add_argument(
+        "request_id", metavar="REQUEST_ID", help="from the answer's header x-request-id"
+    )
+    add("get", "list what the router knows", gateway, epilog=_GET_EPILOG)
+    commands.choices["get"].add_argument(
+        "what", choices=("workers",), metavar="workers", help="the only list there is"
+    )
     add("check", "say whether a deployment would start here", spec, port, epilog=_CHECK_EPILOG)
     add("version", "print versions of Kvasir and of what it uses")
     up = commands.choices["up"]
@@ -139,6 +179,8 @@ def main(argv: Sequence[str] | None = None, *, make_launcher: LauncherFactory | 
         "up": lambda: _up(args, output, make_launcher),
         "down": lambda: _down(args, output),
         "status": lambda: _status(args, output),
+        "get": lambda: _get(args, output),
+        "explain": lambda: _explain(args, output),
         "check": lambda: _check(args, output),
         "config": lambda: _config(args, output),
         "version": lambda: _version(output),
@@ -175,6 +217,18 @@ def _status(args: argparse.Namespace, output: Output) -> int:
     from kvasir_platform.cli.status import status
 
     return status(args.name, output)
+
+
+def _get(args: argparse.Namespace, output: Output) -> int:
+    from kvasir_platform.cli.get import get_workers
+
+    return get_workers(args.name, args.address, output)
+
+
+def _explain(args: argparse.Namespace, output: Output) -> int:
+    from kvasir_platform.cli.explain import explain
+
+    return explain(args.request_id, args.name, args.address, output)
 
 
 def _check(args: argparse.Namespace, output: Output) -> int:

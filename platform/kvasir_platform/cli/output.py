@@ -5,7 +5,7 @@ from __future__ import annotations
 import json as json_codec
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import asdict
 from typing import TextIO
 
@@ -64,12 +64,15 @@ class Output:
         self._out.flush()
 
 
-def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Columns as wide as their widest cell; the last one is not padded."""
+def table(head: Sequence[str], rows: Sequence[Sequence[str]], numbers: Container[int] = ()) -> str:
+    """Columns as wide as their widest cell, those of `numbers` flush right; nothing trails."""
     widths = [max(len(row[i]) for row in [head, *rows]) for i in range(len(head))]
     lines = []
     for row in [head, *rows]:
-        cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
+        cells = [
+            cell.rjust(width) if i in numbers else cell.ljust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
         lines.append("  ".join(cells).rstrip())
     return "\n".join(lines)
 

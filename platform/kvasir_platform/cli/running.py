@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvasir.core.errors import ConfigError
+from kvasir.core.errors import ConfigError, UpstreamError
 from kvasir_platform.control.runtime_dir import RuntimeDir, State, default_base, deployments, ended
 
 
@@ -26,3 +26,23 @@ def chosen_one(name: str | None) -> tuple[RuntimeDir, State] | None:
         names = ", ".join(runtime.name for runtime, _ in found)
         raise ConfigError(f"several deployments run, name one of: {names}")
     return found[0] if found else None
+
+
+def gateway_address(name: str | None, address: str | None) -> str:
+    """`address`, or that of the one deployment that runs here (or is named so). Raises ConfigError as
+    above, and UpstreamError where there is no gateway to ask."""
+    if address is not None:
+        return address.removeprefix("http://").rstrip("/")
+    found = chosen_one(name)
+    if found is None:
+        called = f" under the name {name}" if name else ""
+        raise UpstreamError(
+            f"nothing runs here{called}; start with: kvasir up, or name a gateway: --address HOST:PORT",
+            code="not_ready",
+        )
+    _, state = found
+    if not state.address:
+        raise UpstreamError(
+            f"{state.name} has no gateway yet (it is {state.phase}); see: kvasir status", code="not_ready"
+        )
+    return state.address

@@ -35,12 +35,18 @@ class RayDiscovery:
     async def watch(self) -> AsyncIterator[Members]:
         liveness = Liveness()
         last: Members | None = None
+        blind = False
         while not self._closed.is_set():
             try:
                 records = await self._read()
             except Exception as error:  # noqa: BLE001 - Ray raises several private types; fail static
-                log.warning("cannot read members from Ray, keeping the last ones: %s", error)
+                if not blind:
+                    log.warning("cannot read members from Ray, keeping the last ones: %s", error)
+                blind = True
             else:
+                if blind:
+                    log.warning("members can be read from Ray again")
+                blind = False
                 now = self._clock.now()
                 endpoints = liveness.live(records, now)
                 if last is None or endpoints != last.endpoints:

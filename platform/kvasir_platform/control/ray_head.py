@@ -8,7 +8,6 @@ take every Ray on the machine with it.
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import socket
@@ -58,7 +57,6 @@ class RayHead:
         token: str,
         cpus: float,
         gpus: float,
-        resources: dict[str, float],
         log: Path,
     ) -> RayHead:
         """Start the head and wait until it listens.
@@ -75,7 +73,6 @@ class RayHead:
             f"--temp-dir={temp_dir}",
             f"--num-cpus={max(1, round(cpus))}",
             f"--num-gpus={round(gpus)}",
-            f"--resources={json.dumps(resources)}",
             f"--object-store-memory={OBJECT_STORE_BYTES}",
             # It cannot be switched off, and its default port would collide with another deployment's.
             f"--ray-client-server-port={_free_port()}",

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from kvasir.config.spec import Deployment
 from kvasir.core.errors import CapacityError, KvasirError, RequestError
-from kvasir.core.requests import Request
+from kvasir.core.requests import Request, SloClass
 from kvasir.ports.clock import Clock
 from kvasir.ports.router import RouterPort
 from kvasir.telemetry.metrics import Metrics
@@ -16,9 +16,11 @@ from kvasir.telemetry.reasons import CLIENT_CLOSED
 from kvasir.telemetry.spans import SpanRecorder
 from kvasir_platform.gateway.answer import Answer, AnswerHead
 from kvasir_platform.gateway.calls import Call, chat_call, completion_call, fit_context
+from kvasir_platform.gateway.decisions import RequestNames
 from kvasir_platform.gateway.generation import Generation
+from kvasir_platform.gateway.hints import SloClasses, session_name
 from kvasir_platform.gateway.http import Exchange
-from kvasir_platform.gateway.openai_schema import decode_chat, decode_completion
+from kvasir_platform.gateway.openai_schema import SamplingFields, decode_chat, decode_completion
 from kvasir_platform.gateway.sse import ChatShape, CompletionShape, StreamedAnswer
 from kvasir_platform.gateway.tokenization import TokenizerPool
 from kvasir_platform.gateway.tracing import trace_parent
@@ -27,17 +29,27 @@ from kvasir_platform.gateway.whole import WholeAnswer
 
 @dataclass(frozen=True, slots=True)
 class Tools:
-    """What the endpoints work with. `wall` is the time of day in Unix seconds; `suffix` makes a few
-    random characters."""
+    """What the endpoints work with. `names` is told of each call that reaches the router; `wall` is the
+    time of day in Unix seconds; `suffix` makes a few random characters."""
 
     deployment: Deployment
     router: RouterPort
+    names: RequestNames
     tokenizers: TokenizerPool
     metrics: Metrics
     spans: SpanRecorder | None
     clock: Clock
     wall: Callable[[], float]
     suffix: Callable[[], str]
+
+
+@dataclass(frozen=True, slots=True)
+class _Wish:
+    """How a call is to be served: by which LoRA adapter, how fast, and near what else."""
+
+    adapter: str | None
+    slo: SloClass
+    session: str
 
 
 class GenerateApi:
@@ -52,6 +64,7 @@ class GenerateApi:
         self._context = tools.deployment.model.max_model_len
         self._served = tools.deployment.model.name
         self._adapters = frozenset(lora.name for lora in tools.deployment.lora)
+        self._slo = SloClasses(tools.deployment.slo)
         self._active: set[Generation] = set()
 
     def in_flight(self) -> int:
@@ -66,16 +79,22 @@ class GenerateApi:
     def chat(self, exchange: Exchange) -> None:
         """POST /v1/chat/completions."""
         body = decode_chat(exchange.request.body)
-        adapter = self._adapter(body.model)
+        wish = self._wish(exchange, body)
         tokenizer = self._tools.tokenizers.tokenizer
-        self._tokenize(exchange, chat_call(body, tokenizer.template, tokenizer.vocabulary), adapter)
+        self._tokenize(exchange, chat_call(body, tokenizer.template, tokenizer.vocabulary), wish)
 
     def completion(self, exchange: Exchange) -> None:
         """POST /v1/completions."""
         body = decode_completion(exchange.request.body)
-        adapter = self._adapter(body.model)
+        wish = self._wish(exchange, body)
         vocabulary = self._tools.tokenizers.tokenizer.vocabulary
-        self._tokenize(exchange, completion_call(body, vocabulary), adapter)
+        self._tokenize(exchange, completion_call(body, vocabulary), wish)
+
+    def _wish(self, exchange: Exchange, body: SamplingFields) -> _Wish:
+        headers = exchange.request.headers
+        return _Wish(
+            self._adapter(body.model), self._slo.asked_for(headers), session_name(headers, body.user)
+        )
 
     def _adapter(self, model: str) -> str | None:
         """The LoRA adapter behind a model's name, None for the base model."""
@@ -90,24 +109,25 @@ class GenerateApi:
             param="model",
         )
 
-    def _tokenize(self, exchange: Exchange, call: Call, adapter: str | None) -> None:
+    def _tokenize(self, exchange: Exchange, call: Call, wish: _Wish) -> None:
         texts = [prompt for prompt in call.prompts if isinstance(prompt, str)]
         if not texts:
-            self._submit(exchange, call, adapter, [])
+            self._submit(exchange, call, wish, [])
             return
         self._tools.tokenizers.encode(
             texts,
             add_special_tokens=call.add_special_tokens,
-            then=lambda ids: self._guard(exchange, lambda: self._submit(exchange, call, adapter, ids)),
+            then=lambda ids: self._guard(exchange, lambda: self._submit(exchange, call, wish, ids)),
             failed=lambda error: self._guard(exchange, lambda: _raise(error)),
         )
 
-    def _submit(self, exchange: Exchange, call: Call, adapter: str | None, encoded: list[array[int]]) -> None:
+    def _submit(self, exchange: Exchange, call: Call, wish: _Wish, encoded: list[array[int]]) -> None:
         tools = self._tools
         if not exchange.open:
             tools.metrics.request_refused(CLIENT_CLOSED, self._served)
             return
-        requests = self._requests(exchange, call, adapter, encoded)
+        requests = self._requests(exchange, call, wish, encoded)
+        tools.names.note(exchange.request_id, tuple(request.request_id for request in requests))
         answer = self._answer(exchange, call)
         generation = Generation(
             exchange,
@@ -122,7 +142,7 @@ class GenerateApi:
         generation.start(requests)
 
     def _requests(
-        self, exchange: Exchange, call: Call, adapter: str | None, encoded: list[array[int]]
+        self, exchange: Exchange, call: Call, wish: _Wish, encoded: list[array[int]]
     ) -> list[Request]:
         gateway = self._tools.deployment.gateway
         remaining = iter(encoded)
@@ -144,11 +164,13 @@ class GenerateApi:
                     model=self._served,
                     tokens=tokens,
                     sampling=sampling,
-                    adapter=adapter,
+                    adapter=wish.adapter,
                     salt=call.salt,
                     arrival_s=exchange.arrival_s,
                     deadline_s=exchange.arrival_s + gateway.request_timeout_s,
                     trace_context=trace_parent(exchange.request.headers.get(b"traceparent")),
+                    slo=wish.slo,
+                    session=wish.session,
                 )
             )
         return made

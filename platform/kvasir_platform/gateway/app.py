@@ -18,6 +18,7 @@ from kvasir.telemetry.spans import SpanRecorder
 from kvasir_platform.gateway.api import GenerateApi, Tools, stopping
 from kvasir_platform.gateway.auth import ApiKeys
 from kvasir_platform.gateway.connection import HttpLimits
+from kvasir_platform.gateway.decisions import DECISIONS, DecisionPages, RequestNames
 from kvasir_platform.gateway.errors import error_headers, error_status
 from kvasir_platform.gateway.http import Exchange
 from kvasir_platform.gateway.listener import Listen, Listener
@@ -56,12 +57,16 @@ class Gateway:
         self._spans = spans
         self._tokenizers = TokenizerPool(tokenizer)
         self._keys = None if spec.api_keys_file is None else ApiKeys(Path(spec.api_keys_file), clock.now)
+        names = RequestNames(deployment.routing.decision_records)
         self._api = GenerateApi(
-            Tools(deployment, router, self._tokenizers, metrics, spans, clock, wall, self._suffix),
+            Tools(deployment, router, names, self._tokenizers, metrics, spans, clock, wall, self._suffix),
             self._guard,
         )
         metrics.track_in_flight(self._api.in_flight)
-        self._pages = Pages(deployment, router, metrics, int(wall()), self._api.in_flight)
+        self._pages = Pages(
+            deployment, router, metrics, clock, created=int(wall()), in_flight=self._api.in_flight
+        )
+        self._decisions = DecisionPages(router, names)
         self._routes = self._route_table()
         self._listener: Listener | None = None
         self._stop = asyncio.Event()
@@ -117,14 +122,20 @@ class Gateway:
             "/status": ("GET", True, pages.status),
         }
 
+    def _item_route(self, path: str) -> tuple[str, bool, _Handler] | None:
+        """As the table's, for paths that end with a name."""
+        if path.startswith(MODELS + "/"):
+            return "GET", True, self._pages.model
+        if path.startswith(DECISIONS):
+            return "GET", True, self._decisions.decision
+        return None
+
     def _handle(self, exchange: Exchange) -> None:
         self._guard(exchange, lambda: self._dispatch(exchange))
 
     def _dispatch(self, exchange: Exchange) -> None:
         request = exchange.request
-        route = self._routes.get(request.path)
-        if route is None and request.path.startswith(MODELS + "/"):
-            route = ("GET", True, self._pages.model)
+        route = self._routes.get(request.path) or self._item_route(request.path)
         if route is None:
             raise RequestError(f"There is no {request.path[:256]!r} here.", status=404, code="not_found")
         method, protected, handler = route

@@ -23,6 +23,7 @@ from kvasir.config.model_files import chat_template
 from kvasir.core.errors import ConfigError, RequestError
 
 Message = Mapping[str, Any]
+Tool = Mapping[str, Any]
 
 _PROBE = "kvasir-content-probe"
 _SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
@@ -40,13 +41,16 @@ class _Generation(Extension):
 
 
 class ChatTemplate:
-    """One compiled template with the model's special tokens. Raises ConfigError if it does not compile."""
+    """One compiled template with the model's special tokens; `tool_source` is the one for chats with tools
+    where the model has another. Raises ConfigError if one does not compile."""
 
     def __init__(
         self,
         source: str,
         special_tokens: Mapping[str, str],
         now: Callable[[], datetime] = datetime.now,
+        *,
+        tool_source: str | None = None,
     ) -> None:
         environment = ImmutableSandboxedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
@@ -56,6 +60,7 @@ class ChatTemplate:
         environment.globals["strftime_now"] = lambda form: now().strftime(form)
         try:
             self._template = environment.from_string(source)
+            self._with_tools = self._template if tool_source is None else environment.from_string(tool_source)
         except jinja2.TemplateError as error:
             raise ConfigError(f"the model's chat template does not compile: {error}") from error
         self._special = dict(special_tokens)
@@ -65,13 +70,17 @@ class ChatTemplate:
     def from_folder(cls, folder: Path) -> ChatTemplate | None:
         """The template of a model folder, or None when the model has none."""
         source = chat_template(folder)
-        return cls(source, special_tokens(folder)) if source else None
+        if not source:
+            return None
+        return cls(source, special_tokens(folder), tool_source=chat_template(folder, tools=True))
 
-    def render(self, messages: Sequence[Message], kwargs: Mapping[str, Any]) -> str:
+    def render(
+        self, messages: Sequence[Message], kwargs: Mapping[str, Any], tools: Sequence[Tool] | None = None
+    ) -> str:
         """The prompt for `messages`, ending where the assistant's turn begins.
 
-        `kwargs` are the client's template variables. Raises RequestError when the template refuses the
-        conversation, with the template's own words.
+        `kwargs` are the client's template variables, `tools` what the model may call, in OpenAI's form.
+        Raises RequestError when the template refuses the conversation, with the template's own words.
         """
         for name in kwargs:
             if name in _RESERVED:
@@ -82,9 +91,9 @@ class ChatTemplate:
                 )
         shown = messages if self._takes_parts else [_flat(message) for message in messages]
         try:
-            return self._template.render(
+            return (self._with_tools if tools else self._template).render(
                 messages=shown,
-                tools=None,
+                tools=tools,
                 documents=None,
                 add_generation_prompt=True,
                 **{**self._special, **kwargs},
@@ -109,23 +118,25 @@ class ChatTemplate:
 
 
 def special_tokens(folder: Path) -> dict[str, str]:
-    """The named special tokens that templates may use, from tokenizer_config.json and
-    special_tokens_map.json, as transformers reads them."""
-    found: dict[str, str] = {}
-    for name in ("special_tokens_map.json", "tokenizer_config.json"):
-        path = folder / name
-        if not path.is_file():
-            continue
-        try:
-            config = json.loads(path.read_text(encoding="utf-8"))
-        except json.JSONDecodeError as error:
-            raise ConfigError(f"{path}: not valid JSON: {error}") from error
-        for key in _SPECIAL:
-            value = config.get(key)
-            text = value.get("content") if isinstance(value, dict) else value
-            if isinstance(text, str):
-                found[key] = text
-    return found
+    """The named special tokens that templates may use, as transformers reads them: special_tokens_map.json
+    counts before tokenizer_config.json, but only where the latter lists no `added_tokens_decoder`. Raises
+    ConfigError for unreadable JSON."""
+    config = _read(folder / "tokenizer_config.json")
+    if "added_tokens_decoder" not in config:
+        config = config | _read(folder / "special_tokens_map.json")
+    named = {key: config.get(key) for key in _SPECIAL}
+    texts = {key: value.get("content") if isinstance(value, dict) else value for key, value in named.items()}
+    return {key: text for key, text in texts.items() if isinstance(text, str)}
+
+
+def _read(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except json.JSONDecodeError as error:
+        raise ConfigError(f"{path}: not valid JSON: {error}") from error
+    return found if isinstance(found, dict) else {}
 
 
 def _flat(message: Message) -> Message:

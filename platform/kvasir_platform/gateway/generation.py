@@ -178,6 +178,7 @@ class Generation:
             finished_s=self._clock.now(),
             usage=replace(Usage(), prompt_tokens=len(request.tokens)),
             trace_context=request.trace_context,
+            slo=request.slo,
         )
 
     def _leg_ended(self, leg: Leg, summary: RequestSummary) -> None:

@@ -19,6 +19,7 @@ MAX_CHOICES = 128
 MAX_PROMPTS = 64
 MAX_STOP = 16
 MAX_LOGPROBS = 20
+MAX_HINT = 1024
 _INT64 = 1 << 63
 
 Count = Annotated[int, Meta(ge=1, le=(1 << 31) - 1)]
@@ -26,7 +27,7 @@ Unit = Annotated[float, Meta(ge=0.0, le=1.0)]
 Penalty = Annotated[float, Meta(ge=-2.0, le=2.0)]
 StopString = Annotated[str, Meta(min_length=1, max_length=1024)]
 TokenId = Annotated[int, Meta(ge=0, le=(1 << 32) - 1)]
-Hint = Annotated[str, Meta(max_length=1024)]
+Hint = Annotated[str, Meta(max_length=MAX_HINT)]
 
 #: Any JSON at all: declared only to be refused by name.
 NotServed = Any

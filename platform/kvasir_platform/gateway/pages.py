@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any
 from urllib.parse import unquote
 
@@ -10,6 +11,8 @@ import msgspec
 
 from kvasir.config.spec import Deployment
 from kvasir.core.errors import CapacityError, RequestError
+from kvasir.core.kv import KvStatus
+from kvasir.ports.clock import Clock
 from kvasir.ports.router import RouterPort, WorkerView
 from kvasir.telemetry.metrics import CONTENT_TYPE, Metrics
 from kvasir_platform.gateway.http import Exchange
@@ -18,19 +21,23 @@ MODELS = "/v1/models"
 
 
 class Pages:
-    """Read-only endpoints. `created` is the Unix time that models are listed with."""
+    """Read-only endpoints. `clock` is the router's; `created` is the Unix time that models are listed
+    with."""
 
     def __init__(
         self,
         deployment: Deployment,
         router: RouterPort,
         metrics: Metrics,
+        clock: Clock,
+        *,
         created: int,
         in_flight: Callable[[], int],
     ) -> None:
         self._deployment = deployment
         self._router = router
         self._metrics = metrics
+        self._clock = clock
         self._models = {m["id"]: m for m in _models(deployment, created)}
         self._in_flight = in_flight
         self.draining = False
@@ -82,7 +89,7 @@ class Pages:
                 "disaggregation": self._deployment.disaggregation,
                 "models": list(self._models),
                 "in_flight": self._in_flight(),
-                "workers": [_worker(view) for view in self._router.workers()],
+                "workers": [_worker(view, self._clock.now()) for view in self._router.workers()],
             },
         )
 
@@ -102,7 +109,7 @@ def _models(deployment: Deployment, created: int) -> list[dict[str, Any]]:
     return [base, *adapters]
 
 
-def _worker(view: WorkerView) -> dict[str, Any]:
+def _worker(view: WorkerView, now: float) -> dict[str, Any]:
     identity = view.identity
     return {
         "worker_id": view.worker_id,
@@ -115,7 +122,14 @@ def _worker(view: WorkerView) -> dict[str, Any]:
         "engine": None if identity is None else f"{identity.engine} {identity.engine_version}",
         "epoch": None if identity is None else identity.epoch,
         "load": view.load,
+        "kv": None if view.kv is None else _kv(view.kv, now),
     }
+
+
+def _kv(kv: KvStatus, now: float) -> dict[str, Any]:
+    """As KvStatus; `for_s` in place of a reading of a clock that the client does not have."""
+    shown = asdict(kv)
+    return shown | {"for_s": max(0.0, now - shown.pop("since_s"))}
 
 
 def _json(exchange: Exchange, value: Any) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from random import Random
 
@@ -18,7 +18,7 @@ from kvasir.ports.router import RequestSummary, WorkerView
 from kvasir_platform.sim.discovery import FeedDiscovery
 from kvasir_platform.sim.memory_transport import MemoryNetwork
 from kvasir_router.build import make_router
-from kvasir_router.shell import Router
+from kvasir_router.shell import Router, unobserved
 from kvasir_workers.engines.sim.engine import SimEngine
 from kvasir_workers.engines.sim.fabric import SimFabric
 from kvasir_workers.engines.sim.model import SimModel
@@ -86,12 +86,14 @@ class SimWorker:
 class Cluster:
     """Start it with `start`, end it with `close`, which also checks that nothing was left behind.
 
-    Everything random comes from `seed`, so that a history replays exactly.
+    Everything random comes from `seed`, so that a history replays exactly. `on_decision` is told what each
+    decision took, in seconds.
     """
 
     deployment: Deployment
     clock: Clock
     seed: int = 0
+    on_decision: Callable[[float], None] = unobserved
     workers: dict[str, SimWorker] = field(default_factory=dict)
     summaries: list[RequestSummary] = field(default_factory=list)
     views: list[WorkerView] = field(default_factory=list)
@@ -111,6 +113,26 @@ class Cluster:
 
     async def start(self) -> None:
         """The router, and every pool with its replicas; returns when all of them may serve."""
+        self._start_router()
+        for pool in self.deployment.pools:
+            for _ in range(pool.replicas):
+                await self.add(pool.name)
+        await self.ready()
+
+    async def ready(self) -> None:
+        """Wait until the router may use every worker."""
+        while {view.worker_id for view in self.router.workers() if view.state == "ready"} != set(
+            self.workers
+        ):
+            await self.clock.sleep(0.01)
+
+    async def restart_router(self) -> None:
+        """The router ends in good order, and another one that knows nothing takes its place."""
+        await self._stop_router()
+        self._start_router()
+        await self.ready()
+
+    def _start_router(self) -> None:
         self._router = make_router(
             self.deployment,
             tokenizer_digest=TOKENIZER_DIGEST,
@@ -118,21 +140,17 @@ class Cluster:
             dialer=self.network,
             clock=self.clock,
             rng=Random(self.seed),  # noqa: S311 - a simulation has to repeat
-            router_id="router",
+            router_id=f"router-{next(self._numbers)}" if self._router is not None else "router",
             on_summary=self.summaries.append,
             on_worker=self.views.append,
+            on_decision=self.on_decision,
         )
         self._running = asyncio.create_task(self._router.run(), name="router")
-        for pool in self.deployment.pools:
-            for _ in range(pool.replicas):
-                await self.add(pool.name)
-        while {view.worker_id for view in self.router.workers() if view.state == "ready"} != set(
-            self.workers
-        ):
-            await self.clock.sleep(0.01)
 
-    def _all_known(self) -> bool:
-        return {view.worker_id for view in self.router.workers()} == set(self.workers)
+    async def _stop_router(self) -> None:
+        await self.router.close()
+        if self._running is not None:
+            await self._running
 
     async def add(self, pool: str, model: SimModel | None = None) -> SimWorker:
         """One more replica, of `model` if it is to differ; it serves a moment later."""
@@ -155,7 +173,7 @@ class Cluster:
         )
         worker = SimWorker(Endpoint(worker_id, worker_id, pool), engine, host)
         self.workers[worker_id] = worker
-        self.network.listen(worker_id, host.serve)
+        self.network.listen(worker_id, host.serve, host.snapshot)
         await self.discovery.put(*self.discovery.endpoints, worker.endpoint)
         return worker
 
@@ -212,9 +230,7 @@ class Cluster:
 
     async def close(self) -> None:
         """End everything, in the order in which a deployment ends."""
-        await self.router.close()
-        if self._running is not None:
-            await self._running
+        await self._stop_router()
         await self.discovery.close()
         for worker in list(self.workers.values()):
             await worker.host.close()

@@ -42,7 +42,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
         worker = {"worker_id": "w-1", "address": "mem", "pool": "decode", "state": "ready",
                   "reason": "", "in_flight": 2, "load": {"running": 2, "waiting": 0, "kv_usage": 0.25}}
-        body = json.dumps([worker] if self.path == "/status" else {"status": "ready"}).encode()
+        body = json.dumps({"workers": [worker]} if self.path == "/status" else {"status": "ready"}).encode()
         self.send_response(200)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()

@@ -8,16 +8,20 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from contextlib import aclosing
+from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
-from kvasir.core.errors import ProtocolError
+from kvasir.core.errors import CapacityError, ProtocolError
+from kvasir.core.kv import KvSnapshotPart
 from kvasir.core.messages import Hello, RouterFrame, Welcome, WorkerFrame
 from kvasir.ports.session import ConnectionLost, WorkerConnection
 
 T = TypeVar("T")
 
 OnConnection = Callable[[WorkerConnection], Coroutine[Any, Any, None]]
+OnSnapshot = Callable[[], AsyncGenerator[KvSnapshotPart, None]]
 
 
 class _Pipe(Generic[T]):
@@ -134,6 +138,17 @@ class MemoryWorkerConnection:
         self._wire.end("closed")
 
 
+@dataclass
+class SnapshotFaults:
+    """What happens to an address's snapshots from here on. `refusal` is the worker's final word. The next
+    snapshots break after as many parts as `cuts` says, one number for each; `gate` holds up every part
+    until it is set."""
+
+    refusal: str | None = None
+    cuts: deque[int] = field(default_factory=deque)
+    gate: asyncio.Event | None = None
+
+
 class MemoryNetwork:
     """Addresses, and connections to them: a Dialer that tests hold the scissors of.
 
@@ -145,17 +160,30 @@ class MemoryNetwork:
         self.passages = 0
         self._capacity = capacity
         self._listeners: dict[str, OnConnection] = {}
+        self._snapshots: dict[str, OnSnapshot] = {}
+        self._faults: dict[str, SnapshotFaults] = {}
         self._wires: dict[asyncio.Task[None], _Wire] = {}
         self._cut_at: int | None = None
 
-    def listen(self, address: str, on_connection: OnConnection) -> None:
+    def listen(
+        self, address: str, on_connection: OnConnection, on_snapshot: OnSnapshot | None = None
+    ) -> None:
         """Serve `address`: each connection that has said Hello gets a task of `on_connection`, and ends
-        with it. Replaces an earlier listener."""
+        with it. `on_snapshot` makes the parts of a snapshot, raising CapacityError when it cannot for the
+        time being; None where no record is kept. Replaces an earlier listener."""
         self._listeners[address] = on_connection
+        self._snapshots.pop(address, None)
+        if on_snapshot is not None:
+            self._snapshots[address] = on_snapshot
 
     def unlisten(self, address: str) -> None:
         """Nobody answers at `address` from here on; connections stay."""
         self._listeners.pop(address, None)
+        self._snapshots.pop(address, None)
+
+    def snapshot_faults(self, address: str) -> SnapshotFaults:
+        """The scissors for this address's snapshots."""
+        return self._faults.setdefault(address, SnapshotFaults())
 
     def cut(self, address: str | None = None) -> int:
         """Break every connection (to `address`), losing what is under way; returns how many."""
@@ -189,6 +217,29 @@ class MemoryNetwork:
         except asyncio.CancelledError:
             wire.end("the router is gone")
             raise
+
+    async def snapshot(self, address: str, epoch: int) -> AsyncGenerator[KvSnapshotPart, None]:
+        """See kvasir.ports.session.Dialer."""
+        if address not in self._listeners:
+            raise ConnectionLost(f"nobody listens at {address}")
+        faults = self.snapshot_faults(address)
+        on_snapshot = self._snapshots.get(address)
+        if on_snapshot is None or faults.refusal is not None:
+            raise ProtocolError(faults.refusal or "the worker keeps no record of its blocks")
+        left = faults.cuts.popleft() if faults.cuts else None
+        try:
+            async with aclosing(on_snapshot()) as parts:
+                async for part in parts:
+                    if faults.gate is not None:
+                        await faults.gate.wait()
+                    if left == 0 or self._snapshots.get(address) is not on_snapshot:
+                        raise ConnectionLost("cut")
+                    left = None if left is None else left - 1
+                    yield part
+        except CapacityError as error:
+            raise ConnectionLost(error.message) from error
+        if left is not None:
+            raise ConnectionLost("cut")
 
     async def close(self) -> None:
         """End every connection and wait for its listener's task. Raises what one of them raised."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from kvasir.core.errors import KvasirError
 from kvasir.core.requests import Delta, FinishReason, PositionLogprobs, Request, Usage
 from kvasir.ports.clock import Clock
-from kvasir.ports.router import RequestSummary, StreamSink, WorkerView
+from kvasir.ports.router import DecisionRecord, RequestSummary, StreamSink, WorkerView
 
 
 @dataclass
@@ -94,6 +94,7 @@ class ScriptedStream:
                 output_tokens=self.sent,
             ),
             trace_context=self.request.trace_context,
+            slo=self.request.slo,
         )
 
 
@@ -108,6 +109,7 @@ class ScriptedRouter:
         self.streams: list[ScriptedStream] = []
         self.cancelled: list[str] = []
         self.views: list[WorkerView] = []
+        self.records: dict[str, DecisionRecord] = {}
         self.reason: str | None = None
         self.refusal: KvasirError | None = None
 
@@ -132,6 +134,10 @@ class ScriptedRouter:
     def workers(self) -> list[WorkerView]:
         """`views`."""
         return list(self.views)
+
+    def explain(self, request_id: str) -> DecisionRecord | None:
+        """What `records` has."""
+        return self.records.get(request_id)
 
     def not_ready_reason(self) -> str | None:
         """`reason`."""

@@ -1,0 +1,152 @@
+"""`kvasir explain REQUEST_ID`: who was considered, what each would have cost, the choice, what came of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kvasir.ports.routing import SCORE
+from kvasir_platform.cli.gateway_client import decisions
+from kvasir_platform.cli.output import Output, table
+from kvasir_platform.cli.running import gateway_address
+
+_VERBS = {"prefill": "prefilled", "decode": "decoded", "whole": "run whole"}
+_FACTS = (
+    ("CACHED", ("cached_tokens",)),
+    ("IN TIERS", ("cpu_tokens", "disk_tokens", "remote_tokens")),
+    ("QUEUED", ("queued_prefill_tokens",)),
+    ("STREAMS", ("streams",)),
+)
+_NEAR = 1.1
+"""Costs this close are near equals, among which policies let chance decide."""
+Record = dict[str, Any]
+
+
+def explain(request_id: str, name: str | None, address: str | None, output: Output) -> int:
+    """Print each decision of the call. Raises what asking the gateway raises."""
+    answer = decisions(gateway_address(name, address), request_id)
+    output.data(answer)
+    for i, record in enumerate(answer.get("decisions", ())):
+        output.text("\n".join(([""] if i else []) + story(record)))
+    return 0
+
+
+def story(record: Record) -> list[str]:
+    """One decision for people, line by line."""
+    lines = [_heading(record), sentence(record)]
+    for part in record["parts"]:
+        lines += ["", *_part(part)]
+    if record["omitted"]:
+        lines += ["", f"{record['omitted']:,} more places were considered; the best are shown"]
+    return [*lines, "", *_outcome(record)]
+
+
+def _heading(record: Record) -> str:
+    parts = [record["outcome"] or "in flight", f"policy {record['policy']}", record["reason"]]
+    parts.append(f"decided in {record['decided_in_s'] * 1e6:,.0f} µs")
+    if record["queued_s"] > 0:
+        parts.append(f"{_ms(record['queued_s'])} after it came")
+    if record["attempt"] > 1:
+        parts.append(f"attempt {record['attempt']}")
+    return f"{record['request_id']}: {', '.join(parts)}"
+
+
+def sentence(record: Record) -> str:
+    """The choice, and why, in one sentence."""
+    why, instead = [], []
+    for part in record["parts"]:
+        chosen = next((place for place in part["places"] if place["chosen"]), None)
+        if chosen is not None:
+            why.append(
+                f"{_VERBS.get(part['part'], part['part'])} on {_standing(chosen, part, record['reason'])}"
+            )
+        elif part["places"]:
+            best = part["places"][0]
+            verb = _VERBS.get(part["part"], part["part"])
+            instead.append(f"{verb} on {_name(best)} ({_amount(best['total'], part['unit'])})")
+    text = ", and ".join(why) or f"decoded on {record['decode_worker']}"
+    text = text[0].upper() + text[1:]
+    return f"{text}, and not {' and '.join(instead)}." if instead else f"{text}."
+
+
+def _standing(chosen: Record, part: Record, reason: str) -> str:
+    """The chosen place, and how it stood among the others."""
+    places, unit = part["places"], part["unit"]
+    if len(places) == 1:
+        return f"{_name(chosen)}, the only one that could"
+    if not chosen["terms"]:
+        return f"{_name(chosen)}, one of {len(places)} that could"
+    mine = _amount(chosen["total"], unit)
+    if places[0] is not chosen:
+        best = places[0]
+        close = unit != SCORE and (chosen["total"] or 0.0) <= _NEAR * (best["total"] or 0.0)
+        stood = "about as good as" if close else f"by the rule {reason}, not"
+        return f"{_name(chosen)} ({mine}), {stood} {_name(best)} ({_amount(best['total'], unit)})"
+    runner_up = f"next {_name(places[1])}: {_amount(places[1]['total'], unit)}"
+    return f"{_name(chosen)}, the best with {mine} ({runner_up})"
+
+
+def _part(part: Record) -> list[str]:
+    """The table of one part: what was known of each place, and what the policy made of it. Columns of
+    zeros are left out."""
+    places, unit = part["places"], part["unit"]
+    columns = [
+        ["", *("*" if place["chosen"] else "" for place in places)],
+        ["WORKER", *map(_name, places)],
+        ["KV", *(place["kv_state"] for place in places)],
+    ]
+    for title, keys in _FACTS:
+        counts = [sum(place["facts"].get(key, 0) for key in keys) for place in places]
+        columns += [[title, *(f"{count:,.0f}" for count in counts)]] if any(counts) else []
+    for term in places[0]["terms"] if places else ():
+        amounts = [place["terms"][term] for place in places]
+        column = [
+            term.removesuffix("_s") if unit == "s" else term,
+            *(_figure(each, unit) for each in amounts),
+        ]
+        columns += [column] if set(column[1:]) != {_figure(0.0, unit)} else []
+    if places and places[0]["terms"]:
+        columns.append(["TOTAL", *(_figure(place["total"], unit) for place in places)])
+    head, *rows = zip(*columns, strict=True)
+    what = {"s": "terms in ms", "": "the policy makes no terms"}.get(unit, f"terms in {unit}")
+    title = f"{part['part']}: {len(places)} considered, {what} (* chosen)"
+    return [title, *table(head, rows, range(3, len(head))).splitlines()]
+
+
+def _outcome(record: Record) -> list[str]:
+    """Foreseen against actual, and the service level."""
+    cached, ttft, itl = record["actual_cached_tokens"], record["actual_ttft_s"], record["actual_itl_s"]
+    foreseen = record["queued_s"] + record["predicted_ttft_s"] if record["predicted_ttft_s"] else None
+    rows = [
+        [
+            "cached tokens",
+            f"{record['predicted_cached_tokens']:,}",
+            "-" if cached is None else f"{cached:,}",
+            f"of {record['prompt_tokens']:,} in the prompt",
+        ],
+        ["TTFT", _ms(foreseen), _ms(ttft), f"{_ms(record['slo_ttft_s'])} promised"],
+        ["mean ITL", "-", _ms(itl), f"{_ms(record['slo_itl_s'])} promised"],
+    ]
+    met = {True: "met", False: "missed", None: "still open" if record["outcome"] is None else "not judged"}
+    lines = table(["", "FORESEEN", "ACTUAL", ""], rows, (1, 2)).splitlines()
+    return [*lines, f"SLO {record['slo']}: {met[record['slo_met']]}"]
+
+
+def _name(place: Record) -> str:
+    return f"{place['worker_id']}/{place['rank']}" if place["rank"] else str(place["worker_id"])
+
+
+def _amount(value: float | None, unit: str) -> str:
+    if unit == SCORE:
+        return f"{unit} {_figure(value, unit)}"
+    return f"{_figure(value, unit)} {'ms' if unit == 's' else unit}".rstrip()
+
+
+def _figure(value: float | None, unit: str) -> str:
+    """A term for people. JSON has no infinity: it comes as null."""
+    if value is None:
+        return "∞"
+    return f"{value * 1e3:,.2f}" if unit == "s" else f"{value:,.4g}"
+
+
+def _ms(seconds: float | None) -> str:
+    return "-" if seconds is None else f"{seconds * 1e3:,.1f} ms"

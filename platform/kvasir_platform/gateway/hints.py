@@ -1,0 +1,57 @@
+"""What a client says of a request beside its prompt: the service level it wants, and what belongs together.
+
+Both steer where a request runs and change nothing of its answer, so they travel in headers that any client
+can set; OpenAI's own `user` field serves as a session where no header names one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from kvasir.config.spec import SloSpec
+from kvasir.core.errors import RequestError
+from kvasir.core.requests import SloClass
+from kvasir_platform.gateway.openai_schema import MAX_HINT
+
+SLO_HEADER = "x-kvasir-slo"
+SESSION_HEADER = "x-session-id"
+
+
+class SloClasses:
+    """The classes of a deployment by name; the first is for requests that name none."""
+
+    def __init__(self, specs: Sequence[SloSpec]) -> None:
+        classes = [SloClass(spec.name, spec.ttft_s, spec.itl_s) for spec in specs]
+        self._default = classes[0]
+        self._by_name = {slo.name.encode(): slo for slo in classes}
+
+    def asked_for(self, headers: Mapping[bytes, bytes]) -> SloClass:
+        """The class that the headers name. Raises RequestError listing those there are."""
+        name = headers.get(SLO_HEADER.encode())
+        if name is None:
+            return self._default
+        slo = self._by_name.get(name.strip())
+        if slo is None:
+            there_are = ", ".join(each.decode() for each in self._by_name)
+            shown = name[:64].decode("ascii", "replace")
+            raise RequestError(
+                f"There is no SLO class {shown!r} here; the classes are: {there_are}.",
+                code="unknown_slo_class",
+                param=SLO_HEADER,
+            )
+        return slo
+
+
+def session_name(headers: Mapping[bytes, bytes], user: str | None) -> str:
+    """What the client calls the session that a request belongs to, "" for nothing: the header before the
+    body's `user`. Raises RequestError for a name that is too long."""
+    header = headers.get(SESSION_HEADER.encode())
+    if header is None:
+        return user or ""
+    if len(header) > MAX_HINT:
+        raise RequestError(
+            f"{SESSION_HEADER} has {len(header)} bytes; {MAX_HINT} are allowed.",
+            code="invalid_value",
+            param=SESSION_HEADER,
+        )
+    return header.decode("latin-1")

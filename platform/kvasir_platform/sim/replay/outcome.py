@@ -1,0 +1,92 @@
+"""What became of the requests of a replay."""
+
+from __future__ import annotations
+
+import math
+from array import array
+from dataclasses import dataclass
+
+from kvasir.core.requests import SloClass
+from kvasir_platform.sim.replay.trace import Trace
+from kvasir_platform.sim.replay.worker import Job
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerOutcome:
+    """What one worker has done. `work_s` is the engine time of its prompts and tokens, each as if alone;
+    `busy_s` the time in which it had any."""
+
+    worker_id: str
+    work_s: float
+    busy_s: float
+    prefilled_tokens: int
+    generated_tokens: int
+
+
+class Outcome:
+    """Per request, by number: seconds to the first token, mean seconds between tokens, cached tokens;
+    NaN or 0 for what has not come."""
+
+    def __init__(self, requests: int) -> None:
+        self.ttft_s = array("d", [math.nan]) * requests
+        self.itl_s = array("d", [math.nan]) * requests
+        self.cached_tokens = array("q", [0]) * requests
+        self.workers: tuple[WorkerOutcome, ...] = ()
+        self.ended = 0
+        self.misses = 0
+        self.foreseen = 0
+        self._missed = bytearray(requests)
+        self._first: dict[int, Job] = {}
+
+    def cached(self, number: int, tokens: int, predicted: int) -> None:
+        """The prompt was computed with so much of it there, and so much foreseen to be."""
+        self.cached_tokens[number] = tokens
+        self.foreseen += tokens == predicted
+
+    def first_token(self, job: Job, ttft_s: float, slo: SloClass) -> None:
+        """The first token came."""
+        self.ttft_s[job.number] = ttft_s
+        self._first[job.number] = job
+        if ttft_s > slo.ttft_s:
+            self._miss(job.number)
+
+    def end(self, number: int, slo: SloClass) -> None:
+        """The last token came."""
+        job = self._first.pop(number)
+        self.ended += 1
+        tokens = job.request.output_tokens
+        if tokens < 2:
+            return
+        self.itl_s[number] = (job.finished_s - job.first_s) / (tokens - 1)
+        if self.itl_s[number] > slo.itl_s:
+            self._miss(number)
+
+    def overdue(self, number: int) -> None:
+        """The promised time has passed; whether or not the first token has come."""
+        if math.isnan(self.ttft_s[number]):
+            self._miss(number)
+
+    def _miss(self, number: int) -> None:
+        self.misses += not self._missed[number]
+        self._missed[number] = 1
+
+    @property
+    def met(self) -> float:
+        """The part of all requests that met the SLO."""
+        return 1.0 - self.misses / len(self.ttft_s)
+
+    def hit_rate(self, trace: Trace) -> float:
+        """Cached prompt tokens as a part of what one cache without bounds would have had; 0 where that
+        is nothing."""
+        infinite = trace.infinite_hits()
+        return sum(self.cached_tokens) / infinite if infinite else 0.0
+
+    def ttft_quantile_s(self, part: float) -> float:
+        """Of the requests that got a first token."""
+        known = sorted(t for t in self.ttft_s if not math.isnan(t))
+        return known[min(len(known) - 1, int(part * len(known)))]
+
+    def imbalance(self) -> float:
+        """The most that any worker has done, over the mean (engine time of prompts and tokens)."""
+        work = [worker.work_s for worker in self.workers]
+        return max(work) * len(work) / sum(work)

@@ -1,0 +1,317 @@
+"""A trace played to a fleet of simulated workers through the router's own index, accounts and policies.
+
+The router's side is production code: Fleet plans, commits, confirms, settles and measures as the request
+machine has it do, and FleetIndex follows the workers by the batches of changes that they send. Only what
+carries their messages is replaced by a heap of events in virtual time. A worker says what happened (blocks
+stored and evicted, prompts computed, legs ended, its load) `report_delay_s` after it did, in one message.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from heapq import heappop, heappush
+from itertools import count, pairwise
+
+from kvasir.core.kv import KvBatch, KvSnapshotPart
+from kvasir.core.requests import EngineLoad, Leg, Request, Role, SloClass, Timings, Usage
+from kvasir.ports.routing import Plan, RoutingPolicy, Target
+from kvasir_platform.sim.replay.cache import BlockCache
+from kvasir_platform.sim.replay.outcome import Outcome, WorkerOutcome
+from kvasir_platform.sim.replay.replica import MODEL, Replica
+from kvasir_platform.sim.replay.trace import Trace
+from kvasir_platform.sim.replay.worker import Happened, Job, SimWorker
+from kvasir_router.decide import RateBook
+from kvasir_router.fleet import Charges, Fleet, Work
+from kvasir_router.index import FetchSnapshot, FleetIndex
+
+_TICK_S = 0.25
+_EPOCH = 1
+_REST_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What is played, and where. `speed_up` divides the time between arrivals. `prefill_workers` and
+    `decode_workers` are pools of one role; `workers` do both."""
+
+    trace: Trace
+    replica: Replica
+    slo: SloClass
+    speed_up: float
+    workers: int = 0
+    prefill_workers: int = 0
+    decode_workers: int = 0
+    seed: int = 1
+    report_delay_s: float = 0.05
+    predicted_ttl_s: float = 120.0
+
+    @property
+    def roles(self) -> tuple[Role, ...]:
+        """One for each worker."""
+        return (
+            *(Role.BOTH,) * self.workers,
+            *(Role.PREFILL,) * self.prefill_workers,
+            *(Role.DECODE,) * self.decode_workers,
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Flight:
+    """A request on its way. Its tokens are not kept: thousands wait at once in a fleet that is too small."""
+
+    request_id: str
+    plan: Plan
+    charges: Charges
+    arrival_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Message:
+    """From a worker to the router."""
+
+    worker: SimWorker
+    happened: Happened
+    log: bytes
+    load: EngineLoad
+
+
+class Replay:
+    """One run. `policy` is fresh: it may learn."""
+
+    def __init__(self, setting: Setting, policy: RoutingPolicy) -> None:
+        self._setting = setting
+        trace, replica = setting.trace, setting.replica
+        blocks = (replica.device_blocks + replica.cpu_blocks) * len(setting.roles)
+        self._index = FleetIndex(
+            capacity_blocks=4 * blocks,
+            predicted_blocks=blocks,
+            predicted_ttl_s=setting.predicted_ttl_s,
+        )
+        requests = trace.requests
+        self._fleet = Fleet(
+            policy,
+            self._index,
+            RateBook(),
+            hash_blocks=lambda request, _: request.block_hashes,
+            expected_output_tokens=round(sum(r.output_tokens for r in requests) / len(requests)),
+        )
+        parents = _parents(trace)
+        self._workers: dict[str, SimWorker] = {}
+        self._sequences: dict[str, int] = {}
+        self._versions: dict[str, int] = {}
+        for number, role in enumerate(setting.roles):
+            worker_id = f"w{number:03d}"
+            cache = BlockCache(replica.device_blocks, replica.cpu_blocks, parents)
+            self._workers[worker_id] = SimWorker(worker_id, replica, cache)
+            self._sequences[worker_id] = 0
+            self._versions[worker_id] = 0
+            self._fleet.add(worker_id, replica.identity(worker_id, role), 0.0)
+        self._catch_up()
+        self._heap: list[tuple[float, int, Callable[[float], None]]] = []
+        self._order = count()
+        self._held: deque[tuple[int, float]] = deque()
+        self._flights: dict[int, _Flight] = {}
+        self._outcome = Outcome(len(requests))
+        self._arrivals = [request.arrival_s / setting.speed_up for request in requests]
+        self._next = self._due = 0
+
+    @property
+    def fleet(self) -> Fleet:
+        """The router's picture; for checks."""
+        return self._fleet
+
+    @property
+    def workers(self) -> tuple[SimWorker, ...]:
+        """The truth; for checks."""
+        return tuple(self._workers.values())
+
+    def settle(self) -> None:
+        """After a run: let the workers' last messages arrive, and what is foreseen without them pass."""
+        until = self._heap[0][0] + _REST_S
+        while self._heap[0][0] <= until:
+            now, _, act = heappop(self._heap)
+            act(now)
+
+    def run(self, *, most_misses: int | None = None) -> Outcome:
+        """Play it to its end, or until more than `most_misses` requests have missed the SLO."""
+        heap, arrivals = self._heap, self._arrivals
+        self._at(_TICK_S, self._tick)
+        outcome, total = self._outcome, len(arrivals)
+        while outcome.ended < total:
+            if self._next < total and arrivals[self._next] <= heap[0][0]:
+                number, self._next = self._next, self._next + 1
+                self._arrive(number, arrivals[number], arrivals[number])
+            else:
+                now, _, act = heappop(heap)
+                act(now)
+            if most_misses is not None and outcome.misses > most_misses:
+                break
+        outcome.workers = tuple(
+            WorkerOutcome(w.worker_id, w.work_s, w.busy_s, w.prefilled_tokens, w.generated_tokens)
+            for w in self._workers.values()
+        )
+        return outcome
+
+    # -- the router's side -----------------------------------------------------------------------
+
+    def _arrive(self, number: int, arrival_s: float, now: float) -> None:
+        traced, setting = self._setting.trace.requests[number], self._setting
+        request = Request(
+            request_id=str(number),
+            model=MODEL,
+            tokens=array("I", bytes(4 * traced.prompt_tokens)),
+            arrival_s=arrival_s,
+            block_hashes=traced.names,
+            slo=setting.slo,
+        )
+        plan = self._fleet.plan(request, traced.names, now)
+        if plan is None:
+            self._held.append((number, arrival_s))
+            return
+        charges = self._fleet.commit(request, traced.names, plan, now)
+        self._flights[number] = _Flight(request.request_id, plan, charges, arrival_s)
+        target = plan.prefill_target
+        self._fleet.workers[target.worker_id].legs[request.request_id] = request.request_id
+        leg = Leg.FULL if plan.prefill is None else Leg.PREFILL
+        self._submit(target, Job(number, traced, leg, now), now)
+
+    def _submit(self, target: Target, job: Job, now: float) -> None:
+        worker = self._workers[target.worker_id]
+        worker.submit(job, now)
+        self._wake(worker, now)
+
+    def _receive(self, message: _Message, now: float) -> None:
+        """What the request machine does with a step of a worker."""
+        worker_id = message.worker.worker_id
+        if message.log:
+            self._sequences[worker_id] += 1
+            batch = KvBatch(_EPOCH, self._sequences[worker_id], message.log)
+            self._index.apply(worker_id, batch, now)
+        for job in message.happened.computed:
+            self._prefilled(job, Target(worker_id), now)
+        for job in message.happened.ended:
+            self._leg_ended(job, Target(worker_id), now)
+        self._fleet.report(worker_id, message.load)
+        for _ in range(len(self._held)):
+            self._arrive(*self._held.popleft(), now)
+
+    def _prefilled(self, job: Job, target: Target, now: float) -> None:
+        flight = self._flights[job.number]
+        self._fleet.confirm(flight.request_id, target, now)
+        if job.leg is Leg.FULL:
+            charged = flight.charges.get(target, Work())
+            self._fleet.settle(flight.charges, target, charged.prompt())
+
+    def _leg_ended(self, job: Job, target: Target, now: float) -> None:
+        flight = self._flights[job.number]
+        request_id = flight.request_id
+        self._fleet.measured(target, _usage(job), _timings(job), flight.charges)
+        del self._fleet.workers[target.worker_id].legs[request_id]
+        if job.leg is Leg.PREFILL:
+            charged = flight.charges[target]
+            self._fleet.settle(flight.charges, target, _copy(charged))
+            decode = flight.plan.decode
+            self._fleet.workers[decode.worker_id].legs[request_id] = request_id
+            source = self._workers[target.worker_id]
+            job = Job(job.number, job.request, Leg.DECODE, now, source=source, source_job=job)
+            self._submit(decode, job, now)
+            return
+        self._fleet.abandon(request_id)
+        for place, work in list(flight.charges.items()):
+            self._fleet.settle(flight.charges, place, _copy(work))
+        del self._flights[job.number]
+
+    def _tick(self, now: float) -> None:
+        self._index.tick(now)
+        while self._due < self._next and self._arrivals[self._due] + self._setting.slo.ttft_s < now:
+            self._outcome.overdue(self._due)
+            self._due += 1
+        self._at(now + _TICK_S, self._tick)
+
+    def _catch_up(self) -> None:
+        """Empty workers' snapshots."""
+        for effect in self._index.tick(0.0):
+            if isinstance(effect, FetchSnapshot):
+                part = KvSnapshotPart(_EPOCH, 0, b"", last=True)
+                self._index.snapshot_part(effect.worker_id, effect.attempt, part, 0.0)
+                self._index.snapshot_ended(effect.worker_id, effect.attempt, None, 0.0)
+
+    # -- the workers' side -----------------------------------------------------------------------
+
+    def _wake(self, worker: SimWorker, now: float) -> None:
+        """Once when something happens there next; an earlier appointment is void."""
+        version = self._versions[worker.worker_id] = self._versions[worker.worker_id] + 1
+        due = worker.next_event_s
+        if due == float("inf"):
+            return
+
+        def happen(now: float) -> None:
+            if self._versions[worker.worker_id] == version:
+                self._happened(worker, worker.advance(now), now)
+
+        self._at(max(due, now), happen)
+
+    def _happened(self, worker: SimWorker, happened: Happened, now: float) -> None:
+        for job in happened.computed:
+            self._computed(job, now)
+        for job in happened.ended:
+            if job.leg is not Leg.PREFILL:
+                self._outcome.end(job.number, self._setting.slo)
+        log = worker.cache.take_log()
+        if log or happened.computed or happened.ended:
+            message = _Message(worker, happened, log, worker.load)
+            self._at(now + self._setting.report_delay_s, lambda at: self._receive(message, at))
+        self._wake(worker, now)
+
+    def _computed(self, job: Job, now: float) -> None:
+        if job.source is not None and job.source_job is not None:
+            job.source.let_go(job.source_job, now)
+            self._wake(job.source, now)
+        flight = self._flights[job.number]
+        if job.leg is not Leg.DECODE:
+            self._outcome.cached(job.number, job.cached_tokens, flight.plan.predicted_cached_tokens)
+        if job.leg is not Leg.PREFILL:
+            self._outcome.first_token(job, job.first_s - flight.arrival_s, self._setting.slo)
+
+    def _at(self, due: float, act: Callable[[float], None]) -> None:
+        heappush(self._heap, (due, next(self._order), act))
+
+
+def _copy(work: Work) -> Work:
+    return Work(work.prefill_tokens, work.waiting, work.streams, work.kv_tokens)
+
+
+def _parents(trace: Trace) -> dict[int, int]:
+    """The block before each; 0 for none."""
+    parents: dict[int, int] = {}
+    for request in trace.requests:
+        if request.names:
+            parents[request.names[0]] = 0
+        parents.update((child, parent) for parent, child in pairwise(request.names))
+    return parents
+
+
+def _usage(job: Job) -> Usage:
+    request = job.request
+    pulled = request.prompt_tokens - job.cached_tokens if job.leg is Leg.DECODE else 0
+    return Usage(
+        prompt_tokens=request.prompt_tokens,
+        cached_tokens=job.cached_tokens,
+        transferred_tokens=pulled,
+        transferred_bytes=job.moved_bytes,
+        output_tokens=1 if job.leg is Leg.PREFILL else request.output_tokens,
+    )
+
+
+def _timings(job: Job) -> Timings:
+    until_prompt = job.computed_s - job.started_s
+    decode = job.leg is Leg.DECODE
+    return Timings(
+        queue_s=job.started_s - job.queued_s,
+        prefill_s=0.0 if decode else until_prompt,
+        transfer_s=until_prompt if decode else 0.0,
+        decode_s=job.finished_s - job.computed_s,
+    )
