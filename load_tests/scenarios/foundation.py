@@ -24,7 +24,7 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,6 +36,7 @@ from load_tests.report import Row, median, write
 
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = "kvasir-tiny"
+MAKE_UP = ("make", "--no-print-directory", "up", "ARGS=--port 0 -o json")
 WORDS = ("and", "the", "of", "that", "in", "he", "shall", "unto", "for", "his", "a", "lord", "they", "thou")
 
 
@@ -54,12 +55,12 @@ class Stack:
 
 
 @contextlib.contextmanager
-def running_stack(root: Path) -> Iterator[Stack]:
-    """`make up` in `root` on a free port, until its first streamed token; stopped on leaving."""
+def running_stack(root: Path, command: Sequence[str] = MAKE_UP) -> Iterator[Stack]:
+    """The stack that `command` starts in `root`, from its first streamed token on; stopped on leaving."""
     home = Path(tempfile.mkdtemp(prefix="kvasir-bench-"))
     began = time.monotonic()
     process = subprocess.Popen(
-        ["make", "--no-print-directory", "up", "ARGS=--port 0 -o json"],
+        command,
         cwd=root,
         stdout=subprocess.PIPE,
         text=True,

@@ -152,9 +152,7 @@ def ray_head() -> Iterator[Any]:
     token = "c0ffee" * 10
     with allowed_to(token), tempfile.TemporaryDirectory(prefix="kv-", dir="/tmp") as folder:
         home = Path(folder)
-        head = RayHead.start(
-            temp_dir=home / "ray", token=token, cpus=1, gpus=0, resources={}, log=home / "log"
-        )
+        head = RayHead.start(temp_dir=home / "ray", token=token, cpus=1, gpus=0, log=home / "log")
         try:
             yield head
         finally:

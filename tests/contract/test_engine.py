@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 
 from kvasir.core.requests import Delta, EngineLoad, FinishReason, KvHandoff, Leg, Role, Timings, Usage
 from kvasir.ports.engine import Engine
 from kvasir_platform.sim.bench import EngineBench, FreshPrompts, start_bench
+from kvasir_platform.sim.kv_follower import KvFollower
 from kvasir_platform.sim.recorder import Recorded
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(240)]
@@ -34,6 +36,19 @@ def _handoff(recorded: Recorded) -> KvHandoff:
     handoff = _last(recorded).handoff
     assert handoff is not None
     return handoff
+
+
+async def follow(bench: EngineBench) -> KvFollower:
+    assert bench.engine.kv is not None
+    follower = KvFollower(bench.identity, bench.engine.kv)
+    await follower.catch_up()
+    return follower
+
+
+def computed(follower: KvFollower, prompt: list[int], done: Recorded, salt: str = "") -> bool:
+    """Whether all that has KV is reported: everything but the last token."""
+    tokens = [*prompt, *done.choice().tokens][:-1]
+    return follower.blocks(tokens, salt=salt) == len(tokens) // BLOCK
 
 
 async def test_identity_says_what_was_deployed(bench: EngineBench, prompts: FreshPrompts) -> None:
@@ -391,6 +406,45 @@ async def test_load_counts_prefix_hits_and_transfers(
     assert after.prefix_queries_tokens - before.prefix_queries_tokens >= 200
     assert after.transfers_received - before.transfers_received == 1
     assert after.transfer_bytes_received - before.transfer_bytes_received == moved > 0
+
+
+async def test_what_is_reported_foresees_every_hit(bench: EngineBench, prompts: FreshPrompts) -> None:
+    follower = await follow(bench)
+    assert bench.identity.reports_kv
+    context = prompts.fresh(100)
+    for salt in ("", "tenant", "", "tenant"):
+        prompt = [*context, *prompts.fresh(30)]
+        foreseen = follower.hit(prompt, salt=salt)
+        done = await bench.generate(prompt, prompts.greedy, salt=salt)
+        assert _usage(done).cached_tokens == foreseen
+        await follower.until(partial(computed, follower, prompt, done, salt))
+    assert follower.exact
+
+
+async def test_what_was_transferred_and_what_was_offered_is_reported(
+    bench: EngineBench, prefill: EngineBench, prompts: FreshPrompts
+) -> None:
+    here, there = await follow(bench), await follow(prefill)
+    prompt = prompts.fresh(100)
+    offered = await prefill.generate(prompt, prompts.greedy, leg=Leg.PREFILL)
+    await there.until(lambda: there.blocks(prompt) == 3)
+    decoded = await bench.generate(prompt, prompts.greedy, leg=Leg.DECODE, handoff=_handoff(offered))
+    await here.until(lambda: computed(here, prompt, decoded))
+    again = await bench.generate([*prompt, 5, 6, 7], prompts.greedy)
+    assert _usage(again).cached_tokens == here.hit([*prompt, 5, 6, 7]) == 96
+    assert here.exact
+    assert there.exact
+
+
+async def test_a_snapshot_is_what_the_batches_say(bench: EngineBench, prompts: FreshPrompts) -> None:
+    early = await follow(bench)
+    prompt = prompts.fresh(150)
+    done = await bench.generate(prompt, prompts.greedy)
+    await early.until(lambda: computed(early, prompt, done))
+    held = early.held()
+    late = await follow(bench)
+    assert late.held() == held > 0
+    assert late.blocks(prompt) == early.blocks(prompt)
 
 
 async def test_a_healthy_engine_does_not_report_failure(bench: EngineBench, prompts: FreshPrompts) -> None:

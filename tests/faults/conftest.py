@@ -28,7 +28,7 @@ from kvasir.core.requests import (
     token_ids,
 )
 from kvasir.ports.clock import Clock
-from kvasir.ports.engine import StepSink
+from kvasir.ports.engine import KvSource, StepSink
 from kvasir.ports.session import Dialer
 from kvasir_router.session import SessionEvent, SessionLimits, SessionMessage, SessionReady, WorkerSession
 from kvasir_workers.server.sessions import SessionHost, SessionHostLimits
@@ -39,6 +39,8 @@ STEP_S = 0.005
 
 class CountingEngine:
     """Each step adds one token to every live leg: the prompt's first token plus the offset."""
+
+    kv: KvSource | None = None
 
     def __init__(self, clock: Clock, step_s: float = STEP_S) -> None:
         self.submitted: list[str] = []
@@ -87,6 +89,8 @@ class CountingEngine:
     async def _run(self, sink: StepSink) -> None:
         while True:
             await self._clock.sleep(self._step_s)
+            if self.kv is not None:
+                self.kv.flush()
             if deltas := [*self._abort_deltas(), *self._token_deltas()]:
                 sink(StepBatch(tuple(deltas), self.load()))
 
@@ -191,9 +195,10 @@ class Bench:
         self._routers: list[Router] = []
 
     async def host(
-        self, limits: SessionHostLimits | None = None, epoch: int = 1
+        self, limits: SessionHostLimits | None = None, epoch: int = 1, kv: KvSource | None = None
     ) -> tuple[SessionHost, CountingEngine]:
         engine = CountingEngine(self.clock)
+        engine.kv = kv
         self._engines.append(engine)
         host = await SessionHost.start(
             engine,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +15,7 @@ import uvloop
 
 from kvasir.clock import MonotonicClock
 from kvasir.config.model_files import resolve_model
-from kvasir.config.spec import Deployment, GatewaySpec, LoraSpec
+from kvasir.config.spec import Deployment, GatewaySpec, LoraSpec, RoutingSpec, SloSpec
 from kvasir.telemetry.metrics import Metrics
 from kvasir.telemetry.spans import SpanRecorder
 from kvasir_platform.gateway.app import Gateway
@@ -117,13 +117,20 @@ def tokenizer() -> ModelTokenizer:
 
 @asynccontextmanager
 async def running(
-    tokenizer: ModelTokenizer, spans: SpanRecorder | None = None, **spec: Any
+    tokenizer: ModelTokenizer,
+    spans: SpanRecorder | None = None,
+    slo: Sequence[SloSpec] = (SloSpec(name="default"),),
+    decision_records: int = 4096,
+    **spec: Any,
 ) -> AsyncIterator[Edge]:
-    """A gateway that serves until the block ends, and then leaves nothing open."""
+    """A gateway that serves until the block ends, and then leaves nothing open; `spec` is its own part of
+    the deployment."""
     clock = MonotonicClock()
     deployment = Deployment(
         gateway=GatewaySpec(**{"port": 0, "drain_timeout_s": 0.0, **spec}),
         lora=(LoraSpec(name="pirate", path="adapters/pirate"),),
+        slo=tuple(slo),
+        routing=RoutingSpec(decision_records=decision_records),
     )
     router = ScriptedRouter(clock)
     metrics = make_metrics(deployment)

@@ -7,7 +7,13 @@ from typing import Any
 
 import pytest
 
-from kvasir.core.identity import KvLayout, WorkerIdentity, registration_conflicts
+from kvasir.core.identity import (
+    HASH_VERSION,
+    PROTOCOL_VERSION,
+    KvLayout,
+    WorkerIdentity,
+    registration_conflicts,
+)
 from kvasir.core.requests import Role
 
 KV = KvLayout(
@@ -52,8 +58,8 @@ def test_a_worker_like_its_peers_may_join() -> None:
         ({"kv": replace(KV, tensor_parallel_size=2)}, "kv.tensor_parallel_size: 2 != 1 (decode/d-0)"),
         ({"model": "n"}, "model: n != m (router)"),
         ({"tokenizer_digest": "u" * 64}, "tokenizer_digest: " + "u" * 16 + " != " + "t" * 16 + " (router)"),
-        ({"protocol_version": 9}, "protocol_version: 9 != 1 (router)"),
-        ({"hash_version": 9}, "hash_version: 9 != 1 (router)"),
+        ({"protocol_version": 9}, f"protocol_version: 9 != {PROTOCOL_VERSION} (router)"),
+        ({"hash_version": 9}, f"hash_version: 9 != {HASH_VERSION} (router)"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )

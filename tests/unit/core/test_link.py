@@ -153,6 +153,19 @@ def test_a_tail_beyond_its_messages_or_bytes_overflows_by_name(size: int) -> Non
     assert caught.value.code == TAIL_OVERFLOW
 
 
+@pytest.mark.parametrize(("payloads", "size"), [(5, 1), (2, 300)])
+def test_a_tail_is_half_full_by_its_messages_or_by_its_bytes(payloads: int, size: int) -> None:
+    link: Link[str] = Link(LIMITS)
+    for at in range(payloads):
+        assert not link.half_full
+        link.push("x", size)
+        link.take()
+        assert link.unacknowledged == at + 1
+    assert link.half_full
+    link.receive(0, 1, has_payload=False, now=0.0)
+    assert not link.half_full
+
+
 def test_acknowledged_payloads_make_room_in_the_tail() -> None:
     link: Link[str] = Link(LIMITS)
     for _ in range(10):

@@ -23,10 +23,10 @@ from kvasir.core.requests import (
     Usage,
     token_ids,
 )
-from kvasir.ports.routing import Rates
-from kvasir_router.decide import RateBook, make_policy
+from kvasir_router.build import hash_blocks
+from kvasir_router.decide import RateBook, Rates, make_policy
 from kvasir_router.fleet import Fleet
-from kvasir_router.index import PrefixIndex
+from kvasir_router.index import FleetIndex
 from kvasir_router.machine import MachineLimits, RequestMachine
 from kvasir_router.machine_events import (
     AbortOn,
@@ -60,12 +60,9 @@ class Stage:
         self.machine = RequestMachine(
             Fleet(
                 make_policy("cost", disaggregation, Random(0)),
-                PrefixIndex(capacity_blocks=1000, ttl_s=1000.0),
-                RateBook(Rates()),
-                hash_blocks=lambda request, size: tuple(
-                    hash((request.salt, request.tokens[: end + 1].tobytes()))
-                    for end in range(size - 1, len(request.tokens), size)
-                ),
+                FleetIndex(capacity_blocks=1000, predicted_blocks=1000, predicted_ttl_s=1000.0),
+                RateBook(lambda _: Rates()),
+                hash_blocks=hash_blocks,
                 expected_output_tokens=16,
             ),
             MachineLimits(**limits),

@@ -30,10 +30,10 @@ from kvasir.core.requests import (
     Usage,
     token_ids,
 )
-from kvasir.ports.routing import Rates
-from kvasir_router.decide import RateBook, make_policy
+from kvasir_router.build import hash_blocks
+from kvasir_router.decide import RateBook, Rates, make_policy
 from kvasir_router.fleet import Fleet
-from kvasir_router.index import PrefixIndex
+from kvasir_router.index import FleetIndex
 from kvasir_router.machine import MachineLimits, RequestMachine
 from kvasir_router.machine_events import (
     AbortOn,
@@ -98,14 +98,12 @@ class Histories(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         policy = make_policy("cost", self.disaggregation, random.Random(7))
-        index = PrefixIndex(capacity_blocks=30, ttl_s=20.0)
+        index = FleetIndex(capacity_blocks=60, predicted_blocks=30, predicted_ttl_s=20.0)
         self.fleet = Fleet(
             policy,
             index,
-            RateBook(Rates()),
-            hash_blocks=lambda request, size: tuple(
-                hash((request.tokens[: i + size].tobytes(), 1)) for i in range(0, len(request.tokens), size)
-            ),
+            RateBook(lambda _: Rates()),
+            hash_blocks=hash_blocks,
             expected_output_tokens=8,
         )
         self.machine = RequestMachine(self.fleet, LIMITS)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
+from kvasir.core.golden import GoldenPrompt
 from kvasir.core.identity import WorkerIdentity
 from kvasir.core.membership import Endpoint
 from kvasir_router.registry import CONNECTING, Registry
@@ -27,6 +29,21 @@ def test_a_worker_of_another_model_or_tokenizer_is_refused_with_both_sides(
     assert view.state == "refused"
     assert "model: other != m" in view.reason
     assert "tokenizer_digest: x != t" in view.reason
+
+
+def test_a_worker_that_renders_a_golden_prompt_otherwise_is_refused_with_both_sides(
+    make_identity: MakeIdentity,
+) -> None:
+    ours = GoldenPrompt("chat", "<user>hi", 3, 1)
+    known = Registry(model="m", tokenizer_digest="t", golden=(ours,))
+    for worker_id in ("same", "other"):
+        known.add(Endpoint(worker_id, f"{worker_id}:1", "pool"))
+    assert known.register("same", replace(make_identity("same"), golden=(ours,)))
+    theirs = replace(ours, text="<user> hi", tokens=4, chain=2)
+    assert not known.register("other", replace(make_identity("other"), golden=(theirs,)))
+    assert known["other"].reason.startswith(
+        "golden.chat: text from character 6 on: '<user> hi' != '<user>hi' (router), tokens: 4 != 3 (router)"
+    )
 
 
 def test_a_worker_whose_kv_differs_from_a_peers_is_refused_by_name(make_identity: MakeIdentity) -> None:

@@ -1,25 +1,64 @@
 """The simulated scheduler under random histories, over an alphabet of two tokens and very few blocks.
 
 Small numbers make prefixes collide, blocks run out and sequences preempt each other within a few
-operations. After each one, every block is accounted for; at the end of each history, every request has
-ended once, with the tokens that the model alone would give.
+operations. After each one, every block is accounted for, and what the cache reported adds up to what it
+holds; at the end of each history, every request has ended once, with the tokens that the model alone would
+give.
 """
 
 from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from typing import Any, cast
 
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from kvasir.core.requests import EngineRequest, FinishReason, KvHandoff, Leg, Sampling, StepBatch, token_ids
+from kvasir.native import PrefixTree, Shadow, chain_hashes, root_hash
 from kvasir_platform.sim.recorder import DeltaRecorder
+from kvasir_workers.engines.sim.blocks import hash_prompt
+from kvasir_workers.engines.sim.blocks import root_hash as engine_root
 from kvasir_workers.engines.sim.model import Context, SimModel
 from kvasir_workers.engines.sim.output import Output
+from kvasir_workers.engines.sim.reporting import CacheReport
 from kvasir_workers.engines.sim.scheduler import Scheduler
 from kvasir_workers.engines.sim.state import Limits, PullOrder
 
 MODEL = SimModel(vocab_size=2, eos_token_id=0)
 CONTEXT = 9
+BLOCK = 2
+
+
+class Follower:
+    """Stands where a worker's record does, and applies each log to a router's tree at once."""
+
+    def __init__(self) -> None:
+        self._shadow = Shadow(1, lambda salt, adapter: root_hash("m", salt, adapter))
+        self._tree = PrefixTree(1 << 20, 0)
+        self._groups = [self._tree.add_group()]
+
+    def store(
+        self, rank: int, parent: int | None, keys: Any, tokens: Any, size: int, *, salt: str, adapter: str
+    ) -> None:
+        self._shadow.store(rank, 0, parent, keys, tokens, size, salt, adapter)
+        self._tree.apply(self._groups, self._shadow.take_log())
+
+    def remove(self, rank: int, keys: Any) -> None:
+        self._shadow.remove(rank, 0, keys)
+        self._tree.apply(self._groups, self._shadow.take_log())
+
+    @property
+    def held(self) -> int:
+        assert self._shadow.unnamed == 0
+        return self._tree.held(self._groups[0], 0)
+
+    def depth(self, tokens: array[int], salt: str) -> int:
+        depths = array("I", bytes(16))
+        self._tree.match(chain_hashes(tokens, BLOCK, root_hash("m", salt)), depths)
+        return depths[0]
 
 
 def _reference(request: EngineRequest, index: int) -> list[int]:
@@ -45,9 +84,10 @@ class History(RuleBasedStateMachine):
         chunked=st.booleans(), caching=st.booleans(), recompute=st.booleans(), blocks=st.integers(5, 9)
     )
     def begin(self, chunked: bool, caching: bool, recompute: bool, blocks: int) -> None:
+        self.follower = Follower() if caching else None
         self.scheduler = Scheduler(
             Limits(
-                block_size=2,
+                block_size=BLOCK,
                 blocks=blocks,
                 bytes_per_block=10,
                 max_model_len=CONTEXT,
@@ -62,6 +102,7 @@ class History(RuleBasedStateMachine):
             MODEL,
             worker_id="w",
             epoch=1,
+            report=CacheReport(cast(Any, self.follower), 0, BLOCK) if caching else None,
         )
         self.recorder = DeltaRecorder()
         self.requests: dict[str, EngineRequest] = {}
@@ -123,7 +164,7 @@ class History(RuleBasedStateMachine):
 
     @rule(number=st.integers(1, 6))
     def release(self, number: int) -> None:
-        self.scheduler.release(f"w/1/{number}")
+        self.scheduler.release(f"w/1/0/{number}")
 
     @rule(seconds=st.sampled_from([1.0, 20.0]))
     def let_time_pass(self, seconds: float) -> None:
@@ -135,6 +176,26 @@ class History(RuleBasedStateMachine):
         if hasattr(self, "scheduler"):
             self.scheduler.check_integrity()
             assert self.recorder.violations == []
+
+    @invariant()
+    def reports_add_up_to_the_cache(self) -> None:
+        if not hasattr(self, "scheduler") or self.follower is None:
+            return
+        cached = self.scheduler.cached()
+        assert self.follower.held == len(cached)
+        for request_id, request in self.requests.items():
+            for tokens in self._contexts(request_id, request):
+                depth = self.follower.depth(tokens, request.salt)
+                assert depth == self._found(cached, tokens, request.salt)
+
+    def _contexts(self, request_id: str, request: EngineRequest) -> Sequence[array[int]]:
+        choices = self.recorder.request(request_id).choices.values()
+        return [request.tokens, *(request.tokens + token_ids(choice.tokens) for choice in choices)]
+
+    @staticmethod
+    def _found(cached: set[bytes], tokens: array[int], salt: str) -> int:
+        digests = hash_prompt(engine_root(salt, None), tokens, BLOCK)[: len(tokens) // BLOCK]
+        return next((at for at, digest in enumerate(digests) if digest not in cached), len(digests))
 
     def teardown(self) -> None:
         if not hasattr(self, "scheduler"):

@@ -217,7 +217,7 @@ def _crash(pair: Pair) -> None:
 
 
 def _release_all(pair: Pair) -> None:
-    pair.prefill.engine.release(["prefill-0/1/1"])
+    pair.prefill.engine.release(["prefill-0/1/0/1"])
 
 
 @pytest.mark.parametrize("trouble", [_cut, _crash, _release_all])
@@ -421,8 +421,6 @@ def test_what_the_simulation_does_not_model_is_refused_at_start() -> None:
             lambda batch: None, worker_id="w", epoch=1
         )
 
-    with pytest.raises(ConfigError, match="one rank"):
-        run_virtual(start(data_parallel_size=2))
     with pytest.raises(ConfigError, match="speculate"):
         run_virtual(start(speculative=SpeculativeSpec()))
     with pytest.raises(ConfigError, match="kv_cache_bytes"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,7 +10,13 @@ import pytest
 from kvasir.config.spec import Deployment, EngineSpec, LoraSpec, ModelSpec, PoolSpec, SpeculativeSpec
 from kvasir.config.support import Platform, refusals
 from kvasir.core.requests import Role
-from kvasir_workers.engines.vllm.arguments import engine_arguments, environment, threads_per_rank
+from kvasir_workers.engines.vllm.arguments import (
+    EVENT_BACKLOG,
+    EventEndpoints,
+    engine_arguments,
+    environment,
+    threads_per_rank,
+)
 
 
 def one_pool(engine: EngineSpec | None = None, **changes: Any) -> Deployment:
@@ -118,3 +125,18 @@ def test_a_prefill_pool_does_not_speculate() -> None:
     )
     (reason,) = refusals(deployment, platform="cpu")
     assert reason.startswith("pools.prefill.engine.speculative:")
+
+
+def test_an_engine_publishes_its_kv_events_only_where_it_is_told() -> None:
+    assert "kv_events_config" not in arguments(one_pool())
+    deployment = one_pool(EngineSpec(data_parallel_size=2))
+    events = EventEndpoints(Path("/run/x"))
+    made = engine_arguments(deployment, deployment.pools[0], model_path="/m", platform="cpu", events=events)[
+        "kv_events_config"
+    ]
+    assert made["enable_kv_cache_events"] is True
+    assert (made["endpoint"], made["replay_endpoint"]) == events.of_rank(0)
+    assert events.of_rank(0) == ("ipc:///run/x/inproc-events", "ipc:///run/x/inproc-replay")
+    assert events.of_rank(1) == ("ipc:///run/x/inproc-events_dp1", "ipc:///run/x/inproc-replay_dp1")
+    # What may wait is bounded on every hop.
+    assert {made["buffer_steps"], made["hwm"], made["max_queue_size"]} == {EVENT_BACKLOG}

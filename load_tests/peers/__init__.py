@@ -1,0 +1,1 @@
+"""Programs that run peers on our workloads, in environments of their own."""

@@ -1,0 +1,47 @@
+"""A gateway that answers what a test wrote down."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+
+
+@dataclass
+class CannedGateway:
+    """`answers` maps a path to status and body; `keys` has the Authorization header of each request."""
+
+    address: str
+    answers: dict[str, tuple[int, Any]] = field(default_factory=dict)
+    keys: list[str | None] = field(default_factory=list)
+
+
+@pytest.fixture
+def gateway() -> Iterator[CannedGateway]:
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            canned.keys.append(self.headers.get("authorization"))
+            status, body = canned.answers.get(self.path, (404, {}))
+            encoded = json.dumps(body).encode()
+            self.send_response(status)
+            self.send_header("content-length", str(len(encoded)))
+            self.end_headers()
+            self.wfile.write(encoded)
+
+        def log_message(self, format: str, *args: Any) -> None:
+            """Silent."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        canned = CannedGateway(f"127.0.0.1:{server.server_address[1]}")
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        try:
+            yield canned
+        finally:
+            server.shutdown()
+            thread.join()

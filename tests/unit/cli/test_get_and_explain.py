@@ -1,0 +1,272 @@
+"""What people see of workers and decisions on the command line."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvasir.ports.router import DecisionRecord, PartRecord, PlaceRecord
+from kvasir_platform.cli.main import main
+
+WORKER: dict[str, Any] = {
+    "worker_id": "decode-7f",
+    "address": "127.0.0.1:1",
+    "pool": "decode",
+    "role": "decode",
+    "state": "ready",
+    "reason": "",
+    "in_flight": 2,
+    "load": {"running": 1, "waiting": 3, "kv_usage": 0.25},
+    "kv": {
+        "state": "catching_up", "reason": "a batch is missing", "for_s": 0.2, "epoch": 1, "sequence": 9,
+        "blocks": 12345, "predicted_blocks": 67, "resyncs": 4, "error_ratio": 0.0,
+    },
+}  # fmt: skip
+
+
+def place(worker_id: str, chosen: bool, total_s: float, cached: int = 0) -> PlaceRecord:
+    facts = {"cached_tokens": float(cached), "cpu_tokens": 128.0, "disk_tokens": 0.0, "streams": 3.0}
+    terms = {"queue_s": total_s / 4, "stall_s": 0.0, "prefill_s": total_s * 3 / 4}
+    return PlaceRecord(worker_id, 0, "pool", "exact", facts, terms, total_s, chosen)
+
+
+RECORD = DecisionRecord(
+    request_id="abc-12345678",
+    policy="cost",
+    reason="disaggregated_prefix",
+    mode="disaggregated",
+    decided_s=10.0,
+    decided_in_s=41e-6,
+    attempt=1,
+    prompt_tokens=1501,
+    expected_output_tokens=64,
+    slo="chat",
+    prefill_worker="p-1",
+    decode_worker="d-0",
+    predicted_cached_tokens=1024,
+    predicted_ttft_s=0.032,
+    parts=(
+        PartRecord("prefill", "s", (place("p-1", True, 0.012, 1024), place("p-0", False, 0.0803))),
+        PartRecord("decode", "s", (place("d-0", True, 0.35),)),
+        PartRecord("whole", "s", (place("d-0", False, 0.5),)),
+    ),
+    queued_s=0.0005,
+    slo_ttft_s=2.0,
+    slo_itl_s=0.1,
+    outcome="ok",
+    actual_cached_tokens=992,
+    actual_ttft_s=0.0351,
+    actual_itl_s=0.0041,
+    slo_met=True,
+)
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KVASIR_HOME", str(tmp_path))
+    monkeypatch.delenv("KVASIR_API_KEY", raising=False)
+
+
+def answer(gateway: Any, *records: DecisionRecord) -> None:
+    decisions = [asdict(record) for record in records]
+    gateway.answers["/decisions/abc"] = (200, {"request_id": "abc", "decisions": decisions})
+
+
+def said(capsys: pytest.CaptureFixture[str]) -> list[str]:
+    """What was printed, its runs of spaces made one."""
+    return [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+
+
+def test_get_workers_shows_what_each_holds_and_how_well_that_is_known(
+    gateway: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gateway.answers["/status"] = (200, {"workers": [WORKER]})
+    assert main(["get", "workers", "--address", gateway.address]) == 0
+    assert said(capsys) == [
+        "WORKER POOL ROLE STATE KV BLOCKS PREDICTED RESYNCS IN FLIGHT RUNNING WAITING KV USED REASON",
+        "decode-7f decode decode ready catching_up 12,345 67 4 2 1 3 25% a batch is missing",
+    ]
+
+
+def test_a_worker_that_has_said_nothing_yet_is_shown_all_the_same(
+    gateway: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bare = {"worker_id": "w", "pool": "p", "state": "connecting", "reason": "refused", "in_flight": 0}
+    bare |= {"role": None, "load": None, "kv": None}
+    gateway.answers["/status"] = (200, {"workers": [bare]})
+    assert main(["get", "workers", "--address", f"http://{gateway.address}/"]) == 0
+    assert said(capsys)[1] == "w p - connecting - - - - 0 - - - refused"
+
+
+def test_get_workers_in_json_is_what_the_gateway_said(
+    gateway: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gateway.answers["/status"] = (200, {"workers": [WORKER]})
+    assert main(["get", "workers", "--address", gateway.address, "-o", "json"]) == 0
+    assert json.loads(capsys.readouterr().out) == [WORKER]
+
+
+def test_explain_tells_the_choice_and_why_in_one_sentence(
+    gateway: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answer(gateway, RECORD)
+    assert main(["explain", "abc", "--address", gateway.address]) == 0
+    lines = said(capsys)
+    assert lines[0] == (
+        "abc-12345678: ok, policy cost, disaggregated_prefix, decided in 41 µs, 0.5 ms after it came"
+    )
+    assert lines[1] == (
+        "Prefilled on p-1, the best with 12.00 ms (next p-0: 80.30 ms), and decoded on d-0, the only one "
+        "that could, and not run whole on d-0 (500.00 ms)."
+    )
+
+
+def test_explain_shows_the_terms_of_each_place_in_milliseconds(
+    gateway: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answer(gateway, RECORD)
+    main(["explain", "abc", "--address", gateway.address])
+    lines = said(capsys)
+    at = lines.index("prefill: 2 considered, terms in ms (* chosen)")
+    assert lines[at + 1 : at + 4] == [
+        "WORKER KV CACHED IN TIERS STREAMS queue prefill TOTAL",
+        "* p-1 exact 1,024 128 3 3.00 9.00 12.00",
+        "p-0 exact 0 128 3 20.07 60.23 80.30",
+    ]
+
+
+def test_explain_sets_what_was_foreseen_against_what_came(
+    gateway: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answer(gateway, RECORD)
+    main(["explain", "abc", "--address", gateway.address])
+    assert said(capsys)[-5:] == [
+        "FORESEEN ACTUAL",
+        "cached tokens 1,024 992 of 1,501 in the prompt",
+        "TTFT 32.5 ms 35.1 ms 2,000.0 ms promised",
+        "mean ITL - 4.1 ms 100.0 ms promised",
+        "SLO chat: met",
+    ]
+
+
+def test_a_request_in_flight_has_no_outcome_yet(gateway: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    live = replace(RECORD, outcome=None, actual_cached_tokens=None, actual_ttft_s=None, slo_met=None)
+    answer(gateway, replace(live, actual_itl_s=None, omitted=1200))
+    main(["explain", "abc", "--address", gateway.address])
+    lines = said(capsys)
+    assert "abc-12345678: in flight" in lines[0]
+    assert "1,200 more places were considered; the best are shown" in lines
+    assert lines[-1] == "SLO chat: still open"
+
+
+def test_a_choice_that_was_not_the_best_is_said_so(gateway: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    score = PartRecord("whole", "score", (place("w-0", False, 0.9), place("w-1", True, 0.5)))
+    answer(gateway, replace(RECORD, parts=(score,), prefill_worker=None))
+    main(["explain", "abc", "--address", gateway.address])
+    assert (
+        said(capsys)[1]
+        == "Run whole on w-1 (score 0.5), by the rule disaggregated_prefix, not w-0 (score 0.9)."
+    )
+
+
+def test_near_equals_are_called_so(gateway: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    near = PartRecord("whole", "s", (place("w-0", False, 0.010), place("w-1", True, 0.0105)))
+    answer(gateway, replace(RECORD, parts=(near,), prefill_worker=None))
+    main(["explain", "abc", "--address", gateway.address])
+    assert said(capsys)[1] == "Run whole on w-1 (10.50 ms), about as good as w-0 (10.00 ms)."
+
+
+def test_a_policy_without_terms_and_an_infinite_one_can_be_shown(
+    gateway: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plain = [replace(place(f"w-{i}", i == 0, 0.0), terms={}) for i in range(2)]
+    answer(gateway, replace(RECORD, parts=(PartRecord("whole", "", tuple(plain)),)))
+    main(["explain", "abc", "--address", gateway.address])
+    assert "Run whole on w-0, one of 2 that could." in said(capsys)
+    body = asdict(replace(RECORD, parts=(PartRecord("whole", "s", (place("w", True, 1.0),)),)))
+    body["parts"][0]["places"][0]["total"] = None
+    gateway.answers["/decisions/abc"] = (200, {"request_id": "abc", "decisions": [body]})
+    main(["explain", "abc", "--address", gateway.address])
+    assert any(line.endswith(" ∞") for line in said(capsys))
+
+
+def test_each_prompt_of_a_call_is_explained(gateway: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    answer(gateway, RECORD, replace(RECORD, request_id="abc-12345678-1"))
+    main(["explain", "abc", "--address", gateway.address])
+    headings = [line for line in said(capsys) if "policy cost" in line]
+    assert [line.split(":")[0] for line in headings] == ["abc-12345678", "abc-12345678-1"]
+
+
+def test_explain_in_json_is_what_the_gateway_said(gateway: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    answer(gateway, RECORD)
+    assert main(["explain", "abc", "-o", "json", "--address", gateway.address]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert printed == json.loads(json.dumps(gateway.answers["/decisions/abc"][1]))
+
+
+def test_an_unknown_id_ends_with_1_and_says_what_is_kept(
+    gateway: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    message = "No decision is kept for 'a/b'. Kept are those in flight and the newest 4096 that ended"
+    gateway.answers["/decisions/a%2Fb"] = (
+        404, {"error": {"message": message, "code": "decision_not_found"}},
+    )  # fmt: skip
+    assert main(["explain", "a/b", "--address", gateway.address]) == 1
+    assert capsys.readouterr().err == f"error: {message}\n"
+    assert main(["explain", "a/b", "--address", gateway.address, "-o", "json"]) == 1
+    assert json.loads(capsys.readouterr().out)["error"]["code"] == "decision_not_found"
+
+
+def test_a_gateway_without_decisions_is_no_unknown_id(
+    gateway: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gateway.answers["/decisions/abc"] = (404, {"error": {"message": "no path", "code": "not_found"}})
+    assert main(["explain", "abc", "--address", gateway.address]) == 1
+    assert "answered 404 to /decisions/abc: no path" in capsys.readouterr().err
+
+
+def test_the_api_key_comes_from_the_environment(
+    gateway: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gateway.answers["/status"] = (200, {"workers": [WORKER]})
+    monkeypatch.setenv("KVASIR_API_KEY", "secret")
+    assert main(["get", "workers", "--address", gateway.address]) == 0
+    assert gateway.keys == ["Bearer secret"]
+
+
+@pytest.mark.parametrize(("key", "words"), [(None, "asks for an API key"), ("old", "refuses the key")])
+def test_a_gateway_that_wants_a_key_is_answered_with_the_variable_to_set(
+    gateway: Any,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    key: str | None,
+    words: str,
+) -> None:
+    gateway.answers["/status"] = (401, {"error": {"message": "?", "code": "invalid_api_key"}})
+    if key is not None:
+        monkeypatch.setenv("KVASIR_API_KEY", key)
+    assert main(["get", "workers", "--address", gateway.address]) == 1
+    error = capsys.readouterr().err
+    assert words in error
+    assert "KVASIR_API_KEY" in error
+    assert key is None or key not in error.replace("KVASIR_API_KEY", "")
+
+
+@pytest.mark.parametrize("command", [["get", "workers"], ["explain", "abc"]])
+def test_without_a_deployment_the_error_says_how_to_name_a_gateway(
+    command: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(command) == 1
+    assert "nothing runs here; start with: kvasir up, or name a gateway: --address" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["get", "explain"])
+def test_the_help_teaches_by_example(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([command, "--help"])
+    assert ended.value.code == 0
+    assert "examples:" in capsys.readouterr().out

@@ -1,0 +1,368 @@
+"""What the fleet accounts, and what a policy gets to see of it."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import pytest
+
+from kvasir.core.identity import Hardware, WorkerIdentity
+from kvasir.core.requests import EngineLoad, Request, Role, Sampling, SloClass, Timings, Usage, token_ids
+from kvasir.ports.routing import Candidates, Plan, RequestView, Target
+from kvasir_router.decide import RateBook, Rates
+from kvasir_router.fleet import Charges, Fleet
+from kvasir_router.index import FleetIndex
+
+MakeIdentity = Callable[..., WorkerIdentity]
+P, D, B = Role.PREFILL, Role.DECODE, Role.BOTH
+
+
+class Scripted:
+    """A policy that keeps what it was shown, and answers as it is told."""
+
+    name = "scripted"
+
+    def __init__(self) -> None:
+        self.answer: Plan | None = None
+        self.asked: list[RequestView] = []
+        self.seen: list[Candidates] = []
+
+    def decide(self, request: RequestView, candidates: Candidates, now: float) -> Plan | None:
+        self.asked.append(request)
+        self.seen.append(candidates)
+        return self.answer
+
+    def missing(self, prefills: Sequence[bool], decodes: Sequence[bool], worker: Sequence[int]) -> str | None:
+        return f"{list(prefills)} {list(decodes)} {list(worker)}"
+
+
+class Stage:
+    """A fleet of which a test sees what policies see."""
+
+    def __init__(self, make_identity: MakeIdentity) -> None:
+        self._make_identity = make_identity
+        self.policy = Scripted()
+        index = FleetIndex(capacity_blocks=1000, predicted_blocks=1000, predicted_ttl_s=1000.0)
+        self.fleet = Fleet(
+            self.policy,
+            index,
+            RateBook(),
+            hash_blocks=lambda request, size: array("Q", range(1, len(request.tokens) // size + 1)),
+            expected_output_tokens=16,
+        )
+
+    def join(self, *worker_ids: str, role: Role = B, **known: int) -> None:
+        for worker_id in worker_ids:
+            self.fleet.add(worker_id, self._make_identity(worker_id, role, **known), 0.0)
+
+    def look(self, request: Request, **how: object) -> Candidates:
+        self.fleet.plan(request, self.fleet.hashes(request), 0.0, **how)  # type: ignore[arg-type]  # by name
+        return self.policy.seen[-1]
+
+    def commit(self, request: Request, decode: str, prefill: str | None = None, cached: int = 0) -> Charges:
+        source = None if prefill is None else Target(prefill)
+        plan = Plan(source, Target(decode), "test", predicted_cached_tokens=cached)
+        return self.fleet.commit(request, self.fleet.hashes(request), plan, 0.0)
+
+    def column(self, name: str, worker_id: str, rank: int = 0) -> int:
+        seen = self.look(ask())
+        return int(getattr(seen, name)[seen.targets.index(Target(worker_id, rank))])
+
+
+def ask(name: str = "r", tokens: int = 21, model: str = "m", output: int = 4, **known: object) -> Request:
+    sampling = Sampling(max_tokens=output)
+    return Request(name, model, token_ids(range(tokens)), sampling, **known)  # type: ignore[arg-type]  # by name
+
+
+@pytest.fixture
+def stage(make_identity: MakeIdentity) -> Stage:
+    return Stage(make_identity)
+
+
+def test_a_policy_sees_each_rank_of_each_worker_that_serves(stage: Stage) -> None:
+    stage.join("p", role=P)
+    stage.join("d", role=D, ranks=2)
+    stage.join("other", model="another")  # type: ignore[arg-type]  # goes to the identity
+    seen = stage.look(ask())
+    assert seen.targets == (Target("p"), Target("d", 0), Target("d", 1))
+    assert seen.prefills.tolist() == [True, False, False]
+    assert seen.decodes.tolist() == [False, True, True]
+    assert seen.worker[1] == seen.worker[2] != seen.worker[0]
+    assert seen.kv_tokens.tolist() == [400, 400, 400]
+    assert seen.kv_token_bytes.tolist() == [16.0, 16.0, 16.0]
+
+
+def test_a_policy_sees_the_request_with_its_promise_and_its_session(stage: Stage) -> None:
+    stage.join("b")
+    promise = SloClass("chat", 0.5, 0.02)
+    stage.look(ask("mine", 9, slo=promise, session="s", priority=3, output=100))
+    view = stage.policy.asked[-1]
+    assert (view.request_id, view.prompt_tokens, view.output_tokens) == ("mine", 9, 16)
+    assert (view.slo, view.session, view.priority, list(view.block_hashes)) == (promise, "s", 3, [1, 2])
+
+
+def test_an_adapter_is_served_only_where_it_is_loaded(stage: Stage) -> None:
+    stage.join("plain")
+    stage.join("tuned", adapters=("lora",))  # type: ignore[arg-type]  # goes to the identity
+    assert stage.look(ask(adapter="lora")).targets == (Target("tuned"),)
+    assert len(stage.look(ask())) == 2
+
+
+def test_workers_that_take_nothing_new_are_not_shown_until_they_do_again(stage: Stage) -> None:
+    stage.join("a", "b", "c")
+    stage.fleet.mark("a", interrupted=True)
+    stage.fleet.mark("b", draining="stopping")
+    assert stage.look(ask()).targets == (Target("c"),)
+    assert not stage.fleet.accepts("a")
+    stage.fleet.mark("a", interrupted=False)
+    stage.fleet.mark("b", draining="")
+    assert len(stage.look(ask())) == 3
+
+
+def test_columns_follow_their_workers_when_others_leave(stage: Stage) -> None:
+    stage.join("a", "b", "c")
+    stage.commit(ask("1"), "b")
+    stage.commit(ask("2"), "c")
+    stage.commit(ask("3"), "c")
+    stage.fleet.remove("a")
+    assert stage.column("waiting", "b") == 1
+    assert stage.column("waiting", "c") == 2
+    stage.join("a")
+    assert stage.column("waiting", "a") == 0
+    seen = stage.look(ask())
+    assert len(set(seen.worker.tolist())) == 3
+
+
+def test_work_is_accounted_from_the_decision_to_its_end(stage: Stage) -> None:
+    stage.join("p", role=P)
+    stage.join("d", role=D)
+    charges = stage.commit(ask(), "d", "p", cached=8)
+    queued = [stage.column(name, "p") for name in ("queued_prefill_tokens", "waiting", "streams")]
+    assert queued == [13, 1, 0]
+    assert [stage.column(name, "d") for name in ("waiting", "streams", "reserved_kv_tokens")] == [0, 1, 25]
+    for target in (Target("p"), Target("d")):
+        stage.fleet.settle(charges, target, replace(charges[target]))
+    assert not charges
+    assert not stage.fleet.accounted()
+    assert stage.column("queued_prefill_tokens", "p") == stage.column("streams", "d") == 0
+
+
+def test_once_the_prompt_is_computed_only_the_stream_is_left(stage: Stage) -> None:
+    stage.join("b")
+    charges = stage.commit(ask(), "b")
+    stage.fleet.settle(charges, Target("b"), charges[Target("b")].prompt())
+    assert [stage.column(name, "b") for name in ("queued_prefill_tokens", "waiting", "streams")] == [0, 0, 1]
+
+
+def test_the_prompt_that_a_place_is_at_gets_shorter_with_time(stage: Stage) -> None:
+    """At the prior of 20,000 tokens a second; the next prompt begins when this one is seen to be done."""
+    stage.join("b")
+    first, second = ask("1", tokens=1000), ask("2", tokens=600)
+    charges = stage.commit(first, "b")
+    stage.commit(second, "b")
+
+    def queued(now: float) -> int:
+        stage.fleet.plan(ask("3"), array("Q"), now)
+        return int(stage.policy.seen[-1].queued_prefill_tokens[0])
+
+    assert [queued(0.0), queued(0.01), queued(0.04), queued(9.0)] == [1600, 1400, 800, 600]
+    stage.fleet.confirm("1", Target("b"), 10.0)
+    stage.fleet.settle(charges, Target("b"), charges[Target("b")].prompt())
+    assert [queued(10.0), queued(10.01)] == pytest.approx([600, 400], abs=1)
+
+
+def test_prompts_that_end_out_of_order_leave_the_first_at_work(stage: Stage) -> None:
+    stage.join("b")
+    stage.commit(ask("1", tokens=1000), "b")
+    charges = stage.commit(ask("2", tokens=600), "b")
+    stage.fleet.confirm("2", Target("b"), 0.01)
+    stage.fleet.settle(charges, Target("b"), replace(charges[Target("b")]))
+    stage.fleet.plan(ask("3"), array("Q"), 0.01)
+    assert stage.policy.seen[-1].queued_prefill_tokens.tolist() == [800]
+
+
+def test_a_prefix_that_is_cached_is_not_reserved_again_for_each_request_that_shares_it(stage: Stage) -> None:
+    stage.join("b")
+    for number in range(3):
+        stage.commit(ask(str(number), tokens=200), "b", cached=196)
+    assert stage.column("reserved_kv_tokens", "b") == 3 * (4 + 4)
+
+
+def test_what_was_sent_counts_as_cached_at_once_but_for_the_last_token(stage: Stage) -> None:
+    stage.join("a", "b")
+    stage.commit(ask(tokens=20), "a")
+    assert stage.column("cached_tokens", "a") == 20
+    assert stage.look(ask(tokens=20)).cached_tokens.tolist() == [16, 0]
+    assert stage.column("held_tokens", "a") == 20
+
+
+def test_what_will_not_be_computed_is_forgotten(stage: Stage) -> None:
+    stage.join("a")
+    stage.commit(ask(), "a")
+    stage.fleet.abandon("r")
+    assert stage.column("cached_tokens", "a") == 0
+    assert stage.fleet.foreseen == 0
+
+
+def test_what_was_computed_stays_predicted_where_nothing_is_reported(stage: Stage) -> None:
+    stage.join("a")
+    stage.commit(ask(), "a")
+    stage.fleet.confirm("r", Target("a"), 1.0)
+    stage.fleet.abandon("r")
+    assert stage.column("cached_tokens", "a") == 20
+    assert stage.fleet.foreseen == 0
+
+
+def test_predictions_of_a_second_attempt_replace_those_of_the_first(stage: Stage) -> None:
+    stage.join("a", "b")
+    stage.commit(ask(), "a")
+    stage.commit(ask(), "b")
+    assert [stage.column("cached_tokens", worker) for worker in "ab"] == [0, 20]
+
+
+def test_avoided_workers_are_shown_only_when_the_others_do_not_suffice(stage: Stage) -> None:
+    stage.join("a", "b")
+    stage.look(ask(), avoid={"a"})
+    assert [seen.targets for seen in stage.policy.seen] == [(Target("b"),), (Target("a"), Target("b"))]
+
+
+def test_where_the_prompt_is_computed_already_only_the_rest_is_decided(stage: Stage) -> None:
+    stage.join("p0", "p1", role=P)
+    stage.join("b", "d", role=B)
+    stage.fleet.mark("p0", draining="stopping")
+    seen = stage.look(ask(), prefilled_on=Target("p0"), avoid={"d", "p0"})
+    first = stage.policy.seen[0]
+    assert first.targets == (Target("p0"), Target("b"))
+    assert seen.targets == (Target("p0"), Target("b"), Target("d"))
+    assert seen.prefills.tolist() == [True, False, False]
+    assert seen.cached_tokens.tolist() == [20, 0, 0]
+
+
+def test_what_is_missing_is_asked_of_workers_that_are_ready(stage: Stage) -> None:
+    stage.join("p", "q", role=P)
+    stage.join("d", role=D)
+    stage.fleet.mark("q", interrupted=True)
+    assert stage.fleet.missing() == "[True, False] [False, True] [0, 1]"
+
+
+# -- reports ---------------------------------------------------------------------------------------
+
+
+def test_a_report_adds_only_what_others_have_put_there(stage: Stage) -> None:
+    stage.join("a")
+    stage.commit(ask("1"), "a")
+    stage.fleet.workers["a"].legs["1"] = "1"
+    stage.fleet.report("a", EngineLoad(running=1, waiting=0))
+    assert stage.column("streams", "a") == 1
+    stage.fleet.report("a", EngineLoad(running=3, waiting=2))
+    assert stage.column("streams", "a") == 5
+    assert stage.column("waiting", "a") == 1 + 2
+
+
+def test_others_are_supposed_to_send_what_we_send_until_the_next_report(stage: Stage) -> None:
+    """Three quarters of what the workers report is not ours."""
+    stage.join("a", "b")
+    stage.commit(ask("1"), "a")
+    stage.fleet.workers["a"].legs["1"] = "1"
+    stage.fleet.report("a", EngineLoad(running=4))
+    stage.commit(ask("2"), "b")
+    assert stage.column("waiting", "b") == 4
+    assert stage.column("queued_prefill_tokens", "b") == 4 * 21
+    stage.fleet.workers["b"].legs["2"] = "2"
+    stage.fleet.report("b", EngineLoad(running=1))
+    assert stage.column("waiting", "b") == 1
+
+
+def test_nothing_is_supposed_of_others_where_there_are_none(stage: Stage) -> None:
+    stage.join("a", "b")
+    for name in "1234":
+        stage.commit(ask(name), "a")
+    assert stage.column("waiting", "a") == 4
+
+
+def test_what_was_supposed_of_others_ends_with_our_own(stage: Stage) -> None:
+    stage.join("a", "b")
+    stage.fleet.workers["a"].legs["0"] = "0"
+    stage.fleet.report("a", EngineLoad(running=4))
+    charges = stage.commit(ask("1"), "b")
+    stage.fleet.settle(charges, Target("b"), replace(charges[Target("b")]))
+    assert stage.column("waiting", "b") == stage.column("streams", "b") == 0
+
+
+def test_strangers_on_a_prefill_worker_wait_to_be_computed(stage: Stage) -> None:
+    stage.join("p", role=P)
+    stage.join("d", role=D)
+    stage.commit(ask("1", tokens=200), "d", "p")
+    stage.fleet.workers["p"].legs["1"] = "1"
+    stage.fleet.report("p", EngineLoad(running=2, waiting=1))
+    assert stage.column("streams", "p") == 0
+    assert stage.column("waiting", "p") == 1 + 2
+    assert stage.column("queued_prefill_tokens", "p") > 200
+
+
+def test_memory_that_a_worker_reports_in_use_is_not_ours_to_promise(stage: Stage) -> None:
+    stage.join("a")
+    stage.fleet.report("a", EngineLoad(kv_usage=0.5))
+    assert stage.column("reserved_kv_tokens", "a") == 200
+    stage.commit(ask("1", tokens=20), "a")
+    assert stage.column("reserved_kv_tokens", "a") == 200 + 20 + 4
+
+
+def test_a_worker_that_is_gone_takes_its_report_along(stage: Stage) -> None:
+    stage.join("a", "b")
+    stage.fleet.workers["a"].legs["0"] = "0"
+    stage.fleet.report("a", EngineLoad(running=9))
+    stage.fleet.remove("a")
+    stage.fleet.workers["b"].legs["1"] = "1"
+    stage.fleet.report("b", EngineLoad(running=2))
+    stage.commit(ask("2"), "b")
+    # One stranger beside one of ours: our next one counts twice, on top of the stranger.
+    assert stage.column("streams", "b") == 1 + 2
+
+
+# -- rates -----------------------------------------------------------------------------------------
+
+
+def test_measured_rates_reach_all_ranks_of_their_worker_and_no_other(stage: Stage) -> None:
+    stage.join("a", "b", ranks=2)
+    for _ in range(50):
+        usage = Usage(prompt_tokens=1000, output_tokens=1)
+        stage.fleet.measured(Target("a", 1), usage, Timings(prefill_s=3.0))
+    seen = stage.look(ask())
+    took = seen.rates.prefill_fixed_s + 1000 * seen.rates.prefill_token_s
+    prior = Rates()
+    assert took[:2].tolist() == pytest.approx([3.0, 3.0], rel=0.05)
+    assert took[2:].tolist() == pytest.approx([prior.prefill_fixed_s + 1000 * prior.prefill_token_s] * 2)
+
+
+def test_steps_that_shared_the_worker_with_prompts_are_not_taken_for_slow_ones(stage: Stage) -> None:
+    """A stream decodes 100 steps of 5 ms while another prompt takes its share of the same seconds."""
+    stage.join("a")
+    prior = stage.look(ask()).rates
+    prompt_s = 2000 * float(prior.prefill_token_s[0])
+    for number in range(40):
+        stream, prompt = ask(f"s{number}"), ask(f"p{number}", tokens=2000)
+        streaming, computing = stage.commit(stream, "a"), stage.commit(prompt, "a")
+        stage.fleet.settle(streaming, Target("a"), streaming[Target("a")].prompt())
+        stage.fleet.settle(computing, Target("a"), computing[Target("a")].prompt())
+        usage, timings = Usage(21, output_tokens=101), Timings(decode_s=100 * 0.005 + prompt_s)
+        stage.fleet.measured(Target("a"), usage, timings, streaming)
+        for charges in (streaming, computing):
+            stage.fleet.settle(charges, Target("a"), replace(charges[Target("a")]))
+    rates = stage.look(ask()).rates
+    assert float(rates.step_fixed_s[0] + 2 * rates.step_stream_s[0]) == pytest.approx(0.005, rel=0.05)
+
+
+def test_a_worker_begins_at_the_roofline_of_its_hardware(stage: Stage, make_identity: MakeIdentity) -> None:
+    fast = replace(
+        make_identity("gpu"),
+        hardware=Hardware("H200", 1, 9.9e14, 4.8e12),
+        model_parameters=8 * 10**9,
+        model_bytes=16 * 10**9,
+    )
+    stage.fleet.add("gpu", fast, 0.0)
+    stage.join("cpu")
+    rates = stage.look(ask()).rates
+    assert float(rates.prefill_token_s[0]) < float(rates.prefill_token_s[1])

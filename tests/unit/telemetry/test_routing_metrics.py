@@ -1,0 +1,118 @@
+"""The series by which an operator sees what the index holds, how well, and what decisions were worth."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from kvasir.core.kv import KvState, KvStatus
+from kvasir.core.requests import SloClass, Usage
+from kvasir.native import TreeStats
+from kvasir.ports.router import RequestSummary, WorkerView
+from kvasir.telemetry.metrics import Metrics
+
+SLO = SloClass("chat", ttft_s=1.0, itl_s=0.05)
+GOOD = RequestSummary(
+    "r",
+    "m",
+    "ok",
+    arrival_s=10.0,
+    first_token_s=10.5,
+    finished_s=10.9,
+    decode_worker="d-0",
+    predicted_cached_tokens=48,
+    usage=Usage(prompt_tokens=100, cached_tokens=64, output_tokens=11),
+    slo=SLO,
+)
+
+
+@pytest.fixture
+def metrics() -> Metrics:
+    return Metrics(CollectorRegistry(), ["m"], ["chat"])
+
+
+def shown(metrics: Metrics) -> str:
+    return metrics.render().decode()
+
+
+def test_a_workers_cache_shows_its_state_blocks_and_resyncs(metrics: Metrics) -> None:
+    kv = KvStatus(
+        KvState.CATCHING_UP, "gap", since_s=0.0, blocks=70, predicted_blocks=7, resyncs=3, error_ratio=0.25
+    )
+    metrics.workers([WorkerView("w", "a", "decode", "ready", kv=kv)])
+    text = shown(metrics)
+    for line in (
+        'kvasir_worker_kv_state{pool="decode",state="catching_up",worker="w"} 1.0',
+        'kvasir_worker_kv_state{pool="decode",state="exact",worker="w"} 0.0',
+        'kvasir_worker_kv_blocks{kind="reported",pool="decode",worker="w"} 70.0',
+        'kvasir_worker_kv_blocks{kind="predicted",pool="decode",worker="w"} 7.0',
+        'kvasir_worker_kv_resyncs_total{pool="decode",worker="w"} 3.0',
+        'kvasir_worker_kv_error_ratio{pool="decode",worker="w"} 0.25',
+    ):
+        assert line in text
+    metrics.workers([])
+    assert 'worker="w"' not in shown(metrics)
+
+
+def test_a_worker_that_is_only_connecting_has_no_cache_series(metrics: Metrics) -> None:
+    metrics.workers([WorkerView("w", "a", "decode", "connecting")])
+    assert "kvasir_worker_kv_state{" not in shown(metrics)
+
+
+def test_the_index_is_read_at_scrape(metrics: Metrics) -> None:
+    assert "kvasir_index_" not in shown(metrics)
+    sizes = TreeStats(10, 4, 8, 3, 2, 0, expired=5, evicted=6, bytes=480)
+    metrics.track_index(lambda: sizes)
+    text = shown(metrics)
+    for line in (
+        "kvasir_index_blocks 10.0",
+        "kvasir_index_predicted_blocks 4.0",
+        "kvasir_index_names 8.0",
+        "kvasir_index_bytes 480.0",
+        "kvasir_index_expired_blocks_total 5.0",
+        "kvasir_index_evicted_blocks_total 6.0",
+    ):
+        assert line in text
+
+
+def test_a_decisions_duration_is_a_histogram_of_microseconds(metrics: Metrics) -> None:
+    metrics.decided(15e-6)
+    text = shown(metrics)
+    assert 'kvasir_decision_seconds_bucket{le="1e-05"} 0.0' in text
+    assert 'kvasir_decision_seconds_bucket{le="2e-05"} 1.0' in text
+
+
+def test_foreseen_against_found_is_a_share_of_the_prompt(metrics: Metrics) -> None:
+    metrics.request_finished(GOOD)
+    text = shown(metrics)
+    assert 'kvasir_cached_tokens_error_ratio_sum{model="m"} 0.16' in text
+    assert 'kvasir_cached_tokens_error_ratio_bucket{le="0.1",model="m"} 0.0' in text
+    assert 'kvasir_cached_tokens_error_ratio_bucket{le="0.25",model="m"} 1.0' in text
+
+
+@pytest.mark.parametrize(
+    ("summary", "met"),
+    [
+        (GOOD, "yes"),
+        (replace(GOOD, first_token_s=11.01, finished_s=11.1), "no"),
+        (replace(GOOD, finished_s=11.01), "no"),
+        (replace(GOOD, outcome="worker_lost"), "no"),
+        (replace(GOOD, outcome="queue_timeout", first_token_s=None), "no"),
+        (replace(GOOD, outcome="client_closed"), None),
+        (replace(GOOD, outcome="slow_reader"), None),
+    ],
+    ids=["in time", "late first token", "slow stream", "failed", "never served", "client left", "client cut"],
+)
+def test_a_service_level_is_met_or_missed_or_not_judged(
+    metrics: Metrics, summary: RequestSummary, met: str | None
+) -> None:
+    metrics.request_finished(summary)
+    lines = [line for line in shown(metrics).splitlines() if line.startswith("kvasir_slo_requests_total{")]
+    assert lines == ([] if met is None else [f'kvasir_slo_requests_total{{met="{met}",slo="chat"}} 1.0'])
+
+
+def test_a_class_that_is_not_the_deployments_never_becomes_a_label(metrics: Metrics) -> None:
+    metrics.request_finished(replace(GOOD, slo=SloClass("made-up", 1.0, 1.0)))
+    assert 'kvasir_slo_requests_total{met="yes",slo="other"} 1.0' in shown(metrics)
