@@ -12,6 +12,8 @@ EXTRA ?= cpu
 FILE ?=
 PORT ?=
 ARGS ?=
+TRACE ?=
+AZURE ?=
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -21,7 +23,7 @@ SOURCES := pyproject.toml setup.py $(wildcard platform/kvasir/native/src/*)
 UP_ARGS := $(if $(FILE),-f $(FILE)) $(if $(PORT),--port $(PORT)) $(ARGS)
 
 .PHONY: help install install-dev up down status test test-fast lint types arch fmt proto schema lock \
-	bench-foundation bench-edge clean
+	bench-foundation bench-edge bench-index bench-policies bench-parity clean
 
 help: ## list the targets
 	@echo "Kvasir. First: make up"
@@ -97,6 +99,16 @@ bench-foundation: install-dev ## measure start, memory, TTFT and throughput into
 
 bench-edge: install-dev ## measure the HTTP edge alone, in front of a scripted router
 	@$(BIN)/python -m load_tests.scenarios.edge
+
+bench-index: install-dev ## measure the prefix index and the decision, beside Dynamo's index
+	@$(BIN)/python -m load_tests.scenarios.index $(ARGS)
+
+bench-parity: install-dev ## compare foreseen prefix hits with those that real engines report
+	@$(BIN)/python -m load_tests.scenarios.parity $(ARGS)
+
+bench-policies: install-dev ## play a trace (TRACE=…) through every routing policy, in virtual time (minutes)
+	@test -n "$(TRACE)" || { echo "error: name the trace: make bench-policies TRACE=mooncake_conversation.jsonl" >&2; exit 2; }
+	@$(BIN)/python -m load_tests.scenarios.policies $(TRACE) $(if $(AZURE),--azure $(AZURE)) $(ARGS)
 
 clean: ## remove build outputs and caches (.venv stays; delete it to begin anew)
 	@rm -rf build *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
