@@ -16,7 +16,7 @@ from kvasir.core.identity import WorkerIdentity
 from kvasir.core.kv import KvSnapshotPart
 from kvasir.core.membership import Endpoint
 from kvasir.core.membership import Members as Snapshot
-from kvasir.core.messages import Draining, RouterMessage, WorkerMessage
+from kvasir.core.messages import Draining, RouterMessage, Serving, WorkerMessage
 from kvasir_router.machine_events import (
     Event,
     Step,
@@ -191,6 +191,11 @@ class Members:
         if isinstance(message, Draining):
             member.draining = message.reason
             self._feed(WorkerDraining(worker_id, message.reason))
+            self._show(worker_id, member)
+        elif isinstance(message, Serving):
+            member.draining = ""
+            if not member.left:
+                self._feed(WorkerRestored(worker_id))
             self._show(worker_id, member)
         else:
             self._feed(Step(worker_id, message))

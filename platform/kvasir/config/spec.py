@@ -7,34 +7,37 @@ before a process starts.
 
 from __future__ import annotations
 
-import ipaddress
-import re
-from typing import Annotated, Literal, Self
+from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
+from kvasir.config.spec_base import Name, Spec, is_loopback
+from kvasir.config.spec_edge import DiscoverySpec, GatewaySpec, TelemetrySpec
+from kvasir.config.spec_routing import HealthSpec, RoutingSpec, SloSpec
+from kvasir.config.spec_workers import TransferSpec, WorkerSpec
 from kvasir.core.requests import Role
 
-Name = Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$", max_length=40)]
+__all__ = [
+    "Deployment",
+    "DiscoverySpec",
+    "EngineSpec",
+    "GatewaySpec",
+    "HealthSpec",
+    "LoraSpec",
+    "ModelSpec",
+    "PoolSpec",
+    "RoutingSpec",
+    "SimSpec",
+    "SloSpec",
+    "SpeculativeSpec",
+    "TelemetrySpec",
+    "TransferSpec",
+    "WorkerSpec",
+    "is_loopback",
+]
 
-_COLLECTOR = re.compile(
-    r"(?:https?://)?(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9](?:[-A-Za-z0-9._]*[A-Za-z0-9])?):(\d{1,5})"
-)
 
-
-def is_loopback(host: str) -> bool:
-    """Whether what binds to `host` can be reached from this machine only."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
-
-
-class _Spec(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
-
-
-class ModelSpec(_Spec):
+class ModelSpec(Spec):
     """Which weights to serve, and under which name."""
 
     source: str = "kvasir-tiny"
@@ -56,7 +59,7 @@ class ModelSpec(_Spec):
         return self.served_name or self.source.rstrip("/").rsplit("/", 1)[-1]
 
 
-class LoraSpec(_Spec):
+class LoraSpec(Spec):
     """One LoRA adapter, served as a model of its own name."""
 
     name: Name
@@ -64,7 +67,7 @@ class LoraSpec(_Spec):
     rank: int = Field(default=8, ge=1, le=512)
 
 
-class SpeculativeSpec(_Spec):
+class SpeculativeSpec(Spec):
     """Speculative decoding by prompt look-up (n-gram), which needs no draft model."""
 
     method: Literal["ngram"] = "ngram"
@@ -80,7 +83,7 @@ class SpeculativeSpec(_Spec):
         return self
 
 
-class SimSpec(_Spec):
+class SimSpec(Spec):
     """Timing of the simulated engine; the defaults resemble a small model on a CPU."""
 
     prefill_tokens_per_s: float = Field(default=20_000.0, gt=0)
@@ -90,7 +93,7 @@ class SimSpec(_Spec):
     transfer_latency_s: float = Field(default=0.002, ge=0)
 
 
-class EngineSpec(_Spec):
+class EngineSpec(Spec):
     """How each replica of a pool runs the model."""
 
     kind: Literal["vllm", "sim"] = "vllm"
@@ -119,7 +122,7 @@ class EngineSpec(_Spec):
     sim: SimSpec = SimSpec()
 
 
-class PoolSpec(_Spec):
+class PoolSpec(Spec):
     """Replicas that do the same part of the work."""
 
     name: Name
@@ -135,169 +138,6 @@ class PoolSpec(_Spec):
     """GPUs reserved in Ray for each replica."""
 
 
-class TransferSpec(_Spec):
-    """How KV moves from prefill to decode."""
-
-    kind: Literal["nixl"] = "nixl"
-    host: str = "127.0.0.1"
-    """Address that the prefill worker's transfer agent binds and tells its peers."""
-    lease_s: float = Field(default=20.0, gt=0, le=600)
-    """How long a prefill worker keeps blocks that nobody pulled."""
-    timeout_s: float = Field(default=5.0, gt=0, le=600)
-    """A pull that takes longer has failed."""
-    on_failure: Literal["recompute", "fail"] = "recompute"
-    """What the decode worker does when KV did not arrive."""
-
-    @model_validator(mode="after")
-    def _pulled_while_leased(self) -> Self:
-        if self.timeout_s > self.lease_s:
-            raise ValueError(
-                f"timeout_s {self.timeout_s:g} exceeds lease_s {self.lease_s:g}: the blocks would be given "
-                "up while they are being pulled; lower timeout_s or raise lease_s"
-            )
-        return self
-
-
-class WorkerSpec(_Spec):
-    """The workers' session server."""
-
-    host: str = "127.0.0.1"
-    """Address to bind. Beyond loopback, a worker does not start without `session_token_file`."""
-    session_token_file: str | None = None
-    """Shared secret of routers and workers. `--token-file` of their processes wins over it, and `kvasir
-    up` makes one when it is unset."""
-    resume_window_s: float = Field(default=10.0, gt=0, le=300)
-    """How long a broken session is kept for its router to return."""
-    tail_messages: int = Field(default=4096, ge=64, le=1_000_000)
-    """Unacknowledged step batches kept per session."""
-    drain_s: float = Field(default=20.0, ge=0, le=3600)
-    """How long a worker that is being stopped lets its streams come to their end."""
-
-
-class RoutingSpec(_Spec):
-    """The router's policy, index and queue."""
-
-    policy: Literal[
-        "cost",
-        "round_robin",
-        "least_loaded",
-        "power_of_two",
-        "session",
-        "consistent_hash",
-        "prefix",
-        "dynamo",
-        "llm_d",
-        "sglang",
-        "mooncake",
-        "production_stack",
-    ] = "cost"
-    """`cost` weighs prefix hits, queues, transfers and batch sizes in seconds. The others are for
-    comparison and for those who want them: classics, and the published formulas of other routers."""
-    index_blocks: int = Field(default=10_000_000, ge=1024, le=100_000_000)
-    """Blocks the prefix index holds at most, counted once for each worker and tier that holds them; at
-    most 48 bytes of memory each. A worker that does not fit in is routed to by prediction."""
-    predicted_blocks: int = Field(default=1_000_000, ge=1024, le=100_000_000)
-    """How many of them may be predictions; beyond it the oldest are forgotten."""
-    predicted_ttl_s: float = Field(default=300.0, gt=0)
-    """How long the router believes that a worker still holds what it was sent, if the worker does not
-    report what it holds."""
-    decision_records: int = Field(default=4096, ge=0, le=1_000_000)
-    """Decisions kept for `kvasir explain`, the newest ones."""
-    queue_timeout_s: float = Field(default=60.0, gt=0)
-    """How long a request waits for a worker before 503."""
-    max_queue: int = Field(default=1024, ge=1)
-    """Requests that may wait for a worker; more are answered 503."""
-    max_in_flight: int = Field(default=4096, ge=1)
-    """Requests in the system at once; more are answered 503."""
-    max_retries: int = Field(default=2, ge=0, le=10)
-    """How often a request that has not emitted a token is started again elsewhere."""
-
-
-class SloSpec(_Spec):
-    """A service level that requests can ask for by name; the first one is the default."""
-
-    name: Name
-    ttft_s: float = Field(default=2.0, gt=0)
-    """Time to first token."""
-    itl_s: float = Field(default=0.1, gt=0)
-    """Time between two tokens."""
-
-
-class GatewaySpec(_Spec):
-    """The HTTP edge."""
-
-    host: str = "127.0.0.1"
-    """Address to bind. Beyond loopback, `api_keys_file` is required."""
-    port: int = Field(default=8000, ge=0, le=65535)
-    """0 takes a free port."""
-    api_keys_file: str | None = None
-    """One SHA-256 (hex) of an API key a line; `#` starts a comment. Unset: no key is asked for."""
-    max_body_bytes: int = Field(default=8 << 20, ge=1024)
-    max_header_bytes: int = Field(default=64 << 10, ge=1024)
-    header_timeout_s: float = Field(default=10.0, gt=0)
-    """Request line and headers must be complete this long after their first byte."""
-    body_timeout_s: float = Field(default=30.0, gt=0)
-    """The body must be complete this long after the headers."""
-    idle_timeout_s: float = Field(default=75.0, gt=0)
-    """How long a connection without a request is kept."""
-    max_connections: int = Field(default=4096, ge=1)
-    """More are answered 503 and closed."""
-    stream_buffer_bytes: int = Field(default=256 << 10, ge=4096)
-    """Output that may wait for a slow client; a stream that exceeds it is cut."""
-    drain_timeout_s: float = Field(default=30.0, ge=0)
-    """How long requests in flight may go on when the gateway stops."""
-    request_timeout_s: float = Field(default=600.0, gt=0)
-    """A request that takes longer in all is ended with 504."""
-    default_max_tokens: int = Field(default=256, ge=1)
-    """Output limit of a request that names none."""
-
-    @model_validator(mode="after")
-    def _guarded(self) -> Self:
-        if not is_loopback(self.host) and self.api_keys_file is None:
-            raise ValueError(
-                f"host {self.host} is open to the network: name an api_keys_file, or bind 127.0.0.1"
-            )
-        return self
-
-
-class TelemetrySpec(_Spec):
-    """Metrics are always served on the gateway at /metrics; traces are off by default."""
-
-    otlp_endpoint: str | None = None
-    """gRPC address of an OpenTelemetry collector, `host:port` or `http(s)://host:port`. Unset: no spans
-    are made."""
-    log_level: Literal["debug", "info", "warning", "error"] = "info"
-
-    @field_validator("otlp_endpoint")
-    @classmethod
-    def _reachable(cls, value: str | None) -> str | None:
-        if value is None:
-            return None
-        address = _COLLECTOR.fullmatch(value)
-        if address is None or not 0 < int(address[1]) <= 65535:
-            raise ValueError("host:port, http://host:port or https://host:port, as in localhost:4317")
-        return value
-
-
-class DiscoverySpec(_Spec):
-    """How the router finds workers."""
-
-    kind: Literal["ray", "static"] = "ray"
-    endpoints: tuple[str, ...] = ()
-    """For `static`: `pool=host:port`."""
-
-    @model_validator(mode="after")
-    def _consistent(self) -> Self:
-        if self.kind == "static" and not self.endpoints:
-            raise ValueError("static discovery needs endpoints, each `pool=host:port`")
-        for endpoint in self.endpoints:
-            pool, eq, address = endpoint.partition("=")
-            host, colon, port = address.rpartition(":")
-            if not (pool and eq and host and colon and port.isdigit()):
-                raise ValueError(f"endpoint {endpoint!r} is not `pool=host:port`")
-        return self
-
-
 def _default_pools() -> tuple[PoolSpec, ...]:
     return (
         PoolSpec(name="prefill", role=Role.PREFILL),
@@ -305,7 +145,7 @@ def _default_pools() -> tuple[PoolSpec, ...]:
     )
 
 
-class Deployment(_Spec):
+class Deployment(Spec):
     """The whole of `kvasir.yaml`. `Deployment()` is the embedded default."""
 
     version: Literal["kvasir/v1"] = "kvasir/v1"

@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields
 from kvasir.core.golden import GoldenPrompt, golden_conflicts
 from kvasir.core.requests import Role
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 HASH_VERSION = 2
 
 

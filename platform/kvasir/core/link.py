@@ -12,7 +12,17 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from kvasir.core.errors import ProtocolError
-from kvasir.core.messages import Abort, Draining, Goodbye, ReleaseLeases, RouterMessage, Submit, WorkerMessage
+from kvasir.core.messages import (
+    Abort,
+    Draining,
+    Goodbye,
+    ReleaseLeases,
+    RouterMessage,
+    Serving,
+    SetDraining,
+    Submit,
+    WorkerMessage,
+)
 from kvasir.core.requests import Delta, EngineRequest
 
 P = TypeVar("P")
@@ -192,9 +202,9 @@ def payload_bytes(message: RouterMessage | WorkerMessage) -> int:
             return _MESSAGE_BYTES + sum(map(_request_bytes, requests))
         case Abort(request_ids=ids) | ReleaseLeases(lease_ids=ids):
             return _MESSAGE_BYTES + sum(4 + _text_bytes(one) for one in ids)
-        case Goodbye():
+        case Goodbye() | Serving():
             return _MESSAGE_BYTES
-        case Draining(reason=reason):
+        case Draining(reason=reason) | SetDraining(reason=reason):
             return _MESSAGE_BYTES + _text_bytes(reason)
         case _:
             load = 4 * _MESSAGE_BYTES if message.load is not None else 0

@@ -76,8 +76,23 @@ class Draining:
     grace_s: float
 
 
-RouterMessage = Submit | Abort | ReleaseLeases | Goodbye
-WorkerMessage = StepBatch | Draining
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """The worker takes legs again."""
+
+
+@dataclass(frozen=True, slots=True)
+class SetDraining:
+    """An operator wants the worker to drain, or to serve again: it tells all its routers. One that is being
+    stopped goes on draining."""
+
+    draining: bool
+    reason: str = ""
+    grace_s: float = 0.0
+
+
+RouterMessage = Submit | Abort | ReleaseLeases | Goodbye | SetDraining
+WorkerMessage = StepBatch | Draining | Serving
 
 
 @dataclass(frozen=True, slots=True)

@@ -93,12 +93,25 @@ class KvHandoff:
 
 
 @dataclass(frozen=True, slots=True)
+class Continuation:
+    """A leg that goes on where a lost worker stopped: the last `output_tokens` of its tokens are output that
+    the client has, whose text so far has `text_length` characters."""
+
+    output_tokens: int
+    text_length: int
+
+
+@dataclass(frozen=True, slots=True)
 class EngineRequest:
     """One leg of one request, as an engine runs it.
 
     `request_id` is unique on its worker for the life of the session. `tokens` are the prompt's ids.
     A DECODE leg carries `handoff`; a PREFILL leg generates one token, which is discarded, and its
     last delta carries a handoff. `data_parallel_rank` None lets the engine choose.
+
+    With a `continuation`, limits, penalties and stop strings of `sampling` (which is the request's own) count
+    the output among `tokens` as output, the first delta's offset is its length, and text begins where the
+    client's ends. Usage counts what this leg computes: all of `tokens` as prompt, and its own output.
     """
 
     request_id: str
@@ -111,6 +124,7 @@ class EngineRequest:
     priority: int = 0
     data_parallel_rank: int | None = None
     trace_context: str = ""
+    continuation: Continuation | None = None
 
 
 @dataclass(frozen=True, slots=True)

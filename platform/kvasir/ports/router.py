@@ -66,6 +66,21 @@ class RequestSummary:
 
 
 @dataclass(frozen=True, slots=True)
+class HealthView:
+    """How a worker answers. `state`: healthy, slow_start, ejected, probing, silent; `reason` says why it is
+    not healthy, `for_s` how much longer that lasts if nothing happens (0: not known). `share` is the part of
+    its peers' load that it may have, `ejections` how often it was ejected. `panic`: its pool is used as a
+    whole, since too much of it looks bad."""
+
+    state: str = "healthy"
+    reason: str = ""
+    for_s: float = 0.0
+    share: float = 1.0
+    ejections: int = 0
+    panic: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerView:
     """A worker as the router sees it. `state`: connecting, ready, interrupted, draining, refused.
     `reason` says why it is not ready."""
@@ -79,6 +94,7 @@ class WorkerView:
     load: EngineLoad | None = None
     in_flight: int = 0
     kv: KvStatus | None = None
+    health: HealthView = HealthView()
 
 
 @dataclass(frozen=True, slots=True)

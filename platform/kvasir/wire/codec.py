@@ -24,6 +24,8 @@ from kvasir.core.messages import (
     ReleaseLeases,
     RouterFrame,
     RouterMessage,
+    Serving,
+    SetDraining,
     Submit,
     Welcome,
     WorkerFrame,
@@ -149,6 +151,11 @@ def _encode_router_payload(payload: RouterMessage | None, frame: Any) -> None:
             frame.release_leases.lease_ids.extend(ids)
         case Goodbye():
             frame.goodbye.SetInParent()
+        case SetDraining(draining=draining, reason=reason, grace_s=grace_s):
+            frame.set_draining.SetInParent()
+            frame.set_draining.draining = draining
+            frame.set_draining.reason = reason
+            frame.set_draining.grace_s = grace_s
         case None:
             frame.SetInParent()
 
@@ -163,6 +170,9 @@ def _decode_router_payload(frame: Any) -> RouterMessage | None:
             return ReleaseLeases(tuple(frame.release_leases.lease_ids))
         case "goodbye":
             return Goodbye()
+        case "set_draining":
+            wish = frame.set_draining
+            return SetDraining(wish.draining, wish.reason, wish.grace_s)
     return None
 
 
@@ -174,6 +184,8 @@ def _encode_worker_payload(payload: WorkerMessage | None, frame: Any) -> None:
             frame.draining.SetInParent()
             frame.draining.reason = reason
             frame.draining.grace_s = grace_s
+        case Serving():
+            frame.serving.SetInParent()
         case None:
             frame.SetInParent()
 
@@ -184,6 +196,8 @@ def _decode_worker_payload(frame: Any) -> WorkerMessage | None:
             return decode_step_batch(frame.step_batch)
         case "draining":
             return Draining(frame.draining.reason, frame.draining.grace_s)
+        case "serving":
+            return Serving()
     return None
 
 

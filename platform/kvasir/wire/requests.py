@@ -14,6 +14,7 @@ from typing import Any
 from kvasir.core.errors import ProtocolError
 from kvasir.core.kv import KvBatch
 from kvasir.core.requests import (
+    Continuation,
     Delta,
     EngineLoad,
     EngineRequest,
@@ -139,6 +140,23 @@ def _decode_handoff(owner: Any) -> KvHandoff | None:
     return KvHandoff(lease_id=m.lease_id, fence=m.fence, ttl_s=m.ttl_s, blocks=m.blocks, ticket=m.ticket)
 
 
+def _encode_continuation(continuation: Continuation | None) -> Any:
+    if continuation is None:
+        return None
+    return pb.Continuation(output_tokens=continuation.output_tokens, text_length=continuation.text_length)
+
+
+def _decode_continuation(owner: Any, tokens: int) -> Continuation | None:
+    if not owner.HasField("continuation"):
+        return None
+    m = owner.continuation
+    if m.output_tokens >= tokens:
+        raise ProtocolError(
+            f"continuation: {m.output_tokens} of {tokens} tokens are output, and no prompt is left"
+        )
+    return Continuation(m.output_tokens, m.text_length)
+
+
 def encode_request(request: EngineRequest) -> Any:
     """One leg as `EngineRequest`."""
     return pb.EngineRequest(
@@ -152,16 +170,19 @@ def encode_request(request: EngineRequest) -> Any:
         priority=request.priority,
         data_parallel_rank=request.data_parallel_rank,
         trace_context=request.trace_context,
+        continuation=_encode_continuation(request.continuation),
     )
 
 
 def decode_request(m: Any) -> EngineRequest:
-    """One leg. Raises ProtocolError for malformed tokens, an unknown leg or missing sampling."""
+    """One leg. Raises ProtocolError for malformed tokens, an unknown leg, missing sampling, or a continuation
+    without a prompt."""
     if not m.request_id or not m.HasField("sampling"):
         raise ProtocolError("a request needs request_id and sampling")
+    tokens = decode_tokens(m.tokens)
     return EngineRequest(
         request_id=m.request_id,
-        tokens=decode_tokens(m.tokens),
+        tokens=tokens,
         sampling=_decode_sampling(m.sampling),
         leg=decode_enum(_LEG, m.leg, "leg"),
         handoff=_decode_handoff(m),
@@ -170,6 +191,7 @@ def decode_request(m: Any) -> EngineRequest:
         priority=m.priority,
         data_parallel_rank=_optional(m, "data_parallel_rank"),
         trace_context=m.trace_context,
+        continuation=_decode_continuation(m, len(tokens)),
     )
 
 

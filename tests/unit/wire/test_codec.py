@@ -18,11 +18,14 @@ from kvasir.core.messages import (
     Hello,
     ReleaseLeases,
     RouterFrame,
+    Serving,
+    SetDraining,
     Submit,
     Welcome,
     WorkerFrame,
 )
 from kvasir.core.requests import (
+    Continuation,
     Delta,
     EngineLoad,
     EngineRequest,
@@ -91,6 +94,12 @@ REQUEST = st.builds(
     priority=I64,
     data_parallel_rank=st.none() | U32,
     trace_context=TEXT,
+) | st.builds(
+    EngineRequest,
+    request_id=IDENT,
+    tokens=st.lists(U32, min_size=3, max_size=8).map(token_ids),
+    sampling=SAMPLING,
+    continuation=st.builds(Continuation, output_tokens=st.integers(0, 2), text_length=U32),
 )
 DELTA = st.builds(
     Delta,
@@ -133,10 +142,14 @@ ROUTER_FRAME = st.builds(
     | st.builds(Submit, tuples(REQUEST))
     | st.builds(Abort, tuples(TEXT))
     | st.builds(ReleaseLeases, tuples(TEXT))
-    | st.builds(Goodbye),
+    | st.builds(Goodbye)
+    | st.builds(SetDraining, st.booleans(), TEXT, REAL),
 )
 WORKER_FRAME = st.builds(
-    WorkerFrame, seq=U64, ack=U64, payload=st.none() | BATCH | st.builds(Draining, TEXT, REAL)
+    WorkerFrame,
+    seq=U64,
+    ack=U64,
+    payload=st.none() | BATCH | st.builds(Draining, TEXT, REAL) | st.builds(Serving),
 )
 HELLO = st.builds(Hello, router_id=TEXT, session_id=TEXT, received_seq=U64, protocol_version=U32)
 LAYOUT = st.builds(

@@ -94,8 +94,16 @@ class KvHandoff(_message.Message):
     ticket: bytes
     def __init__(self, lease_id: _Optional[str] = ..., fence: _Optional[int] = ..., ttl_s: _Optional[float] = ..., blocks: _Optional[int] = ..., ticket: _Optional[bytes] = ...) -> None: ...
 
+class Continuation(_message.Message):
+    __slots__ = ("output_tokens", "text_length")
+    OUTPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TEXT_LENGTH_FIELD_NUMBER: _ClassVar[int]
+    output_tokens: int
+    text_length: int
+    def __init__(self, output_tokens: _Optional[int] = ..., text_length: _Optional[int] = ...) -> None: ...
+
 class EngineRequest(_message.Message):
-    __slots__ = ("request_id", "tokens", "sampling", "leg", "handoff", "adapter", "salt", "priority", "data_parallel_rank", "trace_context")
+    __slots__ = ("request_id", "tokens", "sampling", "leg", "handoff", "adapter", "salt", "priority", "data_parallel_rank", "trace_context", "continuation")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
@@ -106,6 +114,7 @@ class EngineRequest(_message.Message):
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
     DATA_PARALLEL_RANK_FIELD_NUMBER: _ClassVar[int]
     TRACE_CONTEXT_FIELD_NUMBER: _ClassVar[int]
+    CONTINUATION_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     tokens: bytes
     sampling: Sampling
@@ -116,7 +125,8 @@ class EngineRequest(_message.Message):
     priority: int
     data_parallel_rank: int
     trace_context: str
-    def __init__(self, request_id: _Optional[str] = ..., tokens: _Optional[bytes] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., leg: _Optional[_Union[Leg, str]] = ..., handoff: _Optional[_Union[KvHandoff, _Mapping]] = ..., adapter: _Optional[str] = ..., salt: _Optional[str] = ..., priority: _Optional[int] = ..., data_parallel_rank: _Optional[int] = ..., trace_context: _Optional[str] = ...) -> None: ...
+    continuation: Continuation
+    def __init__(self, request_id: _Optional[str] = ..., tokens: _Optional[bytes] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., leg: _Optional[_Union[Leg, str]] = ..., handoff: _Optional[_Union[KvHandoff, _Mapping]] = ..., adapter: _Optional[str] = ..., salt: _Optional[str] = ..., priority: _Optional[int] = ..., data_parallel_rank: _Optional[int] = ..., trace_context: _Optional[str] = ..., continuation: _Optional[_Union[Continuation, _Mapping]] = ...) -> None: ...
 
 class TokenLogprob(_message.Message):
     __slots__ = ("token_id", "token", "logprob")

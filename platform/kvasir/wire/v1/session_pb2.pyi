@@ -79,30 +79,48 @@ class Draining(_message.Message):
     grace_s: float
     def __init__(self, reason: _Optional[str] = ..., grace_s: _Optional[float] = ...) -> None: ...
 
+class Serving(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class SetDraining(_message.Message):
+    __slots__ = ("draining", "reason", "grace_s")
+    DRAINING_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    GRACE_S_FIELD_NUMBER: _ClassVar[int]
+    draining: bool
+    reason: str
+    grace_s: float
+    def __init__(self, draining: _Optional[bool] = ..., reason: _Optional[str] = ..., grace_s: _Optional[float] = ...) -> None: ...
+
 class RouterFrame(_message.Message):
-    __slots__ = ("seq", "ack", "submit", "abort", "release_leases", "goodbye")
+    __slots__ = ("seq", "ack", "submit", "abort", "release_leases", "goodbye", "set_draining")
     SEQ_FIELD_NUMBER: _ClassVar[int]
     ACK_FIELD_NUMBER: _ClassVar[int]
     SUBMIT_FIELD_NUMBER: _ClassVar[int]
     ABORT_FIELD_NUMBER: _ClassVar[int]
     RELEASE_LEASES_FIELD_NUMBER: _ClassVar[int]
     GOODBYE_FIELD_NUMBER: _ClassVar[int]
+    SET_DRAINING_FIELD_NUMBER: _ClassVar[int]
     seq: int
     ack: int
     submit: Submit
     abort: Abort
     release_leases: ReleaseLeases
     goodbye: Goodbye
-    def __init__(self, seq: _Optional[int] = ..., ack: _Optional[int] = ..., submit: _Optional[_Union[Submit, _Mapping]] = ..., abort: _Optional[_Union[Abort, _Mapping]] = ..., release_leases: _Optional[_Union[ReleaseLeases, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ...) -> None: ...
+    set_draining: SetDraining
+    def __init__(self, seq: _Optional[int] = ..., ack: _Optional[int] = ..., submit: _Optional[_Union[Submit, _Mapping]] = ..., abort: _Optional[_Union[Abort, _Mapping]] = ..., release_leases: _Optional[_Union[ReleaseLeases, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., set_draining: _Optional[_Union[SetDraining, _Mapping]] = ...) -> None: ...
 
 class WorkerFrame(_message.Message):
-    __slots__ = ("seq", "ack", "step_batch", "draining")
+    __slots__ = ("seq", "ack", "step_batch", "draining", "serving")
     SEQ_FIELD_NUMBER: _ClassVar[int]
     ACK_FIELD_NUMBER: _ClassVar[int]
     STEP_BATCH_FIELD_NUMBER: _ClassVar[int]
     DRAINING_FIELD_NUMBER: _ClassVar[int]
+    SERVING_FIELD_NUMBER: _ClassVar[int]
     seq: int
     ack: int
     step_batch: _requests_pb2.StepBatch
     draining: Draining
-    def __init__(self, seq: _Optional[int] = ..., ack: _Optional[int] = ..., step_batch: _Optional[_Union[_requests_pb2.StepBatch, _Mapping]] = ..., draining: _Optional[_Union[Draining, _Mapping]] = ...) -> None: ...
+    serving: Serving
+    def __init__(self, seq: _Optional[int] = ..., ack: _Optional[int] = ..., step_batch: _Optional[_Union[_requests_pb2.StepBatch, _Mapping]] = ..., draining: _Optional[_Union[Draining, _Mapping]] = ..., serving: _Optional[_Union[Serving, _Mapping]] = ...) -> None: ...

@@ -1,0 +1,64 @@
+"""The deployment spec's part about workers: their session server and how KV moves between them."""
+
+from __future__ import annotations
+
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from kvasir.config.spec_base import Spec
+
+
+class TransferSpec(Spec):
+    """How KV moves from prefill to decode."""
+
+    kind: Literal["nixl"] = "nixl"
+    host: str = "127.0.0.1"
+    """Address that the prefill worker's transfer agent binds and tells its peers."""
+    lease_s: float = Field(default=20.0, gt=0, le=600)
+    """How long a prefill worker keeps blocks that nobody pulled."""
+    timeout_s: float = Field(default=5.0, gt=0, le=600)
+    """A pull that takes longer has failed."""
+    on_failure: Literal["recompute", "fail"] = "recompute"
+    """What the decode worker does when KV did not arrive."""
+
+    @model_validator(mode="after")
+    def _pulled_while_leased(self) -> Self:
+        if self.timeout_s > self.lease_s:
+            raise ValueError(
+                f"timeout_s {self.timeout_s:g} exceeds lease_s {self.lease_s:g}: the blocks would be given "
+                "up while they are being pulled; lower timeout_s or raise lease_s"
+            )
+        return self
+
+
+class WorkerSpec(Spec):
+    """The workers' session server."""
+
+    host: str = "127.0.0.1"
+    """Address to bind. Beyond loopback, a worker does not start without `session_token_file`."""
+    session_token_file: str | None = None
+    """Shared secret of routers and workers. `--token-file` of their processes wins over it, and `kvasir
+    up` makes one when it is unset."""
+    resume_window_s: float = Field(default=10.0, gt=0, le=300)
+    """How long a broken session is kept for its router to return."""
+    tail_messages: int = Field(default=4096, ge=64, le=1_000_000)
+    """Unacknowledged step batches kept per session."""
+    drain_s: float = Field(default=20.0, ge=0, le=3600)
+    """How long a worker that is being stopped lets its streams come to their end."""
+    heartbeat_s: float = Field(default=0.5, gt=0, le=60)
+    """How often a worker that has nothing to say reports its load all the same, so that routers can tell
+    an idle worker from a frozen one."""
+    silence_s: float = Field(default=1.5, gt=0, le=300)
+    """A worker that says nothing for so long is given nothing new, and its connection is made anew."""
+    migrate_s: float = Field(default=0.5, ge=0, le=300)
+    """How long requests on a broken connection wait for it to come back before they go on elsewhere."""
+
+    @model_validator(mode="after")
+    def _heard_before_silent(self) -> Self:
+        if self.heartbeat_s * 2 > self.silence_s:
+            raise ValueError(
+                f"silence_s {self.silence_s:g} is less than two heartbeats of {self.heartbeat_s:g} s: idle "
+                "workers would be taken for frozen ones; raise silence_s or lower heartbeat_s"
+            )
+        return self
