@@ -58,6 +58,11 @@ def make_machine(
         max_queue=routing.max_queue,
         max_in_flight=routing.max_in_flight,
         max_retries=routing.max_retries,
+        max_migrations=routing.max_migrations,
+        migrate_s=deployment.worker.migrate_s,
+        retry_budget=routing.retry_budget,
+        hedge_after=routing.hedge_after,
+        hedge_min_s=routing.hedge_min_s,
         queue_timeout_s=routing.queue_timeout_s,
     )
     return RequestMachine(fleet, limits)
@@ -83,6 +88,7 @@ def make_router(
     limits = SessionLimits(
         link=LinkLimits(tail_messages=deployment.worker.tail_messages),
         resume_window_s=deployment.worker.resume_window_s,
+        silence_s=deployment.worker.silence_s,
     )
 
     def make_session(endpoint: Endpoint, on_event: Callable[[SessionEvent], None]) -> WorkerSession:

@@ -12,6 +12,7 @@ from array import array
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import replace
 
+from kvasir.config.spec import HealthSpec
 from kvasir.core.identity import WorkerIdentity
 from kvasir.core.kv import KvStatus
 from kvasir.core.requests import EngineLoad, Request, Role, Timings, Usage
@@ -29,6 +30,7 @@ from kvasir_router.columns import (
     Selection,
 )
 from kvasir_router.decide.rates import RateBook
+from kvasir_router.health import Health
 from kvasir_router.index import FleetIndex, IndexMode
 from kvasir_router.reconcile import Reconciler
 from kvasir_router.records import Decided, DecisionLog
@@ -62,9 +64,11 @@ class Fleet:
         expected_output_tokens: int,
         index_modes: Mapping[str, IndexMode] | None = None,
         decisions: DecisionLog | None = None,
+        health: HealthSpec | None = None,
     ) -> None:
         self.workers: dict[str, Worker] = {}
         self.index = index
+        self.health = Health(health or HealthSpec())
         self._policy = policy
         self._rates = rates
         self._hash_blocks = hash_blocks
@@ -110,7 +114,14 @@ class Fleet:
         self._own_at_reports -= worker.own_at_report
         return worker
 
-    def mark(self, worker_id: str, *, interrupted: bool | None = None, draining: str | None = None) -> None:
+    def mark(
+        self,
+        worker_id: str,
+        *,
+        interrupted: bool | None = None,
+        draining: str | None = None,
+        now: float | None = None,
+    ) -> None:
         """Whether new work may be sent to a worker, in the words of Worker; None leaves it as it is."""
         worker = self.workers[worker_id]
         worker.interrupted = worker.interrupted if interrupted is None else interrupted
@@ -128,6 +139,14 @@ class Fleet:
         for place in self._columns.of_worker(worker_id):
             place.unreported = Work()
             self._refresh(place)
+
+    def succeeded(self, worker_id: str, now: float, slowness: float | None = None) -> None:
+        """A leg on the worker gave its first token; see Health."""
+        self.health.succeeded(worker_id, now, slowness)
+
+    def failed(self, worker_id: str, code: str, now: float) -> None:
+        """A leg failed by the worker's fault."""
+        self.health.failed(worker_id, code, now)
 
     def accepts(self, worker_id: str) -> bool:
         """Whether a new leg may be sent there."""

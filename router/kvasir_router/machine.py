@@ -2,7 +2,8 @@
 
     queued ──▶ prefilling ──▶ decoding ──▶ ended        (aggregated: queued ──▶ decoding)
       ▲             │             │
-      └── the leg was lost or failed before a token reached the client: again elsewhere, `max_retries` times
+      └── the leg failed, its worker was lost, or nothing came of it in time: elsewhere, from what the client
+          has (see kvasir_router.continuation)
 
 `handle(event, now)` changes the state and returns what is to be done about it. It reads no clock and
 waits for nothing, so that production, tests under virtual time and trace replay run the same decisions.
@@ -12,21 +13,19 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from kvasir.core.errors import CapacityError, KvasirError, RequestError, UpstreamError
+from kvasir.core.errors import CapacityError, RequestError
 from kvasir.core.identity import WorkerIdentity
 from kvasir.core.requests import Delta, KvHandoff, Leg, Request, StepBatch
 from kvasir.ports.routing import Plan, Target
 from kvasir_router.fleet import Fleet, Worker
 from kvasir_router.machine_checks import check_limits, check_requests, check_work
+from kvasir_router.machine_elsewhere import Elsewhere
+from kvasir_router.machine_ends import Ends
 from kvasir_router.machine_events import (
     Arrived,
     Cancelled,
     Effect,
-    Emit,
     Event,
-    Fail,
-    Finish,
-    Gone,
     MembershipEvent,
     ShuttingDown,
     SnapshotEnded,
@@ -49,10 +48,14 @@ from kvasir_router.machine_state import (
     Timers,
     broken_stream,
     error_of,
+    not_repeated,
     waited_for_nothing,
 )
 
 __all__ = ["MachineLimits", "RequestMachine"]
+
+SHORTEST_TTFT_S = 0.02
+"""Predictions below this say nothing of how slow a worker is: the loop's own grain is of their size."""
 
 
 class RequestMachine:
@@ -69,6 +72,10 @@ class RequestMachine:
         self._closing = False
         self._out: list[Effect] = []
         self._legs = Legs(fleet, self._out, ghost_ttl_s=limits.ghost_ttl_s)
+        self._ends = Ends(fleet, self._legs, limits, out=self._out, flights=self._flights, queue=self._queue)
+        self._elsewhere = Elsewhere(
+            fleet, self._legs, self._ends, limits, flights=self._flights, plan=self._plan, route=self._route
+        )
 
     @property
     def in_flight(self) -> int:
@@ -87,8 +94,13 @@ class RequestMachine:
 
     def next_wakeup(self) -> float | None:
         """When a Tick is due, on the same clock as `now`; None when nothing waits for time."""
-        timer, index = self._timers.next(), self.fleet.index.next_due()
-        return timer if index is None or (timer is not None and timer <= index) else index
+        due = (
+            self._timers.next(),
+            self.fleet.index.next_due(),
+            self.fleet.health.next_due(),
+            self._elsewhere.next_due(),
+        )
+        return min((when for when in due if when is not None), default=None)
 
     def handle(self, event: Event, now: float) -> list[Effect]:
         """Take in one event. Raises, for Arrived only and then without any change, CapacityError
@@ -124,9 +136,9 @@ class RequestMachine:
             case WorkerReady(worker_id, identity):
                 self._ready(worker_id, identity, now)
             case WorkerLost(worker_id, reason):
-                self._lost(worker_id, reason, now)
+                self._elsewhere.lost(worker_id, reason, now)
             case WorkerInterrupted(worker_id) if known:
-                self.fleet.mark(worker_id, interrupted=True)
+                self._elsewhere.interrupted(worker_id, now)
             case WorkerDraining(worker_id, reason) if known:
                 self.fleet.mark(worker_id, draining=reason)
             case WorkerRestored(worker_id) if known:
@@ -145,6 +157,7 @@ class RequestMachine:
         if len(self._flights) >= self._limits.max_in_flight:
             raise CapacityError(f"{len(self._flights)} requests are in flight, the most allowed")
         flight = Flight(request)
+        self._ends.budget.deposit()
         plan = self._plan(flight, now)
         if plan is None and len(self._queue) >= self._limits.max_queue:
             raise CapacityError(f"{len(self._queue)} requests wait, the most allowed", code="queue_full")
@@ -158,10 +171,18 @@ class RequestMachine:
             self._start(flight, plan, now)
 
     def _plan(self, flight: Flight, now: float, prefilled_on: Target | None = None) -> Plan | None:
-        flight.hashes = flight.hashes or self.fleet.hashes(flight.request)
+        flight.hashes = flight.hashes or self.fleet.hashes(flight.current)
         return self.fleet.plan(
-            flight.request, flight.hashes, now, avoid=flight.avoid, prefilled_on=prefilled_on
+            flight.current, flight.hashes, now, avoid=flight.avoid, prefilled_on=prefilled_on
         )
+
+    def _route(self, flight: Flight, now: float) -> None:
+        """Start a request that holds nothing, or have it wait."""
+        plan = self._plan(flight, now)
+        if plan is None:
+            self._enqueue(flight, now)
+        else:
+            self._start(flight, plan, now)
 
     def _enqueue(self, flight: Flight, now: float) -> None:
         flight.queued_until = now + self._limits.queue_timeout_s
@@ -183,14 +204,19 @@ class RequestMachine:
 
     def _start(self, flight: Flight, plan: Plan, now: float) -> None:
         flight.plan = plan
-        flight.routed_s = now
-        flight.charges = self.fleet.commit(flight.request, flight.hashes, plan, now)
+        flight.started_s = now
+        flight.routed_s = now if flight.routed_s is None else flight.routed_s
+        flight.charges = self.fleet.commit(flight.current, flight.hashes, plan, now)
         if plan.prefill is None:
             flight.phase = Phase.DECODING
             self._legs.submit(flight, Leg.FULL, plan.decode)
         else:
             flight.phase = Phase.PREFILLING
             self._legs.submit(flight, Leg.PREFILL, plan.prefill)
+        if self._limits.hedge_after and plan.predicted_ttft_s and not flight.hedged:
+            patience = max(self._limits.hedge_min_s, self._limits.hedge_after * plan.predicted_ttft_s)
+            flight.hedge_at = now + patience
+            self._timers.set(flight.hedge_at, flight.request.request_id)
 
     # -- what workers say ------------------------------------------------------------------------
 
@@ -209,8 +235,7 @@ class RequestMachine:
             flight = self._flights[request_id]
             if flight.continues(delta):
                 # Nearly every delta: the checks below, in one look.
-                flight.emitted[delta.index].extend(delta.token_ids)
-                self._emit(flight, delta)
+                self._ends.emit(flight, delta)
             elif flight.phase is Phase.PREFILLING:
                 self._prefill_delta(flight, worker, delta, now)
             else:
@@ -225,9 +250,9 @@ class RequestMachine:
         if delta.handoff is not None:
             flight.lease = HeldLease(worker.worker_id, delta.handoff.lease_id)
         if delta.finish in FAILED or delta.handoff is None:
-            self._again_or_fail(flight, error_of(delta), worker.worker_id, now)
+            self._elsewhere.again_or_fail(flight, error_of(delta), worker.worker_id, now)
             return
-        flight.prefill_done_s = now
+        flight.prefill_done_s = now if flight.prefill_done_s is None else flight.prefill_done_s
         flight.prefill_usage = delta.usage
         if delta.usage is not None and delta.timings is not None:
             self.fleet.measured(target, delta.usage, delta.timings, flight.charges)
@@ -246,34 +271,49 @@ class RequestMachine:
         if plan is None or plan.prefill != source:
             self._legs.release(flight)
             flight.forget_attempt()
-            self._route_or_wait(flight, now)
+            self._route(flight, now)
             return
         flight.plan = replace(planned, decode=plan.decode)
-        flight.charges = self.fleet.commit(flight.request, flight.hashes, plan, now)
+        flight.charges = self.fleet.commit(flight.current, flight.hashes, plan, now)
         self._hand_over(flight, source, handoff, now)
 
     def _decode_delta(self, flight: Flight, worker: Worker, delta: Delta, now: float) -> None:
         self._legs.release(flight)
         if delta.finish in FAILED:
             self._stop(flight, ended=delta.last, now=now)
-            self._again_or_fail(flight, error_of(delta), worker.worker_id, now)
+            self._elsewhere.again_or_fail(flight, error_of(delta), worker.worker_id, now)
             return
         fault = flight.fault(delta)
         if fault is not None:
             self._stop(flight, ended=delta.last, now=now)
-            self._fail(flight, broken_stream(worker.worker_id, fault), now)
+            self._ends.fail(flight, broken_stream(worker.worker_id, fault), now)
             return
         if not flight.streaming and (delta.token_ids or delta.text or delta.finish is not None):
-            flight.streaming = True
-            flight.first_token_s = now
-            self._legs.prefilled(flight, running(flight).target, now, leaves=False)
-        flight.emitted[delta.index].extend(delta.token_ids)
-        if delta.finish is not None:
-            flight.finished.add(delta.index)
+            self._first_token(flight, now)
+        if flight.replay is not None:
+            fault = flight.replay.fault(delta)
+            if fault is not None:
+                self._stop(flight, ended=delta.last, now=now)
+                self._ends.fail(flight, not_repeated(flight.last_error, fault), now)
+                return
+            delta = flight.replay.rest(delta)
         if delta.last:
-            self._finish(flight, delta, now)
-        else:
-            self._emit(flight, delta)
+            self._ends.finish(flight, delta, now)
+        elif delta.token_ids or delta.text or delta.finish is not None:
+            self._ends.emit(flight, delta)
+
+    def _first_token(self, flight: Flight, now: float) -> None:
+        """The running leg has said something."""
+        flight.streaming = True
+        flight.hedge_at = None
+        flight.first_token_s = now if flight.first_token_s is None else flight.first_token_s
+        target, plan = running(flight).target, flight.planned
+        self._legs.prefilled(flight, target, now, leaves=False)
+        slowness = None
+        if plan.predicted_ttft_s:
+            slowness = (now - flight.started_s) / max(plan.predicted_ttft_s, SHORTEST_TTFT_S)
+        for worker_id in {target.worker_id, plan.prefill_target.worker_id}:
+            self.fleet.succeeded(worker_id, now, slowness)
 
     def _stop(self, flight: Flight, *, ended: bool, now: float) -> None:
         if ended:
@@ -281,51 +321,23 @@ class RequestMachine:
         else:
             self._legs.stop(flight, now)
 
-    def _emit(self, flight: Flight, delta: Delta) -> None:
-        request_id = flight.request.request_id
-        if delta.request_id != request_id:
-            delta = replace(delta, request_id=request_id)
-        self._out.append(Emit(request_id, delta))
-
-    def _finish(self, flight: Flight, delta: Delta, now: float) -> None:
-        target = self._legs.ended(flight).target
-        if delta.usage is not None:
-            flight.usage = flight.merged(delta.usage)
-            self.fleet.reconcile(flight.request, flight.planned, flight.usage, now)
-        if delta.timings is not None:
-            flight.timings = delta.timings
-            if delta.usage is not None:
-                self.fleet.measured(target, delta.usage, delta.timings, flight.charges)
-        self._emit(flight, replace(delta, usage=flight.usage, handoff=None))
-        self._remove(flight)
-        self._out.append(Finish(flight.request.request_id, flight.summary("ok", now)))
-
     # -- membership and time ---------------------------------------------------------------------
 
     def _ready(self, worker_id: str, identity: WorkerIdentity, now: float) -> None:
         known = self.fleet.workers.get(worker_id)
         if known is not None and known.identity != identity:
-            self._lost(worker_id, "replaced by another life of the worker", now)
+            self._elsewhere.lost(worker_id, "replaced by another life of the worker", now)
             known = None
         if known is None:
             self.fleet.add(worker_id, identity, now)
         else:
-            self.fleet.mark(worker_id, interrupted=False)
+            self._elsewhere.resumed(worker_id, now)
         self._start_queued(now)
-
-    def _lost(self, worker_id: str, reason: str, now: float) -> None:
-        worker = self.fleet.remove(worker_id)
-        if worker is None:
-            return
-        self._legs.lost(self._flights.values(), worker_id)
-        for request_id in worker.legs.values():
-            flight = self._flights[request_id]
-            flight.leg = None
-            error = UpstreamError(f"worker {worker_id} was lost: {reason}", code="worker_lost")
-            self._again_or_fail(flight, error, worker_id, now)
 
     def _tick(self, now: float) -> None:
         self._out += self.fleet.index.tick(now)
+        self.fleet.health.tick(now)
+        self._elsewhere.tick(now)
         for request_id in self._timers.due(now):
             flight = self._flights.get(request_id)
             if flight is not None:
@@ -335,65 +347,26 @@ class RequestMachine:
     def _check_time(self, flight: Flight, now: float) -> None:
         deadline = flight.request.deadline_s
         if deadline is not None and deadline <= now:
-            self._fail(flight, flight.overdue(now), now)
+            self._ends.fail(flight, flight.overdue(now), now)
         elif flight.queued_until is not None and flight.queued_until <= now:
             why = flight.last_error or self.fleet.missing() or "no worker serves this model"
-            self._fail(flight, waited_for_nothing(self._limits.queue_timeout_s, why), now)
+            self._ends.fail(flight, waited_for_nothing(self._limits.queue_timeout_s, why), now)
+        elif flight.hedge_at is not None and flight.hedge_at <= now:
+            self._elsewhere.hedge(flight, now)
 
     def _shut_down(self, now: float) -> None:
         self._closing = True
         for flight in list(self._flights.values()):
-            self._fail(flight, CapacityError("the router is stopping", code="shutting_down"), now)
+            self._ends.fail(flight, CapacityError("the router is stopping", code="shutting_down"), now)
 
     def _cancelled(self, request_id: str, outcome: str, now: float) -> None:
         flight = self._flights.get(request_id)
         if flight is not None:
-            self._drop(flight, now)
-            self._out.append(Gone(request_id, flight.summary(outcome, now)))
-
-    # -- ends ------------------------------------------------------------------------------------
-
-    def _again_or_fail(self, flight: Flight, error: KvasirError, worker_id: str, now: float) -> None:
-        """The leg is over and has failed on `worker_id`."""
-        self._legs.release(flight)
-        self._legs.discharge(flight)
-        flight.last_error = error
-        spent = flight.retries >= self._limits.max_retries
-        if flight.streaming or spent or isinstance(error, RequestError):
-            self._fail(flight, error, now)
-            return
-        flight.retries += 1
-        flight.avoid.add(worker_id)
-        flight.forget_attempt()
-        self._route_or_wait(flight, now)
-
-    def _route_or_wait(self, flight: Flight, now: float) -> None:
-        plan = self._plan(flight, now)
-        if plan is None:
-            self._enqueue(flight, now)
-        else:
-            self._start(flight, plan, now)
-
-    def _fail(self, flight: Flight, error: KvasirError, now: float) -> None:
-        self._drop(flight, now)
-        request_id = flight.request.request_id
-        self._out.append(Fail(request_id, error, flight.summary(error.code, now)))
-
-    def _drop(self, flight: Flight, now: float) -> None:
-        """End a request wherever it is."""
-        if flight.leg is not None:
-            self._legs.stop(flight, now)
-        self._remove(flight)
-
-    def _remove(self, flight: Flight) -> None:
-        self._legs.release(flight)
-        self._legs.discharge(flight)
-        self._queue.pop(flight.request.request_id, None)
-        del self._flights[flight.request.request_id]
+            self._ends.cancel(flight, outcome, now)
 
     def validate_state(self) -> None:
         """Raises AssertionError, naming what is wrong, unless every invariant holds."""
         check_requests(self._flights, self._queue, self._timers, self.fleet)
         check_work(self._flights, self.fleet)
-        check_limits(self._flights, self._limits.max_in_flight, self._limits.max_retries)
+        check_limits(self._flights, self._limits)
         self.fleet.index.check_integrity()

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from kvasir.ports.routing import Target
 from kvasir_router.fleet import Fleet
 from kvasir_router.invariants import require
-from kvasir_router.machine_state import Flight, Phase, Timers
+from kvasir_router.machine_state import Flight, MachineLimits, Phase, Timers
 from kvasir_router.work import Work
 
 
@@ -56,8 +56,11 @@ def check_work(flights: Mapping[str, Flight], fleet: Fleet) -> None:
     require(fleet.foreseen <= len(flights), "predictions of requests that have ended")
 
 
-def check_limits(flights: Mapping[str, Flight], max_in_flight: int, max_retries: int) -> None:
+def check_limits(flights: Mapping[str, Flight], limits: MachineLimits) -> None:
     """There are no more requests, and none of them began again more often, than is allowed."""
-    require(len(flights) <= max_in_flight, "too many requests in flight")
-    retries = max((flight.retries for flight in flights.values()), default=0)
-    require(retries <= max_retries, "too many retries")
+    require(len(flights) <= limits.max_in_flight, "too many requests in flight")
+    for flight in flights.values():
+        require(flight.retries <= limits.max_retries, "too many retries")
+        require(flight.migrations <= limits.max_migrations, "too many migrations")
+        starts = flight.retries + flight.migrations + flight.hedged
+        require(flight.attempts >= starts, "a start that was not counted")

@@ -30,9 +30,9 @@ class Legs:
 
     def submit(self, flight: Flight, kind: Leg, target: Target, handoff: KvHandoff | None = None) -> None:
         """Run a leg of the request at `target`."""
-        request = flight.request
+        request = flight.current
         worker = self._fleet.workers[target.worker_id]
-        leg_id = f"{request.request_id}~{flight.retries}" if flight.retries else request.request_id
+        leg_id = f"{request.request_id}~{flight.attempts}" if flight.attempts else request.request_id
         while leg_id in worker.legs or leg_id in worker.ghosts:
             leg_id += "~"
         worker.legs[leg_id] = request.request_id
@@ -48,6 +48,7 @@ class Legs:
             priority=request.priority,
             data_parallel_rank=target.rank if worker.identity.data_parallel_size > 1 else None,
             trace_context=request.trace_context,
+            continuation=None if kind is Leg.PREFILL else flight.continuation,
         )
         self._out.append(SubmitTo(target.worker_id, leg))
 

@@ -4,24 +4,31 @@ from __future__ import annotations
 
 import heapq
 from array import array
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from kvasir.core.errors import CapacityError, KvasirError, RequestError, UpstreamError
-from kvasir.core.requests import Delta, Leg, Request, Timings, Usage
+from kvasir.core.requests import Continuation, Delta, Leg, Request, Timings, Usage
 from kvasir.ports.router import RequestSummary
 from kvasir.ports.routing import Plan, Target, no_names
 from kvasir.telemetry.reasons import REASONS
+from kvasir_router.continuation import Output, Replay, Way, extended, way_on
 from kvasir_router.work import Charges
 
 
 @dataclass(frozen=True, slots=True)
 class MachineLimits:
-    """`ghost_ttl_s` bounds the memory of aborted legs whose worker never reports their end."""
+    """See kvasir.config.spec_routing. `migrate_s` is how long legs on a broken connection wait for it to come
+    back, and `ghost_ttl_s` bounds the memory of aborted legs whose worker never reports their end."""
 
     max_queue: int = 1024
     max_in_flight: int = 4096
     max_retries: int = 2
+    max_migrations: int = 3
+    migrate_s: float = 0.5
+    retry_budget: float = 0.15
+    hedge_after: float = 8.0
+    hedge_min_s: float = 1.0
     queue_timeout_s: float = 60.0
     ghost_ttl_s: float = 60.0
 
@@ -53,10 +60,16 @@ class HeldLease:
 
 @dataclass(slots=True)
 class Flight:
-    """All that the router keeps of a request. `emitted` has the token ids of each choice that the
-    client was sent: what a continuation elsewhere starts from."""
+    """All that the router keeps of a request.
+
+    `request` is the client's; `current` is what runs, whose prompt may end with output that the client has
+    (`continuation`). `outputs` is what the client has of each choice; `replay` drops it from a leg that began
+    anew. `streaming`: the running leg has said something. `attempts` counts starts after the first, whatever
+    their reason, `retries` those after a failure, `migrations` those after the loss of a worker.
+    """
 
     request: Request
+    current: Request = field(init=False)
     hashes: array[int] = field(default_factory=no_names)
     phase: Phase = Phase.QUEUED
     queued_until: float | None = None
@@ -64,12 +77,18 @@ class Flight:
     charges: Charges = field(default_factory=dict)
     leg: RunningLeg | None = None
     lease: HeldLease | None = None
-    emitted: list[list[int]] = field(default_factory=list)
-    finished: set[int] = field(default_factory=set)
+    outputs: list[Output] = field(init=False)
+    continuation: Continuation | None = None
+    replay: Replay | None = None
     streaming: bool = False
+    attempts: int = 0
     retries: int = 0
+    migrations: int = 0
+    hedge_at: float | None = None
+    hedged: bool = False
     avoid: set[str] = field(default_factory=set)
     last_error: KvasirError | None = None
+    started_s: float = 0.0
     routed_s: float | None = None
     prefill_done_s: float | None = None
     first_token_s: float | None = None
@@ -78,7 +97,8 @@ class Flight:
     timings: Timings = field(default_factory=Timings)
 
     def __post_init__(self) -> None:
-        self.emitted = [[] for _ in range(self.request.sampling.n)]
+        self.current = self.request
+        self.outputs = [Output([]) for _ in range(self.request.sampling.n)]
 
     @property
     def planned(self) -> Plan:
@@ -87,26 +107,48 @@ class Flight:
             raise AssertionError("nothing is planned for this request")
         return self.plan
 
+    @property
+    def begun(self) -> bool:
+        """Whether the client has something of its output."""
+        return self.first_token_s is not None
+
     def merged(self, usage: Usage) -> Usage:
         """The counts of the last leg, with the prefix hit of the worker that computed the prompt."""
         if self.prefill_usage is None:
             return usage
-        return Usage(
-            prompt_tokens=usage.prompt_tokens,
-            cached_tokens=self.prefill_usage.cached_tokens,
-            transferred_tokens=usage.transferred_tokens,
-            transferred_bytes=usage.transferred_bytes,
-            output_tokens=usage.output_tokens,
+        return replace(usage, cached_tokens=self.prefill_usage.cached_tokens)
+
+    def total(self, usage: Usage, coming: int) -> Usage:
+        """The counts of the whole request, where `usage` is of its last attempt and `coming` tokens of output
+        are still to be added."""
+        if self.continuation is None:
+            return usage
+        prompt = len(self.request.tokens)
+        return replace(
+            usage,
+            prompt_tokens=prompt,
+            cached_tokens=min(usage.cached_tokens, prompt),
+            transferred_tokens=min(usage.transferred_tokens, prompt),
+            output_tokens=coming + sum(len(output.tokens) for output in self.outputs),
         )
 
     def forget_attempt(self) -> None:
-        """Back to the state before routing, for a start elsewhere."""
+        """Back to the state before routing, for a start elsewhere that goes on from what the client has."""
         self.phase = Phase.QUEUED
         self.plan = None
-        self.routed_s = self.prefill_done_s = None
+        self.streaming = False
+        self.hedge_at = None
         self.prefill_usage = None
         self.usage = Usage()
         self.timings = Timings()
+        self.attempts += 1
+        if not self.begun:
+            self.routed_s = self.prefill_done_s = None
+        elif way_on(self.request.sampling) is Way.EXTEND:
+            self.current, self.continuation = extended(self.request, self.outputs[0])
+            self.hashes = no_names()
+        else:
+            self.replay = Replay(self.outputs)
 
     def continues(self, delta: Delta) -> bool:
         """Whether `delta` is just the next piece of a stream that the client is reading."""
@@ -114,22 +156,26 @@ class Flight:
             self.streaming
             and delta.finish is None
             and not delta.last
-            and not self.finished
-            and 0 <= delta.index < len(self.emitted)
-            and delta.offset == len(self.emitted[delta.index])
+            and self.replay is None
+            and 0 <= delta.index < len(self.outputs)
+            and not self.outputs[delta.index].finished
+            and delta.offset == len(self.outputs[delta.index].tokens)
         )
 
     def fault(self, delta: Delta) -> str | None:
         """How `delta` breaks the stream's order, or None: nothing may be lost, repeated or invented."""
-        if not 0 <= delta.index < len(self.emitted):
+        if not 0 <= delta.index < len(self.outputs):
             return f"choice {delta.index} was not asked for"
-        if delta.index in self.finished:
+        output, replay = self.outputs[delta.index], self.replay
+        if output.finished if replay is None else replay.ended(delta.index):
             return f"choice {delta.index} goes on after its end"
-        expected = len(self.emitted[delta.index])
+        expected = len(output.tokens) if replay is None else replay.at(delta.index)
         if delta.offset != expected:
             return f"choice {delta.index} is at token {expected}, and token {delta.offset} came"
         if delta.last:
-            open_choices = len(self.emitted) - len(self.finished) - (delta.finish is not None)
+            open_choices = (
+                sum(not each.finished for each in self.outputs) if replay is None else replay.open_choices
+            ) - (delta.finish is not None)
             if open_choices:
                 return f"the request ended with {open_choices} choices open"
         return None
@@ -158,6 +204,7 @@ class Flight:
             reason=plan.reason if plan is not None else "",
             predicted_cached_tokens=plan.predicted_cached_tokens if plan is not None else 0,
             retries=self.retries,
+            migrations=self.migrations,
             usage=self.usage,
             trace_context=request.trace_context,
             slo=request.slo,
@@ -183,6 +230,12 @@ def waited_for_nothing(queue_timeout_s: float, why: object) -> CapacityError:
 def broken_stream(worker_id: str, fault: str) -> UpstreamError:
     """A worker that lost, repeated or invented tokens."""
     return UpstreamError(f"worker {worker_id} broke the stream: {fault}", code="protocol_error")
+
+
+def not_repeated(lost: KvasirError | None, fault: str) -> UpstreamError:
+    """A stream that was to be made anew after `lost`, and came out differently."""
+    why = "" if lost is None else f"{lost.message}; "
+    return UpstreamError(f"{why}the stream could not be repeated elsewhere: {fault}", code="worker_lost")
 
 
 class Timers:

@@ -20,7 +20,8 @@ class RequestSummary:
     all made from this one value.
 
     Times are readings of the router's clock in seconds; None where the request never got there.
-    `transfer_s` is the decode worker's measured wait for KV. `outcome` is "ok" or a stable error code.
+    `transfer_s` is the decode worker's measured wait for KV. `retries` counts new starts before the first
+    token, `migrations` those after the loss of a worker. `outcome` is "ok" or a stable error code.
     """
 
     request_id: str
@@ -37,6 +38,7 @@ class RequestSummary:
     reason: str = ""
     predicted_cached_tokens: int = 0
     retries: int = 0
+    migrations: int = 0
     usage: Usage = Usage()
     trace_context: str = ""
     slo: SloClass = DEFAULT_SLO

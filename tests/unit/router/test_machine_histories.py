@@ -16,6 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from kvasir.core.errors import CapacityError, RequestError
 from kvasir.core.identity import KvLayout, WorkerIdentity
 from kvasir.core.requests import (
+    Continuation,
     Delta,
     EngineLoad,
     EngineRequest,
@@ -31,6 +32,7 @@ from kvasir.core.requests import (
     token_ids,
 )
 from kvasir_router.build import hash_blocks
+from kvasir_router.continuation import Way, way_on
 from kvasir_router.decide import RateBook, Rates, make_policy
 from kvasir_router.fleet import Fleet
 from kvasir_router.index import FleetIndex
@@ -80,6 +82,11 @@ def identity(worker_id: str, role: Role, epoch: int, ranks: int) -> WorkerIdenti
     )
 
 
+def tokens_from(offset: int, count: int) -> tuple[int, ...]:
+    """What every engine says at these places."""
+    return tuple(7 + at % 3 for at in range(offset, offset + count))
+
+
 @dataclass
 class FakeWorker:
     """The truth about one live worker."""
@@ -112,6 +119,7 @@ class Histories(RuleBasedStateMachine):
         self.epochs = 0
         self.up: dict[str, FakeWorker] = {}
         self.open: dict[str, list[int]] = {}
+        self.prompts: dict[str, list[int]] = {}
         self.ended: set[str] = set()
         self.submissions: dict[str, int] = {}
 
@@ -129,11 +137,12 @@ class Histories(RuleBasedStateMachine):
                 worker = self.up[worker_id]
                 assert request.request_id not in worker.legs
                 assert (request.handoff is not None) == (request.leg is Leg.DECODE)
-                worker.legs[request.request_id] = request
-                worker.sent[request.request_id] = [0] * request.sampling.n
-                worker.done[request.request_id] = set()
                 name = request.request_id.partition("~")[0]
-                assert not any(self.open[name]), "a stream began again after the client saw tokens"
+                self.check_start(name, request)
+                known = request.continuation.output_tokens if request.continuation else 0
+                worker.legs[request.request_id] = request
+                worker.sent[request.request_id] = [known] * request.sampling.n
+                worker.done[request.request_id] = set()
                 self.submissions[name] = self.submissions.get(name, 0) + 1
             case AbortOn(worker_id, leg_ids):
                 assert worker_id in self.up
@@ -143,10 +152,23 @@ class Histories(RuleBasedStateMachine):
             case Emit(request_id, delta):
                 assert delta.request_id == request_id
                 assert delta.offset == self.open[request_id][delta.index], "a token was lost or repeated"
+                assert delta.token_ids == tokens_from(delta.offset, len(delta.token_ids)), "a wrong token"
+                assert len(delta.text) == len(delta.token_ids), "text was lost or repeated"
                 self.open[request_id][delta.index] += len(delta.token_ids)
             case Finish(request_id) | Fail(request_id) | Gone(request_id):
                 del self.open[request_id]
                 self.ended.add(request_id)
+
+    def check_start(self, name: str, leg: EngineRequest) -> None:
+        """A leg computes the prompt, or the prompt and what the client has, and is told which."""
+        had, prompt = self.open[name], self.prompts[name]
+        way = way_on(leg.sampling)
+        assert not any(had) or way is not Way.NEITHER
+        extends = any(had) and way is Way.EXTEND
+        output = tokens_from(0, had[0]) if extends else ()
+        assert tuple(leg.tokens) == (*prompt, *output)
+        expected = Continuation(had[0], had[0]) if extends and leg.leg is not Leg.PREFILL else None
+        assert leg.continuation == expected
 
     def say(self, worker_id: str, delta: Delta) -> None:
         worker = self.up[worker_id]
@@ -174,21 +196,26 @@ class Histories(RuleBasedStateMachine):
     @rule(
         prompt=st.lists(st.integers(0, 1), min_size=1, max_size=9),
         n=st.sampled_from([1, 1, 1, 2]),
+        temperature=st.sampled_from([0.0, 1.0]),
+        seed=st.sampled_from([None, 3]),
         patience=st.none() | st.integers(1, 20),
     )
-    def arrive(self, prompt: list[int], n: int, patience: int | None) -> None:
+    def arrive(
+        self, prompt: list[int], n: int, temperature: float, seed: int | None, patience: int | None
+    ) -> None:
         self.count += 1
         name = f"r{self.count}"
         request = Request(
             name,
             "m",
             token_ids(prompt),
-            Sampling(n=n, max_tokens=5),
+            Sampling(n=n, max_tokens=5, temperature=temperature, seed=seed),
             arrival_s=self.now,
             deadline_s=None if patience is None else self.now + patience,
         )
         before = self.machine.in_flight
         self.open[name] = [0] * n
+        self.prompts[name] = prompt
         try:
             self.feed(Arrived(request))
         except CapacityError:
@@ -286,8 +313,9 @@ class Histories(RuleBasedStateMachine):
             Delta(
                 name,
                 offset,
-                (7,) * tokens,
-                index=index,
+                tokens_from(offset, tokens),
+                "x" * tokens,
+                index,
                 finish=FinishReason.STOP if finish else None,
                 last=last,
                 usage=Usage(len(leg.tokens), output_tokens=5) if last else None,
@@ -310,7 +338,8 @@ class Histories(RuleBasedStateMachine):
         sent = self.up[worker_id].sent[leg.request_id]
         if 0 <= index < len(sent) and offset == sent[index]:
             sent[index] += 1
-        self.say(worker_id, Delta(leg.request_id, offset, (1,), index=index, last=last))
+        tokens = tokens_from(offset, 1)
+        self.say(worker_id, Delta(leg.request_id, offset, tokens, "x", index=index, last=last))
 
     @rule(worker_id=st.sampled_from(sorted(ROLES)))
     def worker_speaks_of_an_unknown_leg(self, worker_id: str) -> None:
@@ -340,6 +369,7 @@ class Histories(RuleBasedStateMachine):
     def starts_are_bounded(self) -> None:
         for flight in self.machine._flights.values():
             assert flight.retries <= LIMITS.max_retries
+            assert flight.migrations <= LIMITS.max_migrations
 
     def teardown(self) -> None:
         for worker_id, up in self.up.items():

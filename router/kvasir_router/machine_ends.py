@@ -1,0 +1,118 @@
+"""How requests end, and which of those whose leg failed may run again instead."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from kvasir.core.errors import KvasirError, RequestError, UpstreamError
+from kvasir.core.requests import Delta
+from kvasir_router.continuation import Way, way_on
+from kvasir_router.fleet import Fleet
+from kvasir_router.machine_events import Effect, Emit, Fail, Finish, Gone
+from kvasir_router.machine_legs import Legs
+from kvasir_router.machine_state import Flight, MachineLimits
+from kvasir_router.retry_budget import RetryBudget
+
+FREE = frozenset({"worker_draining", "session_lost"})
+"""Refusals of workers that did nothing for the request, and whose number their own going bounds."""
+BLAMELESS = FREE | {"transfer_failed"}
+"""Failures that say nothing of the worker on which they show: KV that did not come lay on another one."""
+
+
+class Ends:
+    """Takes requests out of `flights` and `queue`, giving back what they hold. `budget` bounds starts after
+    failures by the number of requests that arrive."""
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        legs: Legs,
+        limits: MachineLimits,
+        *,
+        out: list[Effect],
+        flights: dict[str, Flight],
+        queue: dict[str, None],
+    ) -> None:
+        self._fleet = fleet
+        self._legs = legs
+        self._limits = limits
+        self._out = out
+        self._flights = flights
+        self._queue = queue
+        self.budget = RetryBudget(limits.retry_budget)
+
+    def blame(self, worker_id: str, error: KvasirError, now: float) -> None:
+        """A leg failed on the worker; what only the client can mend is no worker's fault."""
+        if not isinstance(error, RequestError) and error.code not in BLAMELESS:
+            self._fleet.failed(worker_id, error.code, now)
+
+    def refusal(self, flight: Flight, error: KvasirError, *, lost: bool) -> KvasirError | None:
+        """What a request whose leg ended with `error` has to end with; None: it may run again, and that is
+        counted. The loss of a worker is counted for itself: it is bounded by the workers that can be lost."""
+        if isinstance(error, RequestError):
+            return error
+        if flight.begun and way_on(flight.request.sampling) is Way.NEITHER:
+            return UpstreamError(
+                f"{error.message}; a stream that is sampled without a seed and with penalties or several "
+                "choices cannot go on exactly elsewhere: send the request again",
+                code=error.code,
+            )
+        return None if self._counted(flight, error, lost=lost) else error
+
+    def _counted(self, flight: Flight, error: KvasirError, *, lost: bool) -> bool:
+        """Whether one more start is within bounds; it is counted then."""
+        limits = self._limits
+        if lost or flight.begun:
+            if flight.migrations >= limits.max_migrations:
+                return False
+            flight.migrations += 1
+            return True
+        if flight.retries >= limits.max_retries or not (error.code in FREE or self.budget.withdraw()):
+            return False
+        flight.retries += 1
+        return True
+
+    def emit(self, flight: Flight, delta: Delta) -> None:
+        """Pass on what the client does not have."""
+        request_id = flight.request.request_id
+        flight.outputs[delta.index].add(delta)
+        if delta.request_id != request_id:
+            delta = replace(delta, request_id=request_id)
+        self._out.append(Emit(request_id, delta))
+
+    def finish(self, flight: Flight, delta: Delta, now: float) -> None:
+        """The request ended well, with its last delta."""
+        target = self._legs.ended(flight).target
+        if delta.usage is not None:
+            usage = flight.merged(delta.usage)
+            self._fleet.reconcile(flight.current, flight.planned, usage, now)
+            flight.usage = flight.total(usage, len(delta.token_ids))
+        if delta.timings is not None:
+            flight.timings = delta.timings
+            if delta.usage is not None:
+                self._fleet.measured(target, delta.usage, delta.timings, flight.charges)
+        self.emit(flight, replace(delta, usage=flight.usage, handoff=None))
+        self._remove(flight)
+        self._out.append(Finish(flight.request.request_id, flight.summary("ok", now)))
+
+    def fail(self, flight: Flight, error: KvasirError, now: float) -> None:
+        """The request ends badly, wherever it is."""
+        self._drop(flight, now)
+        request_id = flight.request.request_id
+        self._out.append(Fail(request_id, error, flight.summary(error.code, now)))
+
+    def cancel(self, flight: Flight, outcome: str, now: float) -> None:
+        """The request ends because nobody wants it any more."""
+        self._drop(flight, now)
+        self._out.append(Gone(flight.request.request_id, flight.summary(outcome, now)))
+
+    def _drop(self, flight: Flight, now: float) -> None:
+        if flight.leg is not None:
+            self._legs.stop(flight, now)
+        self._remove(flight)
+
+    def _remove(self, flight: Flight) -> None:
+        self._legs.release(flight)
+        self._legs.discharge(flight)
+        self._queue.pop(flight.request.request_id, None)
+        del self._flights[flight.request.request_id]
