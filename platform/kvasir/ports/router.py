@@ -20,8 +20,8 @@ class RequestSummary:
     all made from this one value.
 
     Times are readings of the router's clock in seconds; None where the request never got there.
-    `transfer_s` is the decode worker's measured wait for KV. `retries` counts new starts before the first
-    token, `migrations` those after the loss of a worker. `outcome` is "ok" or a stable error code.
+    `transfer_s` is the decode worker's measured wait for KV. `retries` counts starts after a failure before the
+    first token, `migrations` those after the loss of a worker. `outcome` is "ok" or a stable error code.
     """
 
     request_id: str
@@ -188,6 +188,13 @@ class RouterPort(Protocol):
 
     def explain(self, request_id: str) -> DecisionRecord | None:
         """The decision for a request in flight or among those that ended last; None for another."""
+        ...
+
+    def drain(self, worker_id: str, draining: bool, reason: str = "") -> None:
+        """Ask a worker to take nothing new and to end what it runs, or (`draining` False) to serve again.
+        Returns at once: `workers` shows when the worker has said so, to this router and to every other. One
+        that is being stopped goes on draining. Raises RequestError 404 (`worker_not_found`) for a worker
+        that is not known, and UpstreamError (`session_lost`) for one that cannot be told."""
         ...
 
     def not_ready_reason(self) -> str | None:
