@@ -16,8 +16,10 @@ from dataclasses import replace
 from kvasir.core.errors import CapacityError, RequestError
 from kvasir.core.identity import WorkerIdentity
 from kvasir.core.requests import Delta, KvHandoff, Leg, Request, StepBatch
+from kvasir.ports.router import Books
 from kvasir.ports.routing import Plan, Target
 from kvasir_router.fleet import Fleet, Worker
+from kvasir_router.invariants import require
 from kvasir_router.machine_checks import check_limits, check_requests, check_work
 from kvasir_router.machine_elsewhere import Elsewhere
 from kvasir_router.machine_ends import Ends
@@ -91,6 +93,17 @@ class RequestMachine:
     def leases(self) -> int:
         """Leases on prefill workers that requests hold."""
         return sum(flight.lease is not None for flight in self._flights.values())
+
+    def books(self) -> Books:
+        """What is served, and what is accounted for it."""
+        flights = self._flights.values()
+        return Books(
+            in_flight=len(self._flights),
+            running=sum(len(worker.legs) for worker in self.fleet.workers.values()),
+            queued=len(self._queue),
+            accounted=sum(bool(flight.charges) for flight in flights),
+            leases=self.leases,
+        )
 
     def next_wakeup(self) -> float | None:
         """When a Tick is due, on the same clock as `now`; None when nothing waits for time."""
@@ -261,7 +274,8 @@ class RequestMachine:
     def _hand_over(self, flight: Flight, source: Target, handoff: KvHandoff, now: float) -> None:
         """Decode where it was planned, or elsewhere if that worker takes nothing any more."""
         planned = flight.planned
-        if self.fleet.accepts(planned.decode.worker_id):
+        # What was planned on an earlier life of the worker is no longer accounted, nor may its rank exist.
+        if planned.decode in flight.charges and self.fleet.accepts(planned.decode.worker_id):
             self._legs.prefilled(flight, source, now, leaves=True)
             flight.phase = Phase.DECODING
             self._legs.submit(flight, Leg.DECODE, planned.decode, handoff)
@@ -369,4 +383,5 @@ class RequestMachine:
         check_requests(self._flights, self._queue, self._timers, self.fleet)
         check_work(self._flights, self.fleet)
         check_limits(self._flights, self._limits)
+        require(self.books().balanced, f"the books do not balance: {self.books()}")
         self.fleet.index.check_integrity()

@@ -20,8 +20,8 @@ class RequestSummary:
     all made from this one value.
 
     Times are readings of the router's clock in seconds; None where the request never got there.
-    `transfer_s` is the decode worker's measured wait for KV. `retries` counts starts after a failure before the
-    first token, `migrations` those after the loss of a worker. `outcome` is "ok" or a stable error code.
+    `transfer_s` is the decode worker's measured wait for KV. `retries` counts starts after a failure before
+    the first token, `migrations` those after the loss of a worker. `outcome` is "ok" or a stable error code.
     """
 
     request_id: str
@@ -155,6 +155,24 @@ class DecisionRecord:
     actual_ttft_s: float | None = None
     actual_itl_s: float | None = None
     slo_met: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Books:
+    """What a router serves and what it has put on workers for it. In good order every request either runs or
+    waits, and work is accounted for exactly those that run. `leases` are held on prefill workers for KV that
+    waits to be pulled."""
+
+    in_flight: int
+    running: int
+    queued: int
+    accounted: int
+    leases: int
+
+    @property
+    def balanced(self) -> bool:
+        """Whether they are in good order."""
+        return self.running + self.queued == self.in_flight and self.accounted == self.running
 
 
 class StreamSink(Protocol):

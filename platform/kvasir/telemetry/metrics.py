@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 
-from kvasir.ports.router import RequestSummary, WorkerView
+from kvasir.ports.router import Books, RequestSummary, WorkerView
+from kvasir.telemetry.books_series import BooksSeries
 from kvasir.telemetry.histogram import Histogram, HistogramFamily
 from kvasir.telemetry.index_series import IndexSeries, IndexSizes
 from kvasir.telemetry.reasons import OK, OTHER, outcome_label
@@ -37,6 +38,8 @@ class Metrics:
         self._children: dict[tuple[object, ...], Counter] = {}
         registry.register(self._workers)
         registry.register(self._index)
+        self._books = BooksSeries()
+        registry.register(self._books)
 
         def family(
             name: str, text: str, labels: tuple[str, ...], bounds: tuple[float, ...]
@@ -74,6 +77,7 @@ class Metrics:
         self._moved_tokens = counter("transferred_tokens", "Prompt tokens whose KV was moved", "model")
         self._moved_bytes = counter("transferred_bytes", "KV bytes moved between workers", "model")
         self._retries = counter("retries", "Requests started again elsewhere", "model")
+        self._migrations = counter("migrations", "Requests that went on after their worker was lost", "model")
         self._slo = counter(
             "slo_requests", "Requests ended, by service class and whether it was met", "slo", "met"
         )
@@ -91,6 +95,10 @@ class Metrics:
     def track_index(self, read: Callable[[], IndexSizes]) -> None:
         """Read the sizes of the prefix index from `read` at every scrape."""
         self._index.read = read
+
+    def track_books(self, read: Callable[[], Books]) -> None:
+        """Read what is served and what is accounted for it from `read` at every scrape."""
+        self._books.read = read
 
     def decided(self, seconds: float) -> None:
         """Count a decision that took so long."""
@@ -115,6 +123,7 @@ class Metrics:
             (self._moved_tokens, usage.transferred_tokens),
             (self._moved_bytes, usage.transferred_bytes),
             (self._retries, summary.retries),
+            (self._migrations, summary.migrations),
         ):
             if amount:
                 self._child(family, model).inc(amount)

@@ -66,6 +66,7 @@ class SpanRecorder:
                 "kvasir.cached_tokens": summary.usage.cached_tokens,
                 "kvasir.output_tokens": summary.usage.output_tokens,
                 "kvasir.retries": summary.retries,
+                "kvasir.migrations": summary.migrations,
             },
         )
         if summary.outcome != OK:

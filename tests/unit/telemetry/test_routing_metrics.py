@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry
 from kvasir.core.kv import KvState, KvStatus
 from kvasir.core.requests import SloClass, Usage
 from kvasir.native import TreeStats
-from kvasir.ports.router import RequestSummary, WorkerView
+from kvasir.ports.router import Books, RequestSummary, WorkerView
 from kvasir.telemetry.metrics import Metrics
 
 SLO = SloClass("chat", ttft_s=1.0, itl_s=0.05)
@@ -116,3 +116,25 @@ def test_a_service_level_is_met_or_missed_or_not_judged(
 def test_a_class_that_is_not_the_deployments_never_becomes_a_label(metrics: Metrics) -> None:
     metrics.request_finished(replace(GOOD, slo=SloClass("made-up", 1.0, 1.0)))
     assert 'kvasir_slo_requests_total{met="yes",slo="other"} 1.0' in shown(metrics)
+
+
+def test_the_books_show_what_runs_what_is_accounted_and_whether_they_agree(metrics: Metrics) -> None:
+    assert "kvasir_router_legs" not in shown(metrics)
+    metrics.track_books(lambda: Books(in_flight=3, running=2, queued=1, accounted=2, leases=1))
+    text = shown(metrics)
+    for line in (
+        "kvasir_router_legs 2.0",
+        "kvasir_router_accounted_requests 2.0",
+        "kvasir_router_leases 1.0",
+        "kvasir_router_books_balanced 1.0",
+    ):
+        assert line in text
+    metrics.track_books(lambda: Books(in_flight=3, running=2, queued=1, accounted=1, leases=1))
+    assert "kvasir_router_books_balanced 0.0" in shown(metrics)
+
+
+def test_migrations_are_counted_apart_from_retries(metrics: Metrics) -> None:
+    metrics.request_finished(replace(GOOD, migrations=2))
+    text = shown(metrics)
+    assert 'kvasir_migrations_total{model="m"} 2.0' in text
+    assert 'kvasir_retries_total{model="m"}' not in text

@@ -1,0 +1,34 @@
+"""What the router serves against what it has accounted for it, read at scrape time: a leak shows as two
+series that part."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from kvasir.ports.router import Books
+
+_GAUGES: tuple[tuple[str, str, Callable[[Books], int]], ...] = (
+    ("legs", "Requests that run on workers", lambda books: books.running),
+    ("accounted_requests", "Requests whose work is accounted on workers", lambda books: books.accounted),
+    ("leases", "Leases on prefill workers' KV that is to be pulled", lambda books: books.leases),
+    ("books_balanced", "1 while what is served and what is accounted agree", lambda books: books.balanced),
+)
+
+
+class BooksSeries(Collector):
+    """Silent until it is told where to read."""
+
+    def __init__(self) -> None:
+        self.read: Callable[[], Books] | None = None
+
+    def collect(self) -> Iterable[Metric]:
+        """One family per figure."""
+        if self.read is None:
+            return
+        books = self.read()
+        for name, text, value in _GAUGES:
+            yield GaugeMetricFamily(f"kvasir_router_{name}", text, value=value(books))
