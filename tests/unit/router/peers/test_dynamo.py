@@ -5,9 +5,10 @@ that publish KV events over ZMQ (`cached`, blocks on the device, in host memory 
 (`active`: worker, blocks shared with the request, kind and number of other blocks), and asked twelve times
 for a place; situations in which it did not always answer the same were left out. `queued` and `decode` are
 what it reported itself (`loads`, `potential_loads`). `PREFILL` was made with reservations that hold no
-blocks, as in its prefill router, which tracks none; `DECODE` with the overrides that its frontend gives its
-decode router: overlap_score_credit 0, track_prefill_tokens and assume_kv_reuse false (`reserved` blocks as
-it reported them). A block has 16 tokens.
+blocks, as in its prefill router, which tracks none; `DECODE` with the service's own settings set to what its
+frontend gives its decode router: overlap_score_credit 0, track_prefill_tokens and assume_kv_reuse false
+(`reserved` blocks as it reported them). Given for one request, the credit had no effect in that version. A
+block has 16 tokens.
 """
 
 from __future__ import annotations
