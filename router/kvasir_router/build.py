@@ -53,6 +53,7 @@ def make_machine(
         expected_output_tokens=deployment.gateway.default_max_tokens,
         index_modes={pool.name: IndexMode(pool.kv_index) for pool in deployment.pools},
         decisions=decisions,
+        health=routing.health,
     )
     limits = MachineLimits(
         max_queue=routing.max_queue,
@@ -74,7 +75,7 @@ def make_router(
     tokenizer_digest: str,
     golden: tuple[GoldenPrompt, ...] = (),
     discovery: Discovery,
-    dialer: Dialer,
+    dialer: Dialer | Callable[[Endpoint], Dialer],
     clock: Clock,
     rng: Rng,
     router_id: str,
@@ -83,8 +84,9 @@ def make_router(
     on_decision: Callable[[float], None] = unobserved,
 ) -> Router:
     """A router that serves as long as its `run` does. `router_id` is unique among live routers;
-    `tokenizer_digest` and `golden` are the edge's own, which every worker's must equal; `on_decision` is
-    told what each decision took, in seconds."""
+    `dialer` reaches every worker, or makes what reaches a given one; `tokenizer_digest` and `golden` are
+    the edge's own, which every worker's must equal; `on_decision` is told what each decision took, in
+    seconds."""
     limits = SessionLimits(
         link=LinkLimits(tail_messages=deployment.worker.tail_messages),
         resume_window_s=deployment.worker.resume_window_s,
@@ -94,7 +96,7 @@ def make_router(
     def make_session(endpoint: Endpoint, on_event: Callable[[SessionEvent], None]) -> WorkerSession:
         return WorkerSession(
             endpoint,
-            dialer,
+            dialer(endpoint) if callable(dialer) else dialer,
             clock=clock,
             rng=rng,
             on_event=on_event,

@@ -12,11 +12,12 @@ from collections.abc import AsyncGenerator, Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from kvasir.core.errors import RequestError, UpstreamError
 from kvasir.core.identity import WorkerIdentity
 from kvasir.core.kv import KvSnapshotPart
 from kvasir.core.membership import Endpoint
 from kvasir.core.membership import Members as Snapshot
-from kvasir.core.messages import Draining, RouterMessage, Serving, WorkerMessage
+from kvasir.core.messages import Draining, RouterMessage, Serving, SetDraining, WorkerMessage
 from kvasir_router.machine_events import (
     Event,
     Step,
@@ -35,9 +36,12 @@ from kvasir_router.session import (
     SessionMessage,
     SessionReady,
     SessionRefused,
+    SessionUnreachable,
 )
 
 LEFT = "no longer a member"
+_NAMED = 32
+"""How many workers an error lists."""
 
 
 class Session(Protocol):
@@ -114,6 +118,27 @@ class Members:
             elif member.left:
                 self._return(worker_id, member)
 
+    def ask_drain(self, worker_id: str, draining: bool, reason: str) -> None:
+        """See RouterPort.drain."""
+        member = self._members.get(worker_id)
+        if member is None:
+            known = sorted(self._members)
+            more = f" and {len(known) - _NAMED} more" if len(known) > _NAMED else ""
+            raise RequestError(
+                f"There is no worker {worker_id[:256]!r} here; there are: "
+                f"{', '.join(known[:_NAMED]) or 'none'}{more}.",
+                status=404,
+                code="worker_not_found",
+            )
+        try:
+            member.session.send(SetDraining(draining, reason))
+        except UpstreamError as error:
+            raise UpstreamError(
+                f"{worker_id} cannot be told: {error.message}; try again once `kvasir get workers` no longer "
+                "shows it connecting",
+                code=error.code,
+            ) from error
+
     def settle(self, worker_id: str) -> None:
         """Let a worker go that has left, once nothing of ours runs there."""
         member = self._members.get(worker_id)
@@ -182,22 +207,28 @@ class Members:
             case SessionLost(reason=reason):
                 self._lost(worker_id, member, reason)
             case SessionRefused(reason=reason):
+                # Without a session it must not be taken in when a peer leaves: what it was is forgotten.
+                self.registry.note(worker_id, CONNECTING)
                 self.registry.note(worker_id, REFUSED, reason)
+            case SessionUnreachable(reason=reason):
+                self.registry.note(worker_id, CONNECTING, reason)
         self._changed(worker_id)
 
     def _message(self, worker_id: str, member: Member, message: WorkerMessage) -> None:
-        if not self.registry[worker_id].serves:
-            return
+        serves = self.registry[worker_id].serves
         if isinstance(message, Draining):
+            # Remembered of one that does not fit as well: it may be taken in later.
             member.draining = message.reason
-            self._feed(WorkerDraining(worker_id, message.reason))
-            self._show(worker_id, member)
+            if serves:
+                self._feed(WorkerDraining(worker_id, message.reason))
+                self._show(worker_id, member)
         elif isinstance(message, Serving):
             member.draining = ""
-            if not member.left:
+            if serves and not member.left:
                 self._feed(WorkerRestored(worker_id))
-            self._show(worker_id, member)
-        else:
+            if serves:
+                self._show(worker_id, member)
+        elif serves:
             self._feed(Step(worker_id, message))
             if member.left:
                 self.settle(worker_id)

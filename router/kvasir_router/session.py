@@ -16,11 +16,21 @@ from kvasir.core.identity import WorkerIdentity
 from kvasir.core.kv import KvSnapshotPart
 from kvasir.core.link import Link, LinkLimits, payload_bytes
 from kvasir.core.membership import Endpoint
-from kvasir.core.messages import Goodbye, Hello, RouterFrame, RouterMessage, Submit, Welcome, WorkerMessage
+from kvasir.core.messages import (
+    Goodbye,
+    Hello,
+    RouterFrame,
+    RouterMessage,
+    SetDraining,
+    Submit,
+    Welcome,
+    WorkerMessage,
+)
 from kvasir.core.requests import EngineRequest
 from kvasir.ports.clock import Clock, Rng
 from kvasir.ports.session import ConnectionLost, Dialer, RouterConnection
 from kvasir.wire.pump import Pump
+from kvasir_router.silence import fallen_silent
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +52,8 @@ class SessionMessage:
 
 @dataclass(frozen=True, slots=True)
 class SessionInterrupted:
-    """The connection broke. The session goes on, and so do its requests: Ready or Lost follows."""
+    """The connection broke, or the worker fell silent on it. The session goes on, and so do its requests:
+    Ready or Lost follows."""
 
     worker_id: str
     reason: str
@@ -64,17 +75,31 @@ class SessionRefused:
     reason: str
 
 
-SessionEvent = SessionReady | SessionMessage | SessionInterrupted | SessionLost | SessionRefused
+@dataclass(frozen=True, slots=True)
+class SessionUnreachable:
+    """Nobody answers, and there is no session to resume. Said once for each reason in a row."""
+
+    worker_id: str
+    reason: str
+
+
+SessionEvent = (
+    SessionReady | SessionMessage | SessionInterrupted | SessionLost | SessionRefused | SessionUnreachable
+)
 
 
 @dataclass(frozen=True, slots=True)
 class SessionLimits:
-    """Bounds of the router's end. `resume_window_s` should not exceed the workers' own."""
+    """Bounds of the router's end. `resume_window_s` should not exceed the workers' own, and `silence_s`
+    should leave room for two of their heartbeats. A connection that broke is dialed anew at once, and then
+    at a pace between the two back-offs; how long one dial may take is the dialer's to bound."""
 
     link: LinkLimits = field(default_factory=LinkLimits)
     resume_window_s: float = 10.0
+    silence_s: float = 1.5
+    """A connection on which nothing came for so long is broken: the worker is frozen or out of reach."""
     backoff_min_s: float = 0.05
-    backoff_max_s: float = 2.0
+    backoff_max_s: float = 1.0
     goodbye_s: float = 0.5
     submit_bytes: int = 4 << 20
     """Larger Submits are split, so that one does not hold up what follows."""
@@ -121,19 +146,16 @@ class WorkerSession:
     def send(self, message: RouterMessage) -> None:
         """Queue a message; never waits. While the connection is broken it is kept for the next one.
 
-        Without a session a Submit raises UpstreamError (`session_lost`), and other messages are
-        dropped: they name things that died with it. A request that is too large raises RequestError.
+        Without a session Submit and SetDraining raise UpstreamError (`session_lost`), and other messages
+        are dropped: they name things that died with it. A request that is too large raises RequestError.
         When the tail overflows, the session is lost and the event says so.
         """
-        if isinstance(message, Submit):
-            if self._link is None:
+        link = None if self._doomed else self._link
+        if link is None:
+            if isinstance(message, Submit | SetDraining):
                 raise UpstreamError(f"no session with {self._worker_id}", code="session_lost")
-            parts: list[RouterMessage] = list(self._split(message))
-        else:
-            parts = [message]
-        link = self._link
-        if link is None or self._doomed:
             return
+        parts: list[RouterMessage] = list(self._split(message)) if isinstance(message, Submit) else [message]
         try:
             for part in parts:
                 link.push(part, payload_bytes(part))
@@ -180,8 +202,9 @@ class WorkerSession:
                 await self._clock.sleep(self._delay_s())
             try:
                 connection = await self._dialer.dial(self._address, self._hello())
-            except ConnectionLost:
+            except ConnectionLost as error:
                 self._failures += 1
+                self._unreached(str(error))
                 continue
             except ProtocolError as error:
                 self._refused(error.message)
@@ -205,6 +228,11 @@ class WorkerSession:
         longest = min(self._limits.backoff_max_s, self._limits.backoff_min_s * 2.0**doublings)
         return longest * (0.5 + self._rng.random() / 2)
 
+    def _unreached(self, reason: str) -> None:
+        if self._link is None and reason != self._refusal:
+            self._refusal = reason
+            self._on_event(SessionUnreachable(self._worker_id, reason))
+
     def _refused(self, reason: str) -> None:
         self._failures += 16
         if reason != self._refusal:
@@ -224,6 +252,7 @@ class WorkerSession:
             clock=self._clock,
         )
         self._pump = pump
+        watch = asyncio.ensure_future(self._break_when_silent(pump))
         try:
             await pump.run()
         except ConnectionLost as error:
@@ -231,7 +260,13 @@ class WorkerSession:
         except ProtocolError as error:
             self._lose(link, error.message)
         finally:
+            watch.cancel()
             self._pump = None
+
+    async def _break_when_silent(self, pump: Pump[RouterMessage, WorkerMessage, RouterFrame]) -> None:
+        silence_s = self._limits.silence_s
+        await fallen_silent(lambda: pump.heard_s, silence_s, self._clock)
+        pump.stop(f"silent for {silence_s:g} s")
 
     def _adopt(self, welcome: Welcome) -> Link[RouterMessage] | None:
         """Take up the session that the worker answered with; None when there is nothing to carry."""
@@ -274,6 +309,7 @@ class WorkerSession:
             return
         self._link = None
         self._session_id = ""
+        self._refusal = None
         self._doomed = False
         self._stop_window()
         if self._pump is not None:

@@ -16,7 +16,7 @@ from kvasir.core.requests import Delta, EngineRequest, FinishReason, Request, St
 from kvasir.native import TreeStats
 from kvasir.ports.clock import Clock
 from kvasir.ports.discovery import Discovery
-from kvasir.ports.router import DecisionRecord, RequestSummary, StreamSink, WorkerView
+from kvasir.ports.router import Books, DecisionRecord, RequestSummary, StreamSink, WorkerView
 from kvasir_router.index import CancelSnapshot, FetchSnapshot
 from kvasir_router.machine import RequestMachine
 from kvasir_router.machine_events import (
@@ -122,6 +122,10 @@ class Router:
         """See RouterPort."""
         return self._decisions.explain(request_id)
 
+    def drain(self, worker_id: str, draining: bool, reason: str = "") -> None:
+        """See RouterPort."""
+        self._members.ask_drain(worker_id, draining, reason)
+
     def not_ready_reason(self) -> str | None:
         """See RouterPort."""
         return "the router is stopping" if self._closing else self._machine.fleet.missing()
@@ -137,6 +141,10 @@ class Router:
     def queued(self) -> int:
         """Requests that wait for a worker."""
         return self._machine.queued
+
+    def books(self) -> Books:
+        """What is served, and what is accounted for it."""
+        return self._machine.books()
 
     def index_stats(self) -> TreeStats:
         """Sizes of the prefix index."""
@@ -338,8 +346,9 @@ class Router:
     def _view(self, worker_id: str) -> WorkerView:
         worker = self._machine.fleet.workers.get(worker_id)
         load = worker.load if worker is not None else None
-        kv = self._machine.fleet.kv_status(worker_id)
-        return self._registry[worker_id].view(load, self._busy(worker_id), kv)
+        fleet = self._machine.fleet
+        kv, health = fleet.kv_status(worker_id), fleet.health.view(worker_id, self._clock.now())
+        return self._registry[worker_id].view(load, self._busy(worker_id), kv, health)
 
     def _show(self, worker_id: str) -> None:
         if self._members.get(worker_id) is None:

@@ -30,7 +30,14 @@ from kvasir.core.requests import (
 from kvasir.ports.clock import Clock
 from kvasir.ports.engine import KvSource, StepSink
 from kvasir.ports.session import Dialer
-from kvasir_router.session import SessionEvent, SessionLimits, SessionMessage, SessionReady, WorkerSession
+from kvasir_router.session import (
+    SessionEvent,
+    SessionLimits,
+    SessionMessage,
+    SessionReady,
+    SessionUnreachable,
+    WorkerSession,
+)
 from kvasir_workers.server.sessions import SessionHost, SessionHostLimits
 
 LINK = LinkLimits(tail_messages=64, tail_bytes=1 << 20, ack_every=4, ack_delay_s=0.01)
@@ -171,7 +178,7 @@ class Router:
 
     def told(self) -> list[SessionEvent]:
         """Events about the session itself."""
-        return [event for event in self.events if not isinstance(event, SessionMessage)]
+        return [event for event in self.events if not isinstance(event, SessionMessage | SessionUnreachable)]
 
     async def ready(self, times: int = 1) -> None:
         await self.until(lambda: sum(isinstance(e, SessionReady) for e in self.events) >= times)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from kvasir.core.errors import RequestError, UpstreamError
+from kvasir.core.identity import PROTOCOL_VERSION
 from kvasir.core.link import LinkLimits
 from kvasir.core.messages import Abort, Draining, Hello, ReleaseLeases, RouterFrame
 from kvasir.core.requests import EngineLoad, FinishReason, Leg, StepBatch
@@ -25,7 +26,8 @@ from kvasir_router.session import (
     SessionReady,
     SessionRefused,
 )
-from kvasir_workers.server.sessions import WORKER_DRAINING, WORKER_OVERLOADED, SessionHostLimits
+from kvasir_workers.server.refusals import WORKER_DRAINING, WORKER_OVERLOADED
+from kvasir_workers.server.sessions import SessionHostLimits
 
 LINK = LinkLimits(tail_messages=64, tail_bytes=1 << 20, ack_every=4, ack_delay_s=0.01)
 WANTED = (("a", 100, 6), ("b", 200, 9), ("c", 300, 1))
@@ -339,7 +341,7 @@ def test_a_router_of_another_protocol_version_is_refused_with_both_versions(
     async def scenario(bench: Any, network: MemoryNetwork) -> None:
         host, _ = await bench.host()
         network.listen("w", host.serve)
-        with pytest.raises(Exception, match="protocol_version: 99 != 1"):
+        with pytest.raises(Exception, match=f"protocol_version: 99 != {PROTOCOL_VERSION}"):
             await network.dial("w", Hello(router_id="r", protocol_version=99))
 
     play(scenario)
@@ -539,9 +541,11 @@ def test_an_idle_router_hears_of_the_load_that_others_make(play: Play) -> None:
         await bench.clock.sleep(0.5)
         messages = [e.message for e in idle.events if isinstance(e, SessionMessage)]
         assert messages == [StepBatch(load=EngineLoad(running=running)) for running in (0, 1, 0)]
-        quiet = len(idle.events)
+        told = len(idle.events)
         await bench.clock.sleep(60)
-        assert len(idle.events) == quiet
+        beats = [e.message for e in idle.events[told:] if isinstance(e, SessionMessage)]
+        assert all(beat == StepBatch(load=EngineLoad()) for beat in beats)
+        assert len(beats) == 120
 
     play(scenario)
 

@@ -67,6 +67,10 @@ class RequestSummary:
         return (ttft is None or ttft <= self.slo.ttft_s) and (itl is None or itl <= self.slo.itl_s)
 
 
+HEALTH_STATES = ("healthy", "slow_start", "probing", "ejected", "silent")
+"""Of a HealthView, from the best to the worst."""
+
+
 @dataclass(frozen=True, slots=True)
 class HealthView:
     """How a worker answers. `state`: healthy, slow_start, ejected, probing, silent; `reason` says why it is

@@ -59,8 +59,9 @@ class Dialer(Protocol):
     """How a router reaches a worker: gRPC, or memory in tests."""
 
     async def dial(self, address: str, hello: Hello) -> RouterConnection:
-        """Connect and exchange Hello and Welcome. Raises ConnectionLost when nobody answers and
-        ProtocolError when the peer refuses (with its reason)."""
+        """Connect and exchange Hello and Welcome. Raises ConnectionLost when nobody answers within a short
+        time of the dialer's own (a frozen worker takes connections and says nothing), and ProtocolError when
+        the peer refuses (with its reason)."""
         ...
 
     def snapshot(self, address: str, epoch: int) -> AsyncGenerator[KvSnapshotPart, None]:

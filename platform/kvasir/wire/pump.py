@@ -67,22 +67,30 @@ class Pump(Generic[Out, In, OutFrame]):
         self._to_send = asyncio.Event()
         self._to_acknowledge = asyncio.Event()
         self._tasks: list[asyncio.Task[NoReturn]] = []
-        self._stopped = False
+        self._stopped: str | None = None
+        self._heard_s = clock.now()
+
+    @property
+    def heard_s(self) -> float:
+        """The clock's reading when the last frame came, whatever was in it; before the first, when this was
+        made."""
+        return self._heard_s
 
     def wake(self) -> None:
         """Something was pushed onto the link."""
         self._to_send.set()
 
-    def stop(self) -> None:
-        """Let go of the link. `run` then ends with ConnectionLost. Idempotent."""
-        self._stopped = True
+    def stop(self, reason: str = "stopped") -> None:
+        """Let go of the link: nothing that is still under way is processed. `run` then ends with
+        ConnectionLost, which says why. Idempotent; the first reason counts."""
+        self._stopped = self._stopped or reason
         for task in self._tasks:
             task.cancel()
 
     async def run(self) -> NoReturn:
         """Carry frames until the connection breaks or the peer breaks the contract."""
-        if self._stopped:
-            raise ConnectionLost("stopped")
+        if self._stopped is not None:
+            raise ConnectionLost(self._stopped)
         self._tasks = [
             asyncio.ensure_future(part) for part in (self._read(), self._write(), self._acknowledge_late())
         ]
@@ -94,14 +102,15 @@ class Pump(Generic[Out, In, OutFrame]):
         # A broken contract outranks the break that it causes: resuming would only repeat it.
         errors: list[Exception] = [error for error in ended if isinstance(error, Exception)]
         errors.sort(key=lambda error: isinstance(error, ConnectionLost))
-        raise errors[0] if errors else ConnectionLost("stopped")
+        raise errors[0] if errors else ConnectionLost(self._stopped)
 
     async def _read(self) -> NoReturn:
         link, clock = self._link, self._clock
         while True:
             frame = await self._connection.receive()
+            self._heard_s = now = clock.now()
             payload = frame.payload
-            fresh = link.receive(frame.seq, frame.ack, has_payload=payload is not None, now=clock.now())
+            fresh = link.receive(frame.seq, frame.ack, has_payload=payload is not None, now=now)
             if payload is None or not fresh:
                 continue
             self._process(payload)

@@ -1,4 +1,5 @@
-"""Asks a running gateway: whether it could serve, which workers it sees, why a request ran where it ran.
+"""Asks a running gateway: whether it could serve, which workers it sees, why a request ran where it ran,
+and to take a worker out of service.
 
 Where the gateway asks for an API key, it is taken from $KVASIR_API_KEY.
 """
@@ -24,10 +25,17 @@ KEY_VARIABLE = "KVASIR_API_KEY"
 
 def get(address: str, path: str) -> tuple[int, bytes]:
     """GET from `host:port`; (status, body). Raises UpstreamError when nobody answers in time."""
+    return _call("GET", address, path)
+
+
+def _call(method: str, address: str, path: str, body: dict[str, Any] | None = None) -> tuple[int, bytes]:
     connection = http.client.HTTPConnection(reachable(address), timeout=_TIMEOUT_S)
     try:
         key = os.environ.get(KEY_VARIABLE)
-        connection.request("GET", path, headers={"Authorization": f"Bearer {key}"} if key else {})
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        if body is not None:
+            headers["Content-Type"] = "application/json"
+        connection.request(method, path, None if body is None else json.dumps(body), headers)
         response = connection.getresponse()
         return response.status, response.read(_BODY_LIMIT)
     except (OSError, http.client.HTTPException) as error:
@@ -76,8 +84,18 @@ def decisions(address: str, request_id: str) -> dict[str, Any]:
     return _asked(address, f"/decisions/{quote(request_id, safe='')}")
 
 
+def ask_drain(address: str, worker_id: str, draining: bool, reason: str) -> None:
+    """Ask for a worker to be taken out of service, or put back. Raises RequestError for a worker that the
+    router does not know (the message lists those that it does), and UpstreamError as above."""
+    path = f"/workers/{quote(worker_id, safe='')}/{'drain' if draining else 'undrain'}"
+    _checked(address, path, *_call("POST", address, path, {"reason": reason} if reason else {}))
+
+
 def _asked(address: str, path: str) -> dict[str, Any]:
-    status, body = get(address, path)
+    return _checked(address, path, *get(address, path))
+
+
+def _checked(address: str, path: str, status: int, body: bytes) -> dict[str, Any]:
     if status == 401:
         sent = (
             f"refuses the key in ${KEY_VARIABLE}" if os.environ.get(KEY_VARIABLE) else "asks for an API key"
@@ -89,9 +107,10 @@ def _asked(address: str, path: str) -> dict[str, Any]:
         value = json.loads(body)
     except ValueError:
         value = None
-    if status == 404 and isinstance(value, dict) and _code(value) == "decision_not_found":
-        raise RequestError(reason_in(body), status=404, code="decision_not_found")
-    if status != 200 or not isinstance(value, dict):
+    code = _code(value) if isinstance(value, dict) else None
+    if status == 404 and code in ("decision_not_found", "worker_not_found"):
+        raise RequestError(reason_in(body), status=404, code=str(code))
+    if status not in (200, 202) or not isinstance(value, dict):
         raise UpstreamError(f"the gateway at {address} answered {status} to {path}: {reason_in(body)}")
     return value
 

@@ -19,6 +19,7 @@ from kvasir_platform.gateway.api import GenerateApi, Tools, stopping
 from kvasir_platform.gateway.auth import ApiKeys
 from kvasir_platform.gateway.connection import HttpLimits
 from kvasir_platform.gateway.decisions import DECISIONS, DecisionPages, RequestNames
+from kvasir_platform.gateway.drains import DRAIN, UNDRAIN, WORKERS, DrainPages
 from kvasir_platform.gateway.errors import error_headers, error_status
 from kvasir_platform.gateway.http import Exchange
 from kvasir_platform.gateway.listener import Listen, Listener
@@ -67,6 +68,7 @@ class Gateway:
             deployment, router, metrics, clock, created=int(wall()), in_flight=self._api.in_flight
         )
         self._decisions = DecisionPages(router, names)
+        self._drains = DrainPages(router)
         self._routes = self._route_table()
         self._listener: Listener | None = None
         self._stop = asyncio.Event()
@@ -128,6 +130,10 @@ class Gateway:
             return "GET", True, self._pages.model
         if path.startswith(DECISIONS):
             return "GET", True, self._decisions.decision
+        if path.startswith(WORKERS) and path.endswith(DRAIN):
+            return "POST", True, self._drains.drain
+        if path.startswith(WORKERS) and path.endswith(UNDRAIN):
+            return "POST", True, self._drains.undrain
         return None
 
     def _handle(self, exchange: Exchange) -> None:

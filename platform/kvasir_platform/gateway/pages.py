@@ -123,6 +123,7 @@ def _worker(view: WorkerView, now: float) -> dict[str, Any]:
         "epoch": None if identity is None else identity.epoch,
         "load": view.load,
         "kv": None if view.kv is None else _kv(view.kv, now),
+        "health": view.health,
     }
 
 

@@ -114,14 +114,14 @@ class StreamedAnswer:
                 self._exchange.frame(b"%b%b%b" % (before, _encode(delta.text), self._after))
             return
         frames = b""
-        if before is None:
-            self._before[index] = self._prefix + self._shape.before(index)
-            if self._shape.opening is not None:
-                frames = self._frame({"index": index, "delta": self._shape.opening, "finish_reason": None})
+        if before is None and self._shape.opening is not None:
+            frames = self._frame({"index": index, "delta": self._shape.opening, "finish_reason": None})
         finish = None if delta.finish is None else FINISH.get(delta.finish)
         if delta.text or finish is not None or delta.logprobs:
             frames += self._frame(self._choice(index, delta, finish))
         if frames:
+            # Only from here on, because the headers leave with the first frame.
+            self._before[index] = self._prefix + self._shape.before(index)
             self._send(frames)
 
     def finish(self, usage: Usage, timing: bytes) -> None:

@@ -110,6 +110,7 @@ class ScriptedRouter:
         self.cancelled: list[str] = []
         self.views: list[WorkerView] = []
         self.records: dict[str, DecisionRecord] = {}
+        self.drains: list[tuple[str, bool, str]] = []
         self.reason: str | None = None
         self.refusal: KvasirError | None = None
 
@@ -138,6 +139,12 @@ class ScriptedRouter:
     def explain(self, request_id: str) -> DecisionRecord | None:
         """What `records` has."""
         return self.records.get(request_id)
+
+    def drain(self, worker_id: str, draining: bool, reason: str = "") -> None:
+        """Note the wish, or raise `refusal` if one is set."""
+        if self.refusal is not None:
+            raise self.refusal
+        self.drains.append((worker_id, draining, reason))
 
     def not_ready_reason(self) -> str | None:
         """`reason`."""

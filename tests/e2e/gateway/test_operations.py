@@ -36,6 +36,7 @@ async def test_status_shows_the_workers(edge: Any) -> None:
     assert status["models"] == ["kvasir-tiny", "pirate"]
     assert status["workers"][0]["worker_id"] == "d-0"
     assert status["workers"][0]["load"]["running"] == 3
+    assert status["workers"][0]["health"]["state"] == "healthy"
 
 
 async def test_metrics_count_a_request_and_drop_a_gone_worker(edge: Any) -> None:

@@ -14,19 +14,29 @@ import pytest
 
 @dataclass
 class CannedGateway:
-    """`answers` maps a path to status and body; `keys` has the Authorization header of each request."""
+    """`answers` maps a path to status and body, `later` to those that come first, one for each request;
+    `keys` has the Authorization header of each request, `posts` the path and body of those that ask for
+    something."""
 
     address: str
     answers: dict[str, tuple[int, Any]] = field(default_factory=dict)
+    later: dict[str, list[tuple[int, Any]]] = field(default_factory=dict)
     keys: list[str | None] = field(default_factory=list)
+    posts: list[tuple[str, Any]] = field(default_factory=list)
 
 
 @pytest.fixture
 def gateway() -> Iterator[CannedGateway]:
     class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["content-length"]))
+            canned.posts.append((self.path, json.loads(body)))
+            self.do_GET()
+
         def do_GET(self) -> None:
             canned.keys.append(self.headers.get("authorization"))
-            status, body = canned.answers.get(self.path, (404, {}))
+            first = canned.later.get(self.path)
+            status, body = first.pop(0) if first else canned.answers.get(self.path, (404, {}))
             encoded = json.dumps(body).encode()
             self.send_response(status)
             self.send_header("content-length", str(len(encoded)))

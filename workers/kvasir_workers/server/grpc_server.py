@@ -2,6 +2,10 @@
 
 It knows connections and not sessions: each one that has said Hello is handed to `on_connection`, and ends
 when that returns. Snapshots are bulk, and travel on calls of their own that delay no session's tokens.
+
+With TLS, whoever has no certificate of this deployment's authorities does not get as far as a call, and who
+has one that is no router's gets neither a session nor a snapshot. Each handshake uses the newest
+certificates; connections that exist go on.
 """
 
 from __future__ import annotations
@@ -28,12 +32,14 @@ from kvasir.wire.codec import (
     encode_snapshot_part,
     encode_to_router,
 )
+from kvasir.wire.tls import KeyMaterial, TlsFiles
 from kvasir_workers.server.kv_feed import TOO_MANY_SNAPSHOTS
 
 OnConnection = Callable[[WorkerConnection], Coroutine[Any, Any, None]]
 Snapshots = Callable[[], AsyncGenerator[KvSnapshotPart, None]]
 Context = grpc.aio.ServicerContext[bytes, bytes]
 
+_MAX_PROBES = 16
 _BROKEN = (grpc.RpcError, grpc.aio.BaseError, asyncio.InvalidStateError)
 
 
@@ -47,8 +53,19 @@ class GrpcServerLimits:
     max_concurrent_rpcs: int = 256
     hello_timeout_s: float = 5.0
     snapshot_timeout_s: float = 60.0
-    keepalive_s: float = 10.0
-    keepalive_timeout_s: float = 5.0
+    keepalive_s: float = 2.0
+    keepalive_timeout_s: float = 2.0
+    min_ping_s: float = 0.5
+    """Routers that ping more often than this are cut off; gRPC's own limit of five minutes would cut off
+    ours."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerTls:
+    """What a worker shows, and the URI that a router's certificate must have."""
+
+    files: TlsFiles
+    router: str
 
 
 class GrpcWorkerConnection:
@@ -132,8 +149,10 @@ class GrpcServer:
     """One listening address. Methods run on one event loop.
 
     `token` is the deployment's session secret, None where it has none: sessions and snapshots without
-    it end with UNAUTHENTICATED. Health is open, for probes carry no secrets. `snapshot` begins one, as
-    kvasir_workers.server.kv_feed.KvFeed does.
+    it end with UNAUTHENTICATED. With `tls`, callers that are no routers of this deployment end with
+    PERMISSION_DENIED, and those without a certificate before that; None is plain text. Health needs no token;
+    at `health_bind` it is also answered in plain text, for probes that have no certificate. `snapshot` begins
+    one, as kvasir_workers.server.kv_feed.KvFeed does.
     """
 
     def __init__(
@@ -143,15 +162,19 @@ class GrpcServer:
         bind: str,
         token: str | None,
         snapshot: Snapshots | None = None,
+        tls: ServerTls | None = None,
+        health_bind: str | None = None,
         limits: GrpcServerLimits | None = None,
     ) -> None:
         self._on_connection = on_connection
         self._begin_snapshot = snapshot
         self._bind = bind
+        self._tls = tls
+        self._health_bind = health_bind
         self._expected = None if token is None else f"Bearer {token}".encode()
         self._limits = limits or GrpcServerLimits()
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]  # the stubs lack it
-        self._server: grpc.aio.Server | None = None
+        self._servers: list[grpc.aio.Server] = []
         self._sessions: set[asyncio.Task[None]] = set()
 
     async def start(self) -> int:
@@ -173,16 +196,29 @@ class GrpcServer:
                 ),
             )
         )
+        port = self._listen(server, self._bind, "worker.host", self._tls)
+        servers = [server]
+        if self._health_bind is not None:
+            probes = grpc.aio.server(options=self._options(), maximum_concurrent_rpcs=_MAX_PROBES)
+            health_pb2_grpc.add_HealthServicer_to_server(self._health, probes)
+            self._listen(probes, self._health_bind, "worker.health_port", None)
+            servers.append(probes)
+        self._servers = servers
+        for one in servers:
+            await one.start()
+        return port
+
+    @staticmethod
+    def _listen(server: grpc.aio.Server, bind: str, field: str, tls: ServerTls | None) -> int:
         try:
-            port: int = server.add_insecure_port(self._bind)
+            if tls is None:
+                return server.add_insecure_port(bind)
+            return server.add_secure_port(bind, _credentials(tls.files))
         except RuntimeError as error:
             raise ConfigError(
-                f"worker.host: cannot listen on {self._bind}: "
+                f"{field}: cannot listen on {bind}: "
                 "the address must be one of this machine, and the port free"
             ) from error
-        self._server = server
-        await server.start()
-        return port
 
     async def set_serving(self, serving: bool) -> None:
         """What health checks answer from here on, for the server and for the service."""
@@ -202,11 +238,11 @@ class GrpcServer:
 
     async def stop(self, grace_s: float) -> None:
         """Take no new connections, give those that there are `grace_s` seconds, end them. Idempotent."""
-        if self._server is None:
+        if not self._servers:
             return
-        server, self._server = self._server, None
+        servers, self._servers = self._servers, []
         await self._health.enter_graceful_shutdown()
-        await server.stop(grace_s)
+        await asyncio.gather(*(server.stop(grace_s) for server in servers))
         for task in self._sessions:
             task.cancel()
         await asyncio.gather(*self._sessions, return_exceptions=True)
@@ -222,11 +258,18 @@ class GrpcServer:
             ("grpc.keepalive_time_ms", round(limits.keepalive_s * 1000)),
             ("grpc.keepalive_timeout_ms", round(limits.keepalive_timeout_s * 1000)),
             ("grpc.http2.max_pings_without_data", 0),
-            # Routers ping about as often as we do; gRPC's own limit of five minutes would cut them off.
-            ("grpc.http2.min_ping_interval_without_data_ms", round(limits.keepalive_s * 250)),
+            ("grpc.http2.min_ping_interval_without_data_ms", round(limits.min_ping_s * 1000)),
         ]
 
     async def _authenticate(self, context: Context) -> None:
+        if self._tls is not None:
+            uris = [value.decode(errors="replace") for value in context.auth_context().get("peer_uri", ())]
+            if uris != [self._tls.router]:
+                await context.abort(
+                    grpc.StatusCode.PERMISSION_DENIED,
+                    f"the caller's certificate is of {', '.join(uris) or 'nobody'}, and only "
+                    f"{self._tls.router} may call; give the router its own certificate",
+                )
         if self._expected is None:
             return
         given = b""
@@ -293,3 +336,26 @@ class GrpcServer:
             await context.abort(code, error.message)
         except TimeoutError:
             await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "the snapshot was read too slowly")
+
+
+def _credentials(files: TlsFiles) -> grpc.ServerCredentials:
+    """Certificates for each handshake, from the newest good files. gRPC asks on threads of its own."""
+    served = files.current()
+
+    def newer() -> grpc.ServerCertificateConfiguration | None:
+        nonlocal served
+        newest = files.current()
+        if newest is served:
+            return None
+        served = newest
+        return _configuration(newest)
+
+    return grpc.dynamic_ssl_server_credentials(
+        _configuration(served),
+        newer,  # type: ignore[arg-type]  # None, for "as before", is missing from the stubs
+        require_client_authentication=True,
+    )
+
+
+def _configuration(material: KeyMaterial) -> grpc.ServerCertificateConfiguration:
+    return grpc.ssl_server_certificate_configuration([(material.key, material.chain)], material.ca)

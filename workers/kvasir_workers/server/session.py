@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import math
 
 from kvasir.core.kv import KvBatch
 from kvasir.core.link import Link, LinkLimits
 from kvasir.core.messages import RouterMessage, WorkerFrame, WorkerMessage
-from kvasir.core.requests import EngineLoad
+from kvasir.core.requests import EngineLoad, KvHandoff
 from kvasir.wire.pump import Pump
 
 
@@ -15,7 +16,7 @@ class Session:
     """One router's session on this worker.
 
     `live` maps the router's request ids to the engine's, `leases` ids to when they end; `load` is what the
-    router was told last. `window` runs while there is no connection.
+    router was told last, and `said_s` when it was told anything. `window` runs while there is no connection.
     """
 
     def __init__(self, session_id: str, router_id: str, limits: LinkLimits) -> None:
@@ -27,8 +28,17 @@ class Session:
         self.live: dict[str, str] = {}
         self.leases: dict[str, float] = {}
         self.load: EngineLoad | None = None
+        self.said_s = -math.inf
         self.ended = False
         self._spared: KvBatch | None = None
+
+    def hold(self, handoff: KvHandoff, now: float) -> None:
+        """Remember a lease, and forget those that have ended."""
+        for lease_id, ends in list(self.leases.items()):
+            if ends > now:
+                break
+            del self.leases[lease_id]
+        self.leases[handoff.lease_id] = now + handoff.ttl_s
 
     def bear(self, kv: KvBatch | None) -> KvBatch | None:
         """`kv`, or None for a router that has enough to read: it sees the gap, and takes a snapshot."""

@@ -22,28 +22,27 @@ from kvasir.core.kv import KvBatch, KvSnapshotPart
 from kvasir.core.link import LinkLimits, payload_bytes
 from kvasir.core.messages import (
     Abort,
-    Draining,
     Goodbye,
     Hello,
     ReleaseLeases,
     RouterMessage,
+    SetDraining,
     Submit,
     Welcome,
     WorkerFrame,
     WorkerMessage,
 )
-from kvasir.core.requests import Delta, EngineRequest, FinishReason, KvHandoff, StepBatch
+from kvasir.core.requests import Delta, EngineRequest, KvHandoff, StepBatch
 from kvasir.ports.clock import Clock
 from kvasir.ports.engine import Engine
 from kvasir.ports.session import ConnectionLost, WorkerConnection
 from kvasir.wire.pump import Pump
 from kvasir_workers.server.kv_feed import KvFeed
+from kvasir_workers.server.refusals import WORKER_DRAINING, WORKER_OVERLOADED, DrainState, refusal
+from kvasir_workers.server.reports import report
 from kvasir_workers.server.session import Session
 
 log = logging.getLogger(__name__)
-
-WORKER_DRAINING = "worker_draining"
-WORKER_OVERLOADED = "worker_overloaded"
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +55,9 @@ class SessionHostLimits:
     max_live_requests: int = 8192
     """Legs of one session that may be live; more are refused with `worker_overloaded`."""
     load_interval_s: float = 0.25
-    """How often load is reported to a router whose own deltas do not carry it."""
+    """How often changes of the load are looked for, for a router whose own deltas do not carry them."""
+    heartbeat_s: float = 0.5
+    """The longest time for which a connected router hears nothing."""
     max_snapshots: int = 8
     """Snapshots that may be read at once."""
     drain_poll_s: float = 0.02
@@ -85,7 +86,7 @@ class SessionHost:
         # aborted leg's last words must not reach another session that uses the id again.
         self._owners: dict[str, tuple[Session, str]] = {}
         self._opened = 0
-        self._draining: Draining | None = None
+        self._drain = DrainState()
         self._closed = False
         self._kv = KvFeed(engine.kv, self._broadcast, max_snapshots=self._limits.max_snapshots)
 
@@ -181,9 +182,7 @@ class SessionHost:
     async def drain(self, reason: str, grace_s: float) -> bool:
         """Tell routers to send no more, refuse what comes, and wait until every stream has ended and its
         end was acknowledged. False: `grace_s` was not enough. Sessions stay until `close`."""
-        self._draining = Draining(reason, grace_s)
-        for session in list(self._sessions.values()):
-            self._push(session, self._draining)
+        self._tell(self._drain.stop(reason, grace_s))
         deadline = self._clock.now() + grace_s
         while not (quiet := self._quiet()) and self._clock.now() < deadline:
             await self._clock.sleep(self._limits.drain_poll_s)
@@ -195,6 +194,10 @@ class SessionHost:
         self._kv.close()
         for session in list(self._sessions.values()):
             self._end(session, "the worker stops")
+
+    def _tell(self, message: WorkerMessage) -> None:
+        for session in list(self._sessions.values()):
+            self._push(session, message)
 
     def _broadcast(self, kv: KvBatch, beside: Container[Session] = ()) -> None:
         alone = StepBatch(kv=kv)
@@ -225,8 +228,8 @@ class SessionHost:
         session_id = f"{self._identity.worker_id}/{self._identity.epoch}/{self._opened}"
         session = Session(session_id, router_id, self._limits.link)
         self._sessions[session_id] = session
-        if self._draining is not None:
-            self._push(session, self._draining)
+        if self._drain.said is not None:
+            self._push(session, self._drain.said)
         return session
 
     def _resume(self, session: Session, hello: Hello) -> bool:
@@ -298,6 +301,7 @@ class SessionHost:
     def _push(self, session: Session, message: WorkerMessage) -> None:
         if session.ended:
             return
+        session.said_s = self._clock.now()
         try:
             session.link.push(message, payload_bytes(message))
         except ProtocolError as error:
@@ -308,12 +312,15 @@ class SessionHost:
             session.pump.wake()
 
     async def _report(self, session: Session) -> None:
-        while True:
-            load, kv = self._engine.load(), session.take_spared()
-            if load != session.load or kv is not None:
-                session.load = load
-                self._push(session, StepBatch(load=load, kv=kv))
-            await self._clock.sleep(self._limits.load_interval_s)
+        limits = self._limits
+        await report(
+            session,
+            self._engine.load,
+            self._push,
+            self._clock,
+            interval_s=limits.load_interval_s,
+            heartbeat_s=limits.heartbeat_s,
+        )
 
     def _process(self, session: Session, message: RouterMessage) -> None:
         match message:
@@ -325,6 +332,10 @@ class SessionHost:
             case ReleaseLeases(lease_ids=ids):
                 if owned := [one for one in ids if session.leases.pop(one, None) is not None]:
                     self._engine.release(owned)
+            case SetDraining():
+                if (told := self._drain.ask(message)) is not None:
+                    log.info("%s of %s: %s", session.session_id, session.router_id, told)
+                    self._tell(told)
             case Goodbye():
                 self._end(session, "its router said goodbye")
 
@@ -335,10 +346,10 @@ class SessionHost:
         accepted: list[EngineRequest] = []
         refused: list[Delta] = []
         for request in requests:
-            if self._draining is not None:
-                refused.append(_refusal(request, WORKER_DRAINING, self._draining.reason))
+            if self._drain.said is not None:
+                refused.append(refusal(request, WORKER_DRAINING, self._drain.said.reason))
             elif len(session.live) >= self._limits.max_live_requests:
-                refused.append(_refusal(request, WORKER_OVERLOADED, "too many live requests"))
+                refused.append(refusal(request, WORKER_OVERLOADED, "too many live requests"))
             else:
                 accepted.append(self._own(session, request))
         if refused:
@@ -366,20 +377,4 @@ class SessionHost:
             # Not at once: this is the engine's own call.
             asyncio.get_running_loop().call_soon(self._engine.release, [handoff.lease_id])
             return
-        now = self._clock.now()
-        for lease_id, ends in list(session.leases.items()):
-            if ends > now:
-                break
-            del session.leases[lease_id]
-        session.leases[handoff.lease_id] = now + handoff.ttl_s
-
-
-def _refusal(request: EngineRequest, code: str, message: str) -> Delta:
-    return Delta(
-        request_id=request.request_id,
-        offset=0,
-        finish=FinishReason.ERROR,
-        last=True,
-        error=code,
-        error_message=message,
-    )
+        session.hold(handoff, self._clock.now())

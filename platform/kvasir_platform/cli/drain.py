@@ -1,0 +1,162 @@
+"""`kvasir drain WORKER`: takes a worker out of service without losing a stream, and puts it back."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from kvasir.core.errors import UpstreamError
+from kvasir_platform.cli.gateway_client import ask_drain, workers
+from kvasir_platform.cli.output import Output, duration
+
+_DRAIN_S = 300.0
+_UNDO_S = 10.0
+_POLL_S = 0.5
+_QUIET_POLLS = 2
+"""A worker's load is a report, and may be older than the last stream that another router began."""
+
+
+@dataclass(frozen=True, slots=True)
+class DrainWish:
+    """What the command line asks for. `timeout_s` None means the default."""
+
+    worker_id: str
+    undo: bool = False
+    reason: str = ""
+    wait: bool = True
+    timeout_s: float | None = None
+
+
+def drain(
+    wish: DrainWish,
+    address: str,
+    output: Output,
+    *,
+    pause: Callable[[float], None] = time.sleep,
+    now: Callable[[], float] = time.monotonic,
+) -> int:
+    """Ask, and wait until it is so. Raises RequestError for an unknown worker, and UpstreamError when the
+    gateway does not answer or (`drain_timeout`) the time is over."""
+    ask_drain(address, wish.worker_id, not wish.undo, wish.reason)
+    if not wish.wait:
+        what = "serve again" if wish.undo else "drain"
+        _done(output, wish.worker_id, "asked", f"asked to {what}; watch it with: kvasir get workers")
+        return 0
+    timeout_s = wish.timeout_s
+    if timeout_s is None:
+        timeout_s = _UNDO_S if wish.undo else _DRAIN_S
+    watch = _Watch(wish.worker_id, output)
+    step = watch.serves if wish.undo else watch.is_empty
+    began = now()
+    while not step(_find(address, wish.worker_id)):
+        if now() - began >= timeout_s:
+            watch.clear()
+            raise UpstreamError(watch.too_late(wish, timeout_s), code="drain_timeout")
+        pause(_POLL_S)
+    return 0
+
+
+class _Watch:
+    """Follows one worker, and shows what changes of it."""
+
+    def __init__(self, worker_id: str, output: Output) -> None:
+        self._worker_id = worker_id
+        self._output = output
+        self._shown = ""
+        self._quiet = 0
+        self._drained_before = False
+        self._left = 0
+        self._state = ""
+        self._reason = ""
+
+    def is_empty(self, worker: dict[str, Any] | None) -> bool:
+        """Whether nothing runs there any more. Raises UpstreamError when somebody took the drain back."""
+        if worker is None:
+            self._finish("gone", "has left, and nothing of it is waited for")
+            return True
+        drains = self._take(worker)
+        if self._drained_before and self._state == "connecting":
+            self._finish("gone", "has stopped, and nothing of it is waited for")
+            return True
+        if self._drained_before and self._state == "ready":
+            self.clear()
+            raise UpstreamError(
+                f"{self._worker_id} serves again: somebody has put it back; to insist: "
+                f"kvasir drain {self._worker_id}"
+            )
+        self._drained_before = self._drained_before or drains
+        self._quiet = self._quiet + 1 if drains and not self._left else 0
+        if self._quiet >= _QUIET_POLLS:
+            self._finish("drained", "is drained: nothing runs on it, and it can be stopped")
+            return True
+        self._show(f"{self._state}, {_streams(self._left)} left")
+        return False
+
+    def serves(self, worker: dict[str, Any] | None) -> bool:
+        """Whether it takes requests again. Raises UpstreamError when it has left."""
+        if worker is None:
+            raise UpstreamError(f"{self._worker_id} has left; `kvasir get workers` shows those there are")
+        self._take(worker)
+        if self._state == "ready":
+            self._finish("ready", "serves again")
+            return True
+        self._show(self._state)
+        return False
+
+    def too_late(self, wish: DrainWish, timeout_s: float) -> str:
+        """What the wait ended with, and what can be done."""
+        after = f"after {duration(timeout_s)}"
+        why = f" ({self._reason})" if self._reason else ""
+        if wish.undo:
+            return (
+                f"{self._worker_id} is {self._state}{why} {after}. One that is out of reach is told when it "
+                "is back; one that is being stopped or has left goes on draining: see kvasir get workers"
+            )
+        return (
+            f"{self._worker_id} is {self._state}{why} with {_streams(self._left)} {after}; the drain stands. "
+            f"Wait on with: kvasir drain {self._worker_id}, or put it back with: kvasir drain "
+            f"{self._worker_id} --undo"
+        )
+
+    def clear(self) -> None:
+        """Take the live line away."""
+        if self._shown and self._output.is_terminal:
+            self._output.redraw("")
+
+    def _take(self, worker: dict[str, Any]) -> bool:
+        """Take a report in; whether it says that the worker drains."""
+        load = worker.get("load") or {}
+        of_all = int(load.get("running") or 0) + int(load.get("waiting") or 0)
+        self._left = max(int(worker.get("in_flight") or 0), of_all)
+        self._state = str(worker.get("state"))
+        self._reason = str(worker.get("reason") or "")
+        return self._state == "draining"
+
+    def _show(self, text: str) -> None:
+        if text == self._shown:
+            return
+        self._shown = text
+        line = f"{self._worker_id}: {text}"
+        if self._output.is_terminal:
+            self._output.redraw(line)
+        else:
+            self._output.text(line)
+
+    def _finish(self, state: str, text: str) -> None:
+        self.clear()
+        _done(self._output, self._worker_id, state, text)
+
+
+def _done(output: Output, worker_id: str, state: str, text: str) -> None:
+    output.text(f"{worker_id} {text}")
+    output.data({"worker_id": worker_id, "state": state})
+
+
+def _find(address: str, worker_id: str) -> dict[str, Any] | None:
+    return next((worker for worker in workers(address) if worker.get("worker_id") == worker_id), None)
+
+
+def _streams(count: int) -> str:
+    return f"{count:,} stream{'' if count == 1 else 's'}"

@@ -1,0 +1,36 @@
+"""Tells a worker that has fallen silent from a router that was too busy to listen.
+
+A frozen process, a partition and a dead link all look alike from here: the connection stands and nothing
+comes. A router whose own loop stood still sees exactly the same when it wakes, and must not take every
+worker for dead. So the wait is cut into slices, and time in which this loop did not run is nobody's silence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from kvasir.ports.clock import Clock
+
+_SLICES = 5
+_GRAIN_S = 1e-6
+
+
+async def fallen_silent(heard_s: Callable[[], float], silence_s: float, clock: Clock) -> None:
+    """Return once nothing was heard for `silence_s` seconds in which this loop was awake.
+
+    `heard_s` gives `clock`'s reading when something was heard last. After a stall of the loop, what came
+    meanwhile gets at least a slice of the time to be read before it counts as missing.
+    """
+    slice_s = silence_s / _SLICES
+    since = clock.now()
+    while True:
+        since = max(since, heard_s())
+        began = clock.now()
+        wait = min(slice_s, since + silence_s - began)
+        if wait <= _GRAIN_S:
+            return
+        await clock.sleep(wait)
+        now = clock.now()
+        late = now - began - wait
+        if late > slice_s / 2:
+            since = max(since + late, now - silence_s + slice_s)
