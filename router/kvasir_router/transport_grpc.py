@@ -1,13 +1,18 @@
 """Reaches workers over gRPC: `kvasir.ports.session.Dialer` for production.
 
 One channel for each connection, closed with it: a shared one would hand its own back-off and its broken
-state to the next attempt, and reconnecting is the session's business.
+state to the next attempt, and reconnecting is the session's business. So is each connection's TLS handshake,
+which the certificates on disk at that moment take part in.
+
+gRPC shows its Python user no certificate of the server, but it compares one name in it. So a worker's DNS
+name tells deployment and pool, whatever its address: a connection exists only where both are proven.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable
 from dataclasses import dataclass
 from typing import NoReturn, TypeVar
@@ -26,10 +31,15 @@ from kvasir.wire.codec import (
     encode_snapshot_request,
     encode_to_worker,
 )
+from kvasir.wire.tls import TlsFiles, TlsNames
 
 T = TypeVar("T")
 Call = grpc.aio.StreamStreamCall[bytes, bytes]
 
+WRONG_IDENTITY = "wrong_identity"
+UNTRUSTED = "untrusted_certificate"
+
+_VERIFY_FAILED = re.compile(r"CERTIFICATE_VERIFY_FAILED: (.+?)(?:: OK)?$")
 _BROKEN = (grpc.RpcError, grpc.aio.BaseError, asyncio.InvalidStateError)
 _REFUSALS = frozenset(
     {
@@ -47,11 +57,25 @@ class GrpcDialLimits:
     """`connect_timeout_s` is for the whole dial, Welcome included, and `part_timeout_s` for each part of
     a snapshot. A peer that does not answer a keepalive ping within `keepalive_timeout_s` is gone."""
 
-    connect_timeout_s: float = 5.0
+    connect_timeout_s: float = 1.0
     part_timeout_s: float = 5.0
     max_message_bytes: int = 96 << 20
-    keepalive_s: float = 10.0
-    keepalive_timeout_s: float = 5.0
+    keepalive_s: float = 2.0
+    keepalive_timeout_s: float = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class DialTls:
+    """What a router shows, and what a worker of `pool` has to prove."""
+
+    files: TlsFiles
+    names: TlsNames
+    pool: str
+
+    @property
+    def expected(self) -> str:
+        """The name in the worker's certificate."""
+        return self.names.worker_dns(self.pool)
 
 
 class GrpcRouterConnection:
@@ -123,17 +147,50 @@ async def _ended(
     return ConnectionLost(f"{code.name}: {details}")
 
 
-class GrpcDialer:
-    """Dials `host:port`. `token` is the deployment's session secret, None where it has none."""
+def _handshake_failure(lost: ConnectionLost, address: str, tls: DialTls) -> ConnectionLost | ProtocolError:
+    """The same loss, or the refusal that gRPC's words about the TLS handshake amount to."""
+    said = str(lost)
+    if "Hostname Verification Check failed" in said:
+        return ProtocolError(
+            f"{address} has no certificate of {tls.expected}, but one of another pool, deployment or trust "
+            "domain, or a router's; correct discovery, or issue that worker's certificate anew",
+            code=WRONG_IDENTITY,
+        )
+    if failure := _VERIFY_FAILED.search(said):
+        return ProtocolError(
+            f"the certificate of the worker at {address} is not accepted: {failure[1]}; renew it, and see "
+            "that the router's certificate authorities have certified it",
+            code=UNTRUSTED,
+        )
+    if "WRONG_VERSION_NUMBER" in said:
+        return ProtocolError(
+            f"the worker at {address} speaks plain text, and this router speaks TLS only; "
+            "set tls alike for both",
+            code=UNTRUSTED,
+        )
+    if "Socket closed" in said or "Connection reset" in said:
+        return ConnectionLost(
+            f"{said}: {address} hung up in the handshake; if that lasts, it does not accept the router's "
+            "certificate, and its log says why"
+        )
+    return lost
 
-    def __init__(self, token: str | None, limits: GrpcDialLimits | None = None) -> None:
+
+class GrpcDialer:
+    """Dials `host:port`. `token` is the deployment's session secret, None where it has none. With `tls`
+    it reaches workers of one pool; without, it speaks plain text."""
+
+    def __init__(
+        self, token: str | None, limits: GrpcDialLimits | None = None, *, tls: DialTls | None = None
+    ) -> None:
         self._metadata = () if token is None else (("authorization", f"Bearer {token}"),)
         self._limits = limits or GrpcDialLimits()
+        self._tls = tls
 
     async def dial(self, address: str, hello: Hello) -> GrpcRouterConnection:
         """Connect and exchange Hello and Welcome. Raises ConnectionLost when nobody answers in time,
-        and ProtocolError when the worker refuses, with its reason."""
-        channel = grpc.aio.insecure_channel(address, options=self._options())
+        and ProtocolError when the worker refuses, with its reason, or is not who it should be."""
+        channel = self._channel(address)
         method = channel.stream_stream(
             f"/{SERVICE}/Session", request_serializer=None, response_deserializer=None
         )
@@ -142,11 +199,15 @@ class GrpcDialer:
         try:
             async with asyncio.timeout(self._limits.connect_timeout_s):
                 await connection.handshake(hello)
+            self._check_pool(address, connection.welcome)
         except TimeoutError as error:
             await connection.close()
             raise ConnectionLost(
                 f"no answer from {address} in {self._limits.connect_timeout_s:g} s"
             ) from error
+        except ConnectionLost as error:
+            await connection.close()
+            raise self._meant(error, address) from error
         except BaseException:
             await connection.close()
             raise
@@ -165,7 +226,7 @@ class GrpcDialer:
                         f"{address} sent no part of its snapshot in {limits.part_timeout_s:g} s"
                     ) from error
                 except _BROKEN as error:
-                    raise await _ended(call, error) from error
+                    raise self._meant(await _ended(call, error), address) from error
                 if not isinstance(data, bytes):
                     return
                 yield decode_snapshot_part(data)
@@ -174,7 +235,7 @@ class GrpcDialer:
     async def _snapshot_call(
         self, address: str, epoch: int
     ) -> AsyncIterator[grpc.aio.UnaryStreamCall[bytes, bytes]]:
-        channel = grpc.aio.insecure_channel(address, options=self._options())
+        channel = self._channel(address)
         method = channel.unary_stream(
             f"/{SERVICE}/Snapshot", request_serializer=None, response_deserializer=None
         )
@@ -185,7 +246,31 @@ class GrpcDialer:
             call.cancel()
             await channel.close(None)
 
-    def _options(self) -> list[tuple[str, int]]:
+    def _channel(self, address: str) -> grpc.aio.Channel:
+        tls, options = self._tls, self._options()
+        if tls is None:
+            return grpc.aio.insecure_channel(address, options=options)
+        if problem := tls.files.invalid():
+            raise ProtocolError(f"this router cannot prove who it is: {problem}", code=UNTRUSTED)
+        own = tls.files.current()
+        credentials = grpc.ssl_channel_credentials(own.ca, own.key, own.chain)
+        options.append(("grpc.ssl_target_name_override", tls.expected))
+        return grpc.aio.secure_channel(address, credentials, options=options)
+
+    def _check_pool(self, address: str, welcome: Welcome) -> None:
+        if self._tls is not None and welcome.identity.pool != self._tls.pool:
+            raise ProtocolError(
+                f"{address} says that it is of pool {welcome.identity.pool!r}, and its certificate is of "
+                f"pool {self._tls.pool!r}; start it with the certificate of its pool",
+                code=WRONG_IDENTITY,
+            )
+
+    def _meant(self, error: ConnectionLost | ProtocolError, address: str) -> ConnectionLost | ProtocolError:
+        if self._tls is None or isinstance(error, ProtocolError):
+            return error
+        return _handshake_failure(error, address, self._tls)
+
+    def _options(self) -> list[tuple[str, int | str]]:
         limits = self._limits
         return [
             ("grpc.use_local_subchannel_pool", 1),

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +14,7 @@ import grpc
 import grpc.aio
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from load_tests.scenarios.scorecard_tls import Issuers, router_tls, worker_tls
 
 from kvasir.core.errors import ConfigError, ProtocolError
 from kvasir.core.identity import KvLayout, WorkerIdentity
@@ -22,8 +24,8 @@ from kvasir.ports.session import ConnectionLost, Dialer, RouterConnection, Worke
 from kvasir.wire.codec import SERVICE
 from kvasir.wire.v1 import kv_pb2, session_pb2
 from kvasir_platform.sim.memory_transport import MemoryNetwork
-from kvasir_router.transport_grpc import GrpcDialer, GrpcDialLimits
-from kvasir_workers.server.grpc_server import GrpcServer, GrpcServerLimits
+from kvasir_router.transport_grpc import DialTls, GrpcDialer, GrpcDialLimits
+from kvasir_workers.server.grpc_server import GrpcServer, GrpcServerLimits, ServerTls
 
 TOKEN = "s3cret"
 IDENTITY = WorkerIdentity(
@@ -67,19 +69,33 @@ async def _memory() -> AsyncIterator[Transport]:
 
 
 async def _grpc() -> AsyncIterator[Transport]:
+    async for one in _over_grpc(None, None):
+        yield one
+
+
+async def _grpc_tls() -> AsyncIterator[Transport]:
+    issuers = Issuers(time.time())
+    ca = issuers.ours.pem
+    async for one in _over_grpc(worker_tls(ca, issuers.worker()), router_tls(ca, issuers.router())):
+        yield one
+
+
+async def _over_grpc(worker: ServerTls | None, router: DialTls | None) -> AsyncIterator[Transport]:
     servers: list[GrpcServer] = []
 
     async def listen(on_connection: OnConnection) -> str:
-        server = GrpcServer(on_connection, bind="127.0.0.1:0", token=TOKEN)
+        server = GrpcServer(on_connection, bind="127.0.0.1:0", token=TOKEN, tls=worker)
         servers.append(server)
         return f"127.0.0.1:{await server.start()}"
 
-    yield Transport(listen, GrpcDialer(TOKEN), "127.0.0.1:1")
+    yield Transport(
+        listen, GrpcDialer(TOKEN, GrpcDialLimits(connect_timeout_s=10.0), tls=router), "127.0.0.1:1"
+    )
     for server in servers:
         await server.stop(0)
 
 
-@pytest.fixture(params=[_memory, _grpc], ids=["memory", "grpc"])
+@pytest.fixture(params=[_memory, _grpc, _grpc_tls], ids=["memory", "grpc", "grpc over TLS"])
 async def transport(request: pytest.FixtureRequest) -> AsyncIterator[Transport]:
     async for one in request.param():
         yield one

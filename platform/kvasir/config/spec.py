@@ -13,7 +13,9 @@ from pydantic import Field, model_validator
 
 from kvasir.config.spec_base import Name, Spec, is_loopback
 from kvasir.config.spec_edge import DiscoverySpec, GatewaySpec, TelemetrySpec
+from kvasir.config.spec_ray import RaySpec
 from kvasir.config.spec_routing import HealthSpec, RoutingSpec, SloSpec
+from kvasir.config.spec_tls import TlsSpec
 from kvasir.config.spec_workers import TransferSpec, WorkerSpec
 from kvasir.core.requests import Role
 
@@ -26,11 +28,13 @@ __all__ = [
     "LoraSpec",
     "ModelSpec",
     "PoolSpec",
+    "RaySpec",
     "RoutingSpec",
     "SimSpec",
     "SloSpec",
     "SpeculativeSpec",
     "TelemetrySpec",
+    "TlsSpec",
     "TransferSpec",
     "WorkerSpec",
     "is_loopback",
@@ -158,10 +162,12 @@ class Deployment(Spec):
     pools: tuple[PoolSpec, ...] = Field(default_factory=_default_pools, min_length=1)
     transfer: TransferSpec = TransferSpec()
     worker: WorkerSpec = WorkerSpec()
+    tls: TlsSpec = TlsSpec()
     routing: RoutingSpec = RoutingSpec()
     slo: tuple[SloSpec, ...] = Field(default=(SloSpec(name="default"),), min_length=1)
     gateway: GatewaySpec = GatewaySpec()
     discovery: DiscoverySpec = DiscoverySpec()
+    ray: RaySpec = RaySpec()
     telemetry: TelemetrySpec = TelemetrySpec()
 
     def pool(self, name: str) -> PoolSpec:

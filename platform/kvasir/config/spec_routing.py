@@ -70,13 +70,13 @@ class RoutingSpec(Spec):
     max_migrations: int = Field(default=3, ge=0, le=10)
     """How often a request goes on elsewhere after its worker was lost."""
     retry_budget: float = Field(default=0.15, ge=0, le=1)
-    """Retries and hedges allowed, as a fraction of the requests that arrive; the loss of a worker does not
-    count against it."""
+    """Starts after a failure or for want of an answer, as a fraction of the requests that arrive; those after
+    the loss of a worker do not count."""
     hedge_after: float = Field(default=8.0, ge=0)
-    """A request that has produced nothing after so many times its predicted time to first token is started
-    on a second worker too, and the first to answer keeps it. 0 never does."""
+    """A request of which nothing has come after so many times its predicted time to first token is taken back
+    and started on another worker, once. 0 never does."""
     hedge_min_s: float = Field(default=1.0, ge=0)
-    """No request is hedged sooner than this."""
+    """No request is taken back sooner than this."""
     health: HealthSpec = HealthSpec()
 
 

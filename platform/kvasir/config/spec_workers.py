@@ -40,6 +40,9 @@ class WorkerSpec(Spec):
     session_token_file: str | None = None
     """Shared secret of routers and workers. `--token-file` of their processes wins over it, and `kvasir
     up` makes one when it is unset."""
+    health_port: int | None = Field(default=None, ge=1, le=65535)
+    """Port on `host` that answers gRPC health checks, and nothing else, in plain text: probes of Kubernetes
+    have no certificate. One worker of each address can have it. Unset: the session port alone answers."""
     resume_window_s: float = Field(default=10.0, gt=0, le=300)
     """How long a broken session is kept for its router to return."""
     tail_messages: int = Field(default=4096, ge=64, le=1_000_000)

@@ -1,8 +1,8 @@
 """The control process: a private Ray head and the pools on it, for the life of a deployment.
 
 It is the only process of a deployment that is a Ray driver. Progress goes to standard output as one
-JSON object a line, so that whoever started it can show how far it is; SIGTERM drains the pools and
-leaves nothing behind.
+JSON object a line, so that whoever started it can show how far it is; commands come in over a Unix socket;
+SIGTERM drains the pools and leaves nothing behind.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import json
 import os
 import signal
 import sys
-import time
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TextIO
@@ -23,12 +23,17 @@ from kvasir.clock import MonotonicClock
 from kvasir.config.loader import load
 from kvasir.config.spec import Deployment
 from kvasir.core.errors import ConfigError, KvasirError
+from kvasir.ports.clock import Clock
 from kvasir_platform.apps.session_token import session_token
 from kvasir_platform.apps.worker_node import start_node
+from kvasir_platform.control.commands import Ask, Caller, listening, socket_path
+from kvasir_platform.control.head_keeper import HeadKeeper
+from kvasir_platform.control.pool_commands import PoolCommands
 from kvasir_platform.control.ray_head import RayHead, ray_environment
-from kvasir_platform.control.ray_pools import PoolStatus, RayPools
+from kvasir_platform.control.ray_pools import PoolStatus, RayPools, head_cpus
 
 STATUS_PERIOD_S = 0.5
+KEEP_PERIOD_S = 0.25
 
 
 class Stop:
@@ -44,6 +49,7 @@ class Reporter:
     def __init__(self, out: TextIO) -> None:
         self._out = out
         self._last: Sequence[PoolStatus] | None = None
+        self._lost = False
 
     def event(self, name: str, **details: object) -> None:
         # Whoever listened may have been killed; what is left to do is to stop in good order all the same.
@@ -57,6 +63,12 @@ class Reporter:
         self._last = status
         self.event("pools", pools=[asdict(pool) | {"failed": pool.failed} for pool in status])
 
+    def lost(self, message: str) -> None:
+        """The head cannot be kept; said once."""
+        if not self._lost:
+            self._lost = True
+            self.event("failed", code="ray_head_lost", message=message)
+
 
 def run(deployment: Deployment, temp_dir: Path, logs: Path, token: str, stop: Stop) -> None:
     """Start everything, report until a stop is requested, then take everything down.
@@ -64,33 +76,79 @@ def run(deployment: Deployment, temp_dir: Path, logs: Path, token: str, stop: St
     RAY_AUTH_TOKEN must be in the environment: the processes of the head inherit it, and the router
     needs the same one to read membership.
     """
-    reporter = Reporter(sys.stdout)
+    reporter, clock = Reporter(sys.stdout), MonotonicClock()
     ray_token = os.environ["RAY_AUTH_TOKEN"]
     os.environ.update(ray_environment(ray_token))
     head = RayHead.start(
         temp_dir=temp_dir / "ray",
         token=ray_token,
-        cpus=sum(pool.cpus * pool.replicas for pool in deployment.pools) + 1,
-        gpus=sum(pool.gpus * pool.replicas for pool in deployment.pools),
+        cpus=head_cpus(deployment),
+        gpus=round(sum(pool.gpus * pool.replicas for pool in deployment.pools)),
         log=logs / "ray.log",
+        redis_url=deployment.ray.head_redis_url,
     )
     try:
-        reporter.event("ray", address=head.address, pid=head.process.pid)
+        reporter.event("ray", address=head.address)
         pools = RayPools(deployment, head.address)
-        pools.connect()
-        # Ray's driver replaces the handlers of the process it is in by one that aborts.
-        stop_on_signals(stop)
-        try:
-            pools.deploy(start_node, MonotonicClock(), token)
-            while not stop.requested:
-                reporter.pools(pools.status())
-                time.sleep(STATUS_PERIOD_S)
-        finally:
-            reporter.event("stopping")
-            pools.shutdown()
+        with listening(socket_path(temp_dir)) as commands, _kept(head, clock) as keeper:
+            pools.connect()
+            # Ray's driver replaces the handlers of the process it is in by one that aborts.
+            stop_on_signals(stop)
+            try:
+                pools.deploy(start_node, clock, token)
+                work = PoolCommands(pools, clock, drain_s=deployment.worker.drain_s)
+                while not stop.requested:
+                    _turn(commands.wait(STATUS_PERIOD_S), work, pools, reporter, head=head, keeper=keeper)
+            finally:
+                reporter.event("stopping")
+                if head.gcs_alive:
+                    pools.shutdown()
     finally:
         head.stop()
         reporter.event("stopped")
+
+
+def _turn(
+    asked: tuple[Ask, Caller] | None,
+    work: PoolCommands,
+    pools: RayPools,
+    reporter: Reporter,
+    *,
+    head: RayHead,
+    keeper: HeadKeeper,
+) -> None:
+    """Report once, and do what was asked. With a head that cannot be kept there is nothing left to do:
+    whoever started this stops it, after letting the running requests end."""
+    if keeper.failure is None and head.gcs_alive:
+        if asked is not None:
+            work.take(*asked)
+        status = pools.status()
+        reporter.pools(status)
+        work.step(status)
+        return
+    if keeper.failure is not None:
+        reporter.lost(keeper.failure)
+    if asked is not None:
+        asked[1].tell("refused", message=keeper.failure or "Ray's head is being started again; ask once more")
+
+
+@contextlib.contextmanager
+def _kept(head: RayHead, clock: Clock) -> Iterator[HeadKeeper]:
+    """A keeper of the head on a thread of its own, because whoever asks Ray anything waits while the head
+    is away."""
+    keeper, ended = HeadKeeper(head), threading.Event()
+
+    def keep() -> None:
+        while not ended.wait(KEEP_PERIOD_S):
+            keeper.step(clock.now())
+
+    thread = threading.Thread(target=keep, name="keeper of Ray's head", daemon=True)
+    thread.start()
+    try:
+        yield keeper
+    finally:
+        ended.set()
+        thread.join()
 
 
 def stop_on_signals(stop: Stop) -> None:

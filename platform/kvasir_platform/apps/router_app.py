@@ -13,7 +13,7 @@ import logging
 import random
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from uuid import uuid4
 
@@ -25,15 +25,17 @@ from kvasir.config.loader import load
 from kvasir.config.model_files import resolve_model, tokenizer_digest
 from kvasir.config.spec import Deployment
 from kvasir.core.errors import ConfigError, KvasirError
+from kvasir.core.membership import Endpoint
 from kvasir.ports.clock import Clock
 from kvasir.ports.discovery import Discovery
 from kvasir.telemetry.logs import configure_logging
+from kvasir_platform.apps.peer_tls import router_files, tls_names, with_tls_dir
 from kvasir_platform.apps.session_token import session_token
 from kvasir_platform.gateway.golden import edge_golden
 from kvasir_platform.gateway.start import make_gateway, make_metrics, make_tokenizer
 from kvasir_router.build import make_router
 from kvasir_router.discovery_static import StaticDiscovery
-from kvasir_router.transport_grpc import GrpcDialer
+from kvasir_router.transport_grpc import DialTls, GrpcDialer
 
 log = logging.getLogger(__name__)
 
@@ -49,10 +51,19 @@ def build_discovery(deployment: Deployment, ray_address: str | None, clock: Cloc
     return RayDiscovery(ray_address, deployment.name, clock)
 
 
+def build_dialers(deployment: Deployment, token: str | None) -> Callable[[Endpoint], GrpcDialer]:
+    """What reaches a worker, given its endpoint. Raises ConfigError for certificates that are not good."""
+    files, names = router_files(deployment), tls_names(deployment)
+    if files is None:
+        return lambda _: GrpcDialer(token)
+    return lambda endpoint: GrpcDialer(token, tls=DialTls(files, names, endpoint.pool))
+
+
 async def serve(deployment: Deployment, token: str | None, ray_address: str | None) -> int:
     """Route and serve until SIGTERM or SIGINT, then drain; returns the exit status."""
     if not native.IS_NATIVE:
         log.warning("the native extension is not built; block hashes are computed in Python, more slowly")
+    dialers = build_dialers(deployment, token)
     clock = MonotonicClock()
     folder = resolve_model(deployment.model.source, deployment.model.revision)
     metrics = make_metrics(deployment)
@@ -63,7 +74,7 @@ async def serve(deployment: Deployment, token: str | None, ray_address: str | No
         tokenizer_digest=tokenizer_digest(folder),
         golden=edge_golden(deployment.model.name, tokenizer),
         discovery=discovery,
-        dialer=GrpcDialer(token),
+        dialer=dialers,
         clock=clock,
         rng=random.Random(),  # noqa: S311 - spreads ties, guards nothing
         router_id=f"router-{uuid4().hex[:8]}",
@@ -71,6 +82,7 @@ async def serve(deployment: Deployment, token: str | None, ray_address: str | No
     )
     metrics.track_queued(lambda: router.queued)
     metrics.track_index(router.index_stats)
+    metrics.track_books(router.books)
     gateway = make_gateway(deployment, router, clock, metrics, tokenizer)
     loop = asyncio.get_running_loop()
     for signum in (signal.SIGTERM, signal.SIGINT):
@@ -104,10 +116,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         type=Path,
         help="shared secret of sessions; by default worker.session_token_file of the spec",
     )
+    parser.add_argument(
+        "--tls-dir", type=Path, help="folder of certificates; by default what tls of the spec says"
+    )
     parser.add_argument("--ray-address", help="host:port of the Ray head, for discovery: ray")
     args = parser.parse_args(argv)
     try:
-        deployment = load(args.deployment)
+        deployment = with_tls_dir(load(args.deployment), args.tls_dir)
         configure_logging(deployment.telemetry.log_level)
         token = session_token(deployment.worker, args.token_file)
         status: int = uvloop.run(serve(deployment, token, args.ray_address))

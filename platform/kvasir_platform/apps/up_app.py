@@ -17,6 +17,7 @@ from kvasir.clock import MonotonicClock
 from kvasir.config.loader import dump
 from kvasir.config.spec import Deployment
 from kvasir.core.errors import StartError
+from kvasir_platform.apps.peer_tls import certified
 from kvasir_platform.control.janitor import Janitor, adopt_orphans, marked_environment
 from kvasir_platform.control.launcher import Launcher, LauncherFactory, Session
 from kvasir_platform.control.processes import Children
@@ -56,6 +57,7 @@ async def serve(
     deployment came from; `tick` is called a few times a second while it starts."""
     adopt_orphans()
     deployment = with_session_token(deployment, runtime.token_file)
+    deployment, renewing = certified(deployment, runtime.path / "tls", MonotonicClock())
     limits = Limits(start_s=start_timeout_s, stop_s=deployment.worker.drain_s + _STOP_MARGIN_S)
     session = _session(deployment, runtime)
     state = State(
@@ -85,11 +87,14 @@ async def serve(
         fetch=partial(_fetch, deployment, session) if fetch_model else None,
     )
     _stop_on_signals(supervisor)
-    ticking = asyncio.create_task(_tick(tick), name="progress display")
+    beside = [asyncio.create_task(_tick(tick), name="progress display")]
+    if renewing is not None:
+        beside.append(asyncio.create_task(renewing(), name="certificates"))
     try:
         return await supervisor.run()
     finally:
-        ticking.cancel()
+        for task in beside:
+            task.cancel()
 
 
 def _session(deployment: Deployment, runtime: RuntimeDir) -> Session:

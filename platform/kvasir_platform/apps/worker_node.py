@@ -24,13 +24,16 @@ from kvasir.config.loader import load
 from kvasir.config.model_files import resolve_model, tokenizer_digest
 from kvasir.config.spec import Deployment, PoolSpec, is_loopback
 from kvasir.core.errors import ConfigError, KvasirError
+from kvasir.core.identity import WorkerIdentity
 from kvasir.core.link import LinkLimits
 from kvasir.core.membership import Endpoint
 from kvasir.ports.clock import Clock
 from kvasir.ports.engine import Engine
 from kvasir.telemetry.logs import configure_logging
+from kvasir_platform.apps.peer_tls import tls_names, with_tls_dir, worker_files
 from kvasir_platform.apps.session_token import session_token
-from kvasir_workers.server.grpc_server import GrpcServer
+from kvasir_workers.pool.progress import WatchedEngine
+from kvasir_workers.server.grpc_server import GrpcServer, ServerTls
 from kvasir_workers.server.sessions import SessionHost, SessionHostLimits
 
 log = logging.getLogger(__name__)
@@ -59,7 +62,9 @@ def build_engine(deployment: Deployment, pool: PoolSpec, clock: Clock) -> Engine
 class WorkerNode:
     """A running worker; see kvasir_workers.pool.replica.Node."""
 
-    def __init__(self, engine: Engine, host: SessionHost, server: GrpcServer, endpoint: Endpoint) -> None:
+    def __init__(
+        self, engine: WatchedEngine, host: SessionHost, server: GrpcServer, endpoint: Endpoint
+    ) -> None:
         self._engine = engine
         self._host = host
         self._server = server
@@ -72,16 +77,26 @@ class WorkerNode:
     ) -> WorkerNode:
         """Load the engine, then listen. Raises ConfigError with the reason and the remedy."""
         pool = deployment.pool(pool_name)
-        engine = build_engine(deployment, pool, clock)
+        files = worker_files(deployment, pool_name)
+        engine = WatchedEngine(build_engine(deployment, pool, clock), clock)
         worker_id = f"{pool_name}-{uuid4().hex[:8]}"
         spec = deployment.worker
         limits = SessionHostLimits(
-            link=LinkLimits(tail_messages=spec.tail_messages), resume_window_s=spec.resume_window_s
+            link=LinkLimits(tail_messages=spec.tail_messages),
+            resume_window_s=spec.resume_window_s,
+            heartbeat_s=spec.heartbeat_s,
         )
         host = await SessionHost.start(
             engine, worker_id=worker_id, epoch=time.time_ns() // 1000, clock=clock, limits=limits
         )
-        server = GrpcServer(host.serve, bind=f"{spec.host}:{port}", token=token, snapshot=host.snapshot)
+        server = GrpcServer(
+            host.serve,
+            bind=f"{spec.host}:{port}",
+            token=token,
+            snapshot=host.snapshot,
+            tls=None if files is None else ServerTls(files, tls_names(deployment).router),
+            health_bind=None if spec.health_port is None else f"{spec.host}:{spec.health_port}",
+        )
         try:
             bound = await server.start()
         except ConfigError:
@@ -93,6 +108,15 @@ class WorkerNode:
     def endpoint(self) -> Endpoint:
         """Where routers reach it."""
         return self._endpoint
+
+    @property
+    def identity(self) -> WorkerIdentity:
+        """What every router is told of it."""
+        return self._host.identity
+
+    def stuck(self) -> str | None:
+        """See WatchedEngine."""
+        return self._engine.stuck()
 
     async def failed(self) -> str:
         """Return why the engine died, when it does."""
@@ -153,9 +177,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         type=Path,
         help="shared secret of sessions; by default worker.session_token_file of the spec",
     )
+    parser.add_argument(
+        "--tls-dir", type=Path, help="folder of certificates; by default what tls of the spec says"
+    )
     args = parser.parse_args(argv)
     try:
-        deployment = load(args.deployment)
+        deployment = with_tls_dir(load(args.deployment), args.tls_dir)
         if args.pool not in {pool.name for pool in deployment.pools}:
             names = ", ".join(pool.name for pool in deployment.pools)
             raise ConfigError(f"{args.deployment} has no pool {args.pool!r}; it has: {names}")

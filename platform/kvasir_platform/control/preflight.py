@@ -209,6 +209,9 @@ def _named_files(deployment: Deployment, machine: Machine) -> Iterator[Finding]:
     remedies = {
         "gateway.api_keys_file": "write one SHA-256 of an API key a line into it, or correct the path",
         "worker.session_token_file": "write a long random secret into it, or leave it unset for `kvasir up`",
+        "tls.ca_file": "write the authorities' PEM certificates into it, or leave tls unset for `kvasir up`",
+        "tls.cert_file": "write a PEM certificate chain into it, or leave tls unset for `kvasir up`",
+        "tls.key_file": "write the certificate's PEM private key into it, or leave tls unset for `kvasir up`",
     }
     adapter = "name the folder of a PEFT adapter: adapter_config.json and its weights"
     for file in machine.named_files:

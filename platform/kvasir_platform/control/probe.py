@@ -83,6 +83,9 @@ def probe_named_files(deployment: Deployment) -> Iterator[FileProbe]:
     for field, name in (
         ("gateway.api_keys_file", deployment.gateway.api_keys_file),
         ("worker.session_token_file", deployment.worker.session_token_file),
+        ("tls.ca_file", deployment.tls.ca_file),
+        ("tls.cert_file", deployment.tls.cert_file),
+        ("tls.key_file", deployment.tls.key_file),
     ):
         if name is not None:
             yield FileProbe(field, name, _unreadable(Path(name)))

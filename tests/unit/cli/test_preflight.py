@@ -201,6 +201,7 @@ def test_the_probe_looks_at_every_file_that_the_spec_names(tmp_path: Path) -> No
             "lora=[" + ", ".join(f"{{name: {name}, path: {tmp_path / name}}}" for name in names) + "]",
             f"gateway.api_keys_file={tmp_path / 'keys'}",
             f"worker.session_token_file={tmp_path}",
+            f"tls={{ca_file: {tmp_path / 'none'}, cert_file: {tmp_path / 'keys'}, key_file: {tmp_path}}}",
         ],
     )
     assert {file.field: file.problem for file in probe_named_files(deployment)} == {
@@ -210,6 +211,9 @@ def test_the_probe_looks_at_every_file_that_the_spec_names(tmp_path: Path) -> No
         "lora.keys.path": "is not a folder",
         "gateway.api_keys_file": "is empty",
         "worker.session_token_file": "is a folder",
+        "tls.ca_file": "cannot be read: none: No such file or directory",
+        "tls.cert_file": "is empty",
+        "tls.key_file": "is a folder",
     }
     assert probe(deployment).named_files == tuple(probe_named_files(deployment))
 

@@ -1,0 +1,205 @@
+"""The certificates of one process: what they must say, and the newest good ones on disk.
+
+Both ends of a session read their files through this, so that a certificate that could never work is refused
+at the start with the reason, and one that is replaced while the process runs is taken up without it.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.hazmat.primitives.serialization import load_pem_private_key
+
+from kvasir.core.errors import ConfigError
+
+log = logging.getLogger(__name__)
+
+MAX_FILE_BYTES = 1 << 20
+
+Signature = tuple[tuple[int, int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TlsNames:
+    """What certificates of one deployment say. The URI is for the worker, which sees it; the DNS name is
+    for the router, whose gRPC library compares it by itself and shows no certificate to its user."""
+
+    trust_domain: str
+    deployment: str
+
+    @property
+    def router(self) -> str:
+        """The URI of a router."""
+        return f"spiffe://{self.trust_domain}/{self.deployment}/router"
+
+    def worker(self, pool: str) -> str:
+        """The URI of a worker of `pool`."""
+        return f"spiffe://{self.trust_domain}/{self.deployment}/worker/{pool}"
+
+    @property
+    def router_dns(self) -> str:
+        """The DNS name of a router; nobody dials it."""
+        return f"router.{self.deployment}.{self.trust_domain}"
+
+    def worker_dns(self, pool: str) -> str:
+        """The DNS name that a worker of `pool` proves to routers, whatever its address."""
+        return f"{pool}.worker.{self.deployment}.{self.trust_domain}"
+
+
+@dataclass(frozen=True, slots=True)
+class TlsPaths:
+    """PEM files. `cert` and `key` may be one file."""
+
+    ca: Path
+    cert: Path
+    key: Path
+
+
+@dataclass(frozen=True, slots=True)
+class KeyMaterial:
+    """PEM texts that fit together, and when the certificate is valid (seconds since the epoch)."""
+
+    ca: bytes
+    chain: bytes
+    key: bytes
+    not_before: float
+    not_after: float
+
+
+class TlsFiles:
+    """One process's certificate, which must be for `uri` and `dns`.
+
+    The files are read at the start and whenever one of them changes; a set that is not good leaves the last
+    good one in use and is logged once. May be used from several threads. `wall_time` gives seconds since the
+    epoch. Raises ConfigError when the first set is not good.
+    """
+
+    def __init__(self, paths: TlsPaths, *, uri: str, dns: str, wall_time: Callable[[], float]) -> None:
+        self._paths = paths
+        self._uri = uri
+        self._dns = dns
+        self._wall_time = wall_time
+        self._lock = threading.Lock()
+        self._seen = _signature(paths)
+        self._material = self._load()
+
+    def current(self) -> KeyMaterial:
+        """The newest good set. Costs three looks at the file system, and reading where they differ."""
+        with self._lock:
+            signature = _signature(self._paths)
+            if signature != self._seen:
+                self._seen = signature
+                try:
+                    self._material = self._load()
+                except ConfigError as error:
+                    log.error("keeping the last good certificate: %s", error.message)
+            return self._material
+
+    def invalid(self) -> str:
+        """Why peers will not take the certificate at this moment, "" when its time is right."""
+        material = self.current()
+        return _out_of_time(self._paths.cert, material.not_before, material.not_after, self._wall_time())
+
+    def _load(self) -> KeyMaterial:
+        ca_path, cert_path, key_path = self._paths.ca, self._paths.cert, self._paths.key
+        # The authorities last: whoever replaces all three writes them first, so that a certificate never
+        # comes before its authority.
+        chain, key, ca = _read(cert_path), _read(key_path), _read(ca_path)
+        certificates, authorities = _certificates(cert_path, chain), _certificates(ca_path, ca)
+        own = certificates[0]
+        _check_key(own, cert_path, key, key_path)
+        _check_names(own, cert_path, self._uri, self._dns)
+        if not any(_issued(own, issuer) for issuer in (*certificates[1:], *authorities)):
+            issuer_name = own.issuer.rfc4514_string() or "a nameless authority"
+            raise ConfigError(
+                f"tls: {cert_path} is certified by {issuer_name}, which {ca_path} does not hold; add that "
+                "authority's certificate there, or issue another one"
+            )
+        not_before, not_after = own.not_valid_before_utc.timestamp(), own.not_valid_after_utc.timestamp()
+        if problem := _out_of_time(cert_path, not_before, not_after, self._wall_time()):
+            raise ConfigError(f"tls: {problem}")
+        return KeyMaterial(ca, chain, key, not_before, not_after)
+
+
+def _signature(paths: TlsPaths) -> Signature:
+    found = []
+    for path in (paths.ca, paths.cert, paths.key):
+        try:
+            status = path.stat()
+        except OSError:
+            found.append((0, 0, 0))
+        else:
+            found.append((status.st_mtime_ns, status.st_size, status.st_ino))
+    return tuple(found)
+
+
+def _read(path: Path) -> bytes:
+    try:
+        with path.open("rb") as stream:
+            data = stream.read(MAX_FILE_BYTES + 1)
+    except OSError as error:
+        raise ConfigError(
+            f"tls: {path} cannot be read: {error.strerror}; correct the path or its permissions"
+        ) from error
+    if len(data) > MAX_FILE_BYTES:
+        raise ConfigError(f"tls: {path} is larger than {MAX_FILE_BYTES} bytes; it should hold PEM only")
+    return data
+
+
+def _certificates(path: Path, data: bytes) -> list[x509.Certificate]:
+    try:
+        return x509.load_pem_x509_certificates(data)
+    except ValueError as error:
+        raise ConfigError(f"tls: {path} holds no whole PEM certificate; write one into it") from error
+
+
+def _check_key(own: x509.Certificate, cert_path: Path, key: bytes, key_path: Path) -> None:
+    try:
+        public = load_pem_private_key(key, None).public_key()
+    except TypeError as error:
+        raise ConfigError(f"tls: {key_path} is locked by a passphrase; write the key without one") from error
+    except (ValueError, UnsupportedAlgorithm) as error:
+        raise ConfigError(f"tls: {key_path} holds no whole PEM private key; write one into it") from error
+    if public != own.public_key():
+        raise ConfigError(f"tls: {key_path} is not the key of {cert_path}; name files that belong together")
+
+
+def _check_names(own: x509.Certificate, path: Path, uri: str, dns: str) -> None:
+    try:
+        names = own.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except (x509.ExtensionNotFound, ValueError):
+        names = x509.SubjectAlternativeName([])
+    uris = names.get_values_for_type(x509.UniformResourceIdentifier)
+    hosts = names.get_values_for_type(x509.DNSName)
+    if uris != [uri] or dns not in hosts:
+        raise ConfigError(
+            f"tls: {path} is a certificate of {', '.join([*uris, *hosts]) or 'nobody'}, and this process is "
+            f"{uri} ({dns}); issue one that has these as its URI and a DNS name"
+        )
+
+
+def _issued(certificate: x509.Certificate, issuer: x509.Certificate) -> bool:
+    try:
+        certificate.verify_directly_issued_by(issuer)
+    except (ValueError, TypeError, InvalidSignature):
+        return False
+    return True
+
+
+def _out_of_time(path: Path, not_before: float, not_after: float, now: float) -> str:
+    if now > not_after:
+        return f"{path} expired at {_moment(not_after)}; renew it, or correct the clock"
+    if now < not_before:
+        return f"{path} is not valid before {_moment(not_before)}; correct the clock, or issue it anew"
+    return ""
+
+
+def _moment(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")
