@@ -110,7 +110,7 @@ class Flight:
     @property
     def begun(self) -> bool:
         """Whether the client has something of its output."""
-        return self.first_token_s is not None
+        return any(output.tokens for output in self.outputs)
 
     def merged(self, usage: Usage) -> Usage:
         """The counts of the last leg, with the prefix hit of the worker that computed the prompt."""

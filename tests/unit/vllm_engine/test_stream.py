@@ -7,7 +7,15 @@ from typing import Any
 
 import pytest
 
-from kvasir.core.requests import EngineRequest, FinishReason, KvHandoff, Leg, Sampling, token_ids
+from kvasir.core.requests import (
+    Continuation,
+    EngineRequest,
+    FinishReason,
+    KvHandoff,
+    Leg,
+    Sampling,
+    token_ids,
+)
 from kvasir_workers.engines.vllm.stream import Stream, handoff_of, pull_of
 
 
@@ -48,6 +56,19 @@ class Output:
 def stream(leg: Leg = Leg.FULL, prompt: int = 100, **sampling: Any) -> Stream:
     request = EngineRequest("r", token_ids(range(prompt)), Sampling(**sampling), leg=leg)
     return Stream(request)
+
+
+def test_the_offsets_of_a_continuation_follow_what_the_client_has() -> None:
+    request = EngineRequest(
+        "r", token_ids(range(10)), Sampling(max_tokens=9), continuation=Continuation(4, 20)
+    )
+    one = Stream(request)
+    (first,) = one.deltas(Output([Completion([1, 2], "ab")]))
+    (end,) = one.deltas(Output([Completion([3], "c", finish_reason="length")], finished=True))
+    assert (first.offset, end.offset) == (4, 6)
+    assert end.usage is not None
+    assert (end.usage.prompt_tokens, end.usage.output_tokens) == (10, 3)
+    assert Stream(request).abort().offset == Stream(request).fail("no_capacity", "full").offset == 4
 
 
 def test_offsets_are_contiguous_per_choice() -> None:

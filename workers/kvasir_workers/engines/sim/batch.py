@@ -34,7 +34,7 @@ class Step:
         """Schedule `tokens` of a sequence."""
         self.work.append((sequence, tokens))
         self.budget -= tokens
-        if tokens > 1 or sequence.output.tokens == 0:
+        if tokens > 1 or sequence.output.generated == 0:
             self.prefill_tokens += tokens
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from kvasir.core.requests import FinishReason, PositionLogprobs, Sampling
@@ -22,15 +23,28 @@ class Emitted:
     stop_reason: str | None
 
 
+def output_text(model: SimModel, sampling: Sampling, tokens: Iterable[int]) -> str:
+    """How `tokens` of output read."""
+    return "".join(_piece(model, sampling, token) for token in tokens)
+
+
+def _piece(model: SimModel, sampling: Sampling, token: int) -> str:
+    if token == model.eos_token_id and sampling.skip_special_tokens:
+        return ""
+    return model.text(token)
+
+
 class Output:
     """Grows a choice token by token.
 
     `limit` is the number of tokens after which it ends with LENGTH. Text that may be the beginning of
-    a stop string is held back until that is known.
+    a stop string is held back until that is known. `tokens` counts all of the choice, `resumed` those
+    that another worker generated.
     """
 
     def __init__(self, model: SimModel, sampling: Sampling, limit: int) -> None:
         self.tokens = 0
+        self.resumed = 0
         self._model = model
         self._sampling = sampling
         self._limit = limit
@@ -44,6 +58,18 @@ class Output:
         # The end of what was sent or held, in which a stop string may have begun.
         self._tail = ""
         self._tail_length = max(0, longest - 1)
+
+    @property
+    def generated(self) -> int:
+        """Tokens of this choice that were generated here."""
+        return self.tokens - self.resumed
+
+    def resume(self, tokens: Sequence[int], text_length: int) -> None:
+        """Begin as if `tokens` had been generated here and `text_length` characters of them been sent."""
+        text = output_text(self._model, self._sampling, tokens)
+        self.tokens = self.resumed = len(tokens)
+        self._tail = text[-self._tail_length :] if self._tail_length else ""
+        self._held = text[text_length:]
 
     def grow(self, context: Context) -> Emitted:
         """Sample the next token and apply the stop conditions. The caller appends it to `context`."""
@@ -82,9 +108,7 @@ class Output:
         return None, None, pending[: len(pending) - keep]
 
     def _piece(self, token: int) -> str:
-        if token == self._model.eos_token_id and self._sampling.skip_special_tokens:
-            return ""
-        return self._model.text(token)
+        return _piece(self._model, self._sampling, token)
 
     def _find_stop(self, piece: str) -> tuple[str, int] | None:
         """The stop string that ends first in tail + piece, and where the text to show ends there."""

@@ -73,7 +73,7 @@ class Scheduler:
         elif len(self._live) >= self.limits.max_live:
             why = ("no_capacity", f"{self.limits.max_live} requests are live on this worker")
         else:
-            why = refusal(request, self.limits)
+            why = refusal(request, self.limits, self._model)
         if why is not None:
             self._deltas.append(refused(request, *why))
             return

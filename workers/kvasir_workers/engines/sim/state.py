@@ -9,9 +9,10 @@ from enum import StrEnum
 
 from kvasir.core.errors import ConfigError
 from kvasir.core.requests import Delta, EngineRequest, FinishReason, KvHandoff, Leg, Sampling, Timings, Usage
+from kvasir_workers.engines.continued import continuation_fault, continued_tokens, text_fault
 from kvasir_workers.engines.sim.blocks import chain_hash, root_hash
 from kvasir_workers.engines.sim.model import Context, SimModel
-from kvasir_workers.engines.sim.output import Output
+from kvasir_workers.engines.sim.output import Output, output_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +84,7 @@ class Live:
             cached_tokens=self.cached_tokens,
             transferred_tokens=self.transferred_tokens,
             transferred_bytes=self.transferred_bytes,
-            output_tokens=0 if prefill else sum(s.output.tokens for s in self.sequences),
+            output_tokens=0 if prefill else sum(s.output.generated for s in self.sequences),
         )
 
     def timings(self, now: float) -> Timings:
@@ -158,13 +159,17 @@ def make_sequences(live: Live, model: SimModel, limits: Limits, arrival: int) ->
     """The choices of a request; a prefill leg has one, whatever `n` says."""
     request = live.request
     sampling = request.sampling
-    room = limits.max_model_len - len(request.tokens)
+    resumed = continued_tokens(request)
+    room = limits.max_model_len - len(request.tokens) + resumed
     limit = room if sampling.max_tokens is None else min(room, sampling.max_tokens)
     choices = 1 if request.leg is Leg.PREFILL else sampling.n
     sequences: list[Sequence] = []
     for index in range(choices):
         context = Context(limits.seed, request.adapter, sampling, index)
         context.extend(request.tokens)
+        output = Output(model, sampling, limit)
+        if request.continuation is not None:
+            output.resume(request.tokens[-resumed:], request.continuation.text_length)
         sequences.append(
             Sequence(
                 live=live,
@@ -172,14 +177,14 @@ def make_sequences(live: Live, model: SimModel, limits: Limits, arrival: int) ->
                 key=(request.priority, arrival, index),
                 tokens=request.tokens[:],
                 context=context,
-                output=Output(model, sampling, limit),
+                output=output,
                 root=root_hash(request.salt, request.adapter),
             )
         )
     return sequences
 
 
-def refusal(request: EngineRequest, limits: Limits) -> tuple[str, str] | None:
+def refusal(request: EngineRequest, limits: Limits, model: SimModel) -> tuple[str, str] | None:
     """The stable code and the message with which a request is refused, or None."""
     prompt = len(request.tokens)
     if prompt == 0:
@@ -197,7 +202,17 @@ def refusal(request: EngineRequest, limits: Limits) -> tuple[str, str] | None:
     rank = request.data_parallel_rank
     if rank is not None and not 0 <= rank < limits.ranks:
         return "invalid_request", f"rank {rank} does not exist: there are {limits.ranks}"
-    return _bad_sampling(request.sampling)
+    return _bad_sampling(request.sampling) or _bad_continuation(request, model)
+
+
+def _bad_continuation(request: EngineRequest, model: SimModel) -> tuple[str, str] | None:
+    fault = continuation_fault(request)
+    if fault is None and request.continuation is not None:
+        resumed = request.tokens[-request.continuation.output_tokens :]
+        known = len(output_text(model, request.sampling, resumed))
+        if request.continuation.text_length > known:
+            fault = text_fault(request.continuation.text_length, known)
+    return None if fault is None else ("invalid_request", fault)
 
 
 def _bad_sampling(sampling: Sampling) -> tuple[str, str] | None:
@@ -216,7 +231,7 @@ def refused(request: EngineRequest, code: str, message: str) -> Delta:
     """The one delta of a request that is not taken."""
     return Delta(
         request_id=request.request_id,
-        offset=0,
+        offset=continued_tokens(request),
         finish=FinishReason.ERROR,
         last=True,
         usage=Usage(prompt_tokens=len(request.tokens)),

@@ -26,13 +26,14 @@ from kvasir.config.spec import Deployment, PoolSpec
 from kvasir.config.support import refusals
 from kvasir.core.errors import ConfigError
 from kvasir.core.identity import KvLayout, WorkerIdentity
-from kvasir.core.requests import Delta, EngineLoad, EngineRequest, Leg, StepBatch
+from kvasir.core.requests import Delta, EngineLoad, EngineRequest, StepBatch
 from kvasir.ports.engine import KvSource, StepSink
 from kvasir_workers.engines.vllm.arguments import engine_arguments, environment, ranks
 from kvasir_workers.engines.vllm.cache_record import CacheRecord
 from kvasir_workers.engines.vllm.hardware import hardware_of
 from kvasir_workers.engines.vllm.kv_recovery import CacheControl
 from kvasir_workers.engines.vllm.quantize import quantized_folder
+from kvasir_workers.engines.vllm.refusals import invalid
 from kvasir_workers.engines.vllm.stream import Stream
 
 if TYPE_CHECKING:
@@ -265,21 +266,9 @@ class VllmEngine:
         limit, length = self._deployment.model.max_model_len, len(request.tokens)
         if length >= limit:
             return "context_length_exceeded", f"the prompt has {length} tokens; at most {limit - 1} fit"
-        message = self._invalid(request)
+        disaggregated = self._deployment.disaggregated
+        message = invalid(request, adapters=self._adapters, disaggregated=disaggregated)
         return None if message is None else ("invalid_request", message)
-
-    def _invalid(self, request: EngineRequest) -> str | None:
-        if request.adapter is not None and request.adapter not in self._adapters:
-            return f"adapter {request.adapter!r} is not loaded on this worker"
-        if request.leg is Leg.FULL:
-            return None
-        if not self._deployment.disaggregated:
-            return "this worker moves no KV: disaggregation is never"
-        if request.leg is Leg.DECODE and request.handoff is None:
-            return "a decode leg needs the hand-off of its prefill leg"
-        if request.leg is Leg.DECODE and request.sampling.n > 1:
-            return "n > 1 runs aggregated: one lease is pulled once"
-        return None
 
     async def _pump(self) -> None:
         """Feed vLLM, in the order of arrival: admissions, then aborts, then lease releases."""

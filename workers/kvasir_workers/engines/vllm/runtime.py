@@ -21,6 +21,8 @@ from vllm.v1.engine.exceptions import EngineDeadError
 
 from kvasir.core.golden import GoldenPrompt
 from kvasir.core.requests import EngineRequest, Leg, Sampling
+from kvasir_workers.engines.continued import continued_tokens
+from kvasir_workers.engines.vllm import continuation
 from kvasir_workers.engines.vllm.golden import engine_golden
 from kvasir_workers.engines.vllm.load import LoadRecorder
 from kvasir_workers.engines.vllm.stream import pull_of
@@ -60,7 +62,9 @@ def build(arguments: Mapping[str, Any]) -> AsyncLLM:
     events = arguments.pop("kv_events_config", None)
     if events is not None:
         arguments["kv_events_config"] = KVEventsConfig(**events)
-    return AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments), stat_loggers=[LoadRecorder])
+    llm = AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments), stat_loggers=[LoadRecorder])
+    continuation.install(llm.output_processor)
+    return llm
 
 
 async def shut_down(llm: AsyncLLM) -> None:
@@ -150,14 +154,19 @@ def sampling_params(request: EngineRequest, *, lease_id: str, fence: int, lease_
     elif request.leg is Leg.DECODE and request.handoff is not None:
         extra = {"pull": pull_of(request.handoff)}
     prefill = request.leg is Leg.PREFILL
+    there = continued_tokens(request)
+    most = None if sampling.max_tokens is None else sampling.max_tokens - there
+    arguments: dict[str, Any] = {"kv_transfer_params": extra} if extra else {}
+    if request.continuation is not None:
+        arguments[continuation.ARGUMENT] = continuation.as_argument(request.continuation)
     return SamplingParams(
         n=1 if prefill else sampling.n,
-        max_tokens=1 if prefill else sampling.max_tokens,
-        min_tokens=0 if prefill else sampling.min_tokens,
+        max_tokens=1 if prefill else most,
+        min_tokens=0 if prefill else max(0, sampling.min_tokens - there),
         logprobs=None if prefill else sampling.logprobs,
         detokenize=True,
         output_kind=RequestOutputKind.DELTA,
-        extra_args={"kv_transfer_params": extra} if extra else None,
+        extra_args=arguments or None,
         **_distribution(sampling),
     )
 

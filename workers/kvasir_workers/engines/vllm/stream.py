@@ -20,6 +20,7 @@ from kvasir.core.requests import (
     TokenLogprob,
     Usage,
 )
+from kvasir_workers.engines.continued import continued_tokens
 
 _FINISH = {
     "stop": FinishReason.STOP,
@@ -57,12 +58,13 @@ class Stream:
     `collector` is vLLM's handle of the request, once it has one.
     """
 
-    __slots__ = ("_logprobs", "_offsets", "_output_tokens", "collector", "ended", "request")
+    __slots__ = ("_begin", "_logprobs", "_offsets", "_output_tokens", "collector", "ended", "request")
 
     def __init__(self, request: EngineRequest) -> None:
         self.request = request
         self.collector: Any = None
         self.ended = False
+        self._begin = continued_tokens(request)
         self._offsets: dict[int, int] = {}
         self._output_tokens = 0
         self._logprobs = request.sampling.logprobs
@@ -93,7 +95,7 @@ class Stream:
         self.ended = True
         return Delta(
             request_id=self.request.request_id,
-            offset=self._offsets.get(0, 0),
+            offset=self._offsets.get(0, self._begin),
             finish=finish,
             last=True,
             usage=self._usage(0, {}),
@@ -111,7 +113,7 @@ class Stream:
         if request.leg is not Leg.PREFILL:
             tokens, text = tuple(completion.token_ids), completion.text
             logprobs = self._positions(tokens, completion.logprobs)
-        offset = self._offsets.get(completion.index, 0)
+        offset = self._offsets.get(completion.index, self._begin)
         self._offsets[completion.index] = offset + len(tokens)
         self._output_tokens += len(tokens)
         error, message = self._failure(finish)

@@ -1,0 +1,65 @@
+"""Which legs the vLLM adapter refuses, and what it says."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from kvasir.core.requests import Continuation, EngineRequest, KvHandoff, Leg, Sampling, token_ids
+from kvasir_workers.engines.vllm.refusals import invalid
+
+HANDOFF = KvHandoff("l", 1, 1.0, 1, b"")
+GREEDY = Sampling(temperature=0.0, max_tokens=8)
+CONTINUED = EngineRequest("r", token_ids([1, 2, 3, 4]), GREEDY, continuation=Continuation(2, 5))
+
+
+def said(request: EngineRequest, *, disaggregated: bool = True) -> str | None:
+    return invalid(request, adapters={"a"}, disaggregated=disaggregated)
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        CONTINUED,
+        replace(CONTINUED, leg=Leg.DECODE, handoff=HANDOFF),
+        replace(CONTINUED, adapter="a"),
+        replace(CONTINUED, sampling=Sampling(temperature=1.0)),
+        replace(CONTINUED, sampling=Sampling(temperature=0.0, seed=3, repetition_penalty=1.2)),
+        EngineRequest("r", token_ids([1]), Sampling(seed=3, presence_penalty=0.5, n=2)),
+        EngineRequest("r", token_ids([1]), Sampling(n=2), leg=Leg.PREFILL),
+    ],
+)
+def test_what_can_run_is_not_refused(request_: EngineRequest) -> None:
+    assert said(request_) is None
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"seed": 3, "temperature": 0.5}, "seeded draws cannot be continued"),
+        ({"presence_penalty": 0.5}, "penalties cannot be continued"),
+        ({"frequency_penalty": -0.5}, "penalties cannot be continued"),
+        ({"max_tokens": 2}, "nothing is left to generate"),
+        ({"max_tokens": 1}, "nothing is left to generate"),
+        ({"n": 2}, "one choice"),
+    ],
+)
+def test_what_could_not_go_on_exactly_is_refused(change: dict[str, Any], reason: str) -> None:
+    assert reason in str(said(replace(CONTINUED, sampling=replace(GREEDY, **change))))
+
+
+@pytest.mark.parametrize("continuation", [Continuation(0, 0), Continuation(4, 5), Continuation(2, -1)])
+def test_a_continuation_is_a_part_of_its_tokens(continuation: Continuation) -> None:
+    assert "comes after a prompt" in str(said(replace(CONTINUED, continuation=continuation)))
+
+
+def test_legs_must_fit_the_worker() -> None:
+    prefill = EngineRequest("r", token_ids([1]), GREEDY, leg=Leg.PREFILL)
+    decode = replace(prefill, leg=Leg.DECODE)
+    assert "moves no KV" in str(said(prefill, disaggregated=False))
+    assert "needs the hand-off" in str(said(decode))
+    assert "n > 1" in str(said(replace(decode, handoff=HANDOFF, sampling=Sampling(n=2))))
+    assert "not loaded" in str(said(replace(prefill, adapter="b")))
+    assert "no output to continue" in str(said(replace(CONTINUED, leg=Leg.PREFILL)))

@@ -1,0 +1,46 @@
+"""Which legs vLLM is not asked to run, and what is said about them."""
+
+from __future__ import annotations
+
+from collections.abc import Container
+
+from kvasir.core.requests import EngineRequest, Leg
+from kvasir_workers.engines.continued import continuation_fault
+
+
+def invalid(request: EngineRequest, *, adapters: Container[str], disaggregated: bool) -> str | None:
+    """The first rule that `request` breaks on a worker with these adapters, or None."""
+    if request.adapter is not None and request.adapter not in adapters:
+        return f"adapter {request.adapter!r} is not loaded on this worker"
+    return (
+        _invalid_leg(request, disaggregated=disaggregated) or continuation_fault(request) or _inexact(request)
+    )
+
+
+def _invalid_leg(request: EngineRequest, *, disaggregated: bool) -> str | None:
+    if request.leg is Leg.FULL:
+        return None
+    if not disaggregated:
+        return "this worker moves no KV: disaggregation is never"
+    if request.leg is Leg.DECODE and request.handoff is None:
+        return "a decode leg needs the hand-off of its prefill leg"
+    if request.leg is Leg.DECODE and request.sampling.n > 1:
+        return "n > 1 runs aggregated: one lease is pulled once"
+    return None
+
+
+def _inexact(request: EngineRequest) -> str | None:
+    """Why vLLM cannot go on exactly: what the next token depends on besides the tokens before it.
+
+    The state of a seeded generator is the number of its draws, and nobody can set it from outside. Presence
+    and frequency penalties count output only, and vLLM takes for prompt what another worker generated; a
+    repetition penalty counts both alike.
+    """
+    sampling = request.sampling
+    if request.continuation is None:
+        return None
+    if sampling.seed is not None and sampling.temperature > 0:
+        return "seeded draws cannot be continued: start the request anew"
+    if sampling.presence_penalty or sampling.frequency_penalty:
+        return "presence and frequency penalties cannot be continued: start the request anew"
+    return None
