@@ -6,8 +6,9 @@ than deciding.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence, Set
+from dataclasses import dataclass, field, replace
+from itertools import compress
 
 import numpy as np
 from numpy.typing import NDArray
@@ -62,6 +63,21 @@ class Selection:
     ints: NDArray[np.int64]
     floats: NDArray[np.float64]
     rates: RateColumns
+
+    def without(self, worker_ids: Set[str], but: Target | None = None) -> Selection:
+        """The rows that are not these workers', and in any case `but`."""
+        stay = [target.worker_id not in worker_ids or target == but for target in self.targets]
+        if all(stay):
+            return self
+        kept = np.flatnonzero(stay)
+        return replace(
+            self,
+            rows=kept if self.rows is None else self.rows[kept],
+            targets=tuple(compress(self.targets, stay)),
+            prefills=self.prefills[kept],
+            decodes=self.decodes[kept],
+            groups=self.groups[kept],
+        )
 
     def candidates(
         self, depths: NDArray[np.uint32], prompt_tokens: int, now: float, prefilled_on: int | None = None

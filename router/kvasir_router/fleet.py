@@ -9,7 +9,7 @@ take it. So a report counts for less the more has happened since it was made.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Set
 from dataclasses import replace
 
 from kvasir.config.spec import HealthSpec
@@ -27,13 +27,13 @@ from kvasir_router.columns import (
     WAITING,
     Columns,
     Place,
-    Selection,
 )
 from kvasir_router.decide.rates import RateBook
 from kvasir_router.health import Health
 from kvasir_router.index import FleetIndex, IndexMode
 from kvasir_router.reconcile import Reconciler
 from kvasir_router.records import Decided, DecisionLog
+from kvasir_router.selections import Selections
 from kvasir_router.work import Charges, Work, Worker, WorkerState
 
 __all__ = ["Charges", "Fleet", "HashBlocks", "Work", "Worker", "WorkerState"]
@@ -43,7 +43,6 @@ HashBlocks = Callable[[Request, int], "array[int]"]
 MOST_OTHERS = 8.0
 """At most so many times our own requests are others' supposed to have been sent since a report."""
 _TYPICAL_WEIGHT = 0.05
-_MOST_SELECTIONS = 64
 
 
 class Fleet:
@@ -76,9 +75,8 @@ class Fleet:
         self._index_modes = index_modes or {}
         self._decisions = decisions
         self._columns = Columns()
+        self._selections = Selections(self._columns, self.workers, index)
         self._reconciler = Reconciler()
-        self._selections: dict[tuple[str, str | None], Selection] = {}
-        self._revision = -1
         self._foreseen: dict[str, dict[Target, int]] = {}
         self._typical_prefill_tokens = 0.0
         self._foreign = self._own_at_reports = 0
@@ -98,7 +96,8 @@ class Fleet:
         self.index.add(worker_id, identity, mode, now)
         worker = self.workers[worker_id] = Worker(worker_id, identity)
         self._columns.join(worker, self._rates.join(worker_id, identity))
-        self._selections.clear()
+        self.health.join(worker_id, identity.pool, now)
+        self._selections.forget()
 
     def remove(self, worker_id: str) -> Worker | None:
         """Forget a worker, its cache and all work accounted there."""
@@ -107,9 +106,10 @@ class Fleet:
             return None
         self.index.remove(worker_id)
         self._rates.forget(worker_id)
+        self.health.leave(worker_id)
         self._reconciler.forget(worker_id)
         self._columns.leave(worker_id)
-        self._selections.clear()
+        self._selections.forget()
         self._foreign -= worker.foreign
         self._own_at_reports -= worker.own_at_report
         return worker
@@ -122,11 +122,15 @@ class Fleet:
         draining: str | None = None,
         now: float | None = None,
     ) -> None:
-        """Whether new work may be sent to a worker, in the words of Worker; None leaves it as it is."""
+        """Whether new work may be sent to a worker, in the words of Worker; None leaves it as it is. Without
+        `now`, this is as of the last decision."""
         worker = self.workers[worker_id]
-        worker.interrupted = worker.interrupted if interrupted is None else interrupted
+        now = self._now if now is None else now
+        if interrupted is not None:
+            worker.interrupted = interrupted
+            (self.health.interrupted if interrupted else self.health.resumed)(worker_id, now)
         worker.draining = worker.draining if draining is None else draining
-        self._selections.clear()
+        self._selections.forget()
 
     def report(self, worker_id: str, load: EngineLoad) -> None:
         """Take in a load that was measured by the worker, after all deltas of the same step."""
@@ -144,8 +148,12 @@ class Fleet:
         """A leg on the worker gave its first token; see Health."""
         self.health.succeeded(worker_id, now, slowness)
 
+    def late(self, worker_id: str, now: float, slowness: float) -> None:
+        """A leg on the worker was taken back for having given nothing; see Health."""
+        self.health.late(worker_id, now, slowness)
+
     def failed(self, worker_id: str, code: str, now: float) -> None:
-        """A leg failed by the worker's fault."""
+        """A leg failed by the worker's fault; see Health."""
         self.health.failed(worker_id, code, now)
 
     def accepts(self, worker_id: str) -> bool:
@@ -171,8 +179,9 @@ class Fleet:
         avoid: Set[str] = frozenset(),
         prefilled_on: Target | None = None,
     ) -> Plan | None:
-        """Decide. Workers in `avoid` are taken only where no others serve. With `prefilled_on` the KV lies
-        there already: only that place may prefill, and a plan that has it do so needs to decode only."""
+        """Decide. Workers in `avoid`, and those of doubtful health, are taken only where no others serve.
+        With `prefilled_on` the KV lies there already: only that place may prefill, and a plan that has it do
+        so needs to decode only."""
         log = self._decisions
         began = 0.0 if log is None else log.stopwatch()
         view = RequestView(
@@ -185,9 +194,9 @@ class Fleet:
             slo=request.slo,
             session=request.session,
         )
-        selections = self._selected(request, avoid, prefilled_on)
+        unwell = self.health.avoided(now)
         depths = self.index.match(names)
-        for selection in selections:
+        for selection in self._selections.of(request, frozenset(avoid), unwell, prefilled_on):
             source = None if prefilled_on is None else selection.targets.index(prefilled_on)
             candidates = selection.candidates(depths, view.prompt_tokens, now, source)
             plan = self._policy.decide(view, candidates, now)
@@ -210,45 +219,6 @@ class Fleet:
             [role is not Role.PREFILL for role in roles],
             range(len(ready)),
         )
-
-    def _selected(self, request: Request, avoid: Set[str], prefilled_on: Target | None) -> list[Selection]:
-        """Places that serve this request: those to take first, and those to take else."""
-        if self._revision != self.index.revision:
-            self._selections.clear()
-            self._revision = self.index.revision
-        if prefilled_on is None and not avoid:
-            key = (request.model, request.adapter)
-            selection = self._selections.get(key)
-            if selection is None:
-                if len(self._selections) >= _MOST_SELECTIONS:
-                    self._selections.clear()
-                selection = self._selections[key] = self._select(self._serving(request))
-            return [selection]
-        rows = self._serving(request)
-        if prefilled_on is not None:
-            source = self._columns.places[prefilled_on].row
-            rows = sorted({source, *(row for row in rows if self._identity(row).role is not Role.PREFILL)})
-        preferred = [
-            row
-            for row in rows
-            if self._columns.targets[row].worker_id not in avoid or self._columns.targets[row] == prefilled_on
-        ]
-        attempts = [preferred, rows] if len(preferred) < len(rows) else [rows]
-        return [self._select(attempt) for attempt in attempts]
-
-    def _select(self, rows: Sequence[int]) -> Selection:
-        return self._columns.select(rows, self.index.group)
-
-    def _serving(self, request: Request) -> list[int]:
-        return [
-            row
-            for row, target in enumerate(self._columns.targets)
-            if self.workers[target.worker_id].state is WorkerState.READY
-            and _serves(self._identity(row), request)
-        ]
-
-    def _identity(self, row: int) -> WorkerIdentity:
-        return self.workers[self._columns.targets[row].worker_id].identity
 
     # -- accounts --------------------------------------------------------------------------------
 
@@ -278,6 +248,7 @@ class Fleet:
             place.own.add(work)
             place.unreported.add(work)
             self._refresh(place)
+            self._count(place.worker, 1)
         self._foreseen[request.request_id] = foreseen
         self._typical_prefill_tokens += _TYPICAL_WEIGHT * (uncached - self._typical_prefill_tokens)
         return charges
@@ -301,6 +272,8 @@ class Fleet:
             self._refresh(place)
         if charged == Work():
             del charges[target]
+            if place is not None:
+                self._count(place.worker, -1)
 
     def confirm(self, request_id: str, target: Target, now: float) -> None:
         """The request's prompt has been computed at `target`, or has arrived there: what it was predicted
@@ -377,6 +350,10 @@ class Fleet:
         """Requests with predictions that have been neither confirmed nor abandoned; for checks."""
         return len(self._foreseen)
 
+    def _count(self, worker: Worker, by: int) -> None:
+        worker.charged += by
+        self.health.loaded(worker.worker_id, worker.charged, self._now)
+
     def _output_tokens(self, request: Request) -> int:
         limit = request.sampling.max_tokens
         expected = self._expected_output_tokens
@@ -406,9 +383,3 @@ class Fleet:
 def _share(requests: int, place: Place) -> int:
     """One rank's part of what a worker reports for all."""
     return -(-requests // place.worker.identity.data_parallel_size)
-
-
-def _serves(identity: WorkerIdentity, request: Request) -> bool:
-    return identity.model == request.model and (
-        request.adapter is None or request.adapter in identity.adapters
-    )

@@ -56,9 +56,6 @@ from kvasir_router.machine_state import (
 
 __all__ = ["MachineLimits", "RequestMachine"]
 
-SHORTEST_TTFT_S = 0.02
-"""Predictions below this say nothing of how slow a worker is: the loop's own grain is of their size."""
-
 
 class RequestMachine:
     """Obligations: each request whose arrival was accepted ends in exactly one Finish, Fail or Gone,
@@ -323,10 +320,8 @@ class RequestMachine:
         flight.first_token_s = now if flight.first_token_s is None else flight.first_token_s
         target, plan = running(flight).target, flight.planned
         self._legs.prefilled(flight, target, now, leaves=False)
-        slowness = None
-        if plan.predicted_ttft_s:
-            slowness = (now - flight.started_s) / max(plan.predicted_ttft_s, SHORTEST_TTFT_S)
-        for worker_id in {target.worker_id, plan.prefill_target.worker_id}:
+        slowness = flight.slowness(now)
+        for worker_id in dict.fromkeys((plan.prefill_target.worker_id, target.worker_id)):
             self.fleet.succeeded(worker_id, now, slowness)
 
     def _stop(self, flight: Flight, *, ended: bool, now: float) -> None:

@@ -108,6 +108,10 @@ class Elsewhere:
         if not self._ends.budget.withdraw():
             return
         flight.hedged = True
+        slowness = flight.slowness(now)
+        if slowness is not None:
+            # It has not answered at all, and must not look well for that.
+            self._fleet.late(leg.target.worker_id, now, slowness)
         self._legs.stop(flight, now)
         self._legs.discharge(flight)
         flight.forget_attempt()

@@ -15,6 +15,9 @@ from kvasir.telemetry.reasons import REASONS
 from kvasir_router.continuation import Output, Replay, Way, extended, way_on
 from kvasir_router.work import Charges
 
+SHORTEST_TTFT_S = 0.02
+"""Predictions below this say nothing of how slow a worker is: the loop's own grain is of their size."""
+
 
 @dataclass(frozen=True, slots=True)
 class MachineLimits:
@@ -111,6 +114,12 @@ class Flight:
     def begun(self) -> bool:
         """Whether the client has something of its output."""
         return any(output.tokens for output in self.outputs)
+
+    def slowness(self, now: float) -> float | None:
+        """The time since this attempt began over what was foreseen until its first token; None where nothing
+        was."""
+        foreseen = self.planned.predicted_ttft_s
+        return (now - self.started_s) / max(foreseen, SHORTEST_TTFT_S) if foreseen else None
 
     def merged(self, usage: Usage) -> Usage:
         """The counts of the last leg, with the prefix hit of the worker that computed the prompt."""

@@ -13,7 +13,7 @@ from kvasir.core.identity import WorkerIdentity, registration_conflicts
 from kvasir.core.kv import KvStatus
 from kvasir.core.membership import Endpoint
 from kvasir.core.requests import EngineLoad
-from kvasir.ports.router import WorkerView
+from kvasir.ports.router import HealthView, WorkerView
 
 CONNECTING = "connecting"
 READY = "ready"
@@ -36,7 +36,13 @@ class Registration:
         """Whether it was accepted and its session lives."""
         return self.identity is not None and self.state != REFUSED
 
-    def view(self, load: EngineLoad | None, in_flight: int, kv: KvStatus | None = None) -> WorkerView:
+    def view(
+        self,
+        load: EngineLoad | None,
+        in_flight: int,
+        kv: KvStatus | None = None,
+        health: HealthView | None = None,
+    ) -> WorkerView:
         """As status and metrics show it."""
         return WorkerView(
             worker_id=self.endpoint.worker_id,
@@ -48,6 +54,7 @@ class Registration:
             load=load,
             in_flight=in_flight,
             kv=kv,
+            health=health or HealthView(),
         )
 
 

@@ -56,8 +56,9 @@ Charges = dict[Target, Work]
 class Worker:
     """One worker's session. `legs` maps what runs there to requests; `ghosts` are aborted legs whose
     last delta has not come, with the time of the abort. `foreign` is the number of requests there
-    that are not ours, `foreign_waiting` those of them that have not begun. `draining` says why it takes
-    nothing new, "" if it does. The fleet keeps columns of all this: tell it of every change but of legs."""
+    that are not ours, `foreign_waiting` those of them that have not begun. `charged` counts our requests that
+    run there or are to. `draining` says why it takes nothing new, "" if it does. The fleet keeps columns of
+    all this: tell it of every change but of legs."""
 
     worker_id: str
     identity: WorkerIdentity
@@ -69,6 +70,7 @@ class Worker:
     foreign: int = 0
     foreign_waiting: int = 0
     own_at_report: int = 0
+    charged: int = 0
 
     @property
     def state(self) -> WorkerState:

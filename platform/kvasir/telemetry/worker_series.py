@@ -15,7 +15,7 @@ from prometheus_client.registry import Collector
 
 from kvasir.core.kv import KvState
 from kvasir.core.requests import EngineLoad
-from kvasir.ports.router import WorkerView
+from kvasir.ports.router import HEALTH_STATES, WorkerView
 
 _GAUGES: tuple[tuple[str, str, Callable[[EngineLoad], float]], ...] = (
     ("running", "Requests in the engine's batch", lambda load: load.running),
@@ -34,6 +34,9 @@ _COUNTERS: tuple[tuple[str, str, Callable[[EngineLoad], float]], ...] = (
     ("speculated_tokens", "Tokens proposed by speculation", lambda load: load.speculated_tokens),
     ("accepted_tokens", "Proposed tokens that were right", lambda load: load.accepted_tokens),
 )
+
+NOT_JUDGED = ("connecting", "refused")
+"""States in which a worker is given nothing, so that nothing is known of its health."""
 
 
 class WorkerSeries(Collector):
@@ -75,11 +78,40 @@ class WorkerSeries(Collector):
             in_flight.add_metric((view.worker_id, view.pool), view.in_flight)
         yield in_flight
         yield from _caches(list(self._views.values()))
+        yield from _health([view for view in self._views.values() if view.state not in NOT_JUDGED])
         states = Counter((view.pool, view.state) for view in self._views.values())
         by_state = GaugeMetricFamily("kvasir_workers", "Workers by state", labels=("pool", "state"))
         for (pool, state), count in states.items():
             by_state.add_metric((pool, state), count)
         yield by_state
+
+
+def _health(views: Sequence[WorkerView]) -> Iterable[Metric]:
+    """How each worker answers, and which pools are used in spite of it."""
+    labels = ("worker", "pool")
+    state = GaugeMetricFamily(
+        "kvasir_worker_health", "1 for the state that the worker's health is in", labels=(*labels, "state")
+    )
+    share = GaugeMetricFamily(
+        "kvasir_worker_share", "Part of its peers' load that the worker may have", labels=labels
+    )
+    ejections = CounterMetricFamily(
+        "kvasir_worker_ejections", "How often the worker was left alone for answering badly", labels=labels
+    )
+    panic = GaugeMetricFamily(
+        "kvasir_pool_panic",
+        "1 while so much of the pool looks bad that all of it is used",
+        labels=("pool",),
+    )
+    for view in views:
+        worker = (view.worker_id, view.pool)
+        for each in HEALTH_STATES:
+            state.add_metric((*worker, each), each == view.health.state)
+        share.add_metric(worker, view.health.share)
+        ejections.add_metric(worker, view.health.ejections)
+    for pool in sorted({view.pool for view in views}):
+        panic.add_metric((pool,), any(view.health.panic for view in views if view.pool == pool))
+    yield from (state, share, ejections, panic)
 
 
 def _caches(views: Sequence[WorkerView]) -> Iterable[Metric]:

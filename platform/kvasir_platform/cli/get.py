@@ -1,4 +1,4 @@
-"""`kvasir get workers`: which worker holds what, and how well the router knows it."""
+"""`kvasir get workers`: which worker holds what, how well the router knows it, and how far it trusts it."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from kvasir_platform.cli.output import Output, table
 from kvasir_platform.cli.running import gateway_address
 
 _HEAD = (
-    "WORKER", "POOL", "ROLE", "STATE", "KV", "BLOCKS", "PREDICTED", "RESYNCS",
+    "WORKER", "POOL", "ROLE", "STATE", "HEALTH", "KV", "BLOCKS", "PREDICTED", "RESYNCS",
     "IN FLIGHT", "RUNNING", "WAITING", "KV USED", "REASON",
 )  # fmt: skip
+_NOT_JUDGED = ("connecting", "refused")
 _NUMBERS = range(_HEAD.index("BLOCKS"), _HEAD.index("REASON"))
 
 
@@ -27,13 +28,14 @@ def get_workers(name: str | None, address: str | None, output: Output) -> int:
 
 
 def _row(worker: dict[str, Any]) -> tuple[str, ...]:
-    load, kv = worker.get("load") or {}, worker.get("kv") or {}
+    load, kv, health = (worker.get(part) or {} for part in ("load", "kv", "health"))
     usage = load.get("kv_usage")
     return (
         str(worker.get("worker_id", "?")),
         str(worker.get("pool", "?")),
         str(worker.get("role") or "-"),
         str(worker.get("state", "?")),
+        _health(health) if worker.get("state") not in _NOT_JUDGED else "-",
         str(kv.get("state", "-")),
         _count(kv.get("blocks")),
         _count(kv.get("predicted_blocks")),
@@ -42,8 +44,18 @@ def _row(worker: dict[str, Any]) -> tuple[str, ...]:
         _count(load.get("running")),
         _count(load.get("waiting")),
         "-" if usage is None else f"{usage:.0%}",
-        "; ".join(why for why in (worker.get("reason"), kv.get("reason")) if why),
+        "; ".join(why for why in (worker.get("reason"), health.get("reason"), kv.get("reason")) if why),
     )
+
+
+def _health(health: dict[str, Any]) -> str:
+    """The state, with the share that a worker in slow start has, and how much longer an ejection lasts."""
+    state = str(health.get("state", "-"))
+    if state == "slow_start":
+        state += f" {health.get('share', 0.0):.0%}"
+    elif state == "ejected":
+        state += f" {health.get('for_s', 0.0):.1f}s"
+    return f"{state} (panic)" if health.get("panic") else state
 
 
 def _count(value: object) -> str:

@@ -129,5 +129,5 @@ def worker_row(worker: dict[str, Any]) -> tuple[str, ...]:
         str(load.get("running", "-")),
         str(load.get("waiting", "-")),
         "-" if usage is None else f"{usage:.0%}",
-        str(worker.get("reason", "")),
+        "; ".join(why for why in (worker.get("reason"), (worker.get("health") or {}).get("reason")) if why),
     )

@@ -25,6 +25,7 @@ WORKER: dict[str, Any] = {
         "state": "catching_up", "reason": "a batch is missing", "for_s": 0.2, "epoch": 1, "sequence": 9,
         "blocks": 12345, "predicted_blocks": 67, "resyncs": 4, "error_ratio": 0.0,
     },
+    "health": {"state": "healthy", "reason": "", "for_s": 0.0, "share": 1.0, "ejections": 0, "panic": False},
 }  # fmt: skip
 
 
@@ -87,8 +88,8 @@ def test_get_workers_shows_what_each_holds_and_how_well_that_is_known(
     gateway.answers["/status"] = (200, {"workers": [WORKER]})
     assert main(["get", "workers", "--address", gateway.address]) == 0
     assert said(capsys) == [
-        "WORKER POOL ROLE STATE KV BLOCKS PREDICTED RESYNCS IN FLIGHT RUNNING WAITING KV USED REASON",
-        "decode-7f decode decode ready catching_up 12,345 67 4 2 1 3 25% a batch is missing",
+        "WORKER POOL ROLE STATE HEALTH KV BLOCKS PREDICTED RESYNCS IN FLIGHT RUNNING WAITING KV USED REASON",
+        "decode-7f decode decode ready healthy catching_up 12,345 67 4 2 1 3 25% a batch is missing",
     ]
 
 
@@ -99,7 +100,28 @@ def test_a_worker_that_has_said_nothing_yet_is_shown_all_the_same(
     bare |= {"role": None, "load": None, "kv": None}
     gateway.answers["/status"] = (200, {"workers": [bare]})
     assert main(["get", "workers", "--address", f"http://{gateway.address}/"]) == 0
-    assert said(capsys)[1] == "w p - connecting - - - - 0 - - - refused"
+    assert said(capsys)[1] == "w p - connecting - - - - - 0 - - - refused"
+
+
+def test_get_workers_says_how_far_each_is_trusted_and_why(
+    gateway: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def worker(**health: object) -> dict[str, Any]:
+        return WORKER | {"kv": None, "health": health}
+
+    found = [
+        worker(state="ejected", reason="3 requests in a row failed", for_s=1.53, share=0.0, panic=False),
+        worker(state="ejected", reason="it failed again", for_s=4.0, share=1.0, panic=True),
+        worker(state="slow_start", reason="it has just joined", for_s=6.0, share=0.37, panic=False),
+    ]
+    gateway.answers["/status"] = (200, {"workers": found})
+    assert main(["get", "workers", "--address", gateway.address]) == 0
+    rows = [line.removeprefix("decode-7f decode decode ready ") for line in said(capsys)[1:]]
+    assert rows == [
+        "ejected 1.5s - - - - 2 1 3 25% 3 requests in a row failed",
+        "ejected 4.0s (panic) - - - - 2 1 3 25% it failed again",
+        "slow_start 37% - - - - 2 1 3 25% it has just joined",
+    ]
 
 
 def test_get_workers_in_json_is_what_the_gateway_said(

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 
+from kvasir.config.spec import HealthSpec
 from kvasir.core.identity import Hardware, WorkerIdentity
 from kvasir.core.requests import EngineLoad, Request, Role, Sampling, SloClass, Timings, Usage, token_ids
 from kvasir.ports.routing import Candidates, Plan, RequestView, Target
@@ -42,20 +43,21 @@ class Stage:
     """A fleet of which a test sees what policies see."""
 
     def __init__(self, make_identity: MakeIdentity) -> None:
-        self._make_identity = make_identity
+        self.identity = make_identity
         self.policy = Scripted()
+        self.rates = RateBook()
         index = FleetIndex(capacity_blocks=1000, predicted_blocks=1000, predicted_ttl_s=1000.0)
         self.fleet = Fleet(
             self.policy,
             index,
-            RateBook(),
+            self.rates,
             hash_blocks=lambda request, size: array("Q", range(1, len(request.tokens) // size + 1)),
             expected_output_tokens=16,
         )
 
     def join(self, *worker_ids: str, role: Role = B, **known: int) -> None:
         for worker_id in worker_ids:
-            self.fleet.add(worker_id, self._make_identity(worker_id, role, **known), 0.0)
+            self.fleet.add(worker_id, self.identity(worker_id, role, **known), 0.0)
 
     def look(self, request: Request, **how: object) -> Candidates:
         self.fleet.plan(request, self.fleet.hashes(request), 0.0, **how)  # type: ignore[arg-type]  # by name
@@ -247,6 +249,102 @@ def test_what_is_missing_is_asked_of_workers_that_are_ready(stage: Stage) -> Non
     assert stage.fleet.missing() == "[True, False] [False, True] [0, 1]"
 
 
+# -- health ----------------------------------------------------------------------------------------
+
+
+def eject(stage: Stage, *worker_ids: str, now: float = 0.0) -> None:
+    for worker_id in worker_ids:
+        for _ in range(HealthSpec().consecutive_failures):
+            stage.fleet.failed(worker_id, "worker_failed", now)
+
+
+def test_a_worker_that_keeps_failing_is_not_shown_while_others_serve(stage: Stage) -> None:
+    stage.join("a", "b", "c")
+    eject(stage, "a")
+    stage.policy.answer = Plan(None, Target("b"), "test")
+    assert stage.look(ask()).targets == (Target("b"), Target("c"))
+    assert stage.look(ask()).targets == (Target("b"), Target("c"))
+    assert len(stage.policy.seen) == 2
+    assert stage.look(ask(), avoid={"b"}).targets == (Target("c"),)
+
+
+def test_failing_workers_are_shown_last_of_all(stage: Stage) -> None:
+    """Where the places without both sets do not do, one that failed this request comes before one that fails
+    whatever it is sent."""
+    stage.join("a", "b", "c", "d")
+    eject(stage, "a")
+    stage.look(ask(), avoid={"b"})
+    assert [{target.worker_id for target in seen.targets} for seen in stage.policy.seen] == [
+        {"c", "d"},
+        {"b", "c", "d"},
+        {"a", "b", "c", "d"},
+    ]
+
+
+def test_rows_keep_their_columns_where_others_are_left_out(stage: Stage) -> None:
+    stage.join("leaving", "a", "b", "c")
+    stage.fleet.mark("leaving", draining="stopping")
+    stage.commit(ask("1"), "c")
+    eject(stage, "a")
+    stage.policy.answer = Plan(None, Target("b"), "test")
+    seen = stage.look(ask())
+    assert seen.targets == (Target("b"), Target("c"))
+    assert seen.waiting.tolist() == [0, 1]
+    assert seen.cached_tokens.tolist() == [0, 20]
+    assert seen.kv_tokens.tolist() == [400, 400]
+
+
+def test_where_the_prompt_lies_is_used_however_its_worker_is(stage: Stage) -> None:
+    stage.join("p0", "p1", role=P)
+    stage.join("d0", "d1", role=D)
+    eject(stage, "p0", "d0")
+    stage.policy.answer = Plan(Target("p0"), Target("d1"), "test")
+    assert stage.look(ask(), prefilled_on=Target("p0")).targets == (Target("p0"), Target("d1"))
+
+
+def test_a_worker_that_joins_later_is_given_little_until_it_has_its_share(stage: Stage) -> None:
+    stage.join("a", "b")
+    stage.policy.answer = Plan(None, Target("b"), "test")
+    stage.fleet.add("new", stage.identity("new"), 100.0)
+
+    def shown(now: float) -> set[str]:
+        stage.fleet.plan(ask(), array("Q"), now)
+        return {target.worker_id for target in stage.policy.seen[-1].targets}
+
+    assert shown(100.0) == {"a", "b", "new"}
+    charges = stage.commit(ask("1"), "new")
+    stage.fleet.settle(charges, Target("new"), replace(charges[Target("new")]))
+    assert shown(100.0) == {"a", "b"}
+    for number in range(22):
+        stage.commit(ask(f"more-{number}"), "ab"[number % 2])
+    assert shown(100.0) == {"a", "b", "new"}
+    stage.commit(ask("2"), "new")
+    assert shown(100.0) == {"a", "b"}
+    assert shown(100.0 + HealthSpec().slow_start_s) == {"a", "b", "new"}
+
+
+def test_a_request_counts_at_each_of_its_workers_until_it_is_over_there(stage: Stage) -> None:
+    stage.join("p", role=P)
+    stage.join("d", role=D)
+    workers = stage.fleet.workers
+    charges = stage.commit(ask(), "d", "p")
+    assert (workers["p"].charged, workers["d"].charged) == (1, 1)
+    stage.fleet.settle(charges, Target("p"), replace(charges[Target("p")]))
+    assert (workers["p"].charged, workers["d"].charged) == (0, 1)
+    stage.fleet.remove("d")
+    stage.join("d", role=D)
+    assert stage.fleet.workers["d"].charged == 0
+
+
+def test_a_worker_that_cannot_be_reached_is_silent_until_it_can(stage: Stage) -> None:
+    stage.join("a", "b")
+    stage.fleet.mark("a", interrupted=True, now=5.0)
+    assert stage.fleet.health.view("a", 6.0).state == "silent"
+    stage.fleet.mark("a", draining="stopping", now=6.0)
+    stage.fleet.mark("a", interrupted=False, now=7.0)
+    assert stage.fleet.health.view("a", 7.0).state == "slow_start"
+
+
 # -- reports ---------------------------------------------------------------------------------------
 
 
@@ -335,6 +433,20 @@ def test_measured_rates_reach_all_ranks_of_their_worker_and_no_other(stage: Stag
     prior = Rates()
     assert took[:2].tolist() == pytest.approx([3.0, 3.0], rel=0.05)
     assert took[2:].tolist() == pytest.approx([prior.prefill_fixed_s + 1000 * prior.prefill_token_s] * 2)
+
+
+def test_rates_are_learned_under_the_id_of_the_session_whatever_the_worker_calls_itself(
+    stage: Stage, make_identity: MakeIdentity
+) -> None:
+    stage.fleet.add("pool/replica-1", make_identity("decode-7f"), 0.0)
+    for _ in range(50):
+        usage = Usage(prompt_tokens=1000, output_tokens=1)
+        stage.fleet.measured(Target("pool/replica-1"), usage, Timings(prefill_s=3.0))
+    rates = stage.look(ask()).rates
+    assert float((rates.prefill_fixed_s + 1000 * rates.prefill_token_s)[0]) == pytest.approx(3.0, rel=0.05)
+    stage.fleet.remove("pool/replica-1")
+    with pytest.raises(KeyError):
+        stage.rates.rates("pool/replica-1")
 
 
 def test_steps_that_shared_the_worker_with_prompts_are_not_taken_for_slow_ones(stage: Stage) -> None:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from kvasir.core.golden import GoldenPrompt
 from kvasir.core.identity import WorkerIdentity
 from kvasir.core.membership import Endpoint
+from kvasir.ports.router import HealthView
 from kvasir_router.registry import CONNECTING, Registry
 
 MakeIdentity = Callable[..., WorkerIdentity]
@@ -29,6 +30,13 @@ def test_a_worker_of_another_model_or_tokenizer_is_refused_with_both_sides(
     assert view.state == "refused"
     assert "model: other != m" in view.reason
     assert "tokenizer_digest: x != t" in view.reason
+
+
+def test_a_worker_is_shown_with_the_health_that_it_is_given() -> None:
+    known = registry("a")["a"]
+    assert known.view(None, 0).health == HealthView()
+    ejected = HealthView("ejected", "why", 2.0, 0.0, 1)
+    assert known.view(None, 0, None, ejected).health == ejected
 
 
 def test_a_worker_that_renders_a_golden_prompt_otherwise_is_refused_with_both_sides(

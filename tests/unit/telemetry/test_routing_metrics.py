@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry
 from kvasir.core.kv import KvState, KvStatus
 from kvasir.core.requests import SloClass, Usage
 from kvasir.native import TreeStats
-from kvasir.ports.router import Books, RequestSummary, WorkerView
+from kvasir.ports.router import Books, HealthView, RequestSummary, WorkerView
 from kvasir.telemetry.metrics import Metrics
 
 SLO = SloClass("chat", ttft_s=1.0, itl_s=0.05)
@@ -59,6 +59,26 @@ def test_a_workers_cache_shows_its_state_blocks_and_resyncs(metrics: Metrics) ->
 def test_a_worker_that_is_only_connecting_has_no_cache_series(metrics: Metrics) -> None:
     metrics.workers([WorkerView("w", "a", "decode", "connecting")])
     assert "kvasir_worker_kv_state{" not in shown(metrics)
+
+
+def test_a_workers_health_shows_its_state_share_and_ejections(metrics: Metrics) -> None:
+    well = WorkerView("w", "a", "decode", "ready")
+    out = replace(well, worker_id="x", health=HealthView("ejected", "why", 2.0, 0.0, ejections=3))
+    metrics.workers([well, out, WorkerView("y", "a", "decode", "connecting")])
+    text = shown(metrics)
+    for line in (
+        'kvasir_worker_health{pool="decode",state="healthy",worker="w"} 1.0',
+        'kvasir_worker_health{pool="decode",state="ejected",worker="x"} 1.0',
+        'kvasir_worker_health{pool="decode",state="healthy",worker="x"} 0.0',
+        'kvasir_worker_share{pool="decode",worker="w"} 1.0',
+        'kvasir_worker_share{pool="decode",worker="x"} 0.0',
+        'kvasir_worker_ejections_total{pool="decode",worker="x"} 3.0',
+        'kvasir_pool_panic{pool="decode"} 0.0',
+    ):
+        assert line in text
+    assert 'worker="y"' not in "".join(line for line in text.splitlines() if "health" in line)
+    metrics.workers([replace(out, health=replace(out.health, panic=True))])
+    assert 'kvasir_pool_panic{pool="decode"} 1.0' in shown(metrics)
 
 
 def test_the_index_is_read_at_scrape(metrics: Metrics) -> None:

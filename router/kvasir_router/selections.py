@@ -1,0 +1,89 @@
+"""Which places of the fleet a request is decided among: those that serve it, without those to be avoided.
+
+What does not change from one decision to the next is kept, since a worker may be avoided for a minute, and a
+decision takes microseconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from kvasir.core.identity import WorkerIdentity
+from kvasir.core.requests import Request, Role
+from kvasir.ports.routing import Target
+from kvasir_router.columns import Columns, Selection
+from kvasir_router.index import FleetIndex
+from kvasir_router.work import Worker, WorkerState
+
+_MOST = 64
+
+_Key = tuple[str, str | None, frozenset[str]]
+
+
+class Selections:
+    """Selections of `columns`, of workers that are READY."""
+
+    def __init__(self, columns: Columns, workers: Mapping[str, Worker], index: FleetIndex) -> None:
+        self._columns = columns
+        self._workers = workers
+        self._index = index
+        self._kept: dict[_Key, Selection] = {}
+        self._revision = -1
+
+    def forget(self) -> None:
+        """Workers have joined or left, or take work that took none, or the reverse."""
+        self._kept.clear()
+
+    def of(
+        self, request: Request, avoid: frozenset[str], unwell: frozenset[str], prefilled_on: Target | None
+    ) -> Iterator[Selection]:
+        """Places that serve this request, in the order in which they are to be tried: first without the
+        workers of both sets, then with those in `avoid`, at last with all. With `prefilled_on`, that place
+        and those that decode."""
+        if self._revision != self._index.revision:
+            self._kept.clear()
+            self._revision = self._index.revision
+        size = -1
+        for without in (avoid | unwell if avoid and unwell else avoid or unwell, unwell, frozenset[str]()):
+            selection = self._selected(request, without, prefilled_on)
+            if len(selection.targets) != size:
+                size = len(selection.targets)
+                yield selection
+
+    def _selected(self, request: Request, without: frozenset[str], prefilled_on: Target | None) -> Selection:
+        if prefilled_on is not None:
+            return self._select(request, prefilled_on).without(without, but=prefilled_on)
+        key = (request.model, request.adapter, without)
+        kept = self._kept.get(key)
+        if kept is None:
+            if len(self._kept) >= _MOST:
+                self._kept.clear()
+            if without:
+                kept = self._selected(request, frozenset(), None).without(without)
+            else:
+                kept = self._select(request, None)
+            self._kept[key] = kept
+        return kept
+
+    def _select(self, request: Request, prefilled_on: Target | None) -> Selection:
+        targets = self._columns.targets
+        rows = [
+            row
+            for row, target in enumerate(targets)
+            if self._workers[target.worker_id].state is WorkerState.READY
+            and _serves(self._identity(target), request)
+        ]
+        if prefilled_on is not None:
+            source = self._columns.places[prefilled_on].row
+            decode = (row for row in rows if self._identity(targets[row]).role is not Role.PREFILL)
+            rows = sorted({source, *decode})
+        return self._columns.select(rows, self._index.group)
+
+    def _identity(self, target: Target) -> WorkerIdentity:
+        return self._workers[target.worker_id].identity
+
+
+def _serves(identity: WorkerIdentity, request: Request) -> bool:
+    return identity.model == request.model and (
+        request.adapter is None or request.adapter in identity.adapters
+    )
