@@ -7,7 +7,7 @@
 A worker is judged by what it does to requests, not by what it says of itself: failures in a row and times
 to first token that are far from those foreseen eject it for a while, each time longer; after that, and when
 it joins, it gets its share by and by. What half a fleet has in common is no worker's fault, so that a signal
-which says it of too many is not believed. Pure: it reads no clock and draws nothing.
+which says it of too many is not believed: all are used then, evenly. Pure: no clock, no chance.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import math
 
 from kvasir.config.spec import HealthSpec
 from kvasir.ports.router import HealthView
-from kvasir_router.standing import FEWEST_SAMPLES, Member, Pool, Ramp, Slowness, Standing
+from kvasir_router.standing import FEWEST_SAMPLES, RATIONED, Member, Pool, Ramp, Slowness, Standing
 
 NOBODY: frozenset[str] = frozenset()
 
@@ -246,18 +246,19 @@ class Health:
         member.failures = 0
         member.why, member.brief, member.probing, member.ramp = why, False, False, None
         member.slowness = Slowness()
+        member.credit = 1.0
         member.out_until_s = member.good_since_s = now + min(lasts_s, spec.max_ejection_s)
         self._place(member)
 
     def _ration(self, member: Member, started: int, now: float) -> None:
-        """What healthy workers begin is what those in slow start may begin a part of."""
+        """What healthy workers begin is what others may begin as much of, or a part."""
         pool = member.pool
-        if member.standing is Standing.SLOW_START:
+        if member.standing in RATIONED:
             member.spend(started)
-        elif member.standing is Standing.HEALTHY and pool.counts[Standing.SLOW_START]:
+        elif member.standing is Standing.HEALTHY and any(pool.counts[each] for each in RATIONED):
             each = started / pool.counts[Standing.HEALTHY]
             for peer in self._troubled.values():
-                if peer.pool is pool and peer.standing is Standing.SLOW_START:
+                if peer.pool is pool and peer.standing in RATIONED:
                     peer.earn(each, now)
 
     @staticmethod
@@ -301,5 +302,6 @@ class Health:
             member
             for member in self._troubled.values()
             if member.standing in (Standing.PROBING, Standing.SLOW_START)
+            or (member.standing is Standing.EJECTED and panics[member.pool.name])
         ]
         self._due = min((member.next_due for member in self._troubled.values()), default=math.inf)

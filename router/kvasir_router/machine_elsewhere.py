@@ -13,6 +13,8 @@ from kvasir_router.machine_legs import Legs
 from kvasir_router.machine_state import Flight, MachineLimits
 
 LEAST_PATIENCE_S = 0.25
+ENGINE_DEAD = "engine_dead"
+"""What a worker says in its last moments, of everything that ran there."""
 
 
 class Elsewhere:
@@ -80,7 +82,8 @@ class Elsewhere:
     def again_or_fail(
         self, flight: Flight, error: KvasirError, worker_id: str, now: float, *, lost: bool = False
     ) -> None:
-        """The leg is over and has failed on `worker_id`, or went with it."""
+        """The leg is over and has failed on `worker_id`, or went with it or its engine."""
+        lost = lost or error.code == ENGINE_DEAD
         self._legs.release(flight)
         self._legs.discharge(flight)
         flight.last_error = error

@@ -7,8 +7,8 @@ whole one out.
 
 from __future__ import annotations
 
-DEPTH = 100.0
-"""At most so many new starts are saved up, so that a long good time does not pay for a storm."""
+DEPTH = 20.0
+"""At most so many starts are saved up, so that a long good time does not pay for a storm."""
 
 
 class RetryBudget:

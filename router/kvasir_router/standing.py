@@ -14,7 +14,7 @@ FEWEST_SAMPLES = 3
 """Requests without which a worker's slowness says nothing."""
 _MOST = math.log(1000.0)
 MOST_CREDIT = 2.0
-"""A worker in slow start that was passed over may begin so many requests at once, and no more."""
+"""A rationed worker that was passed over may begin so many requests at once, and no more."""
 
 
 class Standing(StrEnum):
@@ -28,6 +28,8 @@ class Standing(StrEnum):
 
 
 BAD = (Standing.SILENT, Standing.EJECTED)
+RATIONED = (Standing.SLOW_START, Standing.EJECTED)
+"""Who may begin a part of what those begin that stand well."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +73,7 @@ class Member:
     """One worker. `failures` are those in a row. `growth` is by how many doublings the next ejection is
     longer; a part of it is forgiven for the time since `good_since_s`. `out_until_s` is set while it is
     ejected, `brief` where that is only a pause. `old_legs` are at most those that ran before it was probed.
-    `credit` is how many requests it may begin while its share grows. `standing` follows from all this, see
+    `credit` is how many requests it may begin while it is rationed. `standing` follows from all this, see
     `derived`."""
 
     worker_id: str
@@ -120,6 +122,9 @@ class Member:
         its own take long."""
         if self.standing is Standing.PROBING:
             return self.legs > self.old_legs
+        if self.standing is Standing.EJECTED:
+            # Of a pool that is used as a whole. Who fails at once looks idle, and would draw everything.
+            return self.credit < 1.0 and self.pool.counts[Standing.HEALTHY] > 0
         at_once = max(1, int(self.share(now) * (1.0 + self.pool.mean_legs)))
         return self.legs >= at_once or self.credit < 1.0
 

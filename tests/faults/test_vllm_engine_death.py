@@ -66,10 +66,10 @@ async def test_a_killed_core_ends_every_stream_and_is_reported(bench: EngineBenc
         reason = await failed
         ends = [await bench.recorder.wait(request.request_id) for request in requests]
     assert "core" in reason
-    assert all(end.last is not None and end.last.error == "worker_failed" for end in ends)
+    assert all(end.last is not None and end.last.error == "engine_dead" for end in ends)
     (late,) = await bench.run(EngineRequest("late", token_ids([5, 6]), LONG))
     assert late.last is not None
-    assert (late.last.finish, late.last.error) == (FinishReason.ERROR, "worker_failed")
+    assert (late.last.finish, late.last.error) == (FinishReason.ERROR, "engine_dead")
 
 
 async def test_streams_of_one_step_arrive_in_one_batch(bench: EngineBench) -> None:

@@ -29,6 +29,8 @@ examples:
   kvasir status                              workers, load, processes
   kvasir get workers                         which worker holds what, and how well that is known
   kvasir explain REQUEST_ID                  why a request ran where it ran, and what came of it
+  kvasir drain WORKER                        take a worker out of service, losing no stream
+  kvasir restart POOL                        replace a pool's workers one by one, while it serves
   kvasir down                                stop it, from any terminal
 
 exit status: 0 done, 1 failed or nothing runs, 2 the command line or kvasir.yaml is wrong
@@ -79,6 +81,34 @@ examples:
   curl -si http://127.0.0.1:8000/v1/chat/completions … | grep x-request-id
   kvasir explain da87cef2245951d6dc2c075d
   kvasir explain da87cef2245951d6dc2c075d -o json"""
+
+
+_DRAIN_EPILOG = """\
+The worker takes nothing new from any router and ends what it runs; the command waits until nothing is
+left, and then the process can be stopped or its machine taken away. `kvasir get workers` lists the names
+and shows who drains, and why. Ctrl-C ends the waiting, not the drain.
+
+--undo puts the worker back. A drain lives as long as the worker's process; one that is being stopped goes
+on draining whatever is asked.
+
+examples:
+  kvasir drain decode-7f
+  kvasir drain decode-7f --reason "kernel update" --timeout 600
+  kvasir drain decode-7f --no-wait
+  kvasir drain decode-7f --undo"""
+
+
+_RESTART_EPILOG = """\
+Each new worker starts beside the one that it replaces, with the code that is installed by then. The old
+one takes nothing new and ends what it runs (worker.drain_s); what is left after that goes on elsewhere.
+Where no GPU is free for one more, each is stopped first; a pool's only worker is then not restarted.
+
+Workers of another protocol, hash version, model, tokenizer or KV layout than those that run do not come up:
+the restart ends there, and the old ones go on serving.
+
+examples:
+  kvasir restart decode
+  kvasir restart prefill -o json"""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -154,6 +184,11 @@ def parser() -> argparse.ArgumentParser:
     commands.choices["get"].add_argument(
         "what", choices=("workers",), metavar="workers", help="the only list there is"
     )
+    add("drain", "take a worker out of service, or put it back", gateway, epilog=_DRAIN_EPILOG)
+    _add_drain_options(commands.choices["drain"])
+    add("restart", "replace a pool's workers one by one", epilog=_RESTART_EPILOG)
+    commands.choices["restart"].add_argument("pool", metavar="POOL", help="as in kvasir.yaml")
+    commands.choices["restart"].add_argument("--name", help="which deployment, when several run")
     add("check", "say whether a deployment would start here", spec, port, epilog=_CHECK_EPILOG)
     add("version", "print versions of Kvasir and of what it uses")
     up = commands.choices["up"]
@@ -171,6 +206,16 @@ def parser() -> argparse.ArgumentParser:
     return top
 
 
+def _add_drain_options(drain: argparse.ArgumentParser) -> None:
+    drain.add_argument("worker", metavar="WORKER", help="its name, as `kvasir get workers` shows it")
+    drain.add_argument("--undo", action="store_true", help="let it serve again")
+    drain.add_argument("--reason", default="", metavar="TEXT", help="what `kvasir get workers` shows")
+    drain.add_argument("--no-wait", action="store_true", help="return as soon as the worker has been asked")
+    drain.add_argument(
+        "--timeout", type=float, metavar="S", help="wait no longer than S seconds (300; with --undo 10)"
+    )
+
+
 def main(argv: Sequence[str] | None = None, *, make_launcher: LauncherFactory | None = None) -> int:
     """Run one command and return its exit status. `make_launcher` replaces Ray, for tests."""
     args = parser().parse_args(argv)
@@ -181,6 +226,8 @@ def main(argv: Sequence[str] | None = None, *, make_launcher: LauncherFactory | 
         "status": lambda: _status(args, output),
         "get": lambda: _get(args, output),
         "explain": lambda: _explain(args, output),
+        "drain": lambda: _drain(args, output),
+        "restart": lambda: _restart(args, output),
         "check": lambda: _check(args, output),
         "config": lambda: _config(args, output),
         "version": lambda: _version(output),
@@ -229,6 +276,22 @@ def _explain(args: argparse.Namespace, output: Output) -> int:
     from kvasir_platform.cli.explain import explain
 
     return explain(args.request_id, args.name, args.address, output)
+
+
+def _drain(args: argparse.Namespace, output: Output) -> int:
+    from kvasir_platform.cli.drain import DrainWish, drain
+    from kvasir_platform.cli.running import gateway_address
+
+    wish = DrainWish(
+        args.worker, undo=args.undo, reason=args.reason, wait=not args.no_wait, timeout_s=args.timeout
+    )
+    return drain(wish, gateway_address(args.name, args.address), output)
+
+
+def _restart(args: argparse.Namespace, output: Output) -> int:
+    from kvasir_platform.cli.restart import restart
+
+    return restart(args.pool, args.name, output)
 
 
 def _check(args: argparse.Namespace, output: Output) -> int:

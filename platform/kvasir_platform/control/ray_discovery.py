@@ -1,7 +1,10 @@
 """Discovery over Ray: workers keep a record each in the head's key-value store.
 
 The router reads it without being a Ray driver: a driver would bring a core worker, its threads and a
-hundred megabytes into the process that must stay light.
+hundred megabytes into the process that must stay light, and would end it when the head is away for a minute.
+
+What cannot be seen is taken to be as it was: while the head is away, or this process did not come to look,
+no record grows old; and a store that has lost everything at once is not believed at once.
 """
 
 from __future__ import annotations
@@ -9,11 +12,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
 
 from ray._raylet import GcsClient  # type: ignore[attr-defined]  # compiled, without stubs
 
 from kvasir.core.errors import ProtocolError
-from kvasir.core.membership import NAMESPACE, Liveness, MemberRecord, Members, member_prefix
+from kvasir.core.membership import NAMESPACE, STALE_S, Liveness, MemberRecord, Members, member_prefix
 from kvasir.ports.clock import Clock
 
 log = logging.getLogger(__name__)
@@ -21,6 +25,36 @@ log = logging.getLogger(__name__)
 POLL_S = 0.5
 REQUEST_TIMEOUT_S = 2.0
 FORGET_S = 120.0
+
+
+@dataclass(slots=True)
+class Sight:
+    """The time that was spent seeing, in seconds: what a record may grow old by. Between two looks it
+    advances by `step_s` at most, and over a blind time not at all."""
+
+    step_s: float = 2 * POLL_S
+    patience_s: float = STALE_S
+    _seen_s: float = 0.0
+    _at: float | None = None
+    _empty_since: float | None = None
+
+    def look(self, now: float) -> float:
+        """The store was read; returns the time seen so far."""
+        if self._at is not None:
+            self._seen_s += min(now - self._at, self.step_s)
+        self._at = now
+        self._empty_since = None
+        return self._seen_s
+
+    def lose(self) -> None:
+        """The store could not be read."""
+        self._at = None
+
+    def doubts(self, now: float) -> bool:
+        """Whether an empty store, where there were members, is not to be believed yet."""
+        if self._empty_since is None:
+            self._empty_since = now
+        return now - self._empty_since < self.patience_s
 
 
 class RayDiscovery:
@@ -34,20 +68,24 @@ class RayDiscovery:
 
     async def watch(self) -> AsyncIterator[Members]:
         liveness = Liveness()
+        sight = Sight()
         last: Members | None = None
         blind = False
         while not self._closed.is_set():
             try:
                 records = await self._read()
+                if not records and last is not None and last.endpoints and sight.doubts(self._clock.now()):
+                    raise ProtocolError("every record has gone at once")
             except Exception as error:  # noqa: BLE001 - Ray raises several private types; fail static
                 if not blind:
                     log.warning("cannot read members from Ray, keeping the last ones: %s", error)
                 blind = True
+                sight.lose()
             else:
                 if blind:
                     log.warning("members can be read from Ray again")
                 blind = False
-                now = self._clock.now()
+                now = sight.look(self._clock.now())
                 endpoints = liveness.live(records, now)
                 if last is None or endpoints != last.endpoints:
                     last = Members(revision=last.revision + 1 if last else 1, endpoints=endpoints)

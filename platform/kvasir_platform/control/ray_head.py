@@ -4,29 +4,39 @@ Ray's defaults are made for clusters that people share: a dashboard, a log monit
 large object store, a temp folder that all heads write to. Pools need none of that, so the head is
 started bare, with token authentication and a folder of its own, and stopped by pid: `ray stop` would
 take every Ray on the machine with it.
+
+Of its processes, the GCS may be lost: it keeps its state outside of itself, so that another one takes over
+while replicas serve. `ray start --block` would kill the node with it, so it is not used.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import socket
 import subprocess
 import sys
-import time
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
 
 from kvasir.core.errors import ConfigError
 
+log = logging.getLogger(__name__)
+
 # 127.0.0.1 is silently replaced by the machine's outward address; 127.0.0.2 is kept.
 NODE_ADDRESS = "127.0.0.2"
 OBJECT_STORE_BYTES = 80 << 20
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 1.0
+REDIS_TIMEOUT_S = 2.0
+_MARK = "KVASIR_RAY_HEAD"
+_GCS = "gcs_server"
+_RAYLET = "raylet"
 
 
 def ray_environment(token: str) -> dict[str, str]:
@@ -41,13 +51,26 @@ def ray_environment(token: str) -> dict[str, str]:
     }
 
 
+def head_environment(temp_dir: Path, redis_url: str | None) -> dict[str, str]:
+    """What only processes of the head have: its mark, and where it keeps its state, which is in Redis under
+    a name that no other run has, else in a folder below `temp_dir`."""
+    mark = {_MARK: str(temp_dir)}
+    if redis_url is not None:
+        return mark | {"RAY_REDIS_ADDRESS": redis_url, "RAY_external_storage_namespace": _namespace(temp_dir)}
+    return mark | {"RAY_gcs_storage": "rocksdb", "RAY_gcs_storage_path": str(temp_dir / "gcs")}
+
+
 @dataclass(slots=True)
 class RayHead:
     """A running head. `address` is what drivers and workers connect to."""
 
     address: str
     temp_dir: Path
-    process: subprocess.Popen[bytes]
+    redis_url: str | None = None
+    _gcs: psutil.Process | None = None
+    _raylet: psutil.Process | None = None
+    _gcs_command: list[str] = field(default_factory=list)
+    _gcs_environment: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def start(
@@ -55,24 +78,30 @@ class RayHead:
         *,
         temp_dir: Path,
         token: str,
-        cpus: float,
-        gpus: float,
+        cpus: int,
+        gpus: int,
         log: Path,
+        redis_url: str | None = None,
     ) -> RayHead:
-        """Start the head and wait until it listens.
+        """Start the head and wait until it accepts drivers.
 
         `temp_dir` must be short (Ray puts Unix sockets in it, whose paths are limited to 107 bytes).
-        Raises ConfigError with the end of its log when it does not come up.
+        Raises ConfigError when Redis does not answer, and with the end of its log when it does not come up.
         """
+        if redis_url is not None and not _answers(redis_url):
+            raise ConfigError(
+                f"ray.head_redis_url: nothing answers at {redis_url}; start Redis there, or unset the field "
+                "to keep the state of Ray's head on this machine"
+            )
         port = _free_port()
         temp_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
-        command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block"]
+        command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head"]
         command += [
             f"--port={port}",
             f"--node-ip-address={NODE_ADDRESS}",
             f"--temp-dir={temp_dir}",
-            f"--num-cpus={max(1, round(cpus))}",
-            f"--num-gpus={round(gpus)}",
+            f"--num-cpus={max(1, cpus)}",
+            f"--num-gpus={gpus}",
             f"--object-store-memory={OBJECT_STORE_BYTES}",
             # It cannot be switched off, and its default port would collide with another deployment's.
             f"--ray-client-server-port={_free_port()}",
@@ -81,41 +110,75 @@ class RayHead:
             "--no-monitor",
             "--disable-usage-stats",
         ]
-        with log.open("ab") as sink:
-            process = subprocess.Popen(  # noqa: S603 - our own interpreter and arguments
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=sink,
-                stderr=subprocess.STDOUT,
-                env={**os.environ, **ray_environment(token)},
-                start_new_session=True,
-            )
-        head = cls(address=f"{NODE_ADDRESS}:{port}", temp_dir=temp_dir, process=process)
+        env = {**os.environ, **ray_environment(token), **head_environment(temp_dir, redis_url)}
+        head = cls(f"{NODE_ADDRESS}:{port}", temp_dir, redis_url)
         try:
-            head._wait_until_listening(port, log)
+            head._launch(command, env, log)
         except BaseException:
             head.stop()
             raise
         return head
 
-    def _wait_until_listening(self, port: int, log: Path) -> None:
-        deadline = time.monotonic() + START_TIMEOUT_S
-        while time.monotonic() < deadline:
-            if self.process.poll() is not None:
-                break
-            with socket.socket() as probe:
-                if probe.connect_ex((NODE_ADDRESS, port)) == 0:
-                    return
-            time.sleep(0.05)
-        tail = log.read_text(errors="replace")[-2000:] if log.exists() else ""
-        raise ConfigError(f"Ray's head did not come up within {START_TIMEOUT_S:.0f} s; its log ends:\n{tail}")
+    @property
+    def alive(self) -> bool:
+        """Whether the node that carries the replicas runs; nothing brings it back."""
+        return self._raylet is not None and _runs(self._raylet)
+
+    @property
+    def gcs_alive(self) -> bool:
+        """Whether its state can be read and changed; see `restart_gcs`."""
+        return self._gcs is not None and _runs(self._gcs)
+
+    def restart_gcs(self) -> None:
+        """Start the GCS anew, from the state that it left; returns at once. It must be accepting again
+        within 60 s of its loss: then Ray's own processes give up."""
+        if isinstance(self._gcs, psutil.Popen):
+            self._gcs.poll()  # an earlier one of ours, which nobody else reaps
+        self._gcs = psutil.Popen(
+            self._gcs_command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            env=dict(self._gcs_environment),
+            start_new_session=True,
+        )
+
+    def _launch(self, command: list[str], env: Mapping[str, str], log: Path) -> None:
+        with log.open("ab") as sink:
+            try:
+                code = subprocess.run(  # noqa: S603 - our own interpreter and arguments
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=sink,
+                    stderr=subprocess.STDOUT,
+                    env=env,
+                    start_new_session=True,
+                    timeout=START_TIMEOUT_S,
+                    check=False,
+                ).returncode
+            except subprocess.TimeoutExpired:
+                code = None
+        named = {process.name(): process for process in self._processes()}
+        self._gcs, self._raylet = named.get(_GCS), named.get(_RAYLET)
+        if code != 0 or self._gcs is None or self._raylet is None:
+            tail = log.read_text(errors="replace")[-2000:] if log.exists() else ""
+            told = "in time" if code is None else f"(exit status {code})"
+            redis = f"; it keeps its state in {self.redis_url}: does that answer?" if self.redis_url else ""
+            raise ConfigError(f"Ray's head did not come up {told}{redis}; its log ends:\n{tail}")
+        self._gcs_command, self._gcs_environment = self._gcs.cmdline(), self._gcs.environ()
+
+    def _processes(self) -> list[psutil.Process]:
+        """Those of the head, replicas included, whoever their parent is by now."""
+        found = []
+        for process in psutil.process_iter():
+            with suppress(psutil.Error):
+                if process.environ().get(_MARK) == str(self.temp_dir):
+                    found.append(process)
+        return found
 
     def stop(self) -> None:
         """End the head and every process under it, then remove its folder. Idempotent."""
-        tree: list[psutil.Process] = []
-        with suppress(psutil.NoSuchProcess):
-            root = psutil.Process(self.process.pid)
-            tree = [root, *root.children(recursive=True)]
+        tree = self._processes()
         for member in tree:
             with suppress(psutil.NoSuchProcess):
                 member.terminate()
@@ -124,12 +187,51 @@ class RayHead:
             with suppress(psutil.NoSuchProcess):
                 member.kill()
         psutil.wait_procs(alive, timeout=STOP_TIMEOUT_S)
-        if self.process.poll() is None:
-            self.process.wait(timeout=STOP_TIMEOUT_S)
         shutil.rmtree(self.temp_dir, ignore_errors=True)
+        if self.redis_url is not None:
+            forget(self.redis_url, _namespace(self.temp_dir))
+
+
+def _runs(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def _free_port() -> int:
     with socket.socket() as probe:
         probe.bind((NODE_ADDRESS, 0))
         return int(probe.getsockname()[1])
+
+
+def _namespace(temp_dir: Path) -> str:
+    return temp_dir.parent.name
+
+
+def forget(redis_url: str, namespace: str) -> None:
+    """Remove from Redis what a head has kept there; what cannot be removed stays."""
+    from ray._private.gcs_utils import cleanup_redis_storage
+
+    if not _answers(redis_url):
+        log.warning("the state of Ray's head stays in %s, which does not answer", redis_url)
+        return
+    host, port = _address(redis_url)
+    try:
+        cleanup_redis_storage(host, port, "", redis_url.startswith("rediss:"), namespace)
+    except Exception as error:  # noqa: BLE001 - Ray raises what its C++ client does; the stop goes on
+        log.warning("the state of Ray's head stays in %s: %s", redis_url, error)
+
+
+def _answers(redis_url: str) -> bool:
+    """Whether something listens there; Ray's own client would try for minutes."""
+    try:
+        with socket.create_connection(_address(redis_url), timeout=REDIS_TIMEOUT_S):
+            return True
+    except OSError:
+        return False
+
+
+def _address(redis_url: str) -> tuple[str, int]:
+    host, _, port = redis_url.rpartition("//")[2].rpartition(":")
+    return host.strip("[]"), int(port)

@@ -9,6 +9,7 @@ import asyncio
 import json
 import secrets
 import sys
+from functools import partial
 from typing import Any
 
 from kvasir.config.spec import Deployment
@@ -63,16 +64,26 @@ class RayLauncher:
         return str(listening["address"])
 
     async def wait_failed(self) -> StartError:
-        error = await self._children.wait_failed()
-        told = self._events.newest.get("failed")
-        return StartError(told["message"], log=error.log) if told else error
+        ended = asyncio.create_task(self._children.wait_failed())
+        saying = asyncio.create_task(self._events.wait("failed"))
+        try:
+            await asyncio.wait((ended, saying), return_when=asyncio.FIRST_COMPLETED)
+            told = self._events.newest.get("failed")
+            if told is None:
+                return ended.result()
+            return StartError(told["message"], log=told["log"])
+        finally:
+            ended.cancel()
+            saying.cancel()
+            await asyncio.gather(ended, saying, return_exceptions=True)
 
     async def stop(self) -> None:
         await self._children.stop(self._deployment.worker.drain_s + STOP_MARGIN_S)
 
     async def _spawn(self, name: str, module: str, *arguments: str) -> Child:
         argv = [sys.executable, "-m", module, *self._common, *arguments]
-        return await self._children.spawn(name, argv, on_line=self._events.take)
+        take = partial(self._events.take, str(self._session.logs / f"{name}.log"))
+        return await self._children.spawn(name, argv, on_line=take)
 
     async def _wait_for(self, event: str, child: Child) -> dict[str, Any]:
         """The newest event of that name; StartError when the child fails, ends or is too slow."""
@@ -102,17 +113,19 @@ class _Events:
         self.newest: dict[str, dict[str, Any]] = {}
         self._changed = asyncio.Event()
 
-    def take(self, line: str) -> None:
+    def take(self, log: str, line: str) -> None:
+        """Keep what a line says, with the log that it stands in as `log`; other lines are ignored."""
         if not line.startswith('{"event"'):
             return
         try:
             event = json.loads(line)
         except json.JSONDecodeError:
             return
-        self.newest[str(event["event"])] = event
+        self.newest[str(event["event"])] = event | {"log": log}
         self._changed.set()
 
     async def wait(self, name: str) -> dict[str, Any]:
+        """The newest event of that name, at once where there is one."""
         while name not in self.newest:
             self._changed.clear()
             await self._changed.wait()

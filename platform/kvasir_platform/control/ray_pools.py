@@ -1,27 +1,37 @@
 """Pools as Ray Serve applications: one application of one deployment per pool.
 
-No Serve proxy is started: Serve keeps replicas alive, and sessions carry the requests.
+No Serve proxy is started: Serve keeps replicas alive, and sessions carry the requests. A replica that is to
+go drains in its own end (kvasir_workers.pool.replica), which Serve waits for.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import ray
 from ray import serve
+from ray.serve._private.common import DeploymentID, ReplicaState
+from ray.serve._private.constants import SERVE_CONTROLLER_NAME, SERVE_NAMESPACE
 from ray.serve.schema import ApplicationStatus
 
 from kvasir.config.spec import Deployment, PoolSpec
+from kvasir.core.errors import ConfigError
 from kvasir.ports.clock import Clock
+from kvasir_platform.control.rolling import ReplicaRow
 from kvasir_workers.pool.replica import NodeFactory, PoolReplica
 
 RUNNING = str(ApplicationStatus.RUNNING.value)
 DEPLOY_FAILED = str(ApplicationStatus.DEPLOY_FAILED.value)
 HEALTH_PERIOD_S = 1.0
-HEALTH_TIMEOUT_S = 10.0
+HEALTH_TIMEOUT_S = 5.0
 STOP_MARGIN_S = 5.0
 CONSTRUCTOR_RETRIES = 2
+ASK_TIMEOUT_S = 10.0
+# Of the pool, rounded up to whole replicas: one at a time in any pool of up to 100.
+SURGE_PERCENT = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +58,23 @@ def application_name(deployment: Deployment, pool: PoolSpec) -> str:
     return f"{deployment.name}-{pool.name}"
 
 
+def head_cpus(deployment: Deployment) -> int:
+    """CPU cores that Ray must count: every replica's, and those of one more, which a restart starts beside
+    the one that it replaces."""
+    pools = deployment.pools
+    return math.ceil(sum(pool.cpus * pool.replicas for pool in pools) + max(pool.cpus for pool in pools))
+
+
 class RayPools:
-    """All pools of one deployment, through a driver of the given Ray head."""
+    """All pools of one deployment, through a driver of the given Ray head. Calls of Serve's controller wait
+    while Ray's head is away."""
 
     def __init__(self, deployment: Deployment, address: str) -> None:
         self._deployment = deployment
         self._address = address
+        self._wanted = {pool.name: pool.replicas for pool in deployment.pools}
+        self._versions = {pool.name: 1 for pool in deployment.pools}
+        self._arguments: tuple[NodeFactory, Clock, str, str] | None = None
 
     def connect(self) -> None:
         ray.init(
@@ -66,47 +87,117 @@ class RayPools:
 
     def deploy(self, start_node: NodeFactory, clock: Clock, token: str) -> None:
         """Ask Serve for every pool's replicas; returns at once."""
-        spec = self._deployment.model_dump_json()
-        targets = []
-        for pool in self._deployment.pools:
-            replica = serve.deployment(
-                PoolReplica,
-                name=pool.name,
-                num_replicas=pool.replicas,
-                health_check_period_s=HEALTH_PERIOD_S,
-                health_check_timeout_s=HEALTH_TIMEOUT_S,
-                graceful_shutdown_timeout_s=self._deployment.worker.drain_s + STOP_MARGIN_S,
-                graceful_shutdown_wait_loop_s=0.1,
-                max_constructor_retry_count=CONSTRUCTOR_RETRIES,
-                ray_actor_options={"num_cpus": pool.cpus, "num_gpus": pool.gpus},
+        self._arguments = (start_node, clock, self._deployment.model_dump_json(), token)
+        self._run([self._target(pool, surge=True) for pool in self._deployment.pools])
+
+    def wanted(self, pool: str) -> int:
+        """How many replicas were asked for. Raises ConfigError for a pool that does not exist."""
+        self._pool(pool)
+        return self._wanted[pool]
+
+    def restart(self, pool: str) -> bool:
+        """Replace the pool's replicas one by one; returns at once. True: each new one starts beside the one
+        that it replaces, which drains only when the new one serves. False: Ray has no GPU left for that, and
+        each is stopped first. Raises ConfigError when that would stop the only one.
+
+        When new ones do not come up, Serve gives up and leaves the old ones that still serve; see `settle`.
+        """
+        spec = self._pool(pool)
+        beside = spec.gpus == 0 or ray.available_resources().get("GPU", 0.0) >= spec.gpus
+        if not beside and self._wanted[pool] < 2:
+            raise ConfigError(
+                f"{pool} has one replica, and no GPU is free for a second one beside it: a restart would "
+                f"stop serving. Add one (pools.{pool}.replicas), or stop the deployment and start it anew"
             )
-            targets.append(
-                serve.RunTarget(
-                    replica.bind(start_node, clock, spec, pool.name, token),
-                    name=application_name(self._deployment, pool),
-                    route_prefix=None,
-                )
-            )
-        serve.run_many(
-            targets, wait_for_ingress_deployment_creation=False, wait_for_applications_running=False
-        )
+        self._versions[pool] += 1
+        self._run([self._target(spec, surge=beside)])
+        return beside
+
+    def settle(self, pool: str) -> None:
+        """After a restart that failed: go on with the replicas that were there before. Without it Serve would
+        replace none of them any more, whatever became of them."""
+        self._versions[pool] -= 1
+        self._run([self._target(self._pool(pool), surge=True)])
+
+    def scale(self, pool: str, replicas: int) -> None:
+        """Ask for another number of replicas; those that are too many drain. The others are left alone.
+        Raises ConfigError for a pool that does not exist, or fewer replicas than none."""
+        spec = self._pool(pool)
+        if replicas < 0:
+            raise ConfigError(f"{pool} cannot have {replicas} replicas; ask for 0 or more")
+        controller = ray.get_actor(SERVE_CONTROLLER_NAME, namespace=SERVE_NAMESPACE)
+        deployment = DeploymentID(name=pool, app_name=application_name(self._deployment, spec))
+        ray.get(controller.update_deployment_replicas.remote(deployment, replicas), timeout=ASK_TIMEOUT_S)
+        self._wanted[pool] = replicas
 
     def status(self) -> Sequence[PoolStatus]:
         """What Serve says of each pool, in the spec's order."""
         applications = serve.status().applications
         found = []
         for pool in self._deployment.pools:
+            wanted = self._wanted[pool.name]
             application = applications.get(application_name(self._deployment, pool))
             if application is None:
-                found.append(PoolStatus(pool.name, "NOT_STARTED", pool.replicas, 0))
+                found.append(PoolStatus(pool.name, "NOT_STARTED", wanted, 0))
                 continue
             overview = application.deployments.get(pool.name)
             running = overview.replica_states.get("RUNNING", 0) if overview else 0
             message = (overview.message if overview else "") or application.message
-            found.append(PoolStatus(pool.name, application.status.value, pool.replicas, running, message))
+            found.append(PoolStatus(pool.name, application.status.value, wanted, running, message))
         return found
+
+    def replicas(self, pool: str) -> list[ReplicaRow]:
+        """Every replica of a pool that exists, those that start or drain included."""
+        name = application_name(self._deployment, self._pool(pool))
+        controller = ray.get_actor(SERVE_CONTROLLER_NAME, namespace=SERVE_NAMESPACE)
+        details: dict[str, Any] = ray.get(
+            controller.get_serve_instance_details.remote(), timeout=ASK_TIMEOUT_S
+        )
+        deployment = details["applications"].get(name, {}).get("deployments", {}).get(pool, {})
+        return [
+            ReplicaRow(str(row["replica_id"]), ReplicaState(row["state"]).value, row.get("pid"))
+            for row in deployment.get("replicas", [])
+        ]
 
     def shutdown(self) -> None:
         """Drain and delete every application, then leave Ray."""
         serve.shutdown()
         ray.shutdown()
+
+    def _pool(self, name: str) -> PoolSpec:
+        try:
+            return self._deployment.pool(name)
+        except KeyError:
+            names = ", ".join(pool.name for pool in self._deployment.pools)
+            raise ConfigError(f"there is no pool {name!r}; there are: {names}") from None
+
+    def _target(self, pool: PoolSpec, *, surge: bool) -> serve.RunTarget:
+        if self._arguments is None:
+            raise ConfigError("the pools have not been deployed")
+        start_node, clock, spec, token = self._arguments
+        replica = serve.deployment(
+            PoolReplica,
+            name=pool.name,
+            num_replicas=self._wanted[pool.name],
+            health_check_period_s=HEALTH_PERIOD_S,
+            health_check_timeout_s=HEALTH_TIMEOUT_S,
+            graceful_shutdown_timeout_s=self._deployment.worker.drain_s + STOP_MARGIN_S,
+            graceful_shutdown_wait_loop_s=0.1,
+            max_constructor_retry_count=CONSTRUCTOR_RETRIES,
+            max_surge_percent=SURGE_PERCENT if surge else 0,
+            ray_actor_options={"num_cpus": pool.cpus, "num_gpus": pool.gpus},
+        )
+        # Serve would make a version up at each call, and never return to an earlier one.
+        replica = replica.options(version=str(self._versions[pool.name]), _internal=True)
+        return serve.RunTarget(
+            replica.bind(start_node, clock, spec, pool.name, token),
+            name=application_name(self._deployment, pool),
+            route_prefix=None,
+            external_scaler_enabled=True,
+        )
+
+    @staticmethod
+    def _run(targets: list[serve.RunTarget]) -> None:
+        serve.run_many(
+            targets, wait_for_ingress_deployment_creation=False, wait_for_applications_running=False
+        )

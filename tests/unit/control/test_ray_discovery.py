@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
 
-from kvasir.core.membership import Endpoint, MemberRecord, member_key
+from kvasir.core.membership import STALE_S, Endpoint, MemberRecord, Members, member_key
 from kvasir_platform.control import ray_discovery
-from kvasir_platform.control.ray_discovery import FORGET_S, RayDiscovery
+from kvasir_platform.control.ray_discovery import RayDiscovery, Sight
 
 PATIENCE_S = 10.0
 
@@ -21,12 +22,15 @@ class Store:
         self.records: dict[bytes, bytes] = {}
         self.deletions = 0
         self.deletion_fails = False
+        self.away = False
 
     def put(self, worker_id: str, beat: int) -> None:
         record = MemberRecord(worker_id, f"{worker_id}:1", "decode", pid=1, beat=beat)
         self.records[member_key("d", worker_id).encode()] = record.encode()
 
     def internal_kv_keys(self, prefix: bytes, *_: Any) -> list[bytes]:
+        if self.away:
+            raise OSError("the head is away")
         return [key for key in self.records if key.startswith(prefix)]
 
     def internal_kv_multi_get(self, keys: list[bytes], *_: Any) -> dict[bytes, bytes]:
@@ -39,19 +43,24 @@ class Store:
         del self.records[key]
 
 
-class Leaps:
-    """A clock on which each poll takes so long that a silent worker is forgotten at the next."""
+class Polls:
+    """A clock on which only `sleep` takes time; with each, the worker `alive` beats. `happens` is called
+    with the time before each."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
         self._now = 0.0
+        self.beats = True
+        self.happens: Callable[[float], None] = lambda _: None
 
     def now(self) -> float:
         return self._now
 
     async def sleep(self, seconds: float) -> None:
-        self._now += FORGET_S
-        self._store.put("alive", int(self._now))
+        self.happens(self._now)
+        self._now += seconds
+        if self.beats:
+            self._store.put("alive", int(self._now * 1000))
         await asyncio.sleep(0)
 
 
@@ -65,7 +74,7 @@ def store(monkeypatch: pytest.MonkeyPatch) -> Store:
 
 
 async def test_a_worker_that_stays_silent_is_dropped_and_its_record_removed(store: Store) -> None:
-    discovery = RayDiscovery("head:1", "d", Leaps(store))
+    discovery = RayDiscovery("head:1", "d", Polls(store))
     async with asyncio.timeout(PATIENCE_S):
         watch = discovery.watch()
         assert len((await anext(watch)).endpoints) == 2
@@ -80,7 +89,7 @@ async def test_a_worker_that_stays_silent_is_dropped_and_its_record_removed(stor
 
 async def test_a_record_that_cannot_be_removed_does_not_end_the_watch(store: Store) -> None:
     store.deletion_fails = True
-    discovery = RayDiscovery("head:1", "d", Leaps(store))
+    discovery = RayDiscovery("head:1", "d", Polls(store))
     async with asyncio.timeout(PATIENCE_S):
         watch = discovery.watch()
         await anext(watch)
@@ -91,3 +100,60 @@ async def test_a_record_that_cannot_be_removed_does_not_end_the_watch(store: Sto
         assert not waiting.done()
         await discovery.close()
         await asyncio.gather(waiting, return_exceptions=True)
+
+
+async def _until(clock: Polls, end_s: float, watch: AsyncIterator[Members]) -> list[Members]:
+    """What the watch yields up to a time."""
+    seen: list[Members] = []
+    while True:
+        waiting = asyncio.ensure_future(anext(watch))
+        while not waiting.done() and clock.now() < end_s:
+            await asyncio.sleep(0)
+        if not waiting.done():
+            waiting.cancel()
+            await asyncio.gather(waiting, return_exceptions=True)
+            return seen
+        seen.append(waiting.result())
+
+
+async def test_a_head_that_is_away_for_long_takes_no_member_with_it_when_it_comes_back(store: Store) -> None:
+    clock = Polls(store)
+    del store.records[member_key("d", "silent").encode()]
+
+    def outage(now: float) -> None:
+        store.away = 10.0 <= now < 100.0
+        # Workers could not beat either: the first reading afterwards finds what the last one did.
+        clock.beats = not 9.5 <= now < 101.0
+
+    clock.happens = outage
+    async with asyncio.timeout(PATIENCE_S):
+        seen = await _until(clock, 120.0, RayDiscovery("head:1", "d", clock).watch())
+    assert [members.endpoints for members in seen] == [{Endpoint("alive", "alive:1", "decode")}]
+
+
+@pytest.mark.parametrize(("later_s", "found"), [(STALE_S - 1, [2, 1]), (STALE_S + 1, [2, 1, 0])])
+async def test_a_store_that_lost_everything_at_once_is_believed_only_after_some_time(
+    store: Store, later_s: float, found: list[int]
+) -> None:
+    clock = Polls(store)
+
+    def loss(now: float) -> None:
+        clock.beats = now < 10.0
+        if now >= 10.0:
+            store.records.clear()
+
+    clock.happens = loss
+    async with asyncio.timeout(PATIENCE_S):
+        watch = RayDiscovery("head:1", "d", clock).watch()
+        seen = await _until(clock, 10.0 + later_s, watch)
+        assert [len(members.endpoints) for members in seen] == found
+
+
+def test_time_in_which_nobody_looked_does_not_count() -> None:
+    sight = Sight(step_s=1.0)
+    assert sight.look(0.0) == 0.0
+    assert sight.look(0.5) == 0.5
+    assert sight.look(50.0) == 1.5  # the loop was stalled
+    sight.lose()
+    assert sight.look(90.0) == 1.5  # the head was away
+    assert sight.look(90.5) == 2.0

@@ -251,6 +251,22 @@ def test_a_stream_whose_engine_fails_goes_on_too(stage: Stage) -> None:
     assert leg.request.continuation == Continuation(3, 6)
 
 
+def test_what_ran_in_an_engine_that_died_goes_on_free_of_the_retry_budget(
+    make_identity: MakeIdentity,
+) -> None:
+    stage = Stage(make_identity, "never", retry_budget=0)
+    stage.ready(b0=Role.BOTH)
+    for number in range(20):
+        stage.tell(Arrived(Request(f"r{number}", "m", token_ids(range(20)), GREEDY)))
+    stage.ready(b1=Role.BOTH)
+    dead = [
+        Delta(f"r{number}", 0, finish=FinishReason.ERROR, last=True, error="engine_dead")
+        for number in range(20)
+    ]
+    effects = stage.say("b0", *dead)
+    assert sum(isinstance(effect, SubmitTo) for effect in effects) == 20
+
+
 def test_several_choices_go_on_each_from_its_own_place(stage: Stage) -> None:
     sampling = replace(GREEDY, n=2)
     worker = only(stage.tell(Arrived(Request("r", "m", token_ids(range(20)), sampling))), SubmitTo).worker_id

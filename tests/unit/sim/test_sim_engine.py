@@ -367,7 +367,7 @@ def test_a_crash_ends_every_request_and_refuses_later_ones() -> None:
         for request in [*requests, late]:
             done = await pair.decode.ended(request.request_id)
             assert done.last is not None
-            assert (done.last.error, done.last.error_message) == ("worker_failed", "the host burned")
+            assert (done.last.error, done.last.error_message) == ("engine_dead", "the host burned")
 
     with_pair(scenario)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from dataclasses import replace
 
 from ray.experimental.internal_kv import _internal_kv_del, _internal_kv_put
@@ -10,9 +11,12 @@ from ray.experimental.internal_kv import _internal_kv_del, _internal_kv_put
 from kvasir.core.membership import BEAT_S, NAMESPACE, MemberRecord, member_key
 from kvasir.ports.clock import Clock
 
+log = logging.getLogger(__name__)
+
 
 class Announcer:
-    """Writes the record at once and again every BEAT_S with a higher beat; withdraws it when stopped."""
+    """Writes the record at once and again every BEAT_S with a higher beat; withdraws it when stopped. A
+    head that is away for some time does not end it."""
 
     def __init__(self, deployment: str, record: MemberRecord, clock: Clock) -> None:
         self._key = member_key(deployment, record.worker_id).encode()
@@ -24,8 +28,16 @@ class Announcer:
         self._task = asyncio.create_task(self._beat())
 
     async def _beat(self) -> None:
+        heard = True
         while True:
-            await asyncio.to_thread(self._put, self._record.encode())
+            try:
+                await asyncio.to_thread(self._put, self._record.encode())
+            except Exception as error:  # noqa: BLE001 - Ray raises several private types; the next beat tries again
+                if heard:
+                    log.warning("cannot tell Ray's head that this worker lives, and go on trying: %s", error)
+                heard = False
+            else:
+                heard = True
             self._record = replace(self._record, beat=self._record.beat + 1)
             await self._clock.sleep(BEAT_S)
 
@@ -33,10 +45,14 @@ class Announcer:
         _internal_kv_put(self._key, value, overwrite=True, namespace=NAMESPACE)
 
     async def withdraw(self) -> None:
-        """Stop and remove the record. Idempotent."""
+        """Stop and remove the record, which goes stale by itself where the head is away. Idempotent."""
         if self._task is None:
             return
         task, self._task = self._task, None
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-        await asyncio.to_thread(_internal_kv_del, self._key, namespace=NAMESPACE)
+        try:
+            async with asyncio.timeout(BEAT_S):
+                await asyncio.to_thread(_internal_kv_del, self._key, namespace=NAMESPACE)
+        except Exception as error:  # noqa: BLE001 - as above
+            log.warning("cannot remove the record of this worker, which goes stale by itself: %s", error)

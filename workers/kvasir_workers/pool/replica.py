@@ -1,7 +1,8 @@
 """One engine replica as a Ray Serve replica.
 
-Ray Serve places, health-checks and replaces replicas; no request passes through it. The replica runs
-its own session server on Serve's event loop and tells the router of it through a membership record.
+Ray Serve places, health-checks and replaces replicas; no request passes through it, so that a replica full of
+streams looks idle to it. The replica runs its own session server on Serve's event loop, tells the router of
+it through a membership record, and drains by itself on every planned end.
 """
 
 from __future__ import annotations
@@ -13,9 +14,12 @@ from collections.abc import Awaitable, Callable
 from typing import Protocol
 
 from kvasir.config.spec import Deployment
+from kvasir.core.identity import WorkerIdentity
 from kvasir.core.membership import Endpoint, MemberRecord
 from kvasir.ports.clock import Clock
 from kvasir_workers.pool.announcer import Announcer
+from kvasir_workers.pool.fence import claim_fence
+from kvasir_workers.pool.sigterm import on_sigterm
 
 log = logging.getLogger(__name__)
 
@@ -26,6 +30,15 @@ class Node(Protocol):
     @property
     def endpoint(self) -> Endpoint:
         """Where routers reach it."""
+        ...
+
+    @property
+    def identity(self) -> WorkerIdentity:
+        """What it says of itself to routers."""
+        ...
+
+    def stuck(self) -> str | None:
+        """Why its engine is taken to hang; None while it works or has nothing to do."""
         ...
 
     async def failed(self) -> str:
@@ -44,7 +57,8 @@ class PoolReplica:
     """The class that Ray Serve instantiates.
 
     `start_node(deployment, pool, token)` builds the worker; it is named by the composition root, so
-    that this module knows no engine. `token` is the shared secret of sessions.
+    that this module knows no engine. `token` is the shared secret of sessions. The constructor raises
+    where the worker does not fit those that run (kvasir_workers.pool.fence).
     """
 
     async def __init__(  # type: ignore[misc]  # Ray Serve awaits it
@@ -54,7 +68,14 @@ class PoolReplica:
         self._failure: str | None = None
         self._drain_s = spec.worker.drain_s
         self._node: Node | None = None
+        self._stopping: asyncio.Task[None] | None = None
         node = await start_node(spec, pool, token)
+        if conflicts := await asyncio.to_thread(claim_fence, spec.name, node.identity):
+            await node.stop("it does not fit the replicas that run", 0.0)
+            raise RuntimeError(
+                f"a new replica of {pool} does not fit those that run, which go on serving: "
+                f"{'; '.join(conflicts)}. Start the deployment anew to change this for all"
+            )
         endpoint = node.endpoint
         record = MemberRecord(
             worker_id=endpoint.worker_id, address=endpoint.address, pool=pool, pid=os.getpid(), beat=0
@@ -63,6 +84,13 @@ class PoolReplica:
         self._announcer.start()
         self._watch = asyncio.create_task(self._leave_on_failure(node))
         self._node = node
+        loop = asyncio.get_running_loop()
+
+        def asked() -> None:
+            loop.call_soon_threadsafe(self._leave_on_sigterm)
+
+        if not on_sigterm(asked):
+            log.warning("SIGTERM ends this replica at once: this version of Ray leaves no way to drain on it")
 
     async def _leave_on_failure(self, node: Node) -> None:
         # A replica whose engine is dead would fail three health checks before Serve replaced it;
@@ -71,14 +99,37 @@ class PoolReplica:
         log.error("the engine failed, leaving so that a new replica takes over: %s", self._failure)
         os._exit(1)
 
+    def _leave_on_sigterm(self) -> None:
+        log.info("SIGTERM: draining, then leaving")
+        self._stop("the replica's process was asked to stop").add_done_callback(_leave)
+
     async def check_health(self) -> None:
-        """Ray Serve's health check: the engine's own."""
+        """Ray Serve's health check: the engine's own. A replica that drains is not ill."""
         if self._failure is not None:
             raise RuntimeError(self._failure)
+        if self._node is not None and self._stopping is None and (reason := self._node.stuck()) is not None:
+            raise RuntimeError(reason)
 
     async def __del__(self) -> None:  # Ray Serve awaits it on a planned stop
-        if self._node is None:  # it is also called where the constructor failed
+        if self._node is not None:  # it is also called where the constructor failed
+            await asyncio.shield(self._stop("the replica is being stopped"))
+
+    def _stop(self, reason: str) -> asyncio.Task[None]:
+        """Drain and end; a second call joins the first."""
+        if self._stopping is None:
+            self._stopping = asyncio.create_task(self._drain(reason), name="drain")
+        return self._stopping
+
+    async def _drain(self, reason: str) -> None:
+        if self._node is None:
             return
         self._watch.cancel()
         await self._announcer.withdraw()
-        await self._node.stop("the replica is being stopped", self._drain_s)
+        await self._node.stop(reason, self._drain_s)
+
+
+def _leave(drained: asyncio.Task[None]) -> None:
+    if not drained.cancelled() and (error := drained.exception()) is not None:
+        log.error("the drain failed, leaving all the same: %r", error)
+    # Not through Ray's exit, which would wait for Serve's own tasks.
+    os._exit(0)

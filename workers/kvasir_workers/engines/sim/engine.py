@@ -156,7 +156,7 @@ class SimEngine:
     # -- for tests and fault injection -------------------------------------------------------------
 
     def crash(self, reason: str) -> None:
-        """Die as an engine does: every request ends with ERROR `worker_failed`, nothing more is
+        """Die as an engine does: every request ends with ERROR `engine_dead`, nothing more is
         computed, peers cannot pull, and `wait_failed` returns `reason`."""
         for rank in self._started:
             rank.crash(reason)

@@ -55,7 +55,7 @@ class SimRank:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        self.scheduler.close("worker_failed", "the engine has stopped", self._clock.now())
+        self.scheduler.close("engine_dead", "the engine has stopped", self._clock.now())
         self.scheduler.take_deltas()
 
     def submit(self, request: EngineRequest) -> None:
@@ -75,8 +75,8 @@ class SimRank:
         self._wake.set()
 
     def crash(self, reason: str) -> None:
-        """End every leg with ERROR `worker_failed` and take no more."""
-        self.scheduler.close("worker_failed", reason, self._clock.now())
+        """End every leg with ERROR `engine_dead` and take no more."""
+        self.scheduler.close("engine_dead", reason, self._clock.now())
         for request_id in list(self._pulls):
             self._cancel_pull(request_id)
         self._wake.set()

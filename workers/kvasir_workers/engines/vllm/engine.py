@@ -258,7 +258,7 @@ class VllmEngine:
     def _refusal(self, request: EngineRequest) -> tuple[str, str] | None:
         """The code and the message of the first rule that `request` breaks."""
         if self._failed is not None and self._failed.done():
-            return "worker_failed", self._failed.result()
+            return "engine_dead", self._failed.result()
         if request.request_id in self._live:
             return "duplicate_request", f"request {request.request_id} is still running on this worker"
         if len(self._live) >= self._max_live:
@@ -306,7 +306,7 @@ class VllmEngine:
                 data_parallel_rank=request.data_parallel_rank,
             )
         except runtime.DEAD as error:
-            self._end(stream, stream.fail("worker_failed", str(error)))
+            self._end(stream, stream.fail("engine_dead", str(error)))
             return
         except runtime.REFUSED as error:
             self._end(stream, stream.fail("invalid_request", str(error)))
@@ -374,7 +374,7 @@ class VllmEngine:
         if self._failed is not None and not self._failed.done():
             self._failed.set_result(reason)
         for stream in list(self._live.values()):
-            self._end(stream, stream.fail("worker_failed", reason))
+            self._end(stream, stream.fail("engine_dead", reason))
 
     def _vllm(self) -> Any:
         if self._runtime is None:

@@ -1,0 +1,134 @@
+"""How another terminal asks the control process of a running deployment to do something.
+
+A Unix socket in the deployment's temporary folder, which only its user can enter: one JSON object asks, and
+lines of JSON answer until the work is done. One command runs at a time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import select
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from kvasir.core.errors import UpstreamError
+
+MAX_LINE = 4096
+# Both sides are on one machine: who takes longer to say or to take a line has stopped.
+_PATIENCE_S = 1.0
+_BACKLOG = 8
+_FINAL = frozenset({"done", "failed", "refused"})
+
+
+class Ask(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What is asked for. `replicas` is for `scale` only."""
+
+    command: str
+    pool: str
+    replicas: int | None = None
+
+
+def socket_path(temp_dir: Path) -> Path:
+    """Where the control process listens."""
+    return temp_dir / "control.sock"
+
+
+class Caller:
+    """One who asked and is told how it goes. It may leave: the work goes on."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection: socket.socket | None = connection
+
+    def tell(self, event: str, **details: object) -> None:
+        """One line; `done`, `failed` and `refused` are the last."""
+        if self._connection is None:
+            return
+        try:
+            self._connection.sendall(json.dumps({"event": event, **details}).encode() + b"\n")
+        except OSError:
+            self.close()
+        if event in _FINAL:
+            self.close()
+
+    def close(self) -> None:
+        """Idempotent."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+
+class CommandSocket:
+    """The control process's end. Not thread-safe."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._socket = socket.socket(socket.AF_UNIX)
+        self._socket.bind(str(path))
+        path.chmod(0o600)
+        self._socket.listen(_BACKLOG)
+
+    def wait(self, timeout_s: float) -> tuple[Ask, Caller] | None:
+        """The next command, None when none comes in time. What cannot be understood is refused here."""
+        if not select.select([self._socket], [], [], timeout_s)[0]:
+            return None
+        connection, _ = self._socket.accept()
+        connection.settimeout(_PATIENCE_S)
+        caller = Caller(connection)
+        try:
+            return msgspec.json.decode(_line(connection), type=Ask), caller
+        except (OSError, msgspec.DecodeError) as error:
+            caller.tell("refused", message=f"not a command: {error}")
+            return None
+
+    def close(self) -> None:
+        """Idempotent."""
+        self._socket.close()
+        self._path.unlink(missing_ok=True)
+
+
+def ask(path: Path, what: Ask, timeout_s: float) -> Iterator[dict[str, Any]]:
+    """Ask, and yield the answers up to the last. Raises UpstreamError when nobody listens, the control
+    process ends meanwhile, or says nothing for `timeout_s` seconds."""
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.settimeout(timeout_s)
+        try:
+            connection.connect(str(path))
+            connection.sendall(msgspec.json.encode(what) + b"\n")
+            with connection.makefile("rb") as answers:
+                for line in answers:
+                    answer = json.loads(line)
+                    yield answer
+                    if answer["event"] in _FINAL:
+                        return
+        except OSError as error:
+            raise UpstreamError(
+                f"the control process does not answer ({error}); see: kvasir status", code="not_ready"
+            ) from error
+    raise UpstreamError("the control process has ended; see: kvasir status", code="not_ready")
+
+
+def _line(connection: socket.socket) -> bytes:
+    data = b""
+    while not data.endswith(b"\n"):
+        if len(data) > MAX_LINE:
+            raise msgspec.DecodeError(f"more than {MAX_LINE} bytes")
+        more = connection.recv(MAX_LINE)
+        if not more:
+            break
+        data += more
+    return data
+
+
+@contextlib.contextmanager
+def listening(path: Path) -> Iterator[CommandSocket]:
+    """A CommandSocket that is closed at the end."""
+    made = CommandSocket(path)
+    try:
+        yield made
+    finally:
+        made.close()

@@ -1,0 +1,324 @@
+"""Pools on real Ray, under load: restarts, scaling, signals and the loss of Ray's head end no stream.
+
+The engines are simulated and deterministic: every stream of one prompt must have the same text, whichever
+workers it ran on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+import httpx
+import psutil
+import pytest
+
+from kvasir_platform.control.commands import Ask, ask, socket_path
+
+if TYPE_CHECKING:
+    from tests.e2e.conftest import Stack
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+StartStack = Callable[..., AbstractContextManager["Stack"]]
+
+STEP_S = 0.02
+DRAIN_S = 3.0
+SHORT, LONG = 40, 240  # tokens: 0.8 s, and longer than a drain
+DEPLOYMENT = (
+    *("--set", "pools.prefill.engine.kind=sim", "--set", "pools.decode.engine.kind=sim"),
+    *("--set", f"pools.decode.engine.sim.decode_step_s={STEP_S}", "--set", "pools.decode.replicas=2"),
+    *("--set", "pools.prefill.cpus=0.1", "--set", "pools.decode.cpus=0.1"),
+    *("--set", f"worker.drain_s={DRAIN_S}"),
+)
+PATIENCE_S = 60.0
+
+
+def _stream(url: str, tokens: int) -> str:
+    """The text of one greedy stream; raises AssertionError for one that did not go well to its end."""
+    body = {"model": "kvasir-tiny", "prompt": "Once upon a time", "max_tokens": tokens, "temperature": 0}
+    text, finish = "", None
+    with httpx.stream(
+        "POST", f"{url}/v1/completions", json=body | {"stream": True, "ignore_eos": True}, timeout=60
+    ) as answer:
+        assert answer.status_code == 200, answer.read()[:500]
+        for line in answer.iter_lines():
+            if line == "data: [DONE]":
+                assert finish == "length", f"finish_reason {finish!r}"
+                return text
+            if line.startswith("data: "):
+                event = json.loads(line.removeprefix("data: "))
+                assert "error" not in event, event
+                for choice in event["choices"]:
+                    text += choice["text"]
+                    finish = choice["finish_reason"] or finish
+    raise AssertionError(f"cut after {len(text)} characters")
+
+
+@dataclass(slots=True)
+class Load:
+    """Streams one after the other in `clients` threads while the context lasts; every one must be right."""
+
+    url: str
+    tokens: int
+    expected: str
+    clients: int = 4
+    failures: list[str] = field(default_factory=list)
+    ended: int = 0
+    _stop: threading.Event = field(default_factory=threading.Event)
+    _threads: list[threading.Thread] = field(default_factory=list)
+
+    def __enter__(self) -> Self:
+        self._threads = [threading.Thread(target=self._run) for _ in range(self.clients)]
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        for thread in self._threads:
+            thread.join()
+        assert self.failures == []
+        assert self.ended >= self.clients
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            try:
+                assert _stream(self.url, self.tokens) == self.expected, "another text"
+            except (AssertionError, httpx.HTTPError) as error:
+                self.failures.append(repr(error))
+            self.ended += 1
+
+
+@dataclass(slots=True)
+class Cluster:
+    """The deployment that the tests of this file share."""
+
+    stack: Stack
+    texts: dict[int, str]
+
+    def load(self, tokens: int) -> Load:
+        return Load(self.stack.url, tokens, self.texts[tokens])
+
+    def replicas(self, pool: str) -> set[int]:
+        """Processes of a pool's replicas."""
+        found = set()
+        for process in self.stack.processes():
+            with contextlib.suppress(psutil.Error):
+                if f"ServeReplica:kvasir-{pool}:" in " ".join(process.cmdline()):
+                    found.add(process.pid)
+        return found
+
+    def head(self, name: str) -> psutil.Process:
+        """A process of Ray's head, by its program."""
+        for process in self.stack.processes():
+            with contextlib.suppress(psutil.Error):
+                if process.name() == name and process.status() != psutil.STATUS_ZOMBIE:
+                    return process
+        pytest.fail(f"no {name} runs")
+
+    def ready(self, pool: str) -> set[str]:
+        """Workers that the router uses."""
+        return {w["worker_id"] for w in self.stack.workers() if w["pool"] == pool and w["state"] == "ready"}
+
+    def until(self, condition: Callable[[], bool], what: str) -> float:
+        return self.stack.wait_until(condition, PATIENCE_S, what)
+
+    def busy_replica(self) -> int:
+        """A decode replica in the midst of streams."""
+        self.until(lambda: all(self._running().values()), "streams on both decode workers")
+        return min(self.replicas("decode"))
+
+    def _running(self) -> dict[str, int]:
+        decode = [worker for worker in self.stack.workers() if worker["pool"] == "decode"]
+        return {worker["worker_id"]: worker["in_flight"] for worker in decode}
+
+    def command(self, what: Ask) -> list[dict[str, Any]]:
+        state = json.loads((self.stack.home / "kvasir" / "state.json").read_text())
+        return list(ask(socket_path(Path(state["temp_dir"])), what, PATIENCE_S))
+
+    def scale(self, replicas: int) -> None:
+        assert self.command(Ask("scale", "decode", replicas))[-1]["event"] == "done"
+        self.until(lambda: len(self.replicas("decode")) == replicas, f"{replicas} decode replicas")
+        self.until(lambda: len(self.ready("decode")) == replicas, f"{replicas} decode workers in use")
+
+
+@pytest.fixture(scope="module")
+def cluster(start_stack: StartStack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with start_stack(tmp_path_factory.mktemp("ray"), *DEPLOYMENT) as stack:
+        yield Cluster(stack, {tokens: _stream(stack.url, tokens) for tokens in (SHORT, LONG)})
+
+
+@pytest.mark.parametrize("pool", ["decode", "prefill"])
+def test_a_rolling_restart_replaces_every_replica_and_fails_no_request(cluster: Cluster, pool: str) -> None:
+    before = cluster.replicas(pool)
+    with cluster.load(SHORT):
+        done = cluster.stack.kvasir("restart", pool)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"restarting {pool}: {len(before)} replicas, one at a time, each new one beside" in done.stdout
+    assert not cluster.replicas(pool) & before
+    assert len(cluster.replicas(pool)) == len(before)
+
+
+def test_a_replica_that_is_scaled_away_drains_and_what_is_left_goes_on_elsewhere(cluster: Cluster) -> None:
+    with cluster.load(SHORT), cluster.load(LONG):
+        cluster.busy_replica()
+        cluster.scale(1)
+    cluster.scale(2)
+
+
+def test_sigterm_to_a_replica_drains_it_and_ray_replaces_it(cluster: Cluster) -> None:
+    with cluster.load(SHORT):
+        victim = cluster.busy_replica()
+        os.kill(victim, signal.SIGTERM)
+        took = cluster.until(lambda: victim not in cluster.replicas("decode"), "the drained replica to leave")
+        assert took < DRAIN_S + 2
+        cluster.until(lambda: len(cluster.ready("decode")) == 2, "another replica")
+
+
+def test_sigkill_of_a_replica_is_a_matter_of_rays_and_no_client_sees_it(cluster: Cluster) -> None:
+    with cluster.load(SHORT):
+        victim = cluster.busy_replica()
+        os.kill(victim, signal.SIGKILL)
+        cluster.until(lambda: len(cluster.replicas("decode") - {victim}) == 2, "another replica")
+        cluster.until(lambda: len(cluster.ready("decode")) == 2, "another worker in use")
+
+
+def test_the_loss_of_rays_head_does_not_stop_serving_and_it_comes_back(cluster: Cluster) -> None:
+    replicas = cluster.replicas("decode") | cluster.replicas("prefill")
+    head = cluster.head("gcs_server")
+    with cluster.load(SHORT), cluster.load(LONG):
+        cluster.busy_replica()
+        head.kill()
+        cluster.until(lambda: not head.is_running() or head.status() == psutil.STATUS_ZOMBIE, "its death")
+        cluster.until(lambda: _runs_anew(cluster, head.pid), "another head")
+        # Ray replaces and drains through the head that came back, and the router hears of it.
+        cluster.scale(1)
+    cluster.scale(2)
+    assert len(replicas & (cluster.replicas("decode") | cluster.replicas("prefill"))) == len(replicas) - 1
+
+
+def _runs_anew(cluster: Cluster, dead: int) -> bool:
+    with contextlib.suppress(pytest.fail.Exception):
+        return cluster.head("gcs_server").pid != dead
+    return False
+
+
+def test_replicas_of_another_version_do_not_come_up_and_the_old_ones_serve_on(cluster: Cluster) -> None:
+    old = cluster.replicas("decode")
+    others = {"protocol_version": 1, "hash_version": 1, "tokenizer_digest": "another"}
+    with cluster.load(SHORT), _fence_of(cluster, others):
+        done = cluster.stack.kvasir("restart", "decode")
+    assert done.returncode == 1
+    assert all(f"{name}: " in done.stdout for name in others), done.stdout
+    assert "which go on serving" in done.stdout
+    assert cluster.replicas("decode") == old
+    assert len(cluster.ready("decode")) == 2
+
+
+@contextlib.contextmanager
+def _fence_of(cluster: Cluster, others: dict[str, object]) -> Iterator[None]:
+    """The replicas that run are of another version, as far as a new one can tell."""
+    kept = _keep(cluster, "get")
+    _keep(cluster, "put", json.dumps(json.loads(kept) | others))
+    try:
+        yield
+    finally:
+        _keep(cluster, "put", kept)
+
+
+_KEEP = """
+import sys
+from ray._raylet import GcsClient
+address, what, *value = sys.argv[1:]
+gcs, key, space = GcsClient(address=address), b"kvasir/kvasir/fence", b"kvasir"
+if what == "get":
+    print(gcs.internal_kv_get(key, space, 5.0).decode())
+else:
+    gcs.internal_kv_put(key, value[0].encode(), True, space, 5.0)
+"""
+
+
+def _keep(cluster: Cluster, *arguments: str) -> str:
+    """Read or write the record that fences versions, in a process that may talk to this Ray."""
+    gcs = cluster.head("gcs_server")
+    port = next(each.partition("=")[2] for each in gcs.cmdline() if each.startswith("--gcs_server_port="))
+    command = [sys.executable, "-c", _KEEP, f"127.0.0.2:{port}", *arguments]
+    return subprocess.run(command, env=gcs.environ(), capture_output=True, text=True, check=True).stdout
+
+
+def test_a_frozen_replica_is_left_alone_by_the_router_and_replaced_by_ray(cluster: Cluster) -> None:
+    with cluster.load(SHORT):
+        victim = cluster.busy_replica()
+        process = psutil.Process(victim)
+        process.suspend()
+        try:
+            cluster.until(lambda: len(cluster.ready("decode")) == 1, "the router to leave it alone")
+            cluster.until(lambda: len(cluster.ready("decode")) == 2, "Ray to replace it")
+            cluster.until(lambda: victim not in cluster.replicas("decode"), "Ray to end it")
+        finally:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+
+
+@pytest.fixture
+def redis(tmp_path: Path) -> Iterator[int]:
+    """A real Redis; its port."""
+    program = shutil.which("redis-server")
+    if program is None:
+        pytest.skip("redis-server is not installed")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = int(probe.getsockname()[1])
+    process = subprocess.Popen(
+        [program, "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--dir", str(tmp_path)],
+        stdout=subprocess.DEVNULL,
+    )
+    try:
+        deadline = time.monotonic() + PATIENCE_S
+        while _redis_says(port, "PING") != "+PONG" and time.monotonic() < deadline:
+            time.sleep(0.02)
+        yield port
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def _redis_says(port: int, command: str) -> str:
+    try:
+        with socket.create_connection(("127.0.0.1", port), timeout=5) as connection:
+            connection.sendall(command.encode() + b"\r\n")
+            return connection.recv(1000).decode().strip()
+    except OSError as error:
+        return str(error)
+
+
+def test_with_its_state_in_redis_the_head_comes_back_and_a_lost_node_is_told(
+    start_stack: StartStack, redis: int, tmp_path: Path
+) -> None:
+    where = ("--set", f"ray.head_redis_url=redis://127.0.0.1:{redis}", "--set", "pools.decode.replicas=1")
+    with start_stack(tmp_path, *DEPLOYMENT, *where) as stack:
+        cluster = Cluster(stack, {SHORT: _stream(stack.url, SHORT)})
+        assert _redis_says(redis, "DBSIZE") != ":0"
+        head = cluster.head("gcs_server")
+        with cluster.load(SHORT):
+            head.kill()
+            cluster.until(lambda: _runs_anew(cluster, head.pid), "another head")
+            assert cluster.stack.kvasir("restart", "decode").returncode == 0
+        cluster.head("raylet").kill()
+        assert stack.process.wait(timeout=PATIENCE_S) == 1
+        assert stack.process.stdout is not None
+        assert "Ray's node (raylet) has ended" in stack.process.stdout.read()
+    assert _redis_says(redis, "DBSIZE") == ":0"

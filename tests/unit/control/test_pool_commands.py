@@ -1,0 +1,209 @@
+"""Commands to a running deployment: over a real socket, with scripted pools."""
+
+from __future__ import annotations
+
+import socket
+import stat
+import tempfile
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvasir.core.errors import ConfigError, UpstreamError
+from kvasir_platform.control.commands import Ask, CommandSocket, ask, listening, socket_path
+from kvasir_platform.control.pool_commands import PoolCommands
+from kvasir_platform.control.rolling import ReplicaRow
+
+PATIENCE_S = 10.0
+
+
+@dataclass(frozen=True)
+class Status:
+    pool: str = "decode"
+    failed: bool = False
+    message: str = ""
+
+
+class Pools:
+    """Two replicas of `decode`; a test says what becomes of them."""
+
+    def __init__(self) -> None:
+        self.rows = [ReplicaRow("a", "RUNNING"), ReplicaRow("b", "RUNNING")]
+        self.calls: list[object] = []
+
+    def wanted(self, pool: str) -> int:
+        if pool != "decode":
+            raise ConfigError(f"there is no pool {pool!r}; there are: decode")
+        return 2
+
+    def replicas(self, pool: str) -> list[ReplicaRow]:
+        return self.rows
+
+    def restart(self, pool: str) -> bool:
+        self.calls.append(("restart", pool))
+        return True
+
+    def settle(self, pool: str) -> None:
+        self.calls.append(("settle", pool))
+
+    def scale(self, pool: str, replicas: int) -> None:
+        self.calls.append(("scale", pool, replicas))
+
+
+class StillClock:
+    """Time that a test moves."""
+
+    def __init__(self) -> None:
+        self.at = 0.0
+
+    def now(self) -> float:
+        return self.at
+
+    async def sleep(self, seconds: float) -> None:
+        raise AssertionError("nothing here waits")
+
+
+class Desk:
+    """The control process's part, and callers on threads."""
+
+    def __init__(self, commands: CommandSocket, path: Path) -> None:
+        self.pools, self.clock = Pools(), StillClock()
+        self.work = PoolCommands(self.pools, self.clock, drain_s=1.0)
+        self._commands = commands
+        self._path = path
+
+    def ask(self, what: Ask) -> tuple[list[dict[str, Any]], threading.Thread]:
+        """Ask on a thread; returns its answers, which grow, and the thread, which ends with the last."""
+        answers: list[dict[str, Any]] = []
+        thread = threading.Thread(target=lambda: answers.extend(ask(self._path, what, PATIENCE_S)))
+        thread.start()
+        taken = self._commands.wait(PATIENCE_S)
+        assert taken is not None
+        self.work.take(*taken)
+        return answers, thread
+
+    def step(self, status: Status | None = None) -> None:
+        self.work.step([status or Status()])
+
+
+@pytest.fixture
+def desk() -> Iterator[Desk]:
+    with tempfile.TemporaryDirectory(prefix="kv-") as folder:
+        path = socket_path(Path(folder))
+        with listening(path) as commands:
+            yield Desk(commands, path)
+
+
+def finish(answers: list[dict[str, Any]], thread: threading.Thread) -> list[dict[str, Any]]:
+    thread.join(PATIENCE_S)
+    assert not thread.is_alive()
+    return answers
+
+
+def events(answers: list[dict[str, Any]]) -> list[str]:
+    return [str(answer["event"]) for answer in answers]
+
+
+def test_a_restart_is_told_step_by_step_and_is_done_when_the_last_old_replica_has_gone(desk: Desk) -> None:
+    answers, thread = desk.ask(Ask("restart", "decode"))
+    a, b, c, d = (ReplicaRow(name, "RUNNING") for name in "abcd")
+    stages = [
+        [a, b, ReplicaRow("c", "STARTING")],
+        [ReplicaRow("a", "STOPPING"), b, c],
+        [b, c],
+        [ReplicaRow("b", "STOPPING"), c, d],
+        [c, d],
+    ]
+    for rows in stages:
+        assert thread.is_alive()
+        desk.pools.rows = rows
+        desk.step()
+    told = finish(answers, thread)
+    assert events(told) == ["started", "progress", "done"]
+    assert [answer.get("replaced") for answer in told] == [None, 1, 2]
+    assert desk.pools.calls == [("restart", "decode")]
+
+
+def test_a_restart_that_ray_gives_up_fails_with_its_reason_and_the_pool_is_settled(desk: Desk) -> None:
+    answers, thread = desk.ask(Ask("restart", "decode"))
+    desk.step(Status(failed=True, message="no such file"))
+    told = finish(answers, thread)
+    assert told[-1]["event"] == "failed"
+    assert told[-1]["message"] == "no such file"
+    assert desk.pools.calls[-1] == ("settle", "decode")
+
+
+def test_another_pools_failure_is_not_this_restarts(desk: Desk) -> None:
+    answers, thread = desk.ask(Ask("restart", "decode"))
+    desk.step(Status(pool="prefill", failed=True))
+    desk.pools.rows = [ReplicaRow("c", "RUNNING"), ReplicaRow("d", "RUNNING")]
+    desk.step()
+    assert events(finish(answers, thread)) == ["started", "done"]
+
+
+def test_a_restart_that_never_ends_is_given_up(desk: Desk) -> None:
+    answers, thread = desk.ask(Ask("restart", "decode"))
+    desk.clock.at = 10_000.0
+    desk.step()
+    assert finish(answers, thread)[-1]["message"] == "not done in time"
+
+
+def test_one_command_runs_at_a_time(desk: Desk) -> None:
+    _, first = desk.ask(Ask("restart", "decode"))
+    answers, thread = desk.ask(Ask("scale", "decode", 3))
+    assert finish(answers, thread)[0]["message"] == "decode is being restarted; ask again when that is done"
+    desk.pools.rows = [ReplicaRow("c", "RUNNING"), ReplicaRow("d", "RUNNING")]
+    desk.step()
+    first.join(PATIENCE_S)
+    answers, thread = desk.ask(Ask("scale", "decode", 3))
+    assert events(finish(answers, thread)) == ["done"]
+    assert desk.pools.calls[-1] == ("scale", "decode", 3)
+
+
+@pytest.mark.parametrize(
+    ("what", "reason"),
+    [
+        (Ask("restart", "nope"), "there is no pool 'nope'"),
+        (Ask("dance", "decode"), "unknown command 'dance'"),
+        (Ask("scale", "decode"), "unknown command 'scale'; there are: restart, scale"),
+    ],
+)
+def test_what_cannot_be_done_is_refused_with_the_reason(desk: Desk, what: Ask, reason: str) -> None:
+    told = finish(*desk.ask(what))
+    assert events(told) == ["refused"]
+    assert reason in told[0]["message"]
+
+
+def test_a_caller_that_leaves_does_not_end_the_work(desk: Desk) -> None:
+    with socket.socket(socket.AF_UNIX) as caller:
+        caller.connect(str(desk._path))
+        caller.sendall(b'{"command":"restart","pool":"decode"}\n')
+        taken = desk._commands.wait(PATIENCE_S)
+        assert taken is not None
+    desk.work.take(*taken)
+    desk.pools.rows = [ReplicaRow("c", "RUNNING"), ReplicaRow("d", "RUNNING")]
+    desk.step()
+    answers, thread = desk.ask(Ask("scale", "decode", 1))
+    assert events(finish(answers, thread)) == ["done"]
+
+
+@pytest.mark.parametrize("said", [b"hello\n", b'{"command":"restart"}\n', b"x" * 10_000])
+def test_what_is_not_a_command_is_refused(desk: Desk, said: bytes) -> None:
+    with socket.socket(socket.AF_UNIX) as caller:
+        caller.settimeout(PATIENCE_S)
+        caller.connect(str(desk._path))
+        caller.sendall(said)
+        assert desk._commands.wait(PATIENCE_S) is None
+        assert b'"refused"' in caller.recv(4096)
+
+
+def test_the_socket_is_its_users_alone_and_goes_with_its_owner(desk: Desk) -> None:
+    assert stat.S_IMODE(desk._path.stat().st_mode) == 0o600
+    desk._commands.close()
+    assert not desk._path.exists()
+    with pytest.raises(UpstreamError, match="does not answer"):
+        list(ask(desk._path, Ask("restart", "decode"), PATIENCE_S))

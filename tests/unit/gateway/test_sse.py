@@ -1,0 +1,62 @@
+"""A streamed answer is well-formed HTTP whatever the first delta brings."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvasir.core.requests import Delta, FinishReason, Usage
+from kvasir_platform.gateway.answer import AnswerHead
+from kvasir_platform.gateway.http import Exchange, HttpRequest
+from kvasir_platform.gateway.sse import ChatShape, CompletionShape, StreamedAnswer
+
+
+class RecordingWire:
+    def __init__(self) -> None:
+        self.sent = b""
+        self.closed: bool | None = None
+
+    def write(self, data: bytes) -> None:
+        self.sent += data
+
+    def answered(self, *, close: bool) -> None:
+        self.closed = close
+
+    def date(self) -> bytes:
+        return b""
+
+
+def answer(shape: ChatShape | CompletionShape, choices: int = 1) -> tuple[StreamedAnswer, RecordingWire]:
+    wire = RecordingWire()
+    request = HttpRequest("POST", "/v1/completions", {}, b"", keep_alive=True, chunked=True)
+    head = AnswerHead(id="a", created=1, model="m", choices=choices)
+    return StreamedAnswer(Exchange(request, "r", 0.0, wire), head, shape, lambda: b""), wire
+
+
+@pytest.mark.parametrize("shape", [ChatShape(), CompletionShape()])
+def test_the_headers_come_first_when_the_first_token_has_no_text(shape: ChatShape | CompletionShape) -> None:
+    streamed, wire = answer(shape)
+    streamed.delta(0, Delta("r", 0, (1,), ""))
+    streamed.delta(0, Delta("r", 1, (7,), " word"))
+    streamed.delta(0, Delta("r", 2, (8,), " end", finish=FinishReason.LENGTH))
+    streamed.finish(Usage(), b"")
+    assert wire.sent.startswith(b"HTTP/1.1 200 ")
+    assert wire.sent.count(b"HTTP/1.1") == 1
+    assert wire.sent.index(b" word") < wire.sent.index(b" end") < wire.sent.index(b"[DONE]")
+    assert wire.sent.endswith(b"0\r\n\r\n")
+
+
+def test_the_headers_come_first_when_another_choice_has_the_first_text() -> None:
+    streamed, wire = answer(CompletionShape(), choices=2)
+    streamed.delta(0, Delta("r", 0, (1,), ""))
+    streamed.delta(1, Delta("r", 0, (7,), " word", index=1))
+    streamed.delta(0, Delta("r", 1, (8,), " other"))
+    assert wire.sent.startswith(b"HTTP/1.1 200 ")
+    assert wire.sent.count(b"HTTP/1.1") == 1
+
+
+def test_an_answer_without_any_text_is_one_too() -> None:
+    streamed, wire = answer(CompletionShape())
+    streamed.delta(0, Delta("r", 0, (1,), ""))
+    streamed.finish(Usage(), b"")
+    assert wire.sent.startswith(b"HTTP/1.1 200 ")
+    assert wire.sent.endswith(b"0\r\n\r\n")

@@ -1,0 +1,50 @@
+"""Which replicas may serve side by side during an upgrade.
+
+A rolling restart ends an old replica as soon as its successor is up, and "up" is Ray's word: routers may
+refuse the successor. So a replica compares itself with the first one of this run before it counts as up. One
+that does not fit fails its start, the restart ends there, and the old ones keep serving.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import Any
+
+from ray.experimental.internal_kv import _internal_kv_get, _internal_kv_put
+
+from kvasir.core.identity import WorkerIdentity
+from kvasir.core.membership import NAMESPACE
+
+
+def fence_of(identity: WorkerIdentity) -> dict[str, Any]:
+    """What must be equal in all replicas of one run, of every pool."""
+    kv = {f"kv.{name}": value for name, value in asdict(identity.kv).items()}
+    return {
+        "protocol_version": identity.protocol_version,
+        "hash_version": identity.hash_version,
+        "model": identity.model,
+        "revision": identity.revision,
+        "tokenizer_digest": identity.tokenizer_digest,
+        "transfer": identity.transfer,
+        **kv,
+    }
+
+
+def fence_conflicts(mine: dict[str, Any], first: dict[str, Any]) -> list[str]:
+    """Each difference as `name: mine != first's`."""
+    names = [*first, *(name for name in mine if name not in first)]
+    return [
+        f"{name}: {mine.get(name)} != {first.get(name)}"
+        for name in names
+        if mine.get(name) != first.get(name)
+    ]
+
+
+def claim_fence(deployment: str, identity: WorkerIdentity) -> list[str]:
+    """Compare with the first replica of this run, or become it; returns the conflicts. Blocks: asks Ray's
+    key-value store, which lives as long as the head's state."""
+    key, mine = f"kvasir/{deployment}/fence".encode(), fence_of(identity)
+    _internal_kv_put(key, json.dumps(mine).encode(), overwrite=False, namespace=NAMESPACE)
+    first = _internal_kv_get(key, namespace=NAMESPACE)
+    return fence_conflicts(json.loads(json.dumps(mine)), json.loads(first)) if first else []

@@ -1,0 +1,84 @@
+"""Whether an engine that has work gets on with it.
+
+A dead engine says so (`Engine.wait_failed`). One that hangs, with its process and event loop alive, says
+nothing: its requests wait for ever, and it looks healthy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from kvasir.core.identity import WorkerIdentity
+from kvasir.core.requests import EngineLoad, EngineRequest, StepBatch
+from kvasir.ports.clock import Clock
+from kvasir.ports.engine import Engine, KvSource, StepSink
+
+STUCK_S = 60.0
+
+
+class WatchedEngine:
+    """An Engine whose progress is watched (port: kvasir.ports.engine). Progress is a step that delivers
+    something or a load that changes, as it does with each chunk of a long prompt."""
+
+    def __init__(self, engine: Engine, clock: Clock, *, stuck_s: float = STUCK_S) -> None:
+        self._engine = engine
+        self._clock = clock
+        self._stuck_s = stuck_s
+        self._live: set[str] = set()
+        self._load = EngineLoad()
+        self._moved_s = clock.now()
+
+    def stuck(self) -> str | None:
+        """Why the engine is taken to hang: it has had requests and has done nothing for `stuck_s` seconds.
+        None while it does something, or has nothing to do. Ask at least a few times within `stuck_s`."""
+        now, load = self._clock.now(), self._engine.load()
+        if load != self._load or not self._live:
+            self._load, self._moved_s = load, now
+        silent_s = now - self._moved_s
+        if silent_s < self._stuck_s:
+            return None
+        return f"the engine has done nothing for {silent_s:.0f} s, with {len(self._live)} requests live"
+
+    async def start(self, sink: StepSink, *, worker_id: str, epoch: int) -> WorkerIdentity:
+        """See Engine."""
+
+        def watched(batch: StepBatch) -> None:
+            self._moved_s = self._clock.now()
+            for delta in batch.deltas:
+                if delta.last:
+                    self._live.discard(delta.request_id)
+            sink(batch)
+
+        return await self._engine.start(watched, worker_id=worker_id, epoch=epoch)
+
+    def submit(self, requests: Sequence[EngineRequest]) -> None:
+        """See Engine."""
+        if not self._live:
+            self._moved_s = self._clock.now()
+        self._live.update(request.request_id for request in requests)
+        self._engine.submit(requests)
+
+    def abort(self, request_ids: Sequence[str]) -> None:
+        """See Engine."""
+        self._engine.abort(request_ids)
+
+    def release(self, lease_ids: Sequence[str]) -> None:
+        """See Engine."""
+        self._engine.release(lease_ids)
+
+    @property
+    def kv(self) -> KvSource | None:
+        """See Engine."""
+        return self._engine.kv
+
+    def load(self) -> EngineLoad:
+        """See Engine."""
+        return self._engine.load()
+
+    async def wait_failed(self) -> str:
+        """See Engine."""
+        return await self._engine.wait_failed()
+
+    async def stop(self) -> None:
+        """See Engine."""
+        await self._engine.stop()
