@@ -23,7 +23,7 @@ SOURCES := pyproject.toml setup.py $(wildcard platform/kvasir/native/src/*)
 UP_ARGS := $(if $(FILE),-f $(FILE)) $(if $(PORT),--port $(PORT)) $(ARGS)
 
 .PHONY: help install install-dev up down status test test-fast lint types arch fmt proto schema lock \
-	bench-foundation bench-edge bench-index bench-policies bench-parity clean
+	bench-foundation bench-edge bench-index bench-policies bench-parity scorecard clean
 
 help: ## list the targets
 	@echo "Kvasir. First: make up"
@@ -109,6 +109,9 @@ bench-parity: install-dev ## compare foreseen prefix hits with those that real e
 bench-policies: install-dev ## play a trace (TRACE=…) through every routing policy, in virtual time (minutes)
 	@test -n "$(TRACE)" || { echo "error: name the trace: make bench-policies TRACE=mooncake_conversation.jsonl" >&2; exit 2; }
 	@$(BIN)/python -m load_tests.scenarios.policies $(TRACE) $(if $(AZURE),--azure $(AZURE)) $(ARGS)
+
+scorecard: install-dev ## prove what survives which fault, with real processes (minutes; ARGS="--rows 1,4")
+	@$(BIN)/python -m load_tests.scenarios.scorecard $(ARGS)
 
 clean: ## remove build outputs and caches (.venv stays; delete it to begin anew)
 	@rm -rf build *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

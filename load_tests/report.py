@@ -24,7 +24,8 @@ REPORTS = Path(__file__).parent / "reports"
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One figure. `peer` is the same figure of a peer or a floor in the same run, `ratio` value/peer."""
+    """One figure. `peer` is the same figure of a peer or a floor in the same run, `ratio` value/peer; with
+    `seeds` it was measured and can be measured again."""
 
     name: str
     value: float
@@ -36,6 +37,7 @@ class Row:
     target_ratio: float | None = None
     spread: tuple[float, float] | None = None
     note: str = ""
+    seeds: tuple[int, ...] = ()
 
     @property
     def met(self) -> bool | None:

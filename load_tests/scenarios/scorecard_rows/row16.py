@@ -1,0 +1,121 @@
+"""A hundred clients that stop reading: each is cut at a bound, and the others do not notice."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, replace
+
+from kvasir_platform.sim.lab import gateway
+from kvasir_platform.sim.lab.fleet import Fleet, Layout
+from kvasir_platform.sim.lab.gateway import until
+from kvasir_platform.sim.lab.load import OpenLoop, asks, quantile
+from kvasir_platform.sim.lab.processes import resident_bytes
+from kvasir_platform.sim.lab.stream import Outcome, Stream, open_stream
+from load_tests.scenarios.scorecard_rows.common import (
+    Figure,
+    NotProven,
+    Trial,
+    engine,
+    exactness,
+    exercise,
+    whole,
+)
+
+PROMISE = "bounded buffers"
+KERNEL_BYTES = 4096
+BOUND_KIB = 256.0
+CUT_S = 90.0
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """`slow` clients that do not read beside others at `rate` a second. Their tokens carry log-probabilities,
+    so that an answer is larger than every buffer on its way."""
+
+    workers: int = 4
+    slow: int = 100
+    slow_tokens: int = 2000
+    rate: float = 10.0
+    tokens: int = 30
+    window_s: float = 20.0
+    step_s: float = 0.06
+
+
+async def measure(trial: Trial, size: Size = Size()) -> list[Figure]:
+    """See the module."""
+    # Steps take the same time whatever is in the batch, so that readers differ in nothing but reading.
+    spec = engine(sim={"decode_step_s": size.step_s, "decode_step_per_seq_s": 0.0})
+    async with exercise(trial, whole(spec), Layout({"both": size.workers})) as fleet:
+        ordinary, brisk, _ = await _window(trial, fleet, size, 1, slow=False)
+        trial.say(f"all read: p99 of gaps {brisk * 1e3:.1f} ms")
+        others, beside, peak = await _window(trial, fleet, size, 2, slow=True)
+        trial.say(f"{size.slow} do not: {beside * 1e3:.1f} ms, {peak / 1024:.0f} KiB a stream")
+        series = await gateway.metrics(fleet.address)
+    cut = gateway.metric(series, "kvasir_requests_total", outcome="slow_reader")
+    if cut < size.slow:
+        raise NotProven(f"{cut:g} of {size.slow} slow readers were cut; the others were not slow enough")
+    change = (beside / brisk - 1.0) * 100
+    return [
+        Figure(
+            "memory of the router for a stream that is not read", peak / 1024, "KiB", "lower", BOUND_KIB,
+            f"growth of its resident memory at the peak, over {size.slow} streams, all cut as slow_reader",
+        ),
+        Figure("change of the others' p99 gap", change, "%", "lower", 5.0,
+               f"{brisk * 1e3:.2f} ms beside {size.slow} that read, {beside * 1e3:.2f} ms beside as many "
+               "that do not"),
+        exactness([*ordinary, *others], "of the others"),
+    ]  # fmt: skip
+
+
+async def _window(
+    trial: Trial, fleet: Fleet, size: Size, salt: int, *, slow: bool
+) -> tuple[list[Outcome], float, float]:
+    """The others' outcomes, the p99 of all their gaps, and the router's growth for each fat stream."""
+    pid = fleet.routers[0].process.pid
+    small, fat = asks(trial.rng(salt), 64, size.tokens), asks(trial.rng(10 + salt), 64, size.slow_tokens)
+    load = OpenLoop([fleet.address], small, size.rate, clock=trial.clock, rng=trial.rng(20 + salt))
+    load.start()
+    streams: list[Stream] = []
+    for _ in range(size.slow):
+        ask = replace(next(fat), logprobs=20)
+        buffer = KERNEL_BYTES if slow else None
+        streams.append(await open_stream(fleet.address, ask, trial.clock, receive_buffer=buffer))
+    await asyncio.gather(*(stream.begun.wait() for stream in streams))
+    before = peak = resident_bytes(pid)
+    for stream in streams:
+        if slow:
+            stream.stop_reading()
+        stream.discard = True
+    start = trial.clock.now()
+    while trial.clock.now() < start + size.window_s:
+        peak = max(peak, resident_bytes(pid))
+        await trial.clock.sleep(0.05)
+    if slow:
+        peak = max(peak, await _all_cut(trial, fleet, size))
+    for stream in streams:
+        stream.disconnect()
+    outcomes = await load.stop()
+    gaps = [
+        after - first
+        for outcome in outcomes
+        for first, after in zip(outcome.times_s, outcome.times_s[1:], strict=False)
+        if start <= first < start + size.window_s
+    ]
+    return outcomes, quantile(gaps, 0.99), (peak - before) / size.slow
+
+
+async def _all_cut(trial: Trial, fleet: Fleet, size: Size) -> int:
+    """Wait for it; returns the router's largest resident memory on the way."""
+    peak = 0
+
+    async def cut() -> bool:
+        nonlocal peak
+        peak = max(peak, resident_bytes(fleet.routers[0].process.pid))
+        series = await gateway.metrics(fleet.address)
+        return gateway.metric(series, "kvasir_requests_total", outcome="slow_reader") >= size.slow
+
+    try:
+        await until(cut, CUT_S, "all slow readers are cut", trial.clock, 0.1)
+    except TimeoutError as error:
+        raise NotProven(str(error)) from error
+    return peak

@@ -1,0 +1,116 @@
+"""Network namespaces: a process behind a link of its own that can be taken down, as a cable can.
+
+A proxy cannot drop packets; a link that is down can, and the kernel then does all that it does in a real
+partition: retransmission, address resolution that fails, connections that hang. Needs root and iproute2.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import itertools
+import os
+import shutil
+from collections.abc import Sequence
+from typing import Self
+
+from kvasir.core.errors import ConfigError
+
+_BENCHMARK_NET = ipaddress.ip_network("198.18.0.0/15")
+"""Set aside for tests of network devices (RFC 2544), so it collides with no real network."""
+_LINKS = 16
+_serial = itertools.count()
+
+
+class NetnsUnavailable(ConfigError):
+    """Namespaces cannot be made here."""
+
+
+def available() -> str | None:
+    """None when namespaces can be made here, else what is missing."""
+    if os.geteuid() != 0:
+        return "network namespaces need root"
+    if shutil.which("ip") is None:
+        return "network namespaces need `ip`: apt install iproute2"
+    return None
+
+
+class Namespace:
+    """A namespace with one link to the host's. Use as `async with`; it is gone afterwards.
+
+    `address` is what the inside is reached at, `host_address` the host's end, a device named `host_end`.
+    Names and addresses are of this process only.
+    """
+
+    def __init__(self) -> None:
+        number = next(_serial)
+        self.name = f"kvasir-{os.getpid()}-{number}"
+        self.host_end = f"kv{os.getpid()}h{number}"
+        slot = (os.getpid() * _LINKS + number % _LINKS) % (_BENCHMARK_NET.num_addresses // 4)
+        first = int(_BENCHMARK_NET.network_address) + 4 * slot
+        self.host_address = str(ipaddress.ip_address(first + 1))
+        self.address = str(ipaddress.ip_address(first + 2))
+
+    async def __aenter__(self) -> Self:
+        if (missing := available()) is not None:
+            raise NetnsUnavailable(missing)
+        try:
+            await self._make()
+        except BaseException:
+            await self.remove()
+            raise
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.remove()
+
+    def command(self, argv: Sequence[str]) -> list[str]:
+        """`argv` as a command that runs inside; the process keeps the pid that the command is given."""
+        return ["ip", "netns", "exec", self.name, *argv]
+
+    async def down(self) -> None:
+        """Take the link down. Packets of both sides are dropped from here on."""
+        await self._inside("link", "set", "eth0", "down")
+        await self._expect(up=False)
+
+    async def up(self) -> None:
+        """Take the link up again."""
+        await self._inside("link", "set", "eth0", "up")
+        await self._expect(up=True)
+
+    async def is_up(self) -> bool:
+        """What the kernel says of the link."""
+        return ",UP" in await self._inside("-o", "link", "show", "eth0")
+
+    async def remove(self) -> None:
+        """Delete the namespace, and with it both ends of the link. Idempotent."""
+        await _ip("netns", "del", self.name, check=False)
+        # Where the far end was never moved inside, the pair is still here.
+        await _ip("link", "del", self.host_end, check=False)
+
+    async def _make(self) -> None:
+        await _ip("netns", "add", self.name)
+        await _ip("link", "add", self.host_end, "type", "veth", "peer", "name", "eth0", "netns", self.name)
+        await _ip("addr", "add", f"{self.host_address}/30", "dev", self.host_end)
+        await _ip("link", "set", self.host_end, "up")
+        await self._inside("addr", "add", f"{self.address}/30", "dev", "eth0")
+        await self._inside("link", "set", "lo", "up")
+        await self._inside("link", "set", "eth0", "up")
+
+    async def _inside(self, *arguments: str) -> str:
+        return await _ip("-n", self.name, *arguments)
+
+    async def _expect(self, *, up: bool) -> None:
+        if await self.is_up() is not up:
+            raise RuntimeError(f"the link of {self.name} did not go {'up' if up else 'down'}")
+
+
+async def _ip(*arguments: str, check: bool = True) -> str:
+    process = await asyncio.create_subprocess_exec(
+        "ip", *arguments, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+    )
+    output, errors = await process.communicate()
+    if check and process.returncode:
+        said = errors.decode(errors="replace").strip()
+        raise NetnsUnavailable(f"`ip {' '.join(arguments)}` failed: {said}")
+    return output.decode(errors="replace")

@@ -1,0 +1,77 @@
+"""Rows of the scorecard at a small size, with real processes: what `make scorecard` measures, kept true."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from load_tests.report import Row
+from load_tests.scenarios import scorecard
+from load_tests.scenarios.scorecard_rows import row01, row02, row04, row05
+from load_tests.scenarios.scorecard_rows.common import Figure, Trial
+
+from kvasir_platform.sim.lab import netns
+
+
+def assert_met(figures: list[Figure]) -> None:
+    rows = scorecard.report_rows(scorecard.Result(1, tuple(figures)), 1)
+    assert all(row.met is not False for row in rows), [row for row in rows if row.met is False]
+    assert any(row.met for row in rows)
+
+
+@pytest.mark.slow
+async def test_streams_outlive_killed_decode_workers(tmp_path: Path) -> None:
+    size = row01.Size(decode=3, prefill=1, kills=2, streams=20, tokens=60)
+    assert_met(await row01.measure(Trial(tmp_path, 11, quiet=True), size))
+
+
+@pytest.mark.slow
+async def test_prompts_outlive_killed_prefill_workers(tmp_path: Path) -> None:
+    size = row02.Size(prefill=2, decode=2, rounds=1, streams=8, tokens=20)
+    assert_met(await row02.measure(Trial(tmp_path, 12, quiet=True), size))
+
+
+@pytest.mark.slow
+async def test_a_frozen_worker_is_left_alone(tmp_path: Path) -> None:
+    size = row04.Size(decode=4, prefill=1, rate=12.0, before_s=2.0, frozen_s=4.0)
+    assert_met(await row04.measure(Trial(tmp_path, 13, quiet=True), size))
+
+
+@pytest.mark.slow
+async def test_a_partitioned_worker_comes_back_exact(tmp_path: Path) -> None:
+    if (missing := netns.available()) is not None:
+        pytest.skip(missing)
+    size = row05.Size(decode=2, prefill=1, rate=8.0, before_s=2.0, partition_s=4.0)
+    assert_met(await row05.measure(Trial(tmp_path, 14, quiet=True), size))
+
+
+async def test_a_row_that_fails_is_a_row_that_is_not_met(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def broken(_trial: Trial) -> list[Figure]:
+        raise RuntimeError("the wheels came off")
+
+    monkeypatch.setattr(row01, "measure", broken)
+    (row,) = scorecard.report_rows(await scorecard.measure(1, 7), 7)
+    assert row.met is False
+    assert "the wheels came off" in row.note
+    assert row.seeds == (7,)
+
+
+def test_a_report_keeps_the_rows_that_were_not_measured_again(tmp_path: Path) -> None:
+    path = tmp_path / "scorecard.json"
+    old = [
+        {
+            "name": f"row {number}: x",
+            "value": 1.0,
+            "unit": "s",
+            "better": "lower",
+            "target": 2.0,
+            "seeds": [5],
+        }
+        for number in (1, 2, 13)
+    ]
+    path.write_text(json.dumps({"rows": old}))
+    kept = scorecard.kept(path, [2])
+    assert [row.name for row in kept] == ["row 1: x", "row 13: x"]
+    assert kept[0] == Row("row 1: x", 1.0, "s", "lower", target=2.0, seeds=(5,))
+    assert scorecard.kept(tmp_path / "none.json", []) == []
