@@ -15,6 +15,7 @@ A sampled stream without a seed goes on with fresh draws: as likely as any other
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
@@ -43,7 +44,7 @@ def way_on(sampling: Sampling) -> Way:
 class Output:
     """What the client has of one choice: its tokens, and the length of its text."""
 
-    tokens: list[int]
+    tokens: array[int]
     text_length: int = 0
     finished: bool = False
 
@@ -56,7 +57,7 @@ class Output:
 
 def extended(request: Request, output: Output) -> tuple[Request, Continuation]:
     """The request whose prompt ends with what the client has of its only choice."""
-    tokens = request.tokens + token_ids(output.tokens)
+    tokens = request.tokens + output.tokens
     return (
         replace(request, tokens=tokens, block_hashes=request.block_hashes[:0]),
         Continuation(len(output.tokens), output.text_length),
@@ -91,7 +92,7 @@ class Replay:
         output, at = self._outputs[delta.index], self._tokens[delta.index]
         made = at + len(delta.token_ids)
         had = output.tokens[at:made]
-        if list(delta.token_ids[: len(had)]) != had:
+        if token_ids(delta.token_ids[: len(had)]) != had:
             return f"the engine did not repeat token {at} and those after it of choice {delta.index}"
         if output.finished and made > len(output.tokens):
             return f"choice {delta.index} goes on after token {len(output.tokens)}, where it had ended"

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from kvasir.core.errors import CapacityError, KvasirError, RequestError, UpstreamError
-from kvasir.core.requests import Continuation, Delta, Leg, Request, Timings, Usage
+from kvasir.core.requests import Continuation, Delta, Leg, Request, Timings, Usage, token_ids
 from kvasir.ports.router import RequestSummary
 from kvasir.ports.routing import Plan, Target, no_names
 from kvasir.telemetry.reasons import REASONS
@@ -101,7 +101,7 @@ class Flight:
 
     def __post_init__(self) -> None:
         self.current = self.request
-        self.outputs = [Output([]) for _ in range(self.request.sampling.n)]
+        self.outputs = [Output(token_ids(())) for _ in range(self.request.sampling.n)]
 
     @property
     def planned(self) -> Plan:

@@ -13,9 +13,9 @@ DEPTH = 20.0
 
 class RetryBudget:
     """Obligation: at any time, withdrawals granted <= `ratio` * deposits + `reserve`. The `reserve` lets a
-    router that has seen few requests retry at all."""
+    router that has seen few requests find out about a failing worker at no client's expense."""
 
-    def __init__(self, ratio: float, reserve: int = 3) -> None:
+    def __init__(self, ratio: float, reserve: int = 10) -> None:
         self._ratio = ratio
         self._balance = float(reserve)
         self._depth = max(DEPTH, self._balance)

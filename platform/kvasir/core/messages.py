@@ -70,7 +70,7 @@ class Goodbye:
 
 @dataclass(frozen=True, slots=True)
 class Draining:
-    """The worker takes no new legs; those it has run to their end, within `grace_s` seconds unless that is 0."""
+    """The worker takes no new legs. Those it has come to their end, within `grace_s` seconds unless 0."""
 
     reason: str
     grace_s: float

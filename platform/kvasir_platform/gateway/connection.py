@@ -35,6 +35,13 @@ _SANE_HOST = re.compile(rb"[A-Za-z0-9._:\[\]-]{1,255}")
 _ONLY_ONCE = frozenset((b"host", b"authorization", b"content-length", b"content-type", b"transfer-encoding"))
 
 _RESET = struct.pack("ii", 1, 0)
+_QUEUE_BYTES = 8 << 10
+"""What the loop may queue. Each queued write costs it most of a kilobyte beside its bytes, so that small ones
+wait for a slow reader in one piece of ours instead."""
+_KERNEL_BYTES = 64 << 10
+"""The kernel doubles it; without a bound it buffers megabytes for a client that does not read."""
+_OVERHEAD = 0.25
+"""The part of a stream's bound that queues and growing buffers take beside the bytes in them."""
 
 IDLE, HEADERS, BODY, LINGER = "idle", "headers", "body", "linger"
 
@@ -71,6 +78,8 @@ class Connection(asyncio.Protocol):
         self._exchange: Exchange | None = None
         self._waiting: deque[Exchange] = deque()
         self._writable = True
+        self._backlog = bytearray()
+        self._overrun = False
         self._draining = False
         self._refusal: RequestError | None = None
         self._reading = IDLE
@@ -87,11 +96,11 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
-        self._transport.set_write_buffer_limits(high=self._limits.stream_buffer_bytes)
+        bound = self._limits.stream_buffer_bytes
+        self._transport.set_write_buffer_limits(high=min(_QUEUE_BYTES, bound // 4))
         sock = transport.get_extra_info("socket")
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        # Without this the kernel buffers megabytes for a client that does not read.
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, self._limits.stream_buffer_bytes)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, min(_KERNEL_BYTES, bound))
         self._wait_for(HEADERS)
         self._reading = IDLE
         self._listener.opened(self)
@@ -127,15 +136,13 @@ class Connection(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         self._writable = False
-        if self._exchange is not None and self._exchange.streaming:
-            # Later, because this runs inside the router's fan-out, which must not be re-entered.
-            self._listener.loop.call_soon(self._cut_slow, self._exchange)
-        else:
+        if self._exchange is None or not self._exchange.streaming:
             self._await_reader()
 
     def resume_writing(self) -> None:
         self._writable = True
-        if self._reading != LINGER and self._exchange is None:
+        self._write_backlog()
+        if self._writable and self._reading != LINGER and self._exchange is None:
             self._transport.resume_reading()
             self._rest()
 
@@ -217,7 +224,14 @@ class Connection(asyncio.Protocol):
     # -- the exchange's side
 
     def write(self, data: bytes) -> None:
-        self._transport.write(data)
+        if self._writable:
+            self._transport.write(data)
+        elif len(self._backlog) + len(data) <= self._limits.stream_buffer_bytes * (1.0 - _OVERHEAD):
+            self._backlog += data
+        elif not self._overrun:
+            self._overrun = True
+            # Later, because this runs inside the router's fan-out, which must not be re-entered.
+            self._listener.loop.call_soon(self._cut_slow)
 
     def date(self) -> bytes:
         return self._listener.date()
@@ -228,6 +242,8 @@ class Connection(asyncio.Protocol):
             self._close()
         elif self._writable:
             self._rest()
+        else:
+            self._await_reader()
 
     # -- the listener's side
 
@@ -276,16 +292,19 @@ class Connection(asyncio.Protocol):
         self._transport.pause_reading()
         self.deadline = self._listener.loop.time() + self._limits.body_s
 
-    def _cut_slow(self, exchange: Exchange) -> None:
-        if self._writable:
-            return
-        if self._exchange is exchange:
+    def _cut_slow(self) -> None:
+        if self._reading != LINGER:
             self._cut(SLOW_READER)
-        elif self._exchange is None and self._reading != LINGER:
-            self._await_reader()
+
+    def _write_backlog(self) -> None:
+        """Hand over what waited for a slow reader."""
+        if self._backlog:
+            backlog, self._backlog = self._backlog, bytearray()
+            self._transport.write(backlog)
 
     def _close(self) -> None:
         """Close when what was written has left, within a bound."""
+        self._write_backlog()
         self._reading = LINGER
         self._waiting.clear()
         self.deadline = self._listener.loop.time() + self._limits.body_s
@@ -351,6 +370,7 @@ class Connection(asyncio.Protocol):
     def linger(self) -> None:
         """Half-close and drop what still comes: closing at once would reset the connection, and the
         peer would never read the answer."""
+        self._write_backlog()
         self._reading = LINGER
         self.deadline = self._listener.loop.time() + self._limits.linger_s
         if self._transport.can_write_eof():

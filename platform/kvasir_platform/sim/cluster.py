@@ -10,76 +10,28 @@ from dataclasses import dataclass, field
 from random import Random
 
 from kvasir.config.spec import Deployment
-from kvasir.core.errors import KvasirError
 from kvasir.core.membership import Endpoint
-from kvasir.core.requests import Delta, Request, Sampling, token_ids
+from kvasir.core.requests import Request, Sampling, token_ids
 from kvasir.ports.clock import Clock
 from kvasir.ports.router import RequestSummary, WorkerView
+from kvasir_platform.sim.client import OnStream, Stream
 from kvasir_platform.sim.discovery import FeedDiscovery
+from kvasir_platform.sim.faults import Faults
 from kvasir_platform.sim.memory_transport import MemoryNetwork
+from kvasir_platform.sim.worker import TOKENIZER_DIGEST, SimWorker, StallingFabric, start_worker
 from kvasir_router.build import make_router
 from kvasir_router.shell import Router, unobserved
-from kvasir_workers.engines.sim.engine import SimEngine
-from kvasir_workers.engines.sim.fabric import SimFabric
 from kvasir_workers.engines.sim.model import SimModel
-from kvasir_workers.server.sessions import SessionHost, SessionHostLimits
 
-TOKENIZER_DIGEST = "simulated"
-
-
-class Stream:
-    """A client: the StreamSink of one request, which insists on whole streams."""
-
-    def __init__(self, request: Request) -> None:
-        self.request = request
-        self.tokens: list[list[int]] = [[] for _ in range(request.sampling.n)]
-        self.last: Delta | None = None
-        self.summary: RequestSummary | None = None
-        self.error: KvasirError | None = None
-        self.started = asyncio.Event()
-        self.ended = asyncio.Event()
-
-    def on_delta(self, delta: Delta) -> None:
-        """See StreamSink. Raises AssertionError when a token was lost or repeated."""
-        tokens = self.tokens[delta.index]
-        if self.ended.is_set() or delta.offset != len(tokens):
-            raise AssertionError(f"{delta.request_id}: token {delta.offset} came at {len(tokens)}")
-        tokens.extend(delta.token_ids)
-        self.last = delta
-        self.started.set()
-
-    def on_finish(self, summary: RequestSummary) -> None:
-        """See StreamSink."""
-        self._end(summary)
-
-    def on_error(self, error: KvasirError, summary: RequestSummary) -> None:
-        """See StreamSink."""
-        self.error = error
-        self._end(summary)
-
-    async def finished(self) -> RequestSummary:
-        """Wait for the end. Raises the error if it was one."""
-        await self.ended.wait()
-        if self.error is not None:
-            raise self.error
-        if self.summary is None:
-            raise AssertionError("ended without a summary")
-        return self.summary
-
-    def _end(self, summary: RequestSummary) -> None:
-        if self.ended.is_set():
-            raise AssertionError(f"{summary.request_id} ended twice")
-        self.summary = summary
-        self.ended.set()
+__all__ = ["TOKENIZER_DIGEST", "Cluster", "SimWorker", "Stream"]
 
 
 @dataclass
-class SimWorker:
-    """One worker process: its engine and its sessions."""
+class SimRouter:
+    """One router process."""
 
-    endpoint: Endpoint
-    engine: SimEngine
-    host: SessionHost
+    router: Router
+    running: asyncio.Task[None]
 
 
 @dataclass
@@ -87,107 +39,152 @@ class Cluster:
     """Start it with `start`, end it with `close`, which also checks that nothing was left behind.
 
     Everything random comes from `seed`, so that a history replays exactly. `on_decision` is told what each
-    decision took, in seconds.
+    decision took, in seconds, and `on_stream` of all that reaches clients. `routers` are those that live, by
+    id; the first of them is `router`.
     """
 
     deployment: Deployment
     clock: Clock
     seed: int = 0
     on_decision: Callable[[float], None] = unobserved
+    on_stream: OnStream | None = None
     workers: dict[str, SimWorker] = field(default_factory=dict)
+    routers: dict[str, SimRouter] = field(default_factory=dict)
     summaries: list[RequestSummary] = field(default_factory=list)
     views: list[WorkerView] = field(default_factory=list)
     network: MemoryNetwork = field(default_factory=MemoryNetwork)
-    fabric: SimFabric = field(default_factory=SimFabric)
+    fabric: StallingFabric = field(default_factory=StallingFabric)
     discovery: FeedDiscovery = field(default_factory=FeedDiscovery)
     _numbers: itertools.count[int] = field(default_factory=itertools.count)
-    _router: Router | None = None
-    _running: asyncio.Task[None] | None = None
+    _lost: list[SimWorker] = field(default_factory=list)
 
     @property
     def router(self) -> Router:
         """The production router."""
-        if self._router is None:
-            raise RuntimeError("the cluster has not been started")
-        return self._router
+        for each in self.routers.values():
+            return each.router
+        raise RuntimeError("the cluster has not been started")
+
+    @property
+    def faults(self) -> Faults:
+        """What can be done to it."""
+        return Faults(self)
 
     async def start(self) -> None:
         """The router, and every pool with its replicas; returns when all of them may serve."""
-        self._start_router()
+        self._start_router("router")
         for pool in self.deployment.pools:
             for _ in range(pool.replicas):
                 await self.add(pool.name)
         await self.ready()
 
     async def ready(self) -> None:
-        """Wait until the router may use every worker."""
-        while {view.worker_id for view in self.router.workers() if view.state == "ready"} != set(
-            self.workers
-        ):
-            await self.clock.sleep(0.01)
+        """Wait until every router may use every worker."""
+        for each in list(self.routers.values()):
+            while {view.worker_id for view in each.router.workers() if view.state == "ready"} != set(
+                self.workers
+            ):
+                await self.clock.sleep(0.01)
+
+    # -- routers ---------------------------------------------------------------------------------
 
     async def restart_router(self) -> None:
         """The router ends in good order, and another one that knows nothing takes its place."""
-        await self._stop_router()
-        self._start_router()
+        await self._stop_router(next(iter(self.routers)))
+        self.add_router()
         await self.ready()
 
-    def _start_router(self) -> None:
-        self._router = make_router(
+    def add_router(self) -> str:
+        """One more router, which knows nothing yet; returns its id."""
+        router_id = f"router-{next(self._numbers)}"
+        self._start_router(router_id)
+        return router_id
+
+    async def kill_router(self, router_id: str) -> None:
+        """The router's process is gone at once, and with it its streams; workers see broken connections."""
+        self.network.bury(router_id)
+        await self._stop_router(router_id)
+
+    def _start_router(self, router_id: str) -> None:
+        seed = self.seed if router_id == "router" else f"{self.seed}/{router_id}"
+        router = make_router(
             self.deployment,
             tokenizer_digest=TOKENIZER_DIGEST,
             discovery=self.discovery,
             dialer=self.network,
             clock=self.clock,
-            rng=Random(self.seed),  # noqa: S311 - a simulation has to repeat
-            router_id=f"router-{next(self._numbers)}" if self._router is not None else "router",
+            rng=Random(seed),  # noqa: S311 - a simulation has to repeat
+            router_id=router_id,
             on_summary=self.summaries.append,
             on_worker=self.views.append,
             on_decision=self.on_decision,
         )
-        self._running = asyncio.create_task(self._router.run(), name="router")
+        self.routers[router_id] = SimRouter(router, asyncio.create_task(router.run(), name=router_id))
 
-    async def _stop_router(self) -> None:
-        await self.router.close()
-        if self._running is not None:
-            await self._running
+    async def _stop_router(self, router_id: str) -> None:
+        ending = self.routers.pop(router_id)
+        await ending.router.close()
+        await ending.running
+
+    # -- workers ---------------------------------------------------------------------------------
 
     async def add(self, pool: str, model: SimModel | None = None) -> SimWorker:
         """One more replica, of `model` if it is to differ; it serves a moment later."""
         worker_id = f"{pool}-{next(self._numbers)}"
-        engine = SimEngine(
-            self.deployment,
-            self.deployment.pool(pool),
-            clock=self.clock,
-            fabric=self.fabric,
-            model=model,
-            tokenizer_digest=TOKENIZER_DIGEST,
-        )
-        window_s = self.deployment.worker.resume_window_s
-        host = await SessionHost.start(
-            engine,
-            worker_id=worker_id,
-            epoch=1,
-            clock=self.clock,
-            limits=SessionHostLimits(resume_window_s=window_s),
-        )
-        worker = SimWorker(Endpoint(worker_id, worker_id, pool), engine, host)
-        self.workers[worker_id] = worker
-        self.network.listen(worker_id, host.serve, host.snapshot)
+        worker = await self._launch(Endpoint(worker_id, worker_id, pool), model=model)
         await self.discovery.put(*self.discovery.endpoints, worker.endpoint)
         return worker
 
-    async def kill(self, worker_id: str) -> None:
+    async def revive(self, endpoint: Endpoint, epoch: int) -> SimWorker:
+        """The worker begins another life at its address, with nothing in its cache."""
+        return await self._launch(endpoint, epoch=epoch)
+
+    async def kill(self, worker_id: str) -> SimWorker:
         """The process is gone at once; discovery finds out later, by `forget`."""
         worker = self.workers.pop(worker_id)
         self.network.unlisten(worker_id)
         self.network.cut(worker_id)
+        worker.process.thaw()
         await worker.engine.stop()
         await worker.host.close()
+        return worker
+
+    def vanish(self, worker_id: str) -> SimWorker:
+        """The host is gone and says nothing: what is open stays open, and nobody answers any more."""
+        worker = self.workers.pop(worker_id)
+        worker.process.freeze()
+        self.fabric.stalled.add(worker_id)
+        self._lost.append(worker)
+        return worker
+
+    async def stop(self, worker_id: str, reason: str, grace_s: float) -> SimWorker:
+        """A planned stop: the worker drains for at most `grace_s`, and leaves."""
+        worker = self.workers[worker_id]
+        await worker.host.drain(reason, grace_s)
+        await worker.host.close()
+        self.workers.pop(worker_id, None)
+        self.network.unlisten(worker_id)
+        self.network.cut(worker_id)
+        await worker.engine.stop()
+        return worker
 
     async def forget(self, worker_id: str) -> None:
         """Discovery no longer names the worker."""
         await self.discovery.put(*(e for e in self.discovery.endpoints if e.worker_id != worker_id))
+
+    async def _launch(
+        self, endpoint: Endpoint, *, epoch: int = 1, model: SimModel | None = None
+    ) -> SimWorker:
+        worker = await start_worker(
+            endpoint, self.deployment, self.clock, self.fabric, epoch=epoch, model=model
+        )
+        self.workers[endpoint.worker_id] = worker
+        self.fabric.stalled.discard(endpoint.worker_id)
+        host = worker.host
+        self.network.listen(endpoint.address, host.serve, host.snapshot, worker.process)
+        return worker
+
+    # -- clients ---------------------------------------------------------------------------------
 
     def submit(
         self,
@@ -196,8 +193,10 @@ class Cluster:
         *,
         salt: str = "",
         deadline_s: float | None = None,
+        router_id: str | None = None,
     ) -> Stream:
-        """A client's request. `deadline_s` counts from now. Raises what the router refuses it with."""
+        """A client's request, of the first router unless it is named. `deadline_s` counts from now. Raises
+        what the router refuses it with."""
         now = self.clock.now()
         request = Request(
             request_id=f"r{next(self._numbers)}",
@@ -208,32 +207,56 @@ class Cluster:
             arrival_s=now,
             deadline_s=None if deadline_s is None else now + deadline_s,
         )
-        stream = Stream(request)
-        self.router.submit(request, stream)
+        stream = Stream(request, self.on_stream)
+        router = self.router if router_id is None else self.routers[router_id].router
+        router.submit(request, stream)
         return stream
 
-    async def rest(self) -> None:
-        """Wait until nothing runs and nothing is pinned anywhere, and check every invariant."""
-        while self.router.in_flight or any(
-            w.host.live_requests or w.host.held_leases or w.engine.load().kv_blocks_leased
-            for w in self.workers.values()
-        ):
+    # -- ends ------------------------------------------------------------------------------------
+
+    async def rest(self, within_s: float | None = None) -> None:
+        """Wait until nothing runs and nothing is pinned anywhere, and check every invariant. Raises
+        AssertionError when it takes longer than `within_s`."""
+        deadline = None if within_s is None else self.clock.now() + within_s
+        while busy := self._busy():
             self.check()
+            if deadline is not None and self.clock.now() >= deadline:
+                raise AssertionError(f"not at rest after {within_s:g} s: {busy}")
             await self.clock.sleep(0.05)
         self.check()
 
+    def _busy(self) -> str:
+        """What still runs or is pinned, "" for nothing."""
+        for router_id, each in self.routers.items():
+            if each.router.in_flight:
+                return f"{each.router.in_flight} requests in {router_id}"
+        for worker_id, worker in self.workers.items():
+            leased = worker.engine.load().kv_blocks_leased
+            if worker.host.live_requests or worker.host.held_leases or leased:
+                return (
+                    f"{worker_id}: {worker.host.live_requests} legs, {worker.host.held_leases} leases, "
+                    f"{leased} blocks leased"
+                )
+        return ""
+
     def check(self) -> None:
-        """Raises AssertionError when router or engines do not account for what they hold."""
-        self.router.validate_state()
+        """Raises AssertionError when a router or an engine does not account for what it holds."""
+        for each in self.routers.values():
+            each.router.validate_state()
         for worker in self.workers.values():
             worker.engine.check_integrity()
 
     async def close(self) -> None:
         """End everything, in the order in which a deployment ends."""
-        await self._stop_router()
+        for worker in self.workers.values():
+            worker.process.thaw()
+        for router_id in list(self.routers):
+            await self._stop_router(router_id)
         await self.discovery.close()
-        for worker in list(self.workers.values()):
+        everyone = [*self.workers.values(), *self._lost]
+        for worker in everyone:
+            worker.process.thaw()
             await worker.host.close()
         await self.network.close()
-        for worker in list(self.workers.values()):
+        for worker in everyone:
             await worker.engine.stop()

@@ -8,6 +8,7 @@ from typing import Any
 
 from kvasir.config.spec import Deployment, EngineSpec, PoolSpec, RoutingSpec, SimSpec, WorkerSpec
 from kvasir.core.requests import Role
+from kvasir_platform.sim.client import OnStream
 from kvasir_platform.sim.cluster import Cluster
 from kvasir_platform.sim.virtual_loop import VirtualClock, run_virtual
 
@@ -47,14 +48,19 @@ def small_deployment(
     )
 
 
-def simulate(spec: Deployment, story: Callable[[Cluster], Awaitable[None]], seed: int = 0) -> Cluster:
-    """Run `story` on a started cluster, bring it to rest and close it.
+def simulate(
+    spec: Deployment,
+    story: Callable[[Cluster], Awaitable[None]],
+    seed: int = 0,
+    on_stream: OnStream | None = None,
+) -> Cluster:
+    """Run `story` on a started cluster, bring it to rest and close it. `on_stream` as in Cluster.
 
     Raises AssertionError when requests, blocks or tasks are left behind.
     """
 
     async def main() -> Cluster:
-        cluster = Cluster(spec, VirtualClock(), seed=seed)
+        cluster = Cluster(spec, VirtualClock(), seed=seed, on_stream=on_stream)
         await cluster.start()
         await story(cluster)
         await cluster.rest()

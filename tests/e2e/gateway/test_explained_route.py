@@ -113,9 +113,9 @@ async def test_the_command_line_tells_people_who_holds_what_and_why(
     assert "SLO default: met" in told
     assert await product.kvasir("get", "workers") == 0
     head, *rows = capsys.readouterr().out.splitlines()
-    assert head.split()[:5] == ["WORKER", "POOL", "ROLE", "STATE", "KV"]
-    assert [row.split()[4] for row in rows] == ["exact"] * 4
-    assert sum(int(row.split()[5]) for row in rows) > 0
+    assert head.split()[:6] == ["WORKER", "POOL", "ROLE", "STATE", "HEALTH", "KV"]
+    assert [row.split()[4:6] for row in rows] == [["healthy", "exact"]] * 4
+    assert sum(int(row.split()[6]) for row in rows) > 0
 
 
 async def test_metrics_show_the_index_the_decision_and_the_promise_kept(product: Product) -> None:

@@ -187,6 +187,37 @@ async def test_a_client_that_does_not_read_is_cut_and_others_are_not(start: Any)
     assert b'outcome="slow_reader"} 1.0' in edge.metrics.render()
 
 
+def read_until(sock: socket.socket, end: bytes) -> bytes:
+    """Everything up to `end`, or to the end of the connection."""
+    got = bytearray()
+    while not got.endswith(end) and (data := sock.recv(65536)):
+        got += data
+    return bytes(got)
+
+
+@pytest.mark.parametrize("headers", ["", "Connection: close\r\n"])
+async def test_a_client_that_pauses_within_the_bound_loses_nothing(edge: Any, headers: str) -> None:
+    with socket.socket() as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        sock.settimeout(PATIENCE_S)
+        await asyncio.to_thread(sock.connect, (edge.host, edge.port))
+        await asyncio.to_thread(sock.sendall, post(STREAM, headers))
+        stream = await edge.router.submitted(1)
+        for _ in range(180):
+            stream.emit("Z" * 1000)
+            await asyncio.sleep(0)
+        stream.finish()
+        await asyncio.sleep(0)
+        answer = await asyncio.to_thread(read_until, sock, b"0\r\n\r\n")
+        assert answer.count(b"Z") == 180_000
+        assert b"data: [DONE]" in answer[-40:]
+        if headers:
+            assert await asyncio.to_thread(sock.recv, 1000) == b""
+        else:
+            await asyncio.to_thread(sock.sendall, b"GET /health/live HTTP/1.1\r\nHost: t\r\n\r\n")
+            assert (await asyncio.to_thread(sock.recv, 1000)).startswith(b"HTTP/1.1 200")
+
+
 async def test_a_whole_answer_that_nobody_reads_is_dropped_at_a_deadline(start: Any) -> None:
     edge = await start(stream_buffer_bytes=4096, body_timeout_s=0.3)
 

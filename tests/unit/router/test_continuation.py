@@ -31,14 +31,14 @@ def test_the_way_on_is_the_cheapest_that_is_exact(sampling: Sampling, way: Way) 
 
 def test_an_extended_request_ends_with_what_the_client_has_and_forgets_the_prompts_block_names() -> None:
     request = Request("r", "m", token_ids([1, 2]), block_hashes=token_ids([9]))
-    current, continuation = extended(request, Output([5, 6], text_length=3))
+    current, continuation = extended(request, Output(token_ids([5, 6]), text_length=3))
     assert list(current.tokens) == [1, 2, 5, 6]
     assert not len(current.block_hashes)
     assert (continuation.output_tokens, continuation.text_length) == (2, 3)
 
 
 def had(tokens: list[int], text: str, *, finished: bool = False) -> Output:
-    return Output(list(tokens), len(text), finished)
+    return Output(token_ids(tokens), len(text), finished)
 
 
 @given(st.data())
@@ -64,7 +64,7 @@ def test_a_replay_that_repeats_itself_passes_exactly_what_the_client_lacks(data:
         assert rest.token_ids == tuple(range(max(known, at), at + step))
         output.add(rest)
         at, written = at + step, written + len(text)
-    assert output.tokens == list(range(total))
+    assert list(output.tokens) == list(range(total))
     assert output.text_length == total
     assert output.finished
     assert replay.open_choices == 0

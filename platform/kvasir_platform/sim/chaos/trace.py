@@ -1,0 +1,50 @@
+"""What happened, in order: one digest by which two runs are compared, and the story for people."""
+
+from __future__ import annotations
+
+import hashlib
+
+from kvasir.core.requests import Delta
+from kvasir.ports.clock import Clock
+from kvasir.ports.router import RequestSummary
+
+
+class Trace:
+    """All that reached clients, and all that was done to the cluster, with its time in nanoseconds. `story`
+    has the lines of everything but tokens, for those who ask to `keep` it."""
+
+    def __init__(self, clock: Clock, *, keep: bool = False) -> None:
+        self.events = 0
+        self.story: list[str] = []
+        self._clock = clock
+        self._keep = keep
+        self._digest = hashlib.blake2b(digest_size=16)
+
+    @property
+    def digest(self) -> str:
+        """Equal for equal histories."""
+        return self._digest.hexdigest()
+
+    def client(self, event: Delta | RequestSummary) -> None:
+        """Something reached a client."""
+        if isinstance(event, Delta):
+            place = f"{event.request_id} {event.index} {event.offset}"
+            self._note(f"{place} {event.token_ids} {event.text} {event.finish}")
+            return
+        where = f"{event.prefill_worker} → {event.decode_worker}"
+        line = (
+            f"{event.request_id} ends: {event.outcome}, {event.usage.output_tokens} tokens, "
+            f"{where}, {event.retries} retries, {event.migrations} migrations"
+        )
+        self._note(line, told=True)
+
+    def fault(self, what: str) -> None:
+        """Something was done to the cluster."""
+        self._note(what, told=True)
+
+    def _note(self, what: str, *, told: bool = False) -> None:
+        now = self._clock.now()
+        self.events += 1
+        self._digest.update(f"{round(now * 1e9)} {what}\n".encode())
+        if told and self._keep:
+            self.story.append(f"{now:10.4f}  {what}")

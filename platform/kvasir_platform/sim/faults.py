@@ -1,0 +1,69 @@
+"""What can happen to a simulated cluster, under the names that it has in a real one.
+
+A fault is begun, and ended by its counterpart. Nothing here waits for the platform to notice.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from kvasir_platform.sim.cluster import Cluster
+    from kvasir_platform.sim.worker import SimWorker
+
+
+class Faults:
+    """The faults of one cluster. A method that names a worker which does not live raises KeyError."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+
+    def freeze(self, worker_id: str) -> None:
+        """SIGSTOP: nothing is computed, sent, read or pulled, and connections stay open."""
+        self._cluster.workers[worker_id].process.freeze()
+        self._cluster.fabric.stalled.add(worker_id)
+
+    def thaw(self, worker_id: str) -> None:
+        """SIGCONT."""
+        self._cluster.workers[worker_id].process.thaw()
+        self._cluster.fabric.stalled.discard(worker_id)
+
+    def partition(self, worker_id: str, router_id: str | None = None) -> None:
+        """Nothing passes between the worker and the others, or one router; what was sent is held."""
+        self._cluster.network.weather(self._address(worker_id), router_id).set(up=False)
+        if router_id is None:
+            self._cluster.fabric.stalled.add(worker_id)
+
+    def heal(self, worker_id: str, router_id: str | None = None) -> None:
+        """The end of a partition, or of a bad line."""
+        self._cluster.network.weather(self._address(worker_id), router_id).set()
+        if router_id is None:
+            self._cluster.fabric.stalled.discard(worker_id)
+
+    def cut(self, worker_id: str, router_id: str | None = None) -> int:
+        """Connections are reset, and may be made anew at once; returns how many there were."""
+        return self._cluster.network.cut(self._address(worker_id), router_id=router_id)
+
+    def slow(self, worker_id: str, times: float) -> None:
+        """The engine takes `times` as long for everything; 1: as ever."""
+        self._cluster.workers[worker_id].engine_clock.slowness = times
+
+    def fail(self, worker_id: str, code: str | None) -> None:
+        """The engine answers every leg with this error; None: it serves again."""
+        self._cluster.workers[worker_id].faults.failing = code
+
+    def stale(self, worker_id: str, stale: bool) -> None:
+        """The worker's load stays what it is, though tokens flow."""
+        self._cluster.workers[worker_id].faults.stale = stale
+
+    async def restart(self, worker_id: str, grace_s: float, reason: str = "upgrade") -> SimWorker:
+        """A planned restart: the worker drains for at most `grace_s`, leaves, and begins another life at its
+        address."""
+        worker = await self._cluster.stop(worker_id, reason, grace_s)
+        return await self._cluster.revive(worker.endpoint, worker.epoch + 1)
+
+    def _address(self, worker_id: str) -> str:
+        for endpoint in self._cluster.discovery.endpoints:
+            if endpoint.worker_id == worker_id:
+                return endpoint.address
+        raise KeyError(worker_id)

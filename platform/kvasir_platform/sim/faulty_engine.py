@@ -1,0 +1,86 @@
+"""An engine that lies or refuses when a test says so, around one that does neither."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+
+from kvasir.core.identity import WorkerIdentity
+from kvasir.core.requests import Delta, EngineLoad, EngineRequest, FinishReason, StepBatch
+from kvasir.ports.engine import Engine, KvSource, StepSink
+
+
+class FaultyEngine:
+    """`kvasir.ports.engine.Engine` around `engine`. While `failing` names an error code, every leg is
+    answered with it. While `stale`, load is what it was when that began, and comes with no step. `submitted`
+    counts legs, refused ones included."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.failing: str | None = None
+        self.submitted = 0
+        self._engine = engine
+        self._sink: StepSink | None = None
+        self._stale: EngineLoad | None = None
+
+    @property
+    def stale(self) -> bool:
+        """Whether load is not what it seems."""
+        return self._stale is not None
+
+    @stale.setter
+    def stale(self, stale: bool) -> None:
+        self._stale = self._engine.load() if stale else None
+
+    async def start(self, sink: StepSink, *, worker_id: str, epoch: int) -> WorkerIdentity:
+        """See Engine."""
+        self._sink = sink
+        return await self._engine.start(self._pass_on, worker_id=worker_id, epoch=epoch)
+
+    def submit(self, requests: Sequence[EngineRequest]) -> None:
+        """See Engine."""
+        self.submitted += len(requests)
+        if self.failing is None:
+            self._engine.submit(requests)
+        else:
+            asyncio.get_running_loop().call_soon(self._refuse, self.failing, tuple(requests))
+
+    def abort(self, request_ids: Sequence[str]) -> None:
+        """See Engine."""
+        self._engine.abort(request_ids)
+
+    def release(self, lease_ids: Sequence[str]) -> None:
+        """See Engine."""
+        self._engine.release(lease_ids)
+
+    @property
+    def kv(self) -> KvSource | None:
+        """See Engine."""
+        return self._engine.kv
+
+    def load(self) -> EngineLoad:
+        """See Engine."""
+        return self._stale or self._engine.load()
+
+    async def wait_failed(self) -> str:
+        """See Engine."""
+        return await self._engine.wait_failed()
+
+    async def stop(self) -> None:
+        """See Engine."""
+        self._sink = None
+        await self._engine.stop()
+
+    def _pass_on(self, batch: StepBatch) -> None:
+        if self._sink is not None:
+            self._sink(batch if self._stale is None else replace(batch, load=None))
+
+    def _refuse(self, code: str, requests: tuple[EngineRequest, ...]) -> None:
+        if self._sink is None:
+            return
+        message = "the worker refuses everything"
+        deltas = [
+            Delta(r.request_id, 0, finish=FinishReason.ERROR, last=True, error=code, error_message=message)
+            for r in requests
+        ]
+        self._sink(StepBatch(tuple(deltas)))

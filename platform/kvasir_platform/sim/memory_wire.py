@@ -1,0 +1,236 @@
+"""One connection in memory: two directions, two ends that need not know the same, and the weather between
+them. Its timers are the event loop's own, so that under virtual time a slow line costs nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections import deque
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+from kvasir.core.messages import Hello, RouterFrame, Welcome, WorkerFrame
+from kvasir.ports.clock import Rng
+from kvasir.ports.session import ConnectionLost
+
+T = TypeVar("T")
+
+
+class Weather:
+    """What the way to a worker is like from here on. Change it by `set`, which tells the connections.
+
+    While it is not `up`, nothing passes, not even the end of a connection: what was sent is held, and comes
+    when it is up again. Frames take `delay_s` and up to `jitter_s` more, drawn from `rng`, and keep their
+    order; each occupies the line for its size over `bytes_per_s`.
+    """
+
+    def __init__(self) -> None:
+        self.up = True
+        self.delay_s = 0.0
+        self.jitter_s = 0.0
+        self.bytes_per_s = math.inf
+        self.rng: Rng | None = None
+        self._watchers: dict[Callable[[], None], None] = {}
+
+    def set(
+        self,
+        *,
+        up: bool = True,
+        delay_s: float = 0.0,
+        jitter_s: float = 0.0,
+        bytes_per_s: float = math.inf,
+        rng: Rng | None = None,
+    ) -> None:
+        """Make it so; without arguments, fair. Raises ValueError for jitter without an `rng`."""
+        if jitter_s and rng is None:
+            raise ValueError("jitter is drawn: give an rng")
+        self.up, self.delay_s, self.jitter_s = up, delay_s, jitter_s
+        self.bytes_per_s, self.rng = bytes_per_s, rng
+        for watcher in list(self._watchers):
+            watcher()
+
+    def watch(self, watcher: Callable[[], None]) -> None:
+        """Call `watcher` after each change, until `unwatch`."""
+        self._watchers[watcher] = None
+
+    def unwatch(self, watcher: Callable[[], None]) -> None:
+        """Harmless for one that does not watch."""
+        self._watchers.pop(watcher, None)
+
+    @property
+    def calm(self) -> bool:
+        """Whether frames arrive as they are sent."""
+        return not self.delay_s and not self.jitter_s and self.bytes_per_s == math.inf
+
+    def lag_s(self) -> float:
+        """How long the next frame is on its way."""
+        jitter = self.jitter_s * self.rng.random() if self.rng is not None else 0.0
+        return self.delay_s + jitter
+
+    async def wait_up(self) -> None:
+        """Return when something could pass."""
+        changed = asyncio.Event()
+        self.watch(changed.set)
+        try:
+            while not self.up:
+                changed.clear()
+                await changed.wait()
+        finally:
+            self.unwatch(changed.set)
+
+
+class Pipe(Generic[T]):
+    """One direction of a connection, holding at most `capacity` frames. Its two ends break apart from each
+    other. `keeps`: what was put before the break can still be got."""
+
+    def __init__(self, capacity: int, weathers: tuple[Weather, ...], *, keeps: bool = False) -> None:
+        self._capacity = capacity
+        self._weathers = weathers
+        self._keeps = keeps
+        self._frames: deque[T] = deque()
+        # How many of them, from the first on, have come.
+        self._arrived = 0
+        self._sender_broken: str | None = None
+        self._receiver_broken: str | None = None
+        self._changed = asyncio.Event()
+        self._line_free_s = 0.0
+        self._last_due_s = 0.0
+
+    def break_sender(self, reason: str) -> None:
+        """Whoever puts learns that the connection is gone."""
+        self._sender_broken = self._sender_broken or reason
+        self._changed.set()
+
+    def break_receiver(self, reason: str) -> None:
+        """Whoever gets learns it; what has not been got is lost."""
+        self._receiver_broken = self._receiver_broken or reason
+        if not self._keeps:
+            self._frames.clear()
+            self._arrived = 0
+        self._changed.set()
+
+    def look(self) -> None:
+        """The weather has changed."""
+        self._changed.set()
+
+    async def put(self, frame: T, size: int = 0) -> None:
+        """Hand over a frame of `size` bytes. Raises ConnectionLost."""
+        while self._sender_broken is None and len(self._frames) >= self._capacity:
+            await self._change()
+        if self._sender_broken is not None:
+            raise ConnectionLost(self._sender_broken)
+        if self._receiver_broken is None:
+            self._frames.append(frame)
+            self._travel(size)
+
+    async def get(self) -> T:
+        """The next frame that has arrived. Raises ConnectionLost."""
+        while True:
+            if self._arrived and all(weather.up for weather in self._weathers):
+                self._arrived -= 1
+                self._changed.set()
+                return self._frames.popleft()
+            if self._receiver_broken is not None:
+                raise ConnectionLost(self._receiver_broken)
+            await self._change()
+
+    def _travel(self, size: int) -> None:
+        loop = asyncio.get_running_loop()
+        now = loop.time()
+        if self._last_due_s <= now and all(weather.calm for weather in self._weathers):
+            self._arrive()
+            return
+        slowest = min(weather.bytes_per_s for weather in self._weathers)
+        self._line_free_s = max(now, self._line_free_s) + size / slowest
+        lag_s = sum(weather.lag_s() for weather in self._weathers)
+        self._last_due_s = max(self._last_due_s, self._line_free_s + lag_s)
+        loop.call_at(self._last_due_s, self._arrive)
+
+    def _arrive(self) -> None:
+        if self._frames and self._arrived < len(self._frames):
+            self._arrived += 1
+        self._changed.set()
+
+    async def _change(self) -> None:
+        self._changed.clear()
+        await self._changed.wait()
+
+
+class Wire:
+    """What the two ends of one connection share."""
+
+    def __init__(self, address: str, hello: Hello, capacity: int, weathers: tuple[Weather, ...]) -> None:
+        self.address = address
+        self.hello = hello
+        self.to_worker: Pipe[RouterFrame] = Pipe(capacity, weathers)
+        self.to_router: Pipe[WorkerFrame] = Pipe(capacity, weathers)
+        self.answer: Pipe[Welcome] = Pipe(1, weathers, keeps=True)
+        self.refusal: str | None = None
+        self.router_left = False
+        self._weathers = weathers
+        self._held: list[Callable[[], None]] = []
+        for weather in weathers:
+            weather.watch(self._look)
+
+    @property
+    def up(self) -> bool:
+        """Whether something passes."""
+        return all(weather.up for weather in self._weathers)
+
+    async def wait_up(self) -> None:
+        """Return when something could pass."""
+        while not self.up:
+            for weather in self._weathers:
+                await weather.wait_up()
+
+    def lag_s(self) -> float:
+        """How long the way takes."""
+        return sum(weather.lag_s() for weather in self._weathers)
+
+    def cut(self, reason: str) -> None:
+        """Both ends learn that it is gone, and what is under way is lost."""
+        self._break_router(reason)
+        self._break_worker(reason)
+
+    def leave_router(self, reason: str) -> None:
+        """The router's end is closed; the worker learns it as soon as something passes."""
+        self.router_left = True
+        self._break_router(reason)
+        self._tell(lambda: self._break_worker(reason))
+
+    def leave_worker(self, reason: str) -> None:
+        """The worker's end is closed; the router learns it as soon as something passes."""
+        self._break_worker(reason)
+        self._tell(lambda: self._break_router(reason))
+
+    def forget(self) -> None:
+        """The worker's end is gone for good: once the router knows, the weather is of no more interest."""
+        if self._held:
+            self._held.append(self.forget)
+            return
+        for weather in self._weathers:
+            weather.unwatch(self._look)
+
+    def _break_router(self, reason: str) -> None:
+        self.to_router.break_receiver(reason)
+        self.answer.break_receiver(reason)
+        self.to_worker.break_sender(reason)
+
+    def _break_worker(self, reason: str) -> None:
+        self.to_worker.break_receiver(reason)
+        self.to_router.break_sender(reason)
+        self.answer.break_sender(reason)
+
+    def _tell(self, news: Callable[[], None]) -> None:
+        if self.up:
+            news()
+        else:
+            self._held.append(news)
+
+    def _look(self) -> None:
+        if self.up:
+            held, self._held = self._held, []
+            for news in held:
+                news()
+        for pipe in (self.to_worker, self.to_router, self.answer):
+            pipe.look()

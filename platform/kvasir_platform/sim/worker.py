@@ -1,0 +1,94 @@
+"""One simulated worker: the process, the engine in it and its sessions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kvasir.config.spec import Deployment
+from kvasir.core.membership import Endpoint
+from kvasir.core.requests import KvHandoff
+from kvasir.ports.clock import Clock
+from kvasir_platform.sim.faulty_engine import FaultyEngine
+from kvasir_platform.sim.process import EngineClock, SimProcess
+from kvasir_workers.engines.sim.engine import SimEngine
+from kvasir_workers.engines.sim.fabric import Offerer, SimFabric, Ticket
+from kvasir_workers.engines.sim.model import SimModel
+from kvasir_workers.server.sessions import SessionHost, SessionHostLimits
+
+TOKENIZER_DIGEST = "simulated"
+
+
+class StallingFabric(SimFabric):
+    """A fabric on which some workers do not answer, though nobody can say that they are gone: what is pulled
+    from them takes until the puller's patience ends."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stalled: set[str] = set()
+
+    def offerer(self, ticket: Ticket, handoff: KvHandoff) -> Offerer:
+        """See SimFabric. A worker that does not answer does not refuse either."""
+        return _Nobody() if ticket.worker_id in self.stalled else super().offerer(ticket, handoff)
+
+    def occupy(self, worker_id: str, now: float, seconds: float) -> float:
+        """See SimFabric."""
+        stalled = worker_id in self.stalled
+        return float("inf") if stalled else super().occupy(worker_id, now, seconds)
+
+
+class _Nobody:
+    """The offerer that does not answer: only time ends what is asked of it."""
+
+    epoch = 0
+
+    def lease_problem(self, lease_id: str, fence: int) -> str | None:
+        return None
+
+    def lease_pulled(self, lease_id: str) -> None:
+        """Nobody hears it: the lease ends by its release or its deadline."""
+
+
+@dataclass
+class SimWorker:
+    """One worker process. `engine` is the simulated one, `faults` what its sessions take for it; `host` are
+    its sessions."""
+
+    endpoint: Endpoint
+    engine: SimEngine
+    host: SessionHost
+    faults: FaultyEngine
+    process: SimProcess
+    engine_clock: EngineClock
+    epoch: int
+
+
+async def start_worker(
+    endpoint: Endpoint,
+    deployment: Deployment,
+    clock: Clock,
+    fabric: SimFabric,
+    *,
+    epoch: int = 1,
+    model: SimModel | None = None,
+) -> SimWorker:
+    """The worker at `endpoint`, in a process of its own. Raises ConfigError."""
+    process = SimProcess(clock)
+    engine_clock = EngineClock(process)
+    engine = SimEngine(
+        deployment,
+        deployment.pool(endpoint.pool),
+        clock=engine_clock,
+        fabric=fabric,
+        model=model,
+        tokenizer_digest=TOKENIZER_DIGEST,
+    )
+    faults = FaultyEngine(engine)
+    spec = deployment.worker
+    host = await SessionHost.start(
+        faults,
+        worker_id=endpoint.worker_id,
+        epoch=epoch,
+        clock=process,
+        limits=SessionHostLimits(resume_window_s=spec.resume_window_s, heartbeat_s=spec.heartbeat_s),
+    )
+    return SimWorker(endpoint, engine, host, faults, process, engine_clock, epoch)
