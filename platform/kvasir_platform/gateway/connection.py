@@ -40,7 +40,7 @@ _QUEUE_BYTES = 8 << 10
 wait for a slow reader in one piece of ours instead."""
 _KERNEL_BYTES = 64 << 10
 """The kernel doubles it; without a bound it buffers megabytes for a client that does not read."""
-_OVERHEAD = 0.25
+_OVERHEAD = 0.45
 """The part of a stream's bound that queues and growing buffers take beside the bytes in them."""
 
 IDLE, HEADERS, BODY, LINGER = "idle", "headers", "body", "linger"
