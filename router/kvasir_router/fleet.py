@@ -178,11 +178,12 @@ class Fleet:
         *,
         avoid: Set[str] = frozenset(),
         prefilled_on: Target | None = None,
+        tentative: bool = False,
     ) -> Plan | None:
-        """Decide. Workers in `avoid`, and those of doubtful health, are taken only where no others serve.
-        With `prefilled_on` the KV lies there already: only that place may prefill, and a plan that has it do
-        so needs to decode only."""
-        log = self._decisions
+        """Decide; a `tentative` plan is only looked at and leaves no record. Workers in `avoid`, and those of
+        doubtful health, are taken only where no others serve. With `prefilled_on` the KV lies there already:
+        only that place may prefill, and a plan that has it do so needs to decode only."""
+        log = None if tentative else self._decisions
         began = 0.0 if log is None else log.stopwatch()
         view = RequestView(
             request_id=request.request_id,

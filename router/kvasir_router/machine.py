@@ -73,7 +73,13 @@ class RequestMachine:
         self._legs = Legs(fleet, self._out, ghost_ttl_s=limits.ghost_ttl_s)
         self._ends = Ends(fleet, self._legs, limits, out=self._out, flights=self._flights, queue=self._queue)
         self._elsewhere = Elsewhere(
-            fleet, self._legs, self._ends, limits, flights=self._flights, plan=self._plan, route=self._route
+            fleet,
+            self._legs,
+            self._ends,
+            limits,
+            flights=self._flights,
+            foresee=self._foresee,
+            route=self._route,
         )
 
     @property
@@ -185,6 +191,10 @@ class RequestMachine:
         return self.fleet.plan(
             flight.current, flight.hashes, now, avoid=flight.avoid, prefilled_on=prefilled_on
         )
+
+    def _foresee(self, flight: Flight, now: float) -> Plan | None:
+        """Where a request would go from where it is."""
+        return self.fleet.plan(flight.current, flight.hashes, now, avoid=flight.avoid, tentative=True)
 
     def _route(self, flight: Flight, now: float) -> None:
         """Start a request that holds nothing, or have it wait."""

@@ -18,7 +18,7 @@ ENGINE_DEAD = "engine_dead"
 
 
 class Elsewhere:
-    """Moves requests; `plan` decides about one as it is, `route` starts or queues one that holds nothing.
+    """Moves requests; `foresee` tells where one would go, `route` starts or queues one that holds nothing.
 
     A worker that cannot be reached keeps its requests for `migrate_s`: most connections come back in less,
     and with them everything that ran."""
@@ -31,7 +31,7 @@ class Elsewhere:
         limits: MachineLimits,
         *,
         flights: Mapping[str, Flight],
-        plan: Callable[[Flight, float], Plan | None],
+        foresee: Callable[[Flight, float], Plan | None],
         route: Callable[[Flight, float], None],
     ) -> None:
         self._fleet = fleet
@@ -39,7 +39,7 @@ class Elsewhere:
         self._ends = ends
         self._limits = limits
         self._flights = flights
-        self._plan = plan
+        self._foresee = foresee
         self._route = route
         # Workers whose connection is broken, and when their requests go on elsewhere.
         self._evacuations: dict[str, float] = {}
@@ -105,7 +105,7 @@ class Elsewhere:
         if leg is None or flight.streaming or leg.kind is Leg.DECODE:
             return
         flight.avoid.add(leg.target.worker_id)
-        plan = self._plan(flight, now)
+        plan = self._foresee(flight, now)
         if plan is None or {plan.decode.worker_id, plan.prefill_target.worker_id} & flight.avoid:
             return
         if not self._ends.budget.withdraw():
@@ -125,7 +125,7 @@ class Elsewhere:
         error = UpstreamError(f"worker {worker_id} cannot be reached", code="worker_lost")
         for request_id in list(self._fleet.workers[worker_id].legs.values()):
             flight = self._flights[request_id]
-            if self._plan(flight, now) is not None:
+            if self._foresee(flight, now) is not None:
                 self._legs.stop(flight, now)
                 self.again_or_fail(flight, error, worker_id, now, lost=True)
         if self._fleet.workers[worker_id].legs:
