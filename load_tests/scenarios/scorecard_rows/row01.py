@@ -8,6 +8,7 @@ from kvasir_platform.sim.lab import gateway
 from kvasir_platform.sim.lab.fleet import Fleet, LabWorker, Layout
 from kvasir_platform.sim.lab.load import asks, quantile, tally
 from kvasir_platform.sim.lab.stream import Outcome
+from load_tests.scenarios.scorecard_rows import real_engines
 from load_tests.scenarios.scorecard_rows.common import (
     Figure,
     NotProven,
@@ -26,13 +27,14 @@ PROMISE = "streams go on elsewhere, greedy tokens identical"
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """`kills` workers one after the other, `streams` under way at each kill."""
+    """`kills` workers one after the other, `streams` under way at each kill; `real`: the same with vLLM."""
 
     decode: int = 8
     prefill: int = 2
     kills: int = 8
     streams: int = 100
     tokens: int = 100
+    real: bool = True
 
 
 async def measure(trial: Trial, size: Size = Size()) -> list[Figure]:
@@ -56,6 +58,11 @@ async def measure(trial: Trial, size: Size = Size()) -> list[Figure]:
     if moved < len(hit):
         raise NotProven(f"{len(hit)} streams lost their worker, and only {moved:g} went on elsewhere")
     exact = tally(outcomes)
+    real: list[Figure] = []
+    if size.real:
+        trial.say("the same with real vLLM: four engines are starting")
+        async with real_engines.stage(trial.folder) as stage:
+            real = (await real_engines.decode_worker_killed(stage)).figures()
     return [
         Figure("streams exact", exact.exact, "streams", "higher", exact.streams, f"{len(hit)} were hit"),
         exactness(outcomes),
@@ -67,6 +74,7 @@ async def measure(trial: Trial, size: Size = Size()) -> list[Figure]:
             2.0,
             f"longest {max(each.longest_gap_s for each in hit):.2f} s; all streams {exact.gap_p99_s:.2f} s",
         ),
+        *real,
     ]
 
 

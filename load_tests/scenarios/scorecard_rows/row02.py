@@ -11,6 +11,7 @@ from kvasir_platform.sim.lab.fleet import Fleet, LabWorker, Layout
 from kvasir_platform.sim.lab.invariants import at_rest
 from kvasir_platform.sim.lab.load import asks, tally
 from kvasir_platform.sim.lab.stream import Outcome, Stream, open_stream
+from load_tests.scenarios.scorecard_rows import real_engines
 from load_tests.scenarios.scorecard_rows.common import (
     Figure,
     NotProven,
@@ -28,13 +29,14 @@ ORPHANS_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """`rounds` kills in each state, `streams` sent at each."""
+    """`rounds` kills in each state, `streams` sent at each; `real`: the same with vLLM."""
 
     prefill: int = 3
     decode: int = 2
     rounds: int = 4
     streams: int = 12
     tokens: int = 30
+    real: bool = True
 
 
 def _computes(view: dict[str, Any], streams: list[Stream]) -> bool:
@@ -74,6 +76,11 @@ async def measure(trial: Trial, size: Size = Size()) -> list[Figure]:
             trial.say(f"{state}: {tally(ended).exact} of {len(ended)} exact {tally(ended).errors or ''}")
             await fleet.start_worker(victim)
             await fleet.all_ready()
+    real: list[Figure] = []
+    if size.real:
+        trial.say("the same with real vLLM: four engines are starting")
+        async with real_engines.stage(trial.folder) as stage:
+            real = (await real_engines.prefill_worker_killed(stage)).figures()
     note = f"{size.rounds} kills in each state: {', '.join(STATES)}"
     return [
         exactness(outcomes, note),
@@ -85,6 +92,7 @@ async def measure(trial: Trial, size: Size = Size()) -> list[Figure]:
             ORPHANS_S,
             "longest, after the last stream had ended",
         ),
+        *real,
     ]
 
 

@@ -1,0 +1,271 @@
+"""Real vLLM workers are killed under streams: what clients hear, against what they hear when nothing happens.
+
+Two prefill and two decode workers and a router, each a process of its own. Float32 and one thread each, so
+that KV computed elsewhere gives the same tokens.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import openai
+
+from kvasir.clock import MonotonicClock
+from kvasir.config.spec import Deployment, EngineSpec, GatewaySpec, ModelSpec, PoolSpec
+from kvasir.core.requests import Role
+from kvasir_platform.sim.lab import gateway
+from kvasir_platform.sim.lab.invariants import unrest
+from kvasir_platform.sim.lab.processes import LabProcess, Processes
+from load_tests.scenarios.scorecard_rows.common import Figure, NotProven
+
+WORDS = ("the", "king", "came", "to", "his", "people", "and", "said", "all", "of", "night", "great", "water")
+REST_S = 20.0
+START_S = 200.0
+"""Four engines at once load vLLM on as few as two cores."""
+KILLED = ("", -9)
+
+
+@dataclass
+class Heard:
+    """One stream as its client heard it. `lively` is set once 20 chunks have come."""
+
+    text: str = ""
+    finish: str | None = None
+    usage: tuple[int, int] = (0, 0)
+    tokens: list[str] = field(default_factory=list)
+    times_s: list[float] = field(default_factory=list)
+    lively: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def same(self, other: Heard) -> bool:
+        """Whether the same was heard, however it was cut into chunks."""
+        mine, theirs = ((heard.text, heard.finish, heard.usage, heard.tokens) for heard in (self, other))
+        return mine == theirs
+
+    @property
+    def longest_gap_s(self) -> float:
+        """The longest pause between two chunks."""
+        return max((b - a for a, b in zip(self.times_s, self.times_s[1:], strict=False)), default=0.0)
+
+
+class Client:
+    """OpenAI's own client; it does not try again by itself."""
+
+    def __init__(self, address: str, clock: MonotonicClock) -> None:
+        self._clock = clock
+        self._client = openai.AsyncOpenAI(
+            base_url=f"http://{address}/v1", api_key="none", max_retries=0, timeout=90
+        )
+
+    async def stream(self, heard: Heard, prompt: str, **options: Any) -> None:
+        """Read one greedy completion to its end."""
+        stream = await self._client.completions.create(
+            model="kvasir-tiny",
+            prompt=prompt,
+            temperature=0,
+            stream=True,
+            stream_options={"include_usage": True},
+            extra_body={"ignore_eos": True},
+            **options,
+        )
+        async for chunk in stream:
+            if chunk.usage is not None:
+                heard.usage = (chunk.usage.prompt_tokens, chunk.usage.completion_tokens)
+            for choice in chunk.choices:
+                heard.text += choice.text
+                heard.finish = choice.finish_reason or heard.finish
+                if choice.logprobs is not None:
+                    heard.tokens += choice.logprobs.tokens or []
+            heard.times_s.append(self._clock.now())
+            if len(heard.times_s) == 20:
+                heard.lively.set()
+
+    async def close(self) -> None:
+        """Drop its connections."""
+        await self._client.close()
+
+
+@dataclass
+class Stage:
+    """A router's gateway at `address`, its workers by the addresses where it knows them, and a client."""
+
+    address: str
+    workers: dict[str, LabProcess]
+    client: Client
+    clock: MonotonicClock
+
+    def begin(self, work: Sequence[dict[str, Any]]) -> tuple[list[Heard], asyncio.Future[list[None]]]:
+        """Send all of `work` at once; the future ends with the last stream, or with the first error."""
+        heard = [Heard() for _ in work]
+        streams = [self.client.stream(each, **ask) for each, ask in zip(heard, work, strict=True)]
+        return heard, asyncio.gather(*streams)
+
+    async def undisturbed(self, work: Sequence[dict[str, Any]]) -> list[Heard]:
+        """What clients hear when nothing happens. Raises NotProven when something did."""
+        before = await self.moved()
+        heard, ended = self.begin(work)
+        await ended
+        if await self.moved() != before:
+            raise NotProven("the run to compare with was disturbed itself")
+        return heard
+
+    async def moved(self) -> float:
+        """Requests that have gone on after the loss of their worker."""
+        return gateway.metric(await gateway.metrics(self.address), "kvasir_migrations_total")
+
+    async def kill_the_busiest(self, pool: str) -> None:
+        """SIGKILL of the worker of a pool on which most requests run, of which there is at least one."""
+        found: list[dict[str, Any]] = []
+
+        async def busy() -> bool:
+            views = (await gateway.workers(self.address)).values()
+            alive = (view for view in views if view["pool"] == pool and self.workers[view["address"]].alive)
+            found[:] = sorted(alive, key=lambda view: int(view["in_flight"]))[-1:]
+            return bool(found[0]["in_flight"])
+
+        await gateway.until(busy, REST_S, f"a request on {pool}", self.clock, 0.002)
+        proof = await self.workers[found[0]["address"]].kill()
+        if (proof.state, proof.status) != KILLED:
+            raise NotProven(f"the worker was not killed: {proof}")
+
+    async def ready(self) -> bool:
+        """Whether the router has a session with every worker."""
+        views = await gateway.workers(self.address)
+        return all(views[address]["state"] == "ready" for address in self.workers)
+
+    async def rests(self) -> float:
+        """Seconds until nothing is accounted for, runs or is pinned any more. Raises TimeoutError."""
+
+        async def resting() -> bool:
+            return not unrest(await gateway.status(self.address), await gateway.metrics(self.address))
+
+        return await gateway.until(resting, REST_S, "rest", self.clock)
+
+
+@asynccontextmanager
+async def stage(folder: Path) -> AsyncIterator[Stage]:
+    """The processes, until the end of the context."""
+    engine = EngineSpec(kind="vllm", block_size=32, kv_cache_bytes=64 << 20, threads=1)
+    deployment = Deployment(
+        model=ModelSpec(dtype="float32", max_model_len=2048),
+        disaggregation="always",
+        pools=(
+            PoolSpec(name="prefill", role=Role.PREFILL, engine=engine),
+            PoolSpec(name="decode", role=Role.DECODE, engine=engine),
+        ),
+        gateway=GatewaySpec(port=0),
+    )
+    processes, clock = Processes(folder), MonotonicClock()
+
+    async def start(app: str, endpoints: list[str], event: str, pool: str = "") -> tuple[str, LabProcess]:
+        discovery = {"kind": "static", "endpoints": endpoints}
+        spec = folder / f"{app}.yaml"
+        # JSON is YAML too.
+        spec.write_text(json.dumps(deployment.model_dump(mode="json") | {"discovery": discovery}))
+        argv = [sys.executable, "-m", f"kvasir_platform.apps.{app}", f"--deployment={spec}"]
+        argv += [f"--pool={pool}"] if pool else []
+        process, said = await processes.start_ready(pool or app, argv, event, START_S)
+        return str(said["address"]), process
+
+    try:
+        pools = ("prefill", "prefill", "decode", "decode")
+        unused = ["decode=127.0.0.1:1"]
+        started = await asyncio.gather(*(start("worker_node", unused, "serving", pool) for pool in pools))
+        endpoints = [f"{pool}={address}" for pool, (address, _) in zip(pools, started, strict=True)]
+        address, _ = await start("router_app", endpoints, "listening")
+        made = Stage(address, dict(started), Client(address, clock), clock)
+        await gateway.until(made.ready, REST_S, "all workers ready", clock)
+        yield made
+        await made.client.close()
+    finally:
+        await processes.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Survived:
+    """What became of `streams`: how many were `exact`, how many `moved`, the longest pause between two chunks
+    of one, and how long after their end something was still held."""
+
+    streams: int
+    exact: int
+    moved: int
+    longest_gap_s: float
+    rest_s: float
+    usage: tuple[tuple[int, int], ...]
+
+    def figures(self) -> list[Figure]:
+        """As rows of the scorecard."""
+        return [
+            Figure("with real vLLM: streams exact", self.exact, "streams", "higher", self.streams,
+                   f"{self.moved} went on elsewhere; the longest pause {self.longest_gap_s:.2f} s"),
+            Figure("with real vLLM: until nothing is held", self.rest_s, "s", "lower", 5.0),
+        ]  # fmt: skip
+
+
+async def decode_worker_killed(stage: Stage) -> Survived:
+    """Eight streams of 300 tokens, one with log-probabilities, one whose text is held back all the time."""
+    work: list[dict[str, Any]] = [{"prompt": text, "max_tokens": 300} for text in prompts(3, 8, words=30)]
+    work[0]["logprobs"] = 2
+    work[1]["stop"] = ["no text of this model reads like this one"]
+    expected = await stage.undisturbed(work)
+    before = await stage.moved()
+    heard, ended = stage.begin(work)
+    await asyncio.gather(*(each.lively.wait() for each in heard))
+
+    async def known() -> list[Heard]:
+        return expected
+
+    return await _survived(stage, "decode", before=before, heard=heard, ended=ended, expected=known)
+
+
+async def prefill_worker_killed(stage: Stage) -> Survived:
+    """Sixteen prompts of more than a thousand tokens."""
+    work = [{"prompt": text, "max_tokens": 24} for text in prompts(4, 16, words=1200)]
+    before = await stage.moved()
+    heard, ended = stage.begin(work)
+
+    async def afterwards() -> list[Heard]:
+        # Before, it would have left the prompts in the caches.
+        return await stage.undisturbed(work)
+
+    return await _survived(stage, "prefill", before=before, heard=heard, ended=ended, expected=afterwards)
+
+
+async def _survived(
+    stage: Stage,
+    pool: str,
+    *,
+    before: float,
+    heard: list[Heard],
+    ended: asyncio.Future[list[None]],
+    expected: Callable[[], Awaitable[list[Heard]]],
+) -> Survived:
+    await stage.kill_the_busiest(pool)
+    if any(each.finish is not None for each in heard):
+        raise NotProven("streams had ended before the fault")
+    await ended
+    moved = int(await stage.moved() - before)
+    if not moved:
+        raise NotProven("nothing was hit")
+    rest_s = await stage.rests()
+    return Survived(
+        len(heard),
+        sum(each.same(other) for each, other in zip(heard, await expected(), strict=True)),
+        moved,
+        max(each.longest_gap_s for each in heard),
+        rest_s,
+        tuple(each.usage for each in heard),
+    )
+
+
+def prompts(seed: int, count: int, words: int) -> list[str]:
+    """Texts that begin with different words."""
+    rng = random.Random(seed)
+    return [" ".join(rng.choices(WORDS, k=words)) for _ in range(count)]
