@@ -336,7 +336,8 @@ class VllmEngine:
         if stream.ended:
             return
         if isinstance(output, Exception):
-            self._end(stream, stream.fail("worker_failed", f"{type(output).__name__}: {output}"))
+            code = "engine_dead" if isinstance(output, self._vllm().DEAD) else "worker_failed"
+            self._end(stream, stream.fail(code, f"{type(output).__name__}: {output}"))
             return
         for delta in stream.deltas(output):
             self._emit(delta)
