@@ -210,8 +210,8 @@ class Survived:
 
 
 async def decode_worker_killed(stage: Stage) -> Survived:
-    """Eight streams of 300 tokens, one with log-probabilities, one whose text is held back all the time."""
-    work: list[dict[str, Any]] = [{"prompt": text, "max_tokens": 300} for text in prompts(3, 8, words=30)]
+    """Eight streams of 600 tokens, one with log-probabilities, one whose text is held back all the time."""
+    work: list[dict[str, Any]] = [{"prompt": text, "max_tokens": 600} for text in prompts(3, 8, words=30)]
     work[0]["logprobs"] = 2
     work[1]["stop"] = ["no text of this model reads like this one"]
     expected = await stage.undisturbed(work)
