@@ -33,6 +33,7 @@ from kvasir_platform.control.ray_head import RayHead, ray_environment
 from kvasir_platform.control.ray_pools import PoolStatus, RayPools, head_cpus
 
 STATUS_PERIOD_S = 0.5
+STEADY_PERIOD_S = 2.0
 KEEP_PERIOD_S = 0.25
 
 
@@ -97,8 +98,14 @@ def run(deployment: Deployment, temp_dir: Path, logs: Path, token: str, stop: St
             try:
                 pools.deploy(start_node, clock, token)
                 work = PoolCommands(pools, clock, drain_s=deployment.worker.drain_s)
+                look_at = clock.now()
                 while not stop.requested:
-                    _turn(commands.wait(STATUS_PERIOD_S), work, pools, reporter, head=head, keeper=keeper)
+                    asked = commands.wait(STATUS_PERIOD_S)
+                    # Asking Serve costs its controller more than us; while nothing changes, seldom is enough.
+                    if asked is None and keeper.failure is None and clock.now() < look_at:
+                        continue
+                    steady = _turn(asked, work, pools, reporter, head=head, keeper=keeper)
+                    look_at = clock.now() + (STEADY_PERIOD_S if steady else 0.0)
             finally:
                 reporter.event("stopping")
                 if head.gcs_alive:
@@ -116,20 +123,22 @@ def _turn(
     *,
     head: RayHead,
     keeper: HeadKeeper,
-) -> None:
-    """Report once, and do what was asked. With a head that cannot be kept there is nothing left to do:
-    whoever started this stops it, after letting the running requests end."""
+) -> bool:
+    """Report once, and do what was asked; returns whether all is as it should be and nothing is being done.
+    With a head that cannot be kept there is nothing left to do: whoever started this stops it, after letting the
+    running requests end."""
     if keeper.failure is None and head.gcs_alive:
         if asked is not None:
             work.take(*asked)
         status = pools.status()
         reporter.pools(status)
         work.step(status)
-        return
+        return not work.busy and all(pool.ready for pool in status)
     if keeper.failure is not None:
         reporter.lost(keeper.failure)
     if asked is not None:
         asked[1].tell("refused", message=keeper.failure or "Ray's head is being started again; ask once more")
+    return False
 
 
 @contextlib.contextmanager

@@ -51,6 +51,11 @@ class PoolCommands:
         self._drain_s = drain_s
         self._running: tuple[Rolling, Caller] | None = None
 
+    @property
+    def busy(self) -> bool:
+        """Whether a command runs."""
+        return self._running is not None
+
     def take(self, asked: Ask, caller: Caller) -> None:
         """Begin what is asked for, or refuse it with the reason."""
         try:
