@@ -125,8 +125,8 @@ def _turn(
     keeper: HeadKeeper,
 ) -> bool:
     """Report once, and do what was asked; returns whether all is as it should be and nothing is being done.
-    With a head that cannot be kept there is nothing left to do: whoever started this stops it, after letting the
-    running requests end."""
+    With a head that cannot be kept there is nothing left to do: whoever started this stops it, after letting
+    the running requests end."""
     if keeper.failure is None and head.gcs_alive:
         if asked is not None:
             work.take(*asked)
