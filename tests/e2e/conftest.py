@@ -18,6 +18,8 @@ import httpx
 import psutil
 import pytest
 
+from kvasir_platform.sim.lab.invariants import unrest
+
 START_S = 240.0
 
 
@@ -137,3 +139,23 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     """The embedded default, prefill and decode apart, in a precision that makes tokens comparable."""
     with _start_stack(tmp_path_factory.mktemp("kvasir"), "--set", "model.dtype=float32") as running:
         yield running
+
+
+@pytest.fixture(autouse=True)
+def invariants(request: pytest.FixtureRequest) -> Iterator[None]:
+    """After every test on the stack: nothing runs, is pinned or accounted, and no stream lost a token."""
+    yield
+    if "stack" not in request.fixturenames:
+        return
+    running: Stack = request.getfixturevalue("stack")
+    left: list[str] = []
+
+    def at_rest() -> bool:
+        status = httpx.get(f"{running.url}/status", timeout=10).json()
+        left[:] = unrest(status, httpx.get(f"{running.url}/metrics", timeout=10).text)
+        return not left
+
+    try:
+        running.wait_until(at_rest, 30.0, "rest")
+    except pytest.fail.Exception:
+        pytest.fail(f"after the test there remain: {'; '.join(left)}")

@@ -221,15 +221,22 @@ def test_unrest_names_what_is_left_and_where() -> None:
     worker = {"worker_id": "w", "state": "ready", "in_flight": 2, "load": load}
     gone = {"worker_id": "v", "state": "connecting", "in_flight": 0, "load": {"running": 5}}
     status = {"in_flight": 1, "workers": [worker, gone]}
-    assert unrest(status, "kvasir_requests_queued 4.0\n") == [
+    series = (
+        "kvasir_requests_queued 4.0\nkvasir_router_leases 2.0\nkvasir_router_books_balanced 0.0\n"
+        'kvasir_requests_total{model="m",outcome="protocol_error"} 1.0\n'
+    )
+    assert unrest(status, series) == [
         "1 requests in flight",
         "w: 2 accounted",
         "w: 1 running",
         "w: 3 kv_blocks_leased",
         "kvasir_requests_queued is 4",
+        "kvasir_router_leases is 2",
+        "what is served and what is accounted do not agree",
+        "1 streams lost, repeated or invented tokens on a worker",
     ]
     still = {"in_flight": 0, "workers": [gone]}
-    assert unrest(still, "kvasir_requests_queued 0.0\n") == []
+    assert unrest(still, "kvasir_requests_queued 0.0\nkvasir_router_books_balanced 1.0\n") == []
 
 
 async def test_descriptors_that_stay_open_are_a_violation() -> None:

@@ -19,6 +19,15 @@ SPARE_DESCRIPTORS = 8
 """Connections that come and go by themselves: health checks, polls of these pages, snapshots."""
 
 
+EMPTY_AT_REST = (
+    "kvasir_requests_in_flight",
+    "kvasir_requests_queued",
+    "kvasir_router_legs",
+    "kvasir_router_accounted_requests",
+    "kvasir_router_leases",
+)
+
+
 class Violated(AssertionError):
     """An invariant does not hold; the message says which, where, and by how much."""
 
@@ -37,9 +46,13 @@ def unrest(status: Mapping[str, Any], metrics: str) -> list[str]:
         for key in ("running", "waiting", "kv_blocks_leased"):
             if load.get(key):
                 found.append(f"{name}: {load[key]} {key}")
-    for name in ("kvasir_requests_in_flight", "kvasir_requests_queued"):
+    for name in EMPTY_AT_REST:
         if value := gateway.metric(metrics, name):
             found.append(f"{name} is {value:g}")
+    if not gateway.metric(metrics, "kvasir_router_books_balanced"):
+        found.append("what is served and what is accounted do not agree")
+    if broken := gateway.metric(metrics, "kvasir_requests_total", outcome="protocol_error"):
+        found.append(f"{broken:g} streams lost, repeated or invented tokens on a worker")
     return found
 
 
