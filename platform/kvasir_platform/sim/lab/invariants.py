@@ -46,6 +46,12 @@ def unrest(status: Mapping[str, Any], metrics: str) -> list[str]:
         for key in ("running", "waiting", "kv_blocks_leased"):
             if load.get(key):
                 found.append(f"{name}: {load[key]} {key}")
+    return found + _unsettled(metrics)
+
+
+def _unsettled(metrics: str) -> list[str]:
+    """What the router's own series say is left, or was broken."""
+    found = []
     for name in EMPTY_AT_REST:
         if value := gateway.metric(metrics, name):
             found.append(f"{name} is {value:g}")
