@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from kvasir.core.errors import ConfigError
-from kvasir_workers.transfer import stats
+from kvasir_workers.connector import stats
 
 pytestmark = pytest.mark.slow
 
@@ -105,7 +105,7 @@ def test_stats_add_up_as_vllm_adds_them(connector: Any) -> None:
 
 def test_kv_that_is_not_made_of_blocks_is_refused() -> None:
     torch = pytest.importorskip("torch")
-    from kvasir_workers.transfer.kv_memory import regions_of
+    from kvasir_workers.connector.kv_memory import regions_of
 
     shared = torch.zeros(8, 4, 32, 64)
     regions = regions_of({"0": shared, "1": shared, "2": torch.zeros(8, 4, 32, 64)}, 8)

@@ -1,1 +1,1 @@
-"""KV blocks between workers: adapters of `kvasir.ports.transfer`, and the vLLM connector on top of them."""
+"""KV blocks between workers: adapters of `kvasir.ports.transfer`."""

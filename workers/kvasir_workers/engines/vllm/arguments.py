@@ -15,7 +15,7 @@ from kvasir.config.support import LORA_RANKS
 from kvasir.core.requests import Role
 
 CONNECTOR = "KvasirConnector"
-CONNECTOR_MODULE = "kvasir_workers.transfer.connector"
+CONNECTOR_MODULE = "kvasir_workers.connector.connector"
 EXTENSION = "kvasir_workers.engines.vllm.worker_extension.EngineExtension"
 TRANSFER_EXTENSION = "kvasir_workers.engines.vllm.transfer_extension.TransferEngineExtension"
 

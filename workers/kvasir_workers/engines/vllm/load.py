@@ -9,7 +9,7 @@ from vllm.config import VllmConfig
 from vllm.v1.metrics.loggers import PrometheusStatLogger
 
 from kvasir.core.requests import EngineLoad
-from kvasir_workers.transfer.stats import TransferTotals
+from kvasir_workers.connector.stats import TransferTotals
 
 
 @dataclass(slots=True)

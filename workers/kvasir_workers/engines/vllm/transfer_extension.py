@@ -5,8 +5,8 @@ Apart from `worker_extension`, so that an aggregated engine does not import a tr
 
 from __future__ import annotations
 
+from kvasir_workers.connector.worker_extension import TransferExtension
 from kvasir_workers.engines.vllm.worker_extension import EngineExtension
-from kvasir_workers.transfer.worker_extension import TransferExtension
 
 
 class TransferEngineExtension(EngineExtension, TransferExtension):

@@ -2,8 +2,7 @@
 
 vLLM loads it by name (`kv_connector="KvasirConnector"`, `kv_connector_module_path` of this module) and
 makes one in the scheduler and one in each worker. This class is only the seam: decisions are in
-scheduler_side.py, movement in worker_side.py. `kv_connector_extra_config` holds `transfer` (the adapter's
-name), `host`, `lease_s` and `timeout_s`.
+handoff_scheduler.py, movement in handoff_worker.py. `kv_connector_extra_config` holds the fields of Settings.
 
     PREFILL request   kv_transfer_params = {"offer": {lease_id, fence, ttl_s}}
       its output      {lease_id, fence, ttl_s, blocks, ticket}
@@ -35,12 +34,12 @@ from vllm.v1.request import RequestStatus
 
 from kvasir.core.errors import ConfigError
 from kvasir.ports.transfer import KvTransfer
-from kvasir_workers.transfer import stats
-from kvasir_workers.transfer.kv_memory import layout_of, regions_of
+from kvasir_workers.connector import stats
+from kvasir_workers.connector.handoff_scheduler import HandoffScheduler
+from kvasir_workers.connector.handoff_worker import HandoffWorker
+from kvasir_workers.connector.kv_memory import layout_of, regions_of
+from kvasir_workers.connector.orders import StepOrders, StepReport
 from kvasir_workers.transfer.nixl.adapter import NixlTransfer
-from kvasir_workers.transfer.orders import StepOrders, StepReport
-from kvasir_workers.transfer.scheduler_side import SchedulerSide
-from kvasir_workers.transfer.worker_side import WorkerSide
 
 if TYPE_CHECKING:
     import torch
@@ -133,10 +132,10 @@ class KvasirConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         except msgspec.ValidationError as error:
             raise ConfigError(f"kv_connector_extra_config: {error}") from error
         self._endpoint: str | None = None
-        self._scheduler: SchedulerSide | None = None
-        self._worker: WorkerSide | None = None
+        self._scheduler: HandoffScheduler | None = None
+        self._worker: HandoffWorker | None = None
         if role is KVConnectorRole.SCHEDULER:
-            self._scheduler = SchedulerSide(self._spec.block_size, self._settings.lease_s)
+            self._scheduler = HandoffScheduler(self._spec.block_size, self._settings.lease_s)
 
     # Worker half
 
@@ -145,7 +144,7 @@ class KvasirConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         transfer = self._make_transfer()
         regions = regions_of(kv_caches, self._blocks)
         self._endpoint = transfer.register(regions, layout_of(kv_caches, regions, self._spec, self._ranks))
-        self._worker = WorkerSide(
+        self._worker = HandoffWorker(
             transfer,
             rank=get_tensor_model_parallel_rank(),
             ranks=self._ranks,
@@ -259,7 +258,7 @@ class KvasirConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         """For vLLM's loggers."""
         return TransferStats(data=data or {})
 
-    def _scheduling(self) -> SchedulerSide:
+    def _scheduling(self) -> HandoffScheduler:
         if self._scheduler is None:
             raise RuntimeError("a scheduler call reached the worker half of the connector")
         return self._scheduler

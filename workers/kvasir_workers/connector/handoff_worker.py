@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 
 from kvasir.core.errors import TransferError
 from kvasir.ports.transfer import KvTransfer, LeaseEnded, Offer, Pulled, PullFailed
-from kvasir_workers.transfer.orders import OfferOrder, PullOrder, Received, StepReport
+from kvasir_workers.connector.orders import OfferOrder, PullOrder, Received, StepReport
 from kvasir_workers.transfer.ticket import decode
 
 _log = logging.getLogger(__name__)
@@ -24,7 +24,7 @@ LEASE_NAP_S = 0.001
 MAX_EARLY_RELEASES = 1024
 
 
-class WorkerSide:
+class HandoffWorker:
     """Offers and pulls of one rank. `pause` sleeps; `rank` of `ranks` is the tensor-parallel one."""
 
     def __init__(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from vllm.distributed.kv_transfer import get_kv_transfer_group, has_kv_transfer_group
 
-from kvasir_workers.transfer.connector import KvasirConnector
+from kvasir_workers.connector.connector import KvasirConnector
 
 
 class TransferExtension:

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from kvasir_workers.transfer import stats
-from kvasir_workers.transfer.orders import Received, StepReport
-from kvasir_workers.transfer.scheduler_side import SchedulerSide
-from kvasir_workers.transfer.stats import TransferTotals
+from kvasir_workers.connector import stats
+from kvasir_workers.connector.handoff_scheduler import HandoffScheduler
+from kvasir_workers.connector.orders import Received, StepReport
+from kvasir_workers.connector.stats import TransferTotals
 from kvasir_workers.transfer.ticket import decode
 
 BLOCK = 32
@@ -28,8 +28,8 @@ class Request:
 
 
 @pytest.fixture
-def side() -> SchedulerSide:
-    made = SchedulerSide(BLOCK, max_lease_s=20.0)
+def side() -> HandoffScheduler:
+    made = HandoffScheduler(BLOCK, max_lease_s=20.0)
     made.set_endpoints(["rank 0", "rank 1"])
     return made
 
@@ -48,7 +48,7 @@ def side() -> SchedulerSide:
     ],
 )
 def test_a_pull_covers_what_is_needed_before_the_last_token_and_missing_here(
-    side: SchedulerSide, prompt: int, local: int, tokens: int, missing: slice
+    side: HandoffScheduler, prompt: int, local: int, tokens: int, missing: slice
 ) -> None:
     request = Request("r", prompt, {"pull": PULL})
     assert side.matched_tokens(request, local) == tokens
@@ -61,7 +61,7 @@ def test_a_pull_covers_what_is_needed_before_the_last_token_and_missing_here(
         assert order.first_block == missing.start
 
 
-def test_a_request_pulls_once_though_it_is_computed_again(side: SchedulerSide) -> None:
+def test_a_request_pulls_once_though_it_is_computed_again(side: HandoffScheduler) -> None:
     request = Request("r", 100, {"pull": PULL})
     side.allocated(request, [1, 2, 3, 4], 99)
     assert side.matched_tokens(request, 0) == 0
@@ -70,7 +70,7 @@ def test_a_request_pulls_once_though_it_is_computed_again(side: SchedulerSide) -
     assert side.take_orders(idle=True).pulls == ()
 
 
-def test_a_finished_prefill_is_offered_with_a_ticket_and_stays_pinned(side: SchedulerSide) -> None:
+def test_a_finished_prefill_is_offered_with_a_ticket_and_stays_pinned(side: HandoffScheduler) -> None:
     request = Request("r", 40, {"offer": {**LEASE, "ttl_s": 99.0}})
     pinned, out = side.finished(request, [7, 8, 9], completed=True)
     assert pinned
@@ -92,18 +92,18 @@ def test_a_finished_prefill_is_offered_with_a_ticket_and_stays_pinned(side: Sche
     assert totals.blocks_leased == 0
 
 
-def test_a_prefill_that_was_aborted_is_not_offered(side: SchedulerSide) -> None:
+def test_a_prefill_that_was_aborted_is_not_offered(side: HandoffScheduler) -> None:
     request = Request("r", 40, {"offer": LEASE})
     assert side.finished(request, [7, 8], completed=False) == (False, None)
     assert side.take_orders(idle=True).offers == ()
 
 
 def test_an_engine_without_endpoints_offers_nothing() -> None:
-    side = SchedulerSide(BLOCK, max_lease_s=20.0)
+    side = HandoffScheduler(BLOCK, max_lease_s=20.0)
     assert side.finished(Request("r", 40, {"offer": LEASE}), [7, 8], completed=True) == (False, None)
 
 
-def test_requests_without_transfer_parameters_are_left_alone(side: SchedulerSide) -> None:
+def test_requests_without_transfer_parameters_are_left_alone(side: HandoffScheduler) -> None:
     for params in (None, {}, {"other": 1}):
         request = Request("r", 40, params)
         assert side.matched_tokens(request, 0) == 0
@@ -113,7 +113,7 @@ def test_requests_without_transfer_parameters_are_left_alone(side: SchedulerSide
 
 
 def test_malformed_parameters_are_computed_without_a_transfer(
-    side: SchedulerSide, caplog: pytest.LogCaptureFixture
+    side: HandoffScheduler, caplog: pytest.LogCaptureFixture
 ) -> None:
     request = Request("r", 40, {"pull": {"lease_id": 5}, "offer": "nonsense"})
     assert side.matched_tokens(request, 0) == 0
@@ -121,7 +121,7 @@ def test_malformed_parameters_are_computed_without_a_transfer(
     assert "malformed" in caplog.text
 
 
-def test_a_pull_over_two_ranks_counts_once_with_both_ranks_bytes(side: SchedulerSide) -> None:
+def test_a_pull_over_two_ranks_counts_once_with_both_ranks_bytes(side: HandoffScheduler) -> None:
     request = Request("r", 64, {"pull": PULL})
     side.allocated(request, [1, 2], 63)
     side.update(StepReport(received={"r": Received(1000, 0.5)}), sent=[], received=[])
@@ -143,7 +143,7 @@ def test_a_pull_over_two_ranks_counts_once_with_both_ranks_bytes(side: Scheduler
     )
 
 
-def test_a_pull_that_one_rank_failed_has_failed(side: SchedulerSide) -> None:
+def test_a_pull_that_one_rank_failed_has_failed(side: HandoffScheduler) -> None:
     request = Request("r", 64, {"pull": PULL})
     side.allocated(request, [1, 2], 63)
     report = StepReport(received={"r": Received(1000, 0.5)})
@@ -157,7 +157,7 @@ def test_a_pull_that_one_rank_failed_has_failed(side: SchedulerSide) -> None:
     assert (out["failure"], out["transferred_tokens"], out["failed_tokens"]) == ("timeout", 0, 63)
 
 
-def test_a_pull_whose_request_was_aborted_is_not_counted(side: SchedulerSide) -> None:
+def test_a_pull_whose_request_was_aborted_is_not_counted(side: HandoffScheduler) -> None:
     request = Request("r", 64, {"pull": PULL})
     side.allocated(request, [1, 2], 63)
     assert side.finished(request, [1, 2], completed=False) == (False, None)
@@ -165,7 +165,7 @@ def test_a_pull_whose_request_was_aborted_is_not_counted(side: SchedulerSide) ->
     assert side.take_stats() is None
 
 
-def test_the_engine_steps_until_an_unneeded_lease_is_confirmed_by_every_rank(side: SchedulerSide) -> None:
+def test_the_engine_steps_until_an_unneeded_lease_is_confirmed_by_every_rank(side: HandoffScheduler) -> None:
     request = Request("r", 64, {"pull": PULL})
     assert side.finished(request, [], completed=False) == (False, None)
     assert side.has_pending_work()

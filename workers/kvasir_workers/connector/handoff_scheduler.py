@@ -15,8 +15,8 @@ from typing import Any, Protocol, TypeVar
 
 import msgspec
 
-from kvasir_workers.transfer import stats
-from kvasir_workers.transfer.orders import (
+from kvasir_workers.connector import stats
+from kvasir_workers.connector.orders import (
     OfferOrder,
     OfferParams,
     PullOrder,
@@ -63,7 +63,7 @@ class SchedulerRequest(Protocol):
     kv_transfer_params: dict[str, Any] | None
 
 
-class SchedulerSide:
+class HandoffScheduler:
     """State of offers and pulls by request. `block_size` in tokens."""
 
     def __init__(self, block_size: int, max_lease_s: float) -> None:

@@ -9,10 +9,10 @@ import pytest
 from kvasir.core.errors import TransferError
 from kvasir.core.identity import KvLayout
 from kvasir.ports.transfer import KvRegion, LeaseEnded, Offer, Pulled, PullFailed, TransferEvent
-from kvasir_workers.transfer import worker_side
-from kvasir_workers.transfer.orders import OfferOrder, OfferParams, PullOrder, PullParams, Received
+from kvasir_workers.connector import handoff_worker
+from kvasir_workers.connector.handoff_worker import HandoffWorker
+from kvasir_workers.connector.orders import OfferOrder, OfferParams, PullOrder, PullParams, Received
 from kvasir_workers.transfer.ticket import Ticket, encode
-from kvasir_workers.transfer.worker_side import WorkerSide
 
 
 class Script:
@@ -54,7 +54,7 @@ class Bench:
     def __init__(self) -> None:
         self.transfer = Script()
         self.naps: list[float] = []
-        self.side = WorkerSide(self.transfer, rank=1, ranks=2, timeout_s=5.0, pause=self.naps.append)
+        self.side = HandoffWorker(self.transfer, rank=1, ranks=2, timeout_s=5.0, pause=self.naps.append)
 
     def offer(self, request_id: str, lease_id: str) -> None:
         self.side.offer([OfferOrder(request_id, OfferParams(lease_id, 1, 10.0), (1, 2))])
@@ -141,7 +141,7 @@ def test_a_release_that_overtakes_its_offer_still_frees_the_blocks(bench: Bench)
 
 
 def test_early_releases_are_bounded(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker_side, "MAX_EARLY_RELEASES", 2)
+    monkeypatch.setattr(handoff_worker, "MAX_EARLY_RELEASES", 2)
     bench.side.release(["first", "second", "third"])
     for lease_id in ("first", "second", "third"):
         bench.offer(f"request of {lease_id}", lease_id)
@@ -162,8 +162,8 @@ def test_an_idle_step_naps_while_it_waits_and_stops_when_something_happens(bench
     assert bench.naps == []
     bench.transfer.upcoming = [[], [], [], [Pulled("r", 0, 0.0)]]
     assert bench.side.poll(idle=True) == (set(), {"r"})
-    assert bench.naps == [worker_side.PULL_NAP_S] * 3
+    assert bench.naps == [handoff_worker.PULL_NAP_S] * 3
     bench.naps.clear()
     bench.offer("p", "lease")
     bench.side.poll(idle=True)
-    assert bench.naps == [worker_side.LEASE_NAP_S]
+    assert bench.naps == [handoff_worker.LEASE_NAP_S]
