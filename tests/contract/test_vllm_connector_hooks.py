@@ -22,7 +22,7 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(scope="module")
 def connector() -> Any:
     pytest.importorskip("vllm")
-    from kvasir_workers.transfer import connector as module
+    from kvasir_workers.connector import connector as module
 
     return module
 

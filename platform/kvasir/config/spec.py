@@ -15,12 +15,15 @@ from kvasir.config.spec_base import Name, Spec, is_loopback
 from kvasir.config.spec_edge import DiscoverySpec, GatewaySpec, TelemetrySpec
 from kvasir.config.spec_ray import RaySpec
 from kvasir.config.spec_routing import HealthSpec, RoutingSpec, SloSpec
+from kvasir.config.spec_tiers import CpuTierSpec, DiskTierSpec, RedisTierSpec, TiersSpec
 from kvasir.config.spec_tls import TlsSpec
 from kvasir.config.spec_workers import TransferSpec, WorkerSpec
 from kvasir.core.requests import Role
 
 __all__ = [
+    "CpuTierSpec",
     "Deployment",
+    "DiskTierSpec",
     "DiscoverySpec",
     "EngineSpec",
     "GatewaySpec",
@@ -29,11 +32,13 @@ __all__ = [
     "ModelSpec",
     "PoolSpec",
     "RaySpec",
+    "RedisTierSpec",
     "RoutingSpec",
     "SimSpec",
     "SloSpec",
     "SpeculativeSpec",
     "TelemetrySpec",
+    "TiersSpec",
     "TlsSpec",
     "TransferSpec",
     "WorkerSpec",
@@ -161,6 +166,7 @@ class Deployment(Spec):
     one worker."""
     pools: tuple[PoolSpec, ...] = Field(default_factory=_default_pools, min_length=1)
     transfer: TransferSpec = TransferSpec()
+    tiers: TiersSpec = TiersSpec()
     worker: WorkerSpec = WorkerSpec()
     tls: TlsSpec = TlsSpec()
     routing: RoutingSpec = RoutingSpec()
@@ -176,6 +182,11 @@ class Deployment(Spec):
             if pool.name == name:
                 return pool
         raise KeyError(name)
+
+    @property
+    def moves_kv(self) -> bool:
+        """Whether engines need the connector: to hand KV to each other, or to keep it in tiers."""
+        return self.disaggregated or self.tiers.configured
 
     @property
     def disaggregated(self) -> bool:

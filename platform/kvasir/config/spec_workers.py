@@ -12,9 +12,15 @@ from kvasir.config.spec_base import Spec
 class TransferSpec(Spec):
     """How KV moves from prefill to decode."""
 
-    kind: Literal["nixl"] = "nixl"
+    kind: Literal["nixl", "nccl"] = "nixl"
+    """`nixl` reads the prefill worker's memory: RDMA where the nodes have it, shared memory or TCP elsewhere.
+    `nccl` sends between pairs of workers: NCCL between GPUs, gloo where the KV is in host memory."""
     host: str = "127.0.0.1"
     """Address that the prefill worker's transfer agent binds and tells its peers."""
+    checksum: bool = True
+    """Compare what arrived with what was sent, block by block; a difference is a failed pull."""
+    overlap: bool = True
+    """Begin to pull a prompt of several chunks when its first chunk is computed, and not its last."""
     lease_s: float = Field(default=20.0, gt=0, le=600)
     """How long a prefill worker keeps blocks that nobody pulled."""
     timeout_s: float = Field(default=5.0, gt=0, le=600)

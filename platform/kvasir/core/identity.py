@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields
 from kvasir.core.golden import GoldenPrompt, golden_conflicts
 from kvasir.core.requests import Role
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 HASH_VERSION = 2
 
 
@@ -61,7 +61,9 @@ class WorkerIdentity:
     state from an earlier life is recognised. `tokenizer_digest` is the SHA-256 of tokenizer.json and
     the chat template. `transfer` is the name of the transfer adapter, "" for none. `reports_kv` says
     that it sends KvBatches and answers snapshots. `golden` is empty where the engine has no tokenizer.
-    `model_parameters` and `model_bytes` are for all ranks of one replica, 0 where they are not known.
+    `model_parameters` and `model_bytes` are for all ranks of one replica, 0 where they are not known. Workers
+    with the same `shared_tier` (its address and what blocks in it must be like) read and write one remote
+    tier; "" for none.
     """
 
     worker_id: str
@@ -86,6 +88,7 @@ class WorkerIdentity:
     hardware: Hardware = Hardware()
     model_parameters: int = 0
     model_bytes: int = 0
+    shared_tier: str = ""
 
 
 def registration_conflicts(

@@ -26,6 +26,32 @@ class Medium(IntEnum):
 MEDIA = len(Medium)
 
 
+@dataclass(frozen=True, slots=True)
+class TierLoad:
+    """One tier of a worker below the device. Counters only grow within one epoch.
+
+    `loads` are reads of several blocks at once, which took `load_s` seconds together. `corrupt_blocks` were
+    found and not believed, `dropped_blocks` were not written since too much waited, `failures` are calls that
+    failed or passed their deadline. `trouble` says why the tier is not used for the time being, "" when it is.
+    """
+
+    medium: Medium
+    blocks: int = 0
+    bytes_used: int = 0
+    bytes_capacity: int = 0
+    loads: int = 0
+    loaded_blocks: int = 0
+    loaded_bytes: int = 0
+    load_s: float = 0.0
+    stored_blocks: int = 0
+    stored_bytes: int = 0
+    evicted_blocks: int = 0
+    corrupt_blocks: int = 0
+    dropped_blocks: int = 0
+    failures: int = 0
+    trouble: str = ""
+
+
 class KvChange(IntEnum):
     """Kinds of records in a log.
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from kvasir.core.kv import KvBatch
+from kvasir.core.kv import KvBatch, TierLoad
 
 
 def token_ids(ids: Iterable[int]) -> array[int]:
@@ -112,6 +112,9 @@ class EngineRequest:
     With a `continuation`, limits, penalties and stop strings of `sampling` (which is the request's own) count
     the output among `tokens` as output, the first delta's offset is its length, and text begins where the
     client's ends. Usage counts what this leg computes: all of `tokens` as prompt, and its own output.
+
+    `tier_tokens` is how much of the prompt the router believes to be in tiers below the device and not on it,
+    so that the worker can begin to fetch it before the engine gets to the request; a belief, and no promise.
     """
 
     request_id: str
@@ -125,6 +128,7 @@ class EngineRequest:
     data_parallel_rank: int | None = None
     trace_context: str = ""
     continuation: Continuation | None = None
+    tier_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,19 +156,21 @@ class Timings:
     prefill_s: float = 0.0
     transfer_s: float = 0.0
     decode_s: float = 0.0
+    tier_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Token counts of one leg. `cached_tokens` is the engine's own prefix hit; `transferred_tokens`
-    came from another worker; both count within `prompt_tokens`. `transferred_bytes` is what was
-    really moved."""
+    """Token counts of one leg. `cached_tokens` is the engine's own prefix hit, `tier_tokens` of which came
+    from a tier below the device; `transferred_tokens` came from another worker; all count within
+    `prompt_tokens`. `transferred_bytes` is what was really moved."""
 
     prompt_tokens: int = 0
     cached_tokens: int = 0
     transferred_tokens: int = 0
     transferred_bytes: int = 0
     output_tokens: int = 0
+    tier_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +180,8 @@ class Delta:
     `offset` is the index of `token_ids[0]` in that choice's output: a receiver that expects another
     offset has lost or repeated a token. `finish` ends the choice. `usage`, `timings` and `handoff`
     come with the last delta of the request only. `error` (a stable code) comes with finish=ERROR,
-    `error_message` with it.
+    `error_message` with it. A PREFILL leg may carry its handoff before that too, as soon as a part of its
+    KV can be pulled; the last delta then carries the same lease again.
     """
 
     request_id: str
@@ -198,7 +205,8 @@ class EngineLoad:
     """A worker's own view of its load at one step. Rates and the cost model build on it.
 
     `kv_usage` is the fraction of KV blocks in use by running requests. Counters only grow within
-    one worker epoch.
+    one worker epoch. Of the requests that were preempted, `swapped_in` went on from KV that a tier had kept,
+    `recomputed` without.
     """
 
     running: int = 0
@@ -214,6 +222,9 @@ class EngineLoad:
     preemptions: int = 0
     speculated_tokens: int = 0
     accepted_tokens: int = 0
+    swapped_in: int = 0
+    recomputed: int = 0
+    tiers: tuple[TierLoad, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

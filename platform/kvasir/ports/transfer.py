@@ -2,6 +2,8 @@
 
 The receiver pulls: only it knows which blocks it lacks and where they shall go. The sender's blocks
 stay pinned under a lease until the receiver confirms, the router releases, or the deadline passes.
+A pull may begin before the sender has computed all that it covers: blocks are named by their place in the
+prompt, and each moves as soon as the sender says that it is complete.
 The port is synchronous and polled because it lives inside an engine's step loop, which must never
 wait for a network.
 """
@@ -32,20 +34,35 @@ class KvRegion:
 class Offer:
     """A lease on blocks of the offering side, as a ticket that another process can pull with.
 
-    `blocks` are block ids on the offering side, in the prompt's order. `endpoint` says where the
-    offering agent can be reached; its form is the adapter's own.
+    `blocks` are the block ids on the offering side, in the prompt's order, that were complete when the offer
+    was made, the first of `total`. `endpoint` says where the offering agent can be reached; its form is the
+    adapter's own.
     """
 
     lease_id: str
     fence: int
     ttl_s: float
     blocks: tuple[int, ...]
+    total: int
     endpoint: str
 
 
 @dataclass(frozen=True, slots=True)
+class Part:
+    """One of `of` equal parts of every block of every layer: the KV heads of one tensor-parallel rank, where
+    the other side's ranks hold fewer or more heads."""
+
+    index: int = 0
+    of: int = 1
+
+
+WHOLE = Part()
+
+
+@dataclass(frozen=True, slots=True)
 class Pulled:
-    """A pull ended well: every destination block holds the source's bytes."""
+    """A pull ended well: every destination block holds the source's bytes, by checksum where the offering
+    side gave checksums."""
 
     pull_id: str
     bytes_moved: int
@@ -78,27 +95,41 @@ class KvTransfer(Protocol):
 
     Obligations: no call blocks longer than a few milliseconds; each pull yields exactly one Pulled
     or PullFailed, each offer exactly one LeaseEnded; no bytes of an expired or fenced lease are ever
-    reported as Pulled; `close` ends everything and frees what was registered.
+    reported as Pulled; `close` ends everything and frees what was registered. A peer that is gone, hangs, or
+    comes back under a new endpoint harms only the pulls from it.
     """
 
     def register(self, regions: Sequence[KvRegion], layout: KvLayout) -> str:
         """Make local KV memory known to the fabric; returns this agent's endpoint. Once per agent."""
         ...
 
-    def offer(self, lease_id: str, fence: int, blocks: Sequence[int], ttl_s: float) -> Offer:
-        """Pin `blocks` under a lease. Raises TransferError if `lease_id` is already live."""
+    def offer(
+        self, lease_id: str, fence: int, blocks: Sequence[int], ttl_s: float, total: int | None = None
+    ) -> Offer:
+        """Pin `blocks`, which are complete, under a lease on `total` blocks (None: on these alone). Raises
+        TransferError if `lease_id` is already live."""
+        ...
+
+    def extend(self, lease_id: str, blocks: Sequence[int]) -> None:
+        """More blocks of a lease are complete, which follow those before. Unknown ids are ignored."""
         ...
 
     def pull(
         self,
         pull_id: str,
         offer: Offer,
-        source_blocks: Sequence[int],
+        first: int,
         target_blocks: Sequence[int],
         timeout_s: float,
+        *,
+        source: Part = WHOLE,
+        target: Part = WHOLE,
     ) -> None:
-        """Begin to copy `source_blocks` (a subset of the offer's) to `target_blocks`, pairwise.
-        Empty lists are allowed: the lease is then confirmed without a byte moved."""
+        """Begin to copy the offer's blocks number `first`, `first + 1`, … to `target_blocks`: of each the part
+        `source`, into the part `target`. No targets: the lease is confirmed without a byte moved.
+
+        A lease has been pulled once as many readers have confirmed as `source.of` says, each its own part.
+        """
         ...
 
     def release(self, lease_id: str) -> None:

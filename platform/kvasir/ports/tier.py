@@ -1,0 +1,90 @@
+"""Where KV blocks stay when the device has no room for them: CPU memory, disk, a shared store.
+
+A tier is a cache of a cache. Whatever goes wrong with it is a miss or a block that was not kept, said in its
+status, and never an error of a request. Blocks are kept under the engine's full chain hash, which covers all
+tokens before them, the salt and the adapter: the 64-bit names that routers use choose workers and never bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple, Protocol
+
+from kvasir.core.kv import Medium, TierLoad
+
+KEY_BYTES = 32
+
+
+class Block(NamedTuple):
+    """Which block: the engine's chain hash of KEY_BYTES bytes, and what routers call it and the block before
+    it (kvasir.native.chain_hashes; a chain's root for the first)."""
+
+    key: bytes
+    name: int
+    parent: int
+
+
+class Write(NamedTuple):
+    """A block to keep, and its bytes over all layers and tensor-parallel ranks. `data` stays valid and
+    unchanged until `put` returns, and no longer."""
+
+    block: Block
+    data: memoryview
+
+
+class Read(NamedTuple):
+    """A block that is wanted, and the writable buffer, exactly as long as a block, that it goes to."""
+
+    key: bytes
+    target: memoryview
+
+
+class Change(NamedTuple):
+    """What a call changed of what the tier holds. `removed` may name blocks of earlier calls."""
+
+    stored: tuple[Block, ...] = ()
+    removed: tuple[Block, ...] = ()
+
+
+class KvTier(Protocol):
+    """One tier, made for blocks of one size and one fingerprint (model, dtype, layout, ranks).
+
+    Obligations: holds at most what it was given room for; a block comes back byte for byte under its own key
+    or not at all, whatever happened to its medium meanwhile; no method raises; no call lasts longer than the
+    tier's own deadline by more than scheduling delays. All but `load` are called from one thread, which may
+    block; `load` from any.
+    """
+
+    @property
+    def medium(self) -> Medium:
+        """What the router's index calls it."""
+        ...
+
+    def lookup(self, keys: Sequence[bytes]) -> int:
+        """How many of the leading keys are there; a guess on the safe side, since only `get` looks at bytes."""
+        ...
+
+    def get(self, wanted: Sequence[Read]) -> int:
+        """Fill the targets of leading blocks; how many of them are whole and verified. What the other
+        targets hold afterwards is undefined."""
+        ...
+
+    def put(self, blocks: Sequence[Write]) -> Change:
+        """Keep these; a block that is there already is only marked as used again, and is not in `stored`."""
+        ...
+
+    def drop(self, keys: Sequence[bytes]) -> Change:
+        """Forget these; unknown ones are ignored."""
+        ...
+
+    def held(self) -> Iterable[Block]:
+        """Every block that this instance knows to be there, as after a restart over a disk that was kept."""
+        ...
+
+    def load(self) -> TierLoad:
+        """Levels and counters."""
+        ...
+
+    def close(self) -> None:
+        """Free everything; what a durable tier holds stays. Idempotent."""
+        ...
