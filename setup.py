@@ -4,6 +4,8 @@ The extension is optional at build time: without a C++ compiler the Python twin 
 on start, and benchmarks refuse to run on it.
 """
 
+from glob import glob
+
 from pybind11.setup_helpers import Pybind11Extension
 from setuptools import setup
 
@@ -13,12 +15,9 @@ setup(
             "kvasir.native._native",
             [
                 f"platform/kvasir/native/src/{unit}.cpp"
-                for unit in ("match", "module", "predictions", "shadow", "tree")
+                for unit in ("bytes", "match", "module", "predictions", "shadow", "tree")
             ],
-            depends=[
-                f"platform/kvasir/native/src/{header}.hpp"
-                for header in ("hash", "keys", "log", "msgpack", "pages", "runs", "shadow", "table", "tree")
-            ],
+            depends=sorted(glob("platform/kvasir/native/src/*.hpp")),
             cxx_std=17,
             extra_compile_args=["-O3", "-fvisibility=hidden"],
             optional=True,

@@ -123,14 +123,14 @@ class Holdings:
         removed = self._shadow.remove(rank, medium, keys)
         self._note(_RECORD_BYTES + _NAME_BYTES * removed)
 
-    def clear(self, rank: int) -> None:
-        """The engine holds nothing on any medium of this rank."""
-        self._shadow.clear(rank)
-        self._note(_RECORD_BYTES * len(Medium))
+    def clear(self, rank: int, medium: Medium = Medium.DEVICE) -> None:
+        """The engine holds nothing on one medium of this rank."""
+        self._shadow.clear(rank, medium)
+        self._note(_RECORD_BYTES)
 
     def ingest(self, rank: int, payload: bytes) -> None:
-        """One message of vLLM's KV event stream. Raises ValueError, with nothing recorded, when it is
-        malformed."""
+        """One message of vLLM's KV event stream, in which our tiers' changes may be; see
+        kvasir.native.Shadow. Raises ValueError, with nothing recorded, when it is malformed."""
         self._shadow.ingest(rank, payload)
         # Tokens take more room in a message than names do in a log.
         self._note(len(payload))

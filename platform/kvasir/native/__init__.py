@@ -1,4 +1,5 @@
-"""Block names, the radix tree over them, and a worker's shadow: one core for router and workers.
+"""Block names, the radix tree over them, a worker's shadow, and copies and checksums of KV bytes: what
+router and workers do too often for Python.
 
 A block of a prompt is named by a 64-bit hash chained over its parent, so that equal names mean equal
 prefixes. The chain is Kvasir's own: an engine's hash algorithm or seed can change without the router's
@@ -17,7 +18,19 @@ from kvasir.core.identity import HASH_VERSION
 from kvasir.native.stats import TreeStats
 
 try:
-    from kvasir.native._native import PREDICTED, SLOTS, PrefixTree, Shadow, chain_hashes
+    from kvasir.native._native import (
+        CHECKSUM_FACTOR,
+        CHECKSUM_LANES,
+        CHECKSUM_SEED,
+        PREDICTED,
+        SLOTS,
+        PrefixTree,
+        Shadow,
+        chain_hashes,
+        checksum_pieces,
+        checksum_weights,
+        copy_pieces,
+    )
 
     IS_NATIVE = True
 except ImportError:  # no compiler when it was installed
@@ -29,10 +42,21 @@ except ImportError:  # no compiler when it was installed
         Shadow,
         chain_hashes,
     )
+    from kvasir.native._twin_bytes import (
+        CHECKSUM_FACTOR,
+        CHECKSUM_LANES,
+        CHECKSUM_SEED,
+        checksum_pieces,
+        checksum_weights,
+        copy_pieces,
+    )
 
     IS_NATIVE = False
 
 __all__ = [
+    "CHECKSUM_FACTOR",
+    "CHECKSUM_LANES",
+    "CHECKSUM_SEED",
     "IS_NATIVE",
     "PREDICTED",
     "SLOTS",
@@ -40,6 +64,9 @@ __all__ = [
     "Shadow",
     "TreeStats",
     "chain_hashes",
+    "checksum_pieces",
+    "checksum_weights",
+    "copy_pieces",
     "root_hash",
 ]
 

@@ -1,8 +1,9 @@
-"""The contract of the native module and of its Python twin `_twin`: same names, same results.
+"""The contract of the native module and of its Python twins `_twin` and `_twin_bytes`: same names, same
+results.
 
-Buffers of block names are one-dimensional, contiguous, of 8-byte unsigned items (`array('Q')`, numpy
-uint64, or bytes whose length is a multiple of 8); token ids likewise of 4-byte items. Anything else
-raises ValueError.
+Buffers of block names, addresses and lengths are one-dimensional, contiguous, of 8-byte unsigned items
+(`array('Q')`, numpy uint64, or bytes whose length is a multiple of 8); token ids likewise of 4-byte items.
+Anything else raises ValueError.
 """
 
 from array import array
@@ -19,6 +20,37 @@ PREDICTED: int
 
 def chain_hashes(tokens: Buffer, block_size: int, root: int) -> array[int]:
     """The names of the whole blocks of `tokens`, as array('Q')."""
+
+CHECKSUM_SEED: int
+"""The checksum of a group of no pieces."""
+CHECKSUM_FACTOR: int
+"""What a checksum is multiplied with before the next piece is added."""
+CHECKSUM_LANES: int
+"""How many weights differ; those of a longer piece begin again."""
+
+def copy_pieces(sources: Buffer, targets: Buffer, lengths: Buffer) -> None:
+    """Copy `lengths[i]` bytes from the address `sources[i]` to `targets[i]`, for every i, without Python's
+    lock. Nothing of a source may be part of a target. A piece of length 0 is passed over, whatever its
+    addresses. Raises ValueError, with nothing copied, when the buffers differ in length or an address is
+    0."""
+
+def checksum_pieces(addresses: Buffer, lengths: Buffer, group: int) -> array[int]:
+    """One checksum for every `group` consecutive pieces of `lengths[i]` bytes at `addresses[i]`, as
+    array('Q'), without Python's lock.
+
+    All arithmetic is modulo 2**64. A piece's sum is that of its little-endian 4-byte lanes, unsigned, each
+    times the weight of its place in the piece; a group's checksum is CHECKSUM_SEED, and for each piece
+    times CHECKSUM_FACTOR plus the piece's sum plus 1. Weights and factor being odd, no change to one lane
+    goes unseen; this finds what went wrong by chance and not what somebody forged. A piece of length 0
+    has the sum 0, whatever its address.
+
+    Raises ValueError when the buffers differ in length, `group` is 0 or does not divide their length, an
+    address is 0, or a length is no multiple of 4.
+    """
+
+def checksum_weights(count: int) -> array[int]:
+    """The weights of a piece's first `count` lanes, as array('Q'): item i is output number
+    i % CHECKSUM_LANES of SplitMix64 (Steele, Lea and Flood, 2014) seeded with 0, made odd."""
 
 class PrefixTree:
     """A path-compressed radix tree over chained block names, with owners.
@@ -89,12 +121,18 @@ class Shadow:
         Raises ValueError when tokens and keys do not fit each other."""
     def remove(self, rank: int, medium: int, keys: Buffer) -> int:
         """Copies that are gone; unknown keys are ignored. Returns how many were known."""
-    def clear(self, rank: int) -> None:
-        """Nothing is held on any medium of this rank."""
+    def clear(self, rank: int, medium: int) -> None:
+        """Nothing is held on this medium of this rank."""
     def ingest(self, rank: int, payload: bytes) -> int:
         """One message of vLLM's KV event stream (msgpack of `[ts, [events], dp_rank]`, events as maps
-        with `type`). Events of a KV cache group other than the first are passed over. Returns the number
-        of events. Raises ValueError, with nothing recorded, when it is malformed."""
+        with `type`). Events of a KV cache group other than the first are passed over. AllBlocksCleared is
+        said of the device alone: tiers outlive the engine's prefix cache.
+
+        One type of event is our own: KvasirTierChanged, whose `log` is a log (kvasir.core.kv.KvChange) of
+        media below the device as bytes. Its blocks have our names already and no keys, and its records
+        count for the rank that is ingested, whatever rank they carry.
+
+        Returns the number of events. Raises ValueError, with nothing recorded, when it is malformed."""
     def take_log(self) -> bytes:
         """What has changed since the last call, as a log; empty for nothing."""
     def export(self, rank: int, cursor: int, limit: int) -> tuple[bytes, int]:

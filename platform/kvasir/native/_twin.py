@@ -315,11 +315,12 @@ class _Event(NamedTuple):
     salt: str
     adapter: str
     other_group: bool
+    changes: list[Record]
 
     @classmethod
     def read(cls, fields: dict[str, Any]) -> _Event:
         kind = fields["type"]
-        if kind not in ("BlockStored", "BlockRemoved", "AllBlocksCleared"):
+        if kind not in ("BlockStored", "BlockRemoved", "AllBlocksCleared", "KvasirTierChanged"):
             raise ValueError(f"unknown type {kind!r}")
         parent = fields.get("parent_block_hash")
         adapter = fields.get("lora_name") or ""
@@ -338,7 +339,17 @@ class _Event(NamedTuple):
             salt=extras[-1] if extras else "",
             adapter=adapter,
             other_group=bool(fields.get("group_idx")),
+            changes=_tier_changes(fields.get("log")) if kind == "KvasirTierChanged" else [],
         )
+
+
+def _tier_changes(log: Any) -> list[Record]:
+    if not isinstance(log, bytes):
+        raise ValueError("a tier's changes without a log")
+    changes = list(records(log))
+    if any(each.medium == Medium.DEVICE for each in changes):
+        raise ValueError("a tier's changes are of media below the device")
+    return changes
 
 
 class Shadow:
@@ -395,11 +406,10 @@ class Shadow:
             self._record(record(KvChange.REMOVED, medium, rank, 0, gone))
         return known
 
-    def clear(self, rank: int) -> None:
-        for medium in Medium:
-            self._keys[rank][medium].clear()
-            if self._tree.held(self._groups[rank], medium):
-                self._record(record(KvChange.CLEARED, medium, rank, 0, array("Q")))
+    def clear(self, rank: int, medium: int) -> None:
+        self._keys[rank][medium].clear()
+        if self._tree.held(self._groups[rank], medium):
+            self._record(record(KvChange.CLEARED, medium, rank, 0, array("Q")))
 
     def ingest(self, rank: int, payload: bytes) -> int:
         try:
@@ -411,7 +421,9 @@ class Shadow:
             if event.other_group:
                 continue
             if event.kind == "AllBlocksCleared":
-                self.clear(rank)
+                self.clear(rank, Medium.DEVICE)
+            elif event.kind == "KvasirTierChanged":
+                self._follow_tier(rank, event.changes)
             elif event.kind == "BlockRemoved":
                 self.remove(rank, event.medium, event.keys)
             elif not event.block_size or len(event.tokens) != event.block_size * len(event.keys):
@@ -428,6 +440,13 @@ class Shadow:
                     event.adapter,
                 )
         return len(parsed)
+
+    def _follow_tier(self, rank: int, changes: list[Record]) -> None:
+        for each in changes:
+            if each.kind == KvChange.CLEARED:
+                self.clear(rank, each.medium)
+            else:
+                self._record(record(each.kind, each.medium, rank, each.parent, each.names))
 
     def _record(self, log: bytes) -> None:
         if self._tree.apply(self._groups, log):

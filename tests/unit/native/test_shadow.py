@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import struct
 from array import array
+from collections.abc import Sequence
 from random import Random
 from typing import Any
 
 import msgspec
 import pytest
 
-from kvasir.core.kv import Medium
+from kvasir.core.kv import KvChange, Medium
 from kvasir.native import PrefixTree, Shadow, _twin, chain_hashes, root_hash
 
 BLOCK = 4
@@ -36,6 +38,16 @@ def block_stored(
         "lora_name": None,
         **more,
     }
+
+
+def change(kind: KvChange, medium: int, names: Sequence[int] = (), parent: int = 0, rank: int = 0) -> bytes:
+    """One record of a log."""
+    above = struct.pack("<Q", parent) if kind == KvChange.STORED else b""
+    return struct.pack("<BBHI", kind, medium, rank, len(names)) + above + array("Q", names).tobytes()
+
+
+def tier_changed(*changes: bytes) -> dict[str, Any]:
+    return {"type": "KvasirTierChanged", "log": b"".join(changes)}
 
 
 def message(*events: dict[str, Any]) -> bytes:
@@ -113,18 +125,76 @@ def test_other_cache_groups_are_passed_over(shadow_of: Any) -> None:
 
 
 @BOTH
-def test_media_and_ranks_are_apart_and_clearing_empties_one_rank(shadow_of: Any) -> None:
+def test_the_engines_cache_is_cleared_on_the_device_of_one_rank_and_tiers_stay(shadow_of: Any) -> None:
     shadow, tokens = shadow_of(2, root_of), list(range(BLOCK))
     for rank in (0, 1):
         for medium in ("GPU", "CPU", "STORAGE"):
             shadow.ingest(rank, message(block_stored([1], None, tokens, medium=medium)))
     shadow.take_log()
     shadow.ingest(0, message({"type": "AllBlocksCleared"}))
-    assert [shadow.held(0, medium) for medium in Medium] == [0, 0, 0, 0]
+    assert [shadow.held(0, medium) for medium in Medium] == [0, 1, 1, 0]
     assert [shadow.held(1, medium) for medium in Medium] == [1, 1, 1, 0]
-    tree = PrefixTree(100, 0)
-    groups = [tree.add_group(), tree.add_group()]
-    tree.apply(groups, shadow.take_log())
+    assert shadow.take_log() == change(KvChange.CLEARED, Medium.DEVICE)
+    gone = {"type": "BlockRemoved", "block_hashes": [1], "medium": "CPU"}
+    shadow.ingest(0, message(gone))
+    assert shadow.held(0, Medium.CPU) == 0, "the key of a tier's block was forgotten"
+
+
+@BOTH
+def test_a_tiers_blocks_are_told_to_routers_by_the_names_they_came_with(shadow_of: Any) -> None:
+    shadow, names = shadow_of(2, root_of), chain_hashes(array("I", range(5 * BLOCK)), BLOCK, root_hash("m"))
+    stored = change(KvChange.STORED, Medium.REMOTE, names[:4], root_hash("m"), rank=9)
+    assert shadow.ingest(1, message(tier_changed(stored))) == 1
+    assert shadow.take_log() == change(KvChange.STORED, Medium.REMOTE, names[:4], root_hash("m"), rank=1)
+    shadow.ingest(1, message(tier_changed(change(KvChange.REMOVED, Medium.REMOTE, [names[3], 5]))))
+    assert [shadow.held(1, medium) for medium in Medium] == [0, 0, 0, 3]
+    assert depth(holdings(shadow, 2), names, group=1, medium=Medium.REMOTE) == 3
+    assert depth(holdings(shadow, 2), names, group=1, medium=Medium.DISK) == 0
+    assert shadow.unnamed == 0
+
+
+@BOTH
+def test_a_tier_that_says_again_what_is_known_changes_nothing(shadow_of: Any) -> None:
+    shadow, stored = shadow_of(1, root_of), change(KvChange.STORED, Medium.DISK, [1, 2, 3])
+    shadow.ingest(0, message(tier_changed(stored)))
+    shadow.take_log()
+    shadow.ingest(0, message(tier_changed(stored, change(KvChange.REMOVED, Medium.CPU, [1]))))
+    shadow.ingest(0, message(tier_changed(change(KvChange.CLEARED, Medium.CPU)), tier_changed()))
+    assert shadow.take_log() == b""
+
+
+@BOTH
+def test_a_tier_that_begins_anew_is_cleared_alone(shadow_of: Any) -> None:
+    shadow, tokens = shadow_of(1, root_of), list(range(BLOCK))
+    shadow.ingest(0, message(block_stored([1], None, tokens)))
+    for medium in (Medium.CPU, Medium.DISK, Medium.REMOTE):
+        shadow.ingest(0, message(tier_changed(change(KvChange.STORED, medium, [7, 8]))))
+    again = change(KvChange.CLEARED, Medium.DISK) + change(KvChange.STORED, Medium.DISK, [9])
+    shadow.ingest(0, message(tier_changed(again)))
+    assert [shadow.held(0, medium) for medium in Medium] == [1, 2, 1, 2]
+
+
+@BOTH
+def test_a_tiers_changes_that_are_malformed_record_nothing(shadow_of: Any) -> None:
+    shadow, good = shadow_of(1, root_of), change(KvChange.STORED, Medium.CPU, [1, 2])
+    logs: list[Any] = [
+        good[:-1],
+        good + b"\x01",
+        good + change(KvChange.STORED, Medium.DEVICE, [3]),
+        good + change(KvChange.CLEARED, Medium.DEVICE),
+        good + change(KvChange.STORED, 4, [3]),
+        good + struct.pack("<BBHI", 9, Medium.CPU, 0, 0),
+        good + struct.pack("<BBHI", KvChange.REMOVED, Medium.CPU, 0, 0xFFFFFFFF),
+        good + struct.pack("<BBHIQ", KvChange.CLEARED, Medium.CPU, 0, 1, 1),
+        "text",
+        None,
+    ]
+    for log in logs:
+        with pytest.raises(ValueError, match="event"):
+            shadow.ingest(0, message(tier_changed(good), {"type": "KvasirTierChanged", "log": log}))
+    with pytest.raises(ValueError, match="event"):
+        shadow.ingest(0, message({"type": "KvasirTierChanged"}))
+    assert ([shadow.held(0, medium) for medium in Medium], shadow.take_log()) == ([0] * 4, b"")
 
 
 @BOTH
@@ -150,7 +220,8 @@ def test_a_malformed_message_is_refused_and_records_nothing(shadow_of: Any) -> N
 
 def test_garbage_never_does_more_than_raise() -> None:
     shadow, rng = Shadow(1, root_of), Random(4)
-    payload = bytearray(message(block_stored([hash_of(1)], None, list(range(BLOCK)), extra_keys=[["s"]])))
+    stored = block_stored([hash_of(1)], None, list(range(BLOCK)), extra_keys=[["s"]])
+    payload = message(stored, tier_changed(change(KvChange.STORED, Medium.CPU, [1, 2])))
     for _ in range(20_000):
         mutated = bytearray(payload)
         for _ in range(rng.randrange(1, 4)):
@@ -164,8 +235,27 @@ def test_garbage_never_does_more_than_raise() -> None:
         shadow.ingest(0, deep)
 
 
+def _tier_changes(rng: Random, names: array[int]) -> dict[str, Any]:
+    """A few changes of two tiers; ranks are anything, since tiers know none."""
+    changes = []
+    for _ in range(rng.randrange(4)):
+        medium, rank = rng.choice([Medium.CPU, Medium.REMOTE]), rng.randrange(3)
+        what = rng.random()
+        if what < 0.65:
+            begin = rng.randrange(len(names))
+            parent = names[begin - 1] if begin else root_of("", "")
+            changes.append(change(KvChange.STORED, medium, names[begin : begin + 9], parent, rank))
+        elif what < 0.95:
+            gone = rng.sample(list(names), rng.randrange(8))
+            changes.append(change(KvChange.REMOVED, medium, gone, rank=rank))
+        else:
+            changes.append(change(KvChange.CLEARED, medium, rank=rank))
+    return tier_changed(*changes)
+
+
 def _engine_events(rng: Random, random_chain: Any, number: int) -> tuple[int, bytes]:
-    """A few events of an engine that holds runs of few chains, with copies, on two ranks and three media."""
+    """A few events of an engine that holds runs of few chains, with copies, on two ranks and three media,
+    and of tiers of which one shares a medium with it."""
     events: list[dict[str, Any]] = []
     for _ in range(rng.randrange(1, 5)):
         # The engine's own keys: names of another chain over the same choices.
@@ -175,15 +265,18 @@ def _engine_events(rng: Random, random_chain: Any, number: int) -> tuple[int, by
         end = rng.randrange(begin, min(len(keys), begin + 9) + 1)
         medium = rng.choice(["GPU", "GPU", "CPU", None])
         what = rng.random()
-        if what < 0.6:
-            begin = 0 if what < 0.3 else begin
+        if what < 0.45:
+            begin = 0 if what < 0.22 else begin
             parent = keys[begin - 1] if begin else None
             events.append(
                 block_stored(keys[begin:end], parent, tokens[begin * BLOCK : end * BLOCK], medium=medium)
             )
-        elif what < 0.97:
+        elif what < 0.72:
             gone = rng.sample(keys, rng.randrange(8))
             events.append({"type": "BlockRemoved", "block_hashes": gone, "medium": medium})
+        elif what < 0.97:
+            names = chain_hashes(array("I", tokens), BLOCK, root_of("", ""))
+            events.append(_tier_changes(rng, names))
         else:
             events.append({"type": "AllBlocksCleared"})
     return number % 2, message(*events)

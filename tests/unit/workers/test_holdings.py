@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import struct
 from array import array
 from collections.abc import Sequence
 from contextlib import aclosing
 from random import Random
 
+import msgspec
 import pytest
 
 from kvasir.core.errors import CapacityError
-from kvasir.core.kv import KvBatch, KvSnapshotPart, Medium
+from kvasir.core.kv import KvBatch, KvChange, KvSnapshotPart, Medium
 from kvasir.core.requests import token_ids
 from kvasir.native import PrefixTree, chain_hashes, root_hash
 from kvasir_platform.sim.virtual_loop import run_virtual
@@ -159,6 +161,25 @@ def test_a_snapshot_comes_in_parts_and_lets_the_loop_run_between_them() -> None:
         for part in parts:
             late.apply(part.log)
         assert (late.held(0), late.held(1)) == (record.held(0), record.held(1)) == (200, 200)
+
+    run_virtual(main())
+
+
+def test_changes_of_tiers_reach_followers_and_snapshots_and_survive_the_engines_cache() -> None:
+    async def main() -> None:
+        record, follower = holdings()
+        names = chain_hashes(token_ids(range(8)), BLOCK, root_of("", ""))
+        head = struct.pack("<BBHIQ", KvChange.STORED, Medium.DISK, 0, len(names), root_of("", ""))
+        event = {"type": "KvasirTierChanged", "log": head + names.tobytes()}
+        store(record, 1, range(8))
+        record.ingest(0, msgspec.msgpack.encode([1.0, [event], 0]))
+        record.ingest(0, msgspec.msgpack.encode([1.0, [{"type": "AllBlocksCleared"}], 0]))
+        record.flush()
+        (part,) = await collect(record)
+        late = Follower()
+        late.apply(part.log)
+        for each in (record, follower, late):
+            assert (each.held(0, Medium.DEVICE), each.held(0, Medium.DISK)) == (0, 2)
 
     run_virtual(main())
 

@@ -9,7 +9,7 @@
 
 namespace kvasir {
 
-inline constexpr unsigned kMedia = 4;
+inline constexpr unsigned kMedia = 4, kDevice = 0;
 
 enum class Change : std::uint8_t { kStored = 1, kRemoved = 2, kCleared = 3 };
 

@@ -3,8 +3,10 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <algorithm>
 #include <stdexcept>
 
+#include "bytes.hpp"
 #include "hash.hpp"
 #include "shadow.hpp"
 #include "tree.hpp"
@@ -16,6 +18,7 @@ namespace {
 using kvasir::LogWriter;
 using kvasir::Shadow;
 using kvasir::Tree;
+using kvasir::Words;
 
 // A one-dimensional contiguous buffer of items of `width` bytes, held while this lives.
 class Items {
@@ -69,6 +72,33 @@ py::object chain_hashes(const py::object &tokens, std::size_t block_size, std::u
   std::vector<std::uint64_t> names(ids.count() / block_size);
   kvasir::chain(root, reinterpret_cast<const unsigned char *>(ids.data()), block_size, names.size(), names.data());
   return names_array(names.data(), names.size());
+}
+
+Words words(const Items &items) { return Words(items.data(), items.count()); }
+
+void copy_pieces(const py::object &sources, const py::object &targets, const py::object &lengths) {
+  const Items from(sources, 8, "sources"), to(targets, 8, "targets"), bytes(lengths, 8, "lengths");
+  const py::gil_scoped_release released;
+  kvasir::copy_pieces(words(from), words(to), words(bytes));
+}
+
+py::object checksum_pieces(const py::object &addresses, const py::object &lengths, std::size_t group) {
+  const Items at(addresses, 8, "addresses"), bytes(lengths, 8, "lengths");
+  std::vector<std::uint64_t> sums(group ? at.count() / group : 0);
+  {
+    const py::gil_scoped_release released;
+    kvasir::checksum_pieces(words(at), words(bytes), group, sums.data());
+  }
+  return names_array(sums.data(), sums.size());
+}
+
+py::object checksum_weights(std::size_t count) {
+  std::vector<std::uint64_t> weights(count);
+  for (std::size_t at = 0; at < count; at += kvasir::kChecksumLanes) {
+    const std::size_t some = std::min(count - at, kvasir::kChecksumLanes);
+    std::copy_n(kvasir::checksum_weights(some), some, weights.begin() + static_cast<std::ptrdiff_t>(at));
+  }
+  return names_array(weights.data(), weights.size());
 }
 
 py::tuple part(const LogWriter &log, std::int64_t cursor) { return py::make_tuple(py::bytes(log.data()), cursor); }
@@ -151,7 +181,7 @@ void bind_shadow(py::module_ &m) {
             return shadow.remove(rank, medium, named.data(), named.count());
           },
           py::arg("rank"), py::arg("medium"), py::arg("keys"))
-      .def("clear", &Shadow::clear, py::arg("rank"))
+      .def("clear", &Shadow::clear, py::arg("rank"), py::arg("medium"))
       .def(
           "ingest",
           [](Shadow &shadow, std::size_t rank, const py::bytes &payload) {
@@ -189,6 +219,12 @@ PYBIND11_MODULE(_native, m) {
   m.attr("SLOTS") = kvasir::kSlots;
   m.attr("PREDICTED") = kvasir::kMedia;
   m.def("chain_hashes", &chain_hashes, py::arg("tokens"), py::arg("block_size"), py::arg("root"));
+  m.attr("CHECKSUM_SEED") = kvasir::kChecksumSeed;
+  m.attr("CHECKSUM_FACTOR") = kvasir::kChecksumFactor;
+  m.attr("CHECKSUM_LANES") = kvasir::kChecksumLanes;
+  m.def("copy_pieces", &copy_pieces, py::arg("sources"), py::arg("targets"), py::arg("lengths"));
+  m.def("checksum_pieces", &checksum_pieces, py::arg("addresses"), py::arg("lengths"), py::arg("group"));
+  m.def("checksum_weights", &checksum_weights, py::arg("count"));
   bind_tree(m);
   bind_shadow(m);
 }

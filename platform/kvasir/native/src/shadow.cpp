@@ -18,6 +18,7 @@ void Shadow::field(MsgPack &in, std::string_view name, Event &event, Payload &pa
     if (type == "BlockStored") event.kind = Event::kStore;
     else if (type == "BlockRemoved") event.kind = Event::kRemove;
     else if (type == "AllBlocksCleared") event.kind = Event::kClear;
+    else if (type == "KvasirTierChanged") event.kind = Event::kTier;
     else in.fail("a known type of event");
     event.typed = true;
   } else if (name == "block_hashes") {
@@ -43,9 +44,26 @@ void Shadow::field(MsgPack &in, std::string_view name, Event &event, Payload &pa
     if (!in.nil()) extra_keys(in, event);
   } else if (name == "group_idx") {
     if (!in.nil()) event.other_group = in.integer() != 0;
+  } else if (name == "log") {
+    event.log.reset();
+    if (in.is_bytes()) event.log = in.bytes();
+    else in.skip();
   } else {
     in.skip();
   }
+}
+
+void Shadow::check_tier(MsgPack &in, const Event &event) {
+  if (!event.log) in.fail("a log");
+  bool below = true;
+  try {
+    Record record;
+    for (LogReader reader(event.log->data(), event.log->size()); reader.next(record);)
+      below = below && record.head.medium != kDevice;
+  } catch (const std::invalid_argument &error) {
+    throw std::invalid_argument("event: " + std::string(error.what()));
+  }
+  if (!below) in.fail("a log of media below the device");
 }
 
 // One entry a block; the strings of the first are the adapter's name, where there is one, and the salt.
@@ -69,6 +87,7 @@ Shadow::Event Shadow::event(MsgPack &in, Payload &payload) {
     field(in, name, event, payload);
   }
   if (!event.typed) in.fail("a type");
+  if (event.kind == Event::kTier) check_tier(in, event);
   std::size_t first = 0;
   if (!event.adapter.empty() && !event.extras.empty() && event.extras[0] == event.adapter) first = 1;
   if (event.extras.size() > first) event.salt = event.extras.back();
@@ -102,7 +121,9 @@ void Shadow::follow(std::size_t rank, const Event &event, const Payload &payload
   const char *keys = reinterpret_cast<const char *>(payload.keys.data() + event.keys_at);
   const auto *tokens = reinterpret_cast<const unsigned char *>(payload.tokens.data() + event.tokens_at);
   if (event.kind == Event::kClear) {
-    clear(rank);
+    clear(rank, kDevice);
+  } else if (event.kind == Event::kTier) {
+    follow_tier(rank, *event.log);
   } else if (event.kind == Event::kRemove) {
     remove(rank, event.medium, keys, event.keys);
   } else if (!event.fits()) {
@@ -111,6 +132,28 @@ void Shadow::follow(std::size_t rank, const Event &event, const Payload &payload
     record(rank, event.medium, *event.root, keys, event.keys, tokens, event.block_size);
   } else {
     store(rank, event.medium, event.parent, keys, event.keys, tokens, event.block_size, event.salt, event.adapter);
+  }
+}
+
+// Tiers name their blocks themselves, and know nothing of ranks.
+void Shadow::follow_tier(std::size_t rank, std::string_view log) {
+  const auto number = static_cast<unsigned>(rank);
+  Record record;
+  for (LogReader reader(log.data(), log.size()); reader.next(record);) {
+    const unsigned medium = record.head.medium;
+    names_.resize(record.head.count);
+    if (!names_.empty()) std::memcpy(names_.data(), record.names, 8 * names_.size());
+    switch (record.head.kind) {
+      case Change::kStored:
+        if (tree_.store(groups_[rank], medium, record.parent, record.names, names_.size()))
+          log_.stored(medium, number, record.parent, names_.data(), names_.size());
+        break;
+      case Change::kRemoved:
+        if (tree_.remove(groups_[rank], medium, record.names, names_.size()))
+          log_.removed(medium, number, names_.data(), names_.size());
+        break;
+      case Change::kCleared: clear(rank, medium); break;
+    }
   }
 }
 

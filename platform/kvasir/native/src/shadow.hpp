@@ -80,14 +80,12 @@ class Shadow {
     return found;
   }
 
-  void clear(std::size_t rank) {
-    check(rank, 0);
-    for (unsigned medium = 0; medium < kMedia; ++medium) {
-      keys_[rank][medium].clear();
-      if (!tree_.held(groups_[rank], medium)) continue;
-      tree_.clear(groups_[rank], medium);
-      log_.cleared(medium, static_cast<unsigned>(rank));
-    }
+  void clear(std::size_t rank, unsigned medium) {
+    check(rank, medium);
+    keys_[rank][medium].clear();
+    if (!tree_.held(groups_[rank], medium)) return;
+    tree_.clear(groups_[rank], medium);
+    log_.cleared(medium, static_cast<unsigned>(rank));
   }
 
   std::size_t ingest(std::size_t rank, const char *payload, std::size_t size);
@@ -110,13 +108,14 @@ class Shadow {
  private:
   static constexpr std::size_t kRoots = 4096;
   struct Event {
-    enum Kind { kStore, kRemove, kClear } kind = kClear;
+    enum Kind { kStore, kRemove, kClear, kTier } kind = kClear;
     bool typed = false, other_group = false;
     unsigned medium = 0;
     std::optional<std::uint64_t> parent, root;
     std::size_t keys_at = 0, keys = 0, tokens_at = 0, tokens = 0, block_size = 0;
     std::string salt, adapter;
     std::vector<std::string> extras;
+    std::optional<std::string_view> log;  // part of the message
 
     bool fits() const { return block_size && tokens / block_size == keys && !(tokens % block_size); }
   };
@@ -145,7 +144,9 @@ class Shadow {
   static Event event(MsgPack &in, Payload &payload);
   static void field(MsgPack &in, std::string_view name, Event &event, Payload &payload);
   static void extra_keys(MsgPack &in, Event &event);
+  static void check_tier(MsgPack &in, const Event &event);
   void follow(std::size_t rank, const Event &event, const Payload &payload);
+  void follow_tier(std::size_t rank, std::string_view log);
 
   RootOf root_of_;
   Tree tree_;

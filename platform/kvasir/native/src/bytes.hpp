@@ -1,0 +1,41 @@
+// Copies and checksums of KV bytes in many places at once: see copy_pieces and checksum_pieces in
+// _native.pyi.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+namespace kvasir {
+
+inline constexpr std::uint64_t kChecksumSeed = 0x243F6A8885A308D3ULL;
+inline constexpr std::uint64_t kChecksumFactor = 0xD1342543DE82EF95ULL;
+inline constexpr std::size_t kChecksumLanes = std::size_t{1} << 20;
+
+// Items of 8 bytes in memory that need not be aligned.
+class Words {
+ public:
+  Words(const char *data, std::size_t count) : data_(data), count_(count) {}
+
+  std::size_t size() const { return count_; }
+  std::uint64_t operator[](std::size_t i) const {
+    std::uint64_t word;
+    std::memcpy(&word, data_ + 8 * i, 8);
+    return word;
+  }
+
+ private:
+  const char *data_;
+  std::size_t count_;
+};
+
+// The first `count` weights, which are kept for as long as the process lives; at most kChecksumLanes.
+// Safe to call from any thread.
+const std::uint64_t *checksum_weights(std::size_t count);
+
+// All throw std::invalid_argument before the first byte is touched.
+void copy_pieces(const Words &sources, const Words &targets, const Words &lengths);
+// `out` has room for one checksum of each group.
+void checksum_pieces(const Words &addresses, const Words &lengths, std::size_t group, std::uint64_t *out);
+
+}  // namespace kvasir
