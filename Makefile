@@ -23,7 +23,7 @@ SOURCES := pyproject.toml setup.py $(wildcard platform/kvasir/native/src/*)
 UP_ARGS := $(if $(FILE),-f $(FILE)) $(if $(PORT),--port $(PORT)) $(ARGS)
 
 .PHONY: help install install-dev up down status test test-fast lint types arch fmt proto schema lock \
-	bench-foundation bench-edge bench-index bench-policies bench-parity scorecard clean
+	bench-foundation bench-edge bench-index bench-policies bench-eviction bench-parity bench-overlap scorecard clean
 
 help: ## list the targets
 	@echo "Kvasir. First: make up"
@@ -103,12 +103,22 @@ bench-edge: install-dev ## measure the HTTP edge alone, in front of a scripted r
 bench-index: install-dev ## measure the prefix index and the decision, beside Dynamo's index
 	@$(BIN)/python -m load_tests.scenarios.index $(ARGS)
 
+bench-kv: install-dev ## measure KV movement between workers and to the tiers, beside what the machine can do (minutes)
+	@$(BIN)/python -m load_tests.scenarios.kv $(ARGS)
+
 bench-parity: install-dev ## compare foreseen prefix hits with those that real engines report
 	@$(BIN)/python -m load_tests.scenarios.parity $(ARGS)
+
+bench-overlap: install-dev ## measure what it saves to pull a prompt's KV while it is computed
+	@$(BIN)/python -m load_tests.scenarios.overlap $(ARGS)
 
 bench-policies: install-dev ## play a trace (TRACE=…) through every routing policy, in virtual time (minutes)
 	@test -n "$(TRACE)" || { echo "error: name the trace: make bench-policies TRACE=mooncake_conversation.jsonl" >&2; exit 2; }
 	@$(BIN)/python -m load_tests.scenarios.policies $(TRACE) $(if $(AZURE),--azure $(AZURE)) $(ARGS)
+
+bench-eviction: install-dev ## play a trace (TRACE=…) through every eviction policy of the tiers (minutes)
+	@test -n "$(TRACE)" || { echo "error: name the trace: make bench-eviction TRACE=mooncake_conversation.jsonl" >&2; exit 2; }
+	@$(BIN)/python -m load_tests.scenarios.eviction $(TRACE) $(ARGS)
 
 scorecard: install-dev ## prove what survives which fault, with real processes (minutes; ARGS="--rows 1,4")
 	@$(BIN)/python -m load_tests.scenarios.scorecard $(ARGS)

@@ -19,7 +19,7 @@ class CpuTierSpec(Spec):
 
     bytes: int = Field(default=256 << 20, ge=1 << 20, le=64 << 40)
     """Memory of each engine (each data-parallel rank of a replica)."""
-    eviction: Literal["s3fifo", "lru", "lfu"] = "s3fifo"
+    eviction: Literal["lfu", "lru", "s3fifo"] = "lfu"
     """Which blocks give way when it is full."""
 
 

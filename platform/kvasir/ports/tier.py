@@ -77,6 +77,12 @@ class KvTier(Protocol):
         """Forget these; unknown ones are ignored."""
         ...
 
+    def tend(self) -> Change:
+        """What the tier does for itself: reads its index after a start, finds out whether a medium in trouble
+        is back, and tells what `lookup` and `get` have found to be gone. To be called when nothing else is
+        wanted: soon after the start, again at once while a call returns changes, else about every second."""
+        ...
+
     def held(self) -> Iterable[Block]:
         """Every block that this instance knows to be there, as after a restart over a disk that was kept."""
         ...
