@@ -40,13 +40,14 @@ def make_machine(
     decisions: DecisionLog | None = None,
 ) -> RequestMachine:
     """The decisions alone, as production, simulation and replay run them."""
-    routing = deployment.routing
+    routing, redis = deployment.routing, deployment.tiers.redis
     fleet = Fleet(
         make_policy(routing.policy, deployment.disaggregation, rng),
         FleetIndex(
             capacity_blocks=routing.index_blocks,
             predicted_blocks=routing.predicted_blocks,
             predicted_ttl_s=routing.predicted_ttl_s,
+            shared_keep_s=0.0 if redis is None else redis.ttl_s,
         ),
         RateBook(priors),
         hash_blocks=hash_blocks,

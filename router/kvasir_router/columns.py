@@ -6,7 +6,7 @@ than deciding.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import dataclass, field, replace
 from itertools import compress
 
@@ -14,17 +14,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvasir.core.requests import Role
-from kvasir.ports.routing import BoolColumn, Candidates, IntColumn, RateColumns, Target
+from kvasir.ports.routing import LOWER_TIERS, BoolColumn, Candidates, IntColumn, RateColumns, Target
 from kvasir_router.decide.rates import RATE_ROWS, rate_columns, write_rates
 from kvasir_router.decide.roofline import Rates, kv_token_bytes
 from kvasir_router.work import Work, Worker
 
-QUEUED, WAITING, STREAMS, RESERVED, HELD, KV_TOKENS, BLOCK_SIZE, WORKER = range(8)
-_INTS = 8
+QUEUED, WAITING, STREAMS, RESERVED, HELD, KV_TOKENS, BLOCK_SIZE, WORKER, TROUBLED = range(9)
+_INTS = 9
 TOKEN_BYTES, HEAD_TOKENS, HEAD_SINCE, TOKENS_PER_S = range(RATE_ROWS, RATE_ROWS + 4)
 _FLOATS = RATE_ROWS + 4
 # Faster than any engine, so that dividing by a rate of nothing gives a number.
 _FASTEST_TOKEN_S = 1e-12
+# Of the column TROUBLED: a bit for each lower tier.
+_TIER_BITS = 1 << np.arange(LOWER_TIERS)
 
 
 @dataclass(slots=True)
@@ -89,7 +91,7 @@ class Selection:
         if self.rows is not None:
             ints, floats = ints.take(self.rows, 1), floats.take(self.rows, 1)
             rates = rate_columns(floats)
-        queued, waiting, streams, reserved, held, kv_tokens, size, worker = ints
+        queued, waiting, streams, reserved, held, kv_tokens, size, worker, troubled = ints
         done = now - floats[HEAD_SINCE]
         done *= floats[TOKENS_PER_S]
         np.minimum(done, floats[HEAD_TOKENS], out=done)
@@ -103,13 +105,16 @@ class Selection:
             prefills[prefilled_on] = True
             reach[prefilled_on] = whole_blocks[prefilled_on]
         reach *= size[:, None]
+        below: IntColumn = reach[:, 1:] - reach[:, :-1]
+        if np.count_nonzero(troubled):
+            _without(below, troubled)
         return Candidates(
             targets=self.targets,
             worker=worker,
             prefills=prefills,
             decodes=self.decodes,
             cached_tokens=reach[:, 0],
-            tier_tokens=reach[:, 1:] - reach[:, :-1],
+            tier_tokens=below,
             queued_prefill_tokens=queued - done.astype(np.int64),
             waiting=waiting,
             streams=streams,
@@ -120,6 +125,13 @@ class Selection:
             block_size=size,
             rates=rates,
         )
+
+
+def _without(below: IntColumn, troubled: IntColumn) -> None:
+    """Take off what tiers in trouble add, and what lies behind it: no prefix goes on after a block that is
+    not to be had."""
+    lacking = (below > 0) & ((troubled[:, None] & _TIER_BITS) > 0)
+    below[np.logical_or.accumulate(lacking, axis=1)] = 0
 
 
 class Columns:
@@ -171,12 +183,16 @@ class Columns:
         ranks = 0 if place is None else place.worker.identity.data_parallel_size
         return [self.places[Target(worker_id, rank)] for rank in range(ranks)]
 
-    def write_rates(self, worker_id: str, rates: Rates) -> None:
-        """Another estimate of what work costs on a worker."""
+    def write_rates(self, worker_ids: Iterable[str], rates: Rates) -> None:
+        """Another estimate of what work costs on some workers."""
+        rows = np.array([place.row for each in worker_ids for place in self.of_worker(each)], dtype=np.int64)
+        write_rates(self.floats, rows, rates)
+        self.floats[TOKENS_PER_S, rows] = 1.0 / max(rates.prefill_token_s, _FASTEST_TOKEN_S)
+
+    def write_troubled(self, worker_id: str, media: Iterable[int]) -> None:
+        """Which of a worker's lower tiers (kvasir.core.kv.Medium) are not used for the time being."""
         rows = [place.row for place in self.of_worker(worker_id)]
-        among = slice(rows[0], rows[-1] + 1)
-        write_rates(self.floats, among, rates)
-        self.floats[TOKENS_PER_S, among] = 1.0 / max(rates.prefill_token_s, _FASTEST_TOKEN_S)
+        self.ints[TROUBLED, rows[0] : rows[-1] + 1] = sum(1 << (medium - 1) for medium in media)
 
     def select(self, rows: Sequence[int], group: Callable[[Target], int]) -> Selection:
         """These rows, until workers join or leave, or groups change."""

@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from kvasir.config.spec import HealthSpec
 from kvasir.core.identity import WorkerIdentity
-from kvasir.core.kv import KvStatus
+from kvasir.core.kv import KvStatus, Medium
 from kvasir.core.requests import EngineLoad, Request, Role, Timings, Usage
 from kvasir.ports.routing import Plan, RequestView, RoutingPolicy, Target
 from kvasir_router.columns import (
@@ -29,6 +29,7 @@ from kvasir_router.columns import (
     Place,
 )
 from kvasir_router.decide.rates import RateBook
+from kvasir_router.decide.roofline import Rates
 from kvasir_router.health import Health
 from kvasir_router.index import FleetIndex, IndexMode
 from kvasir_router.reconcile import Reconciler
@@ -138,6 +139,9 @@ class Fleet:
         self._foreign -= worker.foreign
         self._own_at_reports -= worker.own_at_report
         worker.report(load)
+        if load.tiers:
+            self._believe(self._rates.loaded(worker_id, load.tiers))
+            self._columns.write_troubled(worker_id, [tier.medium for tier in load.tiers if tier.trouble])
         self._foreign += worker.foreign
         self._own_at_reports += worker.own_at_report
         for place in self._columns.of_worker(worker_id):
@@ -302,10 +306,11 @@ class Fleet:
         charged = None if charges is None else charges.get(target)
         beside = 0 if charged is None or charged.waiting else place.computed_tokens - charged.mark
         streams = place.own.streams + _share(place.worker.foreign, place)
-        rates = self._rates.observe(
-            target.worker_id, usage, timings, streams=streams, beside_tokens=max(0, beside)
+        self._believe(
+            self._rates.observe(
+                target.worker_id, usage, timings, streams=streams, beside_tokens=max(0, beside)
+            )
         )
-        self._columns.write_rates(target.worker_id, rates)
 
     def reconcile(self, request: Request, plan: Plan, usage: Usage, now: float) -> None:
         """Compare the hit that was foreseen for a request that ended well with the one that its engine
@@ -321,6 +326,7 @@ class Fleet:
             prompt_tokens=usage.prompt_tokens,
             foreseen=plan.predicted_cached_tokens,
             found=usage.cached_tokens,
+            remote=plan.predicted_tier_tokens[Medium.REMOTE - 1],
         )
         if verdict is not None:
             self.index.demote(worker_id, verdict.reason, now, void=verdict.void)
@@ -350,6 +356,14 @@ class Fleet:
     def foreseen(self) -> int:
         """Requests with predictions that have been neither confirmed nor abandoned; for checks."""
         return len(self._foreseen)
+
+    def _believe(self, workers: Set[str]) -> None:
+        """Other rates are thought to be theirs, most often the same for all."""
+        alike: dict[Rates, list[str]] = {}
+        for worker_id in workers:
+            alike.setdefault(self._rates.rates(worker_id), []).append(worker_id)
+        for rates, worker_ids in alike.items():
+            self._columns.write_rates(worker_ids, rates)
 
     def _count(self, worker: Worker, by: int) -> None:
         worker.charged += by

@@ -5,17 +5,18 @@
       └── the leg failed, its worker was lost, or nothing came of it in time: elsewhere, from what the client
           has (see kvasir_router.continuation)
 
+A PREFILL leg may offer its KV before all of it is computed. The DECODE leg then starts beside it and pulls
+while the other computes: until the prompt is done, the request is decoding in two legs.
+
 `handle(event, now)` changes the state and returns what is to be done about it. It reads no clock and
 waits for nothing, so that production, tests under virtual time and trace replay run the same decisions.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from kvasir.core.errors import CapacityError, RequestError
 from kvasir.core.identity import WorkerIdentity
-from kvasir.core.requests import Delta, KvHandoff, Leg, Request, StepBatch
+from kvasir.core.requests import Delta, Leg, Request, StepBatch
 from kvasir.ports.router import Books
 from kvasir.ports.routing import Plan, Target
 from kvasir_router.fleet import Fleet, Worker
@@ -41,10 +42,10 @@ from kvasir_router.machine_events import (
     WorkerReady,
     WorkerRestored,
 )
-from kvasir_router.machine_legs import FAILED, Legs, running
+from kvasir_router.machine_handover import HandOver
+from kvasir_router.machine_legs import FAILED, Legs, is_leg, running
 from kvasir_router.machine_state import (
     Flight,
-    HeldLease,
     MachineLimits,
     Phase,
     Timers,
@@ -72,6 +73,7 @@ class RequestMachine:
         self._out: list[Effect] = []
         self._legs = Legs(fleet, self._out, ghost_ttl_s=limits.ghost_ttl_s)
         self._ends = Ends(fleet, self._legs, limits, out=self._out, flights=self._flights, queue=self._queue)
+        self._hand_over = HandOver(fleet, self._legs, plan=self._plan)
         self._elsewhere = Elsewhere(
             fleet,
             self._legs,
@@ -80,6 +82,7 @@ class RequestMachine:
             flights=self._flights,
             foresee=self._foresee,
             route=self._route,
+            hand_over=self._hand_over.start,
         )
 
     @property
@@ -102,7 +105,7 @@ class RequestMachine:
         flights = self._flights.values()
         return Books(
             in_flight=len(self._flights),
-            running=sum(len(worker.legs) for worker in self.fleet.workers.values()),
+            running=len({one for worker in self.fleet.workers.values() for one in worker.legs.values()}),
             queued=len(self._queue),
             accounted=sum(bool(flight.charges) for flight in flights),
             leases=self.leases,
@@ -256,7 +259,7 @@ class RequestMachine:
             if flight.continues(delta):
                 # Nearly every delta: the checks below, in one look.
                 self._ends.emit(flight, delta)
-            elif flight.phase is Phase.PREFILLING:
+            elif is_leg(flight.prefilling, worker_id, delta):
                 self._prefill_delta(flight, worker, delta, now)
             else:
                 self._decode_delta(flight, worker, delta, now)
@@ -264,46 +267,38 @@ class RequestMachine:
             self.fleet.report(worker_id, batch.load)
 
     def _prefill_delta(self, flight: Flight, worker: Worker, delta: Delta, now: float) -> None:
-        if not delta.last:
-            return
-        target = self._legs.ended(flight).target
         if delta.handoff is not None:
-            flight.lease = HeldLease(worker.worker_id, delta.handoff.lease_id)
+            self._legs.hold(flight, worker.worker_id, delta.handoff, now)
+        beside = flight.ahead is not None
+        if not delta.last:
+            if delta.handoff is not None and not beside:
+                self._hand_over.start(flight, now)
+            return
+        if beside:
+            self._legs.ended_ahead(flight)
+        else:
+            self._legs.ended(flight)
         if delta.finish in FAILED or delta.handoff is None:
             self._elsewhere.again_or_fail(flight, error_of(delta), worker.worker_id, now)
             return
+        source = flight.planned.prefill_target
         flight.prefill_done_s = now if flight.prefill_done_s is None else flight.prefill_done_s
         flight.prefill_usage = delta.usage
         if delta.usage is not None and delta.timings is not None:
-            self.fleet.measured(target, delta.usage, delta.timings, flight.charges)
-        self._hand_over(flight, target, delta.handoff, now)
-
-    def _hand_over(self, flight: Flight, source: Target, handoff: KvHandoff, now: float) -> None:
-        """Decode where it was planned, or elsewhere if that worker takes nothing any more."""
-        planned = flight.planned
-        # What was planned on an earlier life of the worker is no longer accounted, nor may its rank exist.
-        if planned.decode in flight.charges and self.fleet.accepts(planned.decode.worker_id):
+            self.fleet.measured(source, delta.usage, delta.timings, flight.charges)
+        if beside:
+            flight.overlap_s = now - flight.decode_s
             self._legs.prefilled(flight, source, now, leaves=True)
-            flight.phase = Phase.DECODING
-            self._legs.submit(flight, Leg.DECODE, planned.decode, handoff)
-            return
-        self._legs.discharge(flight)
-        plan = self._plan(flight, now, prefilled_on=source)
-        if plan is None or plan.prefill != source:
-            self._legs.release(flight)
-            flight.forget_attempt()
-            self._route(flight, now)
-            return
-        flight.plan = replace(planned, decode=plan.decode)
-        flight.charges = self.fleet.commit(flight.current, flight.hashes, plan, now)
-        self._hand_over(flight, source, handoff, now)
+        elif not self._hand_over.start(flight, now):
+            self._elsewhere.start_again(flight, now)
 
     def _decode_delta(self, flight: Flight, worker: Worker, delta: Delta, now: float) -> None:
-        self._legs.release(flight)
         if delta.finish in FAILED:
             self._stop(flight, ended=delta.last, now=now)
-            self._elsewhere.again_or_fail(flight, error_of(delta), worker.worker_id, now)
+            self._elsewhere.on_or_fail(flight, error_of(delta), worker.worker_id, now)
             return
+        self._legs.stop_ahead(flight, now)
+        self._legs.release(flight)
         fault = flight.fault(delta)
         if fault is not None:
             self._stop(flight, ended=delta.last, now=now)
@@ -331,14 +326,15 @@ class RequestMachine:
         target, plan = running(flight).target, flight.planned
         self._legs.prefilled(flight, target, now, leaves=False)
         slowness = flight.slowness(now)
-        for worker_id in dict.fromkeys((plan.prefill_target.worker_id, target.worker_id)):
+        prompt = (plan.prefill_target.worker_id,) if flight.prefilled else ()
+        for worker_id in dict.fromkeys((*prompt, target.worker_id)):
             self.fleet.succeeded(worker_id, now, slowness)
 
     def _stop(self, flight: Flight, *, ended: bool, now: float) -> None:
         if ended:
             self._legs.ended(flight)
         else:
-            self._legs.stop(flight, now)
+            self._legs.stop_decode(flight, now)
 
     # -- membership and time ---------------------------------------------------------------------
 

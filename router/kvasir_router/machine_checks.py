@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from kvasir.core.requests import Leg
 from kvasir.ports.routing import Target
 from kvasir_router.fleet import Fleet
 from kvasir_router.invariants import require
@@ -26,19 +27,39 @@ def check_requests(
             require(not flight.charges, "waits, and is accounted as work")
         deadline = flight.request.deadline_s
         require(deadline is None or timers.covers(request_id, deadline), "a deadline nobody watches")
-        if flight.leg is not None:
-            worker = fleet.workers[flight.leg.target.worker_id]
-            require(worker.legs.get(flight.leg.leg_id) == request_id, "a leg its worker does not know")
-        if flight.lease is not None:
-            require(flight.phase is Phase.DECODING and not flight.streaming, "a lease held too long")
-            require(flight.lease.worker_id in fleet.workers, "a lease on a worker that is gone")
+        for leg in (flight.leg, flight.ahead):
+            if leg is not None:
+                worker = fleet.workers[leg.target.worker_id]
+                require(worker.legs.get(leg.leg_id) == request_id, "a leg its worker does not know")
+        check_hand_over(flight, fleet)
     require(set(queue) <= set(flights), "an ended request waits")
-    running = sum(flight.leg is not None for flight in flights.values())
+    running = sum((flight.leg is not None) + (flight.ahead is not None) for flight in flights.values())
     require(running == sum(len(w.legs) for w in fleet.workers.values()), "a leg without a request")
     require(
         all(not worker.legs.keys() & worker.ghosts.keys() for worker in fleet.workers.values()),
         "a leg that is aborted and runs",
     )
+
+
+def check_hand_over(flight: Flight, fleet: Fleet) -> None:
+    """A lease is held until the KV under it is used, and a prompt that is pulled while it is computed is
+    computed and accounted where the lease is."""
+    lease, leg, ahead = flight.lease, flight.leg, flight.ahead
+    if lease is not None:
+        require(flight.phase is not Phase.QUEUED and not flight.streaming, "a lease held too long")
+        require(lease.worker_id in fleet.workers, "a lease on a worker that is gone")
+        require(lease.worker_id == flight.planned.prefill_target.worker_id, "a lease of another attempt")
+    if leg is not None:
+        require((leg.kind is Leg.PREFILL) == (flight.phase is Phase.PREFILLING), "a leg of another phase")
+        require(leg.target in flight.charges, "a leg that is not accounted")
+        computed = flight.planned.prefill
+        if computed is not None and computed in flight.charges:
+            require(flight.prefilling is not None, "a prompt accounted where it is not computed")
+    if ahead is not None:
+        require(flight.phase is Phase.DECODING and not flight.streaming, "a prompt that nobody waits for")
+        require(leg is not None and leg.kind is Leg.DECODE, "a prompt is computed, and nobody pulls it")
+        require(lease is not None and lease.worker_id == ahead.target.worker_id, "pulled without a lease")
+        require(ahead.kind is Leg.PREFILL and ahead.target in flight.charges, "a prompt not accounted")
 
 
 def check_work(flights: Mapping[str, Flight], fleet: Fleet) -> None:

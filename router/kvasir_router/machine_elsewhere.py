@@ -1,8 +1,14 @@
-"""Requests whose leg failed, whose worker was lost or fell silent, or of which nothing came: on elsewhere."""
+"""Requests whose leg failed, whose worker was lost or fell silent, or of which nothing came: on elsewhere.
+
+A DECODE leg that ends before its first token goes on elsewhere with the same KV where that is still of use:
+while the PREFILL leg computes it nobody can have pulled all of it, and a pull that failed gets one more try,
+since the fault may have been the puller's. Everything else starts again, from what the client has.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from kvasir.core.errors import KvasirError, UpstreamError
 from kvasir.core.requests import Leg
@@ -10,15 +16,17 @@ from kvasir.ports.routing import Plan
 from kvasir_router.fleet import Fleet
 from kvasir_router.machine_ends import Ends
 from kvasir_router.machine_legs import Legs
-from kvasir_router.machine_state import Flight, MachineLimits
+from kvasir_router.machine_state import Flight, MachineLimits, Phase
 
 LEAST_PATIENCE_S = 0.25
+TRANSFER_FAILED = "transfer_failed"
 ENGINE_DEAD = "engine_dead"
 """What a worker says in its last moments, of everything that ran there."""
 
 
 class Elsewhere:
-    """Moves requests; `foresee` tells where one would go, `route` starts or queues one that holds nothing.
+    """Moves requests; `foresee` tells where one would go, `route` starts or queues one that holds nothing,
+    `hand_over` starts the DECODE leg of one that has KV if there is a place for it, where it has not failed.
 
     A worker that cannot be reached keeps its requests for `migrate_s`: most connections come back in less,
     and with them everything that ran."""
@@ -33,6 +41,7 @@ class Elsewhere:
         flights: Mapping[str, Flight],
         foresee: Callable[[Flight, float], Plan | None],
         route: Callable[[Flight, float], None],
+        hand_over: Callable[[Flight, float], bool],
     ) -> None:
         self._fleet = fleet
         self._legs = legs
@@ -41,6 +50,7 @@ class Elsewhere:
         self._flights = flights
         self._foresee = foresee
         self._route = route
+        self._hand_over = hand_over
         # Workers whose connection is broken, and when their requests go on elsewhere.
         self._evacuations: dict[str, float] = {}
 
@@ -74,34 +84,46 @@ class Elsewhere:
         self._evacuations.pop(worker_id, None)
         self._legs.lost(self._flights.values(), worker_id)
         error = UpstreamError(f"worker {worker_id} was lost: {reason}", code="worker_lost")
-        for request_id in worker.legs.values():
-            flight = self._flights[request_id]
-            flight.leg = None
-            self.again_or_fail(flight, error, worker_id, now, lost=True)
+        for request_id in dict.fromkeys(worker.legs.values()):
+            self.on_or_fail(self._flights[request_id], error, worker_id, now, lost=True)
 
-    def again_or_fail(
-        self, flight: Flight, error: KvasirError, worker_id: str, now: float, *, lost: bool = False
-    ) -> None:
-        """The leg is over and has failed on `worker_id`, or went with it or its engine."""
-        lost = lost or error.code == ENGINE_DEAD
+    def start_again(self, flight: Flight, now: float) -> None:
+        """Give back all that the request holds, and begin from what the client has."""
+        self._legs.stop(flight, now)
         self._legs.release(flight)
         self._legs.discharge(flight)
-        flight.last_error = error
-        if not lost:
-            self._ends.blame(worker_id, error, now)
-        refusal = self._ends.refusal(flight, error, lost=lost)
-        if refusal is not None:
-            self._ends.fail(flight, refusal, now)
-            return
-        flight.avoid.add(worker_id)
         flight.forget_attempt()
         self._route(flight, now)
+
+    def again_or_fail(self, flight: Flight, error: KvasirError, worker_id: str, now: float) -> None:
+        """A PREFILL leg is over and has failed on `worker_id`: from the start, if it may run again."""
+        if self._may_run_again(flight, error, worker_id, now, lost=False):
+            self.start_again(flight, now)
+
+    def on_or_fail(
+        self, flight: Flight, error: KvasirError, worker_id: str, now: float, *, lost: bool = False
+    ) -> None:
+        """A leg is over and has failed on `worker_id`, or went with it or its engine: on with the KV that is
+        held for the request, where that may still be of use, or from the start."""
+        lease = flight.lease
+        pull_failed = error.code == TRANSFER_FAILED
+        if not self._may_run_again(flight, error, worker_id, now, lost=lost):
+            return
+        if lease is None or not (flight.ahead or pull_failed):
+            self.start_again(flight, now)
+        elif pull_failed and lease.failed:
+            # Two workers could not have it: it is the one that offers it.
+            flight.avoid.add(lease.worker_id)
+            self.start_again(flight, now)
+        else:
+            flight.lease = replace(lease, failed=pull_failed or lease.failed)
+            self._decode_again(flight, now, offered=now < lease.until_s)
 
     def hedge(self, flight: Flight, now: float) -> None:
         """Nothing came of the request in many times what was foreseen: take it back and start it where it has
         not been, once, if there is such a place and the budget allows."""
         flight.hedge_at = None
-        leg = flight.leg
+        leg = flight.ahead or flight.leg
         if leg is None or flight.streaming or leg.kind is Leg.DECODE:
             return
         flight.avoid.add(leg.target.worker_id)
@@ -115,19 +137,46 @@ class Elsewhere:
         if slowness is not None:
             # It has not answered at all, and must not look well for that.
             self._fleet.late(leg.target.worker_id, now, slowness)
-        self._legs.stop(flight, now)
-        self._legs.discharge(flight)
-        flight.forget_attempt()
-        self._route(flight, now)
+        self.start_again(flight, now)
+
+    def _decode_again(self, flight: Flight, now: float, *, offered: bool) -> None:
+        """Start another DECODE leg with the same KV, if it is still `offered`."""
+        flight.attempts += 1
+        self._legs.settle(flight, flight.planned.decode)
+        computing = flight.ahead is not None
+        if computing:
+            # What cannot be handed over at once is handed over when it has been computed.
+            flight.leg, flight.ahead, flight.phase = flight.ahead, None, Phase.PREFILLING
+        if not (offered and self._hand_over(flight, now)) and not computing:
+            self.start_again(flight, now)
+
+    def _may_run_again(
+        self, flight: Flight, error: KvasirError, worker_id: str, now: float, *, lost: bool
+    ) -> bool:
+        """Whether the request goes on without `worker_id`, which is counted; it ends with `error` if not."""
+        lost = lost or error.code == ENGINE_DEAD
+        flight.last_error = error
+        if not lost:
+            self._ends.blame(worker_id, error, now)
+        refusal = self._ends.refusal(flight, error, lost=lost)
+        if refusal is not None:
+            self._ends.fail(flight, refusal, now)
+            return False
+        flight.avoid.add(worker_id)
+        return True
 
     def _evacuate(self, worker_id: str, now: float) -> None:
         """What runs there goes on elsewhere, or stays while there is no elsewhere."""
         error = UpstreamError(f"worker {worker_id} cannot be reached", code="worker_lost")
-        for request_id in list(self._fleet.workers[worker_id].legs.values()):
+        for request_id in dict.fromkeys(self._fleet.workers[worker_id].legs.values()):
             flight = self._flights[request_id]
-            if self._foresee(flight, now) is not None:
+            if self._foresee(flight, now) is None:
+                continue
+            if flight.ahead is None or flight.ahead.target.worker_id == worker_id:
                 self._legs.stop(flight, now)
-                self.again_or_fail(flight, error, worker_id, now, lost=True)
+            else:
+                self._legs.stop_decode(flight, now)
+            self.on_or_fail(flight, error, worker_id, now, lost=True)
         if self._fleet.workers[worker_id].legs:
             self._evacuations[worker_id] = now + max(self._limits.migrate_s, LEAST_PATIENCE_S)
         else:

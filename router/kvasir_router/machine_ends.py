@@ -85,12 +85,14 @@ class Ends:
         target = self._legs.ended(flight).target
         if delta.usage is not None:
             usage = flight.merged(delta.usage)
-            self._fleet.reconcile(flight.current, flight.planned, usage, now)
+            if flight.prefilled:
+                self._fleet.reconcile(flight.current, flight.planned, usage, now)
             flight.usage = flight.total(usage, len(delta.token_ids))
         if delta.timings is not None:
             flight.timings = delta.timings
             if delta.usage is not None:
-                self._fleet.measured(target, delta.usage, delta.timings, flight.charges)
+                timings = flight.beyond_prefill(delta.timings)
+                self._fleet.measured(target, delta.usage, timings, flight.charges)
         self.emit(flight, replace(delta, usage=flight.usage, handoff=None))
         self._remove(flight)
         self._out.append(Finish(flight.request.request_id, flight.summary("ok", now)))
@@ -107,8 +109,7 @@ class Ends:
         self._out.append(Gone(flight.request.request_id, flight.summary(outcome, now)))
 
     def _drop(self, flight: Flight, now: float) -> None:
-        if flight.leg is not None:
-            self._legs.stop(flight, now)
+        self._legs.stop(flight, now)
         self._remove(flight)
 
     def _remove(self, flight: Flight) -> None:

@@ -1,6 +1,7 @@
-"""What a request holds on workers: a running leg, a lease on KV, accounted work.
+"""What a request holds on workers: running legs, a lease on KV, accounted work.
 
-Everything that is taken here is given back here, whichever way the request ends.
+A request runs in one leg, or in two while its DECODE leg pulls what its PREFILL leg computes. Everything that
+is taken here is given back here, whichever way the request ends.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from kvasir.core.requests import Delta, EngineRequest, FinishReason, KvHandoff, 
 from kvasir.ports.routing import Target
 from kvasir_router.fleet import Fleet, Work, Worker
 from kvasir_router.machine_events import AbortOn, Effect, ReleaseOn, SubmitTo
-from kvasir_router.machine_state import Flight, RunningLeg
+from kvasir_router.machine_state import Flight, HeldLease, RunningLeg
 
 FAILED = (FinishReason.ERROR, FinishReason.ABORT)
 
@@ -49,20 +50,43 @@ class Legs:
             data_parallel_rank=target.rank if worker.identity.data_parallel_size > 1 else None,
             trace_context=request.trace_context,
             continuation=None if kind is Leg.PREFILL else flight.continuation,
+            tier_tokens=0 if kind is Leg.DECODE else sum(flight.planned.predicted_tier_tokens),
         )
         self._out.append(SubmitTo(target.worker_id, leg))
 
     def ended(self, flight: Flight) -> RunningLeg:
-        """The running leg has said its last."""
+        """The leg that leads to the client's tokens has said its last."""
         leg = running(flight)
         flight.leg = None
         del self._fleet.workers[leg.target.worker_id].legs[leg.leg_id]
         return leg
 
+    def ended_ahead(self, flight: Flight) -> None:
+        """The PREFILL leg beside a DECODE leg has said its last."""
+        flight.leg, decode = flight.ahead, flight.leg
+        self.ended(flight)
+        flight.leg, flight.ahead = decode, None
+
     def stop(self, flight: Flight, now: float) -> None:
-        """Abort the running leg."""
-        leg = running(flight)
+        """Abort all that runs of the request."""
+        for leg in (flight.ahead, flight.leg):
+            if leg is not None:
+                self._abort(leg, now)
+        flight.leg = flight.ahead = None
+
+    def stop_decode(self, flight: Flight, now: float) -> None:
+        """Abort the leg that leads to the client's tokens; a PREFILL leg beside it goes on."""
+        self._abort(running(flight), now)
         flight.leg = None
+
+    def stop_ahead(self, flight: Flight, now: float) -> None:
+        """Abort the PREFILL leg beside a DECODE leg, if there is one: what it computes is not needed."""
+        if flight.ahead is not None:
+            self._abort(flight.ahead, now)
+            self.settle(flight, flight.ahead.target)
+            flight.ahead = None
+
+    def _abort(self, leg: RunningLeg, now: float) -> None:
         worker = self._fleet.workers[leg.target.worker_id]
         worker.forget_ghosts(now - self._ghost_ttl_s)
         worker.abandon(leg.leg_id, now)
@@ -75,10 +99,20 @@ class Legs:
         if delta.handoff is not None:
             self._out.append(ReleaseOn(worker.worker_id, (delta.handoff.lease_id,)))
 
+    def hold(self, flight: Flight, worker_id: str, handoff: KvHandoff, now: float) -> None:
+        """A worker holds KV for the request, under one lease at a time."""
+        held = flight.lease
+        if held is not None and held.handoff.lease_id != handoff.lease_id:
+            self.release(flight)
+            held = None
+        flight.lease = HeldLease(
+            worker_id, handoff, now + handoff.ttl_s, failed=held is not None and held.failed
+        )
+
     def release(self, flight: Flight) -> None:
         """End the request's lease, if it holds one."""
         if flight.lease is not None:
-            self._out.append(ReleaseOn(flight.lease.worker_id, (flight.lease.lease_id,)))
+            self._out.append(ReleaseOn(flight.lease.worker_id, (flight.lease.handoff.lease_id,)))
             flight.lease = None
 
     def prefilled(self, flight: Flight, target: Target, now: float, *, leaves: bool) -> None:
@@ -88,17 +122,27 @@ class Legs:
         done = replace(charged) if leaves else charged.prompt()
         self._fleet.settle(flight.charges, target, done)
 
+    def settle(self, flight: Flight, target: Target) -> None:
+        """Nothing of the request is accounted at `target` any more."""
+        charged = flight.charges.get(target)
+        if charged is not None:
+            self._fleet.settle(flight.charges, target, replace(charged))
+
     def discharge(self, flight: Flight) -> None:
         """Nothing of the request is accounted any more, nor foreseen beyond what was computed."""
         self._fleet.abandon(flight.request.request_id)
-        for target, work in list(flight.charges.items()):
-            self._fleet.settle(flight.charges, target, replace(work))
+        for target in list(flight.charges):
+            self.settle(flight, target)
 
     def lost(self, flights: Iterable[Flight], worker_id: str) -> None:
         """What requests held on that worker went with it."""
         for flight in flights:
             if flight.lease is not None and flight.lease.worker_id == worker_id:
                 flight.lease = None
+            if flight.leg is not None and flight.leg.target.worker_id == worker_id:
+                flight.leg = None
+            if flight.ahead is not None and flight.ahead.target.worker_id == worker_id:
+                flight.ahead = None
             for target in [target for target in flight.charges if target.worker_id == worker_id]:
                 del flight.charges[target]
 
@@ -113,3 +157,8 @@ def running(flight: Flight) -> RunningLeg:
     if flight.leg is None:
         raise AssertionError("nothing runs for this request")
     return flight.leg
+
+
+def is_leg(leg: RunningLeg | None, worker_id: str, delta: Delta) -> bool:
+    """Whether it is this leg of which a worker speaks."""
+    return leg is not None and leg.leg_id == delta.request_id and leg.target.worker_id == worker_id

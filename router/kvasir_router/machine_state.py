@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from kvasir.core.errors import CapacityError, KvasirError, RequestError, UpstreamError
-from kvasir.core.requests import Continuation, Delta, Leg, Request, Timings, Usage, token_ids
+from kvasir.core.requests import Continuation, Delta, KvHandoff, Leg, Request, Timings, Usage, token_ids
 from kvasir.ports.router import RequestSummary
 from kvasir.ports.routing import Plan, Target, no_names
 from kvasir.telemetry.reasons import REASONS
@@ -46,7 +46,7 @@ class Phase(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RunningLeg:
-    """The one leg of a request that runs at a time."""
+    """A leg of a request that runs."""
 
     leg_id: str
     kind: Leg
@@ -55,10 +55,13 @@ class RunningLeg:
 
 @dataclass(frozen=True, slots=True)
 class HeldLease:
-    """KV on a prefill worker that waits to be pulled."""
+    """KV on a prefill worker that waits to be pulled, until `until_s` at the latest. `failed`: a pull of it
+    did."""
 
     worker_id: str
-    lease_id: str
+    handoff: KvHandoff
+    until_s: float
+    failed: bool = False
 
 
 @dataclass(slots=True)
@@ -67,8 +70,11 @@ class Flight:
 
     `request` is the client's; `current` is what runs, whose prompt may end with output that the client has
     (`continuation`). `outputs` is what the client has of each choice; `replay` drops it from a leg that began
-    anew. `streaming`: the running leg has said something. `attempts` counts starts after the first, whatever
-    their reason, `retries` those after a failure, `migrations` those after the loss of a worker.
+    anew. `leg` is the leg that leads to the client's tokens, and `ahead` the PREFILL leg that still computes
+    what a DECODE leg has begun to pull. `streaming`: `leg` has said something. `attempts` counts starts after
+    the first, whatever their reason, `retries` those after a failure, `migrations` those after the loss of a
+    worker. `decode_s` is when the DECODE leg was sent, and `overlap_s` for how long the PREFILL leg went on
+    after that.
     """
 
     request: Request
@@ -79,6 +85,7 @@ class Flight:
     plan: Plan | None = None
     charges: Charges = field(default_factory=dict)
     leg: RunningLeg | None = None
+    ahead: RunningLeg | None = None
     lease: HeldLease | None = None
     outputs: list[Output] = field(init=False)
     continuation: Continuation | None = None
@@ -93,6 +100,8 @@ class Flight:
     last_error: KvasirError | None = None
     started_s: float = 0.0
     routed_s: float | None = None
+    decode_s: float = 0.0
+    overlap_s: float = 0.0
     prefill_done_s: float | None = None
     first_token_s: float | None = None
     prefill_usage: Usage | None = None
@@ -111,6 +120,16 @@ class Flight:
         return self.plan
 
     @property
+    def prefilling(self) -> RunningLeg | None:
+        """The PREFILL leg, while it runs."""
+        return self.leg if self.phase is Phase.PREFILLING else self.ahead
+
+    @property
+    def prefilled(self) -> bool:
+        """Whether the prompt was computed where that was planned, as far as its worker has said."""
+        return self.planned.prefill is None or self.prefill_usage is not None
+
+    @property
     def begun(self) -> bool:
         """Whether the client has something of its output."""
         return any(output.tokens for output in self.outputs)
@@ -125,7 +144,13 @@ class Flight:
         """The counts of the last leg, with the prefix hit of the worker that computed the prompt."""
         if self.prefill_usage is None:
             return usage
-        return replace(usage, cached_tokens=self.prefill_usage.cached_tokens)
+        known = self.prefill_usage
+        return replace(usage, cached_tokens=known.cached_tokens, tier_tokens=known.tier_tokens)
+
+    def beyond_prefill(self, timings: Timings) -> Timings:
+        """The durations of the last leg, without its wait for KV that was still being computed."""
+        waited = max(0.0, self.overlap_s - timings.queue_s)
+        return replace(timings, transfer_s=max(0.0, timings.transfer_s - waited)) if waited else timings
 
     def total(self, usage: Usage, coming: int) -> Usage:
         """The counts of the whole request, where `usage` is of its last attempt and `coming` tokens of output
@@ -137,6 +162,7 @@ class Flight:
             usage,
             prompt_tokens=prompt,
             cached_tokens=min(usage.cached_tokens, prompt),
+            tier_tokens=min(usage.tier_tokens, prompt),
             transferred_tokens=min(usage.transferred_tokens, prompt),
             output_tokens=coming + sum(len(output.tokens) for output in self.outputs),
         )
@@ -150,6 +176,7 @@ class Flight:
         self.prefill_usage = None
         self.usage = Usage()
         self.timings = Timings()
+        self.overlap_s = 0.0
         self.attempts += 1
         if not self.begun:
             self.routed_s = self.prefill_done_s = None

@@ -66,10 +66,20 @@ class Reconciler:
         self._totals: dict[str, Errors] = {}
 
     def observe(
-        self, worker_id: str, picture: Picture, *, prompt_tokens: int, foreseen: int, found: int
+        self,
+        worker_id: str,
+        picture: Picture,
+        *,
+        prompt_tokens: int,
+        foreseen: int,
+        found: int,
+        remote: int = 0,
     ) -> Verdict | None:
         """A prompt was computed on the worker: `foreseen` of its tokens were to be cached there, and `found`
-        were. Returns a verdict once, when the worker's error has stayed too high."""
+        were. The last `remote` of the former were to come from a remote store: what that has dropped
+        meanwhile is not held against the worker. Returns a verdict once, when its error has stayed too
+        high."""
+        foreseen = max(foreseen - remote, min(foreseen, found))
         # Of a cache that is not known at the time nothing was promised; and no hit where none was foreseen
         # is what any worker does, so that it would only water down the mean.
         if picture.state is KvState.CATCHING_UP or prompt_tokens <= 0 or not (foreseen or found):

@@ -233,6 +233,8 @@ def _record(request_id: str, policy: str, entry: _Entry) -> DecisionRecord:
         slo_itl_s=entry.slo.itl_s,
         outcome=None if summary is None else summary.outcome,
         actual_cached_tokens=summary.usage.cached_tokens if summary is not None and well else None,
+        predicted_tier_tokens=sum(plan.predicted_tier_tokens),
+        actual_tier_tokens=summary.usage.tier_tokens if summary is not None and well else None,
         actual_ttft_s=None if summary is None else summary.ttft_s,
         actual_itl_s=None if summary is None else summary.itl_s,
         slo_met=None if summary is None else summary.slo_met,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from kvasir.core.identity import WorkerIdentity
@@ -90,7 +90,9 @@ class Worker:
             del self.ghosts[leg_id]
 
     def report(self, load: EngineLoad) -> None:
-        """Take in a load that was measured by the worker."""
+        """Take in a load that was measured by the worker. What it says nothing of, tiers, is as before."""
+        if self.load is not None and self.load.tiers and not load.tiers:
+            load = replace(load, tiers=self.load.tiers)
         self.load = load
         self.own_at_report = len(self.legs) + len(self.ghosts)
         self.foreign = max(0, load.running + load.waiting - self.own_at_report)

@@ -7,6 +7,7 @@ before a process starts.
 
 from __future__ import annotations
 
+import itertools
 from typing import Literal, Self
 
 from pydantic import Field, model_validator
@@ -23,8 +24,8 @@ from kvasir.core.requests import Role
 __all__ = [
     "CpuTierSpec",
     "Deployment",
-    "DiskTierSpec",
     "DiscoverySpec",
+    "DiskTierSpec",
     "EngineSpec",
     "GatewaySpec",
     "HealthSpec",
@@ -216,13 +217,20 @@ class Deployment(Spec):
             return self
         first = self.pools[0]
         for pool in self.pools[1:]:
-            for field in ("kind", "block_size", "kv_dtype", "tensor_parallel_size"):
+            for field in ("kind", "block_size", "kv_dtype"):
                 mine, theirs = getattr(first.engine, field), getattr(pool.engine, field)
                 if mine != theirs:
                     raise ValueError(
                         f"pools {first.name} and {pool.name} cannot exchange KV: "
                         f"engine.{field} is {mine} and {theirs}; make them equal"
                     )
+        sizes = sorted({pool.engine.tensor_parallel_size for pool in self.pools})
+        for fewer, more in itertools.pairwise(sizes):
+            if more % fewer:
+                raise ValueError(
+                    f"pools with engine.tensor_parallel_size {fewer} and {more} cannot exchange KV; choose "
+                    "sizes of which each divides the next"
+                )
         return self
 
     @model_validator(mode="after")

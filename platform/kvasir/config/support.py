@@ -57,6 +57,16 @@ def _anywhere(deployment: Deployment, pool: PoolSpec) -> Iterator[str]:
             f"{at}.pipeline_parallel_size: KV is handed over per tensor-parallel rank of one stage; "
             "set it to 1, or set disaggregation: never"
         )
+    if deployment.tiers.configured and not engine.prefix_caching:
+        yield (
+            f"{at}.prefix_caching: tiers keep KV under the engine's prefix hashes, and there are none without "
+            "it; turn it on, or leave tiers out"
+        )
+    if deployment.tiers.configured and engine.pipeline_parallel_size > 1 and not deployment.disaggregated:
+        yield (
+            f"{at}.pipeline_parallel_size: tiers keep a block over all layers, and each stage has a part of "
+            "them; set it to 1 and use tensor_parallel_size, or leave tiers out"
+        )
     if engine.speculative is not None and pool.role is Role.PREFILL:
         yield (
             f"{at}.speculative: a prefill pool decodes nothing, so there is nothing to speculate on; "

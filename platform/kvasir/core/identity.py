@@ -7,7 +7,7 @@ and a refusal names both sides.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 from kvasir.core.golden import GoldenPrompt, golden_conflicts
 from kvasir.core.requests import Role
@@ -16,12 +16,18 @@ PROTOCOL_VERSION = 3
 HASH_VERSION = 2
 
 
+HEAD_MAJOR = "BHNC"
+"""A block's axes in memory with the KV heads outermost: block, head, token, contents. What one of more ranks
+holds of a block is one piece of it then."""
+
+
 @dataclass(frozen=True, slots=True)
 class KvLayout:
-    """The shape of KV in memory; two workers exchange blocks only if all of it is equal.
+    """The shape of KV in memory; two workers exchange blocks only if it is the same block on both sides.
 
-    `block_size` in tokens; `bytes_per_block` over all layers of one tensor-parallel rank.
-    `layout` names the order of axes. `tensor_parallel_size` is the number of shards of a block.
+    `block_size` in tokens; `bytes_per_block` over all layers of one tensor-parallel rank, and `kv_heads` of
+    one rank. `layout` names the order of axes, in its last part after a colon where it has several.
+    `tensor_parallel_size` is the number of shards of a block.
     """
 
     block_size: int
@@ -34,12 +40,44 @@ class KvLayout:
     tensor_parallel_size: int = 1
 
     def differences(self, other: KvLayout) -> list[str]:
-        """Each differing field as `name: mine != theirs`."""
-        return [
-            f"{f.name}: {getattr(self, f.name)} != {getattr(other, f.name)}"
+        """Each differing field as `name: mine != theirs`. Tensor-parallel sizes may differ where each rank
+        of the one side finds its heads in whole pieces on the other; where not, it is said what to do."""
+        mine, theirs = self, other
+        impossible: list[str] = []
+        if self.tensor_parallel_size != other.tensor_parallel_size:
+            mine, theirs = self._of_one_rank(), other._of_one_rank()
+            impossible = self._why_not_split(other)
+        differing = [
+            f"{f.name}: {getattr(mine, f.name)} != {getattr(theirs, f.name)}"
             for f in fields(self)
-            if getattr(self, f.name) != getattr(other, f.name)
+            if getattr(mine, f.name) != getattr(theirs, f.name)
         ]
+        return differing + impossible
+
+    def _of_one_rank(self) -> KvLayout:
+        """All ranks' shards as one."""
+        ranks = self.tensor_parallel_size
+        return replace(
+            self,
+            kv_heads=self.kv_heads * ranks,
+            bytes_per_block=self.bytes_per_block * ranks,
+            tensor_parallel_size=1,
+        )
+
+    def _why_not_split(self, other: KvLayout) -> list[str]:
+        """Why ranks of different numbers cannot read each other's heads."""
+        sizes = f"tensor_parallel_size: {self.tensor_parallel_size} != {other.tensor_parallel_size}"
+        few, many = sorted((self, other), key=lambda layout: layout.tensor_parallel_size)
+        if many.tensor_parallel_size % few.tensor_parallel_size:
+            return [f"{sizes}, and neither divides the other; choose sizes of which one does"]
+        if few.kv_heads % (many.tensor_parallel_size // few.tensor_parallel_size):
+            return [f"{sizes}, and {few.kv_heads} KV heads of a rank cannot be split so; choose equal sizes"]
+        if self.layout == other.layout and self.layout.rpartition(":")[2] != HEAD_MAJOR:
+            return [
+                f"{sizes}, and KV heads are not outermost within a block (layout {self.layout}); choose "
+                "equal sizes, or an attention backend that knows VLLM_KV_CACHE_LAYOUT=HND"
+            ]
+        return []
 
 
 @dataclass(frozen=True, slots=True)

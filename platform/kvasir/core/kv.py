@@ -32,7 +32,7 @@ class TierLoad:
 
     `loads` are reads of several blocks at once, which took `load_s` seconds together. `corrupt_blocks` were
     found and not believed, `dropped_blocks` were not written since too much waited, `failures` are calls that
-    failed or passed their deadline. `trouble` says why the tier is not used for the time being, "" when it is.
+    failed or passed their deadline. `trouble` says why the tier is out of use for the time being, else "".
     """
 
     medium: Medium

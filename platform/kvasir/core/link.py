@@ -23,7 +23,7 @@ from kvasir.core.messages import (
     Submit,
     WorkerMessage,
 )
-from kvasir.core.requests import Delta, EngineRequest
+from kvasir.core.requests import Delta, EngineLoad, EngineRequest
 
 P = TypeVar("P")
 
@@ -163,6 +163,8 @@ _MESSAGE_BYTES = 32
 _DELTA_BYTES = 48
 _END_BYTES = 160
 _LOGPROB_BYTES = 24
+_LOAD_BYTES = 192
+_TIER_BYTES = 168
 _REQUEST_BYTES = 256
 
 
@@ -175,13 +177,17 @@ def _delta_bytes(delta: Delta) -> int:
     for position in delta.logprobs:
         for candidate in (position.sampled, *position.top):
             size += _LOGPROB_BYTES + _text_bytes(candidate.token)
-    if delta.finish is not None or delta.last:
+    if delta.finish is not None or delta.last or delta.handoff is not None:
         size += _END_BYTES + sum(
             _text_bytes(text) for text in (delta.stop_reason, delta.error, delta.error_message) if text
         )
         if delta.handoff is not None:
             size += len(delta.handoff.ticket) + len(delta.handoff.lease_id)
     return size
+
+
+def _load_bytes(load: EngineLoad) -> int:
+    return _LOAD_BYTES + sum(_TIER_BYTES + _text_bytes(tier.trouble) for tier in load.tiers)
 
 
 def _request_bytes(request: EngineRequest) -> int:
@@ -207,6 +213,6 @@ def payload_bytes(message: RouterMessage | WorkerMessage) -> int:
         case Draining(reason=reason) | SetDraining(reason=reason):
             return _MESSAGE_BYTES + _text_bytes(reason)
         case _:
-            load = 4 * _MESSAGE_BYTES if message.load is not None else 0
+            load = _load_bytes(message.load) if message.load is not None else 0
             kv = _MESSAGE_BYTES + len(message.kv.log) if message.kv is not None else 0
             return _MESSAGE_BYTES + load + kv + sum(map(_delta_bytes, message.deltas))

@@ -206,7 +206,7 @@ class EngineLoad:
 
     `kv_usage` is the fraction of KV blocks in use by running requests. Counters only grow within
     one worker epoch. Of the requests that were preempted, `swapped_in` went on from KV that a tier had kept,
-    `recomputed` without.
+    `recomputed` without. A load that comes with tokens has no `tiers`: what was said of them last stands.
     """
 
     running: int = 0

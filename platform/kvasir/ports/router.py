@@ -132,8 +132,9 @@ class DecisionRecord:
     """Why a request ran where it ran, and what came of it. Times as in RequestSummary. `attempt` counts
     decisions for this request from 1; only the last is kept. `queued_s` is from arrival to decision,
     `predicted_ttft_s` counts from the decision and `actual_ttft_s` from arrival. `actual_itl_s` is the mean
-    gap between tokens. Actual figures are None until they are known; `omitted` counts candidates that were
-    left out of the parts, to keep records small."""
+    gap between tokens. Tier tokens are the part of the cached ones that come from tiers below the device.
+    Actual figures are None until they are known; `omitted` counts candidates that were left out of the parts,
+    to keep records small."""
 
     request_id: str
     policy: str
@@ -158,6 +159,8 @@ class DecisionRecord:
     actual_cached_tokens: int | None = None
     actual_ttft_s: float | None = None
     actual_itl_s: float | None = None
+    predicted_tier_tokens: int = 0
+    actual_tier_tokens: int | None = None
     slo_met: bool | None = None
 
 

@@ -126,8 +126,9 @@ class TermTable:
 class Plan:
     """Where a request runs. `prefill` None means that `decode` does both.
 
-    `predicted_cached_tokens` is the hit expected where the prompt is prefilled, `predicted_ttft_s` the
-    seconds until the first token, 0 from a policy that does not know. `reason` is a stable word.
+    `predicted_cached_tokens` is the hit expected where the prompt is prefilled, `predicted_tier_tokens` the
+    part of it that is to come from each lower tier, `predicted_ttft_s` the seconds until the first token, 0
+    from a policy that does not know. `reason` is a stable word.
     """
 
     prefill: Target | None
@@ -136,6 +137,7 @@ class Plan:
     predicted_cached_tokens: int = 0
     predicted_ttft_s: float = 0.0
     tables: tuple[TermTable, ...] = field(default=(), compare=False, repr=False)
+    predicted_tier_tokens: tuple[int, ...] = (0,) * LOWER_TIERS
 
     @property
     def mode(self) -> str:

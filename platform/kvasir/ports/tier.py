@@ -2,7 +2,7 @@
 
 A tier is a cache of a cache. Whatever goes wrong with it is a miss or a block that was not kept, said in its
 status, and never an error of a request. Blocks are kept under the engine's full chain hash, which covers all
-tokens before them, the salt and the adapter: the 64-bit names that routers use choose workers and never bytes.
+tokens before them, the salt and the adapter; the 64-bit names that routers use choose workers, never bytes.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class KvTier(Protocol):
         ...
 
     def lookup(self, keys: Sequence[bytes]) -> int:
-        """How many of the leading keys are there; a guess on the safe side, since only `get` looks at bytes."""
+        """How many of the leading keys are there; a guess, since only `get` looks at their bytes."""
         ...
 
     def get(self, wanted: Sequence[Read]) -> int:

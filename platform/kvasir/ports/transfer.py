@@ -111,7 +111,8 @@ class KvTransfer(Protocol):
         ...
 
     def extend(self, lease_id: str, blocks: Sequence[int]) -> None:
-        """More blocks of a lease are complete, which follow those before. Unknown ids are ignored."""
+        """More blocks of a lease are complete, which follow those before; it runs for its `ttl_s` anew.
+        Unknown ids are ignored."""
         ...
 
     def pull(
@@ -125,8 +126,9 @@ class KvTransfer(Protocol):
         source: Part = WHOLE,
         target: Part = WHOLE,
     ) -> None:
-        """Begin to copy the offer's blocks number `first`, `first + 1`, … to `target_blocks`: of each the part
-        `source`, into the part `target`. No targets: the lease is confirmed without a byte moved.
+        """Begin to copy the offer's blocks number `first`, `first + 1`, … to `target_blocks`: of each the
+        part `source`, into the part `target`. No targets: the lease is confirmed without a byte moved. A pull
+        that has not ended fails when no further block has become complete for `timeout_s`.
 
         A lease has been pulled once as many readers have confirmed as `source.of` says, each its own part.
         """

@@ -73,6 +73,7 @@ class Metrics:
         self._prompt = counter("prompt_tokens", "Prompt tokens", "model")
         self._output = counter("output_tokens", "Tokens generated", "model")
         self._cached = counter("cached_tokens", "Prompt tokens found in a worker's KV cache", "model")
+        self._from_tiers = counter("tier_tokens", "Cached tokens that came from a tier", "model")
         self._predicted = counter("predicted_cached_tokens", "Cached tokens the router foresaw", "model")
         self._moved_tokens = counter("transferred_tokens", "Prompt tokens whose KV was moved", "model")
         self._moved_bytes = counter("transferred_bytes", "KV bytes moved between workers", "model")
@@ -119,6 +120,7 @@ class Metrics:
             (self._prompt, usage.prompt_tokens),
             (self._output, usage.output_tokens),
             (self._cached, usage.cached_tokens),
+            (self._from_tiers, usage.tier_tokens),
             (self._predicted, summary.predicted_cached_tokens),
             (self._moved_tokens, usage.transferred_tokens),
             (self._moved_bytes, usage.transferred_bytes),

@@ -16,6 +16,7 @@ from prometheus_client.registry import Collector
 from kvasir.core.kv import KvState
 from kvasir.core.requests import EngineLoad
 from kvasir.ports.router import HEALTH_STATES, WorkerView
+from kvasir.telemetry.tier_series import tier_families
 
 _GAUGES: tuple[tuple[str, str, Callable[[EngineLoad], float]], ...] = (
     ("running", "Requests in the engine's batch", lambda load: load.running),
@@ -31,6 +32,8 @@ _COUNTERS: tuple[tuple[str, str, Callable[[EngineLoad], float]], ...] = (
     ("transfers_received", "KV pulls that arrived", lambda load: load.transfers_received),
     ("transfers_failed", "KV pulls that failed", lambda load: load.transfers_failed),
     ("preemptions", "Requests thrown out of the batch to start again", lambda load: load.preemptions),
+    ("swapped_in", "Preempted requests that went on from a tier's KV", lambda load: load.swapped_in),
+    ("recomputed", "Preempted requests that were computed again", lambda load: load.recomputed),
     ("speculated_tokens", "Tokens proposed by speculation", lambda load: load.speculated_tokens),
     ("accepted_tokens", "Proposed tokens that were right", lambda load: load.accepted_tokens),
 )
@@ -77,6 +80,7 @@ class WorkerSeries(Collector):
         for view in self._views.values():
             in_flight.add_metric((view.worker_id, view.pool), view.in_flight)
         yield in_flight
+        yield from tier_families(list(self._views.values()))
         yield from _caches(list(self._views.values()))
         yield from _health([view for view in self._views.values() if view.state not in NOT_JUDGED])
         states = Counter((view.pool, view.state) for view in self._views.values())

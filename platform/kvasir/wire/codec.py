@@ -244,6 +244,7 @@ def encode_identity(identity: WorkerIdentity) -> Any:
         ),
         model_parameters=identity.model_parameters,
         model_bytes=identity.model_bytes,
+        shared_tier=identity.shared_tier,
     )
 
 
@@ -282,6 +283,7 @@ def decode_identity(m: Any) -> WorkerIdentity:
         hardware=Hardware(m.hardware.device, m.hardware.devices, m.hardware.flops, m.hardware.bytes_per_s),
         model_parameters=m.model_parameters,
         model_bytes=m.model_bytes,
+        shared_tier=m.shared_tier,
     )
 
 

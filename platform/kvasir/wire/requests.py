@@ -12,7 +12,7 @@ from array import array
 from typing import Any
 
 from kvasir.core.errors import ProtocolError
-from kvasir.core.kv import KvBatch
+from kvasir.core.kv import KvBatch, Medium, TierLoad
 from kvasir.core.requests import (
     Continuation,
     Delta,
@@ -40,6 +40,7 @@ _FINISH_TO_PB = {
 }
 _FINISH: dict[int, FinishReason | None] = {value: reason for reason, value in _FINISH_TO_PB.items()}
 _FINISH[pb.FINISH_REASON_UNSPECIFIED] = None
+_TIER: dict[int, Medium] = {medium: medium for medium in Medium if medium is not Medium.DEVICE}
 _NATIVE_ORDER = sys.byteorder == "little"
 
 
@@ -171,6 +172,7 @@ def encode_request(request: EngineRequest) -> Any:
         data_parallel_rank=request.data_parallel_rank,
         trace_context=request.trace_context,
         continuation=_encode_continuation(request.continuation),
+        tier_tokens=request.tier_tokens,
     )
 
 
@@ -192,6 +194,7 @@ def decode_request(m: Any) -> EngineRequest:
         data_parallel_rank=_optional(m, "data_parallel_rank"),
         trace_context=m.trace_context,
         continuation=_decode_continuation(m, len(tokens)),
+        tier_tokens=m.tier_tokens,
     )
 
 
@@ -220,6 +223,7 @@ def _encode_end(target: Any, delta: Delta) -> None:
                 transferred_tokens=usage.transferred_tokens,
                 transferred_bytes=usage.transferred_bytes,
                 output_tokens=usage.output_tokens,
+                tier_tokens=usage.tier_tokens,
             )
         )
     if (timings := delta.timings) is not None:
@@ -229,6 +233,7 @@ def _encode_end(target: Any, delta: Delta) -> None:
                 prefill_s=timings.prefill_s,
                 transfer_s=timings.transfer_s,
                 decode_s=timings.decode_s,
+                tier_s=timings.tier_s,
             )
         )
     if delta.handoff is not None:
@@ -258,6 +263,7 @@ def _decode_usage(end: Any) -> Usage | None:
         transferred_tokens=m.transferred_tokens,
         transferred_bytes=m.transferred_bytes,
         output_tokens=m.output_tokens,
+        tier_tokens=m.tier_tokens,
     )
 
 
@@ -265,7 +271,13 @@ def _decode_timings(end: Any) -> Timings | None:
     if not end.HasField("timings"):
         return None
     m = end.timings
-    return Timings(queue_s=m.queue_s, prefill_s=m.prefill_s, transfer_s=m.transfer_s, decode_s=m.decode_s)
+    return Timings(
+        queue_s=m.queue_s,
+        prefill_s=m.prefill_s,
+        transfer_s=m.transfer_s,
+        decode_s=m.decode_s,
+        tier_s=m.tier_s,
+    )
 
 
 def _decode_logprobs(m: Any) -> tuple[PositionLogprobs, ...]:
@@ -331,8 +343,31 @@ def encode_step_batch(batch: StepBatch, target: Any) -> None:
                 preemptions=load.preemptions,
                 speculated_tokens=load.speculated_tokens,
                 accepted_tokens=load.accepted_tokens,
+                swapped_in=load.swapped_in,
+                recomputed=load.recomputed,
+                tiers=map(_encode_tier, load.tiers),
             )
         )
+
+
+def _encode_tier(tier: TierLoad) -> Any:
+    return pb.TierLoad(
+        medium=tier.medium,
+        blocks=tier.blocks,
+        bytes_used=tier.bytes_used,
+        bytes_capacity=tier.bytes_capacity,
+        loads=tier.loads,
+        loaded_blocks=tier.loaded_blocks,
+        loaded_bytes=tier.loaded_bytes,
+        load_s=tier.load_s,
+        stored_blocks=tier.stored_blocks,
+        stored_bytes=tier.stored_bytes,
+        evicted_blocks=tier.evicted_blocks,
+        corrupt_blocks=tier.corrupt_blocks,
+        dropped_blocks=tier.dropped_blocks,
+        failures=tier.failures,
+        trouble=tier.trouble,
+    )
 
 
 def decode_step_batch(m: Any) -> StepBatch:
@@ -376,4 +411,34 @@ def _decode_load(m: Any) -> EngineLoad:
         preemptions=m.preemptions,
         speculated_tokens=m.speculated_tokens,
         accepted_tokens=m.accepted_tokens,
+        swapped_in=m.swapped_in,
+        recomputed=m.recomputed,
+        tiers=_decode_tiers(m.tiers) if m.tiers else (),
+    )
+
+
+def _decode_tiers(m: Any) -> tuple[TierLoad, ...]:
+    tiers = tuple(map(_decode_tier, m))
+    if len({tier.medium for tier in tiers}) < len(tiers):
+        raise ProtocolError("a load with two tiers of one medium")
+    return tiers
+
+
+def _decode_tier(m: Any) -> TierLoad:
+    return TierLoad(
+        medium=decode_enum(_TIER, m.medium, "tier"),
+        blocks=m.blocks,
+        bytes_used=m.bytes_used,
+        bytes_capacity=m.bytes_capacity,
+        loads=m.loads,
+        loaded_blocks=m.loaded_blocks,
+        loaded_bytes=m.loaded_bytes,
+        load_s=m.load_s,
+        stored_blocks=m.stored_blocks,
+        stored_bytes=m.stored_bytes,
+        evicted_blocks=m.evicted_blocks,
+        corrupt_blocks=m.corrupt_blocks,
+        dropped_blocks=m.dropped_blocks,
+        failures=m.failures,
+        trouble=m.trouble,
     )

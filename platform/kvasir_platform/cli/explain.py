@@ -116,13 +116,15 @@ def _outcome(record: Record) -> list[str]:
     """Foreseen against actual, and the service level."""
     cached, ttft, itl = record["actual_cached_tokens"], record["actual_ttft_s"], record["actual_itl_s"]
     foreseen = record["queued_s"] + record["predicted_ttft_s"] if record["predicted_ttft_s"] else None
+    tiers = record["predicted_tier_tokens"], record["actual_tier_tokens"]
     rows = [
         [
             "cached tokens",
-            f"{record['predicted_cached_tokens']:,}",
-            "-" if cached is None else f"{cached:,}",
+            _tokens(record["predicted_cached_tokens"]),
+            _tokens(cached),
             f"of {record['prompt_tokens']:,} in the prompt",
         ],
+        *([["from tiers", *map(_tokens, tiers), "of them"]] if any(tiers) else []),
         ["TTFT", _ms(foreseen), _ms(ttft), f"{_ms(record['slo_ttft_s'])} promised"],
         ["mean ITL", "-", _ms(itl), f"{_ms(record['slo_itl_s'])} promised"],
     ]
@@ -146,6 +148,10 @@ def _figure(value: float | None, unit: str) -> str:
     if value is None:
         return "∞"
     return f"{value * 1e3:,.2f}" if unit == "s" else f"{value:,.4g}"
+
+
+def _tokens(count: int | None) -> str:
+    return "-" if count is None else f"{count:,}"
 
 
 def _ms(seconds: float | None) -> str:

@@ -7,13 +7,14 @@ from typing import Any
 from kvasir_platform.cli.gateway_client import workers
 from kvasir_platform.cli.output import Output, table
 from kvasir_platform.cli.running import gateway_address
+from kvasir_platform.cli.tiers import tier_troubles, tiers_cell
 
 _HEAD = (
     "WORKER", "POOL", "ROLE", "STATE", "HEALTH", "KV", "BLOCKS", "PREDICTED", "RESYNCS",
-    "IN FLIGHT", "RUNNING", "WAITING", "KV USED", "REASON",
+    "IN FLIGHT", "RUNNING", "WAITING", "KV USED", "TIERS", "REASON",
 )  # fmt: skip
 _NOT_JUDGED = ("connecting", "refused")
-_NUMBERS = range(_HEAD.index("BLOCKS"), _HEAD.index("REASON"))
+_NUMBERS = range(_HEAD.index("BLOCKS"), _HEAD.index("TIERS"))
 
 
 def get_workers(name: str | None, address: str | None, output: Output) -> int:
@@ -30,6 +31,7 @@ def get_workers(name: str | None, address: str | None, output: Output) -> int:
 def _row(worker: dict[str, Any]) -> tuple[str, ...]:
     load, kv, health = (worker.get(part) or {} for part in ("load", "kv", "health"))
     usage = load.get("kv_usage")
+    reasons = [worker.get("reason"), health.get("reason"), kv.get("reason"), *tier_troubles(load)]
     return (
         str(worker.get("worker_id", "?")),
         str(worker.get("pool", "?")),
@@ -44,7 +46,8 @@ def _row(worker: dict[str, Any]) -> tuple[str, ...]:
         _count(load.get("running")),
         _count(load.get("waiting")),
         "-" if usage is None else f"{usage:.0%}",
-        "; ".join(why for why in (worker.get("reason"), health.get("reason"), kv.get("reason")) if why),
+        tiers_cell(load),
+        "; ".join(why for why in reasons if why),
     )
 
 

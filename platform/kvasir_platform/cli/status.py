@@ -13,6 +13,7 @@ from kvasir.core.errors import KvasirError
 from kvasir_platform.cli.gateway_client import workers
 from kvasir_platform.cli.output import Output, duration, size, table
 from kvasir_platform.cli.running import chosen_deployments
+from kvasir_platform.cli.tiers import tier_troubles, tiers_cell
 from kvasir_platform.control.runtime_dir import ProcessRecord, RuntimeDir, State
 
 _CPU_SAMPLE_S = 0.25
@@ -100,7 +101,7 @@ def _print(report: dict[str, Any], output: Output) -> None:
     if report["problem"]:
         output.text(f"  {report['problem']}")
     if report["workers"]:
-        head = ("WORKER", "POOL", "STATE", "IN FLIGHT", "RUNNING", "WAITING", "KV USED", "REASON")
+        head = ("WORKER", "POOL", "STATE", "IN FLIGHT", "RUNNING", "WAITING", "KV USED", "TIERS", "REASON")
         output.text("\n" + table(head, [worker_row(worker) for worker in report["workers"]]))
     if report["replicas"]:
         columns = ("replica_id", "pool", "state", "detail")
@@ -121,6 +122,7 @@ def worker_row(worker: dict[str, Any]) -> tuple[str, ...]:
     """One line of the table of workers, from a WorkerView as JSON."""
     load = worker.get("load") or {}
     usage = load.get("kv_usage")
+    reasons = [worker.get("reason"), (worker.get("health") or {}).get("reason"), *tier_troubles(load)]
     return (
         str(worker.get("worker_id", "?")),
         str(worker.get("pool", "?")),
@@ -129,5 +131,6 @@ def worker_row(worker: dict[str, Any]) -> tuple[str, ...]:
         str(load.get("running", "-")),
         str(load.get("waiting", "-")),
         "-" if usage is None else f"{usage:.0%}",
-        "; ".join(why for why in (worker.get("reason"), (worker.get("health") or {}).get("reason")) if why),
+        tiers_cell(load),
+        "; ".join(why for why in reasons if why),
     )

@@ -44,7 +44,13 @@ from kvasir.ports.routing import (
     RequestView,
     TermTable,
 )
-from kvasir_router.decide.eligible import Disaggregation, Eligible, apart_or_whole, missing_role
+from kvasir_router.decide.eligible import (
+    Disaggregation,
+    Eligible,
+    apart_or_whole,
+    by_tier,
+    missing_role,
+)
 from kvasir_router.decide.rates import CHUNK_TOKENS
 
 TERMS: tuple[str, ...] = (
@@ -332,5 +338,6 @@ def _plan(request: RequestView, candidates: Candidates, choice: _Choice, terms: 
         reason=f"{mode}_{'prefix' if cached else 'load'}",
         predicted_cached_tokens=cached,
         predicted_ttft_s=choice.ttft_s,
+        predicted_tier_tokens=by_tier(candidates, row, cached - candidates.cached_tokens.item(row)),
         tables=choice.tables,
     )

@@ -1,22 +1,30 @@
 """What work costs on each worker, learned from what workers measure.
 
-Prefill, transfer and decode step each follow `seconds = fixed + per unit * units`. The two numbers are
-fitted by least squares in which older measurements weigh exponentially less, drawn towards the prior:
-with no measurements it is the prior, with measurements of one size only the line goes through them.
+Prefill, transfer, decode step and loads from each lower tier follow `seconds = fixed + per unit * units`.
+The two numbers are fitted by least squares in which older measurements weigh exponentially less, drawn
+towards what is believed without any. For a pool on its hardware that is the roofline; for a worker it is what
+its pool has measured.
+
+Of a worker that has measured nothing, or about the same as its pool, what the pool has measured is believed,
+to the last digit. Were a newcomer at the roofline, whichever was measured first would look better, or worse,
+than all others, and get everything, or nothing; and where nobody waits, so would whichever looks better by a
+hair.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 
-from kvasir.core.identity import WorkerIdentity
+from kvasir.core.identity import Hardware, KvLayout, WorkerIdentity
+from kvasir.core.kv import TierLoad
 from kvasir.core.requests import Timings, Usage
-from kvasir.ports.routing import LOWER_TIERS, FloatColumn, RateColumns
+from kvasir.ports.routing import LOWER_TIERS, FloatColumn, IntColumn, RateColumns
+from kvasir_router.decide.fits import LinearFit
 from kvasir_router.decide.roofline import Rates, rates_of
 
-FORGETTING = 0.97
-PRIOR_WEIGHT = 0.25
+POOL_WEIGHT = 2.0
+"""What a pool has measured counts for as much as so many measurements of a worker's own."""
 PREFILL_SCALE_TOKENS = 1024.0
 TRANSFER_SCALE_BYTES = float(16 << 20)
 STEP_SCALE_STREAMS = 16.0
@@ -30,114 +38,181 @@ LARGEST_STALL = 0.9
 RATE_ROWS = 6 + 2 * LOWER_TIERS
 """Numbers that make up one worker's rates: the fields of RateColumns in order, tiers one by one."""
 
+_PREFILL, _STEP, _TRANSFER, _TIERS = range(4)
+"""Which fit is whose; those of tiers follow each other, in the order of media."""
+_SCALES = (
+    PREFILL_SCALE_TOKENS,
+    STEP_SCALE_STREAMS,
+    TRANSFER_SCALE_BYTES,
+    *(TRANSFER_SCALE_BYTES,) * LOWER_TIERS,
+)
+_KINDS = range(len(_SCALES))
+_APART = 0.15
+"""A worker that differs from its pool by more than this part goes by its own measurements."""
+_NEWS_PER_WORKER, _MOST_UNTOLD = 0.0005, 0.05
+"""What a pool believes is told its workers once it has changed by this part for each of them, and by the
+latter at most: the more are to be told, the longer that takes."""
+_MOST_IDLE_POOLS = 64
 
-class LinearFit:
-    """Exponentially weighted least squares of two non-negative numbers.
+_PoolKey = tuple[str, str, Hardware, KvLayout]
 
-    `scale` is a typical number of units: it makes the two numbers comparable, both in seconds.
-    """
 
-    def __init__(self, fixed_s: float, per_unit_s: float, scale: float) -> None:
-        self._scale = scale
-        self._prior = (fixed_s, per_unit_s * scale)
-        self._n = self._sx = self._sxx = self._sy = self._sxy = 0.0
-        self.fixed_s = fixed_s
-        self.per_unit_s = per_unit_s
+def _fits(believed: Rates, weight: float | None = None) -> list[LinearFit]:
+    pairs = (
+        (believed.prefill_fixed_s, believed.prefill_token_s),
+        (believed.step_fixed_s, believed.step_stream_s),
+        (believed.transfer_fixed_s, believed.transfer_byte_s),
+        *zip(believed.tier_fixed_s, believed.tier_byte_s, strict=True),
+    )
+    how = {} if weight is None else {"weight": weight}
+    return [LinearFit(*pair, scale, **how) for pair, scale in zip(pairs, _SCALES, strict=True)]
 
-    def observe(self, units: float, seconds: float) -> None:
-        """One measurement. Both are non-negative."""
-        x = units / self._scale
-        self._n = self._n * FORGETTING + 1.0
-        self._sx = self._sx * FORGETTING + x
-        self._sxx = self._sxx * FORGETTING + x * x
-        self._sy = self._sy * FORGETTING + seconds
-        self._sxy = self._sxy * FORGETTING + x * seconds
-        self._solve()
 
-    def _solve(self) -> None:
-        fixed_prior, slope_prior = self._prior
-        a, b, c = self._n + PRIOR_WEIGHT, self._sx, self._sxx + PRIOR_WEIGHT
-        p, q = self._sy + PRIOR_WEIGHT * fixed_prior, self._sxy + PRIOR_WEIGHT * slope_prior
-        # The weights on the diagonal keep it positive definite.
-        determinant = a * c - b * b
-        fixed, slope = (p * c - b * q) / determinant, (a * q - b * p) / determinant
-        if fixed < 0.0:
-            fixed, slope = 0.0, max(0.0, q / c)
-        elif slope < 0.0:
-            fixed, slope = max(0.0, p / a), 0.0
-        self.fixed_s, self.per_unit_s = fixed, slope / self._scale
+def _rates(fits: list[LinearFit]) -> Rates:
+    prefill, step, transfer, *tiers = fits
+    cpu, disk, remote = tiers
+    return Rates(
+        prefill_fixed_s=prefill.fixed_s,
+        prefill_token_s=prefill.per_unit_s,
+        step_fixed_s=step.fixed_s,
+        step_stream_s=step.per_unit_s,
+        transfer_fixed_s=transfer.fixed_s,
+        transfer_byte_s=transfer.per_unit_s,
+        tier_fixed_s=(cpu.fixed_s, disk.fixed_s, remote.fixed_s),
+        tier_byte_s=(cpu.per_unit_s, disk.per_unit_s, remote.per_unit_s),
+    )
+
+
+def _differ(one: LinearFit, other: LinearFit, scale: float, part: float) -> bool:
+    """Whether they are apart by more than this part of the latter, for little or for much."""
+    for units in (scale / 8, scale):
+        seconds = other.fixed_s + units * other.per_unit_s
+        if abs(one.fixed_s + units * one.per_unit_s - seconds) > part * seconds:
+            return True
+    return False
 
 
 @dataclass(slots=True)
-class _Fits:
-    prior: Rates
-    prefill: LinearFit
-    step: LinearFit
-    transfer: LinearFit
+class _Pool:
+    """What all workers of one pool on one hardware have measured together. `told` is what they go by, with
+    `rates` as its numbers."""
 
-    @classmethod
-    def drawn_to(cls, prior: Rates) -> _Fits:
-        return cls(
-            prior=prior,
-            prefill=LinearFit(prior.prefill_fixed_s, prior.prefill_token_s, PREFILL_SCALE_TOKENS),
-            step=LinearFit(prior.step_fixed_s, prior.step_stream_s, STEP_SCALE_STREAMS),
-            transfer=LinearFit(prior.transfer_fixed_s, prior.transfer_byte_s, TRANSFER_SCALE_BYTES),
-        )
+    fits: list[LinearFit]
+    told: list[LinearFit]
+    rates: Rates
+    workers: set[str] = field(default_factory=set)
 
-    def rates(self) -> Rates:
-        return self.prior._replace(
-            prefill_fixed_s=self.prefill.fixed_s,
-            prefill_token_s=self.prefill.per_unit_s,
-            step_fixed_s=self.step.fixed_s,
-            step_stream_s=self.step.per_unit_s,
-            transfer_fixed_s=self.transfer.fixed_s,
-            transfer_byte_s=self.transfer.per_unit_s,
-        )
+
+@dataclass(slots=True)
+class _Worker:
+    """`apart` are the fits in which it differs from its pool."""
+
+    pool: _Pool
+    fits: list[LinearFit]
+    rates: Rates
+    apart: set[int] = field(default_factory=set)
+    tiers: dict[int, TierLoad] = field(default_factory=dict)
+
+    def renew(self) -> bool:
+        """Go by what is known now; whether that is anything else."""
+        before, told = self.rates, self.pool.told
+        self.rates = self.pool.rates
+        if self.apart:
+            self.rates = _rates([self.fits[k] if k in self.apart else told[k] for k in _KINDS])
+        return self.rates != before
 
 
 class RateBook:
-    """The rates of every worker that is known; bounded by `forget`. `priors(identity)` is where a worker
-    begins, by default at the roofline of its hardware."""
+    """The rates of every worker that is known; bounded by `forget`. `priors(identity)` is where the first
+    worker of a pool begins, by default at the roofline of its hardware."""
 
     def __init__(self, priors: Callable[[WorkerIdentity], Rates] = rates_of) -> None:
         self._priors = priors
-        self._fits: dict[str, _Fits] = {}
-        self._rates: dict[str, Rates] = {}
+        self._pools: dict[_PoolKey, _Pool] = {}
+        self._workers: dict[str, _Worker] = {}
 
     def join(self, worker_id: str, identity: WorkerIdentity) -> Rates:
         """A worker of which nothing has been measured, under the id of its session."""
-        fits = _Fits.drawn_to(self._priors(identity))
-        self._fits[worker_id] = fits
-        self._rates[worker_id] = fits.prior
-        return fits.prior
+        key = (identity.pool, identity.model, identity.hardware, identity.kv)
+        pool = self._pools.get(key)
+        if pool is None:
+            prior = self._priors(identity)
+            pool = self._pools[key] = _Pool(_fits(prior), _fits(prior), prior)
+        self._workers[worker_id] = _Worker(pool, _fits(pool.rates, POOL_WEIGHT), pool.rates)
+        pool.workers.add(worker_id)
+        return pool.rates
 
     def rates(self, worker_id: str) -> Rates:
         """The present estimate for a worker that has joined. Raises KeyError for another."""
-        return self._rates[worker_id]
+        return self._workers[worker_id].rates
 
     def forget(self, worker_id: str) -> None:
-        """The worker is gone."""
-        self._fits.pop(worker_id, None)
-        self._rates.pop(worker_id, None)
+        """The worker is gone. What it has measured stays with its pool."""
+        worker = self._workers.pop(worker_id, None)
+        if worker is None:
+            return
+        worker.pool.workers.discard(worker_id)
+        idle = [key for key, pool in self._pools.items() if not pool.workers]
+        for key in idle[:-_MOST_IDLE_POOLS]:
+            del self._pools[key]
 
     def observe(
         self, worker_id: str, usage: Usage, timings: Timings, *, streams: int, beside_tokens: int = 0
-    ) -> Rates:
+    ) -> set[str]:
         """Learn from a leg that ended well while `streams` were decoding on its worker, itself included
         if it decoded, and `beside_tokens` of other prompts were computed there during its decode.
-        Returns the new estimate. Raises KeyError for a worker that has not joined."""
-        fits, known = self._fits[worker_id], self._rates[worker_id]
+        Returns the workers of which something else is believed. Raises KeyError for one that has not
+        joined."""
+        known = self._workers[worker_id].rates
         computed = usage.prompt_tokens - usage.cached_tokens - usage.transferred_tokens
+        news: set[str] = set()
         if timings.prefill_s > 0.0 and computed > 0:
             beside = streams - (usage.output_tokens > 1)
-            fits.prefill.observe(computed, timings.prefill_s / contention(known, beside))
+            seconds = timings.prefill_s / contention(known, beside)
+            self._learn(worker_id, _PREFILL, computed, seconds, news)
         if timings.transfer_s > 0.0 and usage.transferred_bytes > 0:
-            fits.transfer.observe(usage.transferred_bytes, timings.transfer_s)
+            self._learn(worker_id, _TRANSFER, usage.transferred_bytes, timings.transfer_s, news)
         if timings.decode_s > 0.0 and usage.output_tokens > 1:
             stalled = min(beside_tokens * known.prefill_token_s, LARGEST_STALL * timings.decode_s)
-            fits.step.observe(streams, (timings.decode_s - stalled) / (usage.output_tokens - 1))
-        rates = self._rates[worker_id] = fits.rates()
-        return rates
+            seconds = (timings.decode_s - stalled) / (usage.output_tokens - 1)
+            self._learn(worker_id, _STEP, streams, seconds, news)
+        return self._renewed(news)
+
+    def loaded(self, worker_id: str, tiers: Iterable[TierLoad]) -> set[str]:
+        """Learn from what the worker's tiers have loaded since the last call. Returns the workers of which
+        something else is believed. Raises KeyError for one that has not joined."""
+        worker = self._workers[worker_id]
+        news: set[str] = set()
+        for tier in tiers:
+            last = worker.tiers.get(tier.medium) or TierLoad(tier.medium)
+            if last.loads == tier.loads:
+                continue
+            worker.tiers[tier.medium] = tier
+            loads, loaded = tier.loads - last.loads, tier.loaded_bytes - last.loaded_bytes
+            seconds = tier.load_s - last.load_s
+            # Less than nothing where the worker counts anew.
+            if loads > 0 and loaded > 0 and seconds > 0.0:
+                kind = _TIERS + tier.medium - 1
+                self._learn(worker_id, kind, loaded / loads, seconds / loads, news)
+        return self._renewed(news)
+
+    def _learn(self, worker_id: str, kind: int, units: float, seconds: float, news: set[str]) -> None:
+        worker = self._workers[worker_id]
+        pool, scale = worker.pool, _SCALES[kind]
+        together, own = pool.fits[kind], worker.fits[kind]
+        together.observe(units, seconds)
+        own.draw_to(together.fixed_s, together.per_unit_s)
+        own.observe(units, seconds)
+        (worker.apart.add if _differ(own, together, scale, _APART) else worker.apart.discard)(kind)
+        news.add(worker_id)
+        told = pool.told[kind]
+        if _differ(together, told, scale, min(_MOST_UNTOLD, _NEWS_PER_WORKER * len(pool.workers))):
+            told.draw_to(together.fixed_s, together.per_unit_s)
+            pool.rates = _rates(pool.told)
+            news |= pool.workers
+
+    def _renewed(self, news: set[str]) -> set[str]:
+        return {worker_id for worker_id in news if self._workers[worker_id].renew()}
 
 
 def contention(rates: Rates, streams: int) -> float:
@@ -149,8 +224,8 @@ def contention(rates: Rates, streams: int) -> float:
     return 1.0 + (rates.step_fixed_s + streams * rates.step_stream_s) / alone
 
 
-def write_rates(table: FloatColumn, rows: slice, rates: Rates) -> None:
-    """Put one worker's rates into some columns of a table of shape RATE_ROWS x places."""
+def write_rates(table: FloatColumn, rows: slice | IntColumn, rates: Rates) -> None:
+    """Put rates into some columns of a table of shape RATE_ROWS x places."""
     values = (*rates[:6], *rates.tier_fixed_s, *rates.tier_byte_s)
     for row, value in enumerate(values):
         table[row, rows] = value

@@ -21,6 +21,7 @@ from kvasir_router.index.contract import CatchUpLimits, IndexEffect, IndexMode, 
 from kvasir_router.index.places import Places
 from kvasir_router.index.predictions import Predictions
 from kvasir_router.index.reports import WorkerReports
+from kvasir_router.index.shared import SharedTiers
 from kvasir_router.invariants import require
 
 NOT_REPORTING = "the worker does not report what it holds"
@@ -29,10 +30,12 @@ NOT_ASKED = "its pool is routed to by prediction"
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """One worker."""
+    """One worker. `store` is the remote store that it shares with others, "" for none."""
 
     mode: IndexMode
     reports: WorkerReports
+    store: str
+    epoch: int
 
 
 class FleetIndex:
@@ -40,7 +43,8 @@ class FleetIndex:
 
     `capacity_blocks` bounds what is held in all, counted once for each worker and medium, and
     `predicted_blocks` the predictions among it, which live for `predicted_ttl_s`. What a worker computed is
-    expected in its reports within `confirm_s`. No call but `status`, `stats` and `check_integrity` does more
+    expected in its reports within `confirm_s`. What one that left had reported of a store that others read
+    too is believed for `shared_keep_s` more. No call but `status`, `stats` and `check_integrity` does more
     than a slice of work (see CatchUpLimits); `tick`, due at `next_due`, does the rest.
     """
 
@@ -51,6 +55,7 @@ class FleetIndex:
         predicted_blocks: int,
         predicted_ttl_s: float,
         confirm_s: float = 0.5,
+        shared_keep_s: float = 3600.0,
         limits: CatchUpLimits | None = None,
     ) -> None:
         self._limits = limits or CatchUpLimits()
@@ -61,6 +66,7 @@ class FleetIndex:
             confirm_s=confirm_s,
             slice_blocks=self._limits.slice_blocks,
         )
+        self._shared = SharedTiers(self._places, keep_s=shared_keep_s)
         self._workers: dict[str, _Known] = {}
         # Those of the workers that wait for time to pass.
         self._timed: dict[str, WorkerReports] = {}
@@ -68,6 +74,8 @@ class FleetIndex:
         self._effects: dict[str, IndexEffect] = {}
         self._attempts = itertools.count(1)
         self._not_before = 0.0
+        # The newest reading of the clock.
+        self._now = 0.0
         # Whether a worker has left since those that did not fit in were tried again.
         self._left = False
         self.revision = 0
@@ -78,35 +86,47 @@ class FleetIndex:
     def add(self, worker_id: str, identity: WorkerIdentity, mode: IndexMode, now: float) -> None:
         """A new session of a worker; nothing is known of what it holds."""
         self.remove(worker_id)
+        self._now = now
+        store, ranks = identity.shared_tier, identity.data_parallel_size
 
         def moved(now: float) -> None:
-            self._moved(worker_id, reports, now)
+            self._moved(worker_id, now)
 
         def emit(effect: IndexEffect) -> None:
             self._effects[worker_id] = effect
 
+        def missing(log: bytes) -> None:
+            self._shared.missing(store, log, ranks)
+
         reports = WorkerReports(
             worker_id,
-            identity.data_parallel_size,
+            ranks,
             self._places,
             self._limits,
             predicts=mode is not IndexMode.REPORTED,
+            shares=bool(store),
             attempts=self._attempts,
             emit=emit,
             moved=moved,
+            missing=missing,
+            make_room=self._shared.make_room,
         )
-        self._workers[worker_id] = _Known(mode, reports)
+        self._workers[worker_id] = _Known(mode, reports, store, identity.epoch)
+        if store:
+            self._shared.join(store, worker_id, identity.epoch)
         unreported = NOT_ASKED if mode is IndexMode.PREDICTED else None
         reports.begin(now, unreported=unreported if identity.reports_kv else NOT_REPORTING)
         self._time(worker_id, reports)
 
     def remove(self, worker_id: str) -> None:
-        """The session is over: what the worker holds vanishes at once. Takes the same time whatever it
-        held; what is left of it is reclaimed in slices."""
+        """The session is over: what the worker holds vanishes at once, but for what is in a store that others
+        read. Takes the same time whatever it held; what is left of it is reclaimed in slices."""
         known = self._workers.pop(worker_id, None)
         if known is None:
             return
-        known.reports.end()
+        remote = known.reports.end()
+        if known.store:
+            self._shared.leave(known.store, worker_id, known.epoch, remote, self._now)
         self._predictions.drop(worker_id)
         self._timed.pop(worker_id, None)
         self._left = True
@@ -126,6 +146,7 @@ class FleetIndex:
 
     def apply(self, worker_id: str, batch: KvBatch, now: float) -> None:
         """What has changed on a worker; ignored for one that is not known or not asked."""
+        self._now = now
         known = self._workers.get(worker_id)
         if known is not None:
             known.reports.batch(batch, now)
@@ -168,8 +189,12 @@ class FleetIndex:
     def match(self, names: array[int]) -> NDArray[np.uint32]:
         """How much of a prompt each place holds: item [group, m] is the length in blocks of the longest
         prefix whose every block is in medium m (kvasir.core.kv.Medium) or a faster one, predictions
-        counting as device. Valid until the next call."""
-        return self._places.match(names)
+        counting as device, and what is in a store that several workers share counting for each of them.
+        Valid until the next call."""
+        depths = self._places.match(names)
+        if self._shared:
+            self._shared.extend(names, depths)
+        return depths
 
     def held_blocks(self, target: Target) -> int:
         """Blocks that are on the device there, or about to be."""
@@ -204,9 +229,11 @@ class FleetIndex:
     def tick(self, now: float) -> list[IndexEffect]:
         """Do what has come up: snapshots that are tried again, slices of bulk work. Returns
         `take_effects`."""
+        self._now = now
         for worker_id, reports in list(self._timed.items()):
             reports.tick(now)
             self._time(worker_id, reports)
+        self._shared.expire(now)
         if now >= self._not_before:
             self._bulk(now)
         return self.take_effects()
@@ -218,10 +245,8 @@ class FleetIndex:
             due = self._not_before
         elif due is not None:
             due = max(due, self._not_before)
-        for reports in self._timed.values():
-            if reports.due is not None and (due is None or reports.due < due):
-                due = reports.due
-        return due
+        waiting = (self._shared.next_due(), *(reports.due for reports in self._timed.values()))
+        return min((each for each in (due, *waiting) if each is not None), default=None)
 
     # -- views -----------------------------------------------------------------------------------
 
@@ -241,7 +266,7 @@ class FleetIndex:
             since_s=reports.since_s,
             epoch=reports.epoch,
             sequence=reports.sequence,
-            blocks=self._places.reported(reports.groups),
+            blocks=self._places.reported((*reports.held.own, *reports.held.remote)),
             predicted_blocks=self._places.predicted(reports.groups),
             resyncs=reports.resyncs,
         )
@@ -263,6 +288,7 @@ class FleetIndex:
         require(self._places.predicted((self._places.nowhere,)) == 0, "something is foreseen nowhere")
         require(self._places.reported((self._places.nowhere,)) == 0, "something is held nowhere")
         groups = [group for known in self._workers.values() for group in known.reports.all_groups]
+        groups += self._shared.kept_groups
         opened = [group for group in groups if group != self._places.nowhere]
         require(len(set(opened)) == len(opened), "two places share a group")
         require(self.stats().groups == len(opened) + 1, "groups that belong to nobody")
@@ -293,8 +319,12 @@ class FleetIndex:
         else:
             self._timed[worker_id] = reports
 
-    def _moved(self, worker_id: str, reports: WorkerReports, now: float) -> None:
+    def _moved(self, worker_id: str, now: float) -> None:
         self.revision += 1
+        known = self._workers[worker_id]
+        reports = known.reports
+        if known.store:
+            self._shared.moved(known.store, worker_id, reports.held)
         if self._places.nowhere in reports.groups:
             self._predictions.drop(worker_id)
         else:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +15,14 @@ from kvasir.native import PREDICTED, PrefixTree
 _FIRST_ROWS = 16
 
 
+class Held(NamedTuple):
+    """Groups of one worker by rank: what it holds itself, and what it has reported of a store that it shares
+    with others; none of the latter where it shares none, or is not asked."""
+
+    own: tuple[int, ...]
+    remote: tuple[int, ...] = ()
+
+
 class Places:
     """Groups of one tree. `nowhere` is a group that never holds anything."""
 
@@ -21,6 +30,7 @@ class Places:
         self.tree = PrefixTree(capacity_blocks, predicted_blocks)
         self.nowhere = self.tree.add_group()
         self.unswept = False
+        self._beyond = array("I")
         self._make_room(_FIRST_ROWS)
 
     def open(self, count: int) -> tuple[int, ...]:
@@ -52,6 +62,13 @@ class Places:
         next call."""
         self.tree.match(names, self._buffer)
         return self._depths
+
+    def match_from(self, names: array[int], first: int) -> NDArray[np.uint32]:
+        """The same for the names from `first` on, beside what `match` has answered."""
+        if len(self._beyond) != len(self._buffer):
+            self._beyond = array("I", bytes(4 * len(self._buffer)))
+        self.tree.match(memoryview(names)[first:], self._beyond)
+        return np.frombuffer(self._beyond, np.uint32).reshape(-1, MEDIA)
 
     def reported(self, groups: Sequence[int]) -> int:
         """Blocks that are reported, over all media."""

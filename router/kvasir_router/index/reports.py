@@ -14,7 +14,8 @@ from collections.abc import Callable, Iterator
 
 from kvasir.core.kv import KvBatch, KvSnapshotPart, KvState
 from kvasir_router.index.contract import CancelSnapshot, CatchUpLimits, FetchSnapshot, IndexEffect
-from kvasir_router.index.places import Places
+from kvasir_router.index.places import Held, Places
+from kvasir_router.index.shared import split_log
 from kvasir_router.invariants import require
 
 FULL = "the index is full: raise routing.index_blocks"
@@ -24,9 +25,11 @@ _NAME_BYTES = 8
 class WorkerReports:
     """One worker's log, from the beginning of a session.
 
-    `groups[rank]` is what may be looked up; `moved(now)` is called after they have changed. With
-    `predicts` there are groups at any time, to keep predictions in; else only while EXACT. `attempts`
-    numbers snapshots over all workers, `emit` takes what is to be done.
+    `held` is what may be looked up; `moved(now)` is called after it has changed. With `predicts` there are
+    groups of its own at any time, to keep predictions in; else only while EXACT. `attempts` numbers
+    snapshots over all workers, `emit` takes what is to be done, `make_room` says whether it could give up
+    anything in a full index. A worker that `shares` a store has groups for that too while EXACT, and
+    `missing` is told of the blocks that it says are gone from there.
     """
 
     def __init__(
@@ -37,19 +40,25 @@ class WorkerReports:
         limits: CatchUpLimits,
         *,
         predicts: bool,
+        shares: bool,
         attempts: Iterator[int],
         emit: Callable[[IndexEffect], None],
         moved: Callable[[float], None],
+        missing: Callable[[bytes], None],
+        make_room: Callable[[], bool],
     ) -> None:
         self._worker_id = worker_id
         self._ranks = ranks
         self._places = places
         self._limits = limits
         self._predicts = predicts
+        self._shares = shares
         self._attempts = attempts
         self._emit = emit
         self._moved = moved
-        self.groups: tuple[int, ...] = (places.nowhere,) * ranks
+        self._missing = missing
+        self._make_room = make_room
+        self.held = self._nothing()
         self.state = KvState.PREDICTED
         self.reason = ""
         self.since_s = 0.0
@@ -61,7 +70,7 @@ class WorkerReports:
         self._void = False
         self._failures = 0
         self._attempt: int | None = None
-        self._hidden: tuple[int, ...] = ()
+        self._hidden = Held(())
         self._base: int | None = None
         self._complete = False
         self._draining = False
@@ -76,12 +85,15 @@ class WorkerReports:
         self._follows = True
         self._stand_by("the session has begun", now)
 
-    def end(self) -> None:
-        """The session is over; nothing is held here any more."""
+    def end(self) -> tuple[int, ...]:
+        """The session is over; nothing is held here any more. Returns the groups of what it has reported of a
+        store that it shares, which are the caller's to close."""
         self._abandon_attempt()
-        self._places.close(self.groups)
-        self.groups = (self._places.nowhere,) * self._ranks
+        self._places.close(self.held.own)
+        remote = self.held.remote
+        self.held = self._nothing()
         self._follows = False
+        return remote
 
     def doubt(self, reason: str, now: float, *, void: bool = False) -> None:
         """Do not believe the worker until its next epoch; with `void` not even that it keeps what it is
@@ -109,7 +121,7 @@ class WorkerReports:
         elif self.state is KvState.EXACT and batch.sequence > self.sequence:
             if batch.sequence != self.sequence + 1:
                 self._catch_up(_hole(self.sequence, batch.sequence), now)
-            elif self._apply(self.groups, batch.log, now):
+            elif self._apply(self.held, batch.log, now):
                 self.sequence = batch.sequence
 
     def part(self, attempt: int, part: KvSnapshotPart, now: float) -> None:
@@ -123,10 +135,11 @@ class WorkerReports:
             if part.epoch > self.epoch:
                 self._forget_pending()
             try:
-                self._hidden = self._places.open(self._ranks)
+                opened = self._places.open(2 * self._ranks if self._shares else self._ranks)
             except OverflowError:
                 self.doubt(FULL, now)
                 return
+            self._hidden = Held(opened[: self._ranks], opened[self._ranks :])
             self.epoch, self._base = part.epoch, part.sequence
         elif (part.epoch, part.sequence) != (self.epoch, self._base):
             self.doubt("the parts of its snapshot are of different moments", now)
@@ -162,16 +175,22 @@ class WorkerReports:
             self._emit(FetchSnapshot(self._worker_id, self._attempt, self.epoch))
 
     @property
+    def groups(self) -> tuple[int, ...]:
+        """What the worker holds itself, by rank."""
+        return self.held.own
+
+    @property
     def all_groups(self) -> tuple[int, ...]:
         """Every group in use here, looked up or not."""
-        return self.groups + self._hidden
+        return (*self.held.own, *self.held.remote, *self._hidden.own, *self._hidden.remote)
 
     def check_integrity(self) -> None:
         """Raises AssertionError, naming what is wrong, unless every invariant holds."""
         fetching = self._attempt is not None
         if self.state is not KvState.CATCHING_UP:
             require(
-                not (fetching or self._draining or self._hidden or self._pending), "catches up for nothing"
+                not (fetching or self._draining or self._hidden.own or self._pending),
+                "catches up for nothing",
             )
             require(self.due is None, "waits for nothing")
         else:
@@ -181,6 +200,8 @@ class WorkerReports:
         require(self._pending_bytes <= self._limits.pending_bytes, "too many bytes wait")
         if self.state is KvState.EXACT:
             require(self._places.nowhere not in self.groups, "exact about nothing")
+        shared = self._ranks if self._shares and self.state is KvState.EXACT else 0
+        require(len(self.held.remote) == shared, "a shared store is known of who is not believed")
 
     # -- states ----------------------------------------------------------------------------------
 
@@ -199,12 +220,11 @@ class WorkerReports:
         self.tick(now)
 
     def _renew(self, state: KvState, reason: str, now: float) -> None:
-        old = self.groups
-        self.groups = (self._places.nowhere,) * self._ranks
-        self._places.close(old)
+        old, self.held = self.held, self._nothing()
+        self._close(old)
         if self._predicts and not self._void:
             try:
-                self.groups = self._places.open(self._ranks)
+                self.held = Held(self._places.open(self._ranks))
             except OverflowError:
                 # Then nothing is foreseen of it either; a decision treats it as cold.
                 reason = FULL
@@ -234,8 +254,8 @@ class WorkerReports:
         if self._attempt is not None:
             self._attempt = None
             self._emit(CancelSnapshot(self._worker_id))
-        self._places.close(self._hidden)
-        self._hidden = ()
+        self._close(self._hidden)
+        self._hidden = Held(())
         self._base = None
         self._complete = self._draining = False
         self._forget_pending()
@@ -288,22 +308,45 @@ class WorkerReports:
         if self._pending:
             self.due = now + self._limits.pace_s
             return
-        old, self.groups, self._hidden = self.groups, self._hidden, ()
-        self._places.close(old)
+        old, self.held, self._hidden = self.held, self._hidden, Held(())
+        self._close(old)
         self._abandon_attempt()
         self._enter(KvState.EXACT, "", now)
         self._moved(now)
 
-    def _apply(self, groups: tuple[int, ...], log: bytes, now: float) -> bool:
+    def _apply(self, held: Held, log: bytes, now: float) -> bool:
         try:
-            self._places.tree.apply(groups, log)
+            while not self._lay(held, log):
+                if not self._make_room():
+                    self.doubt(FULL, now)
+                    return False
         except (ValueError, KeyError) as error:
             self.doubt(f"its log makes no sense: {error}", now)
+            return False
+        return True
+
+    def _lay(self, held: Held, log: bytes) -> bool:
+        """False where there is no room for all of it. It says what is, and may be laid again."""
+        tree = self._places.tree
+        try:
+            if not self._shares:
+                tree.apply(held.own, log)
+                return True
+            own, remote, missing = split_log(log)
+            tree.apply(held.own, own)
+            tree.apply(held.remote, remote)
         except OverflowError:
-            self.doubt(FULL, now)
-        else:
-            return True
-        return False
+            return False
+        if missing:
+            self._missing(missing)
+        return True
+
+    def _nothing(self) -> Held:
+        return Held((self._places.nowhere,) * self._ranks)
+
+    def _close(self, held: Held) -> None:
+        self._places.close(held.own)
+        self._places.close(held.remote)
 
 
 def _hole(last: int, found: int) -> str:

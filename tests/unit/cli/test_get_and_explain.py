@@ -11,6 +11,7 @@ import pytest
 
 from kvasir.ports.router import DecisionRecord, PartRecord, PlaceRecord
 from kvasir_platform.cli.main import main
+from kvasir_platform.cli.status import worker_row
 
 WORKER: dict[str, Any] = {
     "worker_id": "decode-7f",
@@ -88,8 +89,9 @@ def test_get_workers_shows_what_each_holds_and_how_well_that_is_known(
     gateway.answers["/status"] = (200, {"workers": [WORKER]})
     assert main(["get", "workers", "--address", gateway.address]) == 0
     assert said(capsys) == [
-        "WORKER POOL ROLE STATE HEALTH KV BLOCKS PREDICTED RESYNCS IN FLIGHT RUNNING WAITING KV USED REASON",
-        "decode-7f decode decode ready healthy catching_up 12,345 67 4 2 1 3 25% a batch is missing",
+        "WORKER POOL ROLE STATE HEALTH KV BLOCKS PREDICTED RESYNCS IN FLIGHT RUNNING WAITING KV USED TIERS "
+        "REASON",
+        "decode-7f decode decode ready healthy catching_up 12,345 67 4 2 1 3 25% - a batch is missing",
     ]
 
 
@@ -100,7 +102,7 @@ def test_a_worker_that_has_said_nothing_yet_is_shown_all_the_same(
     bare |= {"role": None, "load": None, "kv": None}
     gateway.answers["/status"] = (200, {"workers": [bare]})
     assert main(["get", "workers", "--address", f"http://{gateway.address}/"]) == 0
-    assert said(capsys)[1] == "w p - connecting - - - - - 0 - - - refused"
+    assert said(capsys)[1] == "w p - connecting - - - - - 0 - - - - refused"
 
 
 def test_get_workers_says_how_far_each_is_trusted_and_why(
@@ -118,10 +120,34 @@ def test_get_workers_says_how_far_each_is_trusted_and_why(
     assert main(["get", "workers", "--address", gateway.address]) == 0
     rows = [line.removeprefix("decode-7f decode decode ready ") for line in said(capsys)[1:]]
     assert rows == [
-        "ejected 1.5s - - - - 2 1 3 25% 3 requests in a row failed",
-        "ejected 4.0s (panic) - - - - 2 1 3 25% it failed again",
-        "slow_start 37% - - - - 2 1 3 25% it has just joined",
+        "ejected 1.5s - - - - 2 1 3 25% - 3 requests in a row failed",
+        "ejected 4.0s (panic) - - - - 2 1 3 25% - it failed again",
+        "slow_start 37% - - - - 2 1 3 25% - it has just joined",
     ]
+
+
+def test_tiers_are_shown_with_how_full_they_are_and_those_in_trouble_with_why() -> None:
+    tiers = [
+        {"medium": 1, "bytes_used": 810, "bytes_capacity": 1000, "trouble": ""},
+        {"medium": 2, "bytes_used": 5, "bytes_capacity": 1000, "trouble": "no space left; free some"},
+        {"medium": 3, "bytes_used": 70, "bytes_capacity": 0, "trouble": ""},
+    ]
+    worker = WORKER | {"load": WORKER["load"] | {"tiers": tiers}, "reason": "draining"}
+    assert worker_row(worker)[-2:] == (
+        "cpu 81%, disk 0%!, remote",
+        "draining; disk: no space left; free some",
+    )
+
+
+def test_a_workers_tiers_are_in_the_table_of_workers(
+    gateway: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tiers = [{"medium": 3, "bytes_used": 7, "bytes_capacity": 0, "trouble": "no answer within 8 ms"}]
+    worker = WORKER | {"load": WORKER["load"] | {"tiers": tiers}}
+    gateway.answers["/status"] = (200, {"workers": [worker]})
+    main(["get", "workers", "--address", gateway.address])
+    row = said(capsys)[1]
+    assert row.endswith("1 3 25% remote! a batch is missing; remote: no answer within 8 ms")
 
 
 def test_get_workers_in_json_is_what_the_gateway_said(
@@ -173,6 +199,14 @@ def test_explain_sets_what_was_foreseen_against_what_came(
         "mean ITL - 4.1 ms 100.0 ms promised",
         "SLO chat: met",
     ]
+
+
+def test_explain_tells_how_much_was_to_come_from_tiers_and_how_much_came(
+    gateway: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answer(gateway, replace(RECORD, predicted_tier_tokens=1008, actual_tier_tokens=512))
+    main(["explain", "abc", "--address", gateway.address])
+    assert "from tiers 1,008 512 of them" in said(capsys)
 
 
 def test_a_request_in_flight_has_no_outcome_yet(gateway: Any, capsys: pytest.CaptureFixture[str]) -> None:

@@ -55,7 +55,6 @@ def test_a_worker_like_its_peers_may_join() -> None:
         ({"kv": replace(KV, dtype="fp8")}, "kv.dtype: fp8 != bfloat16 (decode/d-0)"),
         ({"kv": replace(KV, layout="HND")}, "kv.layout: HND != NHD (decode/d-0)"),
         ({"kv": replace(KV, bytes_per_block=1)}, "kv.bytes_per_block: 1 != 4096 (decode/d-0)"),
-        ({"kv": replace(KV, tensor_parallel_size=2)}, "kv.tensor_parallel_size: 2 != 1 (decode/d-0)"),
         ({"model": "n"}, "model: n != m (router)"),
         ({"tokenizer_digest": "u" * 64}, "tokenizer_digest: " + "u" * 16 + " != " + "t" * 16 + " (router)"),
         ({"protocol_version": 9}, f"protocol_version: 9 != {PROTOCOL_VERSION} (router)"),
@@ -65,6 +64,55 @@ def test_a_worker_like_its_peers_may_join() -> None:
 )
 def test_a_worker_that_differs_is_refused_and_the_peer_is_named(changed: dict[str, Any], shown: str) -> None:
     assert conflicts(replace(CANDIDATE, **changed), PEER) == [shown]
+
+
+SPLIT = replace(KV, layout="Full:16x64:BHNC")
+"""Heads outermost: ranks of another number find theirs in one piece."""
+
+
+def ranks(layout: KvLayout, size: int) -> KvLayout:
+    """The layout of one of `size` ranks that share the heads of `layout`."""
+    return replace(
+        layout,
+        kv_heads=layout.kv_heads // size,
+        bytes_per_block=layout.bytes_per_block // size,
+        tensor_parallel_size=size,
+    )
+
+
+@pytest.mark.parametrize(("mine", "theirs"), [(1, 2), (2, 1), (4, 2), (1, 4)])
+def test_tensor_parallel_sizes_may_differ_where_heads_lie_outermost(mine: int, theirs: int) -> None:
+    assert ranks(SPLIT, mine).differences(ranks(SPLIT, theirs)) == []
+
+
+@pytest.mark.parametrize(
+    ("mine", "theirs", "shown"),
+    [
+        (ranks(KV, 2), KV, "KV heads are not outermost within a block (layout NHD); choose equal sizes"),
+        (
+            ranks(replace(SPLIT, kv_heads=6), 2),
+            ranks(replace(SPLIT, kv_heads=6), 3),
+            "neither divides the other",
+        ),
+        (replace(SPLIT, tensor_parallel_size=2), SPLIT, "kv_heads: 8 != 4"),
+        (
+            replace(SPLIT, kv_heads=1, tensor_parallel_size=4),
+            replace(SPLIT, kv_heads=1),
+            "cannot be split so",
+        ),
+        (
+            ranks(SPLIT, 2),
+            replace(SPLIT, layout="Full:16x64:BNHC"),
+            "layout: Full:16x64:BHNC != Full:16x64:BNHC",
+        ),
+        (ranks(SPLIT, 2), replace(SPLIT, dtype="fp8"), "dtype: bfloat16 != fp8"),
+    ],
+)
+def test_tensor_parallel_sizes_that_cannot_exchange_kv_are_refused_with_the_reason(
+    mine: KvLayout, theirs: KvLayout, shown: str
+) -> None:
+    assert any(shown in difference for difference in mine.differences(theirs))
+    assert theirs.differences(mine)
 
 
 def test_one_peer_is_enough_to_say_why_and_the_worker_itself_is_none() -> None:

@@ -121,6 +121,26 @@ def test_a_prefix_in_a_lower_tier_is_fetched_where_that_is_faster_than_computing
     assert terms(plan, "prefill", "p1", places)["load_s"] == pytest.approx(512 * 100 * 1e-9)
     assert terms(plan, "prefill", "p1", places)["prefill_s"] == pytest.approx(0.488)
     assert plan.predicted_cached_tokens == 512
+    assert plan.predicted_tier_tokens == (512, 0, 0)
+
+
+def test_a_plan_says_how_much_is_to_come_from_each_tier(decide: Decide) -> None:
+    some = place("p", P, cached_tokens=100, tier_tokens=(200, 0, 300))
+    plan = decide(some, place("d", D))
+    assert (plan.predicted_cached_tokens, plan.predicted_tier_tokens) == (600, (200, 0, 300))
+    slow = {"tier_byte_s": (1e-9, 1e-8, 1e-4)}
+    plan = decide(some | slow, place("d", D))
+    assert (plan.predicted_cached_tokens, plan.predicted_tier_tokens) == (300, (200, 0, 0))
+
+
+@pytest.mark.parametrize("name", ["round_robin", "least_loaded"])
+def test_policies_that_weigh_no_tiers_have_what_is_there_fetched(
+    name: str, make_candidates: MakeCandidates
+) -> None:
+    known = place("p", cached_tokens=16, tier_tokens=(32, 48, 64))
+    plan = policy(name, "never").decide(request(), make_candidates(known), 0.0)
+    assert plan is not None
+    assert (plan.predicted_cached_tokens, plan.predicted_tier_tokens) == (160, (32, 48, 64))
 
 
 def test_a_prefix_in_a_tier_slower_than_the_engine_is_computed_again(decide: Decide) -> None:

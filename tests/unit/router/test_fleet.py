@@ -423,8 +423,9 @@ def test_a_worker_that_is_gone_takes_its_report_along(stage: Stage) -> None:
 # -- rates -----------------------------------------------------------------------------------------
 
 
-def test_measured_rates_reach_all_ranks_of_their_worker_and_no_other(stage: Stage) -> None:
-    stage.join("a", "b", ranks=2)
+def test_measured_rates_reach_all_ranks_of_their_worker_and_no_other_pool(stage: Stage) -> None:
+    stage.join("a", ranks=2)
+    stage.join("b", role=P, ranks=2)
     for _ in range(50):
         usage = Usage(prompt_tokens=1000, output_tokens=1)
         stage.fleet.measured(Target("a", 1), usage, Timings(prefill_s=3.0))

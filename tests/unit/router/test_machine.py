@@ -57,11 +57,12 @@ class Stage:
     def __init__(self, make_identity: MakeIdentity, disaggregation: str = "always", **limits: int) -> None:
         self.make_identity = make_identity
         self.now = 0.0
+        self.rates = RateBook(lambda _: Rates())
         self.machine = RequestMachine(
             Fleet(
                 make_policy("cost", disaggregation, Random(0)),
                 FleetIndex(capacity_blocks=1000, predicted_blocks=1000, predicted_ttl_s=1000.0),
-                RateBook(lambda _: Rates()),
+                self.rates,
                 hash_blocks=hash_blocks,
                 expected_output_tokens=16,
             ),
@@ -83,11 +84,18 @@ class Stage:
     def say(self, worker_id: str, *deltas: Delta) -> list[Effect]:
         return self.tell(Step(worker_id, StepBatch(deltas)))
 
+    def offered(self, worker_id: str, name: str = "r") -> list[Effect]:
+        return self.say(worker_id, Delta(name, 0, handoff=handoff_of(name)))
+
     def prefilled(self, worker_id: str, name: str = "r", cached: int = 0) -> list[Effect]:
-        handoff = KvHandoff(f"lease-{name}", 1, 20.0, 5, b"ticket")
+        handoff = handoff_of(name)
         usage = Usage(prompt_tokens=20, cached_tokens=cached, output_tokens=1)
         delta = Delta(name, 0, (1,), finish=FinishReason.LENGTH, last=True, usage=usage, handoff=handoff)
         return self.say(worker_id, delta)
+
+
+def handoff_of(name: str) -> KvHandoff:
+    return KvHandoff(f"lease-{name}", 1, 20.0, 5, b"ticket")
 
 
 def only(effects: list[Effect], kind: type[T]) -> T:

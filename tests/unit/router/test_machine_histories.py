@@ -96,6 +96,7 @@ class FakeWorker:
     sent: dict[str, list[int]] = field(default_factory=dict)
     done: dict[str, set[int]] = field(default_factory=dict)
     leases: set[str] = field(default_factory=set)
+    early: dict[str, KvHandoff] = field(default_factory=dict)
     used_ids: set[str] = field(default_factory=set)
 
 
@@ -117,6 +118,8 @@ class Histories(RuleBasedStateMachine):
         self.now = 0.0
         self.count = 0
         self.epochs = 0
+        self.offers = 0
+        self.unoffered: list[tuple[str, str]] = []
         self.up: dict[str, FakeWorker] = {}
         self.open: dict[str, list[int]] = {}
         self.prompts: dict[str, list[int]] = {}
@@ -137,6 +140,8 @@ class Histories(RuleBasedStateMachine):
                 worker = self.up[worker_id]
                 assert request.request_id not in worker.legs
                 assert (request.handoff is not None) == (request.leg is Leg.DECODE)
+                if request.handoff is not None:
+                    assert any(request.handoff.lease_id in up.leases for up in self.up.values())
                 name = request.request_id.partition("~")[0]
                 self.check_start(name, request)
                 known = request.continuation.output_tokens if request.continuation else 0
@@ -174,6 +179,9 @@ class Histories(RuleBasedStateMachine):
         worker = self.up[worker_id]
         if delta.last:
             worker.legs.pop(delta.request_id)
+            offered = worker.early.pop(delta.request_id, None)
+            if offered is not None and delta.handoff is None:
+                worker.leases.discard(offered.lease_id)
         if delta.handoff is not None:
             worker.leases.add(delta.handoff.lease_id)
         load = EngineLoad(running=len(worker.legs), kv_usage=0.5) if self.count % 2 else None
@@ -276,19 +284,29 @@ class Histories(RuleBasedStateMachine):
 
     # -- engines --
 
+    def offer(self, worker_id: str, name: str) -> KvHandoff:
+        """A lease as no other one was."""
+        self.offers += 1
+        return KvHandoff(f"{name}/{worker_id}/{self.offers}", 1, 4.0, 1, b"")
+
     @precondition(lambda self: self.has(Leg.PREFILL))
-    @rule(data=st.data(), how=st.sampled_from(["done", "done", "token", "no_kv", "error", "refused"]))
+    @rule(
+        data=st.data(), how=st.sampled_from(["done", "done", "early", "token", "no_kv", "error", "refused"])
+    )
     def prefill_leg(self, data: st.DataObject, how: str) -> None:
         worker_id, leg = self.some_leg(data, {Leg.PREFILL})
         name, size = leg.request_id, len(leg.tokens)
+        early = self.up[worker_id].early
         if how == "token":
             self.say(worker_id, Delta(name, 0, (9,)))
+        elif how == "early":
+            early.setdefault(name, self.offer(worker_id, name))
+            self.say(worker_id, Delta(name, 0, handoff=early[name]))
         elif how in ("error", "refused"):
             code = "worker_failed" if how == "error" else "context_length_exceeded"
             self.say(worker_id, Delta(name, 0, finish=FinishReason.ERROR, last=True, error=code))
         else:
-            lease = f"{name}/{worker_id}/{self.count}/{self.now}/{self.submissions[name.partition('~')[0]]}"
-            handoff = KvHandoff(lease, 1, 20.0, 1, b"") if how == "done" else None
+            handoff = (early.get(name) or self.offer(worker_id, name)) if how == "done" else None
             usage, timings = Usage(size, 0, 0, 0, 1), Timings(prefill_s=0.01)
             finish = FinishReason.LENGTH
             self.say(
@@ -325,11 +343,16 @@ class Histories(RuleBasedStateMachine):
 
     @precondition(lambda self: self.has(Leg.DECODE, Leg.FULL))
     @rule(
-        data=st.data(), finish=st.sampled_from([FinishReason.ERROR, FinishReason.ABORT]), last=st.booleans()
+        data=st.data(),
+        finish=st.sampled_from([FinishReason.ERROR, FinishReason.ABORT]),
+        error=st.sampled_from([None, "transfer_failed"]),
+        last=st.booleans(),
     )
-    def decode_leg_fails(self, data: st.DataObject, finish: FinishReason, last: bool) -> None:
+    def decode_leg_fails(
+        self, data: st.DataObject, finish: FinishReason, error: str | None, last: bool
+    ) -> None:
         worker_id, leg = self.some_leg(data, {Leg.DECODE, Leg.FULL})
-        self.say(worker_id, Delta(leg.request_id, 0, finish=finish, last=last))
+        self.say(worker_id, Delta(leg.request_id, 0, finish=finish, error=error, last=last))
 
     @precondition(lambda self: self.has(Leg.DECODE, Leg.FULL))
     @rule(data=st.data(), offset=st.integers(-1, 6), index=st.integers(-1, 2), last=st.booleans())
@@ -387,6 +410,25 @@ class Histories(RuleBasedStateMachine):
         assert not any(up.leases for up in self.up.values())
 
 
+class EarlyHistories(Histories):
+    """Every prompt is offered before it is computed."""
+
+    def perform(self, effect: Effect) -> None:
+        super().perform(effect)
+        if isinstance(effect, SubmitTo) and effect.request.leg is Leg.PREFILL:
+            self.unoffered.append((effect.worker_id, effect.request.request_id))
+
+    def feed(self, event: Event) -> list[Effect]:
+        effects = super().feed(event)
+        while self.unoffered:
+            worker_id, name = self.unoffered.pop()
+            up = self.up[worker_id]
+            if name in up.legs:
+                up.early[name] = self.offer(worker_id, name)
+                self.say(worker_id, Delta(name, 0, handoff=up.early[name]))
+        return effects
+
+
 class AutoHistories(Histories):
     disaggregation = "auto"
 
@@ -396,8 +438,9 @@ class AggregatedHistories(Histories):
 
 
 TestAlways = Histories.TestCase
+TestEarly = EarlyHistories.TestCase
 TestAuto = AutoHistories.TestCase
 TestNever = AggregatedHistories.TestCase
-TestAlways.settings = TestAuto.settings = TestNever.settings = settings(
+TestAlways.settings = TestEarly.settings = TestAuto.settings = TestNever.settings = settings(
     max_examples=200, stateful_step_count=50, deadline=None
 )

@@ -10,9 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvasir.core.identity import Hardware, KvLayout, WorkerIdentity
+from kvasir.core.kv import Medium, TierLoad
 from kvasir.core.requests import Timings, Usage
 from kvasir_router.decide import RateBook, Rates, rates_of
-from kvasir_router.decide.rates import LinearFit, contention
+from kvasir_router.decide.fits import LinearFit
+from kvasir_router.decide.rates import contention
 
 MakeIdentity = Callable[..., WorkerIdentity]
 
@@ -24,13 +26,14 @@ PRIOR = Rates(
     transfer_fixed_s=0.0,
     transfer_byte_s=1e-6,
 )
+MIB = 1 << 20
 
 
 @pytest.fixture
 def book(make_identity: MakeIdentity) -> RateBook:
     book = RateBook(lambda identity: PRIOR)
     book.join("w", make_identity("w"))
-    book.join("other", make_identity("other"))
+    book.join("other", replace(make_identity("other"), pool="another"))
     return book
 
 
@@ -51,6 +54,10 @@ def prefill_s(rates: Rates, tokens: int) -> float:
 
 def step_s(rates: Rates, streams: int) -> float:
     return rates.step_fixed_s + streams * rates.step_stream_s
+
+
+def tier(medium: Medium, loads: int, seconds: float, loaded: int) -> TierLoad:
+    return TierLoad(medium, loads=loads, load_s=seconds, loaded_bytes=loaded)
 
 
 def test_the_priors_of_an_8b_model_on_an_h100_are_of_the_order_that_people_measure(
@@ -97,12 +104,131 @@ def test_rates_start_at_the_prior_and_follow_measurements(book: RateBook) -> Non
     assert book.rates("other") == PRIOR
 
 
-def test_a_worker_that_joins_again_begins_anew(book: RateBook, make_identity: MakeIdentity) -> None:
+def test_workers_of_one_pool_and_hardware_have_equal_rates_however_late_they_join(
+    book: RateBook, make_identity: MakeIdentity
+) -> None:
+    book.join("idle", make_identity("idle"))
+    for tokens in (100, 2000, 400, 1000) * 6:
+        book.observe("w", Usage(prompt_tokens=tokens), Timings(prefill_s=tokens * 0.0001), streams=0)
+        assert prefill_s(book.rates("idle"), 500) < 1.5 * prefill_s(book.rates("w"), 500)
+    late = book.join("late", make_identity("late"))
+    assert late == book.join("later", make_identity("later"))
+    for rates in (late, book.rates("idle")):
+        assert prefill_s(rates, 1000) == pytest.approx(0.1, rel=0.15)
+    elsewhere = replace(make_identity("gpu"), hardware=Hardware("H200", 1, 9.9e14, 4.8e12))
+    assert book.join("gpu", elsewhere) == book.rates("other") == PRIOR
+
+
+def test_all_that_a_pool_measures_is_believed_of_those_that_have_measured_nothing(
+    book: RateBook, make_identity: MakeIdentity
+) -> None:
+    book.join("idle", make_identity("idle"))
+    usage = Usage(prompt_tokens=2000, transferred_tokens=1000, transferred_bytes=10**8, output_tokens=11)
+    timings = Timings(prefill_s=9.0, transfer_s=9.0, decode_s=9.0)
+    changed = book.observe("w", usage, timings, streams=3)
+    changed |= book.loaded("w", [tier(medium, 1, 9.0, MIB) for medium in (Medium.CPU, Medium.REMOTE)])
+    assert changed == {"w", "idle"}
+    idle = book.rates("idle")
+    assert prefill_s(idle, 1000) > 5.0 * prefill_s(PRIOR, 1000)
+    assert step_s(idle, 3) > 5.0 * step_s(PRIOR, 3)
+    assert idle.transfer_byte_s != PRIOR.transfer_byte_s
+    assert [a > b for a, b in zip(idle.tier_fixed_s, PRIOR.tier_fixed_s, strict=True)] == [True, False, True]
+
+
+def test_a_worker_that_differs_from_its_pool_is_known_by_its_own_measurements(
+    book: RateBook, make_identity: MakeIdentity
+) -> None:
+    book.join("slow", make_identity("slow"))
+    book.observe("slow", Usage(prompt_tokens=1000), Timings(prefill_s=0.4), streams=0)
+    for _ in range(40):
+        book.observe("w", Usage(prompt_tokens=1000), Timings(prefill_s=0.1), streams=0)
+        book.observe("slow", Usage(prompt_tokens=1000), Timings(prefill_s=0.4), streams=0)
+    assert prefill_s(book.rates("w"), 1000) == pytest.approx(0.1, rel=0.2)
+    assert prefill_s(book.rates("slow"), 1000) == pytest.approx(0.4, rel=0.1)
+
+
+def test_workers_that_hardly_differ_have_the_same_rates_to_the_last_digit(
+    book: RateBook, make_identity: MakeIdentity
+) -> None:
+    book.join("peer", make_identity("peer"))
+    for number in range(40):
+        for worker_id in ("w", "peer"):
+            seconds = 0.1 + 0.005 * ((number + (worker_id == "peer")) % 2)
+            book.observe(worker_id, Usage(prompt_tokens=1000), Timings(prefill_s=seconds), streams=0)
+            assert book.rates("w") == book.rates("peer") or number < 8
+    assert prefill_s(book.rates("w"), 1000) == pytest.approx(0.1025, rel=0.1)
+
+
+def test_what_hardly_changes_is_not_told_to_many_workers_all_the_time(
+    book: RateBook, make_identity: MakeIdentity
+) -> None:
+    for number in range(60):
+        book.join(f"idle-{number}", make_identity(f"idle-{number}"))
+    told = [
+        len(book.observe("w", Usage(prompt_tokens=1000), Timings(prefill_s=0.1), streams=0))
+        for _ in range(100)
+    ]
+    assert told[0] == 61
+    assert told[20:].count(0) >= 78
+
+
+def test_those_who_measure_nothing_follow_their_pool_for_as_long(
+    book: RateBook, make_identity: MakeIdentity
+) -> None:
+    book.join("idle", make_identity("idle"))
+    for seconds in [1.0] * 50 + [3.0] * 200:
+        book.observe("w", Usage(prompt_tokens=1000), Timings(prefill_s=seconds), streams=0)
+    assert prefill_s(book.rates("idle"), 1000) == pytest.approx(3.0, rel=0.05)
+
+
+def test_a_worker_that_joins_again_begins_with_what_its_pool_has_measured(
+    book: RateBook, make_identity: MakeIdentity
+) -> None:
     book.observe("w", Usage(prompt_tokens=100), Timings(prefill_s=9.0), streams=0)
-    assert book.rates("w") != PRIOR
     book.forget("w")
-    assert book.join("w", make_identity("w")) == PRIOR
-    assert book.rates("w") == PRIOR
+    with pytest.raises(KeyError):
+        book.rates("w")
+    assert prefill_s(book.join("w", make_identity("w")), 100) == pytest.approx(9.0, rel=0.3)
+
+
+def test_pools_without_workers_are_not_remembered_for_ever(
+    book: RateBook, make_identity: MakeIdentity
+) -> None:
+    for number in range(200):
+        identity = replace(make_identity("x"), pool=f"pool-{number}")
+        book.join("x", identity)
+        book.observe("x", Usage(prompt_tokens=100), Timings(prefill_s=9.0), streams=0)
+        book.forget("x")
+    assert book.join("x", replace(make_identity("x"), pool="pool-0")) == PRIOR
+    assert book.join("y", replace(make_identity("y"), pool="pool-199")) != PRIOR
+
+
+def test_each_tiers_rate_is_learned_from_what_its_counters_have_grown_by(book: RateBook) -> None:
+    loads, seconds, loaded = 0, 0.0, 0
+    for size in (1, 64, 4, 16) * 10:
+        loads, loaded = loads + 2, loaded + 2 * size * MIB
+        seconds += 2 * (0.004 + size * MIB * 1e-9)
+        book.loaded("w", [tier(Medium.DISK, loads, seconds, loaded)])
+    rates = book.rates("w")
+    took = rates.tier_fixed_s[1] + 32 * MIB * rates.tier_byte_s[1]
+    assert took == pytest.approx(0.004 + 32 * MIB * 1e-9, rel=0.05)
+    assert rates.tier_fixed_s[0] == PRIOR.tier_fixed_s[0]
+    assert rates.tier_byte_s[2] == PRIOR.tier_byte_s[2]
+
+
+def test_a_tier_that_has_loaded_nothing_since_says_nothing(book: RateBook) -> None:
+    report = [tier(Medium.CPU, 3, 0.5, 3 * MIB)]
+    assert book.loaded("w", report) == {"w"}
+    assert book.loaded("w", report) == set()
+    assert book.loaded("w", [tier(Medium.REMOTE, 0, 0.0, 0)]) == set()
+
+
+def test_counters_that_begin_anew_are_not_taken_for_a_load_of_less_than_nothing(book: RateBook) -> None:
+    book.loaded("w", [tier(Medium.CPU, 100, 50.0, 100 * MIB)])
+    for loads in range(1, 20):
+        book.loaded("w", [tier(Medium.CPU, loads, 2.0 * loads, loads * MIB)])
+    rates = book.rates("w")
+    assert rates.tier_fixed_s[0] + MIB * rates.tier_byte_s[0] == pytest.approx(2.0, rel=0.15)
 
 
 def test_rates_follow_a_worker_that_becomes_slower(book: RateBook) -> None:
@@ -113,7 +239,8 @@ def test_rates_follow_a_worker_that_becomes_slower(book: RateBook) -> None:
 
 def test_cached_and_transferred_tokens_are_not_taken_for_computed_ones(book: RateBook) -> None:
     usage = Usage(prompt_tokens=1000, cached_tokens=400, transferred_tokens=600, transferred_bytes=10**6)
-    rates = book.observe("w", usage, Timings(prefill_s=5.0, transfer_s=0.5), streams=0)
+    book.observe("w", usage, Timings(prefill_s=5.0, transfer_s=0.5), streams=0)
+    rates = book.rates("w")
     assert prefill_s(rates, 1000) == prefill_s(PRIOR, 1000)
     assert rates.transfer_byte_s != PRIOR.transfer_byte_s
 
@@ -122,16 +249,16 @@ def test_steps_are_learned_from_the_batch_they_ran_in(book: RateBook) -> None:
     for streams in (1, 8, 16, 4) * 10:
         usage = Usage(prompt_tokens=10, output_tokens=11)
         timings = Timings(decode_s=10 * (0.02 + 0.002 * streams))
-        rates = book.observe("w", usage, timings, streams=streams)
-    assert step_s(rates, 32) == pytest.approx(0.084, rel=0.03)
+        book.observe("w", usage, timings, streams=streams)
+    assert step_s(book.rates("w"), 32) == pytest.approx(0.084, rel=0.03)
 
 
 def test_a_prompt_among_streams_is_not_taken_for_a_slow_one(book: RateBook) -> None:
     """2,048 tokens in one step beside 20 streams take 30 ms more than alone."""
     for _ in range(100):
         usage = Usage(prompt_tokens=2048, output_tokens=1)
-        rates = book.observe("w", usage, Timings(prefill_s=2.048 + 0.03), streams=20)
-    assert prefill_s(rates, 2048) == pytest.approx(2.048, rel=0.01)
+        book.observe("w", usage, Timings(prefill_s=2.048 + 0.03), streams=20)
+    assert prefill_s(book.rates("w"), 2048) == pytest.approx(2.048, rel=0.01)
 
 
 def test_prompts_and_steps_are_told_apart_though_neither_is_ever_seen_alone(book: RateBook) -> None:
@@ -140,7 +267,8 @@ def test_prompts_and_steps_are_told_apart_though_neither_is_ever_seen_alone(book
     for _ in range(400):
         usage = Usage(prompt_tokens=20_480, output_tokens=101)
         timings = Timings(prefill_s=10 * (chunk + step), decode_s=100 * (step + 0.8 * chunk))
-        rates = book.observe("w", usage, timings, streams=streams + 1, beside_tokens=80 * 2048)
+        book.observe("w", usage, timings, streams=streams + 1, beside_tokens=80 * 2048)
+    rates = book.rates("w")
     assert prefill_s(rates, 20_480) == pytest.approx(10 * chunk, rel=0.1)
     assert step_s(rates, streams) == pytest.approx(step, rel=0.35)
 

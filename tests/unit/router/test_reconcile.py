@@ -17,9 +17,17 @@ PATIENCE = ReconcileLimits().patience
 
 
 def judge(
-    reconciler: Reconciler, foreseen: int, found: int, *, prompt: int = 1000, picture: Picture = EXACT
+    reconciler: Reconciler,
+    foreseen: int,
+    found: int,
+    *,
+    prompt: int = 1000,
+    picture: Picture = EXACT,
+    remote: int = 0,
 ) -> Verdict | None:
-    return reconciler.observe("w", picture, prompt_tokens=prompt, foreseen=foreseen, found=found)
+    return reconciler.observe(
+        "w", picture, prompt_tokens=prompt, foreseen=foreseen, found=found, remote=remote
+    )
 
 
 def first_verdict(reconciler: Reconciler, foreseen: int, found: int, most: int) -> tuple[int, Verdict] | None:
@@ -55,6 +63,21 @@ def test_hits_that_nobody_foresaw_are_errors_too() -> None:
     found = first_verdict(Reconciler(), 0, 640, 200)
     assert found is not None
     assert not found[1].void
+
+
+@pytest.mark.parametrize("found", [200, 550, 900])
+def test_what_a_remote_store_has_dropped_is_not_held_against_the_worker(found: int) -> None:
+    reconciler = Reconciler()
+    for _ in range(200):
+        assert judge(reconciler, 900, found, remote=700) is None
+    assert reconciler.errors("w").ratio == 0.0
+
+
+@pytest.mark.parametrize(("found", "wrong"), [(0, 200), (1000, 100)])
+def test_what_is_missing_beyond_that_is_an_error_of_so_much(found: int, wrong: int) -> None:
+    reconciler = Reconciler()
+    judge(reconciler, 900, found, remote=700)
+    assert reconciler.errors("w").tokens == wrong
 
 
 def test_the_verdict_is_given_once() -> None:

@@ -17,7 +17,7 @@ from statistics import mean
 import pytest
 
 from kvasir.core.identity import WorkerIdentity
-from kvasir.core.requests import EngineLoad, Request, Sampling, SloClass, token_ids
+from kvasir.core.requests import EngineLoad, Request, Role, Sampling, SloClass, Timings, Usage, token_ids
 from kvasir.ports.routing import Candidates, Plan, RequestView, RoutingPolicy, Target
 from kvasir_router.decide import CostPolicy, Disaggregation, RateBook, Rates
 from kvasir_router.fleet import Charges, Fleet
@@ -254,6 +254,40 @@ def test_routers_that_see_the_same_late_reports_do_not_stampede(world: MakeWorld
     naive_piles = worst_pile(naive, routers=routers, rate=16.0, seconds=60, seed=1)
     assert ours_piles <= 3.5
     assert naive_piles > 1.15 * ours_piles
+
+
+@pytest.mark.parametrize("faster", [0.2, 1.0, 5.0], ids=["slower", "as foreseen", "faster"])
+@pytest.mark.parametrize("decoders", [2, 5])
+def test_idle_workers_of_a_pool_share_its_requests_though_one_was_measured_first(
+    make_identity: MakeIdentity, decoders: int, faster: float
+) -> None:
+    """Whatever the roofline was wrong by: what one has measured is believed of all."""
+    index = FleetIndex(capacity_blocks=10**6, predicted_blocks=10**6, predicted_ttl_s=1e6)
+    policy = CostPolicy(Disaggregation.ALWAYS, Random(1))
+    fleet = Fleet(
+        policy,
+        index,
+        RateBook(lambda identity: RATES),
+        hash_blocks=lambda request, size: array("Q"),
+        expected_output_tokens=OUTPUT,
+    )
+    fleet.add("p", make_identity("p", Role.PREFILL), 0.0)
+    for number in range(decoders):
+        fleet.add(f"d{number}", make_identity(f"d{number}", Role.DECODE), 0.0)
+    served: Counter[str] = Counter()
+    step_s = (RATES.step_fixed_s + RATES.step_stream_s) / faster
+    for number in range(40 * decoders):
+        request = Request(f"r{number}", "m", token_ids(range(100)), Sampling(max_tokens=OUTPUT))
+        plan = fleet.plan(request, array("Q"), 0.0)
+        assert plan is not None
+        served[plan.decode.worker_id] += 1
+        charges = fleet.commit(request, array("Q"), plan, 0.0)
+        usage = Usage(100, transferred_tokens=99, transferred_bytes=1584, output_tokens=OUTPUT)
+        timings = Timings(transfer_s=0.003 / faster, decode_s=(OUTPUT - 1) * step_s)
+        fleet.measured(plan.decode, usage, timings, charges)
+        for target in list(charges):
+            fleet.settle(charges, target, replace(charges[target]))
+    assert min(served[f"d{number}"] for number in range(decoders)) >= 20
 
 
 def void(_: object) -> None:

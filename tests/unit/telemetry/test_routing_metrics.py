@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 from prometheus_client import CollectorRegistry
 
-from kvasir.core.kv import KvState, KvStatus
-from kvasir.core.requests import SloClass, Usage
+from kvasir.core.kv import KvState, KvStatus, Medium, TierLoad
+from kvasir.core.requests import EngineLoad, SloClass, Usage
 from kvasir.native import TreeStats
 from kvasir.ports.router import Books, HealthView, RequestSummary, WorkerView
 from kvasir.telemetry.metrics import Metrics
@@ -54,6 +54,51 @@ def test_a_workers_cache_shows_its_state_blocks_and_resyncs(metrics: Metrics) ->
         assert line in text
     metrics.workers([])
     assert 'worker="w"' not in shown(metrics)
+
+
+def test_a_workers_tiers_show_what_they_hold_what_they_gave_and_whether_they_work(metrics: Metrics) -> None:
+    cpu = TierLoad(
+        Medium.CPU,
+        blocks=1,
+        bytes_used=2,
+        bytes_capacity=3,
+        loads=4,
+        loaded_blocks=5,
+        loaded_bytes=6,
+        load_s=7.5,
+        stored_blocks=8,
+        stored_bytes=9,
+        evicted_blocks=10,
+        corrupt_blocks=11,
+        dropped_blocks=12,
+        failures=13,
+    )
+    load = EngineLoad(swapped_in=14, recomputed=15, tiers=(cpu, TierLoad(Medium.REMOTE, trouble="refused")))
+    metrics.workers([WorkerView("w", "a", "decode", "ready", load=load)])
+    text = shown(metrics)
+    where = '{pool="decode",tier="cpu",worker="w"}'
+    for line in (
+        f"kvasir_worker_tier_blocks{where} 1.0",
+        f"kvasir_worker_tier_bytes{where} 2.0",
+        f"kvasir_worker_tier_capacity_bytes{where} 3.0",
+        f"kvasir_worker_tier_up{where} 1.0",
+        'kvasir_worker_tier_up{pool="decode",tier="remote",worker="w"} 0.0',
+        f"kvasir_worker_tier_loads_total{where} 4.0",
+        f"kvasir_worker_tier_loaded_blocks_total{where} 5.0",
+        f"kvasir_worker_tier_loaded_bytes_total{where} 6.0",
+        f"kvasir_worker_tier_load_seconds_total{where} 7.5",
+        f"kvasir_worker_tier_stored_blocks_total{where} 8.0",
+        f"kvasir_worker_tier_stored_bytes_total{where} 9.0",
+        f"kvasir_worker_tier_evicted_blocks_total{where} 10.0",
+        f"kvasir_worker_tier_corrupt_blocks_total{where} 11.0",
+        f"kvasir_worker_tier_dropped_blocks_total{where} 12.0",
+        f"kvasir_worker_tier_failures_total{where} 13.0",
+        'kvasir_worker_swapped_in_total{pool="decode",worker="w"} 14.0',
+        'kvasir_worker_recomputed_total{pool="decode",worker="w"} 15.0',
+    ):
+        assert line in text
+    metrics.workers([])
+    assert "tier=" not in shown(metrics)
 
 
 def test_a_worker_that_is_only_connecting_has_no_cache_series(metrics: Metrics) -> None:
@@ -151,6 +196,13 @@ def test_the_books_show_what_runs_what_is_accounted_and_whether_they_agree(metri
         assert line in text
     metrics.track_books(lambda: Books(in_flight=3, running=2, queued=1, accounted=1, leases=1))
     assert "kvasir_router_books_balanced 0.0" in shown(metrics)
+
+
+def test_tokens_from_tiers_are_a_part_of_the_cached_ones(metrics: Metrics) -> None:
+    metrics.request_finished(replace(GOOD, usage=replace(GOOD.usage, tier_tokens=48)))
+    text = shown(metrics)
+    assert 'kvasir_cached_tokens_total{model="m"} 64.0' in text
+    assert 'kvasir_tier_tokens_total{model="m"} 48.0' in text
 
 
 def test_migrations_are_counted_apart_from_retries(metrics: Metrics) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields, replace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 
 from kvasir.core.errors import ProtocolError
 from kvasir.core.identity import KvLayout, WorkerIdentity
+from kvasir.core.kv import KvBatch, Medium, TierLoad
 from kvasir.core.link import payload_bytes
 from kvasir.core.messages import (
     Abort,
@@ -42,7 +44,7 @@ from kvasir.core.requests import (
     token_ids,
 )
 from kvasir.wire.codec import decode_to_router, decode_to_worker, encode_to_router, encode_to_worker
-from kvasir.wire.v1 import requests_pb2, session_pb2
+from kvasir.wire.v1 import identity_pb2, requests_pb2, session_pb2
 
 U32 = st.integers(0, 2**32 - 1)
 U64 = st.integers(0, 2**64 - 1)
@@ -94,6 +96,7 @@ REQUEST = st.builds(
     priority=I64,
     data_parallel_rank=st.none() | U32,
     trace_context=TEXT,
+    tier_tokens=U32,
 ) | st.builds(
     EngineRequest,
     request_id=IDENT,
@@ -120,20 +123,26 @@ DELTA = st.builds(
         transferred_tokens=U32,
         transferred_bytes=U64,
         output_tokens=U32,
+        tier_tokens=U32,
     ),
-    timings=st.none() | st.builds(Timings, queue_s=REAL, prefill_s=REAL, transfer_s=REAL, decode_s=REAL),
+    timings=st.none() | st.builds(Timings, **{f.name: REAL for f in fields(Timings)}),
     handoff=st.none() | HANDOFF,
     error=st.none() | TEXT,
     error_message=st.none() | TEXT,
 )
-LOAD = st.builds(
-    EngineLoad,
-    running=U32,
-    waiting=U32,
-    kv_usage=REAL,
-    **{f.name: U64 for f in fields(EngineLoad) if f.name not in ("running", "waiting", "kv_usage")},
-)
-BATCH = st.builds(StepBatch, deltas=tuples(DELTA), load=st.none() | LOAD)
+LOWER = [medium for medium in Medium if medium is not Medium.DEVICE]
+
+
+def tier(medium: st.SearchStrategy[Medium]) -> st.SearchStrategy[TierLoad]:
+    special = {"medium": medium, "load_s": REAL, "trouble": TEXT}
+    return st.builds(TierLoad, **{f.name: special.get(f.name, U64) for f in fields(TierLoad)})
+
+
+TIERS = st.lists(tier(st.sampled_from(LOWER)), max_size=3, unique_by=lambda one: one.medium).map(tuple)
+SPECIAL = {"running": U32, "waiting": U32, "kv_usage": REAL, "tiers": TIERS}
+LOAD = st.builds(EngineLoad, **{f.name: SPECIAL.get(f.name, U64) for f in fields(EngineLoad)})
+KV = st.builds(KvBatch, epoch=U64, sequence=U64, log=st.binary(max_size=40))
+BATCH = st.builds(StepBatch, deltas=tuples(DELTA), load=st.none() | LOAD, kv=st.none() | KV)
 ROUTER_FRAME = st.builds(
     RouterFrame,
     seq=U64,
@@ -182,6 +191,10 @@ IDENTITY = st.builds(
     data_parallel_size=U32,
     protocol_version=U32,
     hash_version=U32,
+    reports_kv=st.booleans(),
+    model_parameters=U64,
+    model_bytes=U64,
+    shared_tier=TEXT,
 )
 WELCOME = st.builds(Welcome, session_id=TEXT, resumed=st.booleans(), received_seq=U64, identity=IDENTITY)
 
@@ -254,6 +267,42 @@ def test_a_welcome_with_an_unknown_role_is_a_protocol_error() -> None:
     message = session_pb2.SessionResponse(welcome=session_pb2.Welcome(session_id="s"))
     with pytest.raises(ProtocolError, match="role: unknown value 0"):
         decode_to_router(message.SerializeToString())
+
+
+@pytest.mark.parametrize(
+    ("ours", "message"),
+    [
+        (WorkerIdentity, identity_pb2.WorkerIdentity),
+        (KvLayout, identity_pb2.KvLayout),
+        (EngineRequest, requests_pb2.EngineRequest),
+        (Sampling, requests_pb2.Sampling),
+        (KvHandoff, requests_pb2.KvHandoff),
+        (Usage, requests_pb2.Usage),
+        (Timings, requests_pb2.Timings),
+        (EngineLoad, requests_pb2.EngineLoad),
+        (TierLoad, requests_pb2.TierLoad),
+    ],
+)
+def test_what_is_said_has_a_field_on_the_wire_for_all_of_it(ours: Any, message: Any) -> None:
+    assert {one.name for one in fields(ours)} == {one.name for one in message.DESCRIPTOR.fields}
+
+
+def batch_with(load: requests_pb2.EngineLoad) -> bytes:
+    frame = session_pb2.WorkerFrame(seq=1, step_batch=requests_pb2.StepBatch(load=load))
+    return bytes(session_pb2.SessionResponse(frame=frame).SerializeToString())
+
+
+@pytest.mark.parametrize("medium", [0, 4])
+def test_a_tier_that_is_no_medium_below_the_device_is_a_protocol_error(medium: int) -> None:
+    load = requests_pb2.EngineLoad(tiers=[requests_pb2.TierLoad(medium=medium)])
+    with pytest.raises(ProtocolError, match=f"tier: unknown value {medium}"):
+        decode_to_router(batch_with(load))
+
+
+def test_two_tiers_of_one_medium_are_a_protocol_error() -> None:
+    load = requests_pb2.EngineLoad(tiers=[requests_pb2.TierLoad(medium=2)] * 2)
+    with pytest.raises(ProtocolError, match="two tiers of one medium"):
+        decode_to_router(batch_with(load))
 
 
 def test_a_message_of_no_known_kind_is_a_protocol_error() -> None:

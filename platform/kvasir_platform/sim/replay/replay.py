@@ -21,7 +21,7 @@ from kvasir.ports.routing import Plan, RoutingPolicy, Target
 from kvasir_platform.sim.replay.cache import BlockCache
 from kvasir_platform.sim.replay.outcome import Outcome, WorkerOutcome
 from kvasir_platform.sim.replay.replica import MODEL, Replica
-from kvasir_platform.sim.replay.trace import Trace
+from kvasir_platform.sim.replay.trace import BLOCK_TOKENS, Trace
 from kvasir_platform.sim.replay.worker import Happened, Job, SimWorker
 from kvasir_router.decide import RateBook
 from kvasir_router.fleet import Charges, Fleet, Work
@@ -303,6 +303,7 @@ def _usage(job: Job) -> Usage:
         transferred_tokens=pulled,
         transferred_bytes=job.moved_bytes,
         output_tokens=1 if job.leg is Leg.PREFILL else request.output_tokens,
+        tier_tokens=job.hit.from_cpu * BLOCK_TOKENS,
     )
 
 
@@ -311,7 +312,8 @@ def _timings(job: Job) -> Timings:
     decode = job.leg is Leg.DECODE
     return Timings(
         queue_s=job.started_s - job.queued_s,
-        prefill_s=0.0 if decode else until_prompt,
+        prefill_s=0.0 if decode else until_prompt - job.load_s,
         transfer_s=until_prompt if decode else 0.0,
         decode_s=job.finished_s - job.computed_s,
+        tier_s=job.load_s,
     )

@@ -18,6 +18,7 @@ from collections import deque
 from dataclasses import dataclass
 from heapq import heappop, heappush
 
+from kvasir.core.kv import Medium, TierLoad
 from kvasir.core.requests import EngineLoad, Leg
 from kvasir_platform.sim.replay.cache import BlockCache, Hit
 from kvasir_platform.sim.replay.replica import Replica
@@ -34,7 +35,8 @@ _INSTANT_S = 1e-9
 class Job:
     """One leg at one worker, and what becomes of it. Times in seconds of virtual time; `started_s` is when
     it was taken from the queue, `computed_s` when its prompt was there, whole, and `first_s` when it gave a
-    token; 0 for what has not been. `source` and `source_job` are where a decode leg pulls from."""
+    token; 0 for what has not been. `load_s` is what its blocks took to come up from CPU memory. `source` and
+    `source_job` are where a decode leg pulls from."""
 
     number: int
     request: TraceRequest
@@ -48,6 +50,7 @@ class Job:
     finished_s: float = 0.0
     hit: Hit = Hit(0, 0)
     private: int = 0
+    load_s: float = 0.0
     moved_bytes: int = 0
 
     @property
@@ -83,6 +86,8 @@ class SimWorker:
         self._left = 0.0  # prompt tokens of the head
         self._position = 0.0
         self._loading = 0.0  # seconds until the head's blocks are up from CPU memory
+        self._loads = self._loaded_blocks = 0
+        self._loaded_s = 0.0
         self._steps = 0.0
         self._streams: list[tuple[float, int, Job]] = []  # by the step at which they end
         self._kv = 0.0
@@ -98,11 +103,19 @@ class SimWorker:
     def load(self) -> EngineLoad:
         """What the worker says of itself."""
         running = len(self._streams) + len(self._pulls) + (self._head is not None)
+        cpu = TierLoad(
+            Medium.CPU,
+            loads=self._loads,
+            loaded_blocks=self._loaded_blocks,
+            loaded_bytes=self._loaded_blocks * BLOCK_TOKENS * self._replica.kv_token_bytes,
+            load_s=self._loaded_s,
+        )
         return EngineLoad(
             running=running,
             waiting=len(self._queue),
             kv_usage=self.cache.usage,
             kv_blocks_total=self._replica.device_blocks,
+            tiers=(cpu,) if self._replica.cpu_blocks else (),
         )
 
     @property
@@ -172,7 +185,11 @@ class SimWorker:
             self._left = request.prompt_tokens - job.cached_tokens
             self._position = job.cached_tokens
             below = hit.from_cpu * BLOCK_TOKENS * self._replica.kv_token_bytes
-            self._loading = below * self._replica.cpu_byte_s
+            self._loading = job.load_s = below * self._replica.cpu_byte_s
+            if below:
+                self._loads += 1
+                self._loaded_blocks += hit.from_cpu
+                self._loaded_s += job.load_s
 
     def _pull(self, job: Job) -> None:
         """Legs share the link one after the other."""

@@ -1,0 +1,52 @@
+"""The arithmetic of learned rates: a line through measurements of which older ones count for less."""
+
+from __future__ import annotations
+
+FORGETTING = 0.97
+PRIOR_WEIGHT = 0.25
+
+
+class LinearFit:
+    """Exponentially weighted least squares of two non-negative numbers.
+
+    `scale` is a typical number of units: it makes the two numbers comparable, both in seconds. What is
+    believed without measurements counts for as much as `weight` of them.
+    """
+
+    def __init__(self, fixed_s: float, per_unit_s: float, scale: float, weight: float = PRIOR_WEIGHT) -> None:
+        self._scale = scale
+        self._weight = weight
+        self._n = self._sx = self._sxx = self._sy = self._sxy = 0.0
+        self.draw_to(fixed_s, per_unit_s)
+
+    def draw_to(self, fixed_s: float, per_unit_s: float) -> None:
+        """Believe something else where there are no measurements."""
+        self._prior = (fixed_s, per_unit_s * self._scale)
+        if self._n:
+            self._solve()
+        else:
+            self.fixed_s, self.per_unit_s = fixed_s, per_unit_s
+
+    def observe(self, units: float, seconds: float) -> None:
+        """One measurement. Both are non-negative."""
+        x = units / self._scale
+        self._n = self._n * FORGETTING + 1.0
+        self._sx = self._sx * FORGETTING + x
+        self._sxx = self._sxx * FORGETTING + x * x
+        self._sy = self._sy * FORGETTING + seconds
+        self._sxy = self._sxy * FORGETTING + x * seconds
+        self._solve()
+
+    def _solve(self) -> None:
+        fixed_prior, slope_prior = self._prior
+        weight = self._weight
+        a, b, c = self._n + weight, self._sx, self._sxx + weight
+        p, q = self._sy + weight * fixed_prior, self._sxy + weight * slope_prior
+        # The weights on the diagonal keep it positive definite.
+        determinant = a * c - b * b
+        fixed, slope = (p * c - b * q) / determinant, (a * q - b * p) / determinant
+        if fixed < 0.0:
+            fixed, slope = 0.0, max(0.0, q / c)
+        elif slope < 0.0:
+            fixed, slope = max(0.0, p / a), 0.0
+        self.fixed_s, self.per_unit_s = fixed, slope / self._scale

@@ -1,0 +1,210 @@
+"""Remote stores that several workers read and write: what any of them reported there serves all of them.
+
+What a worker says of such a store is kept beside what it holds itself, in groups of its own, and the union is
+made where a prefix is looked up. So each worker's view stays exact, by the same batches and snapshots as
+everything else; a block is in the store until the last who reported it says that it is gone.
+
+A store outlives the workers that wrote it. What one has reported by the time it leaves stays for `keep_s`,
+the store's own time to live, since nobody looks for blocks that are not known to be there. It cannot be
+corrected by who is gone: any other member that finds one of its blocks missing takes it off. It is the first
+to go when the index is full.
+"""
+
+from __future__ import annotations
+
+import struct
+from array import array
+from collections import deque
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvasir.core.kv import MEDIA, KvChange, Medium
+from kvasir_router.index.places import Held, Places
+
+_HEADER = struct.Struct("<BBHI")
+_NAME_BYTES = 8
+_MOST_TURNS = 32
+"""How often a prefix may change between what a worker holds and what others have stored. Beyond that it is
+taken to end, which is never more than there is."""
+_MOST_KEPT = 16
+"""Workers that left, of each store, whose reports are kept."""
+
+
+class SplitLog(NamedTuple):
+    """A log by where its records belong. `missing` are those records of `remote` that take something away."""
+
+    own: bytes
+    remote: bytes
+    missing: bytes
+
+
+def split_log(log: bytes) -> SplitLog:
+    """Tell records of the remote medium from others. Raises ValueError where the log is malformed."""
+    own, remote, missing = bytearray(), bytearray(), bytearray()
+    start = at = 0
+    taken = Medium.DEVICE
+    while at < len(log):
+        if len(log) - at < _HEADER.size:
+            raise ValueError(f"log: half a record at byte {at}")
+        kind, medium, _, count = _HEADER.unpack_from(log, at)
+        if (medium == Medium.REMOTE) != (taken == Medium.REMOTE):
+            (remote if taken == Medium.REMOTE else own).extend(memoryview(log)[start:at])
+            start, taken = at, medium
+        end = at + _HEADER.size + _NAME_BYTES * (count + (kind == KvChange.STORED))
+        if end > len(log):
+            raise ValueError(f"log: {count} names do not fit at byte {at + _HEADER.size}")
+        if medium == Medium.REMOTE and kind == KvChange.REMOVED:
+            missing += memoryview(log)[at:end]
+        at = end
+    if not start and taken != Medium.REMOTE:
+        return SplitLog(log, b"", b"")
+    (remote if taken == Medium.REMOTE else own).extend(memoryview(log)[start:])
+    return SplitLog(bytes(own), bytes(remote), bytes(missing))
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """What a worker had reported when it left."""
+
+    until_s: float
+    worker_id: str
+    epoch: int
+    groups: tuple[int, ...]
+
+
+def _no_cells() -> NDArray[np.int64]:
+    return np.zeros(0, dtype=np.int64)
+
+
+@dataclass(slots=True)
+class _Store:
+    """One store: its members' groups by worker, and those that are kept. `own` and `reports` are where a
+    lookup finds how far each member gets without a remote store, and how far each who reported gets there."""
+
+    members: dict[str, Held] = field(default_factory=dict)
+    kept: deque[_Kept] = field(default_factory=deque)
+    own: NDArray[np.int64] = field(default_factory=_no_cells)
+    reports: NDArray[np.int64] = field(default_factory=_no_cells)
+
+    def renew(self, nowhere: int) -> None:
+        """Groups have changed."""
+        own = [group for held in self.members.values() for group in held.own if group != nowhere]
+        told = [group for held in self.members.values() for group in held.remote]
+        told += [group for kept in self.kept for group in kept.groups]
+        self.own = np.array(own, dtype=np.int64) * MEDIA + Medium.DISK
+        self.reports = np.array(told, dtype=np.int64) * MEDIA + Medium.REMOTE
+
+
+class SharedTiers:
+    """Every store by the name that its members' identities give it."""
+
+    def __init__(self, places: Places, *, keep_s: float) -> None:
+        self._places = places
+        self._keep_s = keep_s
+        self._stores: dict[str, _Store] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._stores)
+
+    # -- members ---------------------------------------------------------------------------------
+
+    def join(self, name: str, worker_id: str, epoch: int) -> None:
+        """A worker's session begins. One that was here in the same life says again what it said then."""
+        store = self._stores.setdefault(name, _Store())
+        again = [each for each in store.kept if (each.worker_id, each.epoch) == (worker_id, epoch)]
+        for each in again:
+            store.kept.remove(each)
+            self._places.close(each.groups)
+        store.members[worker_id] = Held((), ())
+        store.renew(self._places.nowhere)
+
+    def moved(self, name: str, worker_id: str, held: Held) -> None:
+        """Other groups are a member's."""
+        store = self._stores[name]
+        store.members[worker_id] = held
+        store.renew(self._places.nowhere)
+
+    def leave(self, name: str, worker_id: str, epoch: int, reports: tuple[int, ...], now: float) -> None:
+        """A member's session is over; `reports` are its groups of this store, which go over to it."""
+        store = self._stores[name]
+        del store.members[worker_id]
+        if reports:
+            store.kept.append(_Kept(now + self._keep_s, worker_id, epoch, reports))
+        if len(store.kept) > _MOST_KEPT:
+            self._places.close(store.kept.popleft().groups)
+        self._tidy(name, store)
+
+    def missing(self, name: str, log: bytes, ranks: int) -> None:
+        """A member has found these blocks missing: those that cannot speak for themselves held them too."""
+        for kept in self._stores[name].kept:
+            for group in kept.groups:
+                self._places.tree.apply((group,) * ranks, log)
+
+    def make_room(self) -> bool:
+        """Give up the oldest of what is kept; whether there was any."""
+        kept = [(store.kept[0].until_s, name) for name, store in self._stores.items() if store.kept]
+        if kept:
+            name = min(kept)[1]
+            self._drop_oldest(name, self._stores[name])
+        return bool(kept)
+
+    # -- time ------------------------------------------------------------------------------------
+
+    def expire(self, now: float) -> None:
+        """Forget what was kept for long enough."""
+        for name, store in list(self._stores.items()):
+            while store.kept and store.kept[0].until_s <= now:
+                self._drop_oldest(name, store)
+
+    def next_due(self) -> float | None:
+        """When `expire` has something to do."""
+        return min((store.kept[0].until_s for store in self._stores.values() if store.kept), default=None)
+
+    # -- lookups ---------------------------------------------------------------------------------
+
+    def extend(self, names: array[int], depths: NDArray[np.uint32]) -> None:
+        """Write to the remote column of each member's row how far it gets with all that its store holds."""
+        for store in self._stores.values():
+            if len(store.own) and len(store.reports):
+                self._extend(store, names, depths)
+
+    def _extend(self, store: _Store, names: array[int], depths: NDArray[np.uint32]) -> None:
+        cells: NDArray[np.uint32] = depths.ravel()
+        reach: NDArray[np.uint32] = cells.take(store.own)
+        np.maximum(reach, cells.take(store.reports).max(), out=reach)
+        at = int(reach.min())
+        for _ in range(_MOST_TURNS):
+            if at == len(names):
+                break
+            found = self._places.match_from(names, at).ravel()
+            further = found.take(store.own)
+            # Of what several have stored this is no more than the longest part that one of them has.
+            np.maximum(further, found.take(store.reports).max(), out=further)
+            further *= reach == at
+            reach += further
+            ahead = reach[reach > at]
+            if not len(ahead):
+                break
+            at = int(ahead.min())
+        cells[store.own + (Medium.REMOTE - Medium.DISK)] = reach
+
+    # -- views -----------------------------------------------------------------------------------
+
+    @property
+    def kept_groups(self) -> tuple[int, ...]:
+        """Every group that belongs to no session."""
+        return tuple(group for store in self._stores.values() for kept in store.kept for group in kept.groups)
+
+    # -- inside ----------------------------------------------------------------------------------
+
+    def _drop_oldest(self, name: str, store: _Store) -> None:
+        self._places.close(store.kept.popleft().groups)
+        self._tidy(name, store)
+
+    def _tidy(self, name: str, store: _Store) -> None:
+        store.renew(self._places.nowhere)
+        if not store.members and not store.kept:
+            del self._stores[name]
