@@ -18,6 +18,7 @@ from kvasir_platform.sim.bench import EngineBench, FreshPrompts, start_bench
 
 BLOCK = 32
 CONTEXT = 512
+CHUNK = 128
 
 
 class EngineFactory(Protocol):
@@ -46,7 +47,10 @@ def sim_engine_factory() -> EngineFactory:
     timing = SimSpec(
         prefill_tokens_per_s=1e7, decode_step_s=2e-4, decode_step_per_seq_s=0.0, transfer_latency_s=1e-4
     )
-    deployment = _deployment(EngineSpec(kind="sim", block_size=BLOCK, kv_cache_bytes=16 << 20, sim=timing))
+    engine = EngineSpec(
+        kind="sim", block_size=BLOCK, kv_cache_bytes=16 << 20, max_num_batched_tokens=CHUNK, sim=timing
+    )
+    deployment = _deployment(engine)
     fabric = SimFabric()
 
     def make(pool: str) -> Engine:
@@ -61,7 +65,10 @@ def vllm_engine_factory() -> EngineFactory:
     pytest.importorskip("vllm")
     from kvasir_workers.engines.vllm.engine import VllmEngine
 
-    deployment = _deployment(EngineSpec(kind="vllm", block_size=BLOCK, kv_cache_bytes=64 << 20, threads=1))
+    engine = EngineSpec(
+        kind="vllm", block_size=BLOCK, kv_cache_bytes=64 << 20, max_num_batched_tokens=CHUNK, threads=1
+    )
+    deployment = _deployment(engine)
     model_path = str(resolve_model(deployment.model.source))
 
     def make(pool: str) -> Engine:

@@ -336,6 +336,42 @@ async def test_prefill_then_decode_gives_the_tokens_of_full(
     assert (usage.transferred_tokens > 0) == (usage.transferred_bytes > 0)
 
 
+@pytest.mark.parametrize("length", [129, 300, 500])
+async def test_a_prompt_of_several_chunks_is_handed_off_early_and_its_decode_gives_the_same_tokens(
+    bench: EngineBench, prefill: EngineBench, prompts: FreshPrompts, length: int
+) -> None:
+    prompt = prompts.fresh(length)
+    request = prefill.request(prompt, prompts.greedy, leg=Leg.PREFILL)
+    prefill.engine.submit([request])
+    offered = await prefill.first_delta(request.request_id)
+    early = offered.offered
+    assert early is not None
+    decoded = await bench.generate(prompt, prompts.greedy, leg=Leg.DECODE, handoff=early)
+    prefilled = await prefill.ended(request.request_id)
+    assert prefilled.deltas == 2
+    assert early.lease_id == _handoff(prefilled).lease_id
+    full = await prefill.generate(prompt, prompts.greedy)
+    assert decoded.choice().tokens == full.choice().tokens
+    assert _usage(decoded).transferred_bytes == -(-(length - 1) // BLOCK) * bench.identity.kv.bytes_per_block
+    assert (await _until_nothing_is_leased(prefill, prompts)).kv_blocks_leased == 0
+
+
+async def test_a_prompt_that_is_aborted_after_its_early_hand_off_leaves_nothing_behind(
+    bench: EngineBench, prefill: EngineBench, prompts: FreshPrompts
+) -> None:
+    prompt = prompts.fresh(500)
+    request = prefill.request(prompt, prompts.greedy, leg=Leg.PREFILL)
+    prefill.engine.submit([request])
+    offered = await prefill.first_delta(request.request_id)
+    prefill.engine.abort([request.request_id])
+    decoded = await bench.generate(prompt, prompts.greedy, leg=Leg.DECODE, handoff=offered.offered)
+    full = await bench.generate(prompt, prompts.greedy)
+    assert decoded.choice().tokens == full.choice().tokens
+    await prefill.ended(request.request_id)
+    assert (await _until_nothing_is_leased(prefill, prompts)).kv_blocks_leased == 0
+    assert prefill.engine.load().kv_usage == 0.0
+
+
 async def test_only_missing_blocks_are_moved(
     bench: EngineBench, prefill: EngineBench, prompts: FreshPrompts
 ) -> None:

@@ -54,6 +54,8 @@ class CountingEngine:
         self.aborted: list[str] = []
         self.released: list[str] = []
         self.abort_comes_too_late = False
+        self.offers_early = False
+        self._offered: set[str] = set()
         self._clock = clock
         self._step_s = step_s
         self._live: dict[str, tuple[EngineRequest, int]] = {}
@@ -116,6 +118,10 @@ class CountingEngine:
             handoff = None
             if request.leg is Leg.PREFILL:
                 handoff = KvHandoff(f"lease-{request.request_id}", 1, 20.0, 1, b"ticket")
+                if self.offers_early and request.request_id not in self._offered:
+                    self._offered.add(request.request_id)
+                    deltas.append(Delta(request.request_id, 0, handoff=handoff))
+                    continue
             token = request.tokens[0] + offset
             deltas.append(
                 Delta(

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from kvasir.core.errors import CapacityError, ProtocolError
-from kvasir.core.kv import KvBatch
+from kvasir.core.kv import KvBatch, Medium, TierLoad
 from kvasir.core.link import LinkLimits
 from kvasir.core.messages import Hello, RouterFrame, WorkerFrame
-from kvasir.core.requests import StepBatch, token_ids
+from kvasir.core.requests import EngineLoad, StepBatch, token_ids
 from kvasir.native import root_hash
 from kvasir.ports.session import RouterConnection
 from kvasir_platform.sim.memory_transport import MemoryNetwork
@@ -76,6 +76,24 @@ def test_every_router_hears_of_every_change_in_order(play: Play) -> None:
         await two.until(lambda: len(reports(two)) == len(reports(one)) > 5)
         assert reports(one) == reports(two)
         assert [batch.sequence for batch in reports(one)] == list(range(1, len(reports(one)) + 1))
+
+    play(scenario)
+
+
+def test_tiers_are_told_a_few_times_a_second_and_not_with_every_token(play: Play) -> None:
+    async def scenario(bench: Any, network: MemoryNetwork, record: Holdings) -> None:
+        host, engine = await bench.host(kv=record)
+        tier = TierLoad(Medium.CPU, blocks=7)
+        engine.load = lambda: EngineLoad(running=1, tiers=(tier,))
+        network.listen("w", host.serve)
+        router = bench.router(network, "w")
+        await router.ready()
+        router.session.send(bench.submit(("a", 100, 400)))
+        await router.ended("a")
+        loads = [(batch.load.tiers, bool(batch.deltas)) for batch in step_batches(router) if batch.load]
+        assert ((tier,), True) not in loads
+        assert 6 <= loads.count(((tier,), False)) <= 10
+        assert loads.count(((), True)) == 400
 
     play(scenario)
 

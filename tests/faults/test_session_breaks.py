@@ -452,6 +452,27 @@ def test_a_handoff_that_comes_after_its_session_has_ended_is_released(play: Play
     play(scenario)
 
 
+def test_kv_that_is_offered_before_its_leg_ends_is_released_with_the_session(play: Play) -> None:
+    async def scenario(bench: Any, network: MemoryNetwork) -> None:
+        host, engine = await bench.host(SessionHostLimits(resume_window_s=1.0))
+        engine.offers_early = True
+        network.listen("w", host.serve)
+        router = bench.router(network, "w")
+        await router.ready()
+        router.session.send(bench.submit(("p", 1, 1), leg=Leg.PREFILL))
+        await router.until(lambda: "p" in router.tokens)
+        assert (host.live_requests, host.held_leases) == (1, 1)
+        await router.ended("p")
+        assert (host.live_requests, host.held_leases) == (0, 1)
+        network.unlisten("w")
+        network.cut()
+        await bench.clock.sleep(1.1)
+        assert engine.released == ["lease-p"]
+        assert host.held_leases == 0
+
+    play(scenario)
+
+
 def test_a_session_given_up_while_the_worker_answers_is_not_taken_up_again(play: Play) -> None:
     async def scenario(bench: Any, network: MemoryNetwork) -> None:
         host, _ = await bench.host(SessionHostLimits(resume_window_s=60.0))

@@ -215,6 +215,9 @@ def test_blocks_from_cpu_memory_take_their_time_and_save_computing() -> None:
     loading = 10 * BLOCK_TOKENS * NODE.kv_token_bytes * NODE.cpu_byte_s
     took = again.computed_s - again.started_s
     assert again.hit == Hit(10, 10)
+    (tier,) = tiered.load.tiers
+    assert (tier.medium, tier.loads, tier.loaded_blocks) == (Medium.CPU, 1, 10)
+    assert tier.load_s == again.load_s == pytest.approx(tier.loaded_bytes * NODE.cpu_byte_s)
     assert loading < took < loading + NODE.unloaded_ttft_s(BLOCK_TOKENS)
 
 

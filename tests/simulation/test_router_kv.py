@@ -7,11 +7,14 @@ import asyncio
 from collections import deque
 from random import Random
 
+import msgspec
 import pytest
 
 from kvasir.config.spec import Deployment
-from kvasir.core.kv import KvState, KvStatus
-from kvasir.core.requests import Sampling
+from kvasir.core.kv import KvChange, KvState, KvStatus, Medium
+from kvasir.core.requests import Sampling, token_ids
+from kvasir.native import chain_hashes, root_hash
+from kvasir.native._twin import record
 from kvasir_platform.sim.cluster import Cluster
 from kvasir_platform.sim.stories import simulate
 from kvasir_platform.sim.stories import small_deployment as deployment
@@ -45,8 +48,8 @@ def check_exact(cluster: Cluster) -> None:
     for worker_id, worker in cluster.workers.items():
         status = kv(cluster, worker_id)
         assert status.state is KvState.EXACT, f"{worker_id}: {status}"
-        ranks = range(worker.host.identity.data_parallel_size)
-        assert status.blocks == sum(record_of(cluster, worker_id).held(rank) for rank in ranks)
+        ranks, known = range(worker.host.identity.data_parallel_size), record_of(cluster, worker_id)
+        assert status.blocks == sum(known.held(rank, medium) for rank in ranks for medium in Medium)
         assert status.predicted_blocks == 0
 
 
@@ -223,6 +226,29 @@ def test_what_a_cancelled_request_would_have_left_is_not_foreseen() -> None:
         assert any(kv(cluster, worker_id).predicted_blocks for worker_id in cluster.workers)
         cluster.router.cancel(stream.request.request_id)
         assert not any(kv(cluster, worker_id).predicted_blocks for worker_id in cluster.workers)
+
+    simulate(deployment(), story)
+
+
+@pytest.mark.parametrize("medium", [Medium.CPU, Medium.DISK, Medium.REMOTE])
+def test_what_a_worker_keeps_below_the_device_is_known_and_draws_requests(medium: Medium) -> None:
+    async def story(cluster: Cluster) -> None:
+        tokens = prompt(Random(10), LONG)
+        root = root_hash(cluster.deployment.model.name, "", "")
+        log = record(KvChange.STORED, medium, 0, root, chain_hashes(token_ids(tokens), 16, root))
+        holder = sorted(worker_id for worker_id in cluster.workers if worker_id.startswith("prefill"))[-1]
+        event = {"type": "KvasirTierChanged", "log": log}
+        record_of(cluster, holder).ingest(0, msgspec.msgpack.encode([0.0, [event], 0]))
+        await cluster.clock.sleep(1.0)
+        check_exact(cluster)
+        assert kv(cluster, holder).blocks == LONG // 16
+        await cluster.restart_router()
+        await cluster.clock.sleep(0.1)
+        stream = cluster.submit(tokens)
+        await stream.finished()
+        decision = cluster.router.explain(stream.request.request_id)
+        assert decision is not None
+        assert (decision.prefill_worker, decision.predicted_tier_tokens) == (holder, LONG - 16)
 
     simulate(deployment(), story)
 

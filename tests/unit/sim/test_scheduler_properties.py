@@ -81,9 +81,13 @@ class History(RuleBasedStateMachine):
     """One engine, driven by hand."""
 
     @initialize(
-        chunked=st.booleans(), caching=st.booleans(), recompute=st.booleans(), blocks=st.integers(5, 9)
+        chunked=st.booleans(),
+        caching=st.booleans(),
+        recompute=st.booleans(),
+        overlap=st.booleans(),
+        blocks=st.integers(5, 9),
     )
-    def begin(self, chunked: bool, caching: bool, recompute: bool, blocks: int) -> None:
+    def begin(self, chunked: bool, caching: bool, recompute: bool, overlap: bool, blocks: int) -> None:
         self.follower = Follower() if caching else None
         self.scheduler = Scheduler(
             Limits(
@@ -98,6 +102,7 @@ class History(RuleBasedStateMachine):
                 lease_s=10.0,
                 recompute_on_failure=recompute,
                 max_live=8,
+                overlap=overlap and chunked,
             ),
             MODEL,
             worker_id="w",

@@ -27,6 +27,7 @@ from kvasir.core.requests import (
     Role,
     Sampling,
     StepBatch,
+    Timings,
     token_ids,
 )
 from kvasir_platform.sim.bench import EngineBench, FreshPrompts, start_bench
@@ -320,6 +321,115 @@ def test_without_a_fabric_the_ticket_suffices_and_release_ends_the_lease() -> No
         assert pair.prefill.engine.load().kv_blocks_leased == 0
 
     with_pair(scenario, shared_fabric=False)
+
+
+CHUNKED = ENGINE.model_copy(update={"max_num_batched_tokens": 100})
+
+
+@dataclass
+class Overlap:
+    """A prompt of several chunks that is pulled from its first one on."""
+
+    pair: Pair
+    prompt: list[int]
+    prefill: EngineRequest
+    decode: EngineRequest
+
+    @classmethod
+    async def begin(cls, pair: Pair, length: int = 500) -> Overlap:
+        prompt = pair.prompts.fresh(length)
+        prefill = pair.prefill.request(prompt, pair.prompts.greedy, leg=Leg.PREFILL)
+        pair.prefill.engine.submit([prefill])
+        recorded = await pair.prefill.first_delta(prefill.request_id)
+        assert recorded.last is None
+        decode = pair.decode.request(prompt, pair.prompts.greedy, leg=Leg.DECODE, handoff=recorded.offered)
+        pair.decode.engine.submit([decode])
+        return cls(pair, prompt, prefill, decode)
+
+    async def check_tokens(self) -> Timings:
+        decoded = await self.pair.decode.ended(self.decode.request_id)
+        full = await self.pair.decode.generate(self.prompt, self.pair.prompts.greedy)
+        assert decoded.choice().tokens == full.choice().tokens
+        assert decoded.last is not None
+        assert decoded.last.timings is not None
+        return decoded.last.timings
+
+
+def test_a_prompt_of_several_chunks_is_pulled_while_it_is_computed() -> None:
+    async def scenario(pair: Pair) -> None:
+        overlap = await Overlap.begin(pair)
+        offered_at = pair.clock.now()
+        prefilled = await pair.prefill.ended(overlap.prefill.request_id)
+        computed_at = pair.clock.now()
+        assert offered_at == pytest.approx(0.111)
+        assert computed_at == pytest.approx(5 * 0.111)
+        assert prefilled.last is not None
+        assert prefilled.last.handoff == overlap.decode.handoff
+        timings = await overlap.check_tokens()
+        # The first part is three blocks, the second all others.
+        assert timings.transfer_s == pytest.approx(0.503 + 0.513)
+        load = pair.decode.engine.load()
+        assert (load.transfers_received, load.transfer_bytes_received) == (1, 16 * BLOCK_BYTES)
+        assert pair.prefill.engine.load().kv_blocks_leased == 0
+
+    with_pair(scenario, _deployment(CHUNKED))
+
+
+@pytest.mark.parametrize(
+    ("chunked", "overlap", "fabric"), [(True, False, True), (False, True, True), (True, True, False)]
+)
+def test_kv_is_offered_at_the_end_of_a_prompt_that_nobody_can_pull_before(
+    chunked: bool, overlap: bool, fabric: bool
+) -> None:
+    async def scenario(pair: Pair) -> None:
+        request = pair.prefill.request(pair.prompts.fresh(500), pair.prompts.greedy, leg=Leg.PREFILL)
+        recorded = (await pair.prefill.run(request))[0]
+        assert recorded.deltas == 1
+
+    engine = CHUNKED.model_copy(update={"chunked_prefill": chunked})
+    deployment = _deployment(engine, TransferSpec(overlap=overlap))
+    with_pair(scenario, deployment, shared_fabric=fabric)
+
+
+def test_blocks_that_are_offered_early_are_free_after_an_abort_and_their_puller_computes() -> None:
+    async def scenario(pair: Pair) -> None:
+        overlap = await Overlap.begin(pair)
+        assert pair.prefill.engine.load().kv_blocks_leased == 3
+        pair.prefill.engine.abort([overlap.prefill.request_id])
+        assert pair.prefill.engine.load().kv_blocks_leased == 0
+        await overlap.check_tokens()
+        assert pair.decode.engine.load().transfers_failed == 1
+
+    with_pair(scenario, _deployment(CHUNKED))
+
+
+@pytest.mark.parametrize("trouble", [_cut, _crash, _release_all])
+def test_a_pull_that_breaks_off_half_way_is_made_up_for_by_computing(trouble: Callable[[Pair], None]) -> None:
+    async def scenario(pair: Pair) -> None:
+        overlap = await Overlap.begin(pair)
+        await pair.clock.sleep(0.3)
+        trouble(pair)
+        await overlap.check_tokens()
+        load = pair.decode.engine.load()
+        assert (load.transfers_failed, load.transfers_received, load.transfer_bytes_received) == (1, 0, 0)
+
+    with_pair(scenario, _deployment(CHUNKED))
+
+
+@pytest.mark.parametrize(("timeout_s", "failed"), [(0.6, 0), (0.4, 1)])
+def test_the_patience_of_a_pull_counts_from_its_last_progress(timeout_s: float, failed: int) -> None:
+    async def scenario(pair: Pair) -> None:
+        overlap = await Overlap.begin(pair, 900)
+        await overlap.check_tokens()
+        assert pair.decode.engine.load().transfers_failed == failed
+
+    # Each of eight chunks takes half a second.
+    slow = CHUNKED.model_copy(
+        update={
+            "sim": TIMING.model_copy(update={"prefill_tokens_per_s": 205.0, "transfer_latency_s": 0.001}),
+        }
+    )
+    with_pair(scenario, _deployment(slow, TransferSpec(timeout_s=timeout_s)))
 
 
 def test_the_kv_of_several_choices_is_pulled_once_and_shared() -> None:

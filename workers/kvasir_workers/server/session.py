@@ -33,7 +33,8 @@ class Session:
         self._spared: KvBatch | None = None
 
     def hold(self, handoff: KvHandoff, now: float) -> None:
-        """Remember a lease, and forget those that have ended."""
+        """Remember a lease, from here on for its time, and forget those that have ended."""
+        self.leases.pop(handoff.lease_id, None)
         for lease_id, ends in list(self.leases.items()):
             if ends > now:
                 break

@@ -139,15 +139,20 @@ class SessionHost:
             if owner is None:
                 continue
             session, request_id = owner
+            if delta.handoff is not None:
+                self._hold(session, delta.handoff)
             if delta.last:
                 self._finish(session, request_id, delta)
             if request_id != delta.request_id:
                 delta = replace(delta, request_id=request_id)  # noqa: PLW2901 - the router's own name
             parts.setdefault(session, []).append(delta)
-        kv = self._kv.take()
+        kv, load = self._kv.take(), batch.load
+        if load is not None and load.tiers:
+            # They would cost as much again as all else of a step; `report` tells them a few times a second.
+            load = replace(load, tiers=())
         for session, deltas in parts.items():
-            session.load = batch.load or session.load
-            self._push(session, StepBatch(tuple(deltas), batch.load, session.bear(kv)))
+            session.load = load or session.load
+            self._push(session, StepBatch(tuple(deltas), load, session.bear(kv)))
         if kv is not None:
             self._broadcast(kv, beside=parts)
 
@@ -369,8 +374,6 @@ class SessionHost:
     def _finish(self, session: Session, request_id: str, last: Delta) -> None:
         del self._owners[last.request_id]
         session.live.pop(request_id, None)
-        if last.handoff is not None:
-            self._hold(session, last.handoff)
 
     def _hold(self, session: Session, handoff: KvHandoff) -> None:
         if session.ended:

@@ -23,6 +23,7 @@ from kvasir_platform.sim.virtual_loop import VirtualClock, VirtualDeadlock, run_
 
 _ROLES = {"prefill": Role.PREFILL, "decode": Role.DECODE, "both": Role.BOTH}
 _BLOCK = 16
+_CHUNK = 48
 # What a stream may take beyond its own time: detection, queueing and a few migrations.
 _PATIENCE_S = 60.0
 # What is pinned when all streams have ended is free after so long; a dead router keeps its sessions longer.
@@ -52,12 +53,14 @@ class Outcome:
 
 
 def deployment_of(shape: Shape) -> Deployment:
-    """The cluster of a schedule. Its engines are slow, so that faults find streams in the middle, and their
-    caches small, so that blocks come and go."""
+    """The cluster of a schedule. Its engines are slow, so that faults find streams in the middle, their
+    chunks short, so that most prompts are pulled while they are computed, and their caches small, so that
+    blocks come and go."""
     engine = EngineSpec(
         kind="sim",
         block_size=_BLOCK,
         kv_cache_bytes=4 << 20,
+        max_num_batched_tokens=_CHUNK,
         sim=SimSpec(prefill_tokens_per_s=2_000.0, decode_step_s=0.05, transfer_latency_s=0.02),
     )
     pools = tuple(
@@ -69,6 +72,7 @@ def deployment_of(shape: Shape) -> Deployment:
             "model": {"max_model_len": 1024},
             "disaggregation": shape.disaggregation,
             "pools": pools,
+            "transfer": {"on_failure": shape.on_failure},
             # So few requests would not pay for the retries that one bad worker costs until it is ejected.
             "routing": {"retry_budget": 1.0},
         }

@@ -5,7 +5,7 @@ It is drawn from a seed before anything runs, so that it can be printed, cut dow
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from random import Random
 
@@ -64,13 +64,14 @@ _BEARABLE = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """The cluster: workers per pool by the pool's name, and routers."""
+    """The cluster: workers per pool by the pool's name, routers, and what follows a pull that failed."""
 
     prefill: int
     decode: int
     both: int
     disaggregation: str
     routers: int
+    on_failure: str = "recompute"
 
     @property
     def pools(self) -> dict[str, tuple[str, ...]]:
@@ -133,7 +134,9 @@ def draw(seed: int) -> Schedule:
         if _bearable(fault, faults, shape):
             faults.append(fault)
     faults.sort(key=lambda fault: fault.at_s)
-    return Schedule(seed, shape, requests=14 + rng.randrange(10), seconds=seconds, faults=tuple(faults))
+    requests = 14 + rng.randrange(10)
+    shape = replace(shape, on_failure="fail" if rng.random() < 0.3 else "recompute")
+    return Schedule(seed, shape, requests=requests, seconds=seconds, faults=tuple(faults))
 
 
 def _draw_fault(rng: Rng, shape: Shape, seconds: float) -> Fault:

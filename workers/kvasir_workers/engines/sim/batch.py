@@ -20,13 +20,14 @@ from kvasir_workers.engines.sim.state import Limits, PullOrder, Sequence, Sequen
 
 @dataclass(slots=True)
 class Step:
-    """What one engine step computes, and the pulls that begin with it.
+    """What one engine step computes, the pulls that begin with it, and who had to give its blocks back.
 
     `work` pairs sequences with their token counts; `prefill_tokens` are those of prompts.
     """
 
     work: list[tuple[Sequence, int]] = field(default_factory=list)
     pulls: list[PullOrder] = field(default_factory=list)
+    preempted: list[Sequence] = field(default_factory=list)
     budget: int = 0
     prefill_tokens: int = 0
 
@@ -168,7 +169,7 @@ class Batch:
                 at += 1
                 continue
             preempted = True
-            self._preempt(self._running[len(self._running) - 1], self._running)
+            self._preempt(self._running[len(self._running) - 1], self._running, step)
         return preempted
 
     def _schedule_ready(self, step: Step) -> None:
@@ -183,7 +184,7 @@ class Batch:
                 step.add(sequence, tokens)
             elif len(self._running) == 0:
                 # Nobody runs who could free a block: the last in order gives its own back.
-                self._preempt(self._ready[len(self._ready) - 1], self._ready)
+                self._preempt(self._ready[len(self._ready) - 1], self._ready, step)
             else:
                 return
 
@@ -224,11 +225,12 @@ class Batch:
         request = sequence.live.request
         prompt = len(request.tokens)
         found = self._memory.find(sequence, prompt // self._limits.block_size)
-        fresh = self._limits.blocks_for(prompt) - len(found)
+        first = len(found)
+        fresh = self._limits.blocks_for(prompt) - first
         if request.handoff is None or not self._pool.can_take(fresh, keeping=found):
             return False
         # A block that holds nothing but the last token is not worth moving: that token is computed anyway.
-        missing = max(0, self._limits.blocks_for(prompt - 1) - len(found))
+        missing = max(0, self._limits.blocks_for(prompt - 1) - first)
         self._memory.hold(sequence, found)
         self._note_admission(sequence, sequence.computed, now)
         self._memory.extend(sequence, fresh)
@@ -242,8 +244,9 @@ class Batch:
                 request_id=request.request_id,
                 handoff=request.handoff,
                 hashes=tuple(hash_prompt(sequence.root, request.tokens, self._limits.block_size)),
+                first=first,
                 missing=missing,
-                bytes=missing * self._limits.bytes_per_block,
+                block_bytes=self._limits.bytes_per_block,
             )
         )
         return True
@@ -256,8 +259,9 @@ class Batch:
             self.counters.queries_tokens += len(live.request.tokens)
             self.counters.hits_tokens += live.cached_tokens
 
-    def _preempt(self, sequence: Sequence, queue: SequenceQueue) -> None:
+    def _preempt(self, sequence: Sequence, queue: SequenceQueue, step: Step) -> None:
         queue.remove(sequence)
         self._memory.let_go(sequence)
         self.counters.preemptions += 1
+        step.preempted.append(sequence)
         self._waiting.add(sequence, State.WAITING)

@@ -153,6 +153,20 @@ class SimEngine:
         """See Offerer."""
         self.release((lease_id,))
 
+    def complete(self, lease_id: str) -> int:
+        """See Offerer."""
+        leases = (rank.scheduler.leases.find(lease_id) for rank in self._started)
+        return sum(len(lease.blocks) for lease in leases if lease is not None)
+
+    async def progressed(self) -> None:
+        """See Offerer."""
+        waits = [asyncio.ensure_future(rank.progressed()) for rank in self._started]
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for each in waits:
+                each.cancel()
+
     # -- for tests and fault injection -------------------------------------------------------------
 
     def crash(self, reason: str) -> None:
@@ -218,7 +232,8 @@ class SimEngine:
         loads = [rank.scheduler.load() for rank in self._ranks]
         if len(loads) == 1:
             return loads[0]
-        summed = {f.name: sum(getattr(load, f.name) for load in loads) for f in fields(EngineLoad)}
+        names = [field.name for field in fields(EngineLoad) if field.name != "tiers"]
+        summed = {name: sum(getattr(load, name) for load in loads) for name in names}
         summed["kv_usage"] /= len(loads)
         return EngineLoad(**summed)
 
@@ -258,6 +273,8 @@ class SimEngine:
             seed=engine.seed,
             adapters=frozenset(lora.name for lora in self._deployment.lora),
             ranks=engine.data_parallel_size,
+            # Without a fabric a puller could not tell what is computed.
+            overlap=transfer.overlap and engine.chunked_prefill and self._fabric is not None,
         )
 
     def _identity(self, layout: KvLayout, limits: Limits) -> WorkerIdentity:

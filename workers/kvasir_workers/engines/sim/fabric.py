@@ -6,6 +6,7 @@ time, the bytes counted, and every way in which a transfer can fail.
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -54,6 +55,14 @@ class Offerer(Protocol):
 
     def lease_pulled(self, lease_id: str) -> None:
         """A peer has all blocks: the lease ends."""
+        ...
+
+    def complete(self, lease_id: str) -> int:
+        """How many blocks of the prompt are computed under a live lease."""
+        ...
+
+    async def progressed(self) -> None:
+        """Return when some lease may have grown or ended."""
         ...
 
 
@@ -118,25 +127,55 @@ class SimLink:
         self._busy_until = 0.0
 
     async def pull(self, order: PullOrder) -> None:
-        """Take the time that the transfer takes. Raises TransferError, whose code is a reason of
-        PullFailed: unreachable, layout, expired, fenced or timeout."""
+        """Take the time that the transfer takes: blocks move as they are computed, in as many parts as that
+        takes. Raises TransferError, whose code is a reason of PullFailed: unreachable, layout, expired,
+        fenced, or timeout where nothing has moved for too long."""
         ticket = Ticket.decode(order.handoff.ticket)
         if ticket.hashes != order.hashes:
             raise TransferError("the hand-off is for another prompt or block size", code="layout")
-        if self._fabric is not None:
-            self._fabric.offerer(ticket, order.handoff)
-        seconds = self._timing.transfer_latency_s + self._sending(ticket, order)
-        if seconds > self._timeout_s:
-            await self._clock.sleep(self._timeout_s)
-            raise TransferError(f"not done after {self._timeout_s} s", code="timeout")
-        await self._clock.sleep(seconds)
+        moved = 0
+        while True:
+            ready = order.missing
+            if self._fabric is not None:
+                ready = await self._ready(self._fabric, ticket, order, moved)
+            await self._move(ticket, (ready - moved) * order.block_bytes)
+            moved = ready
+            if moved == order.missing:
+                break
         if self._fabric is not None:
             # The blocks are good only if the lease has lived through the whole transfer.
             self._fabric.offerer(ticket, order.handoff).lease_pulled(order.handoff.lease_id)
 
-    def _sending(self, ticket: Ticket, order: PullOrder) -> float:
+    async def _ready(self, fabric: SimFabric, ticket: Ticket, order: PullOrder, moved: int) -> int:
+        """How many of the missing blocks are computed, once more of them are than have `moved`."""
+        while True:
+            offerer = fabric.offerer(ticket, order.handoff)
+            ready = min(order.missing, offerer.complete(order.handoff.lease_id) - order.first)
+            if ready > moved or order.missing == 0:
+                return ready
+            await self._wait(offerer)
+
+    async def _wait(self, offerer: Offerer) -> None:
+        progress = asyncio.ensure_future(offerer.progressed())
+        patience = asyncio.ensure_future(self._clock.sleep(self._timeout_s))
+        try:
+            await asyncio.wait((progress, patience), return_when=asyncio.FIRST_COMPLETED)
+            if not progress.done():
+                raise TransferError(f"nothing was computed in {self._timeout_s} s", code="timeout")
+        finally:
+            progress.cancel()
+            patience.cancel()
+
+    async def _move(self, ticket: Ticket, size: int) -> None:
+        seconds = self._timing.transfer_latency_s + self._sending(ticket, size)
+        if seconds > self._timeout_s:
+            await self._clock.sleep(self._timeout_s)
+            raise TransferError(f"not done after {self._timeout_s} s", code="timeout")
+        await self._clock.sleep(seconds)
+
+    def _sending(self, ticket: Ticket, size: int) -> float:
         now = self._clock.now()
-        seconds = order.bytes / self._timing.transfer_bytes_per_s
+        seconds = size / self._timing.transfer_bytes_per_s
         if self._fabric is not None:
             return self._fabric.occupy(ticket.worker_id, now, seconds) - now
         self._busy_until = max(now, self._busy_until) + seconds

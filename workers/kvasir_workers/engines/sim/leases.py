@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from kvasir_workers.engines.sim.blocks import BlockPool
 
@@ -23,7 +24,7 @@ class LeaseTable:
     def __init__(self, pool: BlockPool, ttl_s: float) -> None:
         self._pool = pool
         self._ttl_s = ttl_s
-        # All have the same time to live, so that insertion order is deadline order.
+        # All have the same time to live, so that the order in which it began is deadline order.
         self._live: dict[str, Lease] = {}
 
     def __len__(self) -> int:
@@ -35,6 +36,12 @@ class LeaseTable:
         self._pool.lease(blocks)
         self._live[lease_id] = lease
         return lease
+
+    def extend(self, lease_id: str, blocks: Sequence[int], now: float) -> None:
+        """Pin more blocks under a live lease, which follow those before; its time to live begins anew."""
+        lease = self._live.pop(lease_id)
+        self._pool.lease(blocks)
+        self._live[lease_id] = replace(lease, blocks=(*lease.blocks, *blocks), deadline_s=now + self._ttl_s)
 
     def find(self, lease_id: str) -> Lease | None:
         """The lease, if it lives."""

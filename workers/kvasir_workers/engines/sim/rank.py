@@ -38,6 +38,7 @@ class SimRank:
         self._deliver_deltas = deliver
         self._broke = broke
         self._wake = asyncio.Event()
+        self._progress = asyncio.Event()
         self._steps: asyncio.Task[None] | None = None
         self._pulls: dict[str, asyncio.Task[None]] = {}
 
@@ -57,6 +58,7 @@ class SimRank:
         await asyncio.gather(*tasks, return_exceptions=True)
         self.scheduler.close("engine_dead", "the engine has stopped", self._clock.now())
         self.scheduler.take_deltas()
+        self._tell_progress()
 
     def submit(self, request: EngineRequest) -> None:
         """Queue a leg, or refuse it with a delta."""
@@ -81,6 +83,10 @@ class SimRank:
             self._cancel_pull(request_id)
         self._wake.set()
 
+    async def progressed(self) -> None:
+        """Return when a step has ended, or what this rank offers has changed otherwise."""
+        await self._progress.wait()
+
     async def _run(self) -> None:
         try:
             await self._step_forever()
@@ -92,7 +98,12 @@ class SimRank:
             await self._wake.wait()
 
     def _deliver(self) -> None:
+        self._tell_progress()
         self._deliver_deltas(self.scheduler.take_deltas())
+
+    def _tell_progress(self) -> None:
+        done, self._progress = self._progress, asyncio.Event()
+        done.set()
 
     async def _step_forever(self) -> None:
         scheduler = self.scheduler

@@ -115,6 +115,10 @@ class Scheduler:
         """Decide what the next step computes. An empty step means: nothing can run until a request,
         a pull or the end of a lease changes something."""
         self._step = self._batch.schedule(now)
+        for sequence in self._step.preempted:
+            # What was offered of it is given back with the rest.
+            if sequence.live.offered is not None:
+                self.leases.end(sequence.live.offered.lease_id)
         return self._step
 
     def complete(self, now: float) -> None:
@@ -126,6 +130,8 @@ class Scheduler:
             sequence.computed += tokens
             if sequence.pending == 0:
                 self._emit(sequence, now)
+            elif self.limits.overlap and sequence.live.request.leg is Leg.PREFILL:
+                self._offer_early(sequence, now)
 
     def take_deltas(self) -> tuple[Delta, ...]:
         """What is to be delivered, once."""
@@ -177,9 +183,19 @@ class Scheduler:
         )
 
     def check_integrity(self) -> None:
-        """Blocks are held exactly by live sequences and live leases, and every unfinished sequence is
-        in exactly one place. Raises AssertionError with what differs."""
+        """Blocks are held exactly by live sequences and live leases, what a live sequence offers is computed,
+        and every unfinished sequence is in exactly one place. Raises AssertionError with what differs."""
         sequences = [s for live in self._live.values() for s in live.sequences]
+        for sequence in sequences:
+            offered = sequence.live.offered
+            lease = None if offered is None else self.leases.find(offered.lease_id)
+            if lease is None:
+                continue
+            offers = len(lease.blocks)
+            if list(lease.blocks) != sequence.blocks[:offers]:
+                raise AssertionError(f"{sequence.key} offers blocks that are not its own")
+            if offers * self.limits.block_size > sequence.computed:
+                raise AssertionError(f"{sequence.key} offers what is not computed")
         self._pool.check_integrity((s.blocks for s in sequences), self.leases.blocks())
         self._batch.check_integrity(sequences)
 
@@ -191,7 +207,7 @@ class Scheduler:
         if live.first_token_s is None:
             live.first_token_s = now
         if request.leg is Leg.PREFILL:
-            handoff = self._offer(sequence, now)
+            handoff = self._offer_whole(sequence, now)
             self._finish(sequence)
             self._deltas.append(
                 Delta(
@@ -227,11 +243,35 @@ class Scheduler:
             )
         )
 
-    def _offer(self, sequence: Sequence, now: float) -> KvHandoff:
+    def _offer_early(self, sequence: Sequence, now: float) -> None:
+        """Offer the blocks that are full already."""
+        live, full = sequence.live, sequence.computed // self.limits.block_size
+        if live.offered is not None:
+            self._extend(live.offered, sequence, full, now)
+        elif full:
+            live.offered = self._offer(sequence, full, now)
+            self._deltas.append(Delta(request_id=live.request.request_id, offset=0, handoff=live.offered))
+
+    def _offer_whole(self, sequence: Sequence, now: float) -> KvHandoff:
+        """Offer the whole prompt, under the lease that it has already if that lives."""
+        offered, blocks = sequence.live.offered, self.limits.blocks_for(sequence.computed)
+        if offered is not None and self._extend(offered, sequence, blocks, now):
+            return offered
+        return self._offer(sequence, blocks, now)
+
+    def _extend(self, offered: KvHandoff, sequence: Sequence, complete: int, now: float) -> bool:
+        lease = self.leases.find(offered.lease_id)
+        if lease is None:
+            return False
+        self.leases.extend(lease.lease_id, sequence.blocks[len(lease.blocks) : complete], now)
+        return True
+
+    def _offer(self, sequence: Sequence, complete: int, now: float) -> KvHandoff:
+        """Hold the first `complete` blocks for whoever pulls."""
         request = sequence.live.request
         self._granted += 1
         lease_id = f"{self._worker_id}/{self._epoch}/{self._rank}/{self._granted}"
-        lease = self.leases.grant(lease_id, self._granted, sequence.blocks, now)
+        lease = self.leases.grant(lease_id, self._granted, sequence.blocks[:complete], now)
         ticket = Ticket(
             worker_id=self._worker_id,
             epoch=self._epoch,
@@ -241,7 +281,7 @@ class Scheduler:
             lease_id=lease.lease_id,
             fence=lease.fence,
             ttl_s=self.limits.lease_s,
-            blocks=len(lease.blocks),
+            blocks=self.limits.blocks_for(len(request.tokens)),
             ticket=ticket.encode(),
         )
 
@@ -265,6 +305,8 @@ class Scheduler:
         live = self._live.get(request_id)
         if live is None:
             return False
+        if live.offered is not None:
+            self.leases.end(live.offered.lease_id)
         for sequence in live.sequences:
             if sequence.state is State.DONE:
                 continue

@@ -19,7 +19,8 @@ from kvasir_workers.engines.sim.output import Output, output_text
 class Limits:
     """The scheduler's bounds. Lengths and `step_tokens` in tokens, `blocks` of `block_size` tokens,
     `lease_s` in seconds; `max_live` is the number of requests held at once, waiting ones included. `ranks`
-    is how many such schedulers the engine has."""
+    is how many such schedulers the engine has. With `overlap`, a prompt of several chunks is offered after
+    its first one."""
 
     block_size: int
     blocks: int
@@ -35,6 +36,7 @@ class Limits:
     seed: int = 0
     adapters: frozenset[str] = frozenset()
     ranks: int = 1
+    overlap: bool = False
 
     def __post_init__(self) -> None:
         if self.blocks * self.block_size < self.max_model_len:
@@ -63,7 +65,7 @@ class State(StrEnum):
 
 @dataclass(slots=True, eq=False)
 class Live:
-    """One leg that has not ended."""
+    """One leg that has not ended. `offered`: its KV may be pulled already."""
 
     request: EngineRequest
     arrived_s: float
@@ -75,6 +77,7 @@ class Live:
     cached_tokens: int = 0
     transferred_tokens: int = 0
     transferred_bytes: int = 0
+    offered: KvHandoff | None = None
 
     def usage(self) -> Usage:
         """The counts of the last delta."""
@@ -243,11 +246,17 @@ def refused(request: EngineRequest, code: str, message: str) -> Delta:
 
 @dataclass(frozen=True, slots=True)
 class PullOrder:
-    """Fetch the `missing` blocks of a prompt, `bytes` in all; `hashes` has one entry per block of the
-    prompt."""
+    """Fetch `missing` blocks of a prompt from number `first` on, each of `block_bytes`; `hashes` has one
+    entry per block of the prompt."""
 
     request_id: str
     handoff: KvHandoff
     hashes: tuple[bytes, ...]
+    first: int
     missing: int
-    bytes: int
+    block_bytes: int
+
+    @property
+    def bytes(self) -> int:
+        """All that is to be moved."""
+        return self.missing * self.block_bytes
