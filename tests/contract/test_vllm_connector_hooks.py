@@ -32,7 +32,7 @@ def test_every_method_that_we_override_is_still_called_the_same_way(connector: A
 
     bases = {**vars(SupportsHMA), **vars(KVConnectorBase_V1)}
     ours = {n for n, v in vars(connector.KvasirConnector).items() if not n.startswith("_") and callable(v)}
-    for name in ours - {"release_leases"}:
+    for name in ours - {"release_leases", "requires_kv_delivery"}:
         assert name in bases, f"vLLM no longer has {name}"
         mine = list(inspect.signature(getattr(connector.KvasirConnector, name)).parameters)
         theirs = list(inspect.signature(bases[name]).parameters)
@@ -145,3 +145,120 @@ def test_nixl_still_has_the_delay_and_the_other_settings_that_we_set() -> None:
         assert hasattr(config, name), name
     config.pthrDelay = 1_000
     assert config.pthrDelay == 1_000
+
+
+def test_a_request_that_waits_for_tiers_is_passed_over_and_asked_again() -> None:
+    pytest.importorskip("vllm")
+    from vllm.v1.core.sched.scheduler import Scheduler
+
+    step = inspect.getsource(Scheduler.schedule)
+    asked = step.index("self.connector.get_num_new_matched_tokens(")
+    passed = step.index("if ext_tokens is None:", asked)
+    assert "skip_request(request_queue)" in step[passed : passed + 500]
+
+
+def test_a_request_whose_pull_failed_is_asked_for_anew() -> None:
+    pytest.importorskip("vllm")
+    from vllm.v1.core.sched.scheduler import Scheduler
+
+    assert "request.num_computed_tokens = 0" in inspect.getsource(Scheduler._handle_failed_recving)
+    back = inspect.getsource(Scheduler._update_waiting_for_remote_kv)
+    assert "self.kv_cache_manager.free(request)" in back
+    step = inspect.getsource(Scheduler.schedule)
+    assert step.index("if request.num_computed_tokens == 0:") < step.index("get_num_new_matched_tokens(")
+
+
+def test_blocks_are_saved_before_they_are_overwritten_and_after_they_are_filled() -> None:
+    pytest.importorskip("vllm")
+    from vllm.v1.worker.gpu.kv_connector import ActiveKVConnector
+    from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+    from vllm.v1.worker.kv_connector_model_runner_mixin import KVConnectorModelRunnerMixin
+
+    run = inspect.getsource(GPUModelRunner.execute_model)
+    assert run.index("handle_preemptions") < run.index("self._update_states(")
+    assert "handle_preemptions" in inspect.getsource(ActiveKVConnector.pre_forward)
+    step = inspect.getsource(KVConnectorModelRunnerMixin._get_kv_connector_output)
+    assert step.index("yield output") < step.index("wait_for_save()") < step.index("get_transfer_results")
+
+
+def test_who_was_preempted_and_what_blocks_requests_have_is_said_before_orders_are_made() -> None:
+    pytest.importorskip("vllm")
+    from vllm.v1.core.sched.output import KVConnectorBlockState, SchedulerOutput
+    from vllm.v1.core.sched.scheduler import Scheduler
+
+    assert "preempted_req_ids=self.reset_preempted_req_ids" in inspect.getsource(Scheduler.schedule)
+    assert "reset_preempted_req_ids.add" in inspect.getsource(Scheduler._preempt_request)
+    fields = {field.name for field in dataclasses.fields(SchedulerOutput)}
+    assert {"preempted_req_ids", "kv_connector_block_state", "num_scheduled_tokens"} <= fields
+    assert "resolve_block_ids" in {field.name for field in dataclasses.fields(KVConnectorBlockState)}
+
+
+def test_what_tiers_read_of_requests_and_of_the_device_s_cache_is_there() -> None:
+    pytest.importorskip("vllm")
+    from vllm.v1.core.block_pool import BlockPool
+    from vllm.v1.request import Request
+
+    made = inspect.getsource(Request.__init__)
+    for name in ("block_hashes", "all_token_ids", "num_preemptions", "cache_salt", "lora_request"):
+        assert f"self.{name}" in made, name
+    assert "skip_reading_prefix_cache" in made
+    assert list(inspect.signature(BlockPool.get_cached_block).parameters)[1:] == [
+        "block_hash",
+        "kv_cache_group_ids",
+    ]
+
+
+def test_a_reset_of_the_cache_reaches_the_connector() -> None:
+    pytest.importorskip("vllm")
+    from vllm.v1.core.sched.scheduler import Scheduler
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    assert "reset_connector" in inspect.signature(AsyncLLM.reset_prefix_cache).parameters
+    assert "self.connector.reset_cache()" in inspect.getsource(Scheduler.reset_connector_cache)
+
+
+def test_changes_of_tiers_are_published_as_the_worker_reads_them(connector: Any) -> None:
+    import msgspec
+    from vllm.distributed.kv_events import AllBlocksCleared, KVEventBatch
+    from vllm.v1.core.sched.scheduler import Scheduler
+
+    from kvasir.core.kv import KvChange, Medium
+    from kvasir.native import Shadow
+    from kvasir.ports.tier import Block, Change
+    from kvasir_workers.tiers.changes import ChangeLog
+
+    assert "self.connector.take_events()" in inspect.getsource(Scheduler.update_from_output)
+    changes = ChangeLog()
+    changes.add(Medium.DISK, Change(stored=(Block(b"k" * 32, 5, 4), Block(b"l" * 32, 6, 5))))
+    (log,) = changes.take(9)
+    events = [AllBlocksCleared(), connector.KvasirTierChanged(log=log)]
+    payload = msgspec.msgpack.encode(KVEventBatch(ts=1.0, events=events, data_parallel_rank=0))
+    assert msgspec.msgpack.decode(payload)[1][1] == {"type": "KvasirTierChanged", "log": log}
+    shadow = Shadow(1, lambda salt, adapter: 0)
+    shadow.ingest(0, payload)
+    assert shadow.held(0, Medium.DISK) == 2
+    assert log[0] == KvChange.STORED
+
+
+_HASHES = """
+from vllm.sampling_params import SamplingParams
+from vllm.utils.hashing import get_hash_fn_by_name
+from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
+from vllm.v1.request import Request
+function = get_hash_fn_by_name("sha256_cbor")
+init_none_hash(function)
+request = Request("r", list(range(96)), SamplingParams(), None, cache_salt="s",
+                  block_hasher=get_request_block_hasher(32, function))
+print(*(bytes(key).hex() for key in request.block_hashes))
+"""
+
+
+def test_a_block_has_the_same_key_in_every_process() -> None:
+    pytest.importorskip("vllm")
+    runs = [
+        subprocess.run([sys.executable, "-c", _HASHES], capture_output=True, text=True, check=True)
+        for _ in range(2)
+    ]
+    keys = [ran.stdout.split()[-3:] for ran in runs]
+    assert keys[0] == keys[1]
+    assert {len(key) for key in keys[0]} == {64}

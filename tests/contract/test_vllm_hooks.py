@@ -190,6 +190,18 @@ def test_the_recorder_takes_vllms_statistics(runtime: Any) -> None:
     assert (idle.running, idle.waiting, idle.kv_usage, idle.prefix_hits_tokens) == (0, 0, 0.0, 128)
 
 
+def test_kv_that_is_offered_early_comes_with_the_statistics_of_its_step(runtime: Any) -> None:
+    from vllm.v1.metrics.stats import SchedulerStats
+
+    offers: list[Any] = []
+    recorder = runtime.LoadRecorder(None, [0])
+    recorder.on_early_handoff = offers.append
+    recorder.record(scheduler_stats=SchedulerStats())
+    early = {"kvasir_early_handoffs": {"r-01234567": {"lease_id": "l"}}}
+    recorder.record(scheduler_stats=SchedulerStats(kv_connector_stats=early))
+    assert offers == [{"lease_id": "l"}]
+
+
 def test_outputs_carry_what_a_stream_reads(runtime: Any) -> None:
     from vllm.outputs import CompletionOutput, RequestOutput
     from vllm.v1.engine import FINISH_REASON_STRINGS
@@ -276,6 +288,8 @@ def test_a_leg_becomes_sampling_parameters(runtime: Any) -> None:
         EngineRequest("r", token_ids([1]), sampling, leg=Leg.DECODE, handoff=handoff), **terms
     )
     assert decode.extra_args["kv_transfer_params"]["pull"]["ticket"] == "t"
+    hinted = EngineRequest("r", token_ids([1]), sampling, tier_tokens=64)
+    assert runtime.sampling_params(hinted, **terms).extra_args == {"kv_transfer_params": {"tier_tokens": 64}}
 
 
 @pytest.mark.parametrize("bad", [{"temperature": -1.0}, {"top_p": 2.0}, {"n": 0}, {"max_tokens": 0}])

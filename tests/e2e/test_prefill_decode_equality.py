@@ -19,7 +19,7 @@ import pytest
 import pytest_asyncio
 
 from kvasir.config.model_files import resolve_model
-from kvasir.config.spec import Deployment, EngineSpec, ModelSpec, PoolSpec
+from kvasir.config.spec import Deployment, EngineSpec, ModelSpec, PoolSpec, TransferSpec
 from kvasir.core.requests import Delta, KvHandoff, Leg, Role, Sampling, Usage
 from kvasir_platform.sim.bench import EngineBench, start_bench
 from kvasir_platform.sim.recorder import Recorded
@@ -33,11 +33,12 @@ GREEDY = Sampling(temperature=0.0, max_tokens=24, ignore_eos=True)
 LENGTHS = (1, 2, 31, 32, 33, 64, 500, 1500, 2000)
 
 
-def deployment() -> Deployment:
+def deployment(kind: str) -> Deployment:
     engine = EngineSpec(kind="vllm", block_size=BLOCK, kv_cache_bytes=64 << 20, threads=1)
     return Deployment(
         model=ModelSpec(source=str(MODEL), dtype="float32", max_model_len=2560),
         disaggregation="always",
+        transfer=TransferSpec.model_validate({"kind": kind}),
         pools=(
             PoolSpec(name="prefill", role=Role.PREFILL, engine=engine),
             PoolSpec(name="decode", role=Role.DECODE, engine=engine),
@@ -45,19 +46,20 @@ def deployment() -> Deployment:
     )
 
 
-async def start(pool: str) -> EngineBench:
+async def start(pool: str, kind: str) -> EngineBench:
     pytest.importorskip("vllm")
     from kvasir_workers.engines.vllm.engine import VllmEngine
 
-    spec = deployment()
+    spec = deployment(kind)
     engine = VllmEngine(spec, spec.pool(pool), model_path=str(MODEL))
     return await start_bench(engine, f"{pool}-0")
 
 
 @dataclass
 class Pair:
-    """Two engines. `rng` makes prompts that no engine has seen."""
+    """Two engines, whose KV moves by `kind`. `rng` makes prompts that no engine has seen."""
 
+    kind: str
     prefill: EngineBench
     decode: EngineBench
     rng: random.Random
@@ -103,17 +105,17 @@ def needed_blocks(prompt: list[int]) -> int:
 
 
 @asynccontextmanager
-async def running() -> AsyncIterator[Pair]:
-    prefill, decode = await asyncio.gather(start("prefill"), start("decode"))
+async def running(kind: str) -> AsyncIterator[Pair]:
+    prefill, decode = await asyncio.gather(start("prefill", kind), start("decode", kind))
     try:
-        yield Pair(prefill, decode, random.Random(11))
+        yield Pair(kind, prefill, decode, random.Random(11))
     finally:
         await asyncio.gather(prefill.engine.stop(), decode.engine.stop())
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def pair() -> AsyncIterator[Pair]:
-    async with running() as started:
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=["nixl", "nccl"])
+async def pair(request: pytest.FixtureRequest) -> AsyncIterator[Pair]:
+    async with running(request.param) as started:
         yield started
 
 
@@ -228,9 +230,9 @@ def zeroed_kv(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def test_zeroed_kv_gives_other_tokens(pair: Pair, zeroed_kv: None) -> None:
     """The control: if the moved bytes did not decide the tokens, the tests above would prove nothing."""
-    decode = await start("decode")
+    decode = await start("decode", pair.kind)
     try:
-        zeroing = Pair(pair.prefill, decode, random.Random(5))
+        zeroing = Pair(pair.kind, pair.prefill, decode, random.Random(5))
         for length in (33, 64, 500):
             prompt = zeroing.prompt(length)
             apart = await zeroing.apart(prompt)

@@ -9,13 +9,10 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shutil
 import signal
-import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -27,6 +24,7 @@ import psutil
 import pytest
 
 from kvasir_platform.control.commands import Ask, ask, socket_path
+from kvasir_platform.sim.lab.redis_server import RedisServer, find_redis
 
 if TYPE_CHECKING:
     from tests.e2e.conftest import Stack
@@ -274,44 +272,20 @@ def test_a_frozen_replica_is_left_alone_by_the_router_and_replaced_by_ray(cluste
 
 
 @pytest.fixture
-def redis(tmp_path: Path) -> Iterator[int]:
-    """A real Redis; its port."""
-    program = shutil.which("redis-server")
-    if program is None:
+def redis(tmp_path: Path) -> Iterator[RedisServer]:
+    if find_redis() is None:
         pytest.skip("redis-server is not installed")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = int(probe.getsockname()[1])
-    process = subprocess.Popen(
-        [program, "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--dir", str(tmp_path)],
-        stdout=subprocess.DEVNULL,
-    )
-    try:
-        deadline = time.monotonic() + PATIENCE_S
-        while _redis_says(port, "PING") != "+PONG" and time.monotonic() < deadline:
-            time.sleep(0.02)
-        yield port
-    finally:
-        process.terminate()
-        process.wait()
-
-
-def _redis_says(port: int, command: str) -> str:
-    try:
-        with socket.create_connection(("127.0.0.1", port), timeout=5) as connection:
-            connection.sendall(command.encode() + b"\r\n")
-            return connection.recv(1000).decode().strip()
-    except OSError as error:
-        return str(error)
+    with RedisServer(tmp_path) as server:
+        yield server
 
 
 def test_with_its_state_in_redis_the_head_comes_back_and_a_lost_node_is_told(
-    start_stack: StartStack, redis: int, tmp_path: Path
+    start_stack: StartStack, redis: RedisServer, tmp_path: Path
 ) -> None:
-    where = ("--set", f"ray.head_redis_url=redis://127.0.0.1:{redis}", "--set", "pools.decode.replicas=1")
+    where = ("--set", f"ray.head_redis_url=redis://{redis.address}", "--set", "pools.decode.replicas=1")
     with start_stack(tmp_path, *DEPLOYMENT, *where) as stack:
         cluster = Cluster(stack, {SHORT: _stream(stack.url, SHORT)})
-        assert _redis_says(redis, "DBSIZE") != ":0"
+        assert redis.ask("DBSIZE") != ":0"
         head = cluster.head("gcs_server")
         with cluster.load(SHORT):
             head.kill()
@@ -321,4 +295,4 @@ def test_with_its_state_in_redis_the_head_comes_back_and_a_lost_node_is_told(
         assert stack.process.wait(timeout=PATIENCE_S) == 1
         assert stack.process.stdout is not None
         assert "Ray's node (raylet) has ended" in stack.process.stdout.read()
-    assert _redis_says(redis, "DBSIZE") == ":0"
+    assert redis.ask("DBSIZE") == ":0"

@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 from load_tests.report import Row
 from load_tests.scenarios import scorecard
-from load_tests.scenarios.scorecard_rows import row01, row02, row04, row05
+from load_tests.scenarios.scorecard_rows import row01, row02, row03, row04, row05, row08, row09
 from load_tests.scenarios.scorecard_rows.common import Figure, Trial
 
 from kvasir_platform.sim.lab import netns
+from kvasir_platform.sim.lab.redis_server import find_redis
 
 
 def assert_met(figures: list[Figure]) -> None:
@@ -32,6 +33,30 @@ async def test_streams_outlive_killed_decode_workers(tmp_path: Path) -> None:
 async def test_prompts_outlive_killed_prefill_workers(tmp_path: Path) -> None:
     size = row02.Size(prefill=2, decode=2, rounds=1, streams=8, tokens=20, real=False)
     assert_met(await row02.measure(Trial(tmp_path, 12, quiet=True), size))
+
+
+@pytest.mark.slow
+async def test_tokens_are_right_when_their_kv_stalls_or_arrives_with_a_wrong_bit(tmp_path: Path) -> None:
+    pytest.importorskip("vllm")
+    size = row03.Size(kinds=("nccl",), rounds=1, words=600)
+    assert_met(await row03.measure(Trial(tmp_path, 16, quiet=True), size))
+
+
+@pytest.mark.slow
+async def test_requests_do_without_a_redis_in_trouble(tmp_path: Path) -> None:
+    pytest.importorskip("vllm")
+    if find_redis() is None:
+        pytest.skip("redis-server is not installed")
+    size = row08.Size(requests=20, words=100, every_s=0.15, checked=2)
+    assert_met(await row08.measure(Trial(tmp_path, 17, quiet=True), size))
+
+
+@pytest.mark.slow
+async def test_what_was_tampered_with_in_a_tier_is_a_miss(tmp_path: Path) -> None:
+    pytest.importorskip("vllm")
+    if find_redis() is None:
+        pytest.skip("redis-server is not installed")
+    assert_met(await row09.measure(Trial(tmp_path, 18, quiet=True), row09.Size(rounds=1, words=120)))
 
 
 @pytest.mark.slow

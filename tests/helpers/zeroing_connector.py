@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from kvasir_workers.transfer import connector
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorTransferResults
+
+from kvasir_workers.connector import connector
 
 
 class KvasirConnector(connector.KvasirConnector):
@@ -16,12 +18,12 @@ class KvasirConnector(connector.KvasirConnector):
         self._targets: dict[str, list[int]] = {}
         super().register_kv_caches(kv_caches)
 
-    def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
+    def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
         """Zero the blocks of every pull that ended."""
         for order in self._orders().pulls:
             self._targets[order.pull_id] = list(order.targets)
-        sent, received = super().get_finished(finished_req_ids)
-        for request_id in received or ():
+        results = super().get_transfer_results(finished_req_ids)
+        for request_id in results.finished_recving:
             for tensor in self._tensors.values():
                 tensor[self._targets[request_id]] = 0
-        return sent, received
+        return results

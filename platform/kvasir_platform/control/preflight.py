@@ -156,7 +156,8 @@ def _packages(deployment: Deployment, machine: Machine) -> Iterator[Finding]:
             )
         else:
             wanted.append(engine)
-        if deployment.disaggregated:
+        # torch, which vLLM brings, is all that the other kind needs.
+        if deployment.disaggregated and deployment.transfer.kind == "nixl":
             wanted.append("nixl")
     for name in wanted:
         found, pinned = machine.installed.get(name), machine.pinned.get(name)

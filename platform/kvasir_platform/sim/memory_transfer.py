@@ -6,22 +6,47 @@ Agents share a `MemoryFabric`; bytes move by memmove in `poll`.
 from __future__ import annotations
 
 import ctypes
+import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from kvasir.core.errors import TransferError
 from kvasir.core.identity import KvLayout
-from kvasir.ports.transfer import KvRegion, LeaseEnded, Offer, Pulled, PullFailed, TransferEvent
+from kvasir.ports.transfer import (
+    WHOLE,
+    KvRegion,
+    LeaseEnded,
+    Offer,
+    Part,
+    Pulled,
+    PullFailed,
+    TransferEvent,
+)
 
 
 @dataclass(slots=True)
 class _Pull:
     pull_id: str
     offer: Offer
-    source: tuple[int, ...]
+    first: int
     target: tuple[int, ...]
+    timeout_s: float
+    source_part: Part
+    target_part: Part
     started_s: float
     deadline_s: float
+    copied: int = 0
+
+
+@dataclass(slots=True)
+class _Lease:
+    fence: int
+    ttl_s: float
+    deadline_s: float
+    total: int
+    blocks: list[int] = field(default_factory=list)
+    sums: list[bytes] = field(default_factory=list)
+    confirmed: set[int] = field(default_factory=set)
 
 
 @dataclass(slots=True)
@@ -40,7 +65,7 @@ class MemoryTransfer:
         self._now = now
         self._regions: tuple[KvRegion, ...] = ()
         self._layout: KvLayout | None = None
-        self._leases: dict[str, tuple[int, float]] = {}
+        self._leases: dict[str, _Lease] = {}
         self._tombstones: set[str] = set()
         self._pulls: dict[str, _Pull] = {}
         self._events: list[TransferEvent] = []
@@ -53,28 +78,43 @@ class MemoryTransfer:
         self._fabric.agents[self._name] = self
         return self._name
 
-    def offer(self, lease_id: str, fence: int, blocks: Sequence[int], ttl_s: float) -> Offer:
+    def offer(
+        self, lease_id: str, fence: int, blocks: Sequence[int], ttl_s: float, total: int | None = None
+    ) -> Offer:
         """See the port."""
         if lease_id in self._leases:
             raise TransferError(f"lease {lease_id} is live already")
-        self._leases[lease_id] = (fence, self._now() + ttl_s)
+        total = len(blocks) if total is None else total
+        self._leases[lease_id] = _Lease(fence, ttl_s, self._now() + ttl_s, total)
         self._tombstones.discard(lease_id)
-        return Offer(lease_id, fence, ttl_s, tuple(blocks), self._name)
+        self.extend(lease_id, blocks)
+        return Offer(lease_id, fence, ttl_s, tuple(blocks), total, self._name)
+
+    def extend(self, lease_id: str, blocks: Sequence[int]) -> None:
+        """See the port."""
+        lease = self._leases.get(lease_id)
+        if lease is not None:
+            lease.blocks += blocks
+            lease.sums += [self._sum(block) for block in blocks]
+            lease.deadline_s = self._now() + lease.ttl_s
 
     def pull(
         self,
         pull_id: str,
         offer: Offer,
-        source_blocks: Sequence[int],
+        first: int,
         target_blocks: Sequence[int],
         timeout_s: float,
+        *,
+        source: Part = WHOLE,
+        target: Part = WHOLE,
     ) -> None:
         """See the port."""
         if pull_id in self._pulls:
             raise TransferError(f"pull {pull_id} is under way already")
         now = self._now()
         self._pulls[pull_id] = _Pull(
-            pull_id, offer, tuple(source_blocks), tuple(target_blocks), now, now + timeout_s
+            pull_id, offer, first, tuple(target_blocks), timeout_s, source, target, now, now + timeout_s
         )
 
     def release(self, lease_id: str) -> None:
@@ -83,7 +123,8 @@ class MemoryTransfer:
 
     def poll(self) -> list[TransferEvent]:
         """See the port."""
-        for lease_id in [i for i, (_, deadline) in self._leases.items() if self._now() >= deadline]:
+        late = [i for i, lease in self._leases.items() if self._now() >= lease.deadline_s]
+        for lease_id in late:
             self._end(lease_id, "expired")
         for pull in list(self._pulls.values()):
             ended = self._advance(pull)
@@ -106,24 +147,68 @@ class MemoryTransfer:
         source = self._fabric.agents.get(pull.offer.endpoint)
         if source is None:
             return PullFailed(pull.pull_id, "unreachable", f"no agent {pull.offer.endpoint}")
-        if source._layout != self._layout or not set(pull.source) <= set(pull.offer.blocks):
-            return PullFailed(pull.pull_id, "layout", "the agents' KV differs, or blocks were not offered")
-        held = source._leases.get(pull.offer.lease_id)
-        if held is None:
+        misfit = self._misfit(pull, source)
+        if misfit:
+            return PullFailed(pull.pull_id, "layout", misfit)
+        lease = source._leases.get(pull.offer.lease_id)
+        if lease is None:
             if pull.offer.lease_id in source._tombstones:
                 return PullFailed(pull.pull_id, "expired", "the lease has ended")
-            late = self._now() >= pull.deadline_s
-            return PullFailed(pull.pull_id, "timeout", "no such lease") if late else None
-        if held[0] != pull.offer.fence:
+            return self._patience(pull, "no such lease")
+        if lease.fence != pull.offer.fence:
             return PullFailed(pull.pull_id, "fenced", "the lease is held under another fence")
-        moved = 0
-        for mine, theirs in zip(self._regions, source._regions, strict=True):
-            for src, dst in zip(pull.source, pull.target, strict=True):
-                size = mine.block_bytes
-                ctypes.memmove(mine.address + dst * size, theirs.address + src * size, size)
-                moved += size
-        source._end(pull.offer.lease_id, "pulled")
+        if not self._copy(pull, source, lease):
+            return PullFailed(pull.pull_id, "checksum", "a block changed after it was offered")
+        if pull.copied < len(pull.target):
+            return self._patience(pull, f"{len(lease.blocks)} of {lease.total} blocks are complete")
+        source._confirm(pull.offer.lease_id, pull.source_part)
+        moved = len(pull.target) * sum(r.block_bytes // pull.target_part.of for r in self._regions)
         return Pulled(pull.pull_id, moved, self._now() - pull.started_s)
+
+    def _misfit(self, pull: _Pull, source: MemoryTransfer) -> str:
+        mine, theirs = self._layout, source._layout
+        if mine is None or theirs is None or mine.differences(theirs):
+            return "the agents' KV differs"
+        sizes = {
+            (m.block_bytes * pull.source_part.of, t.block_bytes * pull.target_part.of)
+            for m, t in zip(self._regions, source._regions, strict=True)
+        }
+        if any(m != t for m, t in sizes):
+            return "the parts differ in size"
+        return (
+            "more blocks are wanted than offered" if pull.first + len(pull.target) > pull.offer.total else ""
+        )
+
+    def _copy(self, pull: _Pull, source: MemoryTransfer, lease: _Lease) -> bool:
+        """Every block that is complete and not copied yet; whether all are as they were offered."""
+        for place in range(pull.first + pull.copied, min(len(lease.blocks), pull.first + len(pull.target))):
+            src, dst = lease.blocks[place], pull.target[place - pull.first]
+            if source._sum(src) != lease.sums[place]:
+                return False
+            for mine, theirs in zip(self._regions, source._regions, strict=True):
+                size = mine.block_bytes // pull.target_part.of
+                to = mine.address + dst * mine.block_bytes + pull.target_part.index * size
+                ctypes.memmove(
+                    to, theirs.address + src * theirs.block_bytes + pull.source_part.index * size, size
+                )
+            pull.copied += 1
+            pull.deadline_s = self._now() + pull.timeout_s
+        return True
+
+    def _patience(self, pull: _Pull, why: str) -> PullFailed | None:
+        return PullFailed(pull.pull_id, "timeout", why) if self._now() >= pull.deadline_s else None
+
+    def _confirm(self, lease_id: str, part: Part) -> None:
+        confirmed = self._leases[lease_id].confirmed
+        confirmed.add(part.index)
+        if len(confirmed) == part.of:
+            self._end(lease_id, "pulled")
+
+    def _sum(self, block: int) -> bytes:
+        found = hashlib.blake2b(digest_size=8)
+        for region in self._regions:
+            found.update(ctypes.string_at(region.address + block * region.block_bytes, region.block_bytes))
+        return found.digest()
 
     def _end(self, lease_id: str, how: str) -> None:
         if self._leases.pop(lease_id, None) is not None:

@@ -9,10 +9,10 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field, fields
 
-from kvasir.core.requests import Delta, EngineLoad, FinishReason, PositionLogprobs, StepBatch
+from kvasir.core.requests import Delta, EngineLoad, FinishReason, KvHandoff, PositionLogprobs, StepBatch
 
 _GAUGES = frozenset({"running", "waiting", "kv_usage", "kv_blocks_total", "kv_blocks_leased"})
-_COUNTERS = tuple(f.name for f in fields(EngineLoad) if f.name not in _GAUGES)
+_COUNTERS = tuple(f.name for f in fields(EngineLoad) if f.name not in _GAUGES | {"tiers"})
 
 
 @dataclass(slots=True)
@@ -28,11 +28,13 @@ class Choice:
 
 @dataclass(slots=True)
 class Recorded:
-    """One request as it was delivered. `last` is its last delta, once that has come."""
+    """One request as it was delivered. `last` is its last delta, once that has come, and `offered` the newest
+    hand-off."""
 
     choices: dict[int, Choice] = field(default_factory=dict)
     deltas: int = 0
     last: Delta | None = None
+    offered: KvHandoff | None = None
     began: asyncio.Event = field(default_factory=asyncio.Event)
     ended: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -91,6 +93,7 @@ class DeltaRecorder:
         recorded = self.request(delta.request_id)
         choice = recorded.choice(delta.index)
         recorded.deltas += 1
+        recorded.offered = delta.handoff or recorded.offered
         recorded.began.set()
         if recorded.last is not None:
             self._violated(delta, "a delta after the last one")

@@ -1,6 +1,6 @@
 """Agents of the transfer port under observation: one with memory of its own, here or in its own process.
 
-`python -m kvasir_platform.sim.transfer_peers FD` serves a NIXL agent to the test that started it.
+`python -m kvasir_platform.sim.transfer_peers FD NAME KIND` serves an agent to the test that started it.
 """
 
 from __future__ import annotations
@@ -16,18 +16,19 @@ from typing import Any, Protocol
 import numpy as np
 
 from kvasir.core.errors import KvasirError
-from kvasir.core.identity import KvLayout
-from kvasir.ports.transfer import KvRegion, KvTransfer, Offer, TransferEvent
+from kvasir.core.identity import HEAD_MAJOR, KvLayout
+from kvasir.ports.transfer import WHOLE, KvRegion, KvTransfer, Offer, Part, TransferEvent
 
 BLOCKS = 64
 LAYERS = 3
+HEADS = 4
 
 
 class Peer(Protocol):
     """One agent and its KV. Time stands still but for `advance`."""
 
-    def start(self, block_bytes: int, dtype: str = "float32") -> str:
-        """Allocate and register KV; returns the endpoint."""
+    def start(self, block_bytes: int, dtype: str = "float32", tensor_parallel_size: int = 1) -> str:
+        """Allocate and register one rank's KV; returns the endpoint."""
         ...
 
     def write(self, block: int, value: int) -> None:
@@ -38,12 +39,25 @@ class Peer(Protocol):
         """A block of all layers."""
         ...
 
-    def offer(self, lease_id: str, fence: int, blocks: Sequence[int], ttl_s: float) -> Offer:
+    def offer(
+        self, lease_id: str, fence: int, blocks: Sequence[int], ttl_s: float, total: int | None = None
+    ) -> Offer:
+        """See the port."""
+        ...
+
+    def extend(self, lease_id: str, blocks: Sequence[int]) -> None:
         """See the port."""
         ...
 
     def pull(
-        self, pull_id: str, offer: Offer, source: Sequence[int], target: Sequence[int], timeout_s: float
+        self,
+        pull_id: str,
+        offer: Offer,
+        first: int,
+        targets: Sequence[int],
+        timeout_s: float,
+        source: Part = WHOLE,
+        target: Part = WHOLE,
     ) -> None:
         """See the port."""
         ...
@@ -73,11 +87,13 @@ class LocalPeer:
         self._transfer = make(lambda: self._seconds)
         self._kv = np.zeros((LAYERS, BLOCKS, 0), dtype=np.uint8)
 
-    def start(self, block_bytes: int, dtype: str = "float32") -> str:
+    def start(self, block_bytes: int, dtype: str = "float32", tensor_parallel_size: int = 1) -> str:
         """See Peer."""
         self._kv = np.zeros((LAYERS, BLOCKS, block_bytes), dtype=np.uint8)
         regions = [KvRegion(int(layer.ctypes.data), block_bytes, BLOCKS) for layer in self._kv]
-        layout = KvLayout(32, dtype, "axes-0123", LAYERS, 4, 32, LAYERS * block_bytes)
+        heads = HEADS // tensor_parallel_size
+        size = LAYERS * block_bytes
+        layout = KvLayout(32, dtype, HEAD_MAJOR, LAYERS, heads, 32, size, tensor_parallel_size)
         return self._transfer.register(regions, layout)
 
     def write(self, block: int, value: int) -> None:
@@ -90,15 +106,28 @@ class LocalPeer:
         """See Peer."""
         return self._kv[:, block].tobytes()
 
-    def offer(self, lease_id: str, fence: int, blocks: Sequence[int], ttl_s: float) -> Offer:
+    def offer(
+        self, lease_id: str, fence: int, blocks: Sequence[int], ttl_s: float, total: int | None = None
+    ) -> Offer:
         """See the port."""
-        return self._transfer.offer(lease_id, fence, blocks, ttl_s)
+        return self._transfer.offer(lease_id, fence, blocks, ttl_s, total)
+
+    def extend(self, lease_id: str, blocks: Sequence[int]) -> None:
+        """See the port."""
+        self._transfer.extend(lease_id, blocks)
 
     def pull(
-        self, pull_id: str, offer: Offer, source: Sequence[int], target: Sequence[int], timeout_s: float
+        self,
+        pull_id: str,
+        offer: Offer,
+        first: int,
+        targets: Sequence[int],
+        timeout_s: float,
+        source: Part = WHOLE,
+        target: Part = WHOLE,
     ) -> None:
         """See the port."""
-        self._transfer.pull(pull_id, offer, source, target, timeout_s)
+        self._transfer.pull(pull_id, offer, first, targets, timeout_s, source=source, target=target)
 
     def release(self, lease_id: str) -> None:
         """See the port."""
@@ -118,13 +147,13 @@ class LocalPeer:
 
 
 class ProcessPeer:
-    """A LocalPeer with a NIXL agent, in a process of its own. `ucx` are UCX_* variables."""
+    """A LocalPeer in a process of its own. `kind` is that of TransferSpec; `ucx` are UCX_* variables."""
 
-    def __init__(self, name: str, **ucx: str) -> None:
+    def __init__(self, name: str, kind: str = "nixl", **ucx: str) -> None:
         mine, theirs = socket.socketpair()
         with theirs:
             self._process = subprocess.Popen(  # noqa: S603 - this interpreter, this module
-                [sys.executable, "-m", __name__, str(theirs.fileno()), name],
+                [sys.executable, "-m", __name__, str(theirs.fileno()), name, kind],
                 pass_fds=[theirs.fileno()],
                 env={**os.environ, **ucx},
             )
@@ -145,21 +174,19 @@ class ProcessPeer:
 
         return call
 
-    def end(self) -> None:
-        """End the process."""
+    def end(self) -> int:
+        """End the process; its exit status, below zero where a signal ended it."""
         self._connection.close()
         try:
-            self._process.wait(timeout=10)
+            return self._process.wait(timeout=10)
         except subprocess.TimeoutExpired:
             self._process.kill()
-            self._process.wait()
+            return self._process.wait()
 
 
-def serve(connection: Connection, name: str) -> None:
+def serve(connection: Connection, name: str, kind: str) -> None:
     """Answer calls until the other side is gone."""
-    from kvasir_workers.transfer.nixl.adapter import NixlTransfer  # only the process that has the agent
-
-    peer = LocalPeer(lambda now: NixlTransfer(name, "127.0.0.1", now))
+    peer = LocalPeer(lambda now: _agent(name, kind, now))
     while True:
         try:
             method, args = connection.recv()
@@ -171,5 +198,16 @@ def serve(connection: Connection, name: str) -> None:
             connection.send(error)
 
 
+def _agent(name: str, kind: str, now: Callable[[], float]) -> KvTransfer:
+    # Only the process that has the agent imports its library.
+    if kind == "nccl":
+        from kvasir_workers.transfer.nccl.adapter import NcclTransfer
+
+        return NcclTransfer("127.0.0.1", now)
+    from kvasir_workers.transfer.nixl.adapter import NixlTransfer
+
+    return NixlTransfer(name, "127.0.0.1", now)
+
+
 if __name__ == "__main__":
-    serve(Connection(int(sys.argv[1])), sys.argv[2])
+    serve(Connection(int(sys.argv[1])), sys.argv[2], sys.argv[3])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import sys
 from dataclasses import dataclass
 
 from kvasir.config.spec import Deployment
@@ -46,6 +48,13 @@ class _Nobody:
 
     def lease_pulled(self, lease_id: str) -> None:
         """Nobody hears it: the lease ends by its release or its deadline."""
+
+    def complete(self, lease_id: str) -> int:
+        return sys.maxsize
+
+    async def progressed(self) -> None:
+        """Nothing more is computed."""
+        await asyncio.Event().wait()
 
 
 @dataclass

@@ -125,6 +125,15 @@ BAD = {
         "a list of 2",
         "engine.kind is vllm and sim; make them equal",
     ),
+    "pools whose ranks do not share heads": (
+        "pools:\n- {name: a, role: prefill, engine: {tensor_parallel_size: 2}}\n"
+        "- {name: b, role: decode, engine: {tensor_parallel_size: 3}}",
+        2,
+        1,
+        "pools",
+        "a list of 2",
+        "engine.tensor_parallel_size 2 and 3 cannot exchange KV; choose sizes of which each divides the next",
+    ),
     "two adapters of one name": (
         "lora: [{name: a, path: x}, {name: a, path: y}]",
         1,

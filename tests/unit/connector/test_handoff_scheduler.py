@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,7 +10,8 @@ import pytest
 
 from kvasir_workers.connector import stats
 from kvasir_workers.connector.handoff_scheduler import HandoffScheduler
-from kvasir_workers.connector.orders import Received, StepReport
+from kvasir_workers.connector.orders import ExtendOrder, OfferOrder, Received, StepOrders, StepReport
+from kvasir_workers.connector.request_blocks import Progress
 from kvasir_workers.connector.stats import TransferTotals
 from kvasir_workers.transfer.ticket import decode
 
@@ -29,9 +31,19 @@ class Request:
 
 @pytest.fixture
 def side() -> HandoffScheduler:
-    made = HandoffScheduler(BLOCK, max_lease_s=20.0)
+    made = HandoffScheduler(BLOCK, max_lease_s=20.0, overlap=True)
     made.set_endpoints(["rank 0", "rank 1"])
     return made
+
+
+def orders(side: HandoffScheduler, *progress: Progress, preempted: Sequence[str] = ()) -> StepOrders:
+    """Those of a step that computes `progress`."""
+    return side.take_orders(progress, preempted, idle=not progress)
+
+
+def step(before: int, after: int, request_id: str = "r") -> Progress:
+    """A step that brings a request, whose blocks are 100, 101, …, from `before` to `after` tokens."""
+    return Progress(request_id, before, after, lambda _: (list(range(100, 100 + -(-after // BLOCK))),))
 
 
 @pytest.mark.parametrize(
@@ -54,7 +66,7 @@ def test_a_pull_covers_what_is_needed_before_the_last_token_and_missing_here(
     assert side.matched_tokens(request, local) == tokens
     blocks = list(range(100, 120))
     side.allocated(request, blocks, tokens)
-    (order,) = side.take_orders(idle=True).pulls
+    (order,) = orders(side).pulls
     assert order.targets == tuple(blocks[missing])
     assert order.parked is (tokens > 0)
     if tokens:
@@ -66,8 +78,8 @@ def test_a_request_pulls_once_though_it_is_computed_again(side: HandoffScheduler
     side.allocated(request, [1, 2, 3, 4], 99)
     assert side.matched_tokens(request, 0) == 0
     side.allocated(request, [1, 2, 3, 4], 0)
-    assert len(side.take_orders(idle=True).pulls) == 1
-    assert side.take_orders(idle=True).pulls == ()
+    assert len(orders(side).pulls) == 1
+    assert orders(side).pulls == ()
 
 
 def test_a_finished_prefill_is_offered_with_a_ticket_and_stays_pinned(side: HandoffScheduler) -> None:
@@ -83,8 +95,11 @@ def test_a_finished_prefill_is_offered_with_a_ticket_and_stays_pinned(side: Hand
     }
     ticket = decode(out["ticket"])
     assert (ticket.ranks, ticket.blocks) == (("rank 0", "rank 1"), (7, 8))
-    (offer,) = side.take_orders(idle=True).offers
+    assert ticket.total == 2
+    (offer,) = orders(side).offers
+    assert isinstance(offer, OfferOrder)
     assert (offer.request_id, offer.lease.ttl_s, offer.blocks) == ("r", 20.0, (7, 8))
+    assert (offer.total, offer.final) == (2, True)
     assert side.take_stats() == {**dict.fromkeys(stats.COUNTERS, 0), stats.BLOCKS_LEASED: 3}
     side.update(None, sent=["r"], received=[])
     totals = TransferTotals(blocks_leased=3)
@@ -95,11 +110,11 @@ def test_a_finished_prefill_is_offered_with_a_ticket_and_stays_pinned(side: Hand
 def test_a_prefill_that_was_aborted_is_not_offered(side: HandoffScheduler) -> None:
     request = Request("r", 40, {"offer": LEASE})
     assert side.finished(request, [7, 8], completed=False) == (False, None)
-    assert side.take_orders(idle=True).offers == ()
+    assert orders(side).offers == ()
 
 
 def test_an_engine_without_endpoints_offers_nothing() -> None:
-    side = HandoffScheduler(BLOCK, max_lease_s=20.0)
+    side = HandoffScheduler(BLOCK, max_lease_s=20.0, overlap=True)
     assert side.finished(Request("r", 40, {"offer": LEASE}), [7, 8], completed=True) == (False, None)
 
 
@@ -109,7 +124,7 @@ def test_requests_without_transfer_parameters_are_left_alone(side: HandoffSchedu
         assert side.matched_tokens(request, 0) == 0
         side.allocated(request, [1, 2], 0)
         assert side.finished(request, [1, 2], completed=True) == (False, None)
-    assert side.take_orders(idle=True).pulls == ()
+    assert orders(side).pulls == ()
 
 
 def test_malformed_parameters_are_computed_without_a_transfer(
@@ -169,9 +184,86 @@ def test_the_engine_steps_until_an_unneeded_lease_is_confirmed_by_every_rank(sid
     request = Request("r", 64, {"pull": PULL})
     assert side.finished(request, [], completed=False) == (False, None)
     assert side.has_pending_work()
-    (order,) = side.take_orders(idle=True).pulls
+    (order,) = orders(side).pulls
     assert (order.parked, order.targets) == (False, ())
     side.update(StepReport(confirmed={order.pull_id: 1}), sent=[], received=[])
     assert side.has_pending_work()
     side.update(StepReport(confirmed={order.pull_id: 1}), sent=[], received=[])
     assert not side.has_pending_work()
+
+
+@pytest.fixture
+def begun(side: HandoffScheduler) -> HandoffScheduler:
+    """A prompt of 200 tokens, 7 blocks, is in its first step of 96 and was offered with it; 40 tokens were
+    cached."""
+    side.arrived(Request("r", 200, {"offer": LEASE}))
+    (offer,) = orders(side, step(40, 96)).offers
+    assert isinstance(offer, OfferOrder)
+    assert (offer.request_id, offer.lease.lease_id, offer.blocks) == ("r", "lease", (100,))
+    assert (offer.total, offer.final) == (7, False)
+    return side
+
+
+def test_a_prompt_of_several_steps_is_told_of_with_its_first_and_once(begun: HandoffScheduler) -> None:
+    report = begun.take_stats()
+    assert report is not None
+    (early,) = report[stats.EARLY_HANDOFFS].items()
+    request_id, handoff = early
+    ticket = decode(handoff.pop("ticket"))
+    assert (request_id, handoff) == ("r", {**LEASE, "blocks": 7})
+    assert (ticket.ranks, ticket.blocks, ticket.total) == (("rank 0", "rank 1"), (), 7)
+    assert begun.take_stats() is None
+
+
+def test_blocks_are_named_in_the_step_after_the_one_that_filled_them(begun: HandoffScheduler) -> None:
+    (extend,) = orders(begun, step(96, 160)).offers
+    assert extend == ExtendOrder("r", "lease", (101, 102), final=False)
+    assert orders(begun, step(96, 160)).offers == ()
+    request = Request("r", 200, {"offer": LEASE})
+    pinned, out = begun.finished(request, list(range(100, 108)), completed=True)
+    assert pinned
+    assert out is not None
+    assert {k: out[k] for k in (*LEASE, "blocks")} == {**LEASE, "blocks": 7}
+    assert decode(out["ticket"]).blocks == tuple(range(100, 107))
+    (extend,) = orders(begun).offers
+    assert extend == ExtendOrder("r", "lease", (103, 104, 105, 106), final=True)
+
+
+def test_a_request_that_comes_to_nothing_ends_the_lease_that_was_told_of(begun: HandoffScheduler) -> None:
+    assert begun.finished(Request("r", 200, {"offer": LEASE}), [100], completed=False) == (False, None)
+    assert begun.has_pending_work()
+    made = orders(begun)
+    assert (made.releases, made.offers) == (("lease",), ())
+    assert not begun.has_pending_work()
+    assert begun.take_stats() is None
+
+
+def test_a_preempted_request_loses_its_lease_before_others_write_and_is_offered_at_its_end(
+    begun: HandoffScheduler,
+) -> None:
+    begun.take_stats()
+    made = orders(begun, step(0, 64, "other"), preempted=["r", "other"])
+    assert (made.releases, made.offers) == (("lease",), ())
+    for before in (0, 64, 128):
+        assert orders(begun, step(before, before + 64)).offers == ()
+    assert begun.take_stats() is None
+    pinned, out = begun.finished(Request("r", 200, {"offer": LEASE}), list(range(7)), completed=True)
+    assert pinned
+    assert out is not None
+    (offer,) = orders(begun).offers
+    assert isinstance(offer, OfferOrder)
+    assert (offer.blocks, offer.final) == (tuple(range(7)), True)
+
+
+def test_a_prompt_that_one_step_computes_is_offered_at_its_end(side: HandoffScheduler) -> None:
+    side.arrived(Request("r", 64, {"offer": LEASE}))
+    assert orders(side, step(0, 64)).offers == ()
+    assert side.take_stats() is None
+
+
+def test_without_overlap_nothing_is_offered_early() -> None:
+    side = HandoffScheduler(BLOCK, max_lease_s=20.0, overlap=False)
+    side.set_endpoints(["rank 0"])
+    side.arrived(Request("r", 200, {"offer": LEASE}))
+    assert orders(side, step(0, 96)).offers == ()
+    assert side.take_stats() is None

@@ -3,16 +3,46 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import pytest
 
 from kvasir.core.errors import TransferError
 from kvasir.core.identity import KvLayout
-from kvasir.ports.transfer import KvRegion, LeaseEnded, Offer, Pulled, PullFailed, TransferEvent
+from kvasir.ports.transfer import (
+    WHOLE,
+    KvRegion,
+    LeaseEnded,
+    Offer,
+    Part,
+    Pulled,
+    PullFailed,
+    TransferEvent,
+)
 from kvasir_workers.connector import handoff_worker
 from kvasir_workers.connector.handoff_worker import HandoffWorker
-from kvasir_workers.connector.orders import OfferOrder, OfferParams, PullOrder, PullParams, Received
+from kvasir_workers.connector.orders import (
+    ExtendOrder,
+    OfferOrder,
+    OfferParams,
+    PullOrder,
+    PullParams,
+    Received,
+    StepOrders,
+)
 from kvasir_workers.transfer.ticket import Ticket, encode
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One pull that the transfer was asked for."""
+
+    pull_id: str
+    offer: Offer
+    first: int
+    targets: tuple[int, ...]
+    source: Part
+    target: Part
 
 
 class Script:
@@ -21,22 +51,36 @@ class Script:
     def __init__(self) -> None:
         self.upcoming: list[list[TransferEvent]] = []
         self.offered: list[str] = []
-        self.pulled: list[tuple[str, Offer, tuple[int, ...], tuple[int, ...]]] = []
+        self.extended: list[tuple[str, tuple[int, ...]]] = []
+        self.pulled: list[Asked] = []
         self.released: list[str] = []
 
     def register(self, regions: Sequence[KvRegion], layout: KvLayout) -> str:
         return "endpoint"
 
-    def offer(self, lease_id: str, fence: int, blocks: Sequence[int], ttl_s: float) -> Offer:
+    def offer(
+        self, lease_id: str, fence: int, blocks: Sequence[int], ttl_s: float, total: int | None = None
+    ) -> Offer:
         if lease_id in self.offered:
             raise TransferError("live already")
         self.offered.append(lease_id)
-        return Offer(lease_id, fence, ttl_s, tuple(blocks), "endpoint")
+        return Offer(lease_id, fence, ttl_s, tuple(blocks), total or len(blocks), "endpoint")
+
+    def extend(self, lease_id: str, blocks: Sequence[int]) -> None:
+        self.extended.append((lease_id, tuple(blocks)))
 
     def pull(
-        self, pull_id: str, offer: Offer, source: Sequence[int], target: Sequence[int], timeout_s: float
+        self,
+        pull_id: str,
+        offer: Offer,
+        first: int,
+        target_blocks: Sequence[int],
+        timeout_s: float,
+        *,
+        source: Part = WHOLE,
+        target: Part = WHOLE,
     ) -> None:
-        self.pulled.append((pull_id, offer, tuple(source), tuple(target)))
+        self.pulled.append(Asked(pull_id, offer, first, tuple(target_blocks), source, target))
 
     def release(self, lease_id: str) -> None:
         self.released.append(lease_id)
@@ -49,15 +93,21 @@ class Script:
 
 
 class Bench:
-    """Rank 1 of 2, whose naps are counted."""
+    """Rank 1 of 2, unless said otherwise, whose naps are counted."""
 
-    def __init__(self) -> None:
+    def __init__(self, rank: int = 1, ranks: int = 2) -> None:
         self.transfer = Script()
         self.naps: list[float] = []
-        self.side = HandoffWorker(self.transfer, rank=1, ranks=2, timeout_s=5.0, pause=self.naps.append)
+        self.side = HandoffWorker(
+            self.transfer, rank=rank, ranks=ranks, timeout_s=5.0, pause=self.naps.append
+        )
 
-    def offer(self, request_id: str, lease_id: str) -> None:
-        self.side.offer([OfferOrder(request_id, OfferParams(lease_id, 1, 10.0), (1, 2))])
+    def offer(self, request_id: str, lease_id: str, *, final: bool = True) -> None:
+        order = OfferOrder(request_id, OfferParams(lease_id, 1, 10.0), (1, 2), 2 if final else 5, final)
+        self.side.lease(StepOrders(offers=(order,)))
+
+    def extend(self, request_id: str, lease_id: str, *blocks: int, final: bool = False) -> None:
+        self.side.lease(StepOrders(offers=(ExtendOrder(request_id, lease_id, blocks, final),)))
 
     def pull(
         self,
@@ -68,7 +118,7 @@ class Bench:
         targets: tuple[int, ...] = (),
         parked: bool = True,
     ) -> None:
-        text = encode(Ticket(("rank 0", "rank 1"), (5, 6, 7))) if ticket is None else ticket
+        text = encode(Ticket(("rank 0", "rank 1"), (5, 6, 7), 3)) if ticket is None else ticket
         self.side.pull([PullOrder(pull_id, PullParams("l", 1, 10.0, 3, text), first, targets, parked)])
 
 
@@ -79,14 +129,15 @@ def bench() -> Bench:
 
 def test_a_rank_pulls_its_own_part_from_the_first_missing_block(bench: Bench) -> None:
     bench.pull("r", first=1, targets=(20, 21))
-    ((pull_id, offer, source, target),) = bench.transfer.pulled
-    assert (pull_id, offer.endpoint, source, target) == ("r", "rank 1", (6, 7), (20, 21))
+    (asked,) = bench.transfer.pulled
+    assert (asked.pull_id, asked.offer.endpoint, asked.offer.blocks) == ("r", "rank 1", (5, 6, 7))
+    assert (asked.first, asked.targets, asked.source, asked.target) == (1, (20, 21), WHOLE, WHOLE)
     bench.transfer.upcoming = [[Pulled("r", 2000, 0.25)]]
     assert bench.side.poll(idle=True) == (set(), {"r"})
     report = bench.side.take_report()
     assert report is not None
     assert report.received == {"r": Received(2000, 0.25)}
-    assert bench.side.take_bad_blocks() == set()
+    assert bench.side.take_failed() == set()
     assert bench.side.take_report() is None
 
 
@@ -94,21 +145,27 @@ def test_a_failed_pull_reports_the_request_as_received_and_its_blocks_as_bad(ben
     bench.pull("r", targets=(20, 21))
     bench.transfer.upcoming = [[PullFailed("r", "timeout", "")]]
     assert bench.side.poll(idle=True) == (set(), {"r"})
-    assert bench.side.take_bad_blocks() == {20, 21}
-    assert bench.side.take_bad_blocks() == set()
+    assert bench.side.take_failed() == {"r"}
+    assert bench.side.take_failed() == set()
     report = bench.side.take_report()
     assert report is not None
     assert report.received["r"].failure == "timeout"
 
 
 @pytest.mark.parametrize(
-    "ticket", ["garbage", encode(Ticket(("one rank only",), (5, 6, 7))), encode(Ticket(("a", "b"), (5,)))]
+    "ticket",
+    [
+        "garbage",
+        encode(Ticket((), (5, 6, 7), 3)),
+        encode(Ticket(("a", "b", "c"), (5, 6, 7), 3)),
+        encode(Ticket(("a", "b"), (5,), 1)),
+    ],
 )
 def test_a_ticket_that_does_not_fit_is_a_failed_pull(bench: Bench, ticket: str) -> None:
     bench.pull("r", ticket, targets=(20, 21))
     assert bench.transfer.pulled == []
     assert bench.side.poll(idle=True) == (set(), {"r"})
-    assert bench.side.take_bad_blocks() == {20, 21}
+    assert bench.side.take_failed() == {"r"}
 
 
 def test_a_confirmation_is_never_reported_as_a_received_request(bench: Bench) -> None:
@@ -125,6 +182,72 @@ def test_a_lease_that_ended_frees_its_request(bench: Bench, how: str) -> None:
     bench.offer("r", "lease")
     bench.transfer.upcoming = [[LeaseEnded("lease", how)]]
     assert bench.side.poll(idle=True) == ({"r"}, set())
+
+
+def test_a_lease_that_grows_frees_its_request_only_once_it_is_final(bench: Bench) -> None:
+    bench.offer("r", "lease", final=False)
+    bench.extend("r", "lease", 3)
+    bench.extend("r", "lease", 4, 5, final=True)
+    assert bench.transfer.extended == [("lease", (3,)), ("lease", (4, 5))]
+    bench.transfer.upcoming = [[LeaseEnded("lease", "pulled")]]
+    assert bench.side.poll(idle=True) == ({"r"}, set())
+
+
+@pytest.mark.parametrize("how", ["pulled", "released", "expired"])
+def test_a_lease_that_ends_while_its_request_runs_frees_it_at_its_end(bench: Bench, how: str) -> None:
+    bench.offer("r", "lease", final=False)
+    bench.transfer.upcoming = [[LeaseEnded("lease", how)]]
+    assert bench.side.poll(idle=False) == (set(), set())
+    bench.extend("r", "lease", 3)
+    assert bench.side.poll(idle=False) == (set(), set())
+    bench.extend("r", "lease", 4, 5, final=True)
+    assert bench.side.poll(idle=False) == ({"r"}, set())
+    assert bench.transfer.extended == []
+
+
+def test_a_request_that_lost_its_blocks_loses_its_lease_and_is_never_reported(bench: Bench) -> None:
+    bench.offer("r", "lease", final=False)
+    bench.side.lease(StepOrders(releases=("lease", "unknown")))
+    assert bench.transfer.released == ["lease"]
+    bench.transfer.upcoming = [[LeaseEnded("lease", "released")]]
+    assert bench.side.poll(idle=False) == (set(), set())
+
+
+def test_a_rank_reads_its_share_of_a_rank_that_holds_more_heads() -> None:
+    for rank, share in ((0, Part(0, 2)), (1, Part(1, 2)), (2, Part(0, 2)), (3, Part(1, 2))):
+        bench = Bench(rank, ranks=4)
+        bench.pull("r", targets=(20, 21))
+        (asked,) = bench.transfer.pulled
+        assert asked.offer.endpoint == f"rank {rank // 2}"
+        assert (asked.source, asked.target) == (share, WHOLE)
+
+
+def test_a_rank_joins_what_several_ranks_hold_of_its_heads() -> None:
+    bench = Bench(rank=0, ranks=1)
+    bench.pull("r", targets=(20, 21))
+    assert [(asked.offer.endpoint, asked.source, asked.target) for asked in bench.transfer.pulled] == [
+        ("rank 0", WHOLE, Part(0, 2)),
+        ("rank 1", WHOLE, Part(1, 2)),
+    ]
+    one, other = (asked.pull_id for asked in bench.transfer.pulled)
+    bench.transfer.upcoming = [[Pulled(one, 1000, 0.25)], [Pulled(other, 1000, 0.5)]]
+    assert bench.side.poll(idle=False) == (set(), set())
+    assert bench.side.take_report() is None
+    assert bench.side.poll(idle=False) == (set(), {"r"})
+    report = bench.side.take_report()
+    assert report is not None
+    assert report.received == {"r": Received(2000, 0.5)}
+
+
+def test_a_joined_pull_fails_only_when_no_piece_is_under_way() -> None:
+    bench = Bench(rank=0, ranks=1)
+    bench.pull("r", targets=(20, 21))
+    one, other = (asked.pull_id for asked in bench.transfer.pulled)
+    bench.transfer.upcoming = [[PullFailed(one, "io", "")], [Pulled(other, 1000, 0.5)]]
+    assert bench.side.poll(idle=False) == (set(), set())
+    assert bench.side.take_failed() == set()
+    assert bench.side.poll(idle=False) == (set(), {"r"})
+    assert bench.side.take_failed() == {"r"}
 
 
 def test_a_release_reaches_the_transfer(bench: Bench) -> None:
@@ -163,6 +286,16 @@ def test_an_idle_step_naps_while_it_waits_and_stops_when_something_happens(bench
     bench.transfer.upcoming = [[], [], [], [Pulled("r", 0, 0.0)]]
     assert bench.side.poll(idle=True) == (set(), {"r"})
     assert bench.naps == [handoff_worker.PULL_NAP_S] * 3
+    bench.naps.clear()
+    bench.pull("slow")
+    while len(bench.naps) < handoff_worker.PATIENT_AFTER:
+        bench.side.poll(idle=True)
+    assert set(bench.naps) == {handoff_worker.PULL_NAP_S}
+    bench.naps.clear()
+    bench.side.poll(idle=True)
+    assert set(bench.naps) == {handoff_worker.PATIENT_NAP_S}
+    bench.transfer.upcoming = [[Pulled("slow", 0, 0.0)]]
+    bench.side.poll(idle=True)
     bench.naps.clear()
     bench.offer("p", "lease")
     bench.side.poll(idle=True)

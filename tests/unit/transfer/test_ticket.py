@@ -14,31 +14,24 @@ from kvasir.core.identity import KvLayout
 from kvasir.ports.transfer import KvRegion
 from kvasir_workers.transfer import ticket
 from kvasir_workers.transfer.nixl import endpoint
+from kvasir_workers.transfer.nixl.endpoint import Endpoint
 from kvasir_workers.transfer.ticket import MAX_DECODED_BYTES, MAX_ENCODED_BYTES, Ticket, decode, encode
 
-LAYOUT = KvLayout(32, "float32", "axes-0123", 4, 4, 32, 4096)
+LAYOUT = KvLayout(32, "float32", "BHNC", 4, 4, 32, 4096)
+REGIONS = (KvRegion(2**47, 4096, 100, "cuda:3"),)
+
+
+def made(version: int = endpoint.VERSION) -> Endpoint:
+    return Endpoint(version, "agent", b"\x00metadata\xff", REGIONS, 2**46, 2**45, 1 << 20, 2, LAYOUT)
 
 
 def test_a_ticket_survives_the_way() -> None:
-    sent = Ticket(("endpoint of rank 0", "endpoint of rank 1"), (5, 6, 7, 1))
+    sent = Ticket(("endpoint of rank 0", "endpoint of rank 1"), (5, 6, 7, 1), 9)
     assert decode(encode(sent)) == sent
 
 
 def test_an_endpoint_survives_the_way() -> None:
-    regions = (KvRegion(2**47, 4096, 100, "cuda:3"),)
-    found = endpoint.decode(endpoint.encode("agent", b"\x00metadata\xff", regions, 2**46, LAYOUT))
-    assert (found.agent, found.metadata, found.regions, found.leases) == (
-        "agent",
-        b"\x00metadata\xff",
-        regions,
-        2**46,
-    )
-    assert endpoint.layout_differences(LAYOUT, found.layout) == []
-
-
-def test_layouts_that_differ_name_the_field() -> None:
-    theirs: dict[str, int | str] = {"block_size": 64, "dtype": "float32"}
-    assert "block_size: 32 != 64" in endpoint.layout_differences(LAYOUT, theirs)
+    assert endpoint.decode(endpoint.encode(made())) == made()
 
 
 @given(st.text(max_size=200))
@@ -50,17 +43,21 @@ def test_any_text_is_decoded_or_refused(text: str) -> None:
 
 
 @given(st.integers(min_value=0), st.integers(min_value=1, max_value=84))
-def test_a_ticket_with_a_changed_character_is_refused(position: int, shift: int) -> None:
-    sent = encode(Ticket(("endpoint",) * 2, tuple(range(50))))
+def test_a_ticket_with_a_changed_character_is_refused_or_says_the_same(position: int, shift: int) -> None:
+    ticket = Ticket(("endpoint",) * 2, tuple(range(50)), 50)
+    sent = encode(ticket)
     alphabet = b85encode(bytes(range(256)) * 4).decode()
     index = position % len(sent)
     other = next(c for c in alphabet[shift:] if c != sent[index])
-    with pytest.raises(TransferError):
-        decode(sent[:index] + other + sent[index + 1 :])
+    try:
+        found = decode(sent[:index] + other + sent[index + 1 :])
+    except TransferError:
+        return
+    assert found == ticket  # base 85 fills the last group up with bits that carry nothing
 
 
 def test_a_ticket_that_is_cut_short_is_refused() -> None:
-    sent = encode(Ticket(("endpoint",), tuple(range(50))))
+    sent = encode(Ticket(("endpoint",), tuple(range(50)), 50))
     with pytest.raises(TransferError):
         decode(sent[: len(sent) // 2])
 
@@ -73,11 +70,8 @@ def test_a_ticket_that_unpacks_to_too_much_is_refused() -> None:
         decode("0" * (MAX_ENCODED_BYTES + 1))
 
 
-def test_an_endpoint_of_another_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(endpoint, "VERSION", 2)
-    newer = endpoint.encode("agent", b"", (), 0, LAYOUT)
-    monkeypatch.undo()
-    with pytest.raises(TransferError, match="version 2"):
-        endpoint.decode(newer)
+def test_an_endpoint_of_another_version_is_refused() -> None:
+    with pytest.raises(TransferError, match="version 99"):
+        endpoint.decode(endpoint.encode(made(version=99)))
     with pytest.raises(TransferError):
         endpoint.decode(ticket.pack(b"\x93\x01\x02\x03"))

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from kvasir.config.spec import Deployment, EngineSpec, LoraSpec, ModelSpec, PoolSpec, SpeculativeSpec
+from kvasir.config.spec_tiers import CpuTierSpec, RedisTierSpec, TiersSpec
 from kvasir.config.support import Platform, refusals
 from kvasir.core.requests import Role
 from kvasir_workers.engines.vllm.arguments import (
@@ -17,6 +19,8 @@ from kvasir_workers.engines.vllm.arguments import (
     environment,
     threads_per_rank,
 )
+
+TIERS = TiersSpec(cpu=CpuTierSpec())
 
 
 def one_pool(engine: EngineSpec | None = None, **changes: Any) -> Deployment:
@@ -57,7 +61,7 @@ def test_every_engine_power_reaches_vllm() -> None:
     }
 
 
-def test_only_a_disaggregated_deployment_gets_a_connector() -> None:
+def test_only_a_deployment_that_moves_kv_gets_a_connector() -> None:
     assert "kv_transfer_config" not in arguments(one_pool())
     apart = Deployment()
     assert arguments(apart, 0)["kv_transfer_config"]["kv_role"] == "kv_producer"
@@ -65,6 +69,22 @@ def test_only_a_disaggregated_deployment_gets_a_connector() -> None:
     config = arguments(apart, 1)["kv_transfer_config"]
     assert config["kv_load_failure_policy"] == apart.transfer.on_failure
     assert config["kv_connector_extra_config"]["timeout_s"] == apart.transfer.timeout_s
+
+
+def test_an_aggregated_engine_with_tiers_gets_a_connector_that_hands_nothing_over() -> None:
+    tiers = TiersSpec(redis=RedisTierSpec(url="redis://127.0.0.1:6379/0", password_file="/secret"))
+    spec = one_pool(tiers=tiers, lora=(LoraSpec(name="a", path="/a", rank=8),))
+    config = arguments(spec)["kv_transfer_config"]
+    settings = config["kv_connector_extra_config"]
+    assert config["kv_role"] == "kv_both"
+    assert "transfer" not in settings
+    assert TiersSpec.model_validate(settings["tiers"]) == tiers
+    assert (settings["model"], settings["adapters"]) == (spec.model.name, {"a": "/a"})
+    assert json.loads(json.dumps(settings)) == settings
+
+
+def test_blocks_have_names_that_hold_outside_the_process() -> None:
+    assert arguments(one_pool())["prefix_caching_hash_algo"] == "sha256_cbor"
 
 
 def test_a_gpu_engine_compiles_and_a_cpu_engine_does_not() -> None:
@@ -104,6 +124,7 @@ def test_the_default_deployment_is_refused_nowhere_that_it_fits() -> None:
         ("cpu", {"chunked_prefill": False}, {}, "engine.max_num_batched_tokens"),
         ("cpu", {"max_num_batched_tokens": 32}, {}, "engine.max_num_batched_tokens"),
         ("cuda", {"tensor_parallel_size": 2}, {}, "gpus"),
+        ("cpu", {"prefix_caching": False}, {"tiers": TIERS}, "engine.prefix_caching"),
     ],
 )
 def test_what_cannot_work_is_refused_with_its_field(
@@ -113,6 +134,13 @@ def test_what_cannot_work_is_refused_with_its_field(
     named, _, rest = reason.partition(": ")
     assert named.endswith(field)
     assert ";" in rest, "a refusal says what to do"
+
+
+def test_tiers_want_blocks_of_all_layers() -> None:
+    pool = PoolSpec(name="both", role=Role.BOTH, engine=EngineSpec(pipeline_parallel_size=2), gpus=2)
+    deployment = Deployment(disaggregation="never", pools=(pool,), tiers=TIERS)
+    (reason,) = refusals(deployment, platform="cuda")
+    assert reason.startswith("pools.both.engine.pipeline_parallel_size: tiers")
 
 
 def test_a_prefill_pool_does_not_speculate() -> None:

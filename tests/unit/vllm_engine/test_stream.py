@@ -9,6 +9,7 @@ import pytest
 
 from kvasir.core.requests import (
     Continuation,
+    Delta,
     EngineRequest,
     FinishReason,
     KvHandoff,
@@ -125,25 +126,36 @@ def test_a_prefill_leg_gives_a_handoff_and_no_token() -> None:
     assert pull_of(delta.handoff) == moved
 
 
+OFFERED = {"lease_id": "r#1", "fence": 3, "ttl_s": 2.5, "blocks": 4, "ticket": "t"}
+
+
+def test_a_prefill_leg_that_still_computes_passes_its_offer_on() -> None:
+    leg = stream(Leg.PREFILL)
+    leg.lease_id = "r#1"
+    delta = leg.offered(OFFERED)
+    assert delta == Delta("r", 0, handoff=KvHandoff("r#1", 3, 2.5, 4, b"t"))
+    assert not leg.ended
+
+
+def test_an_offer_of_another_legs_kv_is_not_passed_on() -> None:
+    leg = stream(Leg.PREFILL)
+    assert leg.offered(OFFERED) is None
+    leg.lease_id = "r#2"
+    assert leg.offered(OFFERED) is None
+    leg.lease_id = "r#1"
+    leg.abort()
+    assert leg.offered(OFFERED) is None
+
+
 def test_a_prefill_leg_without_an_offer_is_a_failure() -> None:
     (delta,) = stream(Leg.PREFILL).deltas(Output([Completion([5], finish_reason="length")], finished=True))
     assert (delta.finish, delta.error) == (FinishReason.ERROR, "transfer_failed")
     assert handoff_of({}) is None
 
 
-@pytest.mark.parametrize(
-    ("cached", "transferred", "failed", "expected"),
-    [(99, 99, 0, 0), (99, 35, 0, 64), (64, 0, 0, 64), (99, 0, 35, 64)],
-)
-def test_what_was_to_be_moved_is_not_counted_as_a_prefix_hit(
-    cached: int, transferred: int, failed: int, expected: int
-) -> None:
-    moved = {
-        "transferred_tokens": transferred,
-        "transferred_bytes": 8,
-        "transfer_s": 0.25,
-        "failed_tokens": failed,
-    }
+@pytest.mark.parametrize(("cached", "transferred", "expected"), [(99, 99, 0), (99, 35, 64), (64, 0, 64)])
+def test_what_was_moved_is_not_counted_as_a_prefix_hit(cached: int, transferred: int, expected: int) -> None:
+    moved = {"transferred_tokens": transferred, "transferred_bytes": 8, "transfer_s": 0.25}
     output = Output(
         [Completion([1], finish_reason="stop")],
         finished=True,
@@ -156,6 +168,20 @@ def test_what_was_to_be_moved_is_not_counted_as_a_prefix_hit(
     assert (delta.usage.cached_tokens, delta.usage.transferred_tokens) == (expected, transferred)
     assert delta.usage.transferred_bytes == 8
     assert (delta.timings.transfer_s, delta.timings.queue_s) == (0.25, 0.25)
+
+
+def test_what_came_from_a_tier_is_a_prefix_hit_and_no_queueing() -> None:
+    output = Output(
+        [Completion([1], finish_reason="stop")],
+        finished=True,
+        num_cached_tokens=96,
+        kv_transfer_params={"tier_tokens": 64, "tier_s": 0.25},
+    )
+    (delta,) = stream(Leg.FULL).deltas(output)
+    assert delta.usage is not None
+    assert delta.timings is not None
+    assert (delta.usage.cached_tokens, delta.usage.tier_tokens) == (96, 64)
+    assert (delta.timings.tier_s, delta.timings.queue_s) == (0.25, 0.25)
 
 
 @pytest.mark.parametrize(("leg", "code"), [(Leg.DECODE, "transfer_failed"), (Leg.FULL, "worker_failed")])

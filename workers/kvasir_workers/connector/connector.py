@@ -1,29 +1,38 @@
-"""vLLM's connector for Kvasir's hand-off: prefill here, decode there, the KV pulled in between.
+"""vLLM's connector for all of Kvasir's KV: handed from prefill to decode, and kept in tiers below the device.
 
 vLLM loads it by name (`kv_connector="KvasirConnector"`, `kv_connector_module_path` of this module) and
 makes one in the scheduler and one in each worker. This class is only the seam: decisions are in
-handoff_scheduler.py, movement in handoff_worker.py. `kv_connector_extra_config` holds the fields of Settings.
+handoff_scheduler.py and tier_scheduler.py, movement in handoff_worker.py and tier_worker.py. A request that
+has something to pull pulls it; tiers are asked for what is missing otherwise, after a failed pull too.
+`kv_connector_extra_config` holds the fields of Settings.
 
     PREFILL request   kv_transfer_params = {"offer": {lease_id, fence, ttl_s}}
-      its output      {lease_id, fence, ttl_s, blocks, ticket}
+      its output      {lease_id, fence, ttl_s, blocks, ticket}; with `overlap` and a prompt of several steps
+                      also before it, in the statistics of a step (stats.EARLY_HANDOFFS)
     DECODE request    kv_transfer_params = {"pull": {lease_id, fence, ttl_s, blocks, ticket}}
       its output      {transferred_tokens, transferred_blocks, transferred_bytes, transfer_s,
                        failed_tokens, failure}; nothing when it pulled nothing
+    any request       kv_transfer_params = {"tier_tokens": n}, to fetch from tiers at once, or
+                      {"tiers": False}, to leave tiers alone
+      its output      {tier_tokens, tier_s} more, when it waited for tiers
 """
 
 from __future__ import annotations
 
 import time
-import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+from vllm.distributed.kv_events import KVCacheEvent
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
     KVConnectorHandshakeMetadata,
     KVConnectorMetadata,
     KVConnectorRole,
+    KVConnectorTransferResults,
     KVConnectorWorkerMetadata,
     SupportsHMA,
 )
@@ -32,19 +41,29 @@ from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
 from vllm.v1.kv_cache_interface import FullAttentionSpec
 from vllm.v1.request import RequestStatus
 
+from kvasir.config.spec_tiers import TiersSpec
 from kvasir.core.errors import ConfigError
-from kvasir.ports.transfer import KvTransfer
+from kvasir.core.identity import KvLayout
+from kvasir.ports.transfer import KvRegion, KvTransfer
 from kvasir_workers.connector import stats
+from kvasir_workers.connector.adapters import make_transfer
 from kvasir_workers.connector.handoff_scheduler import HandoffScheduler
 from kvasir_workers.connector.handoff_worker import HandoffWorker
 from kvasir_workers.connector.kv_memory import layout_of, regions_of
 from kvasir_workers.connector.orders import StepOrders, StepReport
-from kvasir_workers.transfer.nixl.adapter import NixlTransfer
+from kvasir_workers.connector.request_blocks import progress_of
+from kvasir_workers.connector.tier_orders import TierOrders
+from kvasir_workers.connector.tier_scheduler import TierScheduler
+from kvasir_workers.connector.tier_worker import TierWorker
+from kvasir_workers.tiers.copier import BlockCopier, DeviceCopier, HostCopier, SlotPart, page_lock
+from kvasir_workers.tiers.memory import HostMemory, SharedName
+from kvasir_workers.tiers.setup import mark_of, open_store
 
 if TYPE_CHECKING:
     import torch
     from vllm.config import VllmConfig
     from vllm.forward_context import ForwardContext
+    from vllm.v1.core.block_pool import BlockPool
     from vllm.v1.core.kv_cache_manager import KVCacheBlocks
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.kv_cache_interface import KVCacheConfig
@@ -53,12 +72,24 @@ if TYPE_CHECKING:
 
 
 class Settings(msgspec.Struct, frozen=True):
-    """`kv_connector_extra_config`. `lease_s` bounds every lease; `timeout_s` every pull."""
+    """`kv_connector_extra_config`. `transfer` is "" where nothing is handed over; `lease_s` bounds every
+    lease, `timeout_s` every pull that makes no progress. `checksum_parts` sums are given for each block that
+    is offered, 0 for none; `head_major` asks for KV whose heads lie outermost within a block, which ranks of
+    another number can read; `overlap` offers prompts before they are computed. `tiers` are the fields of
+    kvasir.config.spec_tiers.TiersSpec, None without tiers; `model`, `revision` and `adapters` (folders by
+    name) say whose KV it is."""
 
-    transfer: str
+    transfer: str = ""
     host: str = "127.0.0.1"
     lease_s: float = 20.0
     timeout_s: float = 5.0
+    checksum_parts: int = 1
+    head_major: bool = False
+    overlap: bool = True
+    tiers: dict[str, Any] | None = None
+    model: str = ""
+    revision: str = ""
+    adapters: dict[str, str] = {}
 
 
 class StepMetadata(KVConnectorMetadata):  # type: ignore[misc]
@@ -82,10 +113,18 @@ class RankReport(KVConnectorWorkerMetadata):  # type: ignore[misc]
 
 
 class RankEndpoint(KVConnectorHandshakeMetadata):  # type: ignore[misc]
-    """Where one rank's agent is reached, on its way to the scheduler."""
+    """Where one rank's agent is reached, "" for none, and how its KV lies in memory, on their way to the
+    scheduler."""
 
-    def __init__(self, endpoint: str) -> None:
+    def __init__(self, endpoint: str, layout: KvLayout) -> None:
         self.endpoint = endpoint
+        self.layout = layout
+
+
+class KvasirTierChanged(KVCacheEvent, tag="KvasirTierChanged"):  # type: ignore[misc, call-arg]
+    """What tiers below the device hold has changed; `log` as in kvasir.core.kv.KvChange."""
+
+    log: bytes
 
 
 class TransferStats(KVConnectorStats):  # type: ignore[misc]
@@ -99,9 +138,10 @@ class TransferStats(KVConnectorStats):  # type: ignore[misc]
 
     def aggregate(self, other: KVConnectorStats) -> TransferStats:
         """Counters add up; the newer level stays."""
-        for name in stats.COUNTERS:
-            self.data[name] = self.data.get(name, 0) + other.data.get(name, 0)
-        self.data.update({k: v for k, v in other.data.items() if k not in stats.COUNTERS})
+        counters = (*stats.COUNTERS, *stats.TIER_COUNTERS)
+        sums = {name: self.data.get(name, 0) + other.data.get(name, 0) for name in counters}
+        early = {**self.data.get(stats.EARLY_HANDOFFS, {}), **other.data.get(stats.EARLY_HANDOFFS, {})}
+        self.data = {**self.data, **other.data, **sums, **({stats.EARLY_HANDOFFS: early} if early else {})}
         return self
 
     def reduce(self) -> dict[str, int | float]:
@@ -124,48 +164,77 @@ class KvasirConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         self._blocks = kv_cache_config.num_blocks
         self._ranks: int = vllm_config.parallel_config.tensor_parallel_size
         if vllm_config.parallel_config.pipeline_parallel_size > 1:
-            raise ConfigError("KV transfer between engines with pipeline parallelism is not supported")
+            raise ConfigError("KV cannot be moved from or to engines with pipeline parallelism")
         try:
             self._settings = msgspec.convert(
                 dict(vllm_config.kv_transfer_config.kv_connector_extra_config), Settings
             )
         except msgspec.ValidationError as error:
             raise ConfigError(f"kv_connector_extra_config: {error}") from error
-        self._endpoint: str | None = None
+        self._endpoint: RankEndpoint | None = None
+        self._pool: BlockPool | None = None
         self._scheduler: HandoffScheduler | None = None
         self._worker: HandoffWorker | None = None
-        if role is KVConnectorRole.SCHEDULER:
-            self._scheduler = HandoffScheduler(self._spec.block_size, self._settings.lease_s)
+        self._tiers: TierScheduler | None = None
+        self._tier_worker: TierWorker | None = None
+        if role is KVConnectorRole.SCHEDULER and self._settings.transfer:
+            self._scheduler = HandoffScheduler(
+                self._spec.block_size, self._settings.lease_s, overlap=self._settings.overlap
+            )
+
+    @property
+    def requires_kv_delivery(self) -> bool:
+        """A tier that misses a block has lost nothing; a hand-off must have all of them."""
+        return bool(self._settings.transfer) and bool(super().requires_kv_delivery)
 
     # Worker half
 
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
         """Once, after vLLM allocated its KV cache."""
-        transfer = self._make_transfer()
         regions = regions_of(kv_caches, self._blocks)
-        self._endpoint = transfer.register(regions, layout_of(kv_caches, regions, self._spec, self._ranks))
-        self._worker = HandoffWorker(
-            transfer,
-            rank=get_tensor_model_parallel_rank(),
-            ranks=self._ranks,
-            timeout_s=self._settings.timeout_s,
-            pause=time.sleep,
-        )
+        layout = layout_of(kv_caches, regions, self._spec, self._ranks)
+        rank, endpoint = get_tensor_model_parallel_rank(), ""
+        if self._settings.transfer:
+            transfer = self._make_transfer()
+            endpoint = transfer.register(regions, layout)
+            self._worker = HandoffWorker(
+                transfer,
+                rank=rank,
+                ranks=self._ranks,
+                timeout_s=self._settings.timeout_s,
+                pause=time.sleep,
+            )
+        if self._settings.tiers is not None:
+            layers = list({tensor.data_ptr(): tensor for tensor in kv_caches.values()}.values())
+
+            def copier(name: SharedName) -> BlockCopier:
+                return self._copier(name, rank * layout.bytes_per_block, regions, layers)
+
+            self._tier_worker = TierWorker(copier, pause=time.sleep)
+        self._endpoint = RankEndpoint(endpoint, layout)
 
     def get_handshake_metadata(self) -> RankEndpoint | None:
-        """This rank's part of every ticket."""
-        return None if self._endpoint is None else RankEndpoint(self._endpoint)
+        """This rank's part of every ticket, and its layout."""
+        return self._endpoint
+
+    def handle_preemptions(self, kv_connector_metadata: KVConnectorMetadata) -> None:
+        """Before anything is overwritten in this step."""
+        if self._tier_worker is not None and isinstance(kv_connector_metadata, StepMetadata):
+            self._tier_worker.before_forward(kv_connector_metadata.orders.tiers or TierOrders())
 
     def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
         """Runs before the forward, and so are leases published."""
         super().bind_connector_metadata(connector_metadata)
         if self._worker is not None:
-            self._worker.offer(self._orders().offers)
+            self._worker.lease(self._orders())
 
     def start_load_kv(self, forward_context: ForwardContext, **kwargs: Any) -> None:
-        """Begin this step's pulls."""
+        """Begin this step's pulls and loads."""
+        orders = self._orders()
         if self._worker is not None:
-            self._worker.pull(self._orders().pulls)
+            self._worker.pull(orders.pulls)
+        if self._tier_worker is not None and orders.tiers is not None:
+            self._tier_worker.load(orders.tiers)
 
     def wait_for_layer_load(self, layer_name: str) -> None:
         """Loads are asynchronous."""
@@ -174,22 +243,31 @@ class KvasirConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         """KV is read in place."""
 
     def wait_for_save(self) -> None:
-        """KV is read in place."""
+        """The step's blocks are full: begin to keep them. What overwrites them waits for it."""
+        orders = self._orders()
+        if self._tier_worker is not None and orders.tiers is not None:
+            self._tier_worker.after_forward(orders.tiers)
 
-    def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
-        """Requests whose leases ended, and requests whose pulls ended."""
-        if self._worker is None:
-            return None, None
-        sent, received = self._worker.poll(self._orders().idle)
-        return sent or None, received or None
-
-    def get_block_ids_with_load_errors(self) -> set[int]:
-        """Blocks that failed pulls should have filled."""
-        return set() if self._worker is None else self._worker.take_bad_blocks()
+    def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
+        """Requests whose leases ended, and requests whose pulls and loads ended, or failed."""
+        results = KVConnectorTransferResults()
+        idle = self._orders().idle
+        if self._tier_worker is not None:
+            results.finished_recving |= self._tier_worker.poll(idle and self._worker is None)
+        if self._worker is not None:
+            sent, received = self._worker.poll(idle and not results.finished_recving)
+            results.finished_sending |= sent
+            results.finished_recving |= received
+            results.failed_recving |= self._worker.take_failed()
+        return results
 
     def build_connector_worker_meta(self) -> RankReport | None:
         """What was moved in this step."""
         report = None if self._worker is None else self._worker.take_report()
+        tiers = None if self._tier_worker is None else self._tier_worker.take_report()
+        if tiers:
+            report = report or StepReport()
+            report.tiers = tiers
         return None if report is None else RankReport(report)
 
     def release_leases(self, lease_ids: Iterable[str]) -> None:
@@ -201,81 +279,168 @@ class KvasirConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         """End everything."""
         if self._worker is not None:
             self._worker.close()
+        if self._tiers is not None:
+            self._tiers.close()
 
     # Scheduler half
 
     def set_xfer_handshake_metadata(self, metadata: dict[int, KVConnectorHandshakeMetadata]) -> None:
-        """Every rank's endpoint, once, before the first request."""
+        """Every rank's endpoint and layout, once, before the first request."""
+        ordered = [each for _, each in sorted(metadata.items()) if isinstance(each, RankEndpoint)]
         if self._scheduler is not None:
-            ordered = [metadata[rank] for rank in sorted(metadata)]
-            self._scheduler.set_endpoints([m.endpoint for m in ordered if isinstance(m, RankEndpoint)])
+            self._scheduler.set_endpoints([each.endpoint for each in ordered])
+        if self._settings.tiers is not None and ordered:
+            self._tiers = self._open_tiers(self._settings.tiers, ordered[0].layout)
 
-    def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> tuple[int, bool]:
-        """Tokens to pull; the request is parked until they are here."""
-        tokens = self._scheduling().matched_tokens(request, num_computed_tokens)
-        return tokens, tokens > 0
+    def bind_gpu_block_pool(self, gpu_block_pool: BlockPool) -> None:
+        """What the device's prefix cache holds can be looked up from here on."""
+        self._pool = gpu_block_pool
+
+    def on_new_request(self, request: Request) -> None:
+        """A request is queued."""
+        if self._scheduler is not None:
+            self._scheduler.arrived(request)
+        if self._tiers is not None:
+            self._tiers.arrived(request)
+
+    def get_num_new_matched_tokens(
+        self, request: Request, num_computed_tokens: int
+    ) -> tuple[int | None, bool]:
+        """Tokens to pull, or else to load; the request is parked until they are here. None while tiers are
+        being asked."""
+        if self._scheduler is not None:
+            tokens = self._scheduler.matched_tokens(request, num_computed_tokens)
+            if tokens > 0:
+                return tokens, True
+        found = 0 if self._tiers is None else self._tiers.matched_tokens(request, num_computed_tokens)
+        return found, bool(found)
 
     def update_state_after_alloc(
         self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int
     ) -> None:
-        """The pull's targets are known."""
-        self._scheduling().allocated(request, blocks.get_block_ids()[0], num_external_tokens)
+        """The targets of the pull or load are known."""
+        ids = blocks.get_block_ids()[0]
+        loaded = self._tiers is not None and self._tiers.allocated(request, ids, num_external_tokens)
+        if self._scheduler is not None:
+            self._scheduler.allocated(request, ids, 0 if loaded else num_external_tokens)
 
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> StepMetadata:
         """This step's orders."""
-        return StepMetadata(self._scheduling().take_orders(scheduler_output.total_num_scheduled_tokens == 0))
+        idle = scheduler_output.total_num_scheduled_tokens == 0
+        progress = list(progress_of(scheduler_output))
+        preempted = scheduler_output.preempted_req_ids or ()
+        orders = StepOrders(idle=idle)
+        if self._scheduler is not None:
+            orders = self._scheduler.take_orders(progress, preempted, idle=idle)
+        if self._tiers is not None:
+            orders = replace(orders, tiers=self._tiers.take_orders(progress, preempted, idle=idle))
+        return StepMetadata(orders)
 
     def request_finished_all_groups(
         self, request: Request, block_ids: tuple[list[int], ...]
     ) -> tuple[bool, dict[str, Any] | None]:
-        """Offer the KV of a prefilled request."""
+        """Offer the KV of a prefilled request; say what was moved for it."""
         completed = request.status in (
             RequestStatus.FINISHED_LENGTH_CAPPED,
             RequestStatus.FINISHED_STOPPED,
         )
-        return self._scheduling().finished(request, block_ids[0], completed)
+        pinned, moved = False, None
+        if self._scheduler is not None:
+            pinned, moved = self._scheduler.finished(request, block_ids[0], completed)
+        loaded = None if self._tiers is None else self._tiers.finished(request)
+        return pinned, {**(moved or {}), **(loaded or {})} or None
 
     def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
         """The step's report."""
         meta = connector_output.kv_connector_worker_meta
-        self._scheduling().update(
-            meta.report if isinstance(meta, RankReport) else None,
-            connector_output.finished_sending or (),
-            connector_output.finished_recving or (),
-        )
+        report = meta.report if isinstance(meta, RankReport) else None
+        received = set(connector_output.finished_recving or ())
+        if self._tiers is not None:
+            received = received - self._tiers.update((report or StepReport()).tiers, received)
+        if self._scheduler is not None:
+            self._scheduler.update(report, connector_output.finished_sending or (), received)
+
+    def take_events(self) -> Iterable[KVCacheEvent]:
+        """What has changed in tiers."""
+        return [] if self._tiers is None else [KvasirTierChanged(log=log) for log in self._tiers.take_logs()]
+
+    def reset_cache(self) -> bool:
+        """Whoever follows the events begins anew: say what tiers hold."""
+        if self._tiers is not None:
+            self._tiers.announce()
+        return True
 
     def has_pending_push_work(self) -> bool:
-        """Keeps an engine without requests stepping until senders know that they can free blocks."""
-        return self._scheduling().has_pending_work()
+        """Keeps an engine without requests stepping until senders know that they can free blocks, and
+        routers what tiers hold."""
+        return (self._scheduler is not None and self._scheduler.has_pending_work()) or (
+            self._tiers is not None and self._tiers.has_pending_work()
+        )
 
     def get_kv_connector_stats(self) -> TransferStats | None:
         """Figures since the last step; of the scheduler half, which sees every rank."""
-        report = None if self._scheduler is None else self._scheduler.take_stats()
-        return None if report is None else TransferStats(data=report)
+        moved = None if self._scheduler is None else self._scheduler.take_stats()
+        kept = None if self._tiers is None else self._tiers.take_stats()
+        if moved is None and kept is None:
+            return None
+        return TransferStats(data={**(moved or {}), **(kept or {})})
+
+    @classmethod
+    def get_required_kvcache_layout(cls, vllm_config: VllmConfig) -> str | None:
+        """Heads outermost within a block where ranks of another number read it; else vLLM chooses."""
+        config = vllm_config.kv_transfer_config
+        return "HND" if config and config.kv_connector_extra_config.get("head_major") else None
 
     @classmethod
     def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> TransferStats | None:
         """For vLLM's loggers."""
         return TransferStats(data=data or {})
 
-    def _scheduling(self) -> HandoffScheduler:
-        if self._scheduler is None:
-            raise RuntimeError("a scheduler call reached the worker half of the connector")
-        return self._scheduler
-
     def _orders(self) -> StepOrders:
         metadata = self._get_connector_metadata()
         return metadata.orders if isinstance(metadata, StepMetadata) else StepOrders()
 
     def _make_transfer(self) -> KvTransfer:
-        if self._settings.transfer == "nixl":
-            return NixlTransfer(f"kvasir-{uuid.uuid4().hex}", self._settings.host, time.monotonic)
-        raise ConfigError(f"transfer: {self._settings.transfer!r} is not one of: nixl")
+        settings = self._settings
+        return make_transfer(settings.transfer, settings.host, settings.checksum_parts)
+
+    def _copier(
+        self, name: SharedName, offset: int, regions: Sequence[KvRegion], layers: Sequence[torch.Tensor]
+    ) -> BlockCopier:
+        memory = HostMemory.open(name)
+        part = SlotPart(memory, offset)
+        if layers[0].device.type == "cpu":
+            return HostCopier(regions, part, time.monotonic)
+        page_lock(memory)
+        return DeviceCopier(layers, self._blocks, part, time.monotonic)
+
+    def _open_tiers(self, fields: dict[str, Any], layout: KvLayout) -> TierScheduler:
+        spec, settings, config = TiersSpec.model_validate(fields), self._settings, self._vllm_config
+        # Bytes of a quantized cache do not say what they mean.
+        name = f"{settings.model} {config.cache_config.cache_dtype} {config.model_config.dtype}"
+        folder = Path(config.model_config.model)
+        mark = mark_of(name, settings.revision, layout, folder, settings.adapters)
+        store, memory = open_store(spec, layout, mark, time.monotonic)
+        return TierScheduler(
+            store,
+            memory.name,
+            spec,
+            model=settings.model,
+            block_size=self._spec.block_size,
+            ranks=self._ranks,
+            on_device=self._on_device,
+            now=time.monotonic,
+        )
+
+    def _on_device(self, key: bytes) -> bool:
+        return self._pool is not None and self._pool.get_cached_block(key, [0]) is not None
 
 
 def _only_group(kv_cache_config: KVCacheConfig) -> Any:
     specs = [group.kv_cache_spec for group in kv_cache_config.kv_cache_groups]
     if len(specs) != 1 or not isinstance(specs[0], FullAttentionSpec):
         kinds = ", ".join(type(spec).__name__ for spec in specs) or "none"
-        raise ConfigError(f"KV transfer needs a model of full attention alone; its KV groups are: {kinds}")
+        raise ConfigError(
+            f"KV can be moved for models of full attention alone; the KV groups of this one are: {kinds}"
+        )
     return specs[0]

@@ -4,6 +4,10 @@ A prompt of n tokens needs the KV of its first n - 1 from elsewhere; the last to
 case, since its logits start the decode. So a pull covers the blocks of the first n - 1 tokens, a partly
 filled tail block included, less those that the local prefix cache holds. That computes one token per
 request and moves no block that is not read.
+
+A prompt that takes several steps is offered with the first of them, and its blocks are named as they become
+full. What a step computes is named to receivers before the next one's forward. A request that loses its
+blocks in between, by preemption or abort, loses the lease before anything else is written to them.
 """
 
 from __future__ import annotations
@@ -17,6 +21,7 @@ import msgspec
 
 from kvasir_workers.connector import stats
 from kvasir_workers.connector.orders import (
+    ExtendOrder,
     OfferOrder,
     OfferParams,
     PullOrder,
@@ -25,6 +30,7 @@ from kvasir_workers.connector.orders import (
     StepOrders,
     StepReport,
 )
+from kvasir_workers.connector.request_blocks import Progress
 from kvasir_workers.transfer.ticket import Ticket, encode
 
 _log = logging.getLogger(__name__)
@@ -52,6 +58,17 @@ class _Pulling:
         }
 
 
+@dataclass(slots=True)
+class _Prefilling:
+    """A PREFILL request that runs. `named` of its blocks are named to receivers, None before it is offered.
+    `preempted`: it is offered only at its end."""
+
+    lease: OfferParams
+    tokens: int
+    named: int | None = None
+    preempted: bool = False
+
+
 Params = TypeVar("Params", OfferParams, PullParams)
 
 
@@ -64,13 +81,18 @@ class SchedulerRequest(Protocol):
 
 
 class HandoffScheduler:
-    """State of offers and pulls by request. `block_size` in tokens."""
+    """State of offers and pulls by request. `block_size` in tokens; `overlap` says whether prompts are
+    offered before they are computed."""
 
-    def __init__(self, block_size: int, max_lease_s: float) -> None:
+    def __init__(self, block_size: int, max_lease_s: float, *, overlap: bool) -> None:
         self._block_size = block_size
         self._max_lease_s = max_lease_s
+        self._overlap = overlap
         self._endpoints: tuple[str, ...] = ()
-        self._offers: list[OfferOrder] = []
+        self._prefilling: dict[str, _Prefilling] = {}
+        self._releases: list[str] = []
+        self._offers: list[OfferOrder | ExtendOrder] = []
+        self._early: dict[str, dict[str, Any]] = {}
         self._pulls: list[PullOrder] = []
         self._leased: dict[str, int] = {}
         self._pulling: dict[str, _Pulling] = {}
@@ -82,6 +104,12 @@ class HandoffScheduler:
     def set_endpoints(self, endpoints: Sequence[str]) -> None:
         """One agent endpoint per tensor-parallel rank, in rank order."""
         self._endpoints = tuple(endpoints)
+
+    def arrived(self, request: SchedulerRequest) -> None:
+        """A request is queued."""
+        lease = self._lease(request) if self._overlap and self._endpoints else None
+        if lease is not None:
+            self._prefilling[request.request_id] = _Prefilling(lease, request.num_prompt_tokens)
 
     def matched_tokens(self, request: SchedulerRequest, local_tokens: int) -> int:
         """Tokens to load beyond the `local_tokens` that the prefix cache has."""
@@ -104,10 +132,17 @@ class HandoffScheduler:
         self._pulling[request.request_id] = _Pulling(len(targets), load_tokens)
         self._pulls.append(PullOrder(request.request_id, handoff, first, targets, parked=True))
 
-    def take_orders(self, idle: bool) -> StepOrders:
-        """What the worker half has to do in this step."""
-        orders = StepOrders(tuple(self._offers), tuple(self._pulls), idle)
-        self._offers, self._pulls = [], []
+    def take_orders(
+        self, progress: Iterable[Progress], preempted: Iterable[str], *, idle: bool
+    ) -> StepOrders:
+        """What the worker half has to do in this step, in which requests come as far as `progress` says and
+        which `preempted` ones lost their blocks to."""
+        for request_id in preempted:
+            self._withdraw(request_id)
+        for each in progress:
+            self._name_blocks(each)
+        orders = StepOrders(tuple(self._releases), tuple(self._offers), tuple(self._pulls), idle)
+        self._releases, self._offers, self._pulls = [], [], []
         return orders
 
     def finished(
@@ -122,20 +157,21 @@ class HandoffScheduler:
         pulling = self._pulling.pop(request.request_id, None)
         if pulling is not None:
             return False, pulling.account() if pulling.received is not None else None
-        lease = _params(request, "offer", OfferParams)
+        lease = self._lease(request)
+        self._early.pop(request.request_id, None)
         if lease is None or not completed or not self._endpoints:
+            self._withdraw(request.request_id)
+            self._prefilling.pop(request.request_id, None)
             return False, None
-        blocks_offered = tuple(block_ids[: _blocks(request.num_prompt_tokens, self._block_size)])
-        lease = OfferParams(lease.lease_id, lease.fence, min(lease.ttl_s, self._max_lease_s))
-        self._offers.append(OfferOrder(request.request_id, lease, blocks_offered))
+        blocks = tuple(block_ids[: _blocks(request.num_prompt_tokens, self._block_size)])
+        prefilling = self._prefilling.pop(request.request_id, None)
+        if prefilling is None or prefilling.named is None:
+            self._offers.append(OfferOrder(request.request_id, lease, blocks, len(blocks), final=True))
+        else:
+            rest = blocks[prefilling.named :]
+            self._offers.append(ExtendOrder(request.request_id, lease.lease_id, rest, final=True))
         self._leased[request.request_id] = len(block_ids)
-        return True, {
-            "lease_id": lease.lease_id,
-            "fence": lease.fence,
-            "ttl_s": lease.ttl_s,
-            "blocks": len(blocks_offered),
-            "ticket": encode(Ticket(self._endpoints, blocks_offered)),
-        }
+        return True, self._handoff(lease, blocks, len(blocks))
 
     def update(self, report: StepReport | None, sent: Iterable[str], received: Iterable[str]) -> None:
         """Take in what the worker half did: requests whose leases ended, and whose pulls did."""
@@ -158,17 +194,66 @@ class HandoffScheduler:
 
     def has_pending_work(self) -> bool:
         """Whether the engine must keep stepping though it has no request."""
-        return bool(self._confirming or self._pulls or self._offers)
+        return bool(self._confirming or self._pulls or self._offers or self._releases)
 
-    def take_stats(self) -> dict[str, int] | None:
-        """Increments and levels since the last call; None when nothing changed."""
+    def take_stats(self) -> dict[str, Any] | None:
+        """Increments, levels and early hand-offs since the last call; None when nothing changed."""
         leased = sum(self._leased.values())
-        if leased == self._reported_leased and not any(self._counts.values()):
+        if leased == self._reported_leased and not any(self._counts.values()) and not self._early:
             return None
-        report = {**self._counts, stats.BLOCKS_LEASED: leased}
+        report: dict[str, Any] = {**self._counts, stats.BLOCKS_LEASED: leased}
+        if self._early:
+            report[stats.EARLY_HANDOFFS], self._early = self._early, {}
         self._counts = dict.fromkeys(stats.COUNTERS, 0)
         self._reported_leased = leased
         return report
+
+    def _name_blocks(self, progress: Progress) -> None:
+        """Offer a prompt that this step does not finish, or name what the steps before it computed."""
+        request_id = progress.request_id
+        prefilling = self._prefilling.get(request_id)
+        if prefilling is None or prefilling.preempted:
+            return
+        full = min(progress.before, prefilling.tokens) // self._block_size
+        if prefilling.named is None:
+            if progress.after >= prefilling.tokens:
+                return
+            lease, total = prefilling.lease, _blocks(prefilling.tokens, self._block_size)
+            blocks = tuple(progress.block_ids()[:full])
+            self._offers.append(OfferOrder(request_id, lease, blocks, total, final=False))
+            # No block in the ticket: it may be read before this step's forward is through.
+            self._early[request_id] = self._handoff(lease, (), total)
+        elif full > prefilling.named:
+            blocks = tuple(progress.block_ids()[prefilling.named : full])
+            self._offers.append(ExtendOrder(request_id, prefilling.lease.lease_id, blocks, final=False))
+        prefilling.named = full
+
+    def _withdraw(self, request_id: str) -> None:
+        """End the lease of a request that loses its blocks. It is not offered early again: a receiver may
+        still hold the first ticket, and would have to be told apart from one of the second."""
+        prefilling = self._prefilling.get(request_id)
+        if prefilling is None:
+            return
+        self._early.pop(request_id, None)
+        prefilling.preempted = True
+        if prefilling.named is not None:
+            prefilling.named = None
+            self._releases.append(prefilling.lease.lease_id)
+
+    def _lease(self, request: SchedulerRequest) -> OfferParams | None:
+        lease = _params(request, "offer", OfferParams)
+        if lease is None:
+            return None
+        return OfferParams(lease.lease_id, lease.fence, min(lease.ttl_s, self._max_lease_s))
+
+    def _handoff(self, lease: OfferParams, blocks: tuple[int, ...], total: int) -> dict[str, Any]:
+        return {
+            "lease_id": lease.lease_id,
+            "fence": lease.fence,
+            "ttl_s": lease.ttl_s,
+            "blocks": total,
+            "ticket": encode(Ticket(self._endpoints, blocks, total)),
+        }
 
     def _untaken_pull(self, request: SchedulerRequest) -> PullParams | None:
         """The hand-off, until it is ordered: a request that is computed again must not pull again."""

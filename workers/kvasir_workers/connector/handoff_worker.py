@@ -10,18 +10,55 @@ from __future__ import annotations
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
 from kvasir.core.errors import TransferError
-from kvasir.ports.transfer import KvTransfer, LeaseEnded, Offer, Pulled, PullFailed
-from kvasir_workers.connector.orders import OfferOrder, PullOrder, Received, StepReport
+from kvasir.ports.transfer import WHOLE, KvTransfer, LeaseEnded, Offer, Part, Pulled, PullFailed
+from kvasir_workers.connector.orders import (
+    ExtendOrder,
+    OfferOrder,
+    PullOrder,
+    Received,
+    StepOrders,
+    StepReport,
+)
 from kvasir_workers.transfer.ticket import decode
 
 _log = logging.getLogger(__name__)
 
 PULL_NAP_S = 0.0002
 PULL_NAPS = 10
+PATIENT_AFTER = 100
+PATIENT_NAP_S = 0.001
 LEASE_NAP_S = 0.001
 MAX_EARLY_RELEASES = 1024
+
+
+@dataclass(slots=True)
+class _Lease:
+    """`final`: the request has finished, and its blocks wait for the lease's end."""
+
+    request_id: str
+    final: bool
+
+
+@dataclass(slots=True)
+class _Pull:
+    """An order, of which `pieces` are under way. `received` adds up over pieces."""
+
+    order: PullOrder
+    pieces: int
+    received: Received | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """What is pulled from one rank of the offering side."""
+
+    pull_id: str
+    offer: Offer
+    source: Part
+    target: Part
 
 
 class HandoffWorker:
@@ -35,37 +72,53 @@ class HandoffWorker:
         self._ranks = ranks
         self._timeout_s = timeout_s
         self._pause = pause
-        self._leases: dict[str, str] = {}
+        self._leases: dict[str, _Lease] = {}
         self._early_releases: OrderedDict[str, None] = OrderedDict()
-        self._pulls: dict[str, PullOrder] = {}
+        self._pulls: dict[str, _Pull] = {}
+        self._pull_of: dict[str, str] = {}
+        self._naps = 0
         self._refused: list[PullFailed] = []
         self._sent: set[str] = set()
-        self._bad_blocks: set[int] = set()
+        self._failed: set[str] = set()
         self._report = StepReport()
 
-    def offer(self, orders: Iterable[OfferOrder]) -> None:
-        """Publish leases; before the step's forward, since tickets may already be on their way."""
-        for order in orders:
-            if order.lease.lease_id in self._early_releases:
-                del self._early_releases[order.lease.lease_id]
-                self._sent.add(order.request_id)
-                continue
-            try:
-                self._transfer.offer(order.lease.lease_id, order.lease.fence, order.blocks, order.lease.ttl_s)
-                self._leases[order.lease.lease_id] = order.request_id
-            except TransferError as error:
-                _log.error("request %s: its KV cannot be offered: %s", order.request_id, error)
-                self._sent.add(order.request_id)
+    def lease(self, orders: StepOrders) -> None:
+        """End, publish and extend leases; before the step's forward, since tickets may already be on their
+        way, and blocks of ended leases are about to be overwritten."""
+        for lease_id in orders.releases:
+            if lease_id in self._leases:
+                self._transfer.release(lease_id)
+        for order in orders.offers:
+            if isinstance(order, OfferOrder):
+                self._offer(order)
+            else:
+                self._extend(order)
 
     def pull(self, orders: Iterable[PullOrder]) -> None:
         """Begin pulls."""
         for order in orders:
-            self._pulls[order.pull_id] = order
+            self._naps = 0
             try:
-                offer, source = self._resolve(order)
-                self._transfer.pull(order.pull_id, offer, source, order.targets, self._timeout_s)
+                pieces = self._pieces(order)
             except TransferError as error:
+                self._pulls[order.pull_id] = _Pull(order, 1)
                 self._refused.append(PullFailed(order.pull_id, "layout", error.message))
+                continue
+            self._pulls[order.pull_id] = _Pull(order, len(pieces))
+            for piece in pieces:
+                self._pull_of[piece.pull_id] = order.pull_id
+                try:
+                    self._transfer.pull(
+                        piece.pull_id,
+                        piece.offer,
+                        order.first_block,
+                        order.targets,
+                        self._timeout_s,
+                        source=piece.source,
+                        target=piece.target,
+                    )
+                except TransferError as error:
+                    self._refused.append(PullFailed(piece.pull_id, "layout", error.message))
 
     def release(self, lease_ids: Iterable[str]) -> None:
         """End leases that nobody will pull. One that is not offered yet ends when it is."""
@@ -80,16 +133,18 @@ class HandoffWorker:
     def poll(self, idle: bool) -> tuple[set[str], set[str]]:
         """Requests whose leases ended, and requests whose pulls ended, well or badly.
 
-        An idle step naps here until something happens, a few milliseconds at most: the engine's loop
-        would otherwise spin while a request waits or a lease is out."""
+        An idle step naps here until something happens, some milliseconds at most: the engine's loop would
+        otherwise spin while a request waits or a lease is out. Naps grow longer while a pull waits for a
+        prompt that is being computed."""
         events = self._refused + self._transfer.poll()
         self._refused = []
-        if idle and not events:
-            for nap_s in [PULL_NAP_S] * PULL_NAPS if self._pulls else [LEASE_NAP_S] if self._leases else []:
-                self._pause(nap_s)
-                events = self._transfer.poll()
-                if events:
-                    break
+        naps = PULL_NAPS if self._pulls else bool(self._leases)
+        while idle and not events and naps:
+            self._pause(self._nap_s())
+            events = self._transfer.poll()
+            naps -= 1
+        if events:
+            self._naps = 0
         received: set[str] = set()
         for event in events:
             if isinstance(event, LeaseEnded):
@@ -99,10 +154,10 @@ class HandoffWorker:
         sent, self._sent = self._sent, set()
         return sent, received
 
-    def take_bad_blocks(self) -> set[int]:
-        """Targets of failed pulls since the last call."""
-        bad, self._bad_blocks = self._bad_blocks, set()
-        return bad
+    def take_failed(self) -> set[str]:
+        """Requests whose pulls failed since the last call."""
+        failed, self._failed = self._failed, set()
+        return failed
 
     def take_report(self) -> StepReport | None:
         """What was moved since the last call; None when nothing was."""
@@ -115,35 +170,89 @@ class HandoffWorker:
         """End everything."""
         self._transfer.close()
 
-    def _resolve(self, order: PullOrder) -> tuple[Offer, tuple[int, ...]]:
-        """This rank's part of the ticket. Raises TransferError."""
+    def _nap_s(self) -> float:
+        if not self._pulls:
+            return LEASE_NAP_S
+        self._naps += 1
+        return PULL_NAP_S if self._naps <= PATIENT_AFTER else PATIENT_NAP_S
+
+    def _offer(self, order: OfferOrder) -> None:
+        lease = order.lease
+        if lease.lease_id in self._early_releases:
+            del self._early_releases[lease.lease_id]
+        else:
+            try:
+                self._transfer.offer(lease.lease_id, lease.fence, order.blocks, lease.ttl_s, order.total)
+                self._leases[lease.lease_id] = _Lease(order.request_id, order.final)
+                return
+            except TransferError as error:
+                _log.error("request %s: its KV cannot be offered: %s", order.request_id, error)
+        if order.final:
+            self._sent.add(order.request_id)
+
+    def _extend(self, order: ExtendOrder) -> None:
+        lease = self._leases.get(order.lease_id)
+        if lease is not None:
+            lease.final = order.final
+            self._transfer.extend(order.lease_id, order.blocks)
+        elif order.final:  # the lease ended while the request ran
+            self._sent.add(order.request_id)
+
+    def _pieces(self, order: PullOrder) -> list[_Piece]:
+        """This rank's pulls: one where the offering side has as many ranks or fewer, else one from each that
+        holds some of this rank's heads. Raises TransferError."""
         handoff = order.handoff
         ticket = decode(handoff.ticket)
-        if len(ticket.ranks) != self._ranks:
-            raise TransferError(f"tensor_parallel_size: {self._ranks} != {len(ticket.ranks)}")
-        source = ticket.blocks[order.first_block : order.first_block + len(order.targets)]
-        if len(source) != len(order.targets):
-            raise TransferError(f"{len(ticket.blocks)} blocks are offered, and more are missing here")
-        offer = Offer(handoff.lease_id, handoff.fence, handoff.ttl_s, ticket.blocks, ticket.ranks[self._rank])
-        return offer, source
+        mine, theirs = self._ranks, len(ticket.ranks)
+        if order.first_block + len(order.targets) > ticket.total:
+            raise TransferError(f"{ticket.total} blocks are offered, and more are missing here")
+
+        def piece(name: str, rank: int, source: Part = WHOLE, target: Part = WHOLE) -> _Piece:
+            endpoint = ticket.ranks[rank]
+            offer = Offer(
+                handoff.lease_id, handoff.fence, handoff.ttl_s, ticket.blocks, ticket.total, endpoint
+            )
+            return _Piece(name, offer, source, target)
+
+        if theirs and mine % theirs == 0:
+            sharing = mine // theirs
+            rank, share = divmod(self._rank, sharing)
+            return [piece(order.pull_id, rank, source=Part(share, sharing))]
+        if theirs % mine == 0 and theirs:
+            held = theirs // mine
+            return [
+                piece(f"{order.pull_id}/{share}", self._rank * held + share, target=Part(share, held))
+                for share in range(held)
+            ]
+        raise TransferError(f"tensor_parallel_size: {mine} != {theirs}, and neither divides the other")
 
     def _end_lease(self, event: LeaseEnded) -> None:
-        request_id = self._leases.pop(event.lease_id, None)
-        if request_id is not None:
-            self._sent.add(request_id)
-            if event.how == "expired":
-                _log.warning("lease %s expired: its KV was offered and never pulled", event.lease_id)
+        lease = self._leases.pop(event.lease_id, None)
+        if lease is None:
+            return
+        if lease.final:
+            self._sent.add(lease.request_id)
+        if event.how == "expired":
+            _log.warning("lease %s expired: its KV was offered and never pulled", event.lease_id)
 
     def _end_pull(self, event: Pulled | PullFailed) -> set[str]:
-        order = self._pulls.pop(event.pull_id)
+        """Take in the end of a pull or of a piece of one; the request whose pull has ended with it."""
+        pull_id = self._pull_of.pop(event.pull_id, event.pull_id)
+        pull = self._pulls[pull_id]
         if isinstance(event, PullFailed):
             _log.warning("pull %s failed: %s: %s", event.pull_id, event.reason, event.detail)
-        if not order.parked:
-            self._report.confirmed[event.pull_id] = 1
-            return set()
-        if isinstance(event, PullFailed):
-            self._bad_blocks.update(order.targets)
-            self._report.received[event.pull_id] = Received(0, 0.0, event.reason)
+            received = Received(0, 0.0, event.reason)
         else:
-            self._report.received[event.pull_id] = Received(event.bytes_moved, event.seconds)
-        return {event.pull_id}
+            received = Received(event.bytes_moved, event.seconds)
+        pull.received = received if pull.received is None else pull.received.plus(received)
+        pull.pieces -= 1
+        if pull.pieces:
+            return set()
+        del self._pulls[pull_id]
+        if not pull.order.parked:
+            self._report.confirmed[pull_id] = 1
+            return set()
+        if pull.received.failure:
+            self._failed.add(pull.order.pull_id)
+        self._report.received[pull_id] = pull.received
+        return {pull_id}

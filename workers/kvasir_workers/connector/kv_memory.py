@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from kvasir.core.errors import ConfigError
-from kvasir.core.identity import KvLayout
+from kvasir.core.identity import HEAD_MAJOR, KvLayout
 from kvasir.ports.transfer import KvRegion
 
 if TYPE_CHECKING:
@@ -34,16 +34,21 @@ def regions_of(kv_caches: Mapping[str, torch.Tensor], blocks: int) -> tuple[KvRe
 def layout_of(
     kv_caches: Mapping[str, torch.Tensor], regions: tuple[KvRegion, ...], spec: Any, ranks: int
 ) -> KvLayout:
-    """`spec` is vLLM's KVCacheSpec of the only group. `layout` names the axes' order in memory."""
+    """`spec` is vLLM's KVCacheSpec of the only group."""
     sample = next(iter(kv_caches.values()))
-    axes = sorted(range(sample.dim()), key=lambda axis: -sample.stride(axis))
     return KvLayout(
         block_size=spec.block_size,
         dtype=str(sample.dtype).removeprefix("torch."),
-        layout="axes-" + "".join(str(axis) for axis in axes),
+        layout=memory_order(sample),
         layers=len(regions),
         kv_heads=spec.num_kv_heads,
         head_size=spec.head_size,
         bytes_per_block=sum(region.block_bytes for region in regions),
         tensor_parallel_size=ranks,
     )
+
+
+def memory_order(cache: torch.Tensor) -> str:
+    """A layer's axes by falling stride: B blocks, H heads, N tokens, C contents where it has these four."""
+    names = HEAD_MAJOR if cache.dim() == len(HEAD_MAJOR) else "0123456789"
+    return "".join(names[axis] for axis in sorted(range(cache.dim()), key=lambda axis: -cache.stride(axis)))

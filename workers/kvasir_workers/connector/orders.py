@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from kvasir_workers.connector.tier_orders import TierOrders, TierReport
+
 
 class OfferParams(msgspec.Struct, frozen=True):
     """`kv_transfer_params["offer"]` of a PREFILL request: the lease to put on its blocks."""
@@ -31,11 +33,24 @@ class PullParams(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class OfferOrder:
-    """Lease the blocks of a request that has finished. `blocks` in the prompt's order."""
+    """Lease `total` blocks of a request, of which `blocks`, in the prompt's order, are complete. `final`: the
+    request has finished, and its blocks stay pinned until the lease ends."""
 
     request_id: str
     lease: OfferParams
     blocks: tuple[int, ...]
+    total: int
+    final: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ExtendOrder:
+    """Further blocks of a lease are complete. `final`: as with OfferOrder."""
+
+    request_id: str
+    lease_id: str
+    blocks: tuple[int, ...]
+    final: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,11 +70,14 @@ class PullOrder:
 
 @dataclass(frozen=True, slots=True)
 class StepOrders:
-    """Scheduler half to worker half. `idle`: the step computes no token."""
+    """Scheduler half to worker half. `idle`: the step computes no token. `releases` are ids of leases whose
+    requests came to nothing, and go first: their blocks may be used anew in this step."""
 
-    offers: tuple[OfferOrder, ...] = ()
+    releases: tuple[str, ...] = ()
+    offers: tuple[OfferOrder | ExtendOrder, ...] = ()
     pulls: tuple[PullOrder, ...] = ()
     idle: bool = True
+    tiers: TierOrders | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +103,7 @@ class StepReport:
 
     received: dict[str, Received] = field(default_factory=dict)
     confirmed: dict[str, int] = field(default_factory=dict)
+    tiers: TierReport = field(default_factory=TierReport)
 
     def merge(self, other: StepReport) -> None:
         """Take another rank's report in."""
@@ -93,3 +112,4 @@ class StepReport:
             self.received[request_id] = received if mine is None else mine.plus(received)
         for pull_id, ranks in other.confirmed.items():
             self.confirmed[pull_id] = self.confirmed.get(pull_id, 0) + ranks
+        self.tiers.merge(other.tiers)

@@ -1,31 +1,35 @@
-"""Neighbouring blocks as runs: one descriptor moves what would otherwise take one per block."""
+"""Neighbouring blocks as runs: one descriptor moves what would otherwise take one per block.
+
+In arrays, since a long prompt has thousands of blocks and the engine's step waits meanwhile.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
+
+Numbers = npt.NDArray[np.int64]
+
 
 @dataclass(frozen=True, slots=True)
-class Run:
-    """`blocks` blocks that lie next to each other on both sides, from `source` to `target`."""
+class Runs:
+    """Run number i is `blocks[i]` blocks that lie next to each other on both sides, from `source[i]` to
+    `target[i]`."""
 
-    source: int
-    target: int
-    blocks: int
+    source: Numbers
+    target: Numbers
+    blocks: Numbers
 
 
-def merge(source: Sequence[int], target: Sequence[int], longest: int) -> list[Run]:
-    """Pairs (source[i], target[i]) as runs of at most `longest` blocks, in the given order.
-
-    Raises ValueError when the lengths differ."""
-    runs: list[Run] = []
-    for src, dst in zip(source, target, strict=True):
-        if runs:
-            last = runs[-1]
-            adjacent = src == last.source + last.blocks and dst == last.target + last.blocks
-            if adjacent and last.blocks < longest:
-                runs[-1] = Run(last.source, last.target, last.blocks + 1)
-                continue
-        runs.append(Run(src, dst, 1))
-    return runs
+def merge(source: Sequence[int], target: Sequence[int]) -> Runs:
+    """Pairs (source[i], target[i]) as runs, in the given order. Raises ValueError when the lengths differ."""
+    if len(source) != len(target):
+        raise ValueError(f"{len(source)} source blocks for {len(target)} target blocks")
+    of, to = np.asarray(source, dtype=np.int64), np.asarray(target, dtype=np.int64)
+    begins = np.ones(len(of), dtype=bool)
+    begins[1:] = (np.diff(of) != 1) | (np.diff(to) != 1)
+    starts = np.flatnonzero(begins)
+    return Runs(of[starts], to[starts], np.diff(starts, append=len(of)))

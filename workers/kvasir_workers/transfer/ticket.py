@@ -22,10 +22,12 @@ MAX_DECODED_BYTES = 16 << 20
 
 class Ticket(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """`ranks` holds one agent endpoint per tensor-parallel rank, in rank order; `blocks` the block ids
-    on the offering side, in the prompt's order."""
+    on the offering side, in the prompt's order, that were complete when the ticket was written, the first of
+    `total`."""
 
     ranks: tuple[str, ...]
     blocks: tuple[int, ...]
+    total: int
 
 
 def pack(payload: bytes) -> str:

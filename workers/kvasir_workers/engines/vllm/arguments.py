@@ -76,8 +76,8 @@ def engine_arguments(
     events: EventEndpoints | None = None,
 ) -> dict[str, Any]:
     """Keyword arguments of vLLM's AsyncEngineArgs, but for `kv_transfer_config` and `kv_events_config`, which
-    are dicts of keyword arguments of KVTransferConfig and KVEventsConfig, or absent when no KV moves or no
-    `events` are wanted.
+    are dicts of keyword arguments of KVTransferConfig and KVEventsConfig, or absent when KV neither moves nor
+    is kept below the device, or no `events` are wanted.
 
     `model_path` is the folder to load (already quantized where the spec asks for it); `platform` is cpu or
     cuda.
@@ -93,6 +93,8 @@ def engine_arguments(
         "kv_cache_memory_bytes": engine.kv_cache_bytes,
         "kv_cache_dtype": engine.kv_dtype,
         "enable_prefix_caching": engine.prefix_caching,
+        # Blocks are found by it outside this process too.
+        "prefix_caching_hash_algo": "sha256_cbor",
         "enable_chunked_prefill": engine.chunked_prefill,
         "max_num_seqs": engine.max_num_seqs,
         "max_num_batched_tokens": engine.max_num_batched_tokens,
@@ -121,8 +123,8 @@ def engine_arguments(
             "prompt_lookup_max": engine.speculative.lookup_max,
             "prompt_lookup_min": engine.speculative.lookup_min,
         }
-    if deployment.disaggregated:
-        arguments["kv_transfer_config"] = _transfer(deployment, pool)
+    if deployment.moves_kv:
+        arguments["kv_transfer_config"] = _connector(deployment, pool)
     if events is not None:
         arguments["kv_events_config"] = {
             "enable_kv_cache_events": True,
@@ -159,17 +161,36 @@ def environment(deployment: Deployment, pool: PoolSpec, *, cpus: int, platform: 
     return variables
 
 
-def _transfer(deployment: Deployment, pool: PoolSpec) -> dict[str, Any]:
-    transfer = deployment.transfer
+def _connector(deployment: Deployment, pool: PoolSpec) -> dict[str, Any]:
+    transfer, tiers = deployment.transfer, deployment.tiers
+    settings: dict[str, Any] = {}
+    if deployment.disaggregated:
+        settings |= {
+            "transfer": transfer.kind,
+            "host": transfer.host,
+            "overlap": transfer.overlap,
+            "checksum_parts": _parts(deployment, pool) if transfer.checksum else 0,
+            "head_major": len({each.engine.tensor_parallel_size for each in deployment.pools}) > 1,
+            "lease_s": transfer.lease_s,
+            "timeout_s": transfer.timeout_s,
+        }
+    if tiers.configured:
+        settings |= {
+            "tiers": tiers.model_dump(mode="json"),
+            "model": deployment.model.name,
+            "revision": deployment.model.revision,
+            "adapters": {each.name: each.path for each in deployment.lora},
+        }
     return {
         "kv_connector": CONNECTOR,
         "kv_connector_module_path": CONNECTOR_MODULE,
-        "kv_role": _KV_ROLES[pool.role],
+        "kv_role": _KV_ROLES[pool.role] if deployment.disaggregated else "kv_both",
         "kv_load_failure_policy": transfer.on_failure,
-        "kv_connector_extra_config": {
-            "transfer": transfer.kind,
-            "host": transfer.host,
-            "lease_s": transfer.lease_s,
-            "timeout_s": transfer.timeout_s,
-        },
+        "kv_connector_extra_config": settings,
     }
+
+
+def _parts(deployment: Deployment, pool: PoolSpec) -> int:
+    """In how many parts other pools' ranks read what one rank of `pool` has of a block."""
+    mine = pool.engine.tensor_parallel_size
+    return max(1, *(each.engine.tensor_parallel_size // mine for each in deployment.pools))

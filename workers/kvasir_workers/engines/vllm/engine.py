@@ -14,7 +14,7 @@ import asyncio
 import contextlib
 import os
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -35,6 +35,7 @@ from kvasir_workers.engines.vllm.kv_recovery import CacheControl
 from kvasir_workers.engines.vllm.quantize import quantized_folder
 from kvasir_workers.engines.vllm.refusals import invalid
 from kvasir_workers.engines.vllm.stream import Stream
+from kvasir_workers.tiers.setup import mark_of, shared_tier
 
 if TYPE_CHECKING:
     from kvasir_workers.engines.vllm.load import LoadRecorder
@@ -192,7 +193,10 @@ class VllmEngine:
     async def _introduce(self, worker_id: str, epoch: int, digest: str) -> WorkerIdentity:
         runtime, llm, deployment, pool = self._vllm(), self._llm, self._deployment, self._pool
         await llm.collective_rpc("kvasir_leave_with", args=(os.getpid(),))
-        layout = (await llm.collective_rpc("kvasir_kv_layout"))[0]
+        layout = KvLayout(
+            **(await llm.collective_rpc("kvasir_kv_layout"))[0],
+            tensor_parallel_size=pool.engine.tensor_parallel_size,
+        )
         self._adapters = runtime.lora_requests({each.name: each.path for each in deployment.lora})
         for adapter in self._adapters.values():
             await llm.add_lora(adapter)
@@ -204,6 +208,7 @@ class VllmEngine:
         shares = await llm.collective_rpc("kvasir_model")
         self._recorder = runtime.recorder(llm)
         self._recorder.reset()
+        self._recorder.on_early_handoff = self._offered
         # vLLM's front adds up the blocks of all data-parallel ranks.
         self._kv_blocks = llm.vllm_config.cache_config.num_gpu_blocks
         return WorkerIdentity(
@@ -215,7 +220,7 @@ class VllmEngine:
             revision=deployment.model.revision,
             tokenizer_digest=digest,
             max_model_len=llm.model_config.max_model_len,
-            kv=KvLayout(**layout, tensor_parallel_size=pool.engine.tensor_parallel_size),
+            kv=layout,
             kv_blocks=self._kv_blocks // copies,
             engine="vllm",
             engine_version=runtime.engine_version(),
@@ -229,7 +234,16 @@ class VllmEngine:
             model_parameters=copies * sum(share["parameters"] for share in shares),
             model_bytes=copies * sum(share["bytes"] for share in shares),
             golden=await asyncio.to_thread(runtime.golden, llm, deployment.model.name),
+            shared_tier=await asyncio.to_thread(self._shared_tier, layout),
         )
+
+    def _shared_tier(self, layout: KvLayout) -> str:
+        remote, model = self._deployment.tiers.redis, self._deployment.model
+        if remote is None:
+            return ""
+        adapters = {each.name: each.path for each in self._deployment.lora}
+        name = f"{model.name} {model.dtype} {model.quantization}"
+        return shared_tier(remote, mark_of(name, model.revision, layout, self._model_path, adapters))
 
     async def _begin_empty(self) -> None:
         """Forget the warm-up. Raises RuntimeError when the record does not hear of it."""
@@ -252,7 +266,9 @@ class VllmEngine:
             self._wake.set()
 
         copies = self._pool.engine.data_parallel_size
-        control: CacheControl = self._vllm().EngineControl(self._llm, copies, idle=idle, hold=hold)
+        control: CacheControl = self._vllm().EngineControl(
+            self._llm, copies, tiers=self._deployment.tiers.configured, idle=idle, hold=hold
+        )
         return control
 
     def _refusal(self, request: EngineRequest) -> tuple[str, str] | None:
@@ -291,13 +307,14 @@ class VllmEngine:
             self._end(stream, stream.abort())
             return
         self._legs_seen += 1
+        stream.lease_id = f"{request.request_id}#{self._legs_seen}"
         try:
             collector = await self._llm.add_request(
                 request.request_id,
                 runtime.prompt(request),
                 runtime.sampling_params(
                     request,
-                    lease_id=f"{request.request_id}#{self._legs_seen}",
+                    lease_id=stream.lease_id,
                     fence=self._epoch,
                     lease_s=self._deployment.transfer.lease_s,
                 ),
@@ -343,6 +360,14 @@ class VllmEngine:
             self._emit(delta)
         if stream.ended:
             self._forget(stream)
+
+    def _offered(self, moved: Mapping[str, Any]) -> None:
+        """Runs inside vLLM's output handler too. What a lost race brings is not taken for another leg's."""
+        request_id, _, _ = str(moved.get("lease_id", "")).rpartition("#")
+        stream = self._live.get(request_id)
+        delta = None if stream is None else stream.offered(moved)
+        if delta is not None:
+            self._emit(delta)
 
     def _end(self, stream: Stream, delta: Delta) -> None:
         self._forget(stream)

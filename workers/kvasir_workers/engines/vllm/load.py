@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -9,7 +10,7 @@ from vllm.config import VllmConfig
 from vllm.v1.metrics.loggers import PrometheusStatLogger
 
 from kvasir.core.requests import EngineLoad
-from kvasir_workers.connector.stats import TransferTotals
+from kvasir_workers.connector.stats import EARLY_HANDOFFS, TransferTotals, all_ranks
 
 
 @dataclass(slots=True)
@@ -41,8 +42,13 @@ class _Rank:
             self.moved.add(stats.kv_connector_stats)
 
 
+def _unobserved(_handoff: Mapping[str, Any]) -> None:
+    """Nobody is told."""
+
+
 class LoadRecorder(PrometheusStatLogger):  # type: ignore[misc]  # vLLM ships no type information here
-    """Keeps an EngineLoad instead of exporting metrics.
+    """Keeps an EngineLoad instead of exporting metrics, and tells `on_early_handoff` of KV that is offered
+    before its prompt is computed.
 
     It derives from vLLM's Prometheus logger and overrides all of it, because vLLM adds a Prometheus
     logger of its own unless it is given one, and that one costs more per step than the step's tokens.
@@ -50,6 +56,7 @@ class LoadRecorder(PrometheusStatLogger):  # type: ignore[misc]  # vLLM ships no
 
     def __init__(self, vllm_config: VllmConfig, engine_indexes: list[int] | None = None) -> None:
         self._ranks = {index: _Rank() for index in engine_indexes or [0]}
+        self.on_early_handoff: Callable[[Mapping[str, Any]], None] = _unobserved
 
     def record(
         self,
@@ -64,6 +71,8 @@ class LoadRecorder(PrometheusStatLogger):  # type: ignore[misc]  # vLLM ships no
             rank.preemptions += iteration_stats.num_preempted_reqs
         if scheduler_stats is not None:
             rank.add(scheduler_stats)
+            for handoff in (scheduler_stats.kv_connector_stats or {}).get(EARLY_HANDOFFS, {}).values():
+                self.on_early_handoff(handoff)
 
     def newest(self, *, kv_blocks_total: int, idle: bool) -> EngineLoad:
         """The load after the last step. `idle` says that no request is left, which vLLM does not report
@@ -83,11 +92,16 @@ class LoadRecorder(PrometheusStatLogger):  # type: ignore[misc]  # vLLM ships no
             preemptions=sum(rank.preemptions for rank in ranks),
             speculated_tokens=sum(rank.speculated for rank in ranks),
             accepted_tokens=sum(rank.accepted for rank in ranks),
+            swapped_in=sum(rank.moved.swapped_in for rank in ranks),
+            recomputed=sum(rank.moved.recomputed for rank in ranks),
+            tiers=all_ranks(tier for rank in ranks for tier in rank.moved.tiers),
         )
 
     def reset(self) -> None:
-        """Forget what the warm-up counted."""
-        self._ranks = {index: _Rank() for index in self._ranks}
+        """Forget what the warm-up counted. It uses no tiers, and what these hold may be from before."""
+        self._ranks = {
+            index: _Rank(moved=TransferTotals(tiers=rank.moved.tiers)) for index, rank in self._ranks.items()
+        }
 
     def log_engine_initialized(self) -> None:
         """Nothing is exported."""

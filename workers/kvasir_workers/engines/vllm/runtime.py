@@ -90,12 +90,17 @@ def recorder(llm: AsyncLLM) -> LoadRecorder:
 
 
 async def run_on_each_rank(llm: AsyncLLM, ranks: int, tokens: list[int], output: int, name: str) -> None:
-    """Generate exactly `output` tokens after `tokens` on every data-parallel rank, and forget them. Requests
-    are called `name` and their rank's number."""
+    """Generate exactly `output` tokens after `tokens` on every data-parallel rank, computed there and kept in
+    no tier, and forget them. Requests are called `name` and their rank's number."""
     for rank in range(ranks):
         async for _ in llm.generate(
             tokens_input(tokens),
-            SamplingParams(max_tokens=output, temperature=0.0, ignore_eos=True),
+            SamplingParams(
+                max_tokens=output,
+                temperature=0.0,
+                ignore_eos=True,
+                extra_args={"kv_transfer_params": {"tiers": False}},
+            ),
             f"{name}-{rank}",
             data_parallel_rank=rank if ranks > 1 else None,
         ):
@@ -104,13 +109,21 @@ async def run_on_each_rank(llm: AsyncLLM, ranks: int, tokens: list[int], output:
 
 class EngineControl:
     """kvasir_workers.engines.vllm.kv_recovery.CacheControl over `ranks` data-parallel ranks. `idle` and
-    `hold` are what the adapter knows of its own queue."""
+    `hold` are what the adapter knows of its own queue. With `tiers`, whoever empties the cache hears next
+    what tiers hold."""
 
     def __init__(
-        self, llm: AsyncLLM, ranks: int, *, idle: Callable[[], bool], hold: Callable[[bool], None]
+        self,
+        llm: AsyncLLM,
+        ranks: int,
+        *,
+        tiers: bool,
+        idle: Callable[[], bool],
+        hold: Callable[[bool], None],
     ) -> None:
         self._llm = llm
         self._ranks = ranks
+        self._tiers = tiers
         self._idle = idle
         self._nudges = 0
         self.hold = hold
@@ -123,7 +136,11 @@ class EngineControl:
     async def reset(self, *, preempt: bool) -> bool:
         """See CacheControl. Raises one of DEAD."""
         try:
-            return bool(await self._llm.reset_prefix_cache(reset_running_requests=preempt))
+            return bool(
+                await self._llm.reset_prefix_cache(
+                    reset_running_requests=preempt, reset_connector=self._tiers
+                )
+            )
         except EngineDeadError:
             raise
         except Exception:  # noqa: BLE001 - so vLLM's client reports what its core refused: as a bare Exception
@@ -148,11 +165,13 @@ def prompt(request: EngineRequest) -> TokensInput:
 def sampling_params(request: EngineRequest, *, lease_id: str, fence: int, lease_s: float) -> SamplingParams:
     """vLLM's parameters for one leg. Raises one of REFUSED for values outside vLLM's ranges."""
     sampling = request.sampling
-    extra: dict[str, Any] | None = None
+    extra: dict[str, Any] = {}
     if request.leg is Leg.PREFILL:
-        extra = {"offer": {"lease_id": lease_id, "fence": fence, "ttl_s": lease_s}}
+        extra["offer"] = {"lease_id": lease_id, "fence": fence, "ttl_s": lease_s}
     elif request.leg is Leg.DECODE and request.handoff is not None:
-        extra = {"pull": pull_of(request.handoff)}
+        extra["pull"] = pull_of(request.handoff)
+    if request.tier_tokens > 0:
+        extra["tier_tokens"] = request.tier_tokens
     prefill = request.leg is Leg.PREFILL
     there = continued_tokens(request)
     most = None if sampling.max_tokens is None else sampling.max_tokens - there

@@ -55,14 +55,25 @@ class Output(Protocol):
 class Stream:
     """The life of one submitted leg. `ended` is True once its last delta has been made.
 
-    `collector` is vLLM's handle of the request, once it has one.
+    `collector` is vLLM's handle of the request, once it has one, and `lease_id` the lease under which a
+    PREFILL leg offers its KV.
     """
 
-    __slots__ = ("_begin", "_logprobs", "_offsets", "_output_tokens", "collector", "ended", "request")
+    __slots__ = (
+        "_begin",
+        "_logprobs",
+        "_offsets",
+        "_output_tokens",
+        "collector",
+        "ended",
+        "lease_id",
+        "request",
+    )
 
     def __init__(self, request: EngineRequest) -> None:
         self.request = request
         self.collector: Any = None
+        self.lease_id = ""
         self.ended = False
         self._begin = continued_tokens(request)
         self._offsets: dict[int, int] = {}
@@ -82,6 +93,13 @@ class Stream:
                 made.append(delta)
         self.ended = output.finished
         return made
+
+    def offered(self, moved: Mapping[str, Any]) -> Delta | None:
+        """The hand-off of a PREFILL leg that still computes; None for one that is not this leg's."""
+        handoff = handoff_of(moved)
+        if self.ended or handoff is None or handoff.lease_id != self.lease_id:
+            return None
+        return Delta(request_id=self.request.request_id, offset=self._begin, handoff=handoff)
 
     def abort(self) -> Delta:
         """The last delta of a leg that was stopped before the engine had it."""
@@ -128,7 +146,9 @@ class Stream:
                     finish, error = FinishReason.ERROR, "transfer_failed"
                     message = "the engine's connector offered no KV for this prompt"
             usage = self._usage(end.num_cached_tokens or 0, moved)
-            timings = _timings(end.metrics, float(moved.get("transfer_s", 0.0)))
+            timings = _timings(
+                end.metrics, float(moved.get("transfer_s", 0.0)), float(moved.get("tier_s", 0.0))
+            )
         return Delta(
             request_id=request.request_id,
             offset=offset,
@@ -155,14 +175,14 @@ class Stream:
 
     def _usage(self, cached: int, moved: Mapping[str, Any]) -> Usage:
         transferred = int(moved.get("transferred_tokens", 0))
-        # vLLM counts as cached whatever a transfer promised, also where it failed and was computed.
-        promised = transferred + int(moved.get("failed_tokens", 0))
         return Usage(
             prompt_tokens=len(self.request.tokens),
-            cached_tokens=max(0, cached - promised),
+            # vLLM counts as cached what was pulled too. After a failed pull it counts anew.
+            cached_tokens=max(0, cached - transferred),
             transferred_tokens=transferred,
             transferred_bytes=int(moved.get("transferred_bytes", 0)),
             output_tokens=self._output_tokens,
+            tier_tokens=int(moved.get("tier_tokens", 0)),
         )
 
     def _positions(self, tokens: Sequence[int], logprobs: Any) -> tuple[PositionLogprobs, ...]:
@@ -213,19 +233,20 @@ def _logprob(token_id: int, candidate: Any) -> TokenLogprob:
     return TokenLogprob(token_id=token_id, token=candidate.decoded_token or "", logprob=candidate.logprob)
 
 
-def _timings(metrics: Any, transfer_s: float) -> Timings:
+def _timings(metrics: Any, transfer_s: float, tier_s: float) -> Timings:
     """Durations between the engine core's timestamps (vllm.v1.metrics.stats.RequestStateStats); a
     stage that was not reached has no timestamp and counts zero."""
     if metrics is None:
-        return Timings(transfer_s=transfer_s)
+        return Timings(transfer_s=transfer_s, tier_s=tier_s)
 
     def between(start: float, end: float) -> float:
         return max(0.0, end - start) if start and end else 0.0
 
     return Timings(
-        # A leg that waits for its KV has not been scheduled yet: vLLM counts the pull as queueing.
-        queue_s=max(0.0, between(metrics.queued_ts, metrics.scheduled_ts) - transfer_s),
+        # A leg that waits for its KV has not been scheduled yet: vLLM counts the wait as queueing.
+        queue_s=max(0.0, between(metrics.queued_ts, metrics.scheduled_ts) - transfer_s - tier_s),
         prefill_s=between(metrics.scheduled_ts, metrics.first_token_ts),
         transfer_s=transfer_s,
         decode_s=between(metrics.first_token_ts, metrics.last_token_ts),
+        tier_s=tier_s,
     )

@@ -14,6 +14,8 @@ import threading
 from collections import Counter
 from typing import Any
 
+from kvasir.core.identity import HEAD_MAJOR
+from kvasir_workers.connector.kv_memory import memory_order
 from kvasir_workers.engines.vllm.hardware import cpu_name
 
 
@@ -26,14 +28,12 @@ class EngineExtension:
 
     def kvasir_kv_layout(self) -> dict[str, Any]:
         """This rank's KV as it lies in memory: the fields of kvasir.core.identity.KvLayout but for
-        `tensor_parallel_size`. `layout` reads kinds of layers : shape of one block : axes by falling
-        stride (axis 0 counts blocks). Models that mix kinds of layers name the first one's heads."""
+        `tensor_parallel_size`. `layout` reads kinds of layers : shape of one block without its heads : axes
+        by falling stride. Models that mix kinds of layers name the first one's heads."""
         groups = self.model_runner.kv_cache_config.kv_cache_groups
         spec = groups[0].kv_cache_spec
         first = self.model_runner.kv_caches[0]
-        # Order of axes by falling stride: what lies together in memory, whatever the logical shape.
-        order = "".join(str(axis) for axis in sorted(range(first.dim()), key=lambda a: -first.stride(a)))
-        shape = "x".join(str(extent) for extent in first.shape[1:])
+        shape = "x".join(str(extent) for extent in first.shape[2 if first.dim() == len(HEAD_MAJOR) else 1 :])
         # Quantized KV lies in memory as plain bytes; what they mean is in the configuration.
         stored = str(first.dtype).removeprefix("torch.")
         dtype = stored if self.cache_config.cache_dtype == "auto" else str(self.cache_config.cache_dtype)
@@ -41,7 +41,7 @@ class EngineExtension:
         return {
             "block_size": int(spec.block_size),
             "dtype": dtype,
-            "layout": f"{kinds}:{shape}:{order}",
+            "layout": f"{kinds}:{shape}:{memory_order(first)}",
             "layers": sum(len(group.layer_names) for group in groups),
             "kv_heads": int(getattr(spec, "num_kv_heads", 0)),
             "head_size": int(getattr(spec, "head_size", 0)),

@@ -11,10 +11,12 @@ from typing import TypeVar
 
 from kvasir.core.errors import TransferError
 from kvasir.core.identity import KvLayout
-from kvasir.ports.transfer import KvRegion, Offer, TransferEvent
-from kvasir_workers.transfer.nixl import endpoint
+from kvasir.ports.transfer import WHOLE, KvRegion, Offer, Part, TransferEvent
+from kvasir_workers.transfer.checksums import block_sums, require_parts
 from kvasir_workers.transfer.nixl.agent import NixlAgent, device_ordinal
+from kvasir_workers.transfer.nixl.endpoint import VERSION, Endpoint, encode
 from kvasir_workers.transfer.nixl.leases import TABLE_BYTES, LeaseTable
+from kvasir_workers.transfer.nixl.pages import PageMemory, memory_bytes
 from kvasir_workers.transfer.nixl.receiving import ReceivingSide
 from kvasir_workers.transfer.nixl.serving import ServingSide
 
@@ -26,13 +28,15 @@ class NixlTransfer:
 
     `name` must be unique in the fleet and differ with every start. `host` is the address to serve on:
     a loopback address keeps UCX on the loopback interface; otherwise UCX chooses, steered by UCX_*
-    variables. `now` reads a monotonic clock in seconds.
+    variables. `now` reads a monotonic clock in seconds. `checksum_parts` sums are given for each block that
+    is offered, and what is pulled is compared with its sender's; 0 for neither.
     """
 
-    def __init__(self, name: str, host: str, now: Callable[[], float]) -> None:
+    def __init__(self, name: str, host: str, now: Callable[[], float], checksum_parts: int = 1) -> None:
         self._name = name
         self._host = host
         self._now = now
+        self._parts = checksum_parts
         self._table = LeaseTable()
         self._agent: NixlAgent | None = None
         self._serving: ServingSide | None = None
@@ -43,40 +47,66 @@ class NixlTransfer:
 
     def register(self, regions: Sequence[KvRegion], layout: KvLayout) -> str:
         """Make local KV memory known to the fabric; returns this agent's endpoint. Raises TransferError
-        when called twice, or when regions lie on different devices."""
+        when called twice, when regions lie on different devices, or when blocks cannot be summed."""
         if self._agent is not None:
             raise TransferError("KV memory is registered already")
         if len({region.device for region in regions}) != 1:
             raise TransferError("an agent's KV must lie on one device")
+        require_parts(regions, self._parts)
         device = regions[0].device
         agent = NixlAgent(f"{self._name}-serve", self._host)
         agent.register(
             [(r.address, r.blocks * r.block_bytes, device_ordinal(device)) for r in regions], device
         )
-        agent.register([(self._table.address, TABLE_BYTES, 0)], "cpu")
+        pages = PageMemory(memory_bytes(regions[0].blocks, self._parts))
+        agent.register([(self._table.address, TABLE_BYTES, 0), (pages.address, len(pages.bytes), 0)], "cpu")
         self._agent = agent
-        self._serving = ServingSide(agent, self._table)
-        self._receiving = ReceivingSide(self._receiver, regions, layout, self._now)
-        self._endpoint = endpoint.encode(
-            agent.name, agent.metadata(), tuple(regions), self._table.address, layout
+        sums = block_sums(regions, after_compute=True)
+        self._serving = ServingSide(agent, self._table, pages, sums, self._parts)
+        received = block_sums(regions, after_compute=False) if self._parts else None
+        self._receiving = ReceivingSide(self._receiver, regions, layout, received, self._now)
+        self._endpoint = encode(
+            Endpoint(
+                VERSION,
+                agent.name,
+                agent.metadata(),
+                tuple(regions),
+                self._table.address,
+                pages.address,
+                len(pages.bytes),
+                self._parts,
+                layout,
+            )
         )
         return self._endpoint
 
-    def offer(self, lease_id: str, fence: int, blocks: Sequence[int], ttl_s: float) -> Offer:
+    def offer(
+        self, lease_id: str, fence: int, blocks: Sequence[int], ttl_s: float, total: int | None = None
+    ) -> Offer:
+        """See the port. Raises TransferError also when the lease table is full."""
+        total = len(blocks) if total is None else total
+        _ready(self._serving).offer(lease_id, fence, blocks, total=total, ttl_s=ttl_s, now=self._now())
+        return Offer(lease_id, fence, ttl_s, tuple(blocks), total, self._endpoint)
+
+    def extend(self, lease_id: str, blocks: Sequence[int]) -> None:
         """See the port."""
-        _ready(self._serving).offer(lease_id, fence, self._now() + ttl_s)
-        return Offer(lease_id, fence, ttl_s, tuple(blocks), self._endpoint)
+        _ready(self._serving).extend(lease_id, blocks, self._now())
 
     def pull(
         self,
         pull_id: str,
         offer: Offer,
-        source_blocks: Sequence[int],
+        first: int,
         target_blocks: Sequence[int],
         timeout_s: float,
+        *,
+        source: Part = WHOLE,
+        target: Part = WHOLE,
     ) -> None:
         """See the port."""
-        _ready(self._receiving).pull(pull_id, offer, source_blocks, target_blocks, timeout_s)
+        _ready(self._receiving).pull(
+            pull_id, offer, first, target_blocks, timeout_s, source=source, target=target
+        )
 
     def release(self, lease_id: str) -> None:
         """See the port."""

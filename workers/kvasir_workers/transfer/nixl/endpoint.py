@@ -1,8 +1,6 @@
-"""How a receiving agent finds a serving one: NIXL's metadata, the KV regions and the lease table."""
+"""How a receiving agent finds a serving one: NIXL's metadata, the KV regions, lease table and lease pages."""
 
 from __future__ import annotations
-
-from dataclasses import asdict
 
 import msgspec
 
@@ -11,24 +9,27 @@ from kvasir.core.identity import KvLayout
 from kvasir.ports.transfer import KvRegion
 from kvasir_workers.transfer import ticket
 
-VERSION = 1
+VERSION = 2
 
 
 class Endpoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One serving agent. `metadata` is NIXL's own (connection and memory keys); `leases` the address of
-    its lease table; `layout` the fields of KvLayout."""
+    """One serving agent. `metadata` is NIXL's own (connection and memory keys); `leases` and `pages` are the
+    addresses of its lease table and of its lease pages, `page_bytes` bytes of them; `parts` is how many sums
+    it gives for a block, 0 for none."""
 
     version: int
     agent: str
     metadata: bytes
     regions: tuple[KvRegion, ...]
     leases: int
-    layout: dict[str, int | str]
+    pages: int
+    page_bytes: int
+    parts: int
+    layout: KvLayout
 
 
-def encode(agent: str, metadata: bytes, regions: tuple[KvRegion, ...], leases: int, layout: KvLayout) -> str:
+def encode(endpoint: Endpoint) -> str:
     """The text that goes into Offer.endpoint."""
-    endpoint = Endpoint(VERSION, agent, metadata, regions, leases, asdict(layout))
     return ticket.pack(msgspec.msgpack.encode(endpoint))
 
 
@@ -41,13 +42,3 @@ def decode(text: str) -> Endpoint:
     if endpoint.version != VERSION:
         raise TransferError(f"endpoint version {endpoint.version} is not {VERSION}")
     return endpoint
-
-
-def layout_differences(mine: KvLayout, theirs: dict[str, int | str]) -> list[str]:
-    """Each differing field as `name: mine != theirs`."""
-    own = asdict(mine)
-    return [
-        f"{name}: {own.get(name)} != {theirs.get(name)}"
-        for name in sorted(own.keys() | theirs.keys())
-        if own.get(name) != theirs.get(name)
-    ]

@@ -6,14 +6,19 @@ registered memory, as in a sequence lock. A receiver reads the blocks first and 
 sender takes the lease out of the table before its blocks are reused. A lease found live after the last
 byte arrived was live while the bytes were read. No clock is compared and no guard time is needed.
 
-Layout: BUCKETS buckets of WAYS entries; an entry is digest (16 bytes), fence (8), state (8),
-little-endian. A lease's bucket follows from its digest, so that no slot has to be agreed upon.
+A lease may be granted again after it ended, on other blocks. Who read blocks under the first grant must not
+take the second for it, so every grant has a number.
+
+Layout: BUCKETS buckets of WAYS entries; an entry is digest (16 bytes), fence (8), state (8), number of the
+grant (8), offset and bytes of the lease's page (4 + 4, see pages.py; no bytes: no page), little-endian. A
+lease's bucket follows from its digest, so that no slot has to be agreed upon.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
+from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
 
@@ -24,7 +29,16 @@ from kvasir.core.errors import TransferError
 
 BUCKETS = 512
 WAYS = 16
-ENTRY = np.dtype([("digest", "S16"), ("fence", "<u8"), ("state", "<u8")])
+ENTRY = np.dtype(
+    [
+        ("digest", "S16"),
+        ("fence", "<u8"),
+        ("state", "<u8"),
+        ("grant", "<u8"),
+        ("page_offset", "<u4"),
+        ("page_bytes", "<u4"),
+    ]
+)
 BUCKET_BYTES = WAYS * ENTRY.itemsize
 TABLE_BYTES = BUCKETS * BUCKET_BYTES
 
@@ -39,6 +53,23 @@ class LeaseState(IntEnum):
     FENCED = 3
 
 
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """Bytes of the memory that holds lease pages."""
+
+    offset: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a table says of a lease. `grant` numbers the grants of its table."""
+
+    state: LeaseState
+    grant: int = 0
+    page: Extent | None = None
+
+
 def digest(lease_id: str) -> bytes:
     """16 bytes that stand for a lease; the last is odd, since numpy strips zero bytes off the end."""
     raw = hashlib.sha256(lease_id.encode()).digest()[:16]
@@ -50,16 +81,18 @@ def bucket_offset(lease_id: str) -> int:
     return int.from_bytes(digest(lease_id)[:4], "little") % BUCKETS * BUCKET_BYTES
 
 
-def look_up(bucket: bytes, lease_id: str, fence: int) -> LeaseState:
+def look_up(bucket: bytes, lease_id: str, fence: int) -> Found:
     """What one bucket, as read from a table, says of a lease."""
     entries = np.frombuffer(bucket, dtype=ENTRY)
     wanted = digest(lease_id)
     for entry in entries:
         if entry["digest"] == wanted and entry["state"]:
             if int(entry["fence"]) != fence:
-                return LeaseState.FENCED
-            return LeaseState(int(entry["state"]))
-    return LeaseState.ABSENT
+                return Found(LeaseState.FENCED)
+            size = int(entry["page_bytes"])
+            page = Extent(int(entry["page_offset"]), size) if size else None
+            return Found(LeaseState(int(entry["state"])), int(entry["grant"]), page)
+    return Found(LeaseState.ABSENT)
 
 
 class LeaseTable:
@@ -67,24 +100,24 @@ class LeaseTable:
 
     def __init__(self) -> None:
         self._entries: npt.NDArray[Any] = np.zeros(BUCKETS * WAYS, dtype=ENTRY)
-        self._age: npt.NDArray[np.uint64] = np.zeros(BUCKETS * WAYS, dtype=np.uint64)
-        self._next_age = 1
+        self._grants = 0
 
     @property
     def address(self) -> int:
         """Where TABLE_BYTES bytes are to be registered."""
         return int(self._entries.ctypes.data)
 
-    def grant(self, lease_id: str, fence: int) -> None:
+    def grant(self, lease_id: str, fence: int, page: Extent | None = None) -> None:
         """Publish a live lease. Raises TransferError when its bucket is full of live ones."""
         index = self._place(lease_id)
         entry = self._entries[index : index + 1]
         entry["state"] = LeaseState.ABSENT
         entry["digest"] = digest(lease_id)
         entry["fence"] = fence
+        self._grants += 1
+        entry["grant"] = self._grants
+        entry["page_offset"], entry["page_bytes"] = (page.offset, page.size) if page else (0, 0)
         entry["state"] = LeaseState.LIVE
-        self._age[index] = self._next_age
-        self._next_age += 1
 
     def end(self, lease_id: str) -> None:
         """From here on no receiver may trust what it read under this lease."""
@@ -101,7 +134,7 @@ class LeaseTable:
         for index in free:
             if self._entries["digest"][index] == wanted:
                 return index
-        return min(free, key=lambda index: int(self._age[index]))
+        return min(free, key=lambda index: int(self._entries["grant"][index]))
 
     @staticmethod
     def _ways(lease_id: str) -> Iterator[int]:

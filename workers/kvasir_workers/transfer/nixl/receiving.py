@@ -1,18 +1,21 @@
 """The pulling side.
 
-A pull reads the blocks, then the lease, then tells the sender. Its end is reported only when nothing can
-write to its target blocks any more, because the engine reuses them at once. That is the hard part: a
-read that was posted cannot be called back. Neither releasing the handle nor dropping the peer stops it
-over TCP (measured: a sender that was stopped and continued filled memory seconds after both); only
-closing the receiving agent does. So a pull that is late waits until the healthy pulls are through,
-which their own deadlines bound, then the agent is replaced and the late pull fails.
+A pull reads the blocks, then the lease, then tells the sender. Where the sender had not computed all blocks
+when it wrote the ticket, their ids are read from the lease's page as they come. With the lease's last reading
+comes the page that holds the blocks' sums, against which what arrived is summed.
+
+A pull's end is reported only when nothing can write to its target blocks any more, because the engine reuses
+them at once. That is the hard part: a read that was posted cannot be called back. Neither releasing the
+handle nor dropping the peer stops it over TCP (measured: a sender that was stopped and continued filled
+memory seconds after both); only closing the receiving agent does. So a pull that is late waits until the
+healthy pulls are through, which their own deadlines bound, then the agent is replaced and the late pull
+fails.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -21,74 +24,62 @@ import numpy.typing as npt
 
 from kvasir.core.errors import TransferError
 from kvasir.core.identity import KvLayout
-from kvasir.ports.transfer import KvRegion, Offer, Pulled, PullFailed
+from kvasir.ports.transfer import WHOLE, KvRegion, Offer, Part, Pulled, PullFailed
+from kvasir_workers.transfer.checksums import BlockSums, Sums, first_difference
 from kvasir_workers.transfer.nixl import leases
-from kvasir_workers.transfer.nixl.agent import Descriptor, NixlAgent, XferState, device_ordinal
-from kvasir_workers.transfer.nixl.endpoint import Endpoint, decode, layout_differences
-from kvasir_workers.transfer.nixl.leases import LeaseState
+from kvasir_workers.transfer.nixl.agent import NixlAgent, XferState
+from kvasir_workers.transfer.nixl.endpoint import Endpoint, decode
+from kvasir_workers.transfer.nixl.leases import Found, LeaseState
+from kvasir_workers.transfer.nixl.pages import Page, PageMemory, memory_bytes, page_bytes, parse
+from kvasir_workers.transfer.nixl.pulls import Look, Pull, batches, check_fits, outside, whole
 from kvasir_workers.transfer.nixl.serving import PulledNotice
-from kvasir_workers.transfer.runs import merge
 
-BATCH_BYTES = 8 << 20
 POLL_BUDGET_S = 0.002
+POLL_PASSES = 4
 MAX_PEERS = 256
 MAX_PULLS = 1024
 
-Batch = tuple[list[Descriptor], list[Descriptor]]
-
-
-@dataclass(slots=True)
-class _Pull:
-    pull_id: str
-    offer: Offer
-    endpoint: Endpoint
-    batches: list[Batch]
-    bytes_total: int
-    started_s: float
-    deadline_s: float
-    slot: int
-    next_batch: int = 0
-    reads: list[int] = field(default_factory=list)
-    check: int | None = None
-    failure: tuple[str, str] | None = None
-
-    @property
-    def in_flight(self) -> bool:
-        """Whether something may still write for this pull."""
-        return bool(self.reads) or self.check is not None
-
 
 class ReceivingSide:
-    """Pulls under way over one NIXL agent, which is replaced when a pull cannot be stopped otherwise."""
+    """Pulls under way over one NIXL agent, which is replaced when a pull cannot be stopped otherwise. `sums`
+    is what to check with, None not to."""
 
     def __init__(
         self,
         make_agent: Callable[[], NixlAgent],
         regions: Sequence[KvRegion],
         layout: KvLayout,
+        sums: BlockSums | None,
         now: Callable[[], float],
     ) -> None:
         self._make_agent = make_agent
         self._regions = tuple(regions)
         self._device = regions[0].device
         self._layout = layout
+        self._sums = sums
         self._now = now
-        self._scratch: npt.NDArray[Any] = np.zeros((MAX_PULLS, leases.BUCKET_BYTES), dtype=np.uint8)
+        self._buckets: npt.NDArray[Any] = np.zeros((MAX_PULLS, leases.BUCKET_BYTES), dtype=np.uint8)
+        self._pages = PageMemory(memory_bytes(regions[0].blocks, 2))
         self._slots = list(range(MAX_PULLS))
-        self._pulls: dict[str, _Pull] = {}
+        self._pulls: dict[str, Pull] = {}
         self._peers: OrderedDict[str, None] = OrderedDict()
+        self._endpoints: OrderedDict[str, Endpoint] = OrderedDict()
         self._broken: set[str] = set()
         self._ended: list[Pulled | PullFailed] = []
         self._fencing = False
+        self._steps = 0
         self._agent = self._start_agent()
 
     def pull(
         self,
         pull_id: str,
         offer: Offer,
-        source_blocks: Sequence[int],
-        target_blocks: Sequence[int],
+        first: int,
+        targets: Sequence[int],
         timeout_s: float,
+        *,
+        source: Part = WHOLE,
+        target: Part = WHOLE,
     ) -> None:
         """Begin a pull. What is wrong with it comes as PullFailed from poll(); raises TransferError
         only for a pull_id that is under way."""
@@ -97,29 +88,40 @@ class ReceivingSide:
         if not self._slots:
             self._ended.append(PullFailed(pull_id, "io", f"{MAX_PULLS} pulls are under way already"))
             return
+        now = self._now()
         try:
-            endpoint = decode(offer.endpoint)
-            self._check_fits(endpoint, offer, source_blocks, target_blocks)
+            endpoint = self._endpoint(offer.endpoint)
+            pull = Pull(
+                pull_id,
+                offer,
+                endpoint,
+                first,
+                tuple(targets),
+                source,
+                target,
+                timeout_s,
+                started_s=now,
+                deadline_s=now + timeout_s,
+                slot=self._slots[-1],
+            )
+            check_fits(pull, self._regions, self._layout)
+            self._learn(pull, offer.blocks)
         except TransferError as error:
             self._ended.append(PullFailed(pull_id, "layout", error.message))
             return
-        now = self._now()
-        self._pulls[pull_id] = _Pull(
-            pull_id=pull_id,
-            offer=offer,
-            endpoint=endpoint,
-            batches=self._batches(endpoint, source_blocks, target_blocks),
-            bytes_total=len(source_blocks) * sum(region.block_bytes for region in self._regions),
-            started_s=now,
-            deadline_s=now + timeout_s,
-            slot=self._slots.pop(),
-        )
+        self._slots.pop()
+        self._pulls[pull_id] = pull
+        self._advance(pull, now + POLL_BUDGET_S)
 
     def poll(self) -> list[Pulled | PullFailed]:
         """Progress every pull; those that ended."""
         post_until = self._now() + POLL_BUDGET_S
-        for pull in list(self._pulls.values()):
-            self._advance(pull, post_until)
+        for _ in range(POLL_PASSES):
+            before = self._steps
+            for pull in list(self._pulls.values()):
+                self._advance(pull, post_until)
+            if self._steps == before:
+                break
         self._fence_late()
         ended, self._ended = self._ended, []
         return ended
@@ -127,99 +129,187 @@ class ReceivingSide:
     def close(self) -> list[Pulled | PullFailed]:
         """Fail what is left; the pulls that ended since the last poll."""
         self._agent.close()
+        if self._sums is not None:
+            self._sums.close()
         for pull in list(self._pulls.values()):
             self._finish(pull, PullFailed(pull.pull_id, "closed", "the receiving agent was closed"))
         ended, self._ended = self._ended, []
         return ended
 
-    def _advance(self, pull: _Pull, post_until: float) -> None:
+    def _advance(self, pull: Pull, post_until: float) -> None:
         if pull.failure is None and self._now() >= pull.deadline_s:
-            pull.failure = ("timeout", f"not pulled within {pull.deadline_s - pull.started_s:g} s")
-        self._collect_reads(pull)
-        if pull.failure is None:
-            self._post_reads(pull, post_until)
-        if pull.failure is None and pull.next_batch == len(pull.batches) and not pull.reads:
-            self._verify_lease(pull)
+            missing = "" if pull.known else f": {len(pull.ids)} of {len(pull.targets)} blocks were told of"
+            pull.failure = ("timeout", f"no progress within {pull.timeout_s:g} s{missing}")
+        self._end_reads(pull)
+        self._end_look(pull)
+        try:
+            if pull.failure is None:
+                self._post_reads(pull, post_until)
+            if pull.failure is None and pull.look is None and self._should_look(pull):
+                self._begin_look(pull)
+            if pull.failure is None and pull.arrived:
+                self._judge(pull)
+        except TransferError as error:
+            self._broken.add(pull.endpoint.agent)
+            pull.failure = ("unreachable", error.message)
         if pull.failure is not None and not pull.in_flight:
             self._finish(pull, PullFailed(pull.pull_id, *pull.failure))
 
-    def _collect_reads(self, pull: _Pull) -> None:
+    def _end_reads(self, pull: Pull) -> None:
+        """Sum what has arrived while the rest is read."""
         running = []
-        for handle in pull.reads:
+        for handle, rows in pull.reads:
             if self._settled(pull, handle) is None:
-                running.append(handle)
+                running.append((handle, rows))
+            elif pull.failure is None and self._sums is not None and self._checks(pull):
+                targets = pull.targets[rows]
+                pull.sums.append((rows, self._sums.begin(targets, pull.sub_parts, pull.target)))
         pull.reads = running
-        if (
-            pull.failure is not None
-            and pull.check is not None
-            and self._settled(pull, pull.check) is not None
-        ):
-            pull.check = None
 
-    def _settled(self, pull: _Pull, handle: int) -> XferState | None:
+    def _settled(self, pull: Pull, handle: int) -> XferState | None:
         """How a read ended, or None while it runs. A failed one marks the pull and the peer."""
         state = self._agent.state(handle)
         if state is XferState.RUNNING:
             return None
+        self._steps += 1
         self._agent.release(handle)
         if state is XferState.FAILED:
             self._broken.add(pull.endpoint.agent)
             pull.failure = pull.failure or ("io", f"agent {pull.endpoint.agent} broke off")
         return state
 
-    def _post_reads(self, pull: _Pull, post_until: float) -> None:
-        try:
-            if self._fencing and pull.next_batch == 0:
+    def _post_reads(self, pull: Pull, post_until: float) -> None:
+        if self._fencing and not pull.in_flight:
+            return
+        while pull.batches:
+            batch = pull.batches[0]
+            self._connect(pull.endpoint)
+            handle = self._agent.read(pull.endpoint.agent, batch.local, batch.remote, self._device)
+            pull.reads.append((handle, batch.rows))
+            pull.batches.popleft()
+            if self._now() >= post_until:
                 return
-            while pull.next_batch < len(pull.batches):
-                local, remote = pull.batches[pull.next_batch]
-                self._connect(pull.endpoint)
-                pull.reads.append(self._agent.read(pull.endpoint.agent, local, remote, self._device))
-                pull.next_batch += 1
-                if self._now() >= post_until:
-                    return
-        except TransferError as error:
-            self._broken.add(pull.endpoint.agent)
-            pull.failure = ("unreachable", error.message)
 
-    def _verify_lease(self, pull: _Pull) -> None:
-        """Read the lease after the last byte; only a live one makes the bytes good."""
-        peer = pull.endpoint.agent
-        bucket = self._scratch[pull.slot]
-        try:
-            if pull.check is None:
-                if self._fencing and not pull.batches:
-                    return
-                self._connect(pull.endpoint)
-                bucket[:] = 0
-                local = (int(bucket.ctypes.data), leases.BUCKET_BYTES, 0)
-                remote = pull.endpoint.leases + leases.bucket_offset(pull.offer.lease_id)
-                pull.check = self._agent.read(peer, [local], [(remote, leases.BUCKET_BYTES, 0)], "cpu")
-            if self._settled(pull, pull.check) is None:
-                return
-            pull.check = None
-            if pull.failure is not None:
-                return
-            found = leases.look_up(bucket.tobytes(), pull.offer.lease_id, pull.offer.fence)
-            if found is LeaseState.LIVE:
-                self._agent.notify(
-                    peer, msgspec.msgpack.encode(PulledNotice(pull.offer.lease_id, pull.offer.fence))
-                )
-                seconds = self._now() - pull.started_s
-                self._finish(pull, Pulled(pull.pull_id, pull.bytes_total, seconds))
-            elif found is LeaseState.ENDED:
-                pull.failure = ("expired", f"lease {pull.offer.lease_id} has ended")
-            elif found is LeaseState.FENCED:
-                pull.failure = ("fenced", f"lease {pull.offer.lease_id} is held under another fence")
-            # An absent lease is looked up again until the deadline: a ticket may overtake its offer.
-        except TransferError as error:
-            self._broken.add(peer)
-            pull.failure = ("unreachable", error.message)
+    def _should_look(self, pull: Pull) -> bool:
+        """After the last byte; for ids that are missing; and once beside the blocks to learn where the page
+        is, which spares the last look a second one."""
+        if pull.arrived:
+            return not pull.good and not (self._fencing and not pull.targets)
+        if self._fencing:
+            return False
+        return not pull.known or (self._checks(pull) and not pull.grant)
 
-    def _finish(self, pull: _Pull, event: Pulled | PullFailed) -> None:
+    def _begin_look(self, pull: Pull) -> None:
+        self._connect(pull.endpoint)
+        bucket = self._buckets[pull.slot]
+        bucket[:] = 0
+        local = [(int(bucket.ctypes.data), leases.BUCKET_BYTES, 0)]
+        remote = [(pull.endpoint.leases + leases.bucket_offset(pull.offer.lease_id), leases.BUCKET_BYTES, 0)]
+        if pull.page is not None and pull.place is None:
+            pull.place = self._pages.take(pull.page.size)
+        if pull.page is not None and pull.place is not None:
+            local.append((self._pages.address + pull.place.offset, pull.place.size, 0))
+            remote.append((pull.endpoint.pages + pull.page.offset, pull.page.size, 0))
+        mine, theirs = np.array(local, dtype=np.uint64), np.array(remote, dtype=np.uint64)
+        handle = self._agent.read(pull.endpoint.agent, mine, theirs, "cpu")
+        pull.look = Look(handle, pull.page if pull.place is not None else None, pull.arrived)
+
+    def _end_look(self, pull: Pull) -> None:
+        look = pull.look
+        if look is None or self._settled(pull, look.handle) is None:
+            return
+        pull.look = None
+        if pull.failure is not None:
+            return
+        found = leases.look_up(self._buckets[pull.slot].tobytes(), pull.offer.lease_id, pull.offer.fence)
+        if found.state is LeaseState.FENCED:
+            pull.failure = ("fenced", f"lease {pull.offer.lease_id} is held under another fence")
+        elif found.state is LeaseState.ENDED or (pull.grant and found.grant != pull.grant):
+            pull.failure = ("expired", f"lease {pull.offer.lease_id} has ended")
+        elif found.state is LeaseState.LIVE:
+            self._take_in(pull, look, found)
+        # An absent lease is looked up again until the deadline: a ticket may overtake its offer.
+
+    def _take_in(self, pull: Pull, look: Look, found: Found) -> None:
+        """What a look at a live lease says."""
+        pull.grant = found.grant
+        if found.page is None:
+            pull.good = look.last
+            if not pull.known:
+                pull.failure = ("io", "the sender had no room to tell of blocks that came after the ticket")
+            return
+        size = page_bytes(pull.offer.total, pull.endpoint.parts)
+        if found.page.size != size or found.page.offset + size > pull.endpoint.page_bytes:
+            pull.failure = ("layout", f"the lease's page of {found.page.size} bytes is not one of {size}")
+            return
+        pull.page = found.page
+        if look.page is None or pull.place is None:
+            return
+        page = parse(self._pages.view(pull.place), pull.offer.lease_id, pull.offer.fence)
+        if page is None:
+            return
+        try:
+            self._learn(pull, page.ids)
+        except TransferError as error:
+            pull.failure = ("layout", error.message)
+            return
+        if look.last and len(page.ids) >= pull.first + len(pull.targets):
+            pull.good, pull.theirs = True, page
+
+    def _learn(self, pull: Pull, ids: Sequence[int]) -> None:
+        """Ids of the lease's first blocks: those that are wanted and were not known are to be read. Raises
+        TransferError for ids that cannot be."""
+        wanted = list(ids[pull.first : pull.first + len(pull.targets)])
+        fresh = wanted[len(pull.ids) :]
+        if wanted[: len(pull.ids)] != pull.ids[: len(wanted)]:
+            raise TransferError("the lease's blocks are not those of its ticket")
+        if outside(fresh, pull.endpoint.regions):
+            raise TransferError("the offer names blocks outside the offering side's memory")
+        if fresh:
+            pull.ids += fresh
+            pull.batches.extend(batches(pull, self._regions, len(pull.ids) - len(fresh)))
+            pull.deadline_s = self._now() + pull.timeout_s
+
+    def _judge(self, pull: Pull) -> None:
+        """End a pull whose bytes have arrived, if its lease was good afterwards and the sums agree."""
+        if not pull.good:
+            return
+        if pull.theirs is not None:
+            if not all(sums.done() for _, sums in pull.sums):
+                return
+            for rows, sums in pull.sums:
+                self._compare(pull, rows, sums.result(), pull.theirs)
+        if pull.failure is not None:
+            return
+        notice = PulledNotice(pull.offer.lease_id, pull.offer.fence, pull.source.index, pull.source.of)
+        self._agent.notify(pull.endpoint.agent, msgspec.msgpack.encode(notice))
+        size = sum(region.block_bytes // pull.target.of for region in self._regions)
+        seconds = self._now() - pull.started_s
+        self._finish(pull, Pulled(pull.pull_id, len(pull.targets) * size, seconds))
+
+    def _compare(self, pull: Pull, rows: slice, mine: Sums, page: Page) -> None:
+        sent = page.sums[pull.first + rows.start : pull.first + rows.stop]
+        columns = slice(pull.source.index * pull.sub_parts, (pull.source.index + 1) * pull.sub_parts)
+        differ = first_difference(mine, sent[:, columns])
+        if differ is not None and pull.failure is None:
+            row, found, expected = differ
+            block, theirs = pull.targets[rows][row], pull.ids[rows][row]
+            pull.failure = (
+                "checksum",
+                f"block {block}, from block {theirs} of agent {pull.endpoint.agent}, sums up to "
+                f"{found:016x}, and {expected:016x} was sent",
+            )
+
+    def _checks(self, pull: Pull) -> bool:
+        return self._sums is not None and pull.sub_parts > 0 and bool(pull.targets)
+
+    def _finish(self, pull: Pull, event: Pulled | PullFailed) -> None:
         del self._pulls[pull.pull_id]
         self._slots.append(pull.slot)
+        if pull.place is not None:
+            self._pages.give(pull.place)
         self._ended.append(event)
+        self._steps += 1
 
     def _fence_late(self) -> None:
         late = [p for p in self._pulls.values() if p.in_flight and self._now() >= p.deadline_s]
@@ -234,6 +324,14 @@ class ReceivingSide:
         for pull in late:
             reason, detail = pull.failure or ("timeout", "")
             self._finish(pull, PullFailed(pull.pull_id, reason, detail))
+
+    def _endpoint(self, text: str) -> Endpoint:
+        """Decoded once, since every ticket of an engine carries it. Raises TransferError."""
+        found = self._endpoints.pop(text, None) or decode(text)
+        self._endpoints[text] = found
+        if len(self._endpoints) > MAX_PEERS:
+            self._endpoints.popitem(last=False)
+        return found
 
     def _connect(self, endpoint: Endpoint) -> None:
         peer = endpoint.agent
@@ -258,48 +356,7 @@ class ReceivingSide:
 
     def _start_agent(self) -> NixlAgent:
         agent = self._make_agent()
-        agent.register([_whole(region) for region in self._regions], self._device)
-        agent.register([(int(self._scratch.ctypes.data), self._scratch.nbytes, 0)], "cpu")
+        agent.register([whole(region) for region in self._regions], self._device)
+        scratch = (int(self._buckets.ctypes.data), self._buckets.nbytes, 0)
+        agent.register([scratch, (self._pages.address, len(self._pages.bytes), 0)], "cpu")
         return agent
-
-    def _check_fits(
-        self, endpoint: Endpoint, offer: Offer, source: Sequence[int], target: Sequence[int]
-    ) -> None:
-        differences = layout_differences(self._layout, endpoint.layout)
-        mine = [region.block_bytes for region in self._regions]
-        theirs = [region.block_bytes for region in endpoint.regions]
-        if mine != theirs:
-            differences.append(f"block_bytes: {mine} != {theirs}")
-        if differences:
-            raise TransferError(f"the KV of agent {endpoint.agent} differs: " + "; ".join(differences))
-        if len(source) != len(target):
-            raise TransferError(f"{len(source)} source blocks for {len(target)} target blocks")
-        if not set(source) <= set(offer.blocks):
-            raise TransferError(f"blocks {sorted(set(source) - set(offer.blocks))} are not in the offer")
-        if any(not 0 <= block < region.blocks for region in endpoint.regions for block in source):
-            raise TransferError("the offer names blocks outside the offering side's memory")
-        if any(not 0 <= block < region.blocks for region in self._regions for block in target):
-            raise TransferError("a target block lies outside the receiving side's memory")
-
-    def _batches(self, endpoint: Endpoint, source: Sequence[int], target: Sequence[int]) -> list[Batch]:
-        batches: list[Batch] = []
-        room = 0
-        for mine, theirs in zip(self._regions, endpoint.regions, strict=True):
-            for run in merge(source, target, max(1, BATCH_BYTES // mine.block_bytes)):
-                length = run.blocks * mine.block_bytes
-                if length > room:
-                    batches.append(([], []))
-                    room = max(BATCH_BYTES, length)
-                room -= length
-                local, remote = batches[-1]
-                local.append(_part(mine, run.target, length))
-                remote.append(_part(theirs, run.source, length))
-        return batches
-
-
-def _whole(region: KvRegion) -> Descriptor:
-    return _part(region, 0, region.blocks * region.block_bytes)
-
-
-def _part(region: KvRegion, block: int, length: int) -> Descriptor:
-    return (region.address + block * region.block_bytes, length, device_ordinal(region.device))

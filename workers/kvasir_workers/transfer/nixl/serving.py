@@ -1,83 +1,191 @@
-"""The offering side: leases that end exactly once, by a notification, a release or their deadline."""
+"""The offering side: leases that end exactly once, by notifications, a release or their deadline.
+
+A lease's page is written as soon as the sums of further blocks are known, by whichever thread knows them:
+receivers wait for it, and the step loop may be busy with a forward of seconds.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import logging
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from threading import Lock
 
 import msgspec
 
 from kvasir.core.errors import TransferError
 from kvasir.ports.transfer import LeaseEnded
+from kvasir_workers.transfer.checksums import BlockSums, PendingSums
 from kvasir_workers.transfer.nixl.agent import NixlAgent
-from kvasir_workers.transfer.nixl.leases import LeaseTable
+from kvasir_workers.transfer.nixl.leases import Extent, LeaseTable
+from kvasir_workers.transfer.nixl.pages import MAX_PAGE_BYTES, PageMemory, PageWriter, page_bytes
+
+_log = logging.getLogger(__name__)
 
 MAX_NOTIFICATION_BYTES = 1024
+MAX_READERS = 1024
 
 
 class PulledNotice(msgspec.Struct, frozen=True, array_like=True):
-    """What a receiver tells when it holds every block that it wanted."""
+    """What a receiver tells when it holds every block that it wanted: part number `part` of `of`."""
 
     lease_id: str
     fence: int
+    part: int
+    of: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Lease:
+    """`unpublished` are blocks that are not in the page yet; `page` None: the lease has none."""
+
     fence: int
+    ttl_s: float
     deadline_s: float
+    total: int
+    blocks: int = 0
+    extent: Extent | None = None
+    page: PageWriter | None = None
+    granted: bool = False
+    unpublished: deque[tuple[tuple[int, ...], PendingSums]] = field(default_factory=deque)
+    confirmed: set[int] = field(default_factory=set)
 
 
 class ServingSide:
-    """Leases on local blocks, published in a table that receivers read."""
+    """Leases on local blocks, published in a table and in pages that receivers read. `parts` sums are given
+    for a block, 0 for none."""
 
-    def __init__(self, agent: NixlAgent, table: LeaseTable) -> None:
+    def __init__(
+        self, agent: NixlAgent, table: LeaseTable, pages: PageMemory, sums: BlockSums, parts: int
+    ) -> None:
         self._agent = agent
         self._table = table
+        self._pages = pages
+        self._sums = sums
+        self._parts = parts
         self._live: dict[str, _Lease] = {}
         self._ended: list[LeaseEnded] = []
+        self._pages_lock = Lock()
 
     @property
     def live(self) -> int:
         """Leases that have not ended."""
         return len(self._live)
 
-    def offer(self, lease_id: str, fence: int, deadline_s: float) -> None:
-        """Publish a lease. Raises TransferError when it is live already or the table is full."""
+    def offer(
+        self, lease_id: str, fence: int, blocks: Sequence[int], *, total: int, ttl_s: float, now: float
+    ) -> None:
+        """Publish a lease on `total` blocks of which `blocks` are complete. Raises TransferError when it is
+        live already or the table is full."""
         if lease_id in self._live:
             raise TransferError(f"lease {lease_id} is live already")
-        self._table.grant(lease_id, fence)
-        self._live[lease_id] = _Lease(fence, deadline_s)
+        lease = _Lease(fence, ttl_s, now + ttl_s, total)
+        if self._parts or len(blocks) < total:
+            self._give_page(lease_id, lease)
+        if lease.page is not None or len(blocks) == total:
+            self._grant(lease_id, lease)
+        self._live[lease_id] = lease
+        self._add(lease, blocks)
+
+    def extend(self, lease_id: str, blocks: Sequence[int], now: float) -> None:
+        """Further blocks are complete; the lease runs anew from here."""
+        lease = self._live.get(lease_id)
+        if lease is None:
+            return
+        lease.deadline_s = now + lease.ttl_s
+        self._add(lease, blocks)
+        if not lease.granted and lease.blocks == lease.total:
+            try:
+                self._grant(lease_id, lease)
+            except TransferError as error:
+                _log.warning("lease %s cannot be published: %s", lease_id, error.message)
+                self.end(lease_id, "released")
 
     def end(self, lease_id: str, how: str) -> None:
         """End a lease if it is live."""
-        if self._live.pop(lease_id, None) is not None:
+        lease = self._live.pop(lease_id, None)
+        if lease is None:
+            return
+        if lease.granted:
             self._table.end(lease_id)
-            self._ended.append(LeaseEnded(lease_id, how))
+        self._take_page_back(lease)
+        self._ended.append(LeaseEnded(lease_id, how))
 
     def close(self) -> list[LeaseEnded]:
         """End every lease; those that ended since the last poll."""
         for lease_id in list(self._live):
             self.end(lease_id, "released")
+        self._sums.close()
         ended, self._ended = self._ended, []
         return ended
 
     def poll(self, now: float) -> list[LeaseEnded]:
         """Leases that ended since the last call."""
         for message in self._agent.notifications():
-            notice = _parse(message)
-            lease = self._live.get(notice.lease_id) if notice else None
-            if notice and lease and lease.fence == notice.fence:
-                self.end(notice.lease_id, "pulled")
+            self._confirm(_parse(message))
         for lease_id in [i for i, lease in self._live.items() if now >= lease.deadline_s]:
             self.end(lease_id, "expired")
         ended, self._ended = self._ended, []
         return ended
+
+    def _give_page(self, lease_id: str, lease: _Lease) -> None:
+        size = page_bytes(lease.total, self._parts)
+        lease.extent = self._pages.take(size) if size <= MAX_PAGE_BYTES else None
+        if lease.extent is None:
+            _log.warning(
+                "lease %s on %d blocks has no page, since too many are out: it is offered when all of it is "
+                "computed, and without checksums",
+                lease_id,
+                lease.total,
+            )
+            return
+        memory = self._pages.view(lease.extent)
+        lease.page = PageWriter(memory, lease_id, lease.fence, lease.total, self._parts)
+
+    def _grant(self, lease_id: str, lease: _Lease) -> None:
+        try:
+            self._table.grant(lease_id, lease.fence, lease.extent)
+        except TransferError:
+            self._take_page_back(lease)
+            raise
+        lease.granted = True
+
+    def _add(self, lease: _Lease, blocks: Sequence[int]) -> None:
+        fresh = tuple(blocks[: lease.total - lease.blocks])
+        lease.blocks += len(fresh)
+        if fresh and lease.page is not None:
+            sums = self._sums.begin(fresh, self._parts)
+            with self._pages_lock:
+                lease.unpublished.append((fresh, sums))
+            sums.add_done_callback(lambda _: self._publish(lease))
+
+    def _publish(self, lease: _Lease) -> None:
+        with self._pages_lock:
+            while lease.page is not None and lease.unpublished and lease.unpublished[0][1].done():
+                ids, sums = lease.unpublished.popleft()
+                lease.page.add(ids, sums.result())
+
+    def _take_page_back(self, lease: _Lease) -> None:
+        with self._pages_lock:
+            if lease.extent is not None:
+                self._pages.give(lease.extent)
+            lease.extent = lease.page = None
+
+    def _confirm(self, notice: PulledNotice | None) -> None:
+        lease = self._live.get(notice.lease_id) if notice else None
+        if notice is None or lease is None or lease.fence != notice.fence:
+            return
+        lease.confirmed.add(notice.part)
+        if len(lease.confirmed) >= notice.of:
+            self.end(notice.lease_id, "pulled")
 
 
 def _parse(message: bytes) -> PulledNotice | None:
     if len(message) > MAX_NOTIFICATION_BYTES:
         return None
     try:
-        return msgspec.msgpack.decode(message, type=PulledNotice)
+        notice = msgspec.msgpack.decode(message, type=PulledNotice)
     except msgspec.MsgspecError:
         return None
+    return notice if 0 <= notice.part < notice.of <= MAX_READERS else None

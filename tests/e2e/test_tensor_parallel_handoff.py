@@ -1,0 +1,84 @@
+"""Prefill and decode on engines of different tensor-parallel sizes, on real vLLM: each rank reads the heads
+that it has, and the tokens are those of one engine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from kvasir.config.model_files import resolve_model
+from kvasir.config.spec import Deployment, EngineSpec, ModelSpec, PoolSpec
+from kvasir.core.requests import Leg, Role, Sampling, Usage
+from kvasir_platform.sim.bench import EngineBench, FreshPrompts, start_bench
+from kvasir_platform.sim.recorder import Recorded
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(280)]
+
+MODEL = resolve_model("kvasir-tiny")
+BLOCK = 32
+CHUNK = 128
+GREEDY = Sampling(temperature=0.0, max_tokens=16, ignore_eos=True)
+
+
+def pool(name: str, role: Role, ranks: int) -> PoolSpec:
+    engine = EngineSpec(
+        block_size=BLOCK,
+        kv_cache_bytes=16 << 20,
+        max_num_seqs=8,
+        max_num_batched_tokens=CHUNK,
+        threads=1,
+        tensor_parallel_size=ranks,
+    )
+    return PoolSpec(name=name, role=role, engine=engine)
+
+
+@asynccontextmanager
+async def running(prefill_ranks: int, decode_ranks: int) -> AsyncIterator[tuple[EngineBench, EngineBench]]:
+    from kvasir_workers.engines.vllm.engine import VllmEngine
+
+    pools = pool("prefill", Role.PREFILL, prefill_ranks), pool("decode", Role.DECODE, decode_ranks)
+    spec = Deployment(model=ModelSpec(dtype="float32", max_model_len=512), pools=pools)
+    engines = [VllmEngine(spec, each, model_path=str(MODEL)) for each in pools]
+    try:
+        prefill, decode = await asyncio.gather(
+            *(start_bench(engine, each.name) for engine, each in zip(engines, pools, strict=True))
+        )
+        yield prefill, decode
+        assert prefill.recorder.violations + decode.recorder.violations == []
+    finally:
+        await asyncio.gather(*(engine.stop() for engine in engines))
+
+
+def usage(done: Recorded) -> Usage:
+    assert done.last is not None
+    assert done.last.usage is not None, done.last.error_message
+    return done.last.usage
+
+
+@pytest.mark.parametrize(("prefill_ranks", "decode_ranks"), [(1, 2), (2, 1)])
+async def test_tokens_are_those_of_one_engine_and_every_rank_moves_its_heads(
+    prefill_ranks: int, decode_ranks: int
+) -> None:
+    prompts = FreshPrompts(random.Random(3))
+    async with running(prefill_ranks, decode_ranks) as (prefill, decode):
+        kv = decode.identity.kv
+        assert kv.differences(prefill.identity.kv) == []
+        whole_block = kv.bytes_per_block * kv.tensor_parallel_size
+        for length in (2, 33, 100, 450):
+            prompt = prompts.fresh(length)
+            offered = await prefill.generate(prompt, GREEDY, leg=Leg.PREFILL)
+            assert offered.last is not None
+            assert offered.last.handoff is not None, offered.last.error_message
+            apart = await decode.generate(prompt, GREEDY, leg=Leg.DECODE, handoff=offered.last.handoff)
+            together = await decode.generate(prompt, GREEDY, salt="aggregated")
+            assert apart.choice().tokens == together.choice().tokens
+            assert usage(apart).transferred_tokens == length - 1
+            assert usage(apart).transferred_bytes == -(-(length - 1) // BLOCK) * whole_block
+        async with asyncio.timeout(30):
+            while prefill.engine.load().kv_blocks_leased:
+                await prefill.generate([7], GREEDY)

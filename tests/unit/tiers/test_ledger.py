@@ -1,0 +1,63 @@
+"""Whoever adds up the changes that were told has exactly what is held."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvasir.ports.tier import KEY_BYTES, Block, Change
+from kvasir_workers.tiers.ledger import Ledger
+
+STEPS = st.lists(st.tuples(st.sampled_from(["add", "remove", "clear", "take"]), st.integers(0, 4)))
+
+
+def block(number: int, name: int | None = None) -> Block:
+    return Block(bytes([number]) * KEY_BYTES, number if name is None else name, 0)
+
+
+@given(STEPS)
+def test_changes_add_up_to_what_is_held(steps: list[tuple[str, int]]) -> None:
+    ledger, held, told = Ledger(), set[Block](), set[Block]()
+    for what, number in [*steps, ("take", 0)]:
+        if what == "add":
+            ledger.add(block(number))
+            held.add(block(number))
+        elif what == "remove":
+            ledger.remove(block(number).key)
+            held.discard(block(number))
+        elif what == "clear":
+            ledger.clear()
+            held.clear()
+        else:
+            change = ledger.take()
+            assert not set(change.stored) & told
+            assert set(change.removed) <= told
+            told = told - set(change.removed) | set(change.stored)
+            assert told == held
+        assert set(ledger.blocks()) == held
+        assert len(ledger) == len(held)
+    assert ledger.take() == Change()
+
+
+def test_what_came_and_went_between_two_questions_is_not_told() -> None:
+    ledger = Ledger()
+    ledger.add(block(1))
+    ledger.remove(block(1).key)
+    assert ledger.take() == Change()
+
+
+def test_a_key_under_another_name_is_removed_and_stored() -> None:
+    ledger = Ledger()
+    ledger.add(block(1))
+    ledger.take()
+    ledger.add(block(1, name=9))
+    assert ledger.take() == Change((block(1, name=9),), (block(1),))
+
+
+def test_the_order_is_that_of_use() -> None:
+    ledger = Ledger()
+    assert ledger.newest() is None
+    for number in (1, 2, 3, 1):
+        ledger.add(block(number))
+    assert ledger.keys() == [block(2).key, block(3).key, block(1).key]
+    assert (ledger.oldest(), ledger.newest()) == (block(2).key, block(1).key)

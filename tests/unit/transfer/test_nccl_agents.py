@@ -1,0 +1,344 @@
+"""Agents of the NCCL adapter beside what the port's contract asks of them: strangers, peers that break the
+protocol or stop in the middle of a chunk, and what is left of an agent that was closed."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import psutil
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from kvasir.core.errors import TransferError  # noqa: E402 - after the skip
+from kvasir.core.identity import HEAD_MAJOR, KvLayout  # noqa: E402
+from kvasir.ports.transfer import LeaseEnded, Offer, Pulled, PullFailed, TransferEvent  # noqa: E402
+from kvasir_platform.sim.transfer_peers import LAYERS, LocalPeer  # noqa: E402
+from kvasir_workers.transfer.nccl import receiving, serving  # noqa: E402
+from kvasir_workers.transfer.nccl.adapter import NcclTransfer  # noqa: E402
+from kvasir_workers.transfer.nccl.control import Control, Waker  # noqa: E402
+from kvasir_workers.transfer.nccl.endpoint import VERSION, Endpoint, decode, encode  # noqa: E402
+from kvasir_workers.transfer.nccl.group import Fabric, Link  # noqa: E402
+from kvasir_workers.transfer.nccl.local import tag  # noqa: E402
+from kvasir_workers.transfer.nccl.meeting import meet_puller  # noqa: E402
+from kvasir_workers.transfer.nccl.messages import (  # noqa: E402
+    Chunk,
+    Confirm,
+    End,
+    Message,
+    Opening,
+    PullRequest,
+    StorePut,
+)
+
+HOST = "127.0.0.1"
+BLOCK_BYTES = 256 << 10
+PATIENCE_S = 20.0
+
+
+def events(peer: LocalPeer, wanted: int = 1) -> list[TransferEvent]:
+    found: list[TransferEvent] = []
+    deadline_s = time.monotonic() + PATIENCE_S
+    while len(found) < wanted:
+        assert time.monotonic() < deadline_s, f"{wanted} events expected, found {found}"
+        found += peer.poll()
+    return found
+
+
+def failure(peer: LocalPeer) -> PullFailed:
+    (ended,) = events(peer)
+    assert isinstance(ended, PullFailed), ended
+    return ended
+
+
+@pytest.fixture
+def agent() -> Iterator[Callable[[], LocalPeer]]:
+    """Makes started agents, which are closed in the end."""
+    made: list[LocalPeer] = []
+
+    def make() -> LocalPeer:
+        made.append(LocalPeer(lambda now: NcclTransfer(HOST, now)))
+        made[-1].start(BLOCK_BYTES)
+        return made[-1]
+
+    yield make
+    for peer in made:
+        peer.close()
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("kv-nccl")]
+
+
+@pytest.mark.parametrize("sources", [range(20, 32), [31, 3, 17, 5, 29, 7, 23, 9, 21, 11, 27, 1]])
+@pytest.mark.parametrize("targets", [range(40, 52), [51, 33, 47, 35, 59, 37, 53, 39, 61, 41, 57, 63]])
+def test_neighbouring_and_scattered_blocks_arrive_alike(
+    agent: Callable[[], LocalPeer], sources: Sequence[int], targets: Sequence[int]
+) -> None:
+    source, target = agent(), agent()
+    for block in sources:
+        source.write(block, block)
+    others = [block for block in range(64) if block not in targets]
+    for block in others:
+        target.write(block, 99)
+    before = [target.read(block) for block in others]
+    target.pull("p", source.offer("l", 1, sources, 60.0), 0, targets, 60.0)
+    (ended,) = events(target)
+    assert isinstance(ended, Pulled), ended
+    assert ended.bytes_moved == len(targets) * LAYERS * BLOCK_BYTES
+    for theirs, mine in zip(sources, targets, strict=True):
+        assert target.read(mine) == source.read(theirs)
+    assert [target.read(block) for block in others] == before
+    assert events(source) == [LeaseEnded("l", "pulled")]
+
+
+def test_a_stranger_with_another_secret_is_refused_and_others_are_served(
+    agent: Callable[[], LocalPeer],
+) -> None:
+    source, target = agent(), agent()
+    offer = source.offer("l", 1, [1], 60.0)
+    stolen = encode(replace_secret(decode(offer.endpoint)))
+    target.pull("guess", replace(offer, endpoint=stolen), 0, [1], 60.0)
+    assert failure(target).reason == "unreachable"
+    assert source.poll() == []
+    target.pull("p", offer, 0, [1], 60.0)
+    assert isinstance(events(target)[0], Pulled)
+
+
+def replace_secret(endpoint: Endpoint) -> Endpoint:
+    return Endpoint(
+        VERSION,
+        endpoint.host,
+        endpoint.port,
+        bytes(len(endpoint.secret)),
+        endpoint.device,
+        endpoint.block_bytes,
+        endpoint.layout,
+    )
+
+
+def test_connections_that_say_nothing_make_room_for_peers(
+    agent: Callable[[], LocalPeer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(serving, "MAX_PEERS", 3)
+    source, target = agent(), agent()
+    offer = source.offer("l", 1, [1], 60.0)
+    endpoint = decode(offer.endpoint)
+    silent = [socket.create_connection((endpoint.host, endpoint.port)) for _ in range(6)]
+    target.pull("p", offer, 0, [1], 60.0)
+    assert isinstance(events(target)[0], Pulled)
+    assert sum(thread.name == "kv-nccl-serve" for thread in threading.enumerate()) <= 3
+    for connection in silent:
+        connection.close()
+
+
+def test_an_agent_listens_on_its_host_alone(agent: Callable[[], LocalPeer]) -> None:
+    source, target = agent(), agent()
+    target.pull("p", source.offer("l", 1, [1], 60.0), 0, [1], 60.0)
+    assert isinstance(events(target)[0], Pulled)
+    listening = [c.laddr.ip for c in psutil.Process().net_connections() if c.status == psutil.CONN_LISTEN]
+    assert listening
+    assert set(listening) == {HOST}
+
+
+def test_a_peer_that_leaves_in_the_middle_costs_its_pull_and_not_the_lease(
+    agent: Callable[[], LocalPeer],
+) -> None:
+    source, leaving, target = agent(), agent(), agent()
+    source.write(1, 1)
+    offer = source.offer("l", 1, [1], 60.0, 2)
+    leaving.pull("p", offer, 0, [5, 6], 60.0)
+    deadline_s = time.monotonic() + PATIENCE_S
+    while leaving.read(5) != source.read(1):
+        assert time.monotonic() < deadline_s
+    leaving.close()
+    assert failure(leaving).reason == "closed"
+    assert source.poll() == []
+    source.extend("l", [2])
+    target.pull("p", offer, 0, [5, 6], 60.0)
+    assert isinstance(events(target)[0], Pulled)
+    assert events(source) == [LeaseEnded("l", "pulled")]
+
+
+@dataclass
+class Impostor:
+    """A serving agent by hand: it knows the secret and says what the test wants. Runs in its own thread."""
+
+    say: list[Message]
+    secret: bytes = b"s" * 32
+    waker: Waker = field(default_factory=Waker)
+    go: threading.Event = field(default_factory=threading.Event)
+    late: str = ""
+
+    def __post_init__(self) -> None:
+        self.listener = socket.create_server((HOST, 0))
+        self.thread = threading.Thread(target=self._serve)
+        self.thread.start()
+
+    def offer(self, blocks: int) -> Offer:
+        layout = KvLayout(32, "float32", HEAD_MAJOR, LAYERS, 4, 32, LAYERS * BLOCK_BYTES, 1)
+        port = self.listener.getsockname()[1]
+        endpoint = Endpoint(VERSION, HOST, port, self.secret, "cpu", (BLOCK_BYTES,) * LAYERS, layout)
+        return Offer("l", 1, 60.0, tuple(range(blocks)), blocks, encode(endpoint))
+
+    def end(self) -> None:
+        self.go.set()
+        self.thread.join()
+        self.listener.close()
+
+    def _serve(self) -> None:
+        connection, _ = self.listener.accept()
+        control = Control(connection, self.waker, time.monotonic)
+        deadline_s = time.monotonic() + PATIENCE_S
+        link, heard = meet_puller(control, self.secret, Fabric(HOST, "cpu"), deadline_s)
+        while not any(isinstance(message, PullRequest) for message in heard):
+            heard = control.receive(deadline_s)
+        for message in self.say:
+            control.send(message)
+        self.go.wait()
+        self._send_late(link)
+        link.close()
+        control.close()
+        self.waker.close()
+
+    def _send_late(self, link: Link) -> None:
+        """The chunk that was announced, whether or not somebody still wants it."""
+        chunks = [message for message in self.say if isinstance(message, Chunk)]
+        if not chunks:
+            return
+        data = torch.full(((chunks[0].stop - chunks[0].start) * BLOCK_BYTES,), 77, dtype=torch.uint8)
+        try:
+            link.finish(link.send(data, tag(0)))
+        except TransferError as error:
+            self.late = error.message
+
+
+@pytest.fixture
+def impostor() -> Iterator[Callable[..., Impostor]]:
+    made: list[Impostor] = []
+
+    def make(*say: Message) -> Impostor:
+        made.append(Impostor(list(say)))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.end()
+
+
+@pytest.fixture
+def expecting(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Set once a chunk is expected that was announced."""
+    found = threading.Event()
+
+    def spy(chunks: int) -> int:
+        found.set()
+        return tag(chunks)
+
+    monkeypatch.setattr(receiving, "tag", spy)
+    return found
+
+
+@pytest.mark.parametrize("targets", [[4, 5, 6], [4, 6, 8]], ids=["direct", "staged"])
+def test_a_chunk_that_comes_after_its_pull_timed_out_is_written_nowhere(
+    agent: Callable[[], LocalPeer],
+    impostor: Callable[..., Impostor],
+    expecting: threading.Event,
+    targets: list[int],
+) -> None:
+    target = agent()
+    stuck = impostor(Opening(0, 0, 3, ()), Chunk(0, 0, 3))
+    target.pull("stuck", stuck.offer(3), 0, targets, 5.0)
+    assert expecting.wait(PATIENCE_S)
+    assert target.poll() == []
+    target.advance(5.0)
+    assert failure(target).reason == "timeout"
+    for block in range(64):
+        target.write(block, 2)
+    before = [target.read(block) for block in range(64)]
+    stuck.end()
+    healthy = agent()
+    target.pull("p", healthy.offer("l", 1, [1], 60.0), 0, [60], 60.0)
+    assert isinstance(events(target)[0], Pulled)
+    assert [target.read(block) for block in range(60)] == before[:60]
+
+
+def test_another_pull_of_a_peer_that_is_cut_off_fails_too(
+    agent: Callable[[], LocalPeer], impostor: Callable[..., Impostor], expecting: threading.Event
+) -> None:
+    target = agent()
+    stuck = impostor(Opening(0, 0, 3, ()), Chunk(0, 0, 3))
+    target.pull("stuck", stuck.offer(3), 0, [4, 5, 6], 5.0)
+    assert expecting.wait(PATIENCE_S)
+    target.pull("other", stuck.offer(3), 0, [14, 15, 16], 60.0)
+    target.advance(5.0)
+    ended = {event.pull_id: event.reason for event in events(target, 2) if isinstance(event, PullFailed)}
+    assert ended == {"stuck": "timeout", "other": "io"}
+
+
+@pytest.mark.parametrize(
+    "say",
+    [
+        [Chunk(0, 0, 3)],
+        [Chunk(7, 0, 3)],
+        [Opening(0, 0, 4, ())],
+        [Opening(0, 1, 2, ())],
+        [Opening(0, 0, 0, ())],
+        [Opening(0, 0, 3, (1, 2))],
+        [Opening(0, 0, 3, ()), Chunk(0, 3, 6)],
+        [Opening(0, 0, 3, ()), Chunk(0, 0, 10)],
+        [Opening(0, 0, 3, ()), Chunk(0, 0, 0)],
+        [End(0, "", "")],
+        [End(7, "", "")],
+        [Confirm(0)],
+    ],
+    ids=repr,
+)
+def test_a_peer_that_breaks_the_protocol_fails_its_pulls(
+    agent: Callable[[], LocalPeer], impostor: Callable[..., Impostor], say: list[Message]
+) -> None:
+    target = agent()
+    target.pull("p", impostor(*say).offer(3), 0, [4, 5, 6], 60.0)
+    assert failure(target).reason == "io"
+
+
+@pytest.mark.parametrize(
+    "message", [End(0, "", ""), PullRequest(0, "l", 1, 0, 1, 0, 1), StorePut("key", b"value")], ids=repr
+)
+def test_a_puller_that_breaks_the_protocol_harms_no_other(
+    agent: Callable[[], LocalPeer], message: Message
+) -> None:
+    source, target = agent(), agent()
+    source.write(1, 1)
+    offer = source.offer("l", 1, [1], 60.0)
+    endpoint = decode(offer.endpoint)
+    waker = Waker()
+    rude = Control(socket.create_connection((HOST, endpoint.port)), waker, time.monotonic)
+    rude.enter(endpoint.secret, time.monotonic() + PATIENCE_S)
+    for _ in range(3):
+        rude.send(message)
+    target.pull("p", offer, 0, [1], 60.0)
+    assert isinstance(events(target)[0], Pulled)
+    assert target.read(1) == source.read(1)
+    rude.close()
+    waker.close()
+
+
+def test_a_pull_before_anything_is_registered_is_refused() -> None:
+    peer: Any = NcclTransfer(HOST, time.monotonic)
+    with pytest.raises(TransferError, match="registered"):
+        peer.offer("l", 1, [1], 60.0)
+    peer.close()
+
+
+def test_a_block_that_does_not_exist_cannot_be_offered(agent: Callable[[], LocalPeer]) -> None:
+    with pytest.raises(TransferError, match="outside"):
+        agent().offer("l", 1, [64], 60.0)
+
+
+def test_an_address_that_cannot_be_bound_is_named() -> None:
+    peer = LocalPeer(lambda now: NcclTransfer("192.0.2.1", now))
+    with pytest.raises(TransferError, match=r"192\.0\.2\.1"):
+        peer.start(BLOCK_BYTES)

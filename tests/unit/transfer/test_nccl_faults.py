@@ -1,0 +1,124 @@
+"""A sender that is killed or stopped while blocks move: its pull fails, its successor is pulled from, and the
+process that pulls goes on."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+pytest.importorskip("torch")
+
+from kvasir.ports.transfer import Pulled, PullFailed, TransferEvent
+from kvasir_platform.sim.transfer_peers import BLOCKS, ProcessPeer
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+
+BLOCK_BYTES = 1 << 20
+PATIENCE_S = 60.0
+SENT = BLOCKS - 1
+"""The last block never becomes complete, so that no pull of all of them can end before its sender does."""
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[[], ProcessPeer]]:
+    """Starts agents, each in a process of its own."""
+    started: list[ProcessPeer] = []
+
+    def one() -> ProcessPeer:
+        peer = ProcessPeer(f"peer-{len(started)}", "nccl")
+        started.append(peer)
+        peer.start(BLOCK_BYTES)
+        return peer
+
+    yield one
+    for peer in started:
+        peer.end()
+
+
+def event(peer: ProcessPeer, advance_s: float = 0.0) -> TransferEvent:
+    """What ends next, while the peer's clock goes on by so much with each look: a sender that was stopped may
+    have chunks on their way still."""
+    deadline_s = time.monotonic() + PATIENCE_S
+    while True:
+        assert time.monotonic() < deadline_s
+        peer.advance(advance_s)
+        found: list[TransferEvent] = peer.poll()
+        if found:
+            (ended,) = found
+            return ended
+
+
+def pulling(source: ProcessPeer, target: ProcessPeer, timeout_s: float) -> None:
+    """Return while a pull of many blocks runs, of which the first has come."""
+    for block in range(SENT):
+        source.write(block, block + 1)
+    target.pull("big", source.offer("big", 1, range(SENT), 60.0, BLOCKS), 0, range(BLOCKS), timeout_s)
+    first = source.read(0)
+    deadline_s = time.monotonic() + PATIENCE_S
+    while target.read(0) != first:
+        assert time.monotonic() < deadline_s
+
+
+def pulled(source: ProcessPeer, target: ProcessPeer) -> None:
+    """A pull that goes well."""
+    for block in (1, 2):
+        source.write(block, 50 + block)
+    target.pull("well", source.offer("well", 1, [1, 2], 60.0), 0, [7, 5], 60.0)
+    ended = event(target)
+    assert isinstance(ended, Pulled), ended
+    assert (target.read(7), target.read(5)) == (source.read(1), source.read(2))
+
+
+def test_a_sender_that_is_killed_in_mid_transfer_is_replaced_without_a_restart(
+    start: Callable[[], ProcessPeer],
+) -> None:
+    source, bystander, target = start(), start(), start()
+    pulled(bystander, target)
+    pulling(source, target, 60.0)
+    # Stopped first, so that what had left the sender is read, and most of a chunk is still missing.
+    os.kill(source.pid, signal.SIGSTOP)
+    for _ in range(20):
+        assert target.poll() == []
+    os.kill(source.pid, signal.SIGKILL)
+    ended = event(target)
+    assert isinstance(ended, PullFailed)
+    assert ended.reason == "io"
+    pulled(bystander, target)
+    pulled(start(), target)
+
+
+def test_a_sender_that_stops_in_mid_transfer_fails_at_the_deadline_and_writes_nothing_more(
+    start: Callable[[], ProcessPeer],
+) -> None:
+    source, bystander, target = start(), start(), start()
+    pulling(source, target, 5.0)
+    os.kill(source.pid, signal.SIGSTOP)
+    try:
+        ended = event(target, 5.0)
+        assert isinstance(ended, PullFailed)
+        assert ended.reason == "timeout"
+        for block in range(BLOCKS):
+            target.write(block, 200)
+        before = [target.read(block) for block in (0, SENT // 2, SENT)]
+        pulled(bystander, target)
+    finally:
+        os.kill(source.pid, signal.SIGCONT)
+    pulled(source, target)
+    assert [target.read(block) for block in (0, SENT // 2, SENT)] == before
+
+
+def test_a_process_that_ends_without_closing_its_agent_ends_cleanly(
+    start: Callable[[], ProcessPeer],
+) -> None:
+    source, target = start(), start()
+    pulling(source, target, 60.0)
+    os.kill(source.pid, signal.SIGSTOP)
+    try:
+        assert target.end() == 0
+    finally:
+        os.kill(source.pid, signal.SIGCONT)
+    assert source.end() == 0

@@ -1,0 +1,365 @@
+"""The connector's tier half in the scheduler: which blocks are kept below the device, and which come back.
+
+A block is copied into the arena after the step that fills it, unless it came from there or from another
+worker. A request that waits is promised what lies in the arena already; while tiers below it are being
+asked, vLLM is told to ask again. The last token of a request is computed in any case, since its logits are
+needed, so that at most the blocks before it are loaded.
+
+What a preempted request held is saved before others overwrite it, as far as it is not in the arena, and kept
+there until the request is back.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from kvasir.config.spec_tiers import TiersSpec
+from kvasir.native import chain_hashes, root_hash
+from kvasir.ports.tier import Block
+from kvasir_workers.connector import stats
+from kvasir_workers.connector.request_blocks import Progress
+from kvasir_workers.connector.tier_orders import LoadOrder, StoreOrder, TierOrders, TierReport
+from kvasir_workers.tiers.memory import SharedName
+from kvasir_workers.tiers.store import TierStore
+
+NAP_S = 0.002
+LOGS_AT_ONCE = 16
+REPORT_S = 0.1
+NOTHING = range(0)
+
+
+class SchedulerRequest(Protocol):
+    """The part of vLLM's Request that is read here."""
+
+    request_id: str
+    num_prompt_tokens: int
+    num_preemptions: int
+    cache_salt: str | None
+    lora_request: Any
+    kv_transfer_params: dict[str, Any] | None
+    skip_reading_prefix_cache: bool
+
+    @property
+    def num_tokens(self) -> int: ...
+
+    @property
+    def all_token_ids(self) -> Sequence[int]: ...
+
+    @property
+    def block_hashes(self) -> Sequence[bytes]: ...
+
+
+@dataclass(slots=True)
+class _Tracked:
+    """One request from its arrival to its end.
+
+    `blocks` are the device's ids of its leading full blocks, the first `given` of which were not computed by
+    it; `given` is None until it is scheduled. `fetch_from` is the first block of its fetch, None without one;
+    `promised` are the blocks that vLLM was told of, `loading` how many are being loaded, and `since` is when
+    it began to wait. `returning`: it was preempted and is not back. `ended`: it is gone but for its load.
+    """
+
+    request: SchedulerRequest
+    names: array[int]
+    blocks: list[int] = field(default_factory=list)
+    given: int | None = None
+    fetch_from: int | None = None
+    promised: range = NOTHING
+    loading: int = 0
+    preemptions: int = 0
+    returning: bool = False
+    ended: bool = False
+    since: float | None = None
+    tier_tokens: int = 0
+    tier_s: float = 0.0
+
+
+@dataclass(slots=True)
+class _Batch:
+    """A store that ranks are busy with. `below`: its blocks go on to lower tiers."""
+
+    slots: list[int]
+    below: bool
+    ranks: int = 0
+
+
+class TierScheduler:
+    """State of stores and loads by request. `block_size` in tokens, `ranks` tensor-parallel ones.
+
+    `on_device(key)` says whether the device's prefix cache has a block.
+    """
+
+    def __init__(
+        self,
+        store: TierStore,
+        memory: SharedName,
+        spec: TiersSpec,
+        *,
+        model: str,
+        block_size: int,
+        ranks: int,
+        on_device: Callable[[bytes], bool],
+        now: Callable[[], float],
+    ) -> None:
+        self._store = store
+        self._memory: SharedName | None = memory
+        self._spec = spec
+        self._model = model
+        self._block_size = block_size
+        self._ranks = ranks
+        self._on_device = on_device
+        self._now = now
+        self._tracked: dict[str, _Tracked] = {}
+        self._early: list[StoreOrder] = []
+        self._loads: list[LoadOrder] = []
+        self._batches: dict[int, _Batch] = {}
+        self._batch = 0
+        self._counts = dict.fromkeys(stats.TIER_COUNTERS, 0)
+        self._reported: tuple[Any, ...] = ()
+        self._reported_at = now()
+        self._idle = False
+
+    # -- a request's way ---------------------------------------------------------------------------
+
+    def arrived(self, request: SchedulerRequest) -> None:
+        """A request is queued: fetch what the router believes to be in tiers while it waits."""
+        params = request.kv_transfer_params or {}
+        if params.get("tiers") is False:
+            return
+        tracked = self._tracked[request.request_id] = _Tracked(request, array("Q"))
+        if self._spec.prefetch and params.get("tier_tokens") and "pull" not in params:
+            there = next(
+                (at for at, key in enumerate(request.block_hashes) if not self._on_device(key)), None
+            )
+            if there is not None and there < self._last_block(tracked):
+                self._fetch(tracked, there, self._last_block(tracked))
+
+    def matched_tokens(self, request: SchedulerRequest, local_tokens: int) -> int | None:
+        """Tokens to load beyond the `local_tokens` that the device has; None while that is found out."""
+        tracked = self._tracked.get(request.request_id)
+        if tracked is None or request.skip_reading_prefix_cache:
+            return 0
+        self._note_preemption(tracked)
+        local, last = local_tokens // self._block_size, self._last_block(tracked)
+        tracked.promised = NOTHING
+        if last <= local:
+            return 0
+        if tracked.fetch_from is None or tracked.fetch_from > local:
+            self._fetch(tracked, local, last)
+        ready = self._store.ready(request.request_id)
+        if ready is None:
+            tracked.since = self._now() if tracked.since is None else tracked.since
+            return None
+        self._count_wait(tracked)
+        tracked.promised = range(local, min((tracked.fetch_from or 0) + ready, last))
+        return len(tracked.promised) * self._block_size
+
+    def allocated(self, request: SchedulerRequest, block_ids: Sequence[int], load_tokens: int) -> bool:
+        """Order the load of what was promised, or let go of what was fetched; whether a load was ordered.
+        `block_ids` are all of the request's blocks."""
+        tracked = self._tracked.get(request.request_id)
+        if tracked is None:
+            return False
+        promised, tracked.promised = tracked.promised, NOTHING
+        if not load_tokens or not promised:
+            self._let_go(tracked)
+            self._came_back(tracked, stats.RECOMPUTED)
+            return False
+        slots = self._store.slots(
+            request.request_id, promised.start - (tracked.fetch_from or 0), len(promised)
+        )
+        blocks = tuple(block_ids[promised.start : promised.stop])
+        self._loads.append(LoadOrder(request.request_id, tuple(slots), blocks))
+        tracked.loading = len(promised)
+        tracked.since = self._now()
+        self._came_back(tracked, stats.SWAPPED_IN)
+        return True
+
+    def finished(self, request: SchedulerRequest) -> dict[str, int | float] | None:
+        """The request is over: what its output carries. Its load, if there is one, goes on to its end."""
+        tracked = self._tracked.get(request.request_id)
+        if tracked is None:
+            return None
+        if tracked.loading:
+            tracked.ended = True
+        else:
+            self._forget(tracked)
+        if not tracked.tier_tokens and not tracked.tier_s:
+            return None
+        return {"tier_tokens": tracked.tier_tokens, "tier_s": tracked.tier_s}
+
+    # -- a step ------------------------------------------------------------------------------------
+
+    def take_orders(
+        self, progress: Iterable[Progress], preempted: Iterable[str], *, idle: bool
+    ) -> TierOrders | None:
+        """What the worker half has to do in this step; None for nothing. An idle step naps here while
+        somebody waits for a tier."""
+        self._idle = idle
+        if idle and self._store.fetching:
+            self._store.nap(NAP_S)
+        for request_id in preempted:
+            if request_id in self._tracked:
+                self._note_preemption(self._tracked[request_id])
+        late = [order for each in progress for order in self._filled(each)]
+        if self._memory is None and not self._early and not late and not self._loads:
+            return None
+        orders = TierOrders(self._memory, tuple(self._early), tuple(late), tuple(self._loads))
+        self._memory, self._early, self._loads = None, [], []
+        return orders
+
+    def update(self, report: TierReport, received: Iterable[str]) -> set[str]:
+        """Take in what the worker half did; which of the `received` requests were loads of tiers."""
+        for batch_id, ranks in report.stored.items():
+            batch = self._batches[batch_id]
+            batch.ranks += ranks
+            if batch.ranks == self._ranks:
+                del self._batches[batch_id]
+                self._store.committed(batch.slots, below=batch.below)
+        ours = {request_id for request_id in received if self._is_loading(request_id)}
+        for request_id in ours:
+            self._loaded(self._tracked[request_id], report.loaded.get(request_id, 0.0))
+        return ours
+
+    def has_pending_work(self) -> bool:
+        """Whether the engine must keep stepping though it has no request."""
+        return bool(self._early or self._batches or self._loads) or self._store.unsettled
+
+    def take_logs(self) -> list[bytes]:
+        """What has changed of what tiers hold, as logs of bounded size."""
+        return self._store.take_logs(LOGS_AT_ONCE)
+
+    def announce(self) -> None:
+        """Say from the beginning what tiers hold."""
+        self._store.announce()
+
+    def take_stats(self) -> dict[str, Any] | None:
+        """Increments and levels since the last call; None when nothing changed, or not for long."""
+        counted = any(self._counts.values())
+        if not counted and not self._idle and self._now() - self._reported_at < REPORT_S:
+            return None
+        self._reported_at = self._now()
+        loads = self._store.loads()
+        if not counted and loads == self._reported:
+            return None
+        self._reported = loads
+        report = {**self._counts, stats.TIERS: [stats.tier_as_dict(load) for load in loads]}
+        self._counts = dict.fromkeys(stats.TIER_COUNTERS, 0)
+        return report
+
+    def close(self) -> None:
+        """End everything."""
+        self._store.close()
+
+    # -- inside ------------------------------------------------------------------------------------
+
+    def _last_block(self, tracked: _Tracked) -> int:
+        """The end of the blocks that may be loaded."""
+        request = tracked.request
+        return min((request.num_tokens - 1) // self._block_size, len(request.block_hashes))
+
+    def _fetch(self, tracked: _Tracked, first: int, last: int) -> None:
+        tracked.fetch_from = first
+        self._store.begin(tracked.request.request_id, self._named(tracked, first, last))
+
+    def _named(self, tracked: _Tracked, first: int, last: int) -> list[Block]:
+        """Blocks `first`, …, `last - 1` of a request, with the engine's keys and the routers' names."""
+        request, size, names = tracked.request, self._block_size, tracked.names
+        adapter = request.lora_request.lora_name if request.lora_request else ""
+        root = root_hash(self._model, request.cache_salt or "", adapter)
+        if len(names) < last:
+            tokens = array("I", request.all_token_ids[len(names) * size : last * size])
+            names.extend(chain_hashes(tokens, size, names[-1] if names else root))
+        return [
+            Block(bytes(request.block_hashes[at]), names[at], names[at - 1] if at else root)
+            for at in range(first, last)
+        ]
+
+    def _filled(self, progress: Progress) -> list[StoreOrder]:
+        """Stores of the blocks that are full after this step."""
+        tracked = self._tracked.get(progress.request_id)
+        if tracked is None:
+            return []
+        request, size = tracked.request, self._block_size
+        if tracked.given is None:
+            tracked.given = progress.before // size
+            if not tracked.tier_tokens:  # what was fetched counts as used already
+                self._store.touch(request.block_hashes[: tracked.given])
+        # With speculation and asynchronous scheduling a step reaches beyond the tokens that are known.
+        full = min(progress.after // size, len(request.block_hashes))
+        seen = len(tracked.blocks)
+        if full <= seen:
+            return []
+        tracked.blocks.extend(progress.block_ids()[seen:full])
+        if self._spec.write_back == "prompts":
+            full = min(full, request.num_prompt_tokens // size)
+        order = self._save(tracked, max(seen, tracked.given), full, below=True)
+        return [] if order is None else [order]
+
+    def _save(self, tracked: _Tracked, first: int, last: int, *, below: bool) -> StoreOrder | None:
+        """Have blocks `first`, …, `last - 1` copied into the arena, those that it lacks."""
+        if first >= last:
+            return None
+        slots = self._store.reserve(self._named(tracked, first, last))
+        pairs = [
+            (block, slot)
+            for block, slot in zip(tracked.blocks[first:last], slots, strict=True)
+            if slot is not None
+        ]
+        if not pairs:
+            return None
+        self._batch += 1
+        self._batches[self._batch] = _Batch([slot for _, slot in pairs], below)
+        return StoreOrder(self._batch, tuple(block for block, _ in pairs), tuple(slot for _, slot in pairs))
+
+    def _note_preemption(self, tracked: _Tracked) -> None:
+        """Save what a request held when it was preempted, and keep it in the arena."""
+        if tracked.request.num_preemptions == tracked.preemptions:
+            return
+        tracked.preemptions = tracked.request.num_preemptions
+        tracked.returning = True
+        held = len(tracked.blocks)
+        order = self._save(tracked, 0, held, below=False)
+        if order is not None:
+            self._early.append(order)
+        tracked.blocks.clear()
+        tracked.given = None
+        if held:
+            self._fetch(tracked, 0, held)
+
+    def _came_back(self, tracked: _Tracked, how: str) -> None:
+        if tracked.returning:
+            tracked.returning = False
+            self._counts[how] += 1
+
+    def _is_loading(self, request_id: str) -> bool:
+        tracked = self._tracked.get(request_id)
+        return tracked is not None and tracked.loading > 0
+
+    def _loaded(self, tracked: _Tracked, seconds: float) -> None:
+        self._store.loaded(tracked.loading, seconds)
+        self._count_wait(tracked)
+        if not tracked.preemptions:
+            tracked.tier_tokens = tracked.loading * self._block_size
+        tracked.loading = 0
+        if tracked.ended:
+            self._forget(tracked)
+        else:
+            self._let_go(tracked)
+
+    def _count_wait(self, tracked: _Tracked) -> None:
+        """Time that a request waited for tiers before its first token."""
+        if tracked.since is not None and not tracked.preemptions:
+            tracked.tier_s += self._now() - tracked.since
+        tracked.since = None
+
+    def _let_go(self, tracked: _Tracked) -> None:
+        self._store.end(tracked.request.request_id)
+        tracked.fetch_from = None
+
+    def _forget(self, tracked: _Tracked) -> None:
+        self._let_go(tracked)
+        del self._tracked[tracked.request.request_id]

@@ -1,0 +1,218 @@
+"""One engine's folder of blobs on a disk: who owns it, how files get in whole, and how they are found again.
+
+    PATH/slot-K/lock                    held locked by the engine that uses the folder
+    PATH/slot-K/kv1-FINGERPRINT/ab/KEY  a blob, in one of 256 folders by the first byte of its key
+    PATH/slot-K/kv1-FINGERPRINT/incoming
+
+The lock goes with its process, so that an engine that starts takes over what a killed one left: a folder with
+its own fingerprint first, else any that nobody uses, whose blobs of other kinds it deletes. A file is written
+under another name and renamed, and not synced: a power failure may tear it, which its checksums show.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+import stat
+from collections.abc import Callable, Iterator
+from errno import EBADF, EEXIST, EPERM
+from pathlib import Path
+
+from kvasir.ports.tier import KEY_BYTES
+from kvasir_workers.tiers.blob import HEADER_BYTES, VERSION
+
+FANS = 256
+_SLOTS = 1024
+_KIND = re.compile(r"kv\d+-[0-9a-f]{32}")
+_PIECE_BYTES = 8 << 20
+_NO_LINKS = os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+class BlobFolder:
+    """The folder of this engine, from `claim` to `close`. Methods raise OSError."""
+
+    def __init__(self, slot: Path, kind: str, lock: int) -> None:
+        self._slot = slot
+        self._kind = slot / kind
+        self._incoming = self._kind / "incoming"
+        self._lock = lock
+
+    @classmethod
+    def claim(cls, path: str, fingerprint: bytes) -> BlobFolder:
+        """Take a folder under `path`, making what is missing with access for this user alone. Raises OSError,
+        also where others could write to it."""
+        root = Path(path)
+        root.mkdir(0o700, parents=True, exist_ok=True)
+        kind = f"kv{VERSION}-{fingerprint.hex()}"
+        slots = [root / f"slot-{number}" for number in range(_SLOTS)]
+        slots.sort(key=lambda slot: (not (slot / kind).exists(), not slot.exists()))
+        for slot in slots:
+            lock = _lock(slot)
+            if lock is not None:
+                folder = cls(slot, kind, lock)
+                try:
+                    _own_folder(slot / kind)
+                except OSError:
+                    folder.close()
+                    raise
+                return folder
+        raise OSError(EEXIST, "all of its subfolders are in use", path)
+
+    @property
+    def path(self) -> Path:
+        """Where its blobs are."""
+        return self._kind
+
+    def alive(self) -> bool:
+        """Whether the folder is still the one that was locked, and can be listed."""
+        try:
+            os.listdir(self._kind)
+            return os.path.samestat(os.stat(self._slot / "lock"), os.fstat(self._lock))
+        except OSError:
+            return False
+
+    def write(self, key: bytes, header: bytes, data: memoryview) -> None:
+        """Keep a blob under its key. After an error nothing of it remains."""
+        try:
+            with _opened(self._incoming, os.O_WRONLY | os.O_CREAT | os.O_TRUNC) as file:
+                _write_all(file, header, data)
+            target = self._file(key)
+            try:
+                os.rename(self._incoming, target)
+            except FileNotFoundError:
+                target.parent.mkdir(0o700)
+                os.rename(self._incoming, target)
+        except OSError:
+            self._discard()
+            raise
+
+    def try_room(self, size: int) -> None:
+        """Whether a file of so many bytes could be written; raises OSError when not."""
+        try:
+            with _opened(self._incoming, os.O_WRONLY | os.O_CREAT | os.O_TRUNC) as file:
+                os.posix_fallocate(file, 0, size)
+        finally:
+            self._discard()
+
+    def read_header(self, key: bytes) -> tuple[bytes, int]:
+        """A blob's first bytes, and how long its file is."""
+        with _opened(self._file(key), os.O_RDONLY) as file:
+            return os.read(file, HEADER_BYTES), os.fstat(file).st_size
+
+    def read(self, key: bytes, target: memoryview, check: Callable[[], None]) -> tuple[bytes, int]:
+        """Fill `target` with what follows the header, where the file is exactly as long as the two, in
+        bounded pieces with a `check` before each, which may raise. Returns the header and how long the file
+        is."""
+        with _opened(self._file(key), os.O_RDONLY) as file:
+            header, size = os.read(file, HEADER_BYTES), os.fstat(file).st_size
+            at = 0 if size == HEADER_BYTES + target.nbytes else target.nbytes
+            while at < target.nbytes:
+                check()
+                count = os.readv(file, [target[at : at + _PIECE_BYTES]])
+                if not count:
+                    return header, HEADER_BYTES + at
+                at += count
+            return header, size
+
+    def delete(self, key: bytes) -> None:
+        """Forget a blob, also where that fails: what cannot be deleted is not believed either."""
+        with contextlib.suppress(OSError):
+            self._file(key).unlink()
+
+    def keys(self, fan: int) -> list[bytes]:
+        """The keys of all blobs whose key begins with that byte. Deletes files that no blob is named like."""
+        found = []
+        try:
+            names = os.listdir(self._kind / f"{fan:02x}")
+        except FileNotFoundError:
+            return []
+        for name in names:
+            try:
+                key = bytes.fromhex(name)
+            except ValueError:
+                key = b""
+            if len(key) == KEY_BYTES and key[0] == fan and key.hex() == name:
+                found.append(key)
+            else:
+                (self._kind / f"{fan:02x}" / name).unlink()
+        return found
+
+    def purge(self) -> Iterator[None]:
+        """Delete what is left of blobs of other kinds, and of a write that was cut off, yielding now and
+        then."""
+        self._discard()
+        for kind in self._slot.iterdir():
+            if kind == self._kind or not _KIND.fullmatch(kind.name):
+                continue
+            for fan in kind.iterdir():
+                if not fan.is_dir():
+                    fan.unlink()
+                    continue
+                for file in fan.iterdir():
+                    file.unlink()
+                    yield
+                fan.rmdir()
+            kind.rmdir()
+
+    def close(self) -> None:
+        """Let go of the folder; what it holds stays."""
+        os.close(self._lock)
+
+    def _file(self, key: bytes) -> Path:
+        name = key.hex()
+        return self._kind / name[:2] / name
+
+    def _discard(self) -> None:
+        with contextlib.suppress(OSError):
+            self._incoming.unlink()
+
+
+def _lock(slot: Path) -> int | None:
+    """The lock of this slot; None when another engine has it."""
+    _own_folder(slot)
+    # Open for reading, it does not keep a disk from being made read-only, and can be had on one that is.
+    # Only NFS wants its locks opened for writing.
+    for mode in (os.O_RDONLY, os.O_RDWR):
+        lock = os.open(slot / "lock", mode | os.O_CREAT | _NO_LINKS, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(lock)
+            return None
+        except OSError as error:
+            os.close(lock)
+            if error.errno != EBADF or mode == os.O_RDWR:
+                raise
+        else:
+            return lock
+    return None
+
+
+def _own_folder(path: Path) -> None:
+    """Make the folder where it is missing, and see to it that nobody else may write to it."""
+    with contextlib.suppress(FileExistsError):
+        path.mkdir(0o700)
+    found = path.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o022:
+        raise PermissionError(EPERM, "not a folder of this user's that nobody else may write to", str(path))
+
+
+@contextlib.contextmanager
+def _opened(path: Path, flags: int) -> Iterator[int]:
+    file = os.open(path, flags | _NO_LINKS, 0o600)
+    try:
+        yield file
+    finally:
+        os.close(file)
+
+
+def _write_all(file: int, header: bytes, data: memoryview) -> None:
+    left = [memoryview(header), data]
+    while left:
+        count = os.writev(file, left)
+        while left and count >= left[0].nbytes:
+            count -= left.pop(0).nbytes
+        if left:
+            left[0] = left[0][count:]

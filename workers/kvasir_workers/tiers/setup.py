@@ -1,0 +1,90 @@
+"""The tiers of one engine, made from the deployment spec.
+
+The only place that knows which adapters there are, and so which client libraries they bring.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from hashlib import blake2b
+from pathlib import Path
+
+from kvasir.config.spec_tiers import RedisTierSpec, TiersSpec
+from kvasir.core.errors import ConfigError
+from kvasir.core.identity import KvLayout
+from kvasir_workers.tiers.arena import Arena
+from kvasir_workers.tiers.blob import LANE_BYTES, fingerprint
+from kvasir_workers.tiers.eviction import eviction
+from kvasir_workers.tiers.levels import Lower
+from kvasir_workers.tiers.memory import HostMemory
+from kvasir_workers.tiers.store import TierStore
+
+_DISK_LOOKUP_S = 0.008
+_SAMPLE_BYTES = 64 << 10
+_WEIGHTS = ("*.json", "*.safetensors", "*.bin", "*.gguf", "*.pt")
+
+
+def block_bytes(layout: KvLayout) -> int:
+    """Of one block over all layers and tensor-parallel ranks."""
+    return layout.bytes_per_block * layout.tensor_parallel_size
+
+
+def open_store(
+    spec: TiersSpec, layout: KvLayout, mark: bytes, now: Callable[[], float]
+) -> tuple[TierStore, HostMemory]:
+    """The store and the memory of its arena. Blocks of another `mark` are never read.
+
+    Raises ConfigError when the memory cannot be had, or holds too few blocks to be of use."""
+    size = block_bytes(layout)
+    if size % LANE_BYTES:
+        raise ConfigError(f"tiers: blocks of {size} B, and only multiples of {LANE_BYTES} can be kept")
+    slots = spec.memory.bytes // size
+    if slots < 4:
+        raise ConfigError(f"tiers.cpu.bytes: {spec.memory.bytes} holds {slots} blocks of {size} B; raise it")
+    memory = HostMemory.create(slots, size)
+    lower = []
+    if spec.disk is not None:
+        from kvasir_workers.tiers.disk import DiskTier
+
+        disk = DiskTier(spec.disk, mark, size, now=now)
+        lower.append(Lower(disk, _DISK_LOOKUP_S, spec.disk.timeout_s, spec.write_back_bytes))
+    if spec.redis is not None:
+        from kvasir_workers.tiers.redis_tier import RedisTier
+
+        remote = RedisTier(spec.redis, mark, size, now=now)
+        lower.append(Lower(remote, spec.redis.lookup_timeout_s, spec.redis.timeout_s, spec.write_back_bytes))
+    arena = Arena(slots, eviction(spec.memory.eviction, slots))
+    return TierStore(arena, memory.slot_view, size, lower, now), memory
+
+
+def mark_of(name: str, revision: str, layout: KvLayout, folder: Path, adapters: Mapping[str, str]) -> bytes:
+    """What KV must have in common to be exchanged through a tier: the model's name, revision and weights, the
+    layout, and the weights of the adapters by name."""
+    weights = [
+        _weights_digest(folder),
+        *(f"{at}={_weights_digest(Path(adapters[at]))}" for at in sorted(adapters)),
+    ]
+    return fingerprint(name, f"{revision} {' '.join(weights)}", layout)
+
+
+def shared_tier(spec: RedisTierSpec | None, mark: bytes) -> str:
+    """For WorkerIdentity.shared_tier; "" without one."""
+    if spec is None:
+        return ""
+    from kvasir_workers.tiers.redis_tier import shared_tier_id
+
+    return shared_tier_id(spec, mark)
+
+
+def _weights_digest(folder: Path) -> str:
+    """Of names, sizes, beginnings and ends of a model's files: what tells one set of weights from another
+    without reading all of it. Where the folder is does not matter."""
+    digest = blake2b(digest_size=16)
+    for path in sorted({path for pattern in _WEIGHTS for path in folder.glob(pattern)}):
+        size = path.stat().st_size
+        digest.update(f"{path.name} {size} ".encode())
+        with path.open("rb") as file:
+            digest.update(file.read(_SAMPLE_BYTES))
+            file.seek(max(0, size - _SAMPLE_BYTES))
+            digest.update(file.read(_SAMPLE_BYTES))
+    return digest.hexdigest()

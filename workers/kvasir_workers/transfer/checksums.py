@@ -1,0 +1,111 @@
+"""Sums of KV blocks, by which a receiver knows that it holds what the sender held.
+
+A block's sum is taken over all its layers, part by part where tensor-parallel ranks of another size each
+read some of its KV heads. Summing takes about as long as copying, so more than a little of it is done
+beside the step loop: on a thread for host memory, on a stream of their own for a GPU's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from kvasir.core.errors import TransferError
+from kvasir.native import checksum_pieces
+from kvasir.ports.transfer import WHOLE, KvRegion, Part
+
+LANE_BYTES = 4
+INLINE_BYTES = 2 << 20
+
+Sums = npt.NDArray[np.uint64]
+"""One row per block, one column per part of it."""
+
+PendingSums = Future[Sums]
+"""Sums that are being taken. Callbacks of one may run on another thread."""
+
+
+class BlockSums(Protocol):
+    """Sums over the blocks of one rank's KV."""
+
+    def begin(self, blocks: Sequence[int], parts: int, part: Part = WHOLE) -> PendingSums:
+        """Sum `part` of each block, cut into `parts` equal pieces of each layer. 0 parts: no sums, but done
+        only when all that was computed before this call is in memory."""
+        ...
+
+    def close(self) -> None:
+        """Return when nothing reads KV memory any more. Idempotent."""
+        ...
+
+
+def known(sums: Sums) -> PendingSums:
+    """Sums that need no waiting for."""
+    found: PendingSums = Future()
+    found.set_result(sums)
+    return found
+
+
+class HostSums:
+    """BlockSums over host memory. Little is summed at once, more on `executor` (default: one thread)."""
+
+    def __init__(self, regions: Sequence[KvRegion], executor: Executor | None = None) -> None:
+        self._bases = np.array([region.address for region in regions], dtype=np.uint64)
+        self._strides = np.array([region.block_bytes for region in regions], dtype=np.uint64)
+        self._executor = executor or ThreadPoolExecutor(1, thread_name_prefix="kv-sums")
+
+    def begin(self, blocks: Sequence[int], parts: int, part: Part = WHOLE) -> PendingSums:
+        """See BlockSums."""
+        if not parts or not blocks:
+            return known(np.zeros((len(blocks), parts), dtype=np.uint64))
+        if len(blocks) * int(self._strides.sum()) // part.of <= INLINE_BYTES:
+            return known(self._sum(blocks, parts, part))
+        return self._executor.submit(self._sum, tuple(blocks), parts, part)
+
+    def close(self) -> None:
+        """See BlockSums."""
+        self._executor.shutdown(wait=True, cancel_futures=True)
+
+    def _sum(self, blocks: Sequence[int], parts: int, part: Part) -> Sums:
+        lengths = self._strides // np.uint64(part.of)
+        starts = self._bases + lengths * np.uint64(part.index)
+        piece = lengths // np.uint64(parts)
+        at = (
+            np.asarray(blocks, dtype=np.uint64)[:, None, None] * self._strides
+            + starts
+            + np.arange(parts, dtype=np.uint64)[None, :, None] * piece
+        )
+        sizes = np.tile(piece, len(blocks) * parts)
+        sums = checksum_pieces(at.ravel().data, sizes.data, len(self._bases))
+        return np.frombuffer(sums, dtype=np.uint64).reshape(len(blocks), parts)
+
+
+def block_sums(regions: Sequence[KvRegion], *, after_compute: bool) -> BlockSums:
+    """BlockSums for where the regions lie. `after_compute`: on a GPU, wait for what the calling thread's
+    stream was given before each call; who offers needs that, who has pulled does not."""
+    if regions[0].device == "cpu":
+        return HostSums(regions)
+    from kvasir_workers.transfer.cuda_sums import CudaSums  # torch only where there is a GPU
+
+    return CudaSums(regions, after_compute=after_compute)
+
+
+def require_parts(regions: Sequence[KvRegion], parts: int) -> None:
+    """Raises TransferError where blocks cannot be summed in so many parts."""
+    odd = [region.block_bytes for region in regions if region.block_bytes % (LANE_BYTES * max(1, parts))]
+    if odd:
+        raise TransferError(
+            f"blocks of {odd[0]} bytes cannot be summed in {parts} parts of {LANE_BYTES}-byte lanes; "
+            "set transfer.checksum to false"
+        )
+
+
+def first_difference(mine: Sums, theirs: Sums) -> tuple[int, int, int] | None:
+    """Row, my sum and theirs where the two first differ; None where they are alike."""
+    differ = np.argwhere(mine != theirs)
+    if not len(differ):
+        return None
+    row, column = (int(index) for index in differ[0])
+    return row, int(mine[row, column]), int(theirs[row, column])

@@ -1,0 +1,209 @@
+"""The control connection of two agents: who may speak, framed messages, and waits that can be cut short.
+
+One thread per connection does all reading, writing and waiting. Others only wake or stop it, through a file
+descriptor that it waits for together with the socket.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+import select
+import socket
+import threading
+from collections.abc import Callable
+
+from kvasir.core.errors import TransferError
+from kvasir_workers.transfer.nccl.messages import MAX_FRAME_BYTES, Message, decode, encode
+
+MAGIC = b"kvasir-nccl-1\n"
+NONCE_BYTES = 32
+MAC_BYTES = 32
+LENGTH_BYTES = 4
+READ_BYTES = 256 << 10
+SEND_S = 10.0
+KEEPALIVE = {socket.TCP_KEEPIDLE: 20, socket.TCP_KEEPINTVL: 10, socket.TCP_KEEPCNT: 4}
+"""A host that is gone is noticed within a minute."""
+CHECK_S = 1.0
+"""How often one that waits for an answer reads its clock."""
+
+
+class Waker:
+    """Cuts another thread's wait short, once per `wake`, or for good with `stop`."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._event = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._open = True
+        self.stopped = False
+
+    def fileno(self) -> int:
+        """What to wait for."""
+        return self._event
+
+    def wake(self) -> None:
+        """End the wait that is under way, or else the next one."""
+        with self._lock:
+            if self._open:
+                os.eventfd_write(self._event, 1)
+
+    def stop(self) -> None:
+        """End all waits from here on."""
+        self.stopped = True
+        self.wake()
+
+    def clear(self) -> None:
+        """The waiting thread has seen it."""
+        try:
+            os.eventfd_read(self._event)
+        except BlockingIOError:
+            return
+
+    def close(self) -> None:
+        """Only by the waiting thread, when it waits no more."""
+        with self._lock:
+            if self._open:
+                self._open = False
+                os.close(self._event)
+
+
+class Control:
+    """A connected socket and its waker. Whatever goes wrong with the connection is a TransferError, after
+    which it is of no use. `now` reads a monotonic clock in seconds."""
+
+    def __init__(self, connection: socket.socket, waker: Waker, now: Callable[[], float]) -> None:
+        connection.setblocking(False)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for option, value in KEEPALIVE.items():
+            connection.setsockopt(socket.IPPROTO_TCP, option, value)
+        self._socket = connection
+        self._waker = waker
+        self._now = now
+        self._received = bytearray()
+
+    def connect(self, address: tuple[str, int], deadline_s: float) -> None:
+        """Reach the other side. Raises TransferError."""
+        try:
+            self._socket.connect(address)
+        except BlockingIOError:
+            self._ready(select.POLLOUT, deadline_s)
+        except OSError as error:
+            raise TransferError(f"cannot be reached: {error}") from error
+        code = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        if code:
+            raise TransferError(f"cannot be reached: {os.strerror(code)}")
+
+    def admit(self, secret: bytes, deadline_s: float) -> None:
+        """Let in who knows the secret, and prove that it is known here. Raises TransferError."""
+        mine = os.urandom(NONCE_BYTES)
+        self._write(MAGIC + mine)
+        answer = self._read_exactly(NONCE_BYTES + MAC_BYTES, deadline_s)
+        nonces = mine + answer[:NONCE_BYTES]
+        if not hmac.compare_digest(answer[NONCE_BYTES:], _mac(secret, b"pull", nonces)):
+            raise TransferError("a peer does not know this agent's secret")
+        self._write(_mac(secret, b"serve", nonces))
+
+    def enter(self, secret: bytes, deadline_s: float) -> None:
+        """The other side of `admit`. Raises TransferError."""
+        greeting = self._read_exactly(len(MAGIC) + NONCE_BYTES, deadline_s)
+        if not greeting.startswith(MAGIC):
+            raise TransferError("what answers there is no transfer agent of this version")
+        mine = os.urandom(NONCE_BYTES)
+        nonces = greeting[len(MAGIC) :] + mine
+        self._write(mine + _mac(secret, b"pull", nonces))
+        proof = self._read_exactly(MAC_BYTES, deadline_s)
+        if not hmac.compare_digest(proof, _mac(secret, b"serve", nonces)):
+            raise TransferError("what answers there does not know the secret of the endpoint")
+
+    def send(self, message: Message) -> None:
+        """Write one message. Raises TransferError, also when the other side does not read for SEND_S."""
+        payload = encode(message)
+        self._write(len(payload).to_bytes(LENGTH_BYTES, "little") + payload)
+
+    def take(self) -> list[Message]:
+        """Messages that have come, without waiting. Raises TransferError when the connection is over."""
+        try:
+            received = self._socket.recv(READ_BYTES)
+        except BlockingIOError:
+            received = None
+        except OSError as error:
+            raise TransferError(f"the control connection broke: {error}") from error
+        if received == b"":
+            raise TransferError("the other side closed the control connection")
+        self._received += received or b""
+        messages: list[Message] = []
+        while len(self._received) >= LENGTH_BYTES:
+            length = int.from_bytes(self._received[:LENGTH_BYTES], "little")
+            if length > MAX_FRAME_BYTES:
+                raise TransferError(f"a control message of {length} bytes exceeds {MAX_FRAME_BYTES}")
+            if len(self._received) < LENGTH_BYTES + length:
+                break
+            messages.append(decode(bytes(self._received[LENGTH_BYTES : LENGTH_BYTES + length])))
+            del self._received[: LENGTH_BYTES + length]
+        return messages
+
+    def wait(self, seconds: float) -> None:
+        """Return when there is something to take, when woken, or after `seconds`."""
+        self._poll(select.POLLIN, seconds)
+
+    def receive(self, deadline_s: float) -> list[Message]:
+        """At least one message. Raises TransferError, also when woken for good or late."""
+        while True:
+            messages = self.take()
+            if messages:
+                return messages
+            self._ready(select.POLLIN, deadline_s)
+
+    def close(self) -> None:
+        """Cut the connection. The waker is its owner's to close."""
+        self._socket.close()
+
+    def _ready(self, event: int, deadline_s: float) -> None:
+        while not self._poll(event, min(CHECK_S, deadline_s - self._now())):
+            if self._waker.stopped:
+                raise TransferError("this agent ended the connection")
+            if self._now() >= deadline_s:
+                raise TransferError("the other side does not answer")
+
+    def _poll(self, event: int, seconds: float) -> bool:
+        """Whether the socket is ready for it."""
+        poller = select.poll()
+        poller.register(self._socket, event)
+        poller.register(self._waker, select.POLLIN)
+        found = dict(poller.poll(1000 * max(seconds, 0.0)))
+        if self._waker.fileno() in found:
+            self._waker.clear()
+        return self._socket.fileno() in found
+
+    def _write(self, data: bytes) -> None:
+        deadline_s = self._now() + SEND_S
+        left = memoryview(data)
+        while left:
+            try:
+                left = left[self._socket.send(left) :]
+            except BlockingIOError:
+                self._ready(select.POLLOUT, deadline_s)
+            except OSError as error:
+                raise TransferError(f"the control connection broke: {error}") from error
+
+    def _read_exactly(self, length: int, deadline_s: float) -> bytes:
+        """For the greeting alone: nothing is framed or decoded before the other side is known."""
+        data = b""
+        while len(data) < length:
+            try:
+                received = self._socket.recv(length - len(data))
+            except BlockingIOError:
+                self._ready(select.POLLIN, deadline_s)
+                continue
+            except OSError as error:
+                raise TransferError(f"the control connection broke: {error}") from error
+            if not received:
+                raise TransferError("the other side closed the connection before it was let in")
+            data += received
+        return data
+
+
+def _mac(secret: bytes, role: bytes, nonces: bytes) -> bytes:
+    return hmac.digest(secret, role + nonces, hashlib.sha256)

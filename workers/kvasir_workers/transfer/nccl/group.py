@@ -1,0 +1,279 @@
+"""Process groups of two ranks, one for each pair of agents: torch.distributed, NCCL or gloo.
+
+A group of all workers would end with its first member. Groups of two are made when a pair first meets and
+die with either side, and the default group stays the engine's own. Their store is relayed over the control
+connection, so that no further port is open for the rendezvous.
+
+Only this module touches torch.distributed.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any, Protocol
+
+import torch
+from torch import distributed
+
+from kvasir.core.errors import TransferError
+
+SERVER, PULLER = 0, 1
+LINK_TIMEOUT_S = 300.0
+"""A message that the other side announced and does not send for so long ends the group. Pulls have deadlines
+of their own; this is for chunks of those that were given up."""
+ABORT_TAG = 1 << 20
+NCCL_PAUSE_S = 0.00005
+NCCL_ENVIRONMENT = {
+    # NCCL's watchdog ends the whole process when a peer dies, unless told to clean up alone.
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "2",
+    "TORCH_NCCL_ENABLE_MONITORING": "0",
+}
+_environment_lock = threading.Lock()
+
+
+class Relay(Protocol):
+    """The control connection, as far as a store needs it. Both may raise TransferError."""
+
+    def put(self, key: str, value: bytes) -> None:
+        """Tell the other side."""
+        ...
+
+    def next(self) -> tuple[str, bytes]:
+        """Wait for the next key that the other side puts."""
+        ...
+
+
+class RelayedStore(distributed.Store):  # type: ignore[misc]
+    """A key-value store of two sides over their control connection, for the time of the rendezvous."""
+
+    def __init__(self, relay: Relay) -> None:
+        super().__init__()
+        self._relay = relay
+        self._values: dict[str, bytes] = {}
+        self._lock = threading.Lock()
+        self._closed = False
+
+    def set(self, key: str, value: bytes | str) -> None:
+        """Here and on the other side."""
+        raw = value.encode() if isinstance(value, str) else bytes(value)
+        with self._lock:
+            self._values[key] = raw
+            if not self._closed:
+                self._relay.put(key, raw)
+
+    def get(self, key: str) -> bytes:
+        """Waits for it. Raises TransferError."""
+        with self._lock:
+            while key not in self._values:
+                if self._closed:
+                    raise TransferError(f"the group asks for {key!r} after its rendezvous")
+                name, value = self._relay.next()
+                self._values[name] = value
+            return self._values[key]
+
+    def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
+        """The relay has the deadline."""
+        for key in keys:
+            self.get(key)
+
+    def check(self, keys: list[str]) -> bool:
+        """Whether all are here."""
+        with self._lock:
+            return all(key in self._values for key in keys)
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """The relay has the deadline."""
+
+    def close(self) -> None:
+        """The rendezvous is over: from here on the control connection has other readers."""
+        with self._lock:
+            self._closed = True
+
+
+class Link(Protocol):
+    """One pair's group as seen by one rank. One thread sends and receives; another may `abort`.
+
+    Errors are TransferErrors, after which the link is of no use."""
+
+    def send(self, tensor: Any, tag: int) -> Any:
+        """Start to send; the tensor must stay as it is until `finish`."""
+        ...
+
+    def receive(self, tensor: Any, tag: int) -> Any:
+        """Start to receive messages of the tag, in their order."""
+        ...
+
+    def finish(self, work: Any) -> None:
+        """Wait for a receive, LINK_TIMEOUT_S at most, or for a send that the other side has received."""
+        ...
+
+    def abort(self) -> None:
+        """Fail what runs and what comes."""
+        ...
+
+    def close(self) -> None:
+        """End the group; nothing writes to a tensor afterwards."""
+        ...
+
+
+class Fabric:
+    """What one agent's groups share. `device` is "cpu" or "cuda:N"; gloo binds `host` and nothing else."""
+
+    def __init__(self, host: str, device: str) -> None:
+        self._device = device
+        self._host = host
+        self._gloo_device: Any = None
+        if device == "cpu":
+            if not distributed.is_gloo_available():
+                raise TransferError("this build of torch has no gloo")
+            try:
+                self._gloo_device = distributed.ProcessGroupGloo.create_device(hostname=host)
+            except RuntimeError as error:
+                raise TransferError(f"gloo cannot bind {host}: {error}") from error
+        elif not distributed.is_nccl_available():
+            raise TransferError(f"KV is on {device}, and this build of torch has no NCCL")
+
+    def link(self, rank: int, relay: Relay) -> Link:
+        """Meet the other side. Raises TransferError."""
+        store = RelayedStore(relay)
+        try:
+            if self._device == "cpu":
+                return GlooLink(store, rank, self._gloo_device)
+            return NcclLink(store, rank, self._device)
+        except RuntimeError as error:
+            raise TransferError(f"no process group with the other side: {_gist(error)}") from error
+        finally:
+            store.close()
+
+
+class GlooLink:
+    """See Link. gloo closes all of a group's connections when a wait runs out of time.
+
+    When a connection breaks, it forgets the receive that is half done and all sends that have begun, and who
+    waits for one of those waits on. So an empty message follows each tensor and is waited for first, since it
+    is never half done; and nobody waits for a send before the other side said that it has arrived.
+    """
+
+    def __init__(self, store: RelayedStore, rank: int, device: Any) -> None:
+        options = distributed.ProcessGroupGloo._Options()
+        options._devices = [device]
+        options._threads = 1
+        options._timeout = timedelta(seconds=LINK_TIMEOUT_S)
+        self._other = 1 - rank
+        self._lock = threading.Lock()
+        self._nothing = torch.empty(0, dtype=torch.uint8)
+        self._group: Any = distributed.ProcessGroupGloo(store, rank, 2, options)
+
+    def send(self, tensor: Any, tag: int) -> Any:
+        """See Link."""
+        with _translated():
+            data = self._group.send([tensor], self._other, 2 * tag)
+            return data, self._group.send([self._nothing], self._other, 2 * tag + 1)
+
+    def receive(self, tensor: Any, tag: int) -> Any:
+        """See Link."""
+        with _translated():
+            data = self._group.recv([tensor], self._other, 2 * tag)
+            return data, self._group.recv([self._nothing], self._other, 2 * tag + 1)
+
+    def finish(self, work: Any) -> None:
+        """See Link."""
+        data, end = work
+        with _translated():
+            data.wait()
+            end.wait()
+
+    def abort(self) -> None:
+        """See Link. A receive that nobody answers runs out of time, which ends the group's connections."""
+        with self._lock:
+            if self._group is None:
+                return
+            never = torch.empty(1, dtype=torch.uint8)
+            try:
+                self._group.recv([never], self._other, ABORT_TAG).wait(timedelta(milliseconds=1))
+            except RuntimeError:
+                return
+
+    def close(self) -> None:
+        """See Link."""
+        self.abort()
+        with self._lock:
+            self._group = None
+
+
+class NcclLink:
+    """See Link. Waits poll, since nothing else can end a wait for a peer that hangs."""
+
+    def __init__(self, store: RelayedStore, rank: int, device: str) -> None:
+        options = distributed.ProcessGroupNCCL.Options()
+        options._timeout = timedelta(seconds=LINK_TIMEOUT_S)
+        self._other = 1 - rank
+        self._device = torch.device(device)
+        self._aborted = threading.Event()
+        torch.cuda.set_device(self._device)
+        with _environment_lock:
+            before = {name: os.environ.get(name) for name in NCCL_ENVIRONMENT}
+            os.environ.update(NCCL_ENVIRONMENT)
+            try:
+                self._group: Any = distributed.ProcessGroupNCCL(store, rank, 2, options)
+            finally:
+                for name, value in before.items():
+                    if value is None:
+                        del os.environ[name]
+                    else:
+                        os.environ[name] = value
+        # NCCL makes its communicator with the first message, and needs the store for it.
+        first = torch.zeros(1, dtype=torch.uint8, device=self._device)
+        self.finish(self.send(first, 0) if rank == SERVER else self.receive(first, 0))
+
+    def send(self, tensor: Any, tag: int) -> Any:
+        """See Link."""
+        with _translated():
+            return self._group.send([tensor], self._other, tag)
+
+    def receive(self, tensor: Any, tag: int) -> Any:
+        """See Link."""
+        with _translated():
+            return self._group.recv([tensor], self._other, tag)
+
+    def finish(self, work: Any) -> None:
+        """See Link."""
+        deadline_s = time.monotonic() + LINK_TIMEOUT_S
+        with _translated():
+            while not work.is_completed():
+                if time.monotonic() >= deadline_s:
+                    self.abort()
+                if self._aborted.wait(NCCL_PAUSE_S):
+                    raise TransferError("the process group was aborted")
+            work.wait()
+            torch.cuda.current_stream(self._device).synchronize()
+
+    def abort(self) -> None:
+        """See Link."""
+        if not self._aborted.is_set():
+            self._aborted.set()
+            self._group.abort()
+
+    def close(self) -> None:
+        """See Link."""
+        self.abort()
+        self._group = None
+
+
+@contextmanager
+def _translated() -> Iterator[None]:
+    try:
+        yield
+    except (RuntimeError, AttributeError) as error:
+        raise TransferError(f"the process group broke: {_gist(error)}") from error
+
+
+def _gist(error: Exception) -> str:
+    """gloo puts its source line before, and advice behind."""
+    text = str(error).partition("\n")[0].partition(". ")[0]
+    return text.partition(".cc:")[2].partition("] ")[2] or text or type(error).__name__

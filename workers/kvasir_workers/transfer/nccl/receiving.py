@@ -1,0 +1,387 @@
+"""The pulling side: one thread for each agent that is pulled from.
+
+The step loop hands pulls over and collects how they ended. The threads meet the other side, receive chunks
+into staging and copy them into blocks: see pulls.py for why a late one harms nobody.
+"""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections import OrderedDict, deque
+from typing import Any
+
+import numpy as np
+
+from kvasir.core.errors import TransferError
+from kvasir.ports.transfer import Pulled, PullFailed
+from kvasir_workers.transfer.nccl.control import Control, Waker
+from kvasir_workers.transfer.nccl.endpoint import Endpoint, decode
+from kvasir_workers.transfer.nccl.group import Link
+from kvasir_workers.transfer.nccl.local import SLOTS, Local, part_bytes, tag
+from kvasir_workers.transfer.nccl.meeting import GREETING_S, meet_server
+from kvasir_workers.transfer.nccl.messages import (
+    Arrived,
+    Chunk,
+    Confirm,
+    End,
+    Message,
+    Opening,
+    PullRequest,
+    StorePut,
+    Withdraw,
+)
+from kvasir_workers.transfer.nccl.pulls import GivenUp, Pull, Wanted
+
+MAX_AGENTS = 64
+MAX_PULLS = 1024
+MAX_INBOX = 256
+IDLE_S = 60.0
+JOIN_S = 0.05
+
+
+class ReceivingSide:
+    """Pulls under way."""
+
+    def __init__(self, local: Local) -> None:
+        self._local = local
+        self._pulls: dict[str, tuple[Pull, PulledAgent]] = {}
+        self._agents: OrderedDict[Endpoint, PulledAgent] = OrderedDict()
+        self._retired: list[PulledAgent] = []
+        self._ended: deque[Pulled | PullFailed] = deque()
+
+    def pull(self, wanted: Wanted) -> None:
+        """Begin a pull. What is wrong with it comes as PullFailed from poll(); raises TransferError
+        only for a pull_id that is under way."""
+        if wanted.pull_id in self._pulls:
+            raise TransferError(f"pull {wanted.pull_id} is under way already")
+        try:
+            endpoint = decode(wanted.offer.endpoint)
+            size = self._check_fits(endpoint, wanted)
+        except TransferError as error:
+            self._ended.append(PullFailed(wanted.pull_id, "layout", error.message))
+            return
+        pull = Pull(wanted, size, self._local, self._ended)
+        agent = None if len(self._pulls) >= MAX_PULLS else self._agent(endpoint)
+        if agent is None:
+            detail = f"{len(self._pulls)} pulls from {len(self._agents)} agents are under way already"
+            pull.fail("io", detail)
+            return
+        self._pulls[wanted.pull_id] = (pull, agent)
+        agent.begin(pull)
+
+    def poll(self) -> list[Pulled | PullFailed]:
+        """Pulls that ended since the last call."""
+        for pull, agent in self._pulls.values():
+            if pull.over or not pull.late:
+                continue
+            # An agent that let a pull run out of time may be wedged: the next pull meets it afresh.
+            match pull.give_up():
+                case GivenUp.ENDED:
+                    agent.retire()
+                case GivenUp.EXPECTING:
+                    agent.abandon()
+                case GivenUp.COPYING:
+                    pass
+        ended = []
+        while self._ended:
+            event = self._ended.popleft()
+            self._pulls.pop(event.pull_id, None)
+            ended.append(event)
+        return ended
+
+    def close(self) -> list[Pulled | PullFailed]:
+        """Fail what is left, and return when no thread touches KV memory any more; the pulls that ended since
+        the last poll."""
+        agents = [*self._agents.values(), *self._retired]
+        for agent in agents:
+            agent.stop()
+        for agent in agents:
+            agent.end()
+        return self.poll()
+
+    def _agent(self, endpoint: Endpoint) -> PulledAgent | None:
+        """The thread for an endpoint, or None where there are too many."""
+        self._retired = [agent for agent in self._retired if agent.alive]
+        found = self._agents.get(endpoint)
+        if found is not None and found.open:
+            self._agents.move_to_end(endpoint)
+            return found
+        if found is not None:
+            self._retired.append(self._agents.pop(endpoint))
+        if len(self._agents) >= MAX_AGENTS:
+            idle = next((key for key, agent in self._agents.items() if not agent.busy), None)
+            if idle is None:
+                return None
+            leaving = self._agents.pop(idle)
+            leaving.retire()
+            self._retired.append(leaving)
+        if len(self._retired) >= MAX_AGENTS:
+            return None
+        agent = PulledAgent(endpoint, self._local)
+        self._agents[endpoint] = agent
+        return agent
+
+    def _check_fits(self, endpoint: Endpoint, wanted: Wanted) -> int:
+        """Bytes of a block's part over all regions. Raises TransferError."""
+        local = self._local
+        size = part_bytes(local.block_bytes, wanted.target.of)
+        differences = local.layout.differences(endpoint.layout)
+        mine = [block // wanted.target.of for block in local.block_bytes]
+        theirs = [block // wanted.source.of for block in endpoint.block_bytes]
+        if mine != theirs:
+            differences.append(f"block_bytes: {mine} != {theirs}")
+        if endpoint.device != local.device:
+            differences.append(f"device: {local.device} != {endpoint.device}")
+        if differences:
+            raise TransferError(f"the KV of agent {endpoint.name} differs: " + "; ".join(differences))
+        end = wanted.first + len(wanted.targets)
+        if wanted.first < 0 or end > wanted.offer.total:
+            raise TransferError(
+                f"blocks {wanted.first} to {end} are not in the offer of {wanted.offer.total}"
+            )
+        local.require(wanted.targets)
+        return size
+
+
+class PulledAgent:
+    """One serving agent and the thread that pulls from it, until it is retired, breaks or idles."""
+
+    def __init__(self, endpoint: Endpoint, local: Local) -> None:
+        self._endpoint = endpoint
+        self._local = local
+        self._waker = Waker()
+        self._lock = threading.Lock()
+        self._open = True
+        self._begun: deque[Pull] = deque()
+        self._pulls: dict[int, Pull] = {}
+        self._withdrawn: set[int] = set()
+        self._next_number = 0
+        self._stopping: tuple[str, str] | None = None
+        self._link: Link | None = None
+        self._inbox: deque[Message] = deque()
+        self._free: list[int] = list(range(SLOTS))
+        self._staging: list[Any] = []
+        self._arriving: deque[tuple[Chunk, int, Any, Any]] = deque()
+        self._chunks = 0
+        self._thread = threading.Thread(target=self._run, name="kv-nccl-pull", daemon=True)
+        self._thread.start()
+
+    @property
+    def open(self) -> bool:
+        """Whether it takes more pulls."""
+        return self._open
+
+    @property
+    def alive(self) -> bool:
+        """Whether its thread runs."""
+        return self._thread.is_alive()
+
+    @property
+    def busy(self) -> bool:
+        """Whether it has pulls."""
+        return bool(self._begun or self._pulls)
+
+    def begin(self, pull: Pull) -> None:
+        """Take a pull on, which ends in any case."""
+        with self._lock:
+            if self._open:
+                self._begun.append(pull)
+                self._waker.wake()
+                return
+        pull.fail("io", f"agent {self._endpoint.name}: the connection broke")
+
+    def retire(self) -> None:
+        """Take no more pulls; the thread ends with the last that runs."""
+        with self._lock:
+            self._open = False
+        self._waker.wake()
+
+    def stop(self) -> None:
+        """Begin to end."""
+        self._stopping = ("closed", "the pulling agent was closed")
+        self._waker.stop()
+
+    def abandon(self) -> None:
+        """Cut the connection without waiting; the thread then fails the pulls that it has."""
+        self.retire()
+        link = self._link
+        if link is not None and self._stopping is None:
+            self._stopping = ("io", "the connection was cut, since another pull ran out of time")
+            self._waker.stop()
+            # Not here, since it takes longer than the step loop may wait.
+            threading.Thread(target=link.abort, name="kv-nccl-abort", daemon=True).start()
+
+    def end(self) -> None:
+        """Return when the thread is over, after `stop`."""
+        self._thread.join(JOIN_S)
+        if self._thread.is_alive() and self._link is not None:
+            self._link.abort()
+        self._thread.join()
+
+    def _run(self) -> None:
+        reason, detail = "io", "the connection broke"
+        control: Control | None = None
+        try:
+            deadline_s = self._local.now() + GREETING_S
+            control = Control(_socket_for(self._endpoint.host), self._waker, self._local.now)
+            control.connect((self._endpoint.host, self._endpoint.port), deadline_s)
+            self._link, early = meet_server(control, self._endpoint.secret, self._local.fabric, deadline_s)
+            self._inbox.extend(early)
+            self._receive(control, self._link)
+        except TransferError as error:
+            reason, detail = "io" if self._link is not None else "unreachable", error.message
+        finally:
+            self._leave(control, *(self._stopping or (reason, detail)))
+
+    def _leave(self, control: Control | None, reason: str, detail: str) -> None:
+        if self._link is not None:
+            self._link.close()
+        with self._lock:
+            self._open = False
+            left = [*self._begun, *self._pulls.values()]
+        for pull in left:
+            pull.fail(reason, f"agent {self._endpoint.name}: {detail}")
+        self._arriving.clear()
+        self._staging.clear()
+        if control is not None:
+            control.close()
+        self._waker.close()
+
+    def _receive(self, control: Control, link: Link) -> None:
+        idle_since = self._local.now()
+        while not self._waker.stopped:
+            self._tell(control)
+            if len(self._inbox) < MAX_INBOX:
+                self._inbox.extend(control.take())
+            if self._take(control, link):
+                idle_since = self._local.now()
+            elif self._arriving:
+                self._arrive(control, link)
+            elif not self._rest(control, idle_since):
+                return
+
+    def _tell(self, control: Control) -> None:
+        """Ask for pulls that were begun, and withdraw those that were given up."""
+        while self._begun:
+            pull = self._begun[0]
+            if not pull.over:
+                number, self._next_number = self._next_number, self._next_number + 1
+                self._pulls[number] = pull
+                request = PullRequest(
+                    number,
+                    pull.wanted.offer.lease_id,
+                    pull.wanted.offer.fence,
+                    pull.wanted.first,
+                    len(pull.wanted.targets),
+                    pull.wanted.source.index,
+                    pull.wanted.source.of,
+                )
+                control.send(request)
+            self._begun.popleft()
+        for number, pull in self._pulls.items():
+            if pull.over and number not in self._withdrawn:
+                self._withdrawn.add(number)
+                control.send(Withdraw(number))
+
+    def _take(self, control: Control, link: Link) -> bool:
+        """Act on messages, in their order, as far as chunks on their way allow; whether there was one."""
+        acted = False
+        while self._inbox:
+            message = self._inbox[0]
+            match message:
+                case Opening():
+                    if any(chunk.number == message.number for chunk, _, _, _ in self._arriving):
+                        return acted
+                    self._open_batch(message)
+                case Chunk():
+                    if not self._free:
+                        return acted
+                    self._expect(message, link)
+                case End(number):
+                    if any(chunk.number == number for chunk, _, _, _ in self._arriving):
+                        return acted
+                    self._finish(message, control)
+                case StorePut():
+                    pass
+                case _:
+                    raise TransferError(f"it said {type(message).__name__}")
+            self._inbox.popleft()
+            acted = True
+        return acted
+
+    def _pull(self, number: int) -> Pull:
+        pull = self._pulls.get(number)
+        if pull is None:
+            raise TransferError("it sends or ends a pull that is not under way")
+        return pull
+
+    def _open_batch(self, opening: Opening) -> None:
+        if opening.blocks < 1 or len(opening.sums) % opening.blocks:
+            raise TransferError("it sends blocks or sums that cannot be")
+        sums = opening.sums if self._local.compares else ()
+        theirs = np.array(sums, dtype=np.uint64).reshape(opening.blocks, -1)
+        self._pull(opening.number).open(opening.first, theirs)
+
+    def _expect(self, chunk: Chunk, link: Link) -> None:
+        tensor, size = self._pull(chunk.number).expect((chunk.start, chunk.stop))
+        slot = self._free[-1]
+        staged = None
+        if tensor is None:
+            if size > self._local.slot_bytes:
+                raise TransferError(f"it sends a chunk of {size} bytes")
+            if not self._staging:
+                self._staging = [self._local.memory.staging(self._local.slot_bytes) for _ in range(SLOTS)]
+            tensor = staged = self._staging[slot][:size]
+        work = link.receive(tensor, tag(self._chunks))
+        self._free.pop()
+        self._chunks += 1
+        self._arriving.append((chunk, slot, staged, work))
+
+    def _arrive(self, control: Control, link: Link) -> None:
+        """Wait for the oldest chunk, have the next ones come meanwhile, and store it."""
+        chunk, slot, staged, work = self._arriving[0]
+        link.finish(work)
+        control.send(Arrived())
+        self._inbox.extend(control.take())
+        self._take(control, link)
+        self._arriving.popleft()
+        self._pull(chunk.number).store((chunk.start, chunk.stop), staged)
+        self._free.append(slot)
+
+    def _finish(self, end: End, control: Control) -> None:
+        pull = self._pull(end.number)
+        told = end.number in self._withdrawn
+        if not end.reason and not pull.over and not pull.whole:
+            raise TransferError("it ends a pull of which blocks are missing")
+        del self._pulls[end.number]
+        self._withdrawn.discard(end.number)
+        if end.reason:
+            pull.fail(end.reason, end.detail)
+            return
+        if pull.succeed():
+            control.send(Confirm(end.number))
+        elif not told:
+            control.send(Withdraw(end.number))
+
+    def _rest(self, control: Control, idle_since: float) -> bool:
+        """Wait until something happens; False where the thread has no more to do."""
+        with self._lock:
+            at_rest = not self._begun and not self._pulls
+            if at_rest and (not self._open or self._local.now() - idle_since >= IDLE_S):
+                self._open = False
+                return False
+            retiring = not self._open
+        if retiring and all(pull.over for pull in self._pulls.values()) and not self._begun:
+            return False
+        control.wait(IDLE_S)
+        return True
+
+
+def _socket_for(host: str) -> socket.socket:
+    """Raises TransferError."""
+    try:
+        family = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0][0]
+        return socket.socket(family, socket.SOCK_STREAM)
+    except OSError as error:
+        raise TransferError(f"its host cannot be resolved: {error}") from error

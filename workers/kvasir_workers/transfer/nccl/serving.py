@@ -1,0 +1,313 @@
+"""The offering side: one thread for each peer that pulls, which sends it blocks.
+
+A thread sends what is complete of its peer's pulls in turns, and waits for leases and blocks that are not
+there yet. The order of reading blocks and looking at the lease is what makes bytes good: see leases.py.
+"""
+
+from __future__ import annotations
+
+import logging
+import select
+import socket
+import threading
+from collections import OrderedDict, deque
+from typing import Any
+
+from kvasir.core.errors import TransferError
+from kvasir.ports.transfer import Part
+from kvasir_workers.transfer.nccl.control import Control, Waker
+from kvasir_workers.transfer.nccl.group import Link
+from kvasir_workers.transfer.nccl.leases import LeaseBook, LeaseState
+from kvasir_workers.transfer.nccl.local import SLOTS, Local, batch_blocks, part_bytes, tag
+from kvasir_workers.transfer.nccl.meeting import GREETING_S, meet_puller
+from kvasir_workers.transfer.nccl.memory import Batch, Stretch
+from kvasir_workers.transfer.nccl.messages import (
+    Arrived,
+    Chunk,
+    Confirm,
+    End,
+    Message,
+    Opening,
+    PullRequest,
+    StorePut,
+    Withdraw,
+)
+
+_log = logging.getLogger(__name__)
+
+MAX_PEERS = 64
+MAX_PULLS = 1024
+BACKLOG = 64
+IDLE_S = 300.0
+WAITING_S = 1.0
+
+
+class ServingSide:
+    """Listens, and serves blocks of `book`'s leases to who knows `secret`. Raises TransferError where
+    it cannot listen."""
+
+    def __init__(self, local: Local, secret: bytes, book: LeaseBook) -> None:
+        self._local = local
+        self._secret = secret
+        self._book = book
+        host = local.host
+        try:
+            family = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0][0]
+            self._listener = socket.create_server((host, 0), family=family, backlog=BACKLOG)
+        except OSError as error:
+            raise TransferError(f"cannot listen on {host}: {error}") from error
+        self._listener.setblocking(False)
+        self.port: int = self._listener.getsockname()[1]
+        self._waker = Waker()
+        self._lock = threading.Lock()
+        self._peers: list[ServedPeer] = []
+        self._thread = threading.Thread(target=self._accept_all, name="kv-nccl-listen", daemon=True)
+        self._thread.start()
+
+    def wake(self) -> None:
+        """Something changed about leases."""
+        with self._lock:
+            for peer in self._peers:
+                if peer.waits:
+                    peer.wake()
+
+    def close(self) -> None:
+        """Cut every peer; when this returns, no thread reads KV memory any more."""
+        self._waker.stop()
+        self._thread.join()
+        self._waker.close()
+        self._listener.close()
+        for peer in self._peers:
+            peer.stop()
+        for peer in self._peers:
+            peer.end()
+
+    def _accept_all(self) -> None:
+        poller = select.poll()
+        poller.register(self._listener, select.POLLIN)
+        poller.register(self._waker, select.POLLIN)
+        while True:
+            poller.poll()
+            if self._waker.stopped:
+                return
+            try:
+                connection, _ = self._listener.accept()
+            except OSError as error:
+                if not isinstance(error, BlockingIOError):
+                    _log.warning("a peer could not be accepted: %s", error)
+                continue
+            self._accept(connection)
+
+    def _accept(self, connection: socket.socket) -> None:
+        with self._lock:
+            self._peers = [peer for peer in self._peers if peer.alive]
+            idle = [peer for peer in self._peers if not peer.waits]
+        if len(self._peers) >= MAX_PEERS:
+            if not idle:
+                _log.warning("a peer is turned away: %d others pull at this moment", MAX_PEERS)
+                connection.close()
+                return
+            longest = min(idle, key=lambda peer: peer.busy_s)
+            longest.stop()
+            longest.end()
+        peer = ServedPeer(connection, self._local, self._secret, self._book)
+        with self._lock:
+            self._peers.append(peer)
+
+
+class _Pull:
+    """One pull of a peer. Of its blocks `opened` were announced; `chunks` of the last batch are to come.
+    A batch has `batch_blocks` blocks at most."""
+
+    def __init__(self, request: PullRequest, most: int) -> None:
+        self.request = request
+        self.part = Part(request.index, request.of)
+        self.batch_blocks = most
+        self.batch: Batch | None = None
+        self.chunks: deque[Stretch] = deque()
+        self.opened = 0
+        self.on_their_way = 0
+
+
+class ServedPeer:
+    """One connection and its thread."""
+
+    def __init__(self, connection: socket.socket, local: Local, secret: bytes, book: LeaseBook) -> None:
+        self._local = local
+        self._secret = secret
+        self._book = book
+        self._waker = Waker()
+        self._control = Control(connection, self._waker, local.now)
+        self._link: Link | None = None
+        self._turns: OrderedDict[int, _Pull] = OrderedDict()
+        self._unconfirmed: OrderedDict[int, PullRequest] = OrderedDict()
+        self._staging: list[Any] = []
+        self._sends: deque[tuple[_Pull, Any]] = deque()
+        self._chunks = 0
+        self.waits = False
+        self.busy_s = local.now()
+        self._thread = threading.Thread(target=self._run, name="kv-nccl-serve", daemon=True)
+        self._thread.start()
+
+    @property
+    def alive(self) -> bool:
+        """Whether its thread runs."""
+        return self._thread.is_alive()
+
+    def wake(self) -> None:
+        """Look at the leases again."""
+        self._waker.wake()
+
+    def stop(self) -> None:
+        """Begin to end."""
+        self._waker.stop()
+
+    def end(self) -> None:
+        """Return when the thread is over, after `stop`."""
+        self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            self._link, messages = meet_puller(
+                self._control, self._secret, self._local.fabric, self._local.now() + GREETING_S
+            )
+            self._serve(self._link, messages)
+        except TransferError as error:
+            _log.info("a peer that pulls is gone: %s", error.message)
+        finally:
+            self.waits = False
+            if self._link is not None:
+                self._link.close()
+            self._sends.clear()
+            self._staging.clear()
+            self._control.close()
+            self._waker.close()
+
+    def _serve(self, link: Link, messages: list[Message]) -> None:
+        while not self._waker.stopped:
+            for message in messages:
+                self._hear(message, link)
+            self.waits = bool(self._turns)
+            if self._turns or messages:
+                self.busy_s = self._local.now()
+            elif self._local.now() - self.busy_s >= IDLE_S:
+                return
+            if not self._send_next(link):
+                self._control.wait(WAITING_S if self._turns else IDLE_S)
+            messages = self._control.take()
+
+    def _hear(self, message: Message, link: Link) -> None:
+        match message:
+            case PullRequest():
+                self._begin(message)
+            case Arrived() if self._sends:
+                pull, work = self._sends.popleft()
+                pull.on_their_way -= 1
+                link.finish(work)
+            case Withdraw(number):
+                self._unconfirmed.pop(number, None)
+                if number in self._turns:
+                    self._end(number, "closed", "withdrawn")
+            case Confirm(number):
+                request = self._unconfirmed.pop(number, None)
+                if request is not None:
+                    part = Part(request.index, request.of)
+                    self._book.confirm(request.lease_id, request.fence, part)
+            case StorePut():
+                pass
+            case _:
+                raise TransferError(f"a peer that pulls said {type(message).__name__}")
+
+    def _begin(self, request: PullRequest) -> None:
+        if request.number in self._turns or request.number in self._unconfirmed:
+            raise TransferError(f"pull {request.number} is under way already")
+        if len(self._turns) + len(self._unconfirmed) >= MAX_PULLS:
+            self._control.send(End(request.number, "io", f"{MAX_PULLS} pulls of one peer are under way"))
+            return
+        try:
+            if min(request.first, request.blocks, request.index) < 0 or request.index >= request.of:
+                raise TransferError("a pull of blocks or parts that cannot be")
+            size = part_bytes(self._local.block_bytes, request.of)
+        except TransferError as error:
+            self._control.send(End(request.number, "layout", error.message))
+            return
+        most = batch_blocks(size, len(self._local.block_bytes))
+        self._turns[request.number] = _Pull(request, most)
+
+    def _send_next(self, link: Link) -> bool:
+        """Move one pull on, each in its turn; whether there was one to move."""
+        for number in list(self._turns):
+            self._turns.move_to_end(number)
+            if self._advance(link, number, self._turns[number]):
+                return True
+        return False
+
+    def _advance(self, link: Link, number: int, pull: _Pull) -> bool:
+        request = pull.request
+        state, total = self._book.look(request.lease_id, request.fence)
+        if state is LeaseState.ABSENT:
+            # A ticket may overtake its offer.
+            return False
+        if state is not LeaseState.LIVE:
+            self._refuse(number, pull, state)
+        elif request.first + request.blocks > total:
+            self._end(number, "layout", f"blocks beyond the lease's {total} are asked for")
+        elif pull.chunks and pull.batch is not None:
+            return self._send_chunk(link, number, pull, pull.batch)
+        elif pull.opened < request.blocks:
+            return self._open_batch(number, pull)
+        elif pull.on_their_way:
+            return False
+        else:
+            # What is sent may be read until it has arrived, and is good since the lease is live by then.
+            self._end(number, "", "")
+            self._unconfirmed[number] = request
+        return True
+
+    def _open_batch(self, number: int, pull: _Pull) -> bool:
+        """Announce the blocks that are complete; whether there are any."""
+        request = pull.request
+        first, left = request.first + pull.opened, request.blocks - pull.opened
+        blocks, sums = self._book.complete(request.lease_id, first, min(left, pull.batch_blocks))
+        if not blocks:
+            return False
+        of = request.of
+        columns = sums.shape[1] // of if sums.shape[1] % of == 0 else 0
+        mine = sums[:, request.index * columns : (request.index + 1) * columns]
+        self._control.send(Opening(number, pull.opened, len(blocks), tuple(mine.ravel().tolist())))
+        pull.batch = self._local.memory.batch(blocks, pull.part)
+        pull.chunks.extend(pull.batch.chunks())
+        pull.opened += len(blocks)
+        return True
+
+    def _send_chunk(self, link: Link, number: int, pull: _Pull, batch: Batch) -> bool:
+        """Whether there was room for one more chunk on its way."""
+        if len(self._sends) == SLOTS:
+            return False
+        stretch = pull.chunks.popleft()
+        tensor = batch.direct(stretch)
+        if tensor is None:
+            tensor = self._slot()[: batch.size(stretch)]
+            batch.gather(stretch, tensor)
+        self._control.send(Chunk(number, *stretch))
+        self._sends.append((pull, link.send(tensor, tag(self._chunks))))
+        self._chunks += 1
+        pull.on_their_way += 1
+        return True
+
+    def _slot(self) -> Any:
+        """Staging that no send uses: those on their way are the SLOTS - 1 last at most."""
+        if not self._staging:
+            self._staging = [self._local.memory.staging(self._local.slot_bytes) for _ in range(SLOTS)]
+        return self._staging[self._chunks % SLOTS]
+
+    def _refuse(self, number: int, pull: _Pull, state: LeaseState) -> None:
+        lease_id = pull.request.lease_id
+        if state is LeaseState.FENCED:
+            self._end(number, "fenced", f"lease {lease_id} is held under another fence")
+        else:
+            self._end(number, "expired", f"lease {lease_id} has ended")
+
+    def _end(self, number: int, reason: str, detail: str) -> None:
+        del self._turns[number]
+        self._control.send(End(number, reason, detail))
