@@ -141,7 +141,7 @@ class Fleet:
         worker.report(load)
         if load.tiers:
             self._believe(self._rates.loaded(worker_id, load.tiers))
-            self._columns.write_troubled(worker_id, [tier.medium for tier in load.tiers if tier.trouble])
+            self._columns.write_troubled(worker_id, [tier.medium for tier in load.tiers if not tier.readable])
         self._foreign += worker.foreign
         self._own_at_reports += worker.own_at_report
         for place in self._columns.of_worker(worker_id):

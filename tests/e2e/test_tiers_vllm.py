@@ -175,6 +175,15 @@ async def test_many_at_once_get_their_own_kv(cpu: Worker) -> None:
     assert [usage(each).tier_tokens for each in done] == [(len(p) - 1) // BLOCK * BLOCK for p in prompts]
 
 
+async def test_a_hinted_prompt_is_fetched_while_it_waits(cpu: Worker) -> None:
+    prompt = cpu.prompt(700)
+    await cpu.serve(prompt)
+    await cpu.evict()
+    request: EngineRequest = replace(cpu.bench.request(prompt, GREEDY), tier_tokens=672)
+    (done,) = await cpu.bench.run(request)
+    assert usage(done).tier_tokens == 672
+
+
 async def test_routers_are_told_what_host_memory_holds(cpu: Worker) -> None:
     kv = cpu.bench.engine.kv
     assert kv is not None
@@ -258,11 +267,12 @@ async def test_what_one_worker_computed_another_loads_from_redis_and_serves_on_w
 
 async def test_a_killed_worker_s_successor_loads_from_its_disk(tmp_path: Path) -> None:
     tiers = TiersSpec(disk=DiskTierSpec(path=str(tmp_path / "kv")))
+    others = set(psutil.Process().children(recursive=True))
     async with running(deployment(tiers)) as worker:
         prompt = worker.prompt(1400)
         first = (await worker.serve(prompt)).choice().tokens
         await worker.until(lambda: worker.tier(Medium.DISK).stored_blocks >= 43)
-        for process in psutil.Process().children(recursive=True):
+        for process in set(psutil.Process().children(recursive=True)) - others:
             if "resource_tracker" not in " ".join(process.cmdline()):
                 process.kill()
         await worker.bench.engine.wait_failed()
@@ -325,12 +335,3 @@ async def test_both_ranks_of_two_keep_and_load_their_part() -> None:
         again = await worker.serve(prompt)
         assert again.choice().tokens == alone
         assert usage(again).tier_tokens == 672
-
-
-async def test_a_hinted_prompt_is_fetched_while_it_waits(cpu: Worker) -> None:
-    prompt = cpu.prompt(700)
-    await cpu.serve(prompt)
-    await cpu.evict()
-    request: EngineRequest = replace(cpu.bench.request(prompt, GREEDY), tier_tokens=672)
-    (done,) = await cpu.bench.run(request)
-    assert usage(done).tier_tokens == 672

@@ -32,7 +32,8 @@ class TierLoad:
 
     `loads` are reads of several blocks at once, which took `load_s` seconds together. `corrupt_blocks` were
     found and not believed, `dropped_blocks` were not written since too much waited, `failures` are calls that
-    failed or passed their deadline. `trouble` says why the tier is out of use for the time being, else "".
+    failed or passed their deadline. `trouble` says what is wrong for the time being and what to do, else "";
+    a tier in trouble is read all the same where `readable`, as a full disk is.
     """
 
     medium: Medium
@@ -50,6 +51,7 @@ class TierLoad:
     dropped_blocks: int = 0
     failures: int = 0
     trouble: str = ""
+    readable: bool = True
 
 
 class KvChange(IntEnum):

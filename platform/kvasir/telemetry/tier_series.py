@@ -18,7 +18,8 @@ _GAUGES: tuple[tuple[str, str, Callable[[TierLoad], float]], ...] = (
         "Bytes that they may take; 0 where that is not the worker's",
         lambda t: t.bytes_capacity,
     ),
-    ("up", "1 while the tier is used, 0 while it is in trouble", lambda tier: not tier.trouble),
+    ("up", "1 while the tier is read, 0 while it cannot be", lambda tier: tier.readable),
+    ("trouble", "1 while something is wrong with the tier, read or not", lambda tier: bool(tier.trouble)),
 )
 _COUNTERS: tuple[tuple[str, str, Callable[[TierLoad], float]], ...] = (
     ("loads", "Reads of several blocks at once", lambda tier: tier.loads),

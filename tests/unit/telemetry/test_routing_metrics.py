@@ -73,7 +73,8 @@ def test_a_workers_tiers_show_what_they_hold_what_they_gave_and_whether_they_wor
         dropped_blocks=12,
         failures=13,
     )
-    load = EngineLoad(swapped_in=14, recomputed=15, tiers=(cpu, TierLoad(Medium.REMOTE, trouble="refused")))
+    remote = TierLoad(Medium.REMOTE, trouble="refused", readable=False)
+    load = EngineLoad(swapped_in=14, recomputed=15, tiers=(cpu, remote))
     metrics.workers([WorkerView("w", "a", "decode", "ready", load=load)])
     text = shown(metrics)
     where = '{pool="decode",tier="cpu",worker="w"}'
@@ -82,7 +83,9 @@ def test_a_workers_tiers_show_what_they_hold_what_they_gave_and_whether_they_wor
         f"kvasir_worker_tier_bytes{where} 2.0",
         f"kvasir_worker_tier_capacity_bytes{where} 3.0",
         f"kvasir_worker_tier_up{where} 1.0",
+        f"kvasir_worker_tier_trouble{where} 0.0",
         'kvasir_worker_tier_up{pool="decode",tier="remote",worker="w"} 0.0',
+        'kvasir_worker_tier_trouble{pool="decode",tier="remote",worker="w"} 1.0',
         f"kvasir_worker_tier_loads_total{where} 4.0",
         f"kvasir_worker_tier_loaded_blocks_total{where} 5.0",
         f"kvasir_worker_tier_loaded_bytes_total{where} 6.0",

@@ -206,6 +206,18 @@ def test_of_one_prompt_the_end_gives_way_before_the_beginning(tmp_path: Path) ->
     it.close()
 
 
+def test_a_block_that_came_back_after_it_gave_way_outlasts_others(tmp_path: Path) -> None:
+    it = tier(tmp_path)
+    put(it, range(128))
+    assert put(it, [500]).removed == (block(127),)
+    put(it, [127])
+    for number in range(1000, 1200):
+        put(it, [number])
+    assert it.lookup([block(127).key]) == 1
+    assert it.lookup([block(100).key]) == 0
+    it.close()
+
+
 def test_a_block_that_does_not_fit_at_all_is_said_to_be_too_large(tmp_path: Path) -> None:
     it = DiskTier(DiskTierSpec(path=str(tmp_path), bytes=1 << 20), PRINT, 4 << 20)
     for _ in range(3):

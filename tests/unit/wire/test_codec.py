@@ -134,7 +134,7 @@ LOWER = [medium for medium in Medium if medium is not Medium.DEVICE]
 
 
 def tier(medium: st.SearchStrategy[Medium]) -> st.SearchStrategy[TierLoad]:
-    special = {"medium": medium, "load_s": REAL, "trouble": TEXT}
+    special = {"medium": medium, "load_s": REAL, "trouble": TEXT, "readable": st.booleans()}
     return st.builds(TierLoad, **{f.name: special.get(f.name, U64) for f in fields(TierLoad)})
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from kvasir.core.errors import TransferError
@@ -28,8 +28,8 @@ _log = logging.getLogger(__name__)
 
 PULL_NAP_S = 0.0002
 PULL_NAPS = 10
-PATIENT_AFTER = 100
-PATIENT_NAP_S = 0.001
+PATIENT_AFTER = 3
+PATIENT_NAP_S = 0.003
 LEASE_NAP_S = 0.001
 MAX_EARLY_RELEASES = 1024
 
@@ -44,10 +44,12 @@ class _Lease:
 
 @dataclass(slots=True)
 class _Pull:
-    """An order, of which `pieces` are under way. `received` adds up over pieces."""
+    """An order, of which `pieces` are under way. `early`: its ticket was written before all was computed.
+    `received` adds up over pieces."""
 
     order: PullOrder
     pieces: int
+    early: bool = False
     received: Received | None = None
 
 
@@ -76,7 +78,7 @@ class HandoffWorker:
         self._early_releases: OrderedDict[str, None] = OrderedDict()
         self._pulls: dict[str, _Pull] = {}
         self._pull_of: dict[str, str] = {}
-        self._naps = 0
+        self._fruitless = 0
         self._refused: list[PullFailed] = []
         self._sent: set[str] = set()
         self._failed: set[str] = set()
@@ -97,14 +99,15 @@ class HandoffWorker:
     def pull(self, orders: Iterable[PullOrder]) -> None:
         """Begin pulls."""
         for order in orders:
-            self._naps = 0
+            self._fruitless = 0
             try:
                 pieces = self._pieces(order)
             except TransferError as error:
                 self._pulls[order.pull_id] = _Pull(order, 1)
                 self._refused.append(PullFailed(order.pull_id, "layout", error.message))
                 continue
-            self._pulls[order.pull_id] = _Pull(order, len(pieces))
+            early = any(len(piece.offer.blocks) < piece.offer.total for piece in pieces)
+            self._pulls[order.pull_id] = _Pull(order, len(pieces), early)
             for piece in pieces:
                 self._pull_of[piece.pull_id] = order.pull_id
                 try:
@@ -134,17 +137,16 @@ class HandoffWorker:
         """Requests whose leases ended, and requests whose pulls ended, well or badly.
 
         An idle step naps here until something happens, some milliseconds at most: the engine's loop would
-        otherwise spin while a request waits or a lease is out. Naps grow longer while a pull waits for a
-        prompt that is being computed."""
+        otherwise spin while a request waits or a lease is out. A pull that waits for a prompt to be computed
+        is looked at less often, since each look takes time from whoever computes."""
         events = self._refused + self._transfer.poll()
         self._refused = []
-        naps = PULL_NAPS if self._pulls else bool(self._leases)
-        while idle and not events and naps:
-            self._pause(self._nap_s())
+        for nap_s in self._nap_times() if idle and not events else ():
+            self._pause(nap_s)
             events = self._transfer.poll()
-            naps -= 1
-        if events:
-            self._naps = 0
+            if events:
+                break
+        self._fruitless = 0 if events else self._fruitless + 1
         received: set[str] = set()
         for event in events:
             if isinstance(event, LeaseEnded):
@@ -170,11 +172,12 @@ class HandoffWorker:
         """End everything."""
         self._transfer.close()
 
-    def _nap_s(self) -> float:
+    def _nap_times(self) -> Sequence[float]:
         if not self._pulls:
-            return LEASE_NAP_S
-        self._naps += 1
-        return PULL_NAP_S if self._naps <= PATIENT_AFTER else PATIENT_NAP_S
+            return [LEASE_NAP_S] if self._leases else []
+        if self._fruitless >= PATIENT_AFTER and all(pull.early for pull in self._pulls.values()):
+            return [PATIENT_NAP_S]
+        return [PULL_NAP_S] * PULL_NAPS
 
     def _offer(self, order: OfferOrder) -> None:
         lease = order.lease

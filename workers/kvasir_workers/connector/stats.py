@@ -63,8 +63,8 @@ def tier_as_dict(load: TierLoad) -> dict[str, Any]:
 
 
 def all_ranks(tiers: Iterable[TierLoad]) -> tuple[TierLoad, ...]:
-    """The tiers of an engine's data-parallel ranks as one engine's, fastest first: what one rank says is in
-    trouble, is."""
+    """The tiers of an engine's data-parallel ranks as one engine's, fastest first: what is wrong
+    on one rank, is."""
     found: dict[int, TierLoad] = {}
     for tier in tiers:
         before = found.get(tier.medium)
@@ -75,6 +75,8 @@ def all_ranks(tiers: Iterable[TierLoad]) -> tuple[TierLoad, ...]:
 def _together(one: TierLoad, other: TierLoad) -> TierLoad:
     values = {field.name: getattr(one, field.name) for field in fields(TierLoad)}
     for name, value in values.items():
-        if name not in {"medium", "trouble"}:
+        if name not in {"medium", "trouble", "readable"}:
             values[name] = value + getattr(other, name)
-    return TierLoad(**{**values, "trouble": one.trouble or other.trouble})
+    values["trouble"] = one.trouble or other.trouble
+    values["readable"] = one.readable and other.readable
+    return TierLoad(**values)

@@ -286,8 +286,7 @@ class TierScheduler:
         request, size = tracked.request, self._block_size
         if tracked.given is None:
             tracked.given = progress.before // size
-            if not tracked.tier_tokens:  # what was fetched counts as used already
-                self._store.touch(request.block_hashes[: tracked.given])
+            self._store.touch(request.block_hashes[: tracked.given])
         # With speculation and asynchronous scheduling a step reaches beyond the tokens that are known.
         full = min(progress.after // size, len(request.block_hashes))
         seen = len(tracked.blocks)

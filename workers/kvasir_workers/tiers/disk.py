@@ -159,8 +159,8 @@ class DiskTier:
     def load(self) -> TierLoad:
         """See KvTier."""
         blocks = len(self._held)
-        trouble = self._reads.trouble or self._writes.trouble
-        return self._tally.load(Medium.DISK, blocks, blocks * self._footprint, self._spec.bytes, trouble)
+        used, room = blocks * self._footprint, self._spec.bytes
+        return self._tally.load(Medium.DISK, blocks, used, room, reads=self._reads, writes=self._writes)
 
     def close(self) -> None:
         """See KvTier."""
@@ -306,7 +306,7 @@ class DiskTier:
             victim = self._order.victim()
             if victim is None:
                 return False
-            self._forget(victim)
+            self._delete(victim)
             self._tally.evicted_blocks += 1
         return True
 
@@ -316,7 +316,11 @@ class DiskTier:
         self._forget(key)
 
     def _forget(self, key: bytes) -> None:
+        self._delete(key)
+        self._order.remove(key)
+
+    def _delete(self, key: bytes) -> None:
+        """The policy may remember it: what comes back after it gave way was worth keeping."""
         if self._folder is not None:
             self._folder.delete(key)
-        self._order.remove(key)
         self._held.remove(key)

@@ -162,7 +162,7 @@ class BlobFolder:
 
     def _file(self, key: bytes) -> Path:
         name = key.hex()
-        return self._kind / name[:2] / name
+        return Path(f"{self._kind}/{name[:2]}/{name}")
 
     def _discard(self) -> None:
         with contextlib.suppress(OSError):

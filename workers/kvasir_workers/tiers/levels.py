@@ -121,7 +121,8 @@ class Level:
         load = self.tier.load()
         load = replace(load, dropped_blocks=load.dropped_blocks + self._dropped)
         if self.stuck:
-            load = replace(load, trouble=f"a call has not returned for over {self.lower.timeout_s:g} s")
+            trouble = f"a call has not returned for over {self.lower.timeout_s:g} s: look at the medium"
+            load = replace(load, trouble=trouble, readable=False)
         return load
 
     def close(self, drain_s: float) -> None:

@@ -28,6 +28,14 @@ from kvasir.config.spec_tiers import RedisTierSpec
 _GRACE_S = 0.005
 _READ_BYTES = 128 << 10
 _SEND_BYTES = 1 << 20
+_CLUSTER = ("MOVED", "ASK", "CROSSSLOT", "CLUSTERDOWN")
+_REMEDIES = {
+    "OOM": "raise its maxmemory, or set maxmemory-policy to allkeys-lru",
+    "READONLY": "give tiers.redis.url the address of the primary",
+    "MISCONF": "it cannot save its data: see its log, or turn persistence off",
+    "NOPERM": "allow the user EXISTS, GETRANGE, EXPIRE, SET and UNLINK on its keys",
+    **dict.fromkeys(_CLUSTER, "it is part of a cluster; give tiers.redis.url a single server or a proxy"),
+}
 
 
 class LinkError(Exception):
@@ -47,6 +55,16 @@ class Refusal:
 
     code: str
     text: str
+
+    @property
+    def elsewhere(self) -> bool:
+        """Whether this is no server to ask at all."""
+        return self.code in _CLUSTER
+
+    @property
+    def trouble(self) -> str:
+        """What it said, and what to do."""
+        return f"{self.text} ({self.code}): {_REMEDIES.get(self.code, 'see to the server')}"
 
 
 Reply = bytes | int | None | Refusal

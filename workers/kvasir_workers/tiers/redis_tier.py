@@ -47,14 +47,6 @@ _MOST_KEYS = 4096
 _CHUNK_KEYS = 64
 _RECHECKED_KEYS = 256
 _WINDOW_BYTES = 8 << 20
-_CLUSTER = ("MOVED", "ASK", "CROSSSLOT", "CLUSTERDOWN")
-_REMEDIES = {
-    "OOM": "raise its maxmemory, or set maxmemory-policy to allkeys-lru",
-    "READONLY": "give tiers.redis.url the address of the primary",
-    "MISCONF": "it cannot save its data: see its log, or turn persistence off",
-    "NOPERM": "allow the user EXISTS, GETRANGE, EXPIRE, SET and UNLINK on its keys",
-    **dict.fromkeys(_CLUSTER, "it is part of a cluster; give tiers.redis.url a single server or a proxy"),
-}
 
 
 def shared_tier_id(spec: RedisTierSpec, fingerprint: bytes) -> str:
@@ -179,8 +171,8 @@ class RedisTier:
     def load(self) -> TierLoad:
         """See KvTier."""
         blocks = len(self._held)
-        trouble = self._answers.trouble or self._writes.trouble
-        return self._tally.load(Medium.REMOTE, blocks, blocks * self._blob_bytes, 0, trouble)
+        used = blocks * self._blob_bytes
+        return self._tally.load(Medium.REMOTE, blocks, used, 0, reads=self._answers, writes=self._writes)
 
     def close(self) -> None:
         """See KvTier."""
@@ -213,11 +205,15 @@ class RedisTier:
         """Read over all lines in turn, with few answers under way, until one is not to be believed; what is
         under way then is let pass."""
         sent = 0
+        window = max(self._window, len(lines))
         refused: list[bytes] = []
         for at, read in enumerate(wanted):
-            while len(loaded) == at and sent < min(len(wanted), at + max(self._window, len(lines))):
-                lines[sent % len(lines)].send([self._ask(wanted[sent].key)])
-                sent += 1
+            if len(loaded) == at and sent - at <= window // 2:
+                asked = range(sent, min(len(wanted), at + window))
+                for number, line in enumerate(lines):
+                    mine = (self._ask(wanted[k].key) for k in asked if k % len(lines) == number)
+                    line.send([b"".join(mine)])
+                sent = asked.stop
             if at == sent:
                 break
             line = lines[at % len(lines)]
@@ -375,10 +371,10 @@ class RedisTier:
         self._answers.failed(error.trouble, at_once=at_once)
 
     def _refuse_writes(self, refusal: Refusal) -> None:
-        if refusal.code in _CLUSTER:
+        if refusal.elsewhere:
             raise _unexpected(refusal)
         self._tally.failures += 1
-        self._writes.failed(_explain(refusal), at_once=True)
+        self._writes.failed(refusal.trouble, at_once=True)
 
     def _too_large(self) -> str:
         return f"a block has {self._blob_bytes} bytes there: raise tiers.redis.max_value_bytes"
@@ -392,13 +388,9 @@ class RedisTier:
         return self._prefix + key.hex().encode()
 
 
-def _explain(refusal: Refusal) -> str:
-    return f"{refusal.text} ({refusal.code}): {_REMEDIES.get(refusal.code, 'see to the server')}"
-
-
 def _unexpected(reply: Reply) -> LinkError:
     if isinstance(reply, Refusal):
-        return LinkError(_explain(reply))
+        return LinkError(reply.trouble)
     return LinkError(f"an answer of {type(reply).__name__} where none is possible: see to its url")
 
 

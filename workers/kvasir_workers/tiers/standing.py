@@ -97,8 +97,10 @@ class Tally:
                 reason,
             )
 
-    def load(self, medium: Medium, blocks: int, used: int, capacity: int, trouble: str) -> TierLoad:
-        """All of it, beside the tier's levels. From any thread."""
+    def load(
+        self, medium: Medium, blocks: int, used: int, capacity: int, *, reads: Standing, writes: Standing
+    ) -> TierLoad:
+        """All of it, beside the tier's levels, and what it can do. From any thread."""
         return TierLoad(
             medium,
             blocks,
@@ -114,5 +116,6 @@ class Tally:
             self.corrupt_blocks,
             self.dropped_blocks,
             self.failures,
-            trouble,
+            reads.trouble or writes.trouble,
+            reads.usable,
         )

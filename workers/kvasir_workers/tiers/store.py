@@ -101,11 +101,9 @@ class TierStore:
             return len(fetch.slots) if fetch.state is _State.DONE else None
 
     def slots(self, request_id: str, first: int, count: int) -> list[int]:
-        """Where the blocks `first`, `first + 1`, … of those that are ready lie. They count as used."""
+        """Where the blocks `first`, `first + 1`, … of those that are ready lie."""
         with self._lock:
-            fetch = self._fetches[request_id]
-            self._arena.touch([block.key for block in fetch.blocks[: first + count]])
-            return fetch.slots[first : first + count]
+            return self._fetches[request_id].slots[first : first + count]
 
     def end(self, request_id: str) -> None:
         """Nobody needs what was fetched any more. Unknown ids are ignored."""
@@ -168,7 +166,7 @@ class TierStore:
         )
 
     def touch(self, keys: Sequence[bytes]) -> None:
-        """A request used these blocks on the device; named in the order of its prompt."""
+        """A request uses these blocks, wherever it has them from; named in the order of its prompt."""
         with self._lock:
             self._arena.touch(keys)
 

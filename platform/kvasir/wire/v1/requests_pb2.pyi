@@ -217,7 +217,7 @@ class Delta(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., index: _Optional[int] = ..., offset: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., text: _Optional[str] = ..., logprobs: _Optional[_Iterable[_Union[PositionLogprobs, _Mapping]]] = ..., end: _Optional[_Union[DeltaEnd, _Mapping]] = ...) -> None: ...
 
 class TierLoad(_message.Message):
-    __slots__ = ("medium", "blocks", "bytes_used", "bytes_capacity", "loads", "loaded_blocks", "loaded_bytes", "load_s", "stored_blocks", "stored_bytes", "evicted_blocks", "corrupt_blocks", "dropped_blocks", "failures", "trouble")
+    __slots__ = ("medium", "blocks", "bytes_used", "bytes_capacity", "loads", "loaded_blocks", "loaded_bytes", "load_s", "stored_blocks", "stored_bytes", "evicted_blocks", "corrupt_blocks", "dropped_blocks", "failures", "trouble", "readable")
     MEDIUM_FIELD_NUMBER: _ClassVar[int]
     BLOCKS_FIELD_NUMBER: _ClassVar[int]
     BYTES_USED_FIELD_NUMBER: _ClassVar[int]
@@ -233,6 +233,7 @@ class TierLoad(_message.Message):
     DROPPED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     FAILURES_FIELD_NUMBER: _ClassVar[int]
     TROUBLE_FIELD_NUMBER: _ClassVar[int]
+    READABLE_FIELD_NUMBER: _ClassVar[int]
     medium: int
     blocks: int
     bytes_used: int
@@ -248,7 +249,8 @@ class TierLoad(_message.Message):
     dropped_blocks: int
     failures: int
     trouble: str
-    def __init__(self, medium: _Optional[int] = ..., blocks: _Optional[int] = ..., bytes_used: _Optional[int] = ..., bytes_capacity: _Optional[int] = ..., loads: _Optional[int] = ..., loaded_blocks: _Optional[int] = ..., loaded_bytes: _Optional[int] = ..., load_s: _Optional[float] = ..., stored_blocks: _Optional[int] = ..., stored_bytes: _Optional[int] = ..., evicted_blocks: _Optional[int] = ..., corrupt_blocks: _Optional[int] = ..., dropped_blocks: _Optional[int] = ..., failures: _Optional[int] = ..., trouble: _Optional[str] = ...) -> None: ...
+    readable: bool
+    def __init__(self, medium: _Optional[int] = ..., blocks: _Optional[int] = ..., bytes_used: _Optional[int] = ..., bytes_capacity: _Optional[int] = ..., loads: _Optional[int] = ..., loaded_blocks: _Optional[int] = ..., loaded_bytes: _Optional[int] = ..., load_s: _Optional[float] = ..., stored_blocks: _Optional[int] = ..., stored_bytes: _Optional[int] = ..., evicted_blocks: _Optional[int] = ..., corrupt_blocks: _Optional[int] = ..., dropped_blocks: _Optional[int] = ..., failures: _Optional[int] = ..., trouble: _Optional[str] = ..., readable: _Optional[bool] = ...) -> None: ...
 
 class EngineLoad(_message.Message):
     __slots__ = ("running", "waiting", "kv_usage", "kv_blocks_total", "kv_blocks_leased", "prefix_queries_tokens", "prefix_hits_tokens", "transfer_bytes_received", "transfers_received", "transfers_failed", "preemptions", "speculated_tokens", "accepted_tokens", "swapped_in", "recomputed", "tiers")

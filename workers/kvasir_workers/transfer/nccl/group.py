@@ -23,7 +23,7 @@ from torch import distributed
 from kvasir.core.errors import TransferError
 
 SERVER, PULLER = 0, 1
-LINK_TIMEOUT_S = 300.0
+LINK_TIMEOUT_S = 60.0
 """A message that the other side announced and does not send for so long ends the group. Pulls have deadlines
 of their own; this is for chunks of those that were given up."""
 ABORT_TAG = 1 << 20
@@ -185,8 +185,8 @@ class GlooLink:
         """See Link."""
         data, end = work
         with _translated():
-            data.wait()
             end.wait()
+            data.wait()
 
     def abort(self) -> None:
         """See Link. A receive that nobody answers runs out of time, which ends the group's connections."""

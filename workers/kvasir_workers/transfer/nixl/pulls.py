@@ -43,7 +43,7 @@ class Look:
 @dataclass(slots=True)
 class Pull:
     """`ids` are the source's blocks as far as they are known, for the first of `targets`. `page` is where the
-    sender has the lease's page, `place` where it is read to; `settled` what the last look found."""
+    sender has the lease's page, `place` where it is read to; `looked_in` is the poll of the last look."""
 
     pull_id: str
     offer: Offer
@@ -60,6 +60,7 @@ class Pull:
     batches: deque[Batch] = field(default_factory=deque)
     reads: list[tuple[int, slice]] = field(default_factory=list)
     look: Look | None = None
+    looked_in: int = -1
     grant: int = 0
     page: Extent | None = None
     place: Extent | None = None

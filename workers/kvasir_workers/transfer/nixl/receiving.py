@@ -67,7 +67,7 @@ class ReceivingSide:
         self._broken: set[str] = set()
         self._ended: list[Pulled | PullFailed] = []
         self._fencing = False
-        self._steps = 0
+        self._polls = self._steps = 0
         self._agent = self._start_agent()
 
     def pull(
@@ -114,7 +114,8 @@ class ReceivingSide:
         self._advance(pull, now + POLL_BUDGET_S)
 
     def poll(self) -> list[Pulled | PullFailed]:
-        """Progress every pull; those that ended."""
+        """Progress every pull while there is something to progress; those that ended."""
+        self._polls += 1
         post_until = self._now() + POLL_BUDGET_S
         for _ in range(POLL_PASSES):
             before = self._steps
@@ -161,7 +162,9 @@ class ReceivingSide:
         for handle, rows in pull.reads:
             if self._settled(pull, handle) is None:
                 running.append((handle, rows))
-            elif pull.failure is None and self._sums is not None and self._checks(pull):
+                continue
+            self._steps += 1
+            if pull.failure is None and self._sums is not None and self._checks(pull):
                 targets = pull.targets[rows]
                 pull.sums.append((rows, self._sums.begin(targets, pull.sub_parts, pull.target)))
         pull.reads = running
@@ -171,7 +174,6 @@ class ReceivingSide:
         state = self._agent.state(handle)
         if state is XferState.RUNNING:
             return None
-        self._steps += 1
         self._agent.release(handle)
         if state is XferState.FAILED:
             self._broken.add(pull.endpoint.agent)
@@ -192,7 +194,9 @@ class ReceivingSide:
 
     def _should_look(self, pull: Pull) -> bool:
         """After the last byte; for ids that are missing; and once beside the blocks to learn where the page
-        is, which spares the last look a second one."""
+        is, which spares the last look a second one. Once in a poll, unless that brought something."""
+        if pull.looked_in == self._polls:
+            return False
         if pull.arrived:
             return not pull.good and not (self._fencing and not pull.targets)
         if self._fencing:
@@ -212,6 +216,8 @@ class ReceivingSide:
             remote.append((pull.endpoint.pages + pull.page.offset, pull.page.size, 0))
         mine, theirs = np.array(local, dtype=np.uint64), np.array(remote, dtype=np.uint64)
         handle = self._agent.read(pull.endpoint.agent, mine, theirs, "cpu")
+        pull.looked_in = self._polls
+        self._steps += 1
         pull.look = Look(handle, pull.page if pull.place is not None else None, pull.arrived)
 
     def _end_look(self, pull: Pull) -> None:
@@ -227,7 +233,10 @@ class ReceivingSide:
         elif found.state is LeaseState.ENDED or (pull.grant and found.grant != pull.grant):
             pull.failure = ("expired", f"lease {pull.offer.lease_id} has ended")
         elif found.state is LeaseState.LIVE:
+            before = pull.page, len(pull.ids), pull.good
             self._take_in(pull, look, found)
+            if before != (pull.page, len(pull.ids), pull.good):
+                pull.looked_in = -1
         # An absent lease is looked up again until the deadline: a ticket may overtake its offer.
 
     def _take_in(self, pull: Pull, look: Look, found: Found) -> None:
