@@ -11,7 +11,7 @@ import pytest_asyncio
 
 from kvasir.clock import MonotonicClock
 from kvasir.config.model_files import resolve_model
-from kvasir.config.spec import Deployment, EngineSpec, ModelSpec, PoolSpec, SimSpec
+from kvasir.config.spec import Deployment, EngineSpec, ModelSpec, PoolSpec, SimSpec, TransferSpec
 from kvasir.core.requests import Role
 from kvasir.ports.engine import Engine
 from kvasir_platform.sim.bench import EngineBench, FreshPrompts, start_bench
@@ -32,6 +32,7 @@ def _deployment(engine: EngineSpec) -> Deployment:
         # float32, so that the shape of a batch never decides between two tokens.
         model=ModelSpec(dtype="float32", max_model_len=CONTEXT),
         disaggregation="always",
+        transfer=TransferSpec(overlap="always"),
         pools=(
             PoolSpec(name="prefill", role=Role.PREFILL, engine=engine),
             PoolSpec(name="decode", role=Role.DECODE, engine=engine),

@@ -19,8 +19,9 @@ class TransferSpec(Spec):
     """Address that the prefill worker's transfer agent binds and tells its peers."""
     checksum: bool = True
     """Compare what arrived with what was sent, block by block; a difference is a failed pull."""
-    overlap: bool = True
-    """Begin to pull a prompt of several chunks when its first chunk is computed, and not its last."""
+    overlap: Literal["auto", "always", "never"] = "auto"
+    """Begin to pull a prompt of several chunks when its first chunk is computed, and not its last. `auto`:
+    where engines compute on GPUs; on CPUs, an engine that waits takes time from the one that computes."""
     lease_s: float = Field(default=20.0, gt=0, le=600)
     """How long a prefill worker keeps blocks that nobody pulled."""
     timeout_s: float = Field(default=5.0, gt=0, le=600)

@@ -59,8 +59,8 @@ def _anywhere(deployment: Deployment, pool: PoolSpec) -> Iterator[str]:
         )
     if deployment.tiers.configured and not engine.prefix_caching:
         yield (
-            f"{at}.prefix_caching: tiers keep KV under the engine's prefix hashes, and there are none without "
-            "it; turn it on, or leave tiers out"
+            f"{at}.prefix_caching: tiers keep KV under the engine's prefix hashes, and there are none "
+            "without it; turn it on, or leave tiers out"
         )
     if deployment.tiers.configured and engine.pipeline_parallel_size > 1 and not deployment.disaggregated:
         yield (

@@ -151,10 +151,14 @@ class MemoryTransfer:
         if misfit:
             return PullFailed(pull.pull_id, "layout", misfit)
         lease = source._leases.get(pull.offer.lease_id)
-        if lease is None:
-            if pull.offer.lease_id in source._tombstones:
-                return PullFailed(pull.pull_id, "expired", "the lease has ended")
+        if lease is None and pull.offer.lease_id not in source._tombstones:
             return self._patience(pull, "no such lease")
+        return self._take(pull, source, lease)
+
+    def _take(self, pull: _Pull, source: MemoryTransfer, lease: _Lease | None) -> Pulled | PullFailed | None:
+        """What comes of a pull that fits, under a lease that was granted at some time."""
+        if lease is None:
+            return PullFailed(pull.pull_id, "expired", "the lease has ended")
         if lease.fence != pull.offer.fence:
             return PullFailed(pull.pull_id, "fenced", "the lease is held under another fence")
         if not self._copy(pull, source, lease):

@@ -49,7 +49,7 @@ class Peer(Protocol):
         """See the port."""
         ...
 
-    def pull(
+    def pull(  # noqa: PLR0917 - arguments cross processes by position
         self,
         pull_id: str,
         offer: Offer,
@@ -116,7 +116,7 @@ class LocalPeer:
         """See the port."""
         self._transfer.extend(lease_id, blocks)
 
-    def pull(
+    def pull(  # noqa: PLR0917 - arguments cross processes by position
         self,
         pull_id: str,
         offer: Offer,

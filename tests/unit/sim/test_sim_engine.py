@@ -387,7 +387,7 @@ def test_kv_is_offered_at_the_end_of_a_prompt_that_nobody_can_pull_before(
         assert recorded.deltas == 1
 
     engine = CHUNKED.model_copy(update={"chunked_prefill": chunked})
-    deployment = _deployment(engine, TransferSpec(overlap=overlap))
+    deployment = _deployment(engine, TransferSpec(overlap="always" if overlap else "never"))
     with_pair(scenario, deployment, shared_fabric=fabric)
 
 

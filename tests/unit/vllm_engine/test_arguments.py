@@ -4,11 +4,19 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
-from kvasir.config.spec import Deployment, EngineSpec, LoraSpec, ModelSpec, PoolSpec, SpeculativeSpec
+from kvasir.config.spec import (
+    Deployment,
+    EngineSpec,
+    LoraSpec,
+    ModelSpec,
+    PoolSpec,
+    SpeculativeSpec,
+    TransferSpec,
+)
 from kvasir.config.spec_tiers import CpuTierSpec, RedisTierSpec, TiersSpec
 from kvasir.config.support import Platform, refusals
 from kvasir.core.requests import Role
@@ -81,6 +89,18 @@ def test_an_aggregated_engine_with_tiers_gets_a_connector_that_hands_nothing_ove
     assert TiersSpec.model_validate(settings["tiers"]) == tiers
     assert (settings["model"], settings["adapters"]) == (spec.model.name, {"a": "/a"})
     assert json.loads(json.dumps(settings)) == settings
+
+
+@pytest.mark.parametrize(
+    ("overlap", "platform", "early"),
+    [("auto", "cpu", False), ("auto", "cuda", True), ("always", "cpu", True), ("never", "cuda", False)],
+)
+def test_prompts_are_handed_over_early_by_themselves_only_between_gpus(
+    overlap: Literal["auto", "always", "never"], platform: str, early: bool
+) -> None:
+    deployment = Deployment(transfer=TransferSpec(overlap=overlap))
+    settings = arguments(deployment, platform=platform)["kv_transfer_config"]["kv_connector_extra_config"]
+    assert settings["overlap"] is early
 
 
 def test_blocks_have_names_that_hold_outside_the_process() -> None:

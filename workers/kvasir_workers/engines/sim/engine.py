@@ -274,7 +274,7 @@ class SimEngine:
             adapters=frozenset(lora.name for lora in self._deployment.lora),
             ranks=engine.data_parallel_size,
             # Without a fabric a puller could not tell what is computed.
-            overlap=transfer.overlap and engine.chunked_prefill and self._fabric is not None,
+            overlap=transfer.overlap != "never" and engine.chunked_prefill and self._fabric is not None,
         )
 
     def _identity(self, layout: KvLayout, limits: Limits) -> WorkerIdentity:

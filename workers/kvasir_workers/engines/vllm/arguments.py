@@ -124,7 +124,7 @@ def engine_arguments(
             "prompt_lookup_min": engine.speculative.lookup_min,
         }
     if deployment.moves_kv:
-        arguments["kv_transfer_config"] = _connector(deployment, pool)
+        arguments["kv_transfer_config"] = _connector(deployment, pool, platform)
     if events is not None:
         arguments["kv_events_config"] = {
             "enable_kv_cache_events": True,
@@ -161,14 +161,14 @@ def environment(deployment: Deployment, pool: PoolSpec, *, cpus: int, platform: 
     return variables
 
 
-def _connector(deployment: Deployment, pool: PoolSpec) -> dict[str, Any]:
+def _connector(deployment: Deployment, pool: PoolSpec, platform: str) -> dict[str, Any]:
     transfer, tiers = deployment.transfer, deployment.tiers
     settings: dict[str, Any] = {}
     if deployment.disaggregated:
         settings |= {
             "transfer": transfer.kind,
             "host": transfer.host,
-            "overlap": transfer.overlap,
+            "overlap": transfer.overlap == "always" or (transfer.overlap == "auto" and platform != "cpu"),
             "checksum_parts": _parts(deployment, pool) if transfer.checksum else 0,
             "head_major": len({each.engine.tensor_parallel_size for each in deployment.pools}) > 1,
             "lease_s": transfer.lease_s,

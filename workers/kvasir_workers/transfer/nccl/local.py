@@ -14,7 +14,7 @@ from kvasir_workers.transfer.nccl.memory import CHUNK_BYTES, Memory
 SLOTS = 3
 """Chunks of one connection that are under way at once, on each side."""
 BATCH_BYTES = 16 << 20
-BATCH_REGION_BYTES = 2 << 20
+BATCH_REGION_BYTES = 4 << 20
 """Blocks that travel as one batch: enough for long stretches of each region, and few enough that one batch is
 summed while the next comes."""
 MAX_BATCH_BLOCKS = 1024
