@@ -79,7 +79,7 @@ def troubles(deployment: Deployment, probe: TierProbe) -> Iterator[tuple[str, bo
         yield (
             "disk",
             False,
-            f"tiers.disk: engines may take {needed / 1e9:.1f} GB, and {probe.disk_free / 1e9:.1f} GB are free",
+            f"tiers.disk: all may take {needed / 1e9:.1f} GB, and {probe.disk_free / 1e9:.1f} GB are free",
             "lower tiers.disk.bytes, which is for each engine, or free space",
         )
     if probe.redis_problem:
