@@ -23,7 +23,7 @@ SOURCES := pyproject.toml setup.py $(wildcard platform/kvasir/native/src/*)
 UP_ARGS := $(if $(FILE),-f $(FILE)) $(if $(PORT),--port $(PORT)) $(ARGS)
 
 .PHONY: help install install-dev up down status test test-fast lint types arch fmt proto schema lock \
-	bench-foundation bench-edge bench-index bench-policies bench-eviction bench-parity bench-overlap scorecard clean
+	bench-foundation bench-edge bench-index bench-policies bench-eviction bench-kv bench-parity bench-overlap scorecard clean
 
 help: ## list the targets
 	@echo "Kvasir. First: make up"

@@ -31,9 +31,12 @@ from load_tests.scenarios.scorecard_rows.common import Figure, Trial
 ROWS: dict[int, str] = {
     1: "SIGKILL of a decode worker",
     2: "SIGKILL of a prefill worker",
+    3: "KV transfer stalls, is cut, has a flipped bit",
     4: "SIGSTOP of one worker in eight",
     5: "partition of ten seconds",
     6: "a router is killed",
+    8: "Redis is killed, stopped, slow",
+    9: "garbage, old and foreign blobs in a tier",
     11: "every worker answers 503",
     12: "most workers unhealthy, or loads stale",
     13: "rolling restarts",

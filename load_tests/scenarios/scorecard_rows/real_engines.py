@@ -1,16 +1,17 @@
-"""Real vLLM workers are killed under streams: what clients hear, against what they hear when nothing happens.
+"""Real vLLM workers under faults: what clients hear, against what they hear when nothing happens.
 
-Two prefill and two decode workers and a router, each a process of its own. Float32 and one thread each, so
-that KV computed elsewhere gives the same tokens.
+Workers and a router, each a process of its own. Float32 and one thread each, so that KV computed elsewhere
+gives the same tokens.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import os
 import random
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -37,9 +38,11 @@ KILLED = ("", -9)
 class Heard:
     """One stream as its client heard it. `lively` is set once 20 chunks have come."""
 
+    sent_s: float = 0.0
     text: str = ""
     finish: str | None = None
     usage: tuple[int, int] = (0, 0)
+    cached: int = 0
     tokens: list[str] = field(default_factory=list)
     times_s: list[float] = field(default_factory=list)
     lively: asyncio.Event = field(default_factory=asyncio.Event)
@@ -48,6 +51,11 @@ class Heard:
         """Whether the same was heard, however it was cut into chunks."""
         mine, theirs = ((heard.text, heard.finish, heard.usage, heard.tokens) for heard in (self, other))
         return mine == theirs
+
+    @property
+    def ttft_s(self) -> float:
+        """From the request to the first chunk."""
+        return self.times_s[0] - self.sent_s
 
     @property
     def longest_gap_s(self) -> float:
@@ -64,20 +72,23 @@ class Client:
             base_url=f"http://{address}/v1", api_key="none", max_retries=0, timeout=90
         )
 
-    async def stream(self, heard: Heard, prompt: str, **options: Any) -> None:
-        """Read one greedy completion to its end."""
+    async def stream(self, heard: Heard, prompt: str, salt: str = "", **options: Any) -> None:
+        """Read one greedy completion to its end. With a salt, nothing is found that was cached without it."""
+        heard.sent_s = self._clock.now()
         stream = await self._client.completions.create(
             model="kvasir-tiny",
             prompt=prompt,
             temperature=0,
             stream=True,
             stream_options={"include_usage": True},
-            extra_body={"ignore_eos": True},
+            extra_body={"ignore_eos": True} | ({"cache_salt": salt} if salt else {}),
             **options,
         )
         async for chunk in stream:
             if chunk.usage is not None:
                 heard.usage = (chunk.usage.prompt_tokens, chunk.usage.completion_tokens)
+                details = chunk.usage.prompt_tokens_details
+                heard.cached = 0 if details is None else details.cached_tokens or 0
             for choice in chunk.choices:
                 heard.text += choice.text
                 heard.finish = choice.finish_reason or heard.finish
@@ -140,6 +151,21 @@ class Stage:
         views = await gateway.workers(self.address)
         return all(views[address]["state"] == "ready" for address in self.workers)
 
+    async def one(self, prompt: str, tokens: int, salt: str = "") -> Heard:
+        """One stream to its end."""
+        heard = Heard()
+        await self.client.stream(heard, prompt, salt=salt, max_tokens=tokens)
+        return heard
+
+    async def loads(self, pool: str) -> list[dict[str, Any]]:
+        """What the workers of a pool last said of themselves."""
+        views = (await gateway.workers(self.address)).values()
+        return [view["load"] or {} for view in views if view["pool"] == pool]
+
+    def worker(self, pool: str) -> LabProcess:
+        """The first worker of a pool."""
+        return next(process for process in self.workers.values() if process.name == pool)
+
     async def rests(self) -> float:
         """Seconds until nothing is accounted for, runs or is pinned any more. Raises TimeoutError."""
 
@@ -149,34 +175,63 @@ class Stage:
         return await gateway.until(resting, REST_S, "rest", self.clock)
 
 
-@asynccontextmanager
-async def stage(folder: Path) -> AsyncIterator[Stage]:
-    """The processes, until the end of the context."""
-    engine = EngineSpec(kind="vllm", block_size=32, kv_cache_bytes=64 << 20, threads=1)
-    deployment = Deployment(
+def engine() -> EngineSpec:
+    """As all of them here are."""
+    return EngineSpec(kind="vllm", block_size=32, kv_cache_bytes=64 << 20, threads=1)
+
+
+def apart(**fields: Any) -> Deployment:
+    """Prefill and decode on workers of their own."""
+    return Deployment(
         model=ModelSpec(dtype="float32", max_model_len=2048),
         disaggregation="always",
         pools=(
-            PoolSpec(name="prefill", role=Role.PREFILL, engine=engine),
-            PoolSpec(name="decode", role=Role.DECODE, engine=engine),
+            PoolSpec(name="prefill", role=Role.PREFILL, engine=engine()),
+            PoolSpec(name="decode", role=Role.DECODE, engine=engine()),
         ),
         gateway=GatewaySpec(port=0),
+        **fields,
     )
-    processes, clock = Processes(folder), MonotonicClock()
+
+
+def together(**fields: Any) -> Deployment:
+    """One pool that does both."""
+    return Deployment(
+        model=ModelSpec(dtype="float32", max_model_len=2048),
+        disaggregation="never",
+        pools=(PoolSpec(name="both", role=Role.BOTH, engine=engine()),),
+        gateway=GatewaySpec(port=0),
+        **fields,
+    )
+
+
+@asynccontextmanager
+async def stage(
+    folder: Path,
+    deployment: Deployment | None = None,
+    pools: Sequence[str] = ("prefill", "prefill", "decode", "decode"),
+    env: Mapping[str, str] | None = None,
+    programs: Mapping[str, str] | None = None,
+) -> AsyncIterator[Stage]:
+    """The processes, until the end of the context: a worker for each of `pools`. `env` is added to their
+    environment; `programs` names the module that runs a pool's workers where it is not the usual one."""
+    deployment = deployment or apart()
+    programs = programs or {}
+    processes, clock = Processes(folder, {**os.environ, **(env or {})}), MonotonicClock()
 
     async def start(app: str, endpoints: list[str], event: str, pool: str = "") -> tuple[str, LabProcess]:
         discovery = {"kind": "static", "endpoints": endpoints}
         spec = folder / f"{app}.yaml"
         # JSON is YAML too.
         spec.write_text(json.dumps(deployment.model_dump(mode="json") | {"discovery": discovery}))
-        argv = [sys.executable, "-m", f"kvasir_platform.apps.{app}", f"--deployment={spec}"]
+        program = programs.get(pool, f"kvasir_platform.apps.{app}")
+        argv = [sys.executable, "-m", program, f"--deployment={spec}"]
         argv += [f"--pool={pool}"] if pool else []
         process, said = await processes.start_ready(pool or app, argv, event, START_S)
         return str(said["address"]), process
 
     try:
-        pools = ("prefill", "prefill", "decode", "decode")
-        unused = ["decode=127.0.0.1:1"]
+        unused = [f"{pools[-1]}=127.0.0.1:1"]
         started = await asyncio.gather(*(start("worker_node", unused, "serving", pool) for pool in pools))
         endpoints = [f"{pool}={address}" for pool, (address, _) in zip(pools, started, strict=True)]
         address, _ = await start("router_app", endpoints, "listening")

@@ -1,0 +1,99 @@
+"""Our adapters of the transfer port at work: one process offers, another pulls."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from kvasir.core.errors import TransferError
+from kvasir.ports.transfer import KvTransfer, LeaseEnded, Offer, Pulled
+from load_tests.scenarios.kv_parts.memory import Case, Memory
+
+PATIENCE_S = 60.0
+
+
+def make(name: str, kind: str, checksum: bool) -> KvTransfer:
+    """An agent on the loopback interface. `kind` is that of TransferSpec."""
+    parts = 1 if checksum else 0
+    if kind == "nccl":
+        from kvasir_workers.transfer.nccl.adapter import NcclTransfer
+
+        return NcclTransfer("127.0.0.1", time.monotonic, parts)
+    from kvasir_workers.transfer.nixl.adapter import NixlTransfer
+
+    return NixlTransfer(name, "127.0.0.1", time.monotonic, parts)
+
+
+class _Side:
+    def __init__(self, name: str, kind: str, checksum: bool) -> None:
+        self._make: Callable[[int], KvTransfer] = lambda n: make(f"{name}-{n}", kind, checksum)
+        self._count = 0
+        self._transfer: KvTransfer | None = None
+        self._memory: Memory | None = None
+
+    def _renew(self, case: Case, seed: int | None) -> str:
+        if self._transfer is not None:
+            self._transfer.close()
+        self._count += 1
+        self._memory = Memory(case, seed)
+        self._transfer = self._make(self._count)
+        return self._transfer.register(self._memory.regions, self._memory.layout)
+
+    @property
+    def transfer(self) -> KvTransfer:
+        if self._transfer is None:
+            raise TransferError("nothing is prepared")
+        return self._transfer
+
+    def digest(self, blocks: list[int]) -> str:
+        """Of what lies in these blocks."""
+        if self._memory is None:
+            raise TransferError("nothing is prepared")
+        return self._memory.digest(blocks)
+
+    def close(self) -> None:
+        """Free everything."""
+        if self._transfer is not None:
+            self._transfer.close()
+            self._transfer = None
+
+
+class Source(_Side):
+    """Offers."""
+
+    def prepare(self, case: Case, seed: int) -> str:
+        """Have a case's KV; its endpoint."""
+        return self._renew(case, seed)
+
+    def offer(self, lease_id: str, blocks: list[int]) -> Offer:
+        """See the port."""
+        return self.transfer.offer(lease_id, 1, blocks, PATIENCE_S)
+
+    def settle(self, lease_id: str, nap_s: float) -> None:
+        """Poll until the lease was pulled."""
+        deadline = time.monotonic() + PATIENCE_S
+        while LeaseEnded(lease_id, "pulled") not in self.transfer.poll():
+            if time.monotonic() > deadline:
+                raise TransferError(f"lease {lease_id} does not end")
+            time.sleep(nap_s)
+
+
+class Sink(_Side):
+    """Pulls."""
+
+    def prepare(self, case: Case) -> None:
+        """Have room for a case's KV."""
+        self._renew(case, None)
+
+    def pull(self, offer: Offer, targets: list[int], nap_s: float) -> float:
+        """Seconds from the call of `pull` to the event, polled without rest, or every `nap_s`."""
+        transfer = self.transfer
+        began = time.perf_counter()
+        transfer.pull(offer.lease_id, offer, 0, targets, PATIENCE_S)
+        while not (events := transfer.poll()):
+            if nap_s:
+                time.sleep(nap_s)
+        seconds = time.perf_counter() - began
+        if not isinstance(events[0], Pulled):
+            raise TransferError(str(events[0]))
+        return seconds
