@@ -41,7 +41,7 @@ def ttft(summary: RequestSummary) -> float:
 
 
 def test_all_but_the_last_part_of_the_transfer_is_hidden_behind_the_prefill() -> None:
-    overlapped, after = only_summary(overlap=True), only_summary(overlap=False)
+    overlapped, after = only_summary(overlap="always"), only_summary(overlap="never")
     assert overlapped.usage == after.usage
     assert overlapped.prefill_done_s == after.prefill_done_s
     moving = after.usage.transferred_bytes / BYTES_PER_S
