@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
-from kvasir.config.spec import Deployment, PoolSpec
+from kvasir.config.spec import Deployment, PoolSpec, is_loopback
 from kvasir.config.support import Platform, engine_platform, refusals
 from kvasir.core.requests import Role
 from kvasir_platform.control.janitor import SHARED_MEMORY
@@ -100,13 +100,14 @@ class Machine:
     native: bool = True
     named_files: tuple[FileProbe, ...] = ()
     tiers: TierProbe = TierProbe()
+    rdma: bool = False
 
 
 def examine(deployment: Deployment, machine: Machine) -> list[Finding]:
     """All findings, in the order in which a person would mend them."""
     checks = (
         _system, _packages, _support, _pools, _model, _named_files, _port, _memory, _cpus, _gpus, _shm,
-        _open_files, _native, _tiers,
+        _open_files, _native, _fabric, _tiers,
     )  # fmt: skip
     return [finding for check in checks for finding in check(deployment, machine)]
 
@@ -388,6 +389,19 @@ def _native(deployment: Deployment, machine: Machine) -> Iterator[Finding]:
             "warning",
             "the native extension is not built; its Python twin serves, more slowly",
             "install a C++ compiler (`apt install g++`) and run `make install` again",
+        )
+
+
+def _fabric(deployment: Deployment, machine: Machine) -> Iterator[Finding]:
+    transfer = deployment.transfer
+    beyond = deployment.disaggregated and not is_loopback(transfer.host)
+    if beyond and transfer.kind == "nixl" and not machine.rdma:
+        yield Finding(
+            "fabric",
+            "warning",
+            "KV is to move between machines over NIXL, and this one has no RDMA device: UCX then uses TCP, "
+            "and ends the prefill engine when a decode worker gives up a pull that hangs",
+            "set transfer.kind: nccl, or run where RDMA devices are",
         )
 
 

@@ -50,6 +50,7 @@ def probe(deployment: Deployment, cgroup: Path = Path("/sys/fs/cgroup")) -> Mach
         native=IS_NATIVE,
         named_files=tuple(probe_named_files(deployment)),
         tiers=probe_tiers(deployment.tiers),
+        rdma=any(Path("/sys/class/infiniband").glob("*")),
     )
 
 

