@@ -234,7 +234,7 @@ class TcpProxy:
         their_reader, their_writer = await asyncio.open_connection(*self._target, limit=_READ_BYTES)
         pair.append(their_writer)
         for each in pair:
-            _socket_of(each).setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            _set_option(each, socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         up = _Pipe(self, UPSTREAM, reader, their_writer)
         down = _Pipe(self, DOWNSTREAM, their_reader, writer)
         pipes = [asyncio.ensure_future(pipe.run()) for pipe in (up, down)]
@@ -252,17 +252,16 @@ class TcpProxy:
     def _reset_pair(pair: list[asyncio.StreamWriter]) -> None:
         for writer in pair:
             with contextlib.suppress(OSError):
-                _socket_of(writer).setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+                _set_option(writer, socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
             writer.transport.abort()
 
 
-def _socket_of(writer: asyncio.StreamWriter) -> socket.socket:
-    """Its socket. Raises OSError when the connection is gone."""
+def _set_option(writer: asyncio.StreamWriter, level: int, option: int, value: int | bytes) -> None:
+    """Set an option of its socket. Raises OSError when the connection is gone."""
     try:
-        found: socket.socket = writer.get_extra_info("socket")
+        writer.get_extra_info("socket").setsockopt(level, option, value)
     except ValueError as error:  # so uvloop says that there is no descriptor any more
         raise OSError(errno.EBADF, "the connection is gone") from error
-    return found
 
 
 class _Pipe:
