@@ -35,6 +35,7 @@ from kvasir_workers.engines.vllm.kv_recovery import CacheControl
 from kvasir_workers.engines.vllm.quantize import quantized_folder
 from kvasir_workers.engines.vllm.refusals import invalid
 from kvasir_workers.engines.vllm.stream import Stream
+from kvasir_workers.engines.vllm.tier_watch import watch_tiers
 from kvasir_workers.tiers.setup import mark_of, shared_tier
 
 if TYPE_CHECKING:
@@ -118,10 +119,14 @@ class VllmEngine:
                 f"vLLM did not start pool {self._pool.name} with {self._model_path}: {error}"
             ) from error
         self._sink = sink
+        control = self._control()
         endless = [asyncio.create_task(self._pump(), name="vllm-pump")]
         if self._record is not None:
-            keeping = self._record.keep_exact(self._control())
+            keeping = self._record.keep_exact(control)
             endless.append(asyncio.create_task(keeping, name="vllm-record"))
+        if self._deployment.tiers.configured:
+            watching = watch_tiers(self.load, control, MonotonicClock())
+            endless.append(asyncio.create_task(watching, name="vllm-tiers"))
         self._tasks = [*endless, asyncio.create_task(self._watch(endless), name="vllm-watch")]
         return identity
 
