@@ -1,8 +1,8 @@
 """Keeps what an idle engine says of its tiers from going stale.
 
 An engine without requests takes no step, and only a step tells what has become of its tiers. Routers pass
-by a tier that cannot be read, and with it the worker, which then stays idle. So while a tier is in trouble, an
-idle engine is made to take a step now and then.
+by a tier that cannot be read, and with it the worker, which then stays idle. So while a tier is in trouble,
+an idle engine is made to take a step now and then.
 """
 
 from __future__ import annotations
