@@ -265,6 +265,19 @@ async def test_what_one_worker_computed_another_loads_from_redis_and_serves_on_w
             await reader.until(lambda: reader.tier(Medium.REMOTE).trouble != "")
 
 
+@needs_redis
+async def test_an_idle_engine_says_by_itself_that_its_tier_is_well_again(tmp_path: Path) -> None:
+    with RedisServer(tmp_path) as redis:
+        async with running(deployment(TiersSpec(redis=RedisTierSpec(url=redis.url)))) as worker:
+            redis.kill()
+            await worker.serve(worker.prompt(300))
+            await worker.until(lambda: worker.tier(Medium.REMOTE).trouble != "")
+            redis.start()
+            async with asyncio.timeout(PATIENCE_S * 3):
+                while worker.tier(Medium.REMOTE).trouble:
+                    await asyncio.sleep(0.05)
+
+
 async def test_a_killed_worker_s_successor_loads_from_its_disk(tmp_path: Path) -> None:
     tiers = TiersSpec(disk=DiskTierSpec(path=str(tmp_path / "kv")))
     others = set(psutil.Process().children(recursive=True))
