@@ -381,7 +381,7 @@ class Fleet:
         if worker.identity.role is Role.PREFILL:
             waiting, foreign = foreign, 0
         others = min(MOST_OTHERS, self._foreign / self._own_at_reports) if self._own_at_reports else 0.0
-        used = worker.load.kv_usage * place.kv_tokens if worker.load is not None else 0.0
+        used = 0.0 if worker.reported is None else worker.reported.kv_usage * place.kv_tokens
         ints, floats, row = self._columns.ints, self._columns.floats, place.row
         floats[HEAD_TOKENS, row] = next(iter(place.prompts.values()), 0)
         floats[HEAD_SINCE, row] = place.head_since_s

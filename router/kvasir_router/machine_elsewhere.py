@@ -14,12 +14,11 @@ from kvasir.core.errors import KvasirError, UpstreamError
 from kvasir.core.requests import Leg
 from kvasir.ports.routing import Plan
 from kvasir_router.fleet import Fleet
-from kvasir_router.machine_ends import Ends
+from kvasir_router.machine_ends import TRANSFER_FAILED, Ends
 from kvasir_router.machine_legs import Legs
 from kvasir_router.machine_state import Flight, MachineLimits, Phase
 
 LEAST_PATIENCE_S = 0.25
-TRANSFER_FAILED = "transfer_failed"
 ENGINE_DEAD = "engine_dead"
 """What a worker says in its last moments, of everything that ran there."""
 

@@ -15,7 +15,8 @@ from kvasir_router.retry_budget import RetryBudget
 
 FREE = frozenset({"worker_draining", "session_lost"})
 """Refusals of workers that did nothing for the request, and whose number their own going bounds."""
-BLAMELESS = FREE | {"transfer_failed"}
+TRANSFER_FAILED = "transfer_failed"
+BLAMELESS = FREE | {TRANSFER_FAILED}
 """Failures that say nothing of the worker on which they show: KV that did not come lay on another one."""
 
 

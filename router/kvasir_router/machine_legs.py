@@ -63,9 +63,9 @@ class Legs:
 
     def ended_ahead(self, flight: Flight) -> None:
         """The PREFILL leg beside a DECODE leg has said its last."""
-        flight.leg, decode = flight.ahead, flight.leg
-        self.ended(flight)
-        flight.leg, flight.ahead = decode, None
+        if flight.ahead is not None:
+            del self._fleet.workers[flight.ahead.target.worker_id].legs[flight.ahead.leg_id]
+            flight.ahead = None
 
     def stop(self, flight: Flight, now: float) -> None:
         """Abort all that runs of the request."""

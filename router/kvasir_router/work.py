@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from kvasir.core.identity import WorkerIdentity
+from kvasir.core.kv import TierLoad
 from kvasir.core.requests import EngineLoad
 from kvasir.ports.routing import Target
 
@@ -55,10 +56,11 @@ Charges = dict[Target, Work]
 @dataclass(slots=True)
 class Worker:
     """One worker's session. `legs` maps what runs there to requests; `ghosts` are aborted legs whose
-    last delta has not come, with the time of the abort. `foreign` is the number of requests there
-    that are not ours, `foreign_waiting` those of them that have not begun. `charged` counts our requests that
-    run there or are to. `draining` says why it takes nothing new, "" if it does. The fleet keeps columns of
-    all this: tell it of every change but of legs."""
+    last delta has not come, with the time of the abort. `reported` is the worker's last word on itself,
+    `tiers` its last on those. `foreign` is the number of requests there that are not ours,
+    `foreign_waiting` those of them that have not begun. `charged` counts our requests that run there or are
+    to. `draining` says why it takes nothing new, "" if it does. The fleet keeps columns of all this: tell it
+    of every change but of legs."""
 
     worker_id: str
     identity: WorkerIdentity
@@ -66,7 +68,8 @@ class Worker:
     draining: str = ""
     legs: dict[str, str] = field(default_factory=dict)
     ghosts: dict[str, float] = field(default_factory=dict)
-    load: EngineLoad | None = None
+    reported: EngineLoad | None = None
+    tiers: tuple[TierLoad, ...] = ()
     foreign: int = 0
     foreign_waiting: int = 0
     own_at_report: int = 0
@@ -78,6 +81,11 @@ class Worker:
         if self.interrupted:
             return WorkerState.INTERRUPTED
         return WorkerState.DRAINING if self.draining else WorkerState.READY
+
+    @property
+    def load(self) -> EngineLoad | None:
+        """What it has reported, with the last word on tiers; made anew by each call."""
+        return None if self.reported is None else replace(self.reported, tiers=self.tiers)
 
     def abandon(self, leg_id: str, now: float) -> None:
         """The leg is no longer ours, and will still say its last."""
@@ -91,9 +99,8 @@ class Worker:
 
     def report(self, load: EngineLoad) -> None:
         """Take in a load that was measured by the worker. What it says nothing of, tiers, is as before."""
-        if self.load is not None and self.load.tiers and not load.tiers:
-            load = replace(load, tiers=self.load.tiers)
-        self.load = load
+        self.reported = load
+        self.tiers = load.tiers or self.tiers
         self.own_at_report = len(self.legs) + len(self.ghosts)
         self.foreign = max(0, load.running + load.waiting - self.own_at_report)
         self.foreign_waiting = min(self.foreign, load.waiting)

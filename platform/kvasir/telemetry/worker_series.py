@@ -1,4 +1,4 @@
-"""The series of each worker, made at scrape time from the last view of it.
+"""The series of each worker and of its tiers below the device, made at scrape time from the last view of it.
 
 Nothing is kept per series, so a worker that is gone leaves nothing behind, and a view costs one
 dictionary store.
@@ -8,24 +8,28 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from typing import TypeVar
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from kvasir.core.kv import KvState
+from kvasir.core.kv import KvState, TierLoad
 from kvasir.core.requests import EngineLoad
 from kvasir.ports.router import HEALTH_STATES, WorkerView
-from kvasir.telemetry.tier_series import tier_families
 
-_GAUGES: tuple[tuple[str, str, Callable[[EngineLoad], float]], ...] = (
+T = TypeVar("T")
+_Figures = tuple[tuple[str, str, Callable[[T], float]], ...]
+"""Figures of something by name, with what they are and how to read them."""
+
+_GAUGES: _Figures[EngineLoad] = (
     ("running", "Requests in the engine's batch", lambda load: load.running),
     ("waiting", "Requests that wait in the engine", lambda load: load.waiting),
     ("kv_usage_ratio", "Fraction of KV blocks held by running requests", lambda load: load.kv_usage),
     ("kv_blocks_capacity", "KV blocks in all", lambda load: load.kv_blocks_total),
     ("kv_blocks_leased", "KV blocks pinned for other workers to pull", lambda load: load.kv_blocks_leased),
 )
-_COUNTERS: tuple[tuple[str, str, Callable[[EngineLoad], float]], ...] = (
+_COUNTERS: _Figures[EngineLoad] = (
     ("prefix_queries_tokens", "Prompt tokens looked up", lambda load: load.prefix_queries_tokens),
     ("prefix_hits_tokens", "Prompt tokens found in the KV cache", lambda load: load.prefix_hits_tokens),
     ("transfer_received_bytes", "KV bytes pulled", lambda load: load.transfer_bytes_received),
@@ -36,6 +40,33 @@ _COUNTERS: tuple[tuple[str, str, Callable[[EngineLoad], float]], ...] = (
     ("recomputed", "Preempted requests that were computed again", lambda load: load.recomputed),
     ("speculated_tokens", "Tokens proposed by speculation", lambda load: load.speculated_tokens),
     ("accepted_tokens", "Proposed tokens that were right", lambda load: load.accepted_tokens),
+)
+_TIER_GAUGES: _Figures[TierLoad] = (
+    ("blocks", "Blocks in the tier, as far as the worker knows", lambda tier: tier.blocks),
+    ("bytes", "Bytes that they take", lambda tier: tier.bytes_used),
+    (
+        "capacity_bytes",
+        "Bytes that they may take; 0 where that is not the worker's",
+        lambda t: t.bytes_capacity,
+    ),
+    ("up", "1 while the tier is read, 0 while it cannot be", lambda tier: tier.readable),
+    ("trouble", "1 while something is wrong with the tier, read or not", lambda tier: bool(tier.trouble)),
+)
+_TIER_COUNTERS: _Figures[TierLoad] = (
+    ("loads", "Reads of several blocks at once", lambda tier: tier.loads),
+    ("loaded_blocks", "Blocks read", lambda tier: tier.loaded_blocks),
+    ("loaded_bytes", "Bytes read", lambda tier: tier.loaded_bytes),
+    ("load_seconds", "Time that reads took", lambda tier: tier.load_s),
+    ("stored_blocks", "Blocks written", lambda tier: tier.stored_blocks),
+    ("stored_bytes", "Bytes written", lambda tier: tier.stored_bytes),
+    ("evicted_blocks", "Blocks that gave way to others", lambda tier: tier.evicted_blocks),
+    (
+        "corrupt_blocks",
+        "Blocks that were not what had been written, and not used",
+        lambda t: t.corrupt_blocks,
+    ),
+    ("dropped_blocks", "Blocks not written, since too many waited to be", lambda tier: tier.dropped_blocks),
+    ("failures", "Calls that failed or passed their deadline", lambda tier: tier.failures),
 )
 
 NOT_JUDGED = ("connecting", "refused")
@@ -61,33 +92,44 @@ class WorkerSeries(Collector):
         return set(self._views)
 
     def collect(self) -> Iterable[Metric]:
-        """One family per metric, one series per worker that has reported a load."""
+        """One family per metric, one series per worker, or tier of a worker, that has been reported."""
         labels = ("worker", "pool")
-        loaded = [(view, view.load) for view in self._views.values() if view.load is not None]
-        for name, text, read in _GAUGES:
-            gauge = GaugeMetricFamily(f"kvasir_worker_{name}", text, labels=labels)
-            for view, load in loaded:
-                gauge.add_metric((view.worker_id, view.pool), read(load))
-            yield gauge
-        for name, text, read in _COUNTERS:
-            counter = CounterMetricFamily(f"kvasir_worker_{name}", text, labels=labels)
-            for view, load in loaded:
-                counter.add_metric((view.worker_id, view.pool), read(load))
-            yield counter
+        views = list(self._views.values())
+        loads = [((view.worker_id, view.pool), view.load) for view in views if view.load is not None]
+        tiers = [((*worker, tier.medium.name.lower()), tier) for worker, load in loads for tier in load.tiers]
+        yield from _families(GaugeMetricFamily, "kvasir_worker_", labels, _GAUGES, loads)
+        yield from _families(CounterMetricFamily, "kvasir_worker_", labels, _COUNTERS, loads)
+        of_tier = (*labels, "tier")
+        yield from _families(GaugeMetricFamily, "kvasir_worker_tier_", of_tier, _TIER_GAUGES, tiers)
+        yield from _families(CounterMetricFamily, "kvasir_worker_tier_", of_tier, _TIER_COUNTERS, tiers)
         in_flight = GaugeMetricFamily(
             "kvasir_worker_in_flight", "Requests that the router has on the worker", labels=labels
         )
-        for view in self._views.values():
+        for view in views:
             in_flight.add_metric((view.worker_id, view.pool), view.in_flight)
         yield in_flight
-        yield from tier_families(list(self._views.values()))
-        yield from _caches(list(self._views.values()))
-        yield from _health([view for view in self._views.values() if view.state not in NOT_JUDGED])
-        states = Counter((view.pool, view.state) for view in self._views.values())
+        yield from _caches(views)
+        yield from _health([view for view in views if view.state not in NOT_JUDGED])
+        states = Counter((view.pool, view.state) for view in views)
         by_state = GaugeMetricFamily("kvasir_workers", "Workers by state", labels=("pool", "state"))
         for (pool, state), count in states.items():
             by_state.add_metric((pool, state), count)
         yield by_state
+
+
+def _families(
+    make: type[GaugeMetricFamily] | type[CounterMetricFamily],
+    prefix: str,
+    labels: Sequence[str],
+    figures: _Figures[T],
+    rows: Sequence[tuple[Sequence[str], T]],
+) -> Iterable[Metric]:
+    """One family per figure, one series per labelled row."""
+    for name, text, read in figures:
+        family = make(prefix + name, text, labels=labels)
+        for values, each in rows:
+            family.add_metric(values, read(each))
+        yield family
 
 
 def _health(views: Sequence[WorkerView]) -> Iterable[Metric]:

@@ -6,7 +6,7 @@ from typing import Any
 
 from kvasir.ports.routing import SCORE
 from kvasir_platform.cli.gateway_client import decisions
-from kvasir_platform.cli.output import Output, table
+from kvasir_platform.cli.output import Output, number, table
 from kvasir_platform.cli.running import gateway_address
 
 _VERBS = {"prefill": "prefilled", "decode": "decoded", "whole": "run whole"}
@@ -120,11 +120,11 @@ def _outcome(record: Record) -> list[str]:
     rows = [
         [
             "cached tokens",
-            _tokens(record["predicted_cached_tokens"]),
-            _tokens(cached),
+            number(record["predicted_cached_tokens"]),
+            number(cached),
             f"of {record['prompt_tokens']:,} in the prompt",
         ],
-        *([["from tiers", *map(_tokens, tiers), "of them"]] if any(tiers) else []),
+        *([["from tiers", *map(number, tiers), "of them"]] if any(tiers) else []),
         ["TTFT", _ms(foreseen), _ms(ttft), f"{_ms(record['slo_ttft_s'])} promised"],
         ["mean ITL", "-", _ms(itl), f"{_ms(record['slo_itl_s'])} promised"],
     ]
@@ -148,10 +148,6 @@ def _figure(value: float | None, unit: str) -> str:
     if value is None:
         return "∞"
     return f"{value * 1e3:,.2f}" if unit == "s" else f"{value:,.4g}"
-
-
-def _tokens(count: int | None) -> str:
-    return "-" if count is None else f"{count:,}"
 
 
 def _ms(seconds: float | None) -> str:

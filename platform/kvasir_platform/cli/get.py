@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from kvasir_platform.cli.gateway_client import workers
-from kvasir_platform.cli.output import Output, table
+from kvasir_platform.cli.output import Output, number, table
 from kvasir_platform.cli.running import gateway_address
 from kvasir_platform.cli.tiers import tier_troubles, tiers_cell
 
@@ -39,12 +39,12 @@ def _row(worker: dict[str, Any]) -> tuple[str, ...]:
         str(worker.get("state", "?")),
         _health(health) if worker.get("state") not in _NOT_JUDGED else "-",
         str(kv.get("state", "-")),
-        _count(kv.get("blocks")),
-        _count(kv.get("predicted_blocks")),
-        _count(kv.get("resyncs")),
-        _count(worker.get("in_flight")),
-        _count(load.get("running")),
-        _count(load.get("waiting")),
+        number(kv.get("blocks")),
+        number(kv.get("predicted_blocks")),
+        number(kv.get("resyncs")),
+        number(worker.get("in_flight")),
+        number(load.get("running")),
+        number(load.get("waiting")),
         "-" if usage is None else f"{usage:.0%}",
         tiers_cell(load),
         "; ".join(why for why in reasons if why),
@@ -59,7 +59,3 @@ def _health(health: dict[str, Any]) -> str:
     elif state == "ejected":
         state += f" {health.get('for_s', 0.0):.1f}s"
     return f"{state} (panic)" if health.get("panic") else state
-
-
-def _count(value: object) -> str:
-    return f"{value:,}" if isinstance(value, int) else "-"

@@ -77,6 +77,11 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]], numbers: Container
     return "\n".join(lines)
 
 
+def number(value: object) -> str:
+    """A count for people; "-" where there is none."""
+    return f"{value:,}" if isinstance(value, int) else "-"
+
+
 def size(count: float) -> str:
     """Bytes for people."""
     return f"{count / (1 << 30):.2f} GiB" if count >= 1 << 30 else f"{count / (1 << 20):.0f} MiB"

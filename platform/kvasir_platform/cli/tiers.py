@@ -18,7 +18,7 @@ def tiers_cell(load: dict[str, Any]) -> str:
 
 
 def tier_troubles(load: dict[str, Any]) -> list[str]:
-    """Why tiers are not used, one line for each that is not."""
+    """What is wrong with tiers, one line for each in trouble."""
     return [f"{_name(tier)}: {tier['trouble']}" for tier in load.get("tiers") or () if tier.get("trouble")]
 
 

@@ -44,13 +44,7 @@ from kvasir.ports.routing import (
     RequestView,
     TermTable,
 )
-from kvasir_router.decide.eligible import (
-    Disaggregation,
-    Eligible,
-    apart_or_whole,
-    by_tier,
-    missing_role,
-)
+from kvasir_router.decide.eligible import Disaggregation, Eligible, apart_or_whole, missing_role
 from kvasir_router.decide.rates import CHUNK_TOKENS
 
 TERMS: tuple[str, ...] = (
@@ -338,6 +332,15 @@ def _plan(request: RequestView, candidates: Candidates, choice: _Choice, terms: 
         reason=f"{mode}_{'prefix' if cached else 'load'}",
         predicted_cached_tokens=cached,
         predicted_ttft_s=choice.ttft_s,
-        predicted_tier_tokens=by_tier(candidates, row, cached - candidates.cached_tokens.item(row)),
+        predicted_tier_tokens=_by_tier(candidates, row, cached - candidates.cached_tokens.item(row)),
         tables=choice.tables,
     )
+
+
+def _by_tier(candidates: Candidates, row: int, tokens: int) -> tuple[int, ...]:
+    """How many of so many tokens come from each tier: the faster ones are asked first."""
+    parts = []
+    for held in candidates.tier_tokens[row].tolist():
+        parts.append(min(held, tokens))
+        tokens -= parts[-1]
+    return tuple(parts)

@@ -80,23 +80,14 @@ def plan_by_parts(
 def plan_of(candidates: Candidates, prefill: int | None, decode: int, reason: str) -> Plan:
     """The plan that names these rows. What lower tiers hold is no less of a hit."""
     row = decode if prefill is None else prefill
-    below = candidates.tier_tokens[row].sum()
+    below = tuple(candidates.tier_tokens[row].tolist())
     return Plan(
         prefill=None if prefill is None else candidates.targets[prefill],
         decode=candidates.targets[decode],
         reason=reason,
-        predicted_cached_tokens=int(candidates.cached_tokens[row] + below),
-        predicted_tier_tokens=by_tier(candidates, row, below),
+        predicted_cached_tokens=candidates.cached_tokens.item(row) + sum(below),
+        predicted_tier_tokens=below,
     )
-
-
-def by_tier(candidates: Candidates, row: int, tokens: int) -> tuple[int, ...]:
-    """The tier that each of so many tokens comes from, which the faster ones hold first."""
-    parts = []
-    for held in candidates.tier_tokens[row].tolist():
-        parts.append(min(held, int(tokens)))
-        tokens -= parts[-1]
-    return tuple(parts)
 
 
 def missing_role(

@@ -16,11 +16,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from kvasir.core.identity import Hardware, KvLayout, WorkerIdentity
 from kvasir.core.kv import TierLoad
 from kvasir.core.requests import Timings, Usage
 from kvasir.ports.routing import LOWER_TIERS, FloatColumn, IntColumn, RateColumns
-from kvasir_router.decide.fits import LinearFit
+from kvasir_router.decide.fits import PRIOR_WEIGHT, LinearFit
 from kvasir_router.decide.roofline import Rates, rates_of
 
 POOL_WEIGHT = 2.0
@@ -57,15 +59,14 @@ _MOST_IDLE_POOLS = 64
 _PoolKey = tuple[str, str, Hardware, KvLayout]
 
 
-def _fits(believed: Rates, weight: float | None = None) -> list[LinearFit]:
+def _fits(believed: Rates, weight: float = PRIOR_WEIGHT) -> list[LinearFit]:
     pairs = (
         (believed.prefill_fixed_s, believed.prefill_token_s),
         (believed.step_fixed_s, believed.step_stream_s),
         (believed.transfer_fixed_s, believed.transfer_byte_s),
         *zip(believed.tier_fixed_s, believed.tier_byte_s, strict=True),
     )
-    how = {} if weight is None else {"weight": weight}
-    return [LinearFit(*pair, scale, **how) for pair, scale in zip(pairs, _SCALES, strict=True)]
+    return [LinearFit(*pair, scale, weight) for pair, scale in zip(pairs, _SCALES, strict=True)]
 
 
 def _rates(fits: list[LinearFit]) -> Rates:
@@ -227,8 +228,7 @@ def contention(rates: Rates, streams: int) -> float:
 def write_rates(table: FloatColumn, rows: slice | IntColumn, rates: Rates) -> None:
     """Put rates into some columns of a table of shape RATE_ROWS x places."""
     values = (*rates[:6], *rates.tier_fixed_s, *rates.tier_byte_s)
-    for row, value in enumerate(values):
-        table[row, rows] = value
+    table[:RATE_ROWS, rows] = np.array(values)[:, None]
 
 
 def rate_columns(table: FloatColumn) -> RateColumns:
