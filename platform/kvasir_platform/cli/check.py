@@ -8,7 +8,8 @@ from dataclasses import asdict
 
 from kvasir_platform.cli.output import Output
 from kvasir_platform.cli.spec_file import chosen_deployment
-from kvasir_platform.control.preflight import Finding, examine
+from kvasir_platform.control.finding import Finding
+from kvasir_platform.control.preflight import examine
 from kvasir_platform.control.probe import probe
 
 _MARKS = {"ok": "ok     ", "warning": "warning", "error": "ERROR  "}

@@ -18,8 +18,9 @@ from kvasir_platform.cli.output import Output
 from kvasir_platform.cli.progress import ProgressDisplay, explain
 from kvasir_platform.cli.spec_file import chosen_deployment, chosen_file
 from kvasir_platform.control.cleanup import sweep
+from kvasir_platform.control.finding import Finding
 from kvasir_platform.control.launcher import LauncherFactory
-from kvasir_platform.control.preflight import Finding, examine
+from kvasir_platform.control.preflight import examine
 from kvasir_platform.control.probe import probe
 from kvasir_platform.control.runtime_dir import RuntimeDir, default_base
 

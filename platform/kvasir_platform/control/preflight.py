@@ -9,15 +9,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Literal
 
 from kvasir.config.spec import Deployment, PoolSpec, is_loopback
 from kvasir.config.support import Platform, engine_platform, refusals
 from kvasir.core.requests import Role
+from kvasir_platform.control.finding import Finding
 from kvasir_platform.control.janitor import SHARED_MEMORY
-from kvasir_platform.control.preflight_tiers import TierProbe, arena_bytes, troubles
-
-Level = Literal["ok", "warning", "error"]
+from kvasir_platform.control.preflight_tiers import TierProbe, arena_bytes, tier_findings
 
 MIB = 1 << 20
 GIB = 1 << 30
@@ -33,16 +31,6 @@ SHM_PER_RANK_BYTES = 32 * MIB
 FILES_BESIDE_STREAMS = 512
 
 _DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """The result of one check. `remedy` says what to do, "" when it is ok."""
-
-    check: str
-    level: Level
-    message: str
-    remedy: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -393,24 +381,19 @@ def _native(deployment: Deployment, machine: Machine) -> Iterator[Finding]:
 
 
 def _fabric(deployment: Deployment, machine: Machine) -> Iterator[Finding]:
-    transfer = deployment.transfer
-    beyond = deployment.disaggregated and not is_loopback(transfer.host)
-    if beyond and transfer.kind == "nixl" and not machine.rdma:
+    nixl = deployment.disaggregated and deployment.transfer.kind == "nixl"
+    if nixl and not machine.rdma and not is_loopback(deployment.transfer.host):
         yield Finding(
             "fabric",
             "warning",
             "KV is to move between machines over NIXL, and this one has no RDMA device: UCX then uses TCP, "
-            "and ends the prefill engine when a decode worker gives up a pull that hangs",
+            "and can end the prefill engine when a decode worker gives up a pull that hangs",
             "set transfer.kind: nccl, or run where RDMA devices are",
         )
 
 
 def _tiers(deployment: Deployment, machine: Machine) -> Iterator[Finding]:
-    found = list(troubles(deployment, machine.tiers))
-    for check, error, message, remedy in found:
-        yield Finding(check, "error" if error else "warning", message, remedy)
-    if deployment.tiers.configured and not found:
-        yield Finding("tiers", "ok", "every tier can be reached")
+    return tier_findings(deployment, machine.tiers)
 
 
 def _size(count: int) -> str:

@@ -15,6 +15,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from kvasir.config.spec import Deployment, TiersSpec
+from kvasir_platform.control.finding import Finding
 
 _REDIS_PORT = 6379
 _CONNECT_S = 1.0
@@ -52,7 +53,8 @@ def disk_bytes(deployment: Deployment) -> int:
 
 
 def _disk(path: Path) -> tuple[str, bool, int]:
-    there = next(each for each in (path, *path.absolute().parents) if each.exists())
+    # Path.exists() raises where a folder above may not be searched.
+    there = next(each for each in (path, *path.absolute().parents) if os.path.exists(each))
     if not there.is_dir():
         return f"{there} is not a folder", True, 0
     if not os.access(there, os.W_OK | os.X_OK):
@@ -70,22 +72,33 @@ def _knock(url: str) -> str:
     return ""
 
 
-def troubles(deployment: Deployment, probe: TierProbe) -> Iterator[tuple[str, bool, str, str]]:
-    """(check, whether it is an error, message, remedy) for each tier that cannot be used as asked for."""
+def tier_findings(deployment: Deployment, probe: TierProbe) -> Iterator[Finding]:
+    """One finding for each tier that cannot be used as asked for; one in all where each of them can."""
+    found = list(_troubles(deployment, probe))
+    yield from found
+    if deployment.tiers.configured and not found:
+        yield Finding("tiers", "ok", "every tier can be reached")
+
+
+def _troubles(deployment: Deployment, probe: TierProbe) -> Iterator[Finding]:
     if probe.disk_problem:
-        remedy = "name another folder in tiers.disk.path, or let this user write there"
-        yield "disk", probe.disk_blocked, f"tiers.disk: {probe.disk_problem}", remedy
-    elif (needed := disk_bytes(deployment)) > probe.disk_free:
-        yield (
+        yield Finding(
             "disk",
-            False,
+            "error" if probe.disk_blocked else "warning",
+            f"tiers.disk: {probe.disk_problem}",
+            "name another folder in tiers.disk.path, or let this user write there",
+        )
+    elif (needed := disk_bytes(deployment)) > probe.disk_free:
+        yield Finding(
+            "disk",
+            "warning",
             f"tiers.disk: all may take {needed / 1e9:.1f} GB, and {probe.disk_free / 1e9:.1f} GB are free",
             "lower tiers.disk.bytes, which is for each engine, or free space",
         )
     if probe.redis_problem:
-        yield (
+        yield Finding(
             "redis",
-            False,
+            "warning",
             f"tiers.redis: {probe.redis_problem}",
             "start it, or correct tiers.redis.url; without it requests are served, and nothing is shared",
         )

@@ -12,11 +12,11 @@ import pytest
 
 from kvasir.config.loader import load
 from kvasir.config.spec import Deployment
+from kvasir_platform.control.finding import Finding
 from kvasir_platform.control.preflight import (
     ENGINE_BYTES,
     GIB,
     FileProbe,
-    Finding,
     Machine,
     ModelProbe,
     PortProbe,
