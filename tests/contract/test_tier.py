@@ -1,30 +1,29 @@
-"""What every adapter of the tier port must hold: memory, files, and a real Redis."""
+"""What every adapter of the tier port must hold: files, and a real Redis. Host memory is no such adapter: the
+arena is the CPU tier, and tests/unit/tiers says what it must hold."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 
 import pytest
+from tests.helpers.tier_blocks import block
 
 from kvasir.config.spec_tiers import DiskTierSpec, RedisTierSpec
 from kvasir.core.identity import KvLayout
 from kvasir.core.kv import Medium
-from kvasir.ports.tier import KEY_BYTES, Block, Change, KvTier, Read, Write
+from kvasir.ports.tier import Block, Change, KvTier, Read, Write
 from kvasir_platform.sim.lab.redis_server import RedisServer, find_redis
-from kvasir_workers.tiers.arena import Arena
 from kvasir_workers.tiers.blob import fingerprint
-from kvasir_workers.tiers.cpu import CpuTier
 from kvasir_workers.tiers.disk import DiskTier
-from kvasir_workers.tiers.eviction import Lru
-from kvasir_workers.tiers.redis_tier import RedisTier, shared_tier_id
+from kvasir_workers.tiers.redis_tier import RedisTier
+from kvasir_workers.tiers.setup import shared_tier
 
 SIZE = 4096
 ROOM = 300
-"""Blocks that the bounded tiers have room for."""
+"""Blocks that the disk tier has room for."""
 FOOTPRINT = 8192
 """What a block of SIZE bytes takes on disk."""
 PRINT = fingerprint("model", "revision", KvLayout(16, "float32", "HND", 2, 2, 32, SIZE))
@@ -59,18 +58,13 @@ def redis_spec(server: RedisServer, **changes: object) -> RedisTierSpec:
     )
 
 
-@pytest.fixture(params=["cpu", "disk", "redis"])
+@pytest.fixture(params=["disk", "redis"])
 def bench(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Bench]:
-    def memory() -> KvTier:
-        return CpuTier(Arena(ROOM, Lru()), memoryview(bytearray(ROOM * SIZE)), SIZE, time.monotonic)
-
     def disk() -> KvTier:
         spec = DiskTierSpec(path=str(tmp_path / "tier"), bytes=ROOM * FOOTPRINT, timeout_s=20.0)
         return DiskTier(spec, PRINT, SIZE)
 
-    if request.param == "cpu":
-        made = Bench(memory)
-    elif request.param == "disk":
+    if request.param == "disk":
         made = Bench(disk)
     else:
         server: RedisServer = request.getfixturevalue("redis")
@@ -89,10 +83,6 @@ def settle(tier: KvTier) -> Change:
         stored += change.stored
         removed += change.removed
     return Change(tuple(stored), tuple(removed))
-
-
-def block(number: int) -> Block:
-    return Block(number.to_bytes(2, "little") * (KEY_BYTES // 2), number + 1, number)
 
 
 def content(number: int) -> bytes:
@@ -162,7 +152,7 @@ def test_dropped_blocks_are_gone_and_unknown_ones_are_ignored(bench: Bench) -> N
     assert get(tier, 1, 2, 3) == [content(1), content(2), content(3)]
 
 
-@pytest.mark.parametrize("bench", ["cpu", "disk"], indirect=True)
+@pytest.mark.parametrize("bench", ["disk"], indirect=True)
 def test_a_bounded_tier_lets_go_of_others_and_says_so(bench: Bench) -> None:
     tier = bench.tier()
     for number in range(ROOM):
@@ -234,8 +224,7 @@ def test_after_close_everything_is_a_miss(bench: Bench) -> None:
     assert tier.load().medium is tier.medium
 
 
-@pytest.mark.parametrize("bench", ["disk", "redis"], indirect=True)
-def test_a_durable_tier_outlives_its_instance(bench: Bench) -> None:
+def test_what_is_kept_outlives_its_instance(bench: Bench) -> None:
     first = bench.tier()
     put(first, *range(50))
     first.close()
@@ -336,11 +325,11 @@ def test_after_a_hole_little_more_is_asked_for(redis: RedisServer) -> None:
 def test_a_shared_tier_is_named_by_its_place_and_its_blocks() -> None:
     spec = RedisTierSpec(url="redis://host:1/0", username="user", password_file="/secret")
     other = fingerprint("model", "other", KvLayout(16, "float32", "HND", 2, 2, 32, SIZE))
-    named = shared_tier_id(spec, PRINT)
-    assert named == shared_tier_id(RedisTierSpec(url="redis://host:1/0", ttl_s=1), PRINT)
+    named = shared_tier(spec, PRINT)
+    assert named == shared_tier(RedisTierSpec(url="redis://host:1/0", ttl_s=1), PRINT)
     others = {
-        shared_tier_id(RedisTierSpec(url="redis://host:1/1"), PRINT),
-        shared_tier_id(RedisTierSpec(url="redis://host:1/0", namespace="two"), PRINT),
-        shared_tier_id(spec, other),
+        shared_tier(RedisTierSpec(url="redis://host:1/1"), PRINT),
+        shared_tier(RedisTierSpec(url="redis://host:1/0", namespace="two"), PRINT),
+        shared_tier(spec, other),
     }
     assert len(others | {named}) == 4

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from typing import Literal, Self
+from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator, model_validator
 
@@ -17,7 +18,7 @@ _REDIS = re.compile(
 class CpuTierSpec(Spec):
     """Host memory of each engine, shared by its ranks. Lower tiers are written from it and read into it."""
 
-    bytes: int = Field(default=256 << 20, ge=1 << 20, le=64 << 40)
+    bytes: int = Field(default=1 << 30, ge=1 << 20, le=64 << 40)
     """Memory of each engine (each data-parallel rank of a replica)."""
     eviction: Literal["lfu", "lru", "s3fifo"] = "lfu"
     """Which blocks give way when it is full."""
@@ -67,6 +68,10 @@ class RedisTierSpec(Spec):
                 "redis://host:port/db or rediss://host:port/db, without credentials (set username and "
                 "password_file), as in redis://127.0.0.1:6379/0"
             )
+        parts = urlsplit(value)
+        # Both raise ValueError for what no socket takes: a port beyond 65535, a label that is no host's.
+        _ = parts.port
+        (parts.hostname or "").encode("idna")
         return value
 
     @model_validator(mode="after")

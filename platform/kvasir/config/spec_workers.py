@@ -25,7 +25,7 @@ class TransferSpec(Spec):
     lease_s: float = Field(default=20.0, gt=0, le=600)
     """How long a prefill worker keeps blocks that nobody pulled."""
     timeout_s: float = Field(default=5.0, gt=0, le=600)
-    """A pull that takes longer has failed."""
+    """A pull that makes no progress for so long has failed."""
     on_failure: Literal["recompute", "fail"] = "recompute"
     """What the decode worker does when KV did not arrive."""
 

@@ -1,8 +1,10 @@
-"""Where KV blocks stay when the device has no room for them: CPU memory, disk, a shared store.
+"""Where KV blocks stay that are neither on the device nor in host memory: a disk, a shared store.
 
-A tier is a cache of a cache. Whatever goes wrong with it is a miss or a block that was not kept, said in its
-status, and never an error of a request. Blocks are kept under the engine's full chain hash, which covers all
-tokens before them, the salt and the adapter; the 64-bit names that routers use choose workers, never bytes.
+Host memory itself, the CPU tier, is the worker's arena of slots, through which all blocks go to the tiers of
+this port and come from them. A tier is a cache of a cache. Whatever goes wrong with it is a miss or a block
+that was not kept, said in its status, and never an error of a request. Blocks are kept under the engine's
+full chain hash, which covers all tokens before them, the salt and the adapter; the 64-bit names that routers
+use choose workers, never bytes.
 """
 
 from __future__ import annotations

@@ -182,6 +182,22 @@ BAD = {
         '"collector"',
         "host:port, http://host:port or https://host:port",
     ),
+    "a Redis on a port that does not exist": (
+        "tiers: {redis: {url: 'redis://kv.example:99999/0'}}",
+        1,
+        22,
+        "tiers.redis.url",
+        "99999",
+        "0-65535",
+    ),
+    "a Redis on a host that does not exist": (
+        f"tiers: {{redis: {{url: 'redis://{'k' * 64}.example:6379/0'}}}}",
+        1,
+        22,
+        "tiers.redis.url",
+        "kkkk",
+        "label",
+    ),
 }
 
 

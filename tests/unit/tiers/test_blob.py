@@ -23,15 +23,14 @@ def made(data: bytes = DATA, key: bytes = KEY, mark: bytes = PRINT) -> bytes:
     return blob.make_header(mark, Block(key, 2**64 - 1, 7), memoryview(data))
 
 
-def reason(header: bytes, length: int = len(DATA)) -> str | None:
-    return blob.verify(header, KEY, PRINT, length)
+def reason(header: bytes, size: int = blob.HEADER_BYTES + len(DATA)) -> str | None:
+    return blob.verify(header, size, KEY, PRINT, len(DATA))
 
 
 def test_a_sound_blob_says_what_it_is() -> None:
     assert reason(made()) is None
     header = blob.read_header(made())
-    assert (header.block, header.length, header.flags) == (Block(KEY, 2**64 - 1, 7), len(DATA), 0)
-    assert header.fingerprint == PRINT
+    assert (header.block, header.length) == (Block(KEY, 2**64 - 1, 7), len(DATA))
     assert blob.verify_payload(header, DATA) is None
     assert len(made()) == blob.HEADER_BYTES
 
@@ -45,6 +44,8 @@ def test_each_way_to_be_something_else_has_its_word() -> None:
     assert reason(made(mark=bytes(16))) == "fingerprint"
     assert reason(made(key=bytes(KEY_BYTES))) == "key"
     assert reason(made(data=DATA[:-4])) == "length"
+    assert reason(made(), len(made()) + len(DATA) - 1) == "truncated"
+    assert reason(made(), len(made()) + len(DATA) + 1) == "length"
     header = blob.read_header(made())
     assert blob.verify_payload(header, DATA[:-4]) == "truncated"
     assert blob.verify_payload(header, DATA[4:] + DATA[:4]) == "checksum"

@@ -9,10 +9,11 @@ from pathlib import Path
 from random import Random
 
 import pytest
+from tests.helpers.tier_blocks import block
 
 from kvasir.config.spec_tiers import DiskTierSpec
 from kvasir.core.identity import KvLayout
-from kvasir.ports.tier import KEY_BYTES, Block, Change, Read, Write
+from kvasir.ports.tier import Block, Change, Read, Write
 from kvasir_workers.tiers.blob import HEADER_BYTES, fingerprint
 from kvasir_workers.tiers.breaker import BreakerLimits
 from kvasir_workers.tiers.disk import DiskTier
@@ -43,10 +44,6 @@ def tier(path: Path, mark: bytes = PRINT, clock: Ticks | None = None, **spec: fl
     made = DiskTierSpec.model_validate({"path": str(path), "bytes": ROOM, **spec})
     limits = BreakerLimits(backoff_s=1.0, jitter=0.0)
     return DiskTier(made, mark, SIZE, now=clock or Ticks(), rng=Random(1), limits=limits)
-
-
-def block(number: int) -> Block:
-    return Block(number.to_bytes(2, "little") * (KEY_BYTES // 2), number + 1, number)
 
 
 def content(number: int) -> bytes:

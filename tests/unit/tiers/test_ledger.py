@@ -15,16 +15,16 @@ def block(number: int, name: int | None = None) -> Block:
     return Block(bytes([number]) * KEY_BYTES, number if name is None else name, 0)
 
 
-@given(STEPS)
-def test_changes_add_up_to_what_is_held(steps: list[tuple[str, int]]) -> None:
-    ledger, held, told = Ledger(), set[Block](), set[Block]()
+@given(STEPS, st.integers(1, 6))
+def test_changes_add_up_to_what_is_held(steps: list[tuple[str, int]], most: int) -> None:
+    ledger, held, told = Ledger(most), list[Block](), set[Block]()
     for what, number in [*steps, ("take", 0)]:
         if what == "add":
             ledger.add(block(number))
-            held.add(block(number))
+            held = [*(each for each in held if each != block(number)), block(number)][-most:]
         elif what == "remove":
             ledger.remove(block(number).key)
-            held.discard(block(number))
+            held = [each for each in held if each != block(number)]
         elif what == "clear":
             ledger.clear()
             held.clear()
@@ -33,21 +33,32 @@ def test_changes_add_up_to_what_is_held(steps: list[tuple[str, int]]) -> None:
             assert not set(change.stored) & told
             assert set(change.removed) <= told
             told = told - set(change.removed) | set(change.stored)
-            assert told == held
-        assert set(ledger.blocks()) == held
+            assert told == set(held)
+        assert ledger.blocks() == held
         assert len(ledger) == len(held)
     assert ledger.take() == Change()
 
 
+def test_what_falls_off_is_the_least_recently_used_and_told_to_be_gone() -> None:
+    ledger = Ledger(2)
+    ledger.add(block(1))
+    ledger.add(block(2))
+    ledger.add(block(1))
+    ledger.take()
+    ledger.add(block(3))
+    assert block(2).key not in ledger
+    assert ledger.take() == Change((block(3),), (block(2),))
+
+
 def test_what_came_and_went_between_two_questions_is_not_told() -> None:
-    ledger = Ledger()
+    ledger = Ledger(4)
     ledger.add(block(1))
     ledger.remove(block(1).key)
     assert ledger.take() == Change()
 
 
 def test_a_key_under_another_name_is_removed_and_stored() -> None:
-    ledger = Ledger()
+    ledger = Ledger(4)
     ledger.add(block(1))
     ledger.take()
     ledger.add(block(1, name=9))
@@ -55,9 +66,9 @@ def test_a_key_under_another_name_is_removed_and_stored() -> None:
 
 
 def test_the_order_is_that_of_use() -> None:
-    ledger = Ledger()
+    ledger = Ledger(4)
     assert ledger.newest() is None
     for number in (1, 2, 3, 1):
         ledger.add(block(number))
     assert ledger.keys() == [block(2).key, block(3).key, block(1).key]
-    assert (ledger.oldest(), ledger.newest()) == (block(2).key, block(1).key)
+    assert ledger.newest() == block(1).key

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -42,8 +44,21 @@ def test_weights_and_not_their_folder_decide_whose_blocks_are_read(tmp_path: Pat
     assert len(marks) == 8
 
 
+def test_weights_that_differ_only_in_the_middle_of_a_file_are_others(tmp_path: Path) -> None:
+    weights = bytearray(1 << 20)
+    before = folder(tmp_path, "before", bytes(weights))
+    weights[300_000:700_000] = b"\1" * 400_000
+    after = folder(tmp_path, "after", bytes(weights))
+    assert mark_of("m", "main", LAYOUT, before, {}) != mark_of("m", "main", LAYOUT, after, {})
+
+
 def test_a_deployment_without_redis_shares_no_tier() -> None:
     assert shared_tier(None, b"mark") == ""
+
+
+def test_an_engine_without_redis_loads_no_client_of_it() -> None:
+    code = "import sys, kvasir_workers.tiers.setup; sys.exit('redis' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 def test_an_arena_for_too_few_blocks_is_refused_with_its_field() -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import pytest
+from tests.helpers.kept_tier import SIZE, KeptTier, content
 
 from kvasir.core.kv import KvChange, Medium, TierLoad
 from kvasir.native._twin import records
@@ -16,7 +17,6 @@ from kvasir_workers.tiers.eviction import eviction
 from kvasir_workers.tiers.levels import Lower
 from kvasir_workers.tiers.store import TierStore
 
-SIZE = 8
 WAIT_S = 10.0
 
 
@@ -29,21 +29,15 @@ def chain(first: int, last: int) -> list[Block]:
     return [block(number) for number in range(first, last + 1)]
 
 
-def content(key: bytes) -> bytes:
-    return key[-SIZE:]
-
-
-class FakeTier:
-    """Holds `kept`; a call waits until `gate` is open."""
+class FakeTier(KeptTier):
+    """A call waits until `gate` is open; blocks of `bad` come back as garbage."""
 
     def __init__(self, medium: Medium, kept: Iterable[Block] = ()) -> None:
-        self.medium = medium
-        self.kept = {each.key: each for each in kept}
+        super().__init__(medium, kept)
         self.bad: set[bytes] = set()
         self.gate = threading.Event()
         self.gate.set()
         self.called = threading.Semaphore(0)
-        self.lookups: list[int] = []
         self.read: list[bytes] = []
         self.written: list[bytes] = []
         self.closed = False
@@ -63,38 +57,20 @@ class FakeTier:
 
     def lookup(self, keys: Sequence[bytes]) -> int:
         self._wait()
-        self.lookups.append(len(keys))
-        return next((at for at, key in enumerate(keys) if key not in self.kept), len(keys))
+        return super().lookup(keys)
 
     def get(self, wanted: Sequence[Read]) -> int:
         self._wait()
-        for at, read in enumerate(wanted):
-            self.read.append(read.key)
-            if read.key in self.bad:
-                read.target[:] = b"\xff" * SIZE
-                return at
-            read.target[:] = content(read.key)
-        return len(wanted)
+        whole = next((at for at, read in enumerate(wanted) if read.key in self.bad), len(wanted))
+        self.read += [read.key for read in wanted[: whole + 1]]
+        for read in wanted[whole:]:
+            read.target[:] = b"\xff" * SIZE
+        return super().get(wanted[:whole])
 
     def put(self, blocks: Sequence[Write]) -> Change:
         self._wait()
-        for write in blocks:
-            assert bytes(write.data) == content(write.block.key)
-            self.written.append(write.block.key)
-            self.kept[write.block.key] = write.block
-        return Change(stored=tuple(write.block for write in blocks))
-
-    def drop(self, keys: Sequence[bytes]) -> Change:
-        return Change()
-
-    def tend(self) -> Change:
-        return Change()
-
-    def held(self) -> Iterable[Block]:
-        return tuple(self.kept.values())
-
-    def load(self) -> TierLoad:
-        return TierLoad(self.medium)
+        self.written += [write.block.key for write in blocks]
+        return super().put(blocks)
 
     def close(self) -> None:
         self.closed = True

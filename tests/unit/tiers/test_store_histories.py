@@ -7,16 +7,16 @@ from collections.abc import Callable, Iterable, Sequence
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
+from tests.helpers.kept_tier import SIZE, KeptTier, content
 
-from kvasir.core.kv import Medium, TierLoad
-from kvasir.ports.tier import Block, Change, Read, Write
+from kvasir.core.kv import Medium
+from kvasir.ports.tier import Block, Read
 from kvasir_workers.tiers.arena import Arena
 from kvasir_workers.tiers.eviction import eviction
 from kvasir_workers.tiers.lanes import Job, Lane, Tend, Urgency
 from kvasir_workers.tiers.levels import Lower
 from kvasir_workers.tiers.store import TierStore
 
-SIZE = 8
 SLOTS = 6
 CHAINS = 3
 LENGTH = 4
@@ -28,10 +28,6 @@ def chain(number: int) -> list[Block]:
     return [
         Block(name.to_bytes(32, "big"), name, names[at - 1] if at else 0) for at, name in enumerate(names)
     ]
-
-
-def content(key: bytes) -> bytes:
-    return key[-SIZE:]
 
 
 class ManualLane(Lane):
@@ -61,46 +57,23 @@ class ManualLane(Lane):
             self.waiting.pop(first)[1]()
 
 
-class Tier:
-    """Holds what was put, and gives back `sound` of the blocks that it is asked for."""
+class Tier(KeptTier):
+    """Gives back `sound` of the blocks that it is asked for."""
 
-    def __init__(self, medium: Medium) -> None:
-        self.medium = medium
-        self.kept: dict[bytes, Block] = {}
+    def __init__(self, medium: Medium, kept: Iterable[Block]) -> None:
+        super().__init__(medium, kept)
         self.sound = LENGTH
         self.during_call: Callable[[], None] = lambda: None
 
     def lookup(self, keys: Sequence[bytes]) -> int:
         self.during_call()
-        return next((at for at, key in enumerate(keys) if key not in self.kept), len(keys))
+        return super().lookup(keys)
 
     def get(self, wanted: Sequence[Read]) -> int:
         self.during_call()
-        whole = min(self.sound, len(wanted))
-        for at, read in enumerate(wanted):
-            read.target[:] = content(read.key) if at < whole else b"\xee" * SIZE
-        return whole
-
-    def put(self, blocks: Sequence[Write]) -> Change:
-        for write in blocks:
-            assert bytes(write.data) == content(write.block.key)
-            self.kept[write.block.key] = write.block
-        return Change(stored=tuple(write.block for write in blocks))
-
-    def drop(self, keys: Sequence[bytes]) -> Change:
-        return Change()
-
-    def tend(self) -> Change:
-        return Change()
-
-    def held(self) -> Iterable[Block]:
-        return tuple(self.kept.values())
-
-    def load(self) -> TierLoad:
-        return TierLoad(self.medium)
-
-    def close(self) -> None:
-        """Nothing to free."""
+        for read in wanted[self.sound :]:
+            read.target[:] = b"\xee" * SIZE
+        return super().get(wanted[: self.sound])
 
 
 class Histories(RuleBasedStateMachine):
@@ -114,9 +87,8 @@ class Histories(RuleBasedStateMachine):
         self.time = 0.0
         self.memory = bytearray(SLOTS * SIZE)
         self.arena = Arena(SLOTS, eviction("s3fifo", SLOTS))
-        self.tiers = [Tier(Medium.DISK), Tier(Medium.REMOTE)]
-        for number, tier in enumerate(self.tiers):
-            tier.kept = {block.key: block for block in [*chain(number), *chain(2)]}
+        media = (Medium.DISK, Medium.REMOTE)
+        self.tiers = [Tier(medium, [*chain(at), *chain(2)]) for at, medium in enumerate(media)]
         self.lanes: list[ManualLane] = []
         lower = [Lower(tier, 0.01, 0.5, 1 << 20) for tier in self.tiers]
         self.store = TierStore(
@@ -223,11 +195,11 @@ class Histories(RuleBasedStateMachine):
             for lane in self.lanes:
                 lane.run_one()
         assert not any(lane.waiting for lane in self.lanes)
-        assert self.arena.pinned == 0
-        assert self.arena.filling == 0
         assert not self.store.fetching
         self.store.take_logs(1000)
         assert not self.store.unsettled
+        others = [Block(bytes([number]) * 32, 100 + number, 0) for number in range(SLOTS)]
+        assert None not in self.store.reserve(others)
 
 
 TestHistories = Histories.TestCase

@@ -4,7 +4,7 @@ The arena is where every tier's blocks pass through: the engine copies into it a
 tiers are written from it and read into it. All that is decided here is who holds a slot; the bytes are
 elsewhere, and so are the threads.
 
-    free --reserve--> filling --commit--> ready --evicted or dropped--> free
+    free --reserve--> filling --commit--> ready --evicted--> free
                          '-----abandon----> free
 
 A block is found once it is ready. A pin keeps a ready block's slot from being given to another: whoever
@@ -24,8 +24,6 @@ class _State(IntEnum):
     FREE = 0
     FILLING = 1
     READY = 2
-    DROPPED = 3
-    """Forgotten while it was pinned: free with its last pin."""
 
 
 class Arena:
@@ -46,9 +44,8 @@ class Arena:
         self._free = list(range(slots - 1, -1, -1))
         self._slots: dict[bytes, int] = {}
         self._ready = 0
-        self._pinned = 0
+        self._idle = 0  # ready and not pinned
         self._evicted = 0
-        self._idle = 0
         self._stored: dict[bytes, Block] = {}
         self._removed: dict[bytes, Block] = {}
 
@@ -65,16 +62,6 @@ class Arena:
         return self._ready
 
     @property
-    def filling(self) -> int:
-        """Slots that were reserved and neither committed nor abandoned."""
-        return len(self._slots) - self._ready
-
-    @property
-    def pinned(self) -> int:
-        """Slots with a pin, dropped ones too."""
-        return self._pinned
-
-    @property
     def evicted(self) -> int:
         """Blocks that gave way to others so far."""
         return self._evicted
@@ -89,7 +76,7 @@ class Arena:
         return key in self._slots
 
     def block(self, slot: int) -> Block:
-        """Which block the slot is for: filling, ready or dropped."""
+        """Which block the slot is for: filling or ready."""
         block = self._blocks[slot]
         if block is None:
             raise ValueError(f"slot {slot} is free")
@@ -137,7 +124,6 @@ class Arena:
         """Keep a ready block where it is. Pins are counted."""
         self._must_be(slot, _State.READY)
         if not self._pins[slot]:
-            self._pinned += 1
             self._idle -= 1
         self._pins[slot] += 1
 
@@ -146,12 +132,7 @@ class Arena:
         if not self._pins[slot]:
             raise ValueError(f"slot {slot} is not pinned")
         self._pins[slot] -= 1
-        if self._pins[slot]:
-            return
-        self._pinned -= 1
-        if self._states[slot] is _State.DROPPED:
-            self._release(slot)
-        else:
+        if not self._pins[slot]:
             self._idle += 1
 
     def touch(self, keys: Sequence[bytes]) -> None:
@@ -160,14 +141,6 @@ class Arena:
         are not ready are ignored."""
         for key in reversed(keys):
             self._policy.touch(key)
-
-    def drop(self, key: bytes) -> None:
-        """Forget a ready block; others are ignored. Its slot is free once nobody has it pinned."""
-        slot = self.find(key)
-        if slot is None:
-            return
-        self._policy.remove(key)
-        self._forget(slot)
 
     def take_changes(self) -> Change:
         """How what is ready differs from what it was at the last call. At most `capacity` blocks each way,
@@ -183,24 +156,18 @@ class Arena:
         key = self._policy.victim(self._is_pinned)
         if key is None:
             return False
+        slot = self._slots.pop(key)
+        block = self.block(slot)
+        self._ready -= 1
+        self._idle -= 1
         self._evicted += 1
-        self._forget(self._slots[key])
+        if self._stored.pop(key, None) is None:
+            self._removed[key] = block
+        self._release(slot)
         return True
 
     def _is_pinned(self, key: bytes) -> bool:
         return self._pins[self._slots[key]] > 0
-
-    def _forget(self, slot: int) -> None:
-        block = self.block(slot)
-        del self._slots[block.key]
-        self._ready -= 1
-        if self._stored.pop(block.key, None) is None:
-            self._removed[block.key] = block
-        if self._pins[slot]:
-            self._states[slot] = _State.DROPPED
-        else:
-            self._idle -= 1
-            self._release(slot)
 
     def _release(self, slot: int) -> None:
         self._states[slot] = _State.FREE

@@ -42,10 +42,8 @@ BAD_CHECKSUM = "checksum"
 
 
 class Header(NamedTuple):
-    """What a sound header says, apart from magic and version. `length` is that of the payload in bytes."""
+    """What a sound header says of its payload: whose it is, how many bytes, and their checksum."""
 
-    flags: int
-    fingerprint: bytes
     block: Block
     length: int
     checksum: int
@@ -74,8 +72,9 @@ def make_header(fingerprint: bytes, block: Block, data: Bytes) -> bytes:
     return fields + _SUM.pack(checksum(fields))
 
 
-def verify(header: Bytes, key: bytes, fingerprint: bytes, length: int) -> str | None:
-    """Why this is not the header of such a blob, as one of the words above; None when it is."""
+def verify(header: Bytes, size: int, key: bytes, fingerprint: bytes, length: int) -> str | None:
+    """Why `size` bytes that begin so are not such a blob with `length` bytes behind its header, as one of the
+    words above; None when they may be, since what is behind the header is for `verify_payload`."""
     raw = memoryview(header).cast("B")
     if raw.nbytes < HEADER_BYTES:
         return TRUNCATED
@@ -87,14 +86,16 @@ def verify(header: Bytes, key: bytes, fingerprint: bytes, length: int) -> str | 
         (OTHER_FINGERPRINT, fields[4] == fingerprint),
         (OTHER_KEY, fields[5] == key),
         (OTHER_LENGTH, fields[8] == length),
+        (TRUNCATED, size >= HEADER_BYTES + length),
+        (OTHER_LENGTH, size <= HEADER_BYTES + length),
     )
     return next((reason for reason, sound in checks if not sound), None)
 
 
 def read_header(header: Bytes) -> Header:
     """What a header says that `verify` found nothing wrong with."""
-    _, _, flags, _, mark, key, name, parent, length, total = _FIELDS.unpack_from(header)
-    return Header(flags, mark, Block(key, name, parent), length, total)
+    *_, key, name, parent, length, total = _FIELDS.unpack_from(header)
+    return Header(Block(key, name, parent), length, total)
 
 
 def verify_payload(header: Header, data: Bytes) -> str | None:

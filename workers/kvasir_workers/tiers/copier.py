@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from kvasir.core.errors import ConfigError
 from kvasir.native import copy_pieces
 from kvasir.ports.transfer import KvRegion
+from kvasir_workers.tiers.blob import LANE_BYTES
 from kvasir_workers.tiers.memory import HostMemory
 
 if TYPE_CHECKING:
     import torch
 
 STAGING_BYTES = 64 << 20
-LANE_BYTES = 4
 
 
 class Copied(NamedTuple):

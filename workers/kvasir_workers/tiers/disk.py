@@ -7,32 +7,20 @@ that is full or read-only goes on being read; a disk that fails or hangs is left
 
 from __future__ import annotations
 
-import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from errno import EACCES, EDQUOT, EIO, ENOENT, ENOSPC, EPERM, EROFS
-from random import Random
 
 from kvasir.config.spec_tiers import DiskTierSpec
-from kvasir.core.kv import Medium, TierLoad
+from kvasir.core.kv import Medium
 from kvasir.ports.clock import Rng
-from kvasir.ports.tier import Block, Change, Read, Write
-from kvasir_workers.tiers.blob import (
-    HEADER_BYTES,
-    OTHER_LENGTH,
-    TRUNCATED,
-    make_header,
-    read_header,
-    verify,
-    verify_payload,
-)
+from kvasir.ports.tier import Change, Read, Write
+from kvasir_workers.tiers.blob import HEADER_BYTES, read_header, verify_payload
+from kvasir_workers.tiers.blob_tier import BlobTier
 from kvasir_workers.tiers.breaker import BreakerLimits
 from kvasir_workers.tiers.disk_folder import FANS, BlobFolder
 from kvasir_workers.tiers.eviction import Eviction, EvictionKind, eviction
-from kvasir_workers.tiers.ledger import Ledger
-from kvasir_workers.tiers.standing import Standing, Tally
-
-_log = logging.getLogger(__name__)
+from kvasir_workers.tiers.standing import Standing
 
 _PAGE_BYTES = 4096
 _INODE_BYTES = 512
@@ -49,9 +37,8 @@ _REMEDIES = {
 }
 
 
-class DiskTier:
-    """See `kvasir.ports.tier.KvTier`. `block_bytes` is a multiple of blob.LANE_BYTES, `fingerprint` from
-    blob.fingerprint."""
+class DiskTier(BlobTier):
+    """See `kvasir.ports.tier.KvTier` and BlobTier."""
 
     def __init__(
         self,
@@ -63,34 +50,26 @@ class DiskTier:
         rng: Rng | None = None,
         limits: BreakerLimits | None = None,
     ) -> None:
+        footprint = -(-(HEADER_BYTES + block_bytes + _INODE_BYTES) // _PAGE_BYTES) * _PAGE_BYTES
+        self._capacity = spec.bytes // footprint
+        super().__init__(
+            Medium.DISK,
+            f"the disk tier at {spec.path}",
+            fingerprint,
+            block_bytes,
+            footprint=footprint,
+            capacity=spec.bytes,
+            most_blocks=self._capacity,
+            now=now,
+            rng=rng,
+            limits=limits,
+        )
         self._spec = spec
-        self._fingerprint = fingerprint
-        self._block_bytes = block_bytes
-        self._now = now
-        what = f"the disk tier at {spec.path}"
-        rng = rng or Random()  # noqa: S311 - spreads trials, guards nothing
-        self._reads = Standing(what, _log, now, rng, limits)
-        self._writes = Standing(f"{what}, for writing,", _log, now, rng, limits)
-        self._tally = Tally(what, _log)
-        self._footprint = -(-(HEADER_BYTES + block_bytes + _INODE_BYTES) // _PAGE_BYTES) * _PAGE_BYTES
-        self._capacity = spec.bytes // self._footprint
         self._folder: BlobFolder | None = None
-        self._closed = False
-        self._held = Ledger()
         self._order: Eviction[bytes] = eviction(_EVICTION, max(1, self._capacity))
         self._chores: Iterator[None] | None = None
         self._open()
         self._try_writing()
-
-    @property
-    def medium(self) -> Medium:
-        """See KvTier."""
-        return Medium.DISK
-
-    @property
-    def refused(self) -> dict[str, int]:
-        """How many files were not believed, by reason."""
-        return dict(self._tally.refused)
 
     def lookup(self, keys: Sequence[bytes]) -> int:
         """See KvTier. Answered from memory."""
@@ -116,7 +95,7 @@ class DiskTier:
         for read in reversed(wanted[:loaded]):
             self._order.touch(read.key)
         if loaded:
-            self._tally.loaded(loaded, loaded * self._block_bytes, self._now() - began)
+            self._tally.loaded(loaded, self._now() - began)
         return loaded
 
     def put(self, blocks: Sequence[Write]) -> Change:
@@ -133,7 +112,7 @@ class DiskTier:
                 self._failed(self._writes, error, at_once=True)
         for key in reversed(used):
             self._order.insert(key)
-        self._tally.dropped_blocks += sum(write.block.key not in self._held for write in blocks)
+        self._count_dropped(blocks)
         return self._held.take()
 
     def drop(self, keys: Sequence[bytes]) -> Change:
@@ -151,16 +130,6 @@ class DiskTier:
                 self._try_writing()
             self._settled()
         return self._held.take()
-
-    def held(self) -> Iterable[Block]:
-        """See KvTier."""
-        return self._held.blocks()
-
-    def load(self) -> TierLoad:
-        """See KvTier."""
-        blocks = len(self._held)
-        used, room = blocks * self._footprint, self._spec.bytes
-        return self._tally.load(Medium.DISK, blocks, used, room, reads=self._reads, writes=self._writes)
 
     def close(self) -> None:
         """See KvTier."""
@@ -205,7 +174,7 @@ class DiskTier:
             self._writes.succeeded()
 
     def _failed(self, standing: Standing, error: OSError, *, at_once: bool) -> None:
-        self._tally.failures += 1
+        self._tally.add(failures=1)
         if self._folder is not None and not self._folder.alive():
             standing, at_once = self._reads, True
         if isinstance(error, TimeoutError):
@@ -247,12 +216,12 @@ class DiskTier:
             header, size = folder.read_header(key)
         except OSError:
             # One bad file shall not keep all others from being found.
-            self._tally.failures += 1
+            self._tally.add(failures=1)
             self._forget(key)
             return
         reason = self._judge(key, header, size)
         if reason is not None:
-            self._refuse(key, reason)
+            self._discard(key, reason)
         elif self._make_room():
             self._held.add(read_header(header).block)
             self._order.insert(key)
@@ -279,15 +248,8 @@ class DiskTier:
         reason = self._judge(read.key, header, size)
         reason = reason or verify_payload(read_header(header), read.target)
         if reason is not None:
-            self._refuse(read.key, reason)
+            self._discard(read.key, reason)
         return reason is None
-
-    def _judge(self, key: bytes, header: bytes, size: int) -> str | None:
-        """What is wrong with a file of that length that begins so."""
-        reason = verify(header, key, self._fingerprint, self._block_bytes)
-        if reason is None and size != HEADER_BYTES + self._block_bytes:
-            return TRUNCATED if size < HEADER_BYTES + self._block_bytes else OTHER_LENGTH
-        return reason
 
     def _keep(self, write: Write) -> bool:
         """Whether the block is there afterwards. Blocks of the same call do not give way to each other."""
@@ -295,10 +257,9 @@ class DiskTier:
             return True
         if self._folder is None or not self._make_room():
             return False
-        header = make_header(self._fingerprint, write.block, write.data)
-        self._folder.write(write.block.key, header, write.data)
+        self._folder.write(write.block.key, self._header(write), write.data)
         self._held.add(write.block)
-        self._tally.stored(1, self._block_bytes)
+        self._tally.stored(1)
         return True
 
     def _make_room(self) -> bool:
@@ -307,12 +268,12 @@ class DiskTier:
             if victim is None:
                 return False
             self._delete(victim)
-            self._tally.evicted_blocks += 1
+            self._tally.add(evicted_blocks=1)
         return True
 
-    def _refuse(self, key: bytes, reason: str) -> None:
+    def _discard(self, key: bytes, reason: str) -> None:
         if self._folder is not None:
-            self._tally.refuse(reason, f"{self._folder.path}/{key.hex()}")
+            self._refuse(reason, f"{self._folder.path}/{key.hex()}")
         self._forget(key)
 
     def _forget(self, key: bytes) -> None:

@@ -12,11 +12,13 @@ from kvasir.ports.tier import Block, Change
 
 
 class Ledger:
-    """Blocks by their keys, the least recently used first, and the changes since the last `take`."""
+    """At most `most` blocks by their keys, the least recently used first, and the changes since the last
+    `take`. Of more, the least recently used is forgotten, and told to be gone."""
 
-    def __init__(self) -> None:
+    def __init__(self, most: int) -> None:
+        self._most = most
         self._blocks: OrderedDict[bytes, Block] = OrderedDict()
-        # What was told of each key that has changed since: the block, or None for not held.
+        # What was told of each key that is no longer so: the block, or None for not held.
         self._told: dict[bytes, Block | None] = {}
 
     def __contains__(self, key: bytes) -> bool:
@@ -27,26 +29,20 @@ class Ledger:
 
     def add(self, block: Block) -> None:
         """It is held, and has just been used."""
-        old = self._blocks.get(block.key)
+        before = self._blocks.pop(block.key, None)
         self._blocks[block.key] = block
-        self._blocks.move_to_end(block.key)
-        if old != block:
-            self._told.setdefault(block.key, old)
+        self._note(block.key, before, block)
+        if len(self._blocks) > self._most:
+            self.remove(next(iter(self._blocks)))
 
     def remove(self, key: bytes) -> None:
         """It is not held; unknown keys are ignored."""
-        block = self._blocks.pop(key, None)
-        if block is not None:
-            self._told.setdefault(key, block)
+        self._note(key, self._blocks.pop(key, None), None)
 
     def clear(self) -> None:
         """Nothing is held."""
-        for key in list(self._blocks):
+        for key in self.keys():
             self.remove(key)
-
-    def oldest(self) -> bytes:
-        """The key that was used least recently. Raises StopIteration when nothing is held."""
-        return next(iter(self._blocks))
 
     def newest(self) -> bytes | None:
         """The key that was used last; None when nothing is held."""
@@ -62,15 +58,11 @@ class Ledger:
 
     def take(self) -> Change:
         """What differs from what was told before."""
-        stored = []
-        removed = []
-        for key, before in self._told.items():
-            after = self._blocks.get(key)
-            if before == after:
-                continue
-            if before is not None:
-                removed.append(before)
-            if after is not None:
-                stored.append(after)
+        stored = tuple(self._blocks[key] for key in self._told if key in self._blocks)
+        removed = tuple(block for block in self._told.values() if block is not None)
         self._told.clear()
-        return Change(tuple(stored), tuple(removed))
+        return Change(stored, removed)
+
+    def _note(self, key: bytes, before: Block | None, after: Block | None) -> None:
+        if before != after and self._told.setdefault(key, before) == after:
+            del self._told[key]

@@ -8,27 +8,16 @@ is found out by `tend`. What is there changes without our doing (other workers w
 
 from __future__ import annotations
 
-import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
-from hashlib import blake2b
-from random import Random
+from collections.abc import Callable, Sequence
 
 from kvasir.config.spec_tiers import RedisTierSpec
-from kvasir.core.kv import Medium, TierLoad
+from kvasir.core.kv import Medium
 from kvasir.ports.clock import Rng
-from kvasir.ports.tier import Block, Change, Read, Write
-from kvasir_workers.tiers.blob import (
-    HEADER_BYTES,
-    OTHER_LENGTH,
-    TRUNCATED,
-    make_header,
-    read_header,
-    verify,
-    verify_payload,
-)
+from kvasir.ports.tier import Change, Read, Write
+from kvasir_workers.tiers.blob import HEADER_BYTES, read_header, verify_payload
+from kvasir_workers.tiers.blob_tier import BlobTier
 from kvasir_workers.tiers.breaker import BreakerLimits
-from kvasir_workers.tiers.ledger import Ledger
 from kvasir_workers.tiers.redis_link import (
     Line,
     LinkError,
@@ -38,27 +27,18 @@ from kvasir_workers.tiers.redis_link import (
     command,
     set_command,
 )
-from kvasir_workers.tiers.standing import Standing, Tally
 
-_log = logging.getLogger(__name__)
-
-MOST_BLOCKS = 1 << 20
+MOST_BLOCKS = 1 << 18
+"""So that the index of a router has room for what many workers tell of."""
 _MOST_KEYS = 4096
 _CHUNK_KEYS = 64
 _RECHECKED_KEYS = 256
 _WINDOW_BYTES = 8 << 20
 
 
-def shared_tier_id(spec: RedisTierSpec, fingerprint: bytes) -> str:
-    """For WorkerIdentity.shared_tier: equal where workers find each other's blocks. Holds no secret."""
-    where = f"{spec.url} {spec.namespace} {fingerprint.hex()}"
-    return blake2b(where.encode(), digest_size=16).hexdigest()
-
-
-class RedisTier:
-    """See `kvasir.ports.tier.KvTier`. `block_bytes` is a multiple of blob.LANE_BYTES, `fingerprint` from
-    blob.fingerprint. Changes tell of at most `most_blocks` blocks, the latest that were used, and also of
-    blocks that another worker stored, once this one has seen them."""
+class RedisTier(BlobTier):
+    """See `kvasir.ports.tier.KvTier` and BlobTier. Changes tell of at most `most_blocks` blocks, the latest
+    that were used, and also of blocks that another worker stored, once this one has seen them."""
 
     def __init__(
         self,
@@ -71,40 +51,30 @@ class RedisTier:
         limits: BreakerLimits | None = None,
         most_blocks: int = MOST_BLOCKS,
     ) -> None:
+        super().__init__(
+            Medium.REMOTE,
+            f"the Redis tier at {spec.url}",
+            fingerprint,
+            block_bytes,
+            footprint=HEADER_BYTES + block_bytes,
+            capacity=0,
+            most_blocks=most_blocks,
+            now=now,
+            rng=rng,
+            limits=limits,
+        )
         self._spec = spec
-        self._fingerprint = fingerprint
-        self._block_bytes = block_bytes
-        self._blob_bytes = HEADER_BYTES + block_bytes
         self._prefix = f"{spec.namespace}:{fingerprint.hex()}:".encode()
         self._ttl = b"%d" % spec.ttl_s
         self._window = max(1, _WINDOW_BYTES // self._blob_bytes)
-        self._now = now
-        what = f"the Redis tier at {spec.url}"
-        rng = rng or Random()  # noqa: S311 - spreads trials, guards nothing
-        self._answers = Standing(what, _log, now, rng, limits)
-        self._writes = Standing(f"{what}, for writing,", _log, now, rng, limits)
-        self._tally = Tally(what, _log)
-        self._most_blocks = most_blocks
-        self._held = Ledger()
         self._recheck: list[bytes] = []
         self._link = RedisLink(spec, now)
-        self._closed = False
         if self._blob_bytes > spec.max_value_bytes:
             self._writes.failed(self._too_large(), at_once=True)
 
-    @property
-    def medium(self) -> Medium:
-        """See KvTier."""
-        return Medium.REMOTE
-
-    @property
-    def refused(self) -> dict[str, int]:
-        """How many values were not believed, by reason."""
-        return dict(self._tally.refused)
-
     def lookup(self, keys: Sequence[bytes]) -> int:
         """See KvTier. Of the first 4,096 keys."""
-        if self._closed or not self._answers.usable or not keys:
+        if self._closed or not self._reads.usable or not keys:
             return 0
         try:
             line = self._link.take(1, self._now() + self._spec.lookup_timeout_s)[0]
@@ -112,12 +82,12 @@ class RedisTier:
         except LinkError as error:
             self._failed(error, at_once=error.timed_out)
             return 0
-        self._answers.succeeded()
+        self._reads.succeeded()
         return found
 
     def get(self, wanted: Sequence[Read]) -> int:
         """See KvTier."""
-        if self._closed or not self._answers.usable or not wanted:
+        if self._closed or not self._reads.usable or not wanted:
             return 0
         began = self._now()
         loaded: list[Read] = []
@@ -127,24 +97,24 @@ class RedisTier:
             # A server that is only too slow for so much is not one that hangs.
             self._failed(error, at_once=error.timed_out and not loaded)
         else:
-            self._answers.succeeded()
+            self._reads.succeeded()
         if loaded:
-            self._tally.loaded(len(loaded), len(loaded) * self._block_bytes, self._now() - began)
+            self._tally.loaded(len(loaded), self._now() - began)
         return len(loaded)
 
     def put(self, blocks: Sequence[Write]) -> Change:
         """See KvTier."""
-        if not self._closed and self._answers.usable and self._writes.usable and blocks:
+        if not self._closed and self._reads.usable and self._writes.usable and blocks:
             try:
                 self._store(blocks, self._now() + self._spec.timeout_s)
             except LinkError as error:
                 self._failed(error, at_once=error.timed_out)
-        self._tally.dropped_blocks += sum(write.block.key not in self._held for write in blocks)
-        return self._changes()
+        self._count_dropped(blocks)
+        return self._held.take()
 
     def drop(self, keys: Sequence[bytes]) -> Change:
         """See KvTier. For all workers."""
-        if not self._closed and self._answers.usable:
+        if not self._closed and self._reads.usable:
             try:
                 line = self._link.take(1, self._now() + self._spec.timeout_s)[0]
                 for at in range(0, len(keys), _CHUNK_KEYS):
@@ -153,7 +123,7 @@ class RedisTier:
                 self._failed(error, at_once=error.timed_out)
         for key in keys:
             self._held.remove(key)
-        return self._changes()
+        return self._held.take()
 
     def tend(self) -> Change:
         """See KvTier."""
@@ -162,17 +132,7 @@ class RedisTier:
                 self._try(self._now() + self._spec.timeout_s)
             except LinkError as error:
                 self._failed(error, at_once=error.timed_out)
-        return self._changes()
-
-    def held(self) -> Iterable[Block]:
-        """See KvTier."""
-        return self._held.blocks()
-
-    def load(self) -> TierLoad:
-        """See KvTier."""
-        blocks = len(self._held)
-        used = blocks * self._blob_bytes
-        return self._tally.load(Medium.REMOTE, blocks, used, 0, reads=self._answers, writes=self._writes)
+        return self._held.take()
 
     def close(self) -> None:
         """See KvTier."""
@@ -227,7 +187,7 @@ class RedisTier:
                     loaded.append(read)
                 elif reason:
                     refused.append(read.key)
-                    self._tally.refuse(reason, self._name(read.key).decode())
+                    self._refuse(reason, self._name(read.key).decode())
         if refused:
             self._unlink(lines[0], refused)
 
@@ -248,9 +208,7 @@ class RedisTier:
         if not value:
             self._held.remove(read.key)
             return ""
-        reason = verify(value, read.key, self._fingerprint, self._block_bytes)
-        if reason is None and len(value) != self._blob_bytes:
-            reason = TRUNCATED if len(value) < self._blob_bytes else OTHER_LENGTH
+        reason = self._judge(read.key, value, len(value))
         if reason is None:
             read.target[:] = memoryview(value)[HEADER_BYTES:]
             header = read_header(value)
@@ -273,7 +231,7 @@ class RedisTier:
             ended = self._now()
             if ended + (ended - began) > deadline:
                 break
-        self._answers.succeeded()
+        self._reads.succeeded()
         self._writes.succeeded()
 
     def _touch(self, line: Line, blocks: Sequence[Write]) -> list[Write] | None:
@@ -301,8 +259,7 @@ class RedisTier:
         """False when the server takes no more."""
         refusal = None
         for at, write in enumerate(batch):
-            header = make_header(self._fingerprint, write.block, write.data)
-            name = self._name(write.block.key)
+            name, header = self._name(write.block.key), self._header(write)
             lines[at % len(lines)].send(set_command(name, header, write.data, self._spec.ttl_s))
         for at, write in enumerate(batch):
             reply = lines[at % len(lines)].receive()
@@ -312,7 +269,7 @@ class RedisTier:
                 raise _unexpected(reply)
             else:
                 self._held.add(write.block)
-                self._tally.stored(1, self._block_bytes)
+                self._tally.stored(1)
         if refusal is not None:
             self._refuse_writes(refusal)
         return refusal is None
@@ -330,8 +287,8 @@ class RedisTier:
 
     def _try(self, deadline: float) -> None:
         """Keep the lines open, try what is left alone, and look whether what is believed to be there is."""
-        trial = self._answers.due()
-        if not trial and not self._answers.usable:
+        trial = self._reads.due()
+        if not trial and not self._reads.usable:
             return
         lines = self._link.take(self._spec.connections, deadline)
         if trial:
@@ -352,7 +309,7 @@ class RedisTier:
         line.until(deadline)
         line.send([command(b"GETRANGE", name, b"0", b"%d" % self._blob_bytes)])
         line.receive()
-        self._answers.succeeded()
+        self._reads.succeeded()
 
     def _try_writing(self, line: Line) -> None:
         if self._blob_bytes > self._spec.max_value_bytes:
@@ -367,22 +324,17 @@ class RedisTier:
 
     def _failed(self, error: LinkError, *, at_once: bool) -> None:
         self._link.hang_up()
-        self._tally.failures += 1
-        self._answers.failed(error.trouble, at_once=at_once)
+        self._tally.add(failures=1)
+        self._reads.failed(error.trouble, at_once=at_once)
 
     def _refuse_writes(self, refusal: Refusal) -> None:
         if refusal.elsewhere:
             raise _unexpected(refusal)
-        self._tally.failures += 1
+        self._tally.add(failures=1)
         self._writes.failed(refusal.trouble, at_once=True)
 
     def _too_large(self) -> str:
         return f"a block has {self._blob_bytes} bytes there: raise tiers.redis.max_value_bytes"
-
-    def _changes(self) -> Change:
-        while len(self._held) > self._most_blocks:
-            self._held.remove(self._held.oldest())
-        return self._held.take()
 
     def _name(self, key: bytes) -> bytes:
         return self._prefix + key.hex().encode()

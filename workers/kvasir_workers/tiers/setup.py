@@ -1,6 +1,6 @@
 """The tiers of one engine, made from the deployment spec.
 
-The only place that knows which adapters there are, and so which client libraries they bring.
+The only place that knows which adapters there are. An engine loads the client libraries of those that it has.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ from kvasir_workers.tiers.memory import HostMemory
 from kvasir_workers.tiers.store import TierStore
 
 _DISK_LOOKUP_S = 0.008
-_SAMPLE_BYTES = 64 << 10
+_HEAD_BYTES = 64 << 10
+_SAMPLES = 64
+_SAMPLE_BYTES = 4 << 10
 _WEIGHTS = ("*.json", "*.safetensors", "*.bin", "*.gguf", "*.pt")
 
 
@@ -68,23 +70,25 @@ def mark_of(name: str, revision: str, layout: KvLayout, folder: Path, adapters: 
 
 
 def shared_tier(spec: RedisTierSpec | None, mark: bytes) -> str:
-    """For WorkerIdentity.shared_tier; "" without one."""
+    """For WorkerIdentity.shared_tier: equal where workers find each other's blocks, and "" without a shared
+    tier. Holds no secret."""
     if spec is None:
         return ""
-    from kvasir_workers.tiers.redis_tier import shared_tier_id
-
-    return shared_tier_id(spec, mark)
+    where = f"{spec.url} {spec.namespace} {mark.hex()}"
+    return blake2b(where.encode(), digest_size=16).hexdigest()
 
 
 def _weights_digest(folder: Path) -> str:
-    """Of names, sizes, beginnings and ends of a model's files: what tells one set of weights from another
-    without reading all of it. Where the folder is does not matter."""
+    """Of names, sizes and samples of a model's files: what tells one set of weights from another without
+    reading all of it. Training moves nearly every weight, and samples from end to end meet some of them.
+    Where the folder is does not matter."""
     digest = blake2b(digest_size=16)
     for path in sorted({path for pattern in _WEIGHTS for path in folder.glob(pattern)}):
         size = path.stat().st_size
         digest.update(f"{path.name} {size} ".encode())
         with path.open("rb") as file:
-            digest.update(file.read(_SAMPLE_BYTES))
-            file.seek(max(0, size - _SAMPLE_BYTES))
-            digest.update(file.read(_SAMPLE_BYTES))
+            digest.update(file.read(_HEAD_BYTES))
+            for at in range(1, _SAMPLES + 1):
+                file.seek(max(0, size * at // _SAMPLES - _SAMPLE_BYTES))
+                digest.update(file.read(_SAMPLE_BYTES))
     return digest.hexdigest()

@@ -24,6 +24,7 @@ from kvasir_workers.tiers.arena import Arena
 from kvasir_workers.tiers.changes import ChangeLog, in_chains
 from kvasir_workers.tiers.lanes import Lane, Urgency
 from kvasir_workers.tiers.levels import MARGIN_S, READ_BYTES, Books, Level, Lower, MakeLane
+from kvasir_workers.tiers.standing import Tally
 
 DRAIN_S = 1.0
 
@@ -74,7 +75,7 @@ class TierStore:
         self._filling: dict[int, Block] = {}
         self._storing: set[bytes] = set()
         self._changes = ChangeLog()
-        self._cpu = TierLoad(Medium.CPU, bytes_capacity=arena.capacity * block_bytes)
+        self._cpu = Tally(Medium.CPU, block_bytes, arena.capacity * block_bytes)
         books = Books(arena, view, block_bytes, self._lock, self._changes)
         self._chunk = books.chunk(READ_BYTES)
         self._levels = [Level(number, each, books, now, make_lane) for number, each in enumerate(lower)]
@@ -141,8 +142,7 @@ class TierStore:
                     continue
                 slot = self._arena.reserve(block)
                 if slot is None:
-                    dropped = self._cpu.dropped_blocks + len(blocks) - at
-                    self._cpu = replace(self._cpu, dropped_blocks=dropped)
+                    self._cpu.add(dropped_blocks=len(blocks) - at)
                     break
                 self._filling[slot] = block
                 self._storing.add(block.key)
@@ -158,12 +158,7 @@ class TierStore:
             if below:
                 for level in self._levels:
                     level.write_locked(slots)
-        cpu, stored = self._cpu, len(slots)
-        self._cpu = replace(
-            cpu,
-            stored_blocks=cpu.stored_blocks + stored,
-            stored_bytes=cpu.stored_bytes + stored * self._block_bytes,
-        )
+        self._cpu.stored(len(slots))
 
     def touch(self, keys: Sequence[bytes]) -> None:
         """A request uses these blocks, wherever it has them from; named in the order of its prompt."""
@@ -174,20 +169,15 @@ class TierStore:
 
     def loaded(self, blocks: int, seconds: float) -> None:
         """So many blocks were copied from the arena onto the device in that time."""
-        cpu = self._cpu
-        self._cpu = replace(
-            cpu,
-            loads=cpu.loads + 1,
-            loaded_blocks=cpu.loaded_blocks + blocks,
-            loaded_bytes=cpu.loaded_bytes + blocks * self._block_bytes,
-            load_s=cpu.load_s + seconds,
-        )
+        self._cpu.loaded(blocks, seconds)
 
     def loads(self) -> tuple[TierLoad, ...]:
         """Every tier, fastest first."""
         with self._lock:
             held, evicted = self._arena.ready, self._arena.evicted
-        cpu = replace(self._cpu, blocks=held, bytes_used=held * self._block_bytes, evicted_blocks=evicted)
+        cpu = replace(
+            self._cpu.load, blocks=held, bytes_used=held * self._block_bytes, evicted_blocks=evicted
+        )
         return (cpu, *(level.load() for level in self._levels))
 
     def take_logs(self, most: int) -> list[bytes]:

@@ -1,0 +1,51 @@
+"""A tier in a dictionary, for tests of what stands above tiers: each block's bytes are told by its key."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from kvasir.core.kv import Medium, TierLoad
+from kvasir.ports.tier import Block, Change, Read, Write
+
+SIZE = 8
+
+
+def content(key: bytes) -> bytes:
+    return key[-SIZE:]
+
+
+class KeptTier:
+    """Holds `kept`. What is written must be the content of its key."""
+
+    def __init__(self, medium: Medium, kept: Iterable[Block] = ()) -> None:
+        self.medium = medium
+        self.kept = {each.key: each for each in kept}
+
+    def lookup(self, keys: Sequence[bytes]) -> int:
+        return next((at for at, key in enumerate(keys) if key not in self.kept), len(keys))
+
+    def get(self, wanted: Sequence[Read]) -> int:
+        for read in wanted:
+            read.target[:] = content(read.key)
+        return len(wanted)
+
+    def put(self, blocks: Sequence[Write]) -> Change:
+        for write in blocks:
+            assert bytes(write.data) == content(write.block.key)
+            self.kept[write.block.key] = write.block
+        return Change(stored=tuple(write.block for write in blocks))
+
+    def drop(self, keys: Sequence[bytes]) -> Change:
+        return Change()
+
+    def tend(self) -> Change:
+        return Change()
+
+    def held(self) -> Iterable[Block]:
+        return tuple(self.kept.values())
+
+    def load(self) -> TierLoad:
+        return TierLoad(self.medium)
+
+    def close(self) -> None:
+        """Nothing to free."""
