@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,6 +44,22 @@ def orders(side: HandoffScheduler, *progress: Progress, preempted: Sequence[str]
 def step(before: int, after: int, request_id: str = "r") -> Progress:
     """A step that brings a request, whose blocks are 100, 101, …, from `before` to `after` tokens."""
     return Progress(request_id, before, after, lambda _: (list(range(100, 100 + -(-after // BLOCK))),))
+
+
+def test_a_step_looks_at_its_requests_only_while_a_prompt_is_being_offered(side: HandoffScheduler) -> None:
+    looked_at = 0
+
+    def requests() -> Iterator[Progress]:
+        nonlocal looked_at
+        looked_at += 1
+        yield step(0, 64)
+
+    side.arrived(Request("decoding", 8, {"pull": PULL}))
+    side.take_orders(requests(), (), idle=False)
+    assert looked_at == 0
+    side.arrived(Request("r", 96, {"offer": LEASE}))
+    assert side.take_orders(requests(), (), idle=False).offers
+    assert looked_at == 1
 
 
 @pytest.mark.parametrize(

@@ -103,8 +103,12 @@ def test_prompts_are_handed_over_early_by_themselves_only_between_gpus(
     assert settings["overlap"] is early
 
 
-def test_blocks_have_names_that_hold_outside_the_process() -> None:
-    assert arguments(one_pool())["prefix_caching_hash_algo"] == "sha256_cbor"
+def test_blocks_that_tiers_keep_have_names_that_hold_outside_the_process() -> None:
+    assert arguments(one_pool(tiers=TIERS))["prefix_caching_hash_algo"] == "sha256_cbor"
+
+
+def test_engines_without_tiers_name_blocks_as_fast_as_vllm_can() -> None:
+    assert "prefix_caching_hash_algo" not in arguments(one_pool())
 
 
 def test_a_gpu_engine_compiles_and_a_cpu_engine_does_not() -> None:

@@ -1,4 +1,5 @@
-"""The adapters of the transfer port by their names in the deployment spec."""
+"""The adapters of the transfer port by their names in the deployment spec. Only the one that is chosen is
+imported."""
 
 from __future__ import annotations
 
@@ -7,8 +8,6 @@ import uuid
 
 from kvasir.core.errors import ConfigError
 from kvasir.ports.transfer import KvTransfer
-from kvasir_workers.transfer.nccl.adapter import NcclTransfer
-from kvasir_workers.transfer.nixl.adapter import NixlTransfer
 
 
 def make_transfer(kind: str, host: str, checksum_parts: int) -> KvTransfer:
@@ -16,7 +15,11 @@ def make_transfer(kind: str, host: str, checksum_parts: int) -> KvTransfer:
     TransferSpec.kind. Raises ConfigError for any other."""
     match kind:
         case "nixl":
+            from kvasir_workers.transfer.nixl.adapter import NixlTransfer
+
             return NixlTransfer(f"kvasir-{uuid.uuid4().hex}", host, time.monotonic, checksum_parts)
         case "nccl":
+            from kvasir_workers.transfer.nccl.adapter import NcclTransfer
+
             return NcclTransfer(host, time.monotonic, checksum_parts)
     raise ConfigError(f"transfer: {kind!r} is not one of: nixl, nccl")

@@ -4,7 +4,7 @@ vLLM loads it by name (`kv_connector="KvasirConnector"`, `kv_connector_module_pa
 makes one in the scheduler and one in each worker. This class is only the seam: decisions are in
 handoff_scheduler.py and tier_scheduler.py, movement in handoff_worker.py and tier_worker.py. A request that
 has something to pull pulls it; tiers are asked for what is missing otherwise, after a failed pull too.
-`kv_connector_extra_config` holds the fields of Settings.
+`kv_connector_extra_config` holds the fields of settings.Settings.
 
     PREFILL request   kv_transfer_params = {"offer": {lease_id, fence, ttl_s}}
       its output      {lease_id, fence, ttl_s, blocks, ticket}; with `overlap` and a prompt of several steps
@@ -20,9 +20,8 @@ has something to pull pulls it; tiers are asked for what is missing otherwise, a
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -33,31 +32,28 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorMetadata,
     KVConnectorRole,
     KVConnectorTransferResults,
-    KVConnectorWorkerMetadata,
     SupportsHMA,
 )
-from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorStats
 from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
 from vllm.v1.kv_cache_interface import FullAttentionSpec
 from vllm.v1.request import RequestStatus
 
-from kvasir.config.spec_tiers import TiersSpec
 from kvasir.core.errors import ConfigError
-from kvasir.core.identity import KvLayout
-from kvasir.ports.transfer import KvRegion, KvTransfer
-from kvasir_workers.connector import stats
 from kvasir_workers.connector.adapters import make_transfer
 from kvasir_workers.connector.handoff_scheduler import HandoffScheduler
 from kvasir_workers.connector.handoff_worker import HandoffWorker
 from kvasir_workers.connector.kv_memory import layout_of, regions_of
+from kvasir_workers.connector.messages import (
+    KvasirTierChanged,
+    RankEndpoint,
+    RankReport,
+    StepMetadata,
+    TransferStats,
+)
 from kvasir_workers.connector.orders import StepOrders, StepReport
 from kvasir_workers.connector.request_blocks import progress_of
+from kvasir_workers.connector.settings import Settings
 from kvasir_workers.connector.tier_orders import TierOrders
-from kvasir_workers.connector.tier_scheduler import TierScheduler
-from kvasir_workers.connector.tier_worker import TierWorker
-from kvasir_workers.tiers.copier import BlockCopier, DeviceCopier, HostCopier, SlotPart, page_lock
-from kvasir_workers.tiers.memory import HostMemory, SharedName
-from kvasir_workers.tiers.setup import mark_of, open_store
 
 if TYPE_CHECKING:
     import torch
@@ -70,87 +66,8 @@ if TYPE_CHECKING:
     from vllm.v1.outputs import KVConnectorOutput
     from vllm.v1.request import Request
 
-
-class Settings(msgspec.Struct, frozen=True):
-    """`kv_connector_extra_config`. `transfer` is "" where nothing is handed over; `lease_s` bounds every
-    lease, `timeout_s` every pull that makes no progress. `checksum_parts` sums are given for each block that
-    is offered, 0 for none; `head_major` asks for KV whose heads lie outermost within a block, which ranks of
-    another number can read; `overlap` offers prompts before they are computed. `tiers` are the fields of
-    kvasir.config.spec_tiers.TiersSpec, None without tiers; `model`, `revision` and `adapters` (folders by
-    name) say whose KV it is."""
-
-    transfer: str = ""
-    host: str = "127.0.0.1"
-    lease_s: float = 20.0
-    timeout_s: float = 5.0
-    checksum_parts: int = 1
-    head_major: bool = False
-    overlap: bool = True
-    tiers: dict[str, Any] | None = None
-    model: str = ""
-    revision: str = ""
-    adapters: dict[str, str] = {}
-
-
-class StepMetadata(KVConnectorMetadata):  # type: ignore[misc]
-    """One step's orders, on their way to the workers."""
-
-    def __init__(self, orders: StepOrders) -> None:
-        self.orders = orders
-
-
-class RankReport(KVConnectorWorkerMetadata):  # type: ignore[misc]
-    """One step's report, on its way to the scheduler."""
-
-    def __init__(self, report: StepReport) -> None:
-        self.report = report
-
-    def aggregate(self, other: KVConnectorWorkerMetadata) -> RankReport:
-        """Both ranks' reports as one."""
-        if isinstance(other, RankReport):
-            self.report.merge(other.report)
-        return self
-
-
-class RankEndpoint(KVConnectorHandshakeMetadata):  # type: ignore[misc]
-    """Where one rank's agent is reached, "" for none, and how its KV lies in memory, on their way to the
-    scheduler."""
-
-    def __init__(self, endpoint: str, layout: KvLayout) -> None:
-        self.endpoint = endpoint
-        self.layout = layout
-
-
-class KvasirTierChanged(KVCacheEvent, tag="KvasirTierChanged"):  # type: ignore[misc, call-arg]
-    """What tiers below the device hold has changed; `log` as in kvasir.core.kv.KvChange."""
-
-    log: bytes
-
-
-class TransferStats(KVConnectorStats):  # type: ignore[misc]
-    """Transfer figures of some steps, keyed as in stats.py."""
-
-    data: dict[str, Any]
-
-    def reset(self) -> None:
-        """Forget all."""
-        self.data = {}
-
-    def aggregate(self, other: KVConnectorStats) -> TransferStats:
-        """Counters add up; the newer level stays."""
-        counters = (*stats.COUNTERS, *stats.TIER_COUNTERS)
-        sums = {name: self.data.get(name, 0) + other.data.get(name, 0) for name in counters}
-        early = {**self.data.get(stats.EARLY_HANDOFFS, {}), **other.data.get(stats.EARLY_HANDOFFS, {})}
-        self.data = {**self.data, **other.data, **sums, **({stats.EARLY_HANDOFFS: early} if early else {})}
-        return self
-
-    def reduce(self) -> dict[str, int | float]:
-        """For vLLM's log line."""
-        return dict(self.data)
-
-    def is_empty(self) -> bool:
-        """Whether there is nothing to tell."""
-        return not self.data
+    from kvasir_workers.connector.tier_scheduler import TierScheduler
+    from kvasir_workers.connector.tier_worker import TierWorker
 
 
 class KvasirConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
@@ -195,22 +112,21 @@ class KvasirConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         layout = layout_of(kv_caches, regions, self._spec, self._ranks)
         rank, endpoint = get_tensor_model_parallel_rank(), ""
         if self._settings.transfer:
-            transfer = self._make_transfer()
+            settings = self._settings
+            transfer = make_transfer(settings.transfer, settings.host, settings.checksum_parts)
             endpoint = transfer.register(regions, layout)
             self._worker = HandoffWorker(
                 transfer,
                 rank=rank,
                 ranks=self._ranks,
-                timeout_s=self._settings.timeout_s,
+                timeout_s=settings.timeout_s,
                 pause=time.sleep,
             )
         if self._settings.tiers is not None:
-            layers = list({tensor.data_ptr(): tensor for tensor in kv_caches.values()}.values())
+            # Not imported by engines without tiers, whose start would pay for it.
+            from kvasir_workers.connector.tier_setup import make_tier_worker
 
-            def copier(name: SharedName) -> BlockCopier:
-                return self._copier(name, rank * layout.bytes_per_block, regions, layers)
-
-            self._tier_worker = TierWorker(copier, pause=time.sleep)
+            self._tier_worker = make_tier_worker(kv_caches, regions, rank * layout.bytes_per_block)
         self._endpoint = RankEndpoint(endpoint, layout)
 
     def get_handshake_metadata(self) -> RankEndpoint | None:
@@ -290,7 +206,11 @@ class KvasirConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         if self._scheduler is not None:
             self._scheduler.set_endpoints([each.endpoint for each in ordered])
         if self._settings.tiers is not None and ordered:
-            self._tiers = self._open_tiers(self._settings.tiers, ordered[0].layout)
+            from kvasir_workers.connector.tier_setup import make_tier_scheduler
+
+            self._tiers = make_tier_scheduler(
+                self._settings, self._vllm_config, ordered[0].layout, on_device=self._on_device
+            )
 
     def bind_gpu_block_pool(self, gpu_block_pool: BlockPool) -> None:
         """What the device's prefix cache holds can be looked up from here on."""
@@ -327,13 +247,13 @@ class KvasirConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> StepMetadata:
         """This step's orders."""
         idle = scheduler_output.total_num_scheduled_tokens == 0
-        progress = list(progress_of(scheduler_output))
         preempted = scheduler_output.preempted_req_ids or ()
         orders = StepOrders(idle=idle)
         if self._scheduler is not None:
-            orders = self._scheduler.take_orders(progress, preempted, idle=idle)
+            orders = self._scheduler.take_orders(progress_of(scheduler_output), preempted, idle=idle)
         if self._tiers is not None:
-            orders = replace(orders, tiers=self._tiers.take_orders(progress, preempted, idle=idle))
+            kept = self._tiers.take_orders(progress_of(scheduler_output), preempted, idle=idle)
+            orders = replace(orders, tiers=kept)
         return StepMetadata(orders)
 
     def request_finished_all_groups(
@@ -399,38 +319,6 @@ class KvasirConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     def _orders(self) -> StepOrders:
         metadata = self._get_connector_metadata()
         return metadata.orders if isinstance(metadata, StepMetadata) else StepOrders()
-
-    def _make_transfer(self) -> KvTransfer:
-        settings = self._settings
-        return make_transfer(settings.transfer, settings.host, settings.checksum_parts)
-
-    def _copier(
-        self, name: SharedName, offset: int, regions: Sequence[KvRegion], layers: Sequence[torch.Tensor]
-    ) -> BlockCopier:
-        memory = HostMemory.open(name)
-        part = SlotPart(memory, offset)
-        if layers[0].device.type == "cpu":
-            return HostCopier(regions, part, time.monotonic)
-        page_lock(memory)
-        return DeviceCopier(layers, self._blocks, part, time.monotonic)
-
-    def _open_tiers(self, fields: dict[str, Any], layout: KvLayout) -> TierScheduler:
-        spec, settings, config = TiersSpec.model_validate(fields), self._settings, self._vllm_config
-        # Bytes of a quantized cache do not say what they mean.
-        name = f"{settings.model} {config.cache_config.cache_dtype} {config.model_config.dtype}"
-        folder = Path(config.model_config.model)
-        mark = mark_of(name, settings.revision, layout, folder, settings.adapters)
-        store, memory = open_store(spec, layout, mark, time.monotonic)
-        return TierScheduler(
-            store,
-            memory.name,
-            spec,
-            model=settings.model,
-            block_size=self._spec.block_size,
-            ranks=self._ranks,
-            on_device=self._on_device,
-            now=time.monotonic,
-        )
 
     def _on_device(self, key: bytes) -> bool:
         return self._pool is not None and self._pool.get_cached_block(key, [0]) is not None

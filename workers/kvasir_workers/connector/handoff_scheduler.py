@@ -139,7 +139,7 @@ class HandoffScheduler:
         which `preempted` ones lost their blocks to."""
         for request_id in preempted:
             self._withdraw(request_id)
-        for each in progress:
+        for each in progress if self._prefilling else ():
             self._name_blocks(each)
         orders = StepOrders(tuple(self._releases), tuple(self._offers), tuple(self._pulls), idle)
         self._releases, self._offers, self._pulls = [], [], []

@@ -8,15 +8,13 @@ preemption or copies on write.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.output import SchedulerOutput
 
 
-@dataclass(frozen=True, slots=True)
-class Progress:
+class Progress(NamedTuple):
     """One request in one step: tokens with KV `before` it, and `after` its forward. `resolve` finds a
     request's block ids by KV cache group."""
 

@@ -6,8 +6,10 @@ As in orders.py: the scheduler half decides, the worker half of every rank copie
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from kvasir_workers.tiers.memory import SharedName
+if TYPE_CHECKING:
+    from kvasir_workers.tiers.memory import SharedName
 
 
 @dataclass(frozen=True, slots=True)

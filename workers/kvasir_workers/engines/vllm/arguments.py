@@ -93,8 +93,6 @@ def engine_arguments(
         "kv_cache_memory_bytes": engine.kv_cache_bytes,
         "kv_cache_dtype": engine.kv_dtype,
         "enable_prefix_caching": engine.prefix_caching,
-        # Blocks are found by it outside this process too.
-        "prefix_caching_hash_algo": "sha256_cbor",
         "enable_chunked_prefill": engine.chunked_prefill,
         "max_num_seqs": engine.max_num_seqs,
         "max_num_batched_tokens": engine.max_num_batched_tokens,
@@ -123,6 +121,9 @@ def engine_arguments(
             "prompt_lookup_max": engine.speculative.lookup_max,
             "prompt_lookup_min": engine.speculative.lookup_min,
         }
+    if deployment.tiers.configured:
+        # Blocks are found by it outside this process too. It costs several times what vLLM's own choice does.
+        arguments["prefix_caching_hash_algo"] = "sha256_cbor"
     if deployment.moves_kv:
         arguments["kv_transfer_config"] = _connector(deployment, pool, platform)
     if events is not None:

@@ -25,18 +25,17 @@ from kvasir.config.model_files import tokenizer_digest
 from kvasir.config.spec import Deployment, PoolSpec
 from kvasir.config.support import refusals
 from kvasir.core.errors import ConfigError
-from kvasir.core.identity import KvLayout, WorkerIdentity
+from kvasir.core.identity import WorkerIdentity
 from kvasir.core.requests import Delta, EngineLoad, EngineRequest, StepBatch
 from kvasir.ports.engine import KvSource, StepSink
-from kvasir_workers.engines.vllm.arguments import engine_arguments, environment, ranks
+from kvasir_workers.engines.vllm.arguments import engine_arguments, environment
 from kvasir_workers.engines.vllm.cache_record import CacheRecord
-from kvasir_workers.engines.vllm.hardware import hardware_of
+from kvasir_workers.engines.vllm.identity import identity_of
 from kvasir_workers.engines.vllm.kv_recovery import CacheControl
 from kvasir_workers.engines.vllm.quantize import quantized_folder
 from kvasir_workers.engines.vllm.refusals import invalid
 from kvasir_workers.engines.vllm.stream import Stream
 from kvasir_workers.engines.vllm.tier_watch import watch_tiers
-from kvasir_workers.tiers.setup import mark_of, shared_tier
 
 if TYPE_CHECKING:
     from kvasir_workers.engines.vllm.load import LoadRecorder
@@ -198,10 +197,6 @@ class VllmEngine:
     async def _introduce(self, worker_id: str, epoch: int, digest: str) -> WorkerIdentity:
         runtime, llm, deployment, pool = self._vllm(), self._llm, self._deployment, self._pool
         await llm.collective_rpc("kvasir_leave_with", args=(os.getpid(),))
-        layout = KvLayout(
-            **(await llm.collective_rpc("kvasir_kv_layout"))[0],
-            tensor_parallel_size=pool.engine.tensor_parallel_size,
-        )
         self._adapters = runtime.lora_requests({each.name: each.path for each in deployment.lora})
         for adapter in self._adapters.values():
             await llm.add_lora(adapter)
@@ -210,45 +205,21 @@ class VllmEngine:
         warm_up = [1] * max(1, length)
         await runtime.run_on_each_rank(llm, copies, warm_up, _WARM_UP_OUTPUT_TOKENS, "kvasir-warm-up")
         await self._begin_empty()
-        shares = await llm.collective_rpc("kvasir_model")
         self._recorder = runtime.recorder(llm)
         self._recorder.reset()
         self._recorder.on_early_handoff = self._offered
-        # vLLM's front adds up the blocks of all data-parallel ranks.
         self._kv_blocks = llm.vllm_config.cache_config.num_gpu_blocks
-        return WorkerIdentity(
+        return await identity_of(
+            runtime,
+            llm,
+            deployment,
+            pool,
+            model_path=self._model_path,
             worker_id=worker_id,
             epoch=epoch,
-            pool=pool.name,
-            role=pool.role,
-            model=deployment.model.name,
-            revision=deployment.model.revision,
             tokenizer_digest=digest,
-            max_model_len=llm.model_config.max_model_len,
-            kv=layout,
-            kv_blocks=self._kv_blocks // copies,
-            engine="vllm",
-            engine_version=runtime.engine_version(),
-            transfer=deployment.transfer.kind if deployment.disaggregated else "",
-            adapters=tuple(self._adapters),
-            data_parallel_size=copies,
             reports_kv=self._record is not None,
-            hardware=hardware_of(
-                shares[0]["device"], devices=ranks(pool), element_bytes=shares[0]["element_bytes"]
-            ),
-            model_parameters=copies * sum(share["parameters"] for share in shares),
-            model_bytes=copies * sum(share["bytes"] for share in shares),
-            golden=await asyncio.to_thread(runtime.golden, llm, deployment.model.name),
-            shared_tier=await asyncio.to_thread(self._shared_tier, layout),
         )
-
-    def _shared_tier(self, layout: KvLayout) -> str:
-        remote, model = self._deployment.tiers.redis, self._deployment.model
-        if remote is None:
-            return ""
-        adapters = {each.name: each.path for each in self._deployment.lora}
-        name = f"{model.name} {model.dtype} {model.quantization}"
-        return shared_tier(remote, mark_of(name, model.revision, layout, self._model_path, adapters))
 
     async def _begin_empty(self) -> None:
         """Forget the warm-up. Raises RuntimeError when the record does not hear of it."""

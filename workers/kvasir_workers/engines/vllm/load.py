@@ -71,8 +71,9 @@ class LoadRecorder(PrometheusStatLogger):  # type: ignore[misc]  # vLLM ships no
             rank.preemptions += iteration_stats.num_preempted_reqs
         if scheduler_stats is not None:
             rank.add(scheduler_stats)
-            for handoff in (scheduler_stats.kv_connector_stats or {}).get(EARLY_HANDOFFS, {}).values():
-                self.on_early_handoff(handoff)
+            if moved := scheduler_stats.kv_connector_stats:
+                for handoff in moved.get(EARLY_HANDOFFS, {}).values():
+                    self.on_early_handoff(handoff)
 
     def newest(self, *, kv_blocks_total: int, idle: bool) -> EngineLoad:
         """The load after the last step. `idle` says that no request is left, which vLLM does not report

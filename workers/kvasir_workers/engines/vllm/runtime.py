@@ -92,6 +92,9 @@ def recorder(llm: AsyncLLM) -> LoadRecorder:
 async def run_on_each_rank(llm: AsyncLLM, ranks: int, tokens: list[int], output: int, name: str) -> None:
     """Generate exactly `output` tokens after `tokens` on every data-parallel rank, computed there and kept in
     no tier, and forget them. Requests are called `name` and their rank's number."""
+    # vLLM warns of what is meant for a connector where there is none.
+    connector = llm.vllm_config.kv_transfer_config
+    extra = None if connector is None else {"kv_transfer_params": {"tiers": False}}
     for rank in range(ranks):
         async for _ in llm.generate(
             tokens_input(tokens),
@@ -99,7 +102,7 @@ async def run_on_each_rank(llm: AsyncLLM, ranks: int, tokens: list[int], output:
                 max_tokens=output,
                 temperature=0.0,
                 ignore_eos=True,
-                extra_args={"kv_transfer_params": {"tiers": False}},
+                extra_args=extra,
             ),
             f"{name}-{rank}",
             data_parallel_rank=rank if ranks > 1 else None,
