@@ -17,7 +17,15 @@ torch = pytest.importorskip("torch")
 
 from kvasir.core.errors import TransferError  # noqa: E402 - after the skip
 from kvasir.core.identity import HEAD_MAJOR, KvLayout  # noqa: E402
-from kvasir.ports.transfer import LeaseEnded, Offer, Pulled, PullFailed, TransferEvent  # noqa: E402
+from kvasir.ports.transfer import (  # noqa: E402
+    WHOLE,
+    LeaseEnded,
+    Offer,
+    Part,
+    Pulled,
+    PullFailed,
+    TransferEvent,
+)
 from kvasir_platform.sim.transfer_peers import LAYERS, LocalPeer  # noqa: E402
 from kvasir_workers.transfer.nccl import receiving, serving  # noqa: E402
 from kvasir_workers.transfer.nccl.adapter import NcclTransfer  # noqa: E402
@@ -249,7 +257,7 @@ def test_a_chunk_that_comes_after_its_pull_timed_out_is_written_nowhere(
     targets: list[int],
 ) -> None:
     target = agent()
-    stuck = impostor(Opening(0, 0, 3, ()), Chunk(0, 0, 3))
+    stuck = impostor(Opening(0, 0, 3, b""), Chunk(0, 0, 3))
     target.pull("stuck", stuck.offer(3), 0, targets, 5.0)
     assert expecting.wait(PATIENCE_S)
     assert target.poll() == []
@@ -269,7 +277,7 @@ def test_another_pull_of_a_peer_that_is_cut_off_fails_too(
     agent: Callable[[], LocalPeer], impostor: Callable[..., Impostor], expecting: threading.Event
 ) -> None:
     target = agent()
-    stuck = impostor(Opening(0, 0, 3, ()), Chunk(0, 0, 3))
+    stuck = impostor(Opening(0, 0, 3, b""), Chunk(0, 0, 3))
     target.pull("stuck", stuck.offer(3), 0, [4, 5, 6], 5.0)
     assert expecting.wait(PATIENCE_S)
     target.pull("other", stuck.offer(3), 0, [14, 15, 16], 60.0)
@@ -283,13 +291,13 @@ def test_another_pull_of_a_peer_that_is_cut_off_fails_too(
     [
         [Chunk(0, 0, 3)],
         [Chunk(7, 0, 3)],
-        [Opening(0, 0, 4, ())],
-        [Opening(0, 1, 2, ())],
-        [Opening(0, 0, 0, ())],
-        [Opening(0, 0, 3, (1, 2))],
-        [Opening(0, 0, 3, ()), Chunk(0, 3, 6)],
-        [Opening(0, 0, 3, ()), Chunk(0, 0, 10)],
-        [Opening(0, 0, 3, ()), Chunk(0, 0, 0)],
+        [Opening(0, 0, 4, b"")],
+        [Opening(0, 1, 2, b"")],
+        [Opening(0, 0, 0, b"")],
+        [Opening(0, 0, 3, bytes(16))],
+        [Opening(0, 0, 3, b""), Chunk(0, 3, 6)],
+        [Opening(0, 0, 3, b""), Chunk(0, 0, 10)],
+        [Opening(0, 0, 3, b""), Chunk(0, 0, 0)],
         [End(0, "", "")],
         [End(7, "", "")],
         [Confirm(0)],
@@ -336,6 +344,17 @@ def test_a_pull_before_anything_is_registered_is_refused() -> None:
 def test_a_block_that_does_not_exist_cannot_be_offered(agent: Callable[[], LocalPeer]) -> None:
     with pytest.raises(TransferError, match="outside"):
         agent().offer("l", 1, [64], 60.0)
+
+
+@pytest.mark.parametrize("part", [Part(2, 2), Part(-1, 2), Part(0, 0), Part(0, 3)], ids=repr)
+def test_a_pull_of_or_into_a_part_that_there_is_none_of_is_refused(
+    agent: Callable[[], LocalPeer], part: Part
+) -> None:
+    source, target = agent(), agent()
+    offer = source.offer("l", 1, [1], 60.0)
+    for index, (theirs, mine) in enumerate([(part, WHOLE), (WHOLE, part), (Part(0, 2), part)]):
+        target.pull(f"p{index}", offer, 0, [1], 60.0, theirs, mine)
+        assert failure(target).reason == "layout"
 
 
 def test_an_address_that_cannot_be_bound_is_named() -> None:

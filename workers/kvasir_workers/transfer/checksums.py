@@ -8,7 +8,7 @@ beside the step loop: on a thread for host memory, on a stream of their own for 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Protocol
 
 import numpy as np
@@ -49,12 +49,12 @@ def known(sums: Sums) -> PendingSums:
 
 
 class HostSums:
-    """BlockSums over host memory. Little is summed at once, more on `executor` (default: one thread)."""
+    """BlockSums over host memory. Little is summed at once, more on one thread."""
 
-    def __init__(self, regions: Sequence[KvRegion], executor: Executor | None = None) -> None:
+    def __init__(self, regions: Sequence[KvRegion]) -> None:
         self._bases = np.array([region.address for region in regions], dtype=np.uint64)
         self._strides = np.array([region.block_bytes for region in regions], dtype=np.uint64)
-        self._executor = executor or ThreadPoolExecutor(1, thread_name_prefix="kv-sums")
+        self._executor = ThreadPoolExecutor(1, thread_name_prefix="kv-sums")
 
     def begin(self, blocks: Sequence[int], parts: int, part: Part = WHOLE) -> PendingSums:
         """See BlockSums."""

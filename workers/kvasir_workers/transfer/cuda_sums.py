@@ -56,7 +56,7 @@ class CudaSums:
 
     def __init__(self, regions: Sequence[KvRegion], *, after_compute: bool) -> None:
         self._device = torch.device(regions[0].device)
-        self._lanes = LaneSums([_lanes(region, self._device) for region in regions])
+        self._lanes = LaneSums([region_rows(region).view(torch.int32) for region in regions])
         self._stream = torch.cuda.Stream(self._device)
         self._after_compute = after_compute
         self._waiting = ThreadPoolExecutor(1, thread_name_prefix="kv-sums")
@@ -88,18 +88,18 @@ def _signed(word: int) -> int:
     return word - (1 << 64) if word >> 63 else word
 
 
-def _lanes(region: KvRegion, device: torch.device) -> torch.Tensor:
-    """A region's memory, not copied, as a matrix of lanes."""
-    return torch.as_tensor(_Memory(region), device=device)
+def region_rows(region: KvRegion) -> torch.Tensor:
+    """A region's memory, not copied, as a matrix of bytes with one row per block."""
+    return torch.as_tensor(_Rows(region), device=region.device)
 
 
-class _Memory:
+class _Rows:
     """What torch takes device memory by address from."""
 
     def __init__(self, region: KvRegion) -> None:
         self.__cuda_array_interface__: dict[str, Any] = {
-            "shape": (region.blocks, region.block_bytes // LANE_BYTES),
-            "typestr": "<i4",
+            "shape": (region.blocks, region.block_bytes),
+            "typestr": "|u1",
             "data": (region.address, False),
             "version": 3,
         }

@@ -13,11 +13,10 @@ from collections.abc import Callable, Sequence
 from kvasir.core.errors import TransferError
 from kvasir.core.identity import KvLayout
 from kvasir.ports.transfer import WHOLE, KvRegion, Offer, Part, TransferEvent
-from kvasir_workers.transfer.checksums import BlockSums, block_sums, require_parts
+from kvasir_workers.transfer.checksums import block_sums, require_parts
 from kvasir_workers.transfer.nccl.endpoint import SECRET_BYTES, VERSION, Endpoint, encode
 from kvasir_workers.transfer.nccl.group import Fabric
-from kvasir_workers.transfer.nccl.leases import LeaseBook
-from kvasir_workers.transfer.nccl.local import Local, batch_blocks
+from kvasir_workers.transfer.nccl.local import Local
 from kvasir_workers.transfer.nccl.memory import memory_of
 from kvasir_workers.transfer.nccl.pulls import Wanted
 from kvasir_workers.transfer.nccl.receiving import ReceivingSide
@@ -37,10 +36,7 @@ class NcclTransfer:
         self._host = host
         self._now = now
         self._parts = checksum_parts
-        self._local: Local | None = None
         self._endpoint = ""
-        self._book = LeaseBook(now, checksum_parts)
-        self._offered_sums: BlockSums | None = None
         self._serving: ServingSide | None = None
         self._receiving: ReceivingSide | None = None
         self._farewell: list[TransferEvent] = []
@@ -68,10 +64,9 @@ class NcclTransfer:
             now=self._now,
         )
         secret = os.urandom(SECRET_BYTES)
-        self._serving = ServingSide(local, secret, self._book)
+        offered = block_sums(regions, after_compute=True)
+        self._serving = ServingSide(local, secret, offered, self._parts)
         self._receiving = ReceivingSide(local)
-        self._offered_sums = block_sums(regions, after_compute=True)
-        self._local = local
         self._endpoint = encode(
             Endpoint(VERSION, local.host, self._serving.port, secret, local.device, local.block_bytes, layout)
         )
@@ -83,27 +78,16 @@ class NcclTransfer:
         self, lease_id: str, fence: int, blocks: Sequence[int], ttl_s: float, total: int | None = None
     ) -> Offer:
         """See the port. Raises TransferError for blocks that are not in the registered memory."""
-        if self._local is None or self._serving is None:
+        if self._serving is None:
             raise TransferError("no KV memory is registered")
-        self._local.require(blocks)
         total = len(blocks) if total is None else total
-        self._book.grant(lease_id, fence, ttl_s, total)
-        self.extend(lease_id, blocks)
+        self._serving.offer(lease_id, fence, blocks, total=total, ttl_s=ttl_s)
         return Offer(lease_id, fence, ttl_s, tuple(blocks), total, self._endpoint)
 
     def extend(self, lease_id: str, blocks: Sequence[int]) -> None:
         """See the port. Raises TransferError for blocks that are not in the registered memory."""
-        if self._serving is None or self._local is None or self._offered_sums is None:
-            return
-        self._local.require(blocks)
-        serving = self._serving
-        # One batch after the other, so that the first is on its way while the next is summed.
-        step = batch_blocks(sum(self._local.block_bytes), len(self._local.block_bytes))
-        for first in range(0, len(blocks), step):
-            batch = blocks[first : first + step]
-            sums = self._offered_sums.begin(batch, self._parts)
-            self._book.add(lease_id, batch, sums)
-            sums.add_done_callback(lambda _: serving.wake())
+        if self._serving is not None:
+            self._serving.extend(lease_id, blocks)
 
     def pull(
         self,
@@ -124,30 +108,23 @@ class NcclTransfer:
 
     def release(self, lease_id: str) -> None:
         """See the port."""
-        self._book.end(lease_id, "released")
         if self._serving is not None:
-            self._serving.wake()
+            self._serving.release(lease_id)
 
     def poll(self) -> list[TransferEvent]:
         """See the port."""
         events, self._farewell = self._farewell, []
-        ended = self._book.take_ended()
-        if ended and self._serving is not None:
-            self._serving.wake()
-        events += ended
+        if self._serving is not None:
+            events += self._serving.poll()
         if self._receiving is not None:
             events += self._receiving.poll()
         return events
 
     def close(self) -> None:
         """See the port. What was under way ends as closed or released, in the next poll()."""
-        if self._serving is None or self._receiving is None or self._local is None:
+        if self._serving is None or self._receiving is None:
             return
         atexit.unregister(self.close)
-        self._book.close()
         self._farewell += self._receiving.close()
-        self._serving.close()
-        self._local.sums.close()
-        if self._offered_sums is not None:
-            self._offered_sums.close()
-        self._serving = self._receiving = self._local = None
+        self._farewell += self._serving.close()
+        self._serving = self._receiving = None

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from kvasir.ports.transfer import KvRegion, Part
+from kvasir_workers.transfer.cuda_sums import region_rows
 from kvasir_workers.transfer.nccl.memory import Batch, Stretch, cut, row_ends
 
 
@@ -21,7 +22,7 @@ class CudaMemory:
 
     def __init__(self, regions: Sequence[KvRegion]) -> None:
         self._device = torch.device(regions[0].device)
-        self._regions = [torch.as_tensor(_Rows(region), device=self._device) for region in regions]
+        self._regions = [region_rows(region) for region in regions]
         self._stream = torch.cuda.Stream(self._device)
 
     def batch(self, blocks: Sequence[int], part: Part) -> Batch:
@@ -94,15 +95,3 @@ class RowsBatch:
                 part.index_copy_(0, rows, staged)
             done += staged.numel()
             start += len(rows)
-
-
-class _Rows:
-    """What torch takes device memory by address from."""
-
-    def __init__(self, region: KvRegion) -> None:
-        self.__cuda_array_interface__: dict[str, Any] = {
-            "shape": (region.blocks, region.block_bytes),
-            "typestr": "|u1",
-            "data": (region.address, False),
-            "version": 3,
-        }

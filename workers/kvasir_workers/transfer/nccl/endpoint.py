@@ -17,8 +17,8 @@ SECRET_BYTES = 32
 
 
 class Endpoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One serving agent. `device` is "cpu" or "cuda"; `block_bytes` one number per region; `regions` are
-    told by them alone, since the serving side looks up its own addresses."""
+    """One serving agent. `device` is "cpu" or "cuda"; `block_bytes` one number per region; of its
+    addresses nobody is told, since the serving side looks them up itself."""
 
     version: int
     host: str

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from kvasir.core.errors import TransferError
 from kvasir.core.identity import KvLayout
+from kvasir.ports.transfer import Part
 from kvasir_workers.transfer.checksums import BlockSums
 from kvasir_workers.transfer.nccl.group import Fabric
 from kvasir_workers.transfer.nccl.memory import CHUNK_BYTES, Memory
@@ -45,15 +46,15 @@ class Local:
 
     def require(self, blocks: Sequence[int]) -> None:
         """Raises TransferError for a block that there is none of."""
-        if any(not 0 <= block < self.blocks for block in blocks):
+        if blocks and not 0 <= min(blocks) <= max(blocks) < self.blocks:
             raise TransferError(f"a block lies outside the {self.blocks} of the registered memory")
 
 
-def part_bytes(block_bytes: tuple[int, ...], of: int) -> int:
-    """Bytes of one of `of` equal parts of a block, over all regions. Raises TransferError."""
-    if of < 1 or any(size % of for size in block_bytes):
-        raise TransferError(f"blocks of {sorted(set(block_bytes))} bytes have no {of} equal parts")
-    return sum(block_bytes) // of
+def part_bytes(block_bytes: tuple[int, ...], part: Part) -> list[int]:
+    """Bytes of a part of a block in each region. Raises TransferError where there is no such part."""
+    if not 0 <= part.index < part.of or any(size % part.of for size in block_bytes):
+        raise TransferError(f"blocks of {sorted(set(block_bytes))} bytes have no {part}")
+    return [size // part.of for size in block_bytes]
 
 
 def batch_blocks(size: int, regions: int) -> int:

@@ -7,10 +7,12 @@ and how each pull ended on the serving side. Numbers of pulls are the puller's o
 from __future__ import annotations
 
 import msgspec
+import numpy as np
 
 from kvasir.core.errors import TransferError
 
 MAX_FRAME_BYTES = 256 << 10
+SUMS = np.dtype("<u8")
 
 
 class StorePut(msgspec.Struct, frozen=True, array_like=True, tag="s"):
@@ -50,12 +52,12 @@ class Arrived(msgspec.Struct, frozen=True, array_like=True, tag="a"):
 
 class Opening(msgspec.Struct, frozen=True, array_like=True, tag="o"):
     """The next chunks of this pull hold `blocks` blocks, from the pull's own number `first` on. `sums` are
-    their checksums, equally many for each block, or none."""
+    their checksums, equally many for each block, or none, as SUMS."""
 
     number: int
     first: int
     blocks: int
-    sums: tuple[int, ...]
+    sums: bytes
 
 
 class Chunk(msgspec.Struct, frozen=True, array_like=True, tag="d"):

@@ -21,6 +21,7 @@ from kvasir_workers.transfer.nccl.group import Link
 from kvasir_workers.transfer.nccl.local import SLOTS, Local, part_bytes, tag
 from kvasir_workers.transfer.nccl.meeting import GREETING_S, meet_server
 from kvasir_workers.transfer.nccl.messages import (
+    SUMS,
     Arrived,
     Chunk,
     Confirm,
@@ -91,13 +92,14 @@ class ReceivingSide:
         return ended
 
     def close(self) -> list[Pulled | PullFailed]:
-        """Fail what is left, and return when no thread touches KV memory any more; the pulls that ended since
-        the last poll."""
+        """Fail what is left, and return when no thread writes to KV memory any more; the pulls that ended
+        since the last poll."""
         agents = [*self._agents.values(), *self._retired]
         for agent in agents:
             agent.stop()
         for agent in agents:
             agent.end()
+        self._local.sums.close()
         return self.poll()
 
     def _agent(self, endpoint: Endpoint) -> PulledAgent | None:
@@ -125,10 +127,9 @@ class ReceivingSide:
     def _check_fits(self, endpoint: Endpoint, wanted: Wanted) -> int:
         """Bytes of a block's part over all regions. Raises TransferError."""
         local = self._local
-        size = part_bytes(local.block_bytes, wanted.target.of)
         differences = local.layout.differences(endpoint.layout)
-        mine = [block // wanted.target.of for block in local.block_bytes]
-        theirs = [block // wanted.source.of for block in endpoint.block_bytes]
+        mine = part_bytes(local.block_bytes, wanted.target)
+        theirs = part_bytes(endpoint.block_bytes, wanted.source)
         if mine != theirs:
             differences.append(f"block_bytes: {mine} != {theirs}")
         if endpoint.device != local.device:
@@ -141,7 +142,7 @@ class ReceivingSide:
                 f"blocks {wanted.first} to {end} are not in the offer of {wanted.offer.total}"
             )
         local.require(wanted.targets)
-        return size
+        return sum(mine)
 
 
 class PulledAgent:
@@ -317,10 +318,10 @@ class PulledAgent:
         return pull
 
     def _open_batch(self, opening: Opening) -> None:
-        if opening.blocks < 1 or len(opening.sums) % opening.blocks:
+        if opening.blocks < 1 or len(opening.sums) % (SUMS.itemsize * opening.blocks):
             raise TransferError("it sends blocks or sums that cannot be")
-        sums = opening.sums if self._local.compares else ()
-        theirs = np.array(sums, dtype=np.uint64).reshape(opening.blocks, -1)
+        sums = opening.sums if self._local.compares else b""
+        theirs = np.frombuffer(sums, dtype=SUMS).reshape(opening.blocks, -1)
         self._pull(opening.number).open(opening.first, theirs)
 
     def _expect(self, chunk: Chunk, link: Link) -> None:

@@ -11,10 +11,12 @@ import select
 import socket
 import threading
 from collections import OrderedDict, deque
+from collections.abc import Sequence
 from typing import Any
 
 from kvasir.core.errors import TransferError
-from kvasir.ports.transfer import Part
+from kvasir.ports.transfer import LeaseEnded, Part
+from kvasir_workers.transfer.checksums import BlockSums
 from kvasir_workers.transfer.nccl.control import Control, Waker
 from kvasir_workers.transfer.nccl.group import Link
 from kvasir_workers.transfer.nccl.leases import LeaseBook, LeaseState
@@ -22,6 +24,7 @@ from kvasir_workers.transfer.nccl.local import SLOTS, Local, batch_blocks, part_
 from kvasir_workers.transfer.nccl.meeting import GREETING_S, meet_puller
 from kvasir_workers.transfer.nccl.memory import Batch, Stretch
 from kvasir_workers.transfer.nccl.messages import (
+    SUMS,
     Arrived,
     Chunk,
     Confirm,
@@ -43,13 +46,15 @@ WAITING_S = 1.0
 
 
 class ServingSide:
-    """Listens, and serves blocks of `book`'s leases to who knows `secret`. Raises TransferError where
-    it cannot listen."""
+    """Listens, and serves blocks of its leases to who knows `secret`, with `parts` sums of each, which `sums`
+    finds. Raises TransferError where it cannot listen."""
 
-    def __init__(self, local: Local, secret: bytes, book: LeaseBook) -> None:
+    def __init__(self, local: Local, secret: bytes, sums: BlockSums, parts: int) -> None:
         self._local = local
         self._secret = secret
-        self._book = book
+        self._sums = sums
+        self._parts = parts
+        self._book = LeaseBook(local.now, parts)
         host = local.host
         try:
             family = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0][0]
@@ -64,15 +69,41 @@ class ServingSide:
         self._thread = threading.Thread(target=self._accept_all, name="kv-nccl-listen", daemon=True)
         self._thread.start()
 
-    def wake(self) -> None:
-        """Something changed about leases."""
-        with self._lock:
-            for peer in self._peers:
-                if peer.waits:
-                    peer.wake()
+    def offer(self, lease_id: str, fence: int, blocks: Sequence[int], *, total: int, ttl_s: float) -> None:
+        """Grant a lease on `total` blocks, of which `blocks` are complete. Raises TransferError when it is
+        live already, when there are too many, and for blocks that are not in the registered memory."""
+        self._local.require(blocks)
+        self._book.grant(lease_id, fence, ttl_s, total)
+        self.extend(lease_id, blocks)
 
-    def close(self) -> None:
-        """Cut every peer; when this returns, no thread reads KV memory any more."""
+    def extend(self, lease_id: str, blocks: Sequence[int]) -> None:
+        """Further blocks are complete; the lease runs anew from here. Raises TransferError for blocks that
+        are not in the registered memory."""
+        self._local.require(blocks)
+        # One batch after the other, so that the first is on its way while the next is summed.
+        step = batch_blocks(sum(self._local.block_bytes), len(self._local.block_bytes))
+        for first in range(0, len(blocks), step):
+            batch = blocks[first : first + step]
+            sums = self._sums.begin(batch, self._parts)
+            self._book.add(lease_id, batch, sums)
+            sums.add_done_callback(lambda _: self._wake())
+
+    def release(self, lease_id: str) -> None:
+        """End a lease if it is live."""
+        self._book.end(lease_id, "released")
+        self._wake()
+
+    def poll(self) -> list[LeaseEnded]:
+        """Leases that ended since the last call."""
+        ended = self._book.take_ended()
+        if ended:
+            self._wake()
+        return ended
+
+    def close(self) -> list[LeaseEnded]:
+        """End every lease and cut every peer; when this returns, no thread reads KV memory any more. The
+        leases that ended since the last poll."""
+        self._book.close()
         self._waker.stop()
         self._thread.join()
         self._waker.close()
@@ -81,6 +112,15 @@ class ServingSide:
             peer.stop()
         for peer in self._peers:
             peer.end()
+        self._sums.close()
+        return self._book.take_ended()
+
+    def _wake(self) -> None:
+        """Something changed about leases."""
+        with self._lock:
+            for peer in self._peers:
+                if peer.waits:
+                    peer.wake()
 
     def _accept_all(self) -> None:
         poller = select.poll()
@@ -225,9 +265,9 @@ class ServedPeer:
             self._control.send(End(request.number, "io", f"{MAX_PULLS} pulls of one peer are under way"))
             return
         try:
-            if min(request.first, request.blocks, request.index) < 0 or request.index >= request.of:
-                raise TransferError("a pull of blocks or parts that cannot be")
-            size = part_bytes(self._local.block_bytes, request.of)
+            if min(request.first, request.blocks) < 0:
+                raise TransferError("a pull of blocks that cannot be")
+            size = sum(part_bytes(self._local.block_bytes, Part(request.index, request.of)))
         except TransferError as error:
             self._control.send(End(request.number, "layout", error.message))
             return
@@ -274,7 +314,7 @@ class ServedPeer:
         of = request.of
         columns = sums.shape[1] // of if sums.shape[1] % of == 0 else 0
         mine = sums[:, request.index * columns : (request.index + 1) * columns]
-        self._control.send(Opening(number, pull.opened, len(blocks), tuple(mine.ravel().tolist())))
+        self._control.send(Opening(number, pull.opened, len(blocks), mine.astype(SUMS).tobytes()))
         pull.batch = self._local.memory.batch(blocks, pull.part)
         pull.chunks.extend(pull.batch.chunks())
         pull.opened += len(blocks)
