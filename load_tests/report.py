@@ -75,6 +75,19 @@ def write(name: str, command: str, rows: Sequence[Row]) -> Path:
     return path
 
 
+def read(path: Path) -> list[Row]:
+    """The rows of a report; none where it was not written yet."""
+    if not path.exists():
+        return []
+    found = []
+    for stored in json.loads(path.read_text())["rows"]:
+        values = {key: stored[key] for key in Row.__slots__ if key in stored}
+        values["seeds"] = tuple(stored.get("seeds", ()))
+        values["spread"] = None if stored.get("spread") is None else tuple(stored["spread"])
+        found.append(Row(**values))
+    return found
+
+
 def render(path: Path) -> Path:
     """Make the table beside a report."""
     report = json.loads(path.read_text())

@@ -38,67 +38,63 @@ class _Agent:
         self.agent = None
 
 
-class Source:
-    """Is read from."""
-
+class _Side:
     def __init__(self, name: str) -> None:
         self._name = name
         self._count = 0
         self._agent: _Agent | None = None
         self._memory: Memory | None = None
 
-    def prepare(self, case: Case, seed: int) -> tuple[str, bytes, list[int]]:
-        """Have a case's KV; name, metadata and the layers' addresses."""
-        self.close()
+    def _renew(self, case: Case, seed: int | None) -> _Agent:
+        if self._agent is not None:
+            self._agent.close()
         self._count += 1
         self._memory = Memory(case, seed)
         self._agent = _Agent(f"{self._name}-{self._count}", self._memory)
-        metadata = bytes(self._agent.agent.getLocalMD())
-        return self._agent.name, metadata, [region.address for region in self._memory.regions]
+        return self._agent
+
+    def _prepared(self) -> tuple[_Agent, Memory]:
+        if self._agent is None or self._memory is None:
+            raise RuntimeError("nothing is prepared")
+        return self._agent, self._memory
 
     def digest(self, blocks: list[int]) -> str:
         """Of what lies in these blocks."""
-        if self._memory is None:
-            raise RuntimeError("nothing is prepared")
-        return self._memory.digest(blocks)
-
-    def close(self) -> None:
-        """Free everything."""
-        if self._agent is not None:
-            self._agent.close()
-            self._agent = None
+        return self._prepared()[1].digest(blocks)
 
 
-class Sink:
+class Source(_Side):
+    """Is read from."""
+
+    def prepare(self, case: Case, seed: int) -> tuple[str, bytes, list[int]]:
+        """Have a case's KV; name, metadata and the layers' addresses."""
+        self._renew(case, seed)
+        ours, memory = self._prepared()
+        return ours.name, bytes(ours.agent.getLocalMD()), [region.address for region in memory.regions]
+
+
+class Sink(_Side):
     """Reads, in one request with a descriptor for each run of neighbours, or for each piece."""
 
     def __init__(self, name: str) -> None:
-        self._name = name
-        self._count = 0
-        self._agent: _Agent | None = None
-        self._memory: Memory | None = None
+        super().__init__(name)
         self._theirs: tuple[str, list[int]] = ("", [])
 
     def prepare(self, case: Case, name: str, metadata: bytes, addresses: list[int]) -> None:
         """Have room for a case's KV, and know the source."""
-        self.close()
-        self._count += 1
-        self._memory = Memory(case, None)
-        self._agent = _Agent(f"{self._name}-{self._count}", self._memory)
-        self._agent.agent.loadRemoteMD(metadata)
+        self._renew(case, None).agent.loadRemoteMD(metadata)
         self._theirs = (name, addresses)
 
     def read(self, runs: Sequence[tuple[int, int, int]]) -> float:
         """Seconds from making the descriptors to the last byte; `runs` are (source, target, blocks)."""
-        if self._agent is None or self._memory is None:
-            raise RuntimeError("nothing is prepared")
-        agent, nixl = self._agent.agent, self._agent.nixl
+        ours, memory = self._prepared()
+        agent, nixl = ours.agent, ours.nixl
         peer, addresses = self._theirs
-        piece = self._memory.case.piece
+        piece = memory.case.piece
         began = time.perf_counter()
         local: list[Descriptor] = []
         remote: list[Descriptor] = []
-        for region, address in zip(self._memory.regions, addresses, strict=True):
+        for region, address in zip(memory.regions, addresses, strict=True):
             for source, target, blocks in runs:
                 local.append((region.address + target * piece, blocks * piece, 0))
                 remote.append((address + source * piece, blocks * piece, 0))
@@ -108,7 +104,7 @@ class Sink:
             nixl.nixlXferDList(nixl.DRAM_SEG, remote),
             peer,
             "",
-            [self._agent.backend],
+            [ours.backend],
         )
         agent.postXferReq(handle, "")
         while agent.getXferStatus(handle) != nixl.NIXL_SUCCESS:
@@ -116,15 +112,3 @@ class Sink:
         seconds = time.perf_counter() - began
         agent.releaseXferReq(handle)
         return seconds
-
-    def digest(self, blocks: list[int]) -> str:
-        """Of what lies in these blocks."""
-        if self._memory is None:
-            raise RuntimeError("nothing is prepared")
-        return self._memory.digest(blocks)
-
-    def close(self) -> None:
-        """Free everything."""
-        if self._agent is not None:
-            self._agent.close()
-            self._agent = None

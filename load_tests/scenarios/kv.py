@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import os
 import statistics
 import sys
@@ -25,7 +24,7 @@ from pathlib import Path
 
 from kvasir import native
 from kvasir_platform.sim.lab.redis_server import RedisServer
-from load_tests.report import REPORTS, Row, write
+from load_tests.report import REPORTS, Row, read, write
 from load_tests.scenarios.kv_parts.contenders import (
     Adapter,
     BareNixl,
@@ -186,18 +185,8 @@ def _rows(part: str, entry: Entry, case: Case, found: dict[str, Samples]) -> lis
     ]
 
 
-def kept(path: Path, measured: Sequence[str]) -> list[Row]:
-    """The rows of an earlier report whose parts were not measured again."""
-    if not path.exists():
-        return []
-    found = []
-    for stored in json.loads(path.read_text())["rows"]:
-        if str(stored["name"]).partition(":")[0] not in measured:
-            values = {key: stored[key] for key in Row.__slots__ if key in stored}
-            values["seeds"] = tuple(stored.get("seeds", ()))
-            values["spread"] = None if stored.get("spread") is None else tuple(stored["spread"])
-            found.append(Row(**values))
-    return found
+def _part(row: Row) -> str:
+    return row.name.partition(":")[0]
 
 
 def _say(text: str) -> None:
@@ -234,8 +223,8 @@ def main() -> int:
                 f"{row.name}: {row.value:.4g} {row.unit} (peer {row.peer}, ratio {row.ratio}, met {row.met})"
             )
         return 0
-    rows += kept(REPORTS / "kv.json", parts)
-    rows.sort(key=lambda row: everything.index(row.name.partition(":")[0]))
+    rows += [row for row in read(REPORTS / "kv.json") if _part(row) not in parts]
+    rows.sort(key=lambda row: everything.index(_part(row)))
     print(write("kv", "make bench-kv", rows))
     return 0
 

@@ -13,7 +13,6 @@ import argparse
 import asyncio
 import importlib
 import importlib.util
-import json
 import re
 import sys
 import tempfile
@@ -25,7 +24,7 @@ from typing import Any
 
 import uvloop
 
-from load_tests.report import REPORTS, Row, write
+from load_tests.report import REPORTS, Row, read, write
 from load_tests.scenarios.scorecard_rows.common import Figure, Trial
 
 ROWS: dict[int, str] = {
@@ -35,7 +34,7 @@ ROWS: dict[int, str] = {
     4: "SIGSTOP of one worker in eight",
     5: "partition of ten seconds",
     6: "a router is killed",
-    8: "Redis is killed, stopped, slow",
+    8: "a tier is killed, stopped, slow, full, read-only",
     9: "garbage, old and foreign blobs in a tier",
     11: "every worker answers 503",
     12: "most workers unhealthy, or loads stale",
@@ -106,16 +105,7 @@ def report_rows(result: Result, seed: int) -> list[Row]:
 
 def kept(path: Path, measured: Sequence[int]) -> list[Row]:
     """The rows of an earlier report that were not measured again."""
-    if not path.exists():
-        return []
-    found = []
-    for stored in json.loads(path.read_text())["rows"]:
-        number = _NAME.match(stored["name"])
-        if number is not None and int(number[1]) not in measured:
-            values = {key: stored[key] for key in Row.__slots__ if key in stored}
-            values["seeds"] = tuple(stored.get("seeds", ()))
-            found.append(Row(**values))
-    return found
+    return [row for row in read(path) if _number(row) not in (0, *measured)]
 
 
 def save(rows: Sequence[Row], measured: Sequence[int]) -> Path:

@@ -24,7 +24,7 @@ from kvasir.config.spec import Deployment, EngineSpec, ModelSpec, PoolSpec
 from kvasir.config.spec_tiers import CpuTierSpec, DiskTierSpec, RedisTierSpec, TiersSpec
 from kvasir.core.kv import Medium, TierLoad
 from kvasir.core.requests import EngineRequest, KvHandoff, Leg, Role, Sampling, Timings, Usage
-from kvasir_platform.sim.bench import EngineBench, start_bench
+from kvasir_platform.sim.bench import EngineBench, FreshPrompts, start_bench
 from kvasir_platform.sim.lab.redis_server import RedisServer, find_redis
 from kvasir_platform.sim.recorder import Recorded
 
@@ -34,6 +34,7 @@ MODEL = resolve_model("kvasir-tiny")
 HELPERS = Path(__file__).parents[1] / "helpers"
 BLOCK = 32
 KV_BYTES = 8 << 20
+MEMORY = CpuTierSpec(bytes=64 << 20)
 GREEDY = Sampling(temperature=0.0, max_tokens=16, ignore_eos=True)
 PATIENCE_S = 30.0
 
@@ -66,7 +67,7 @@ class Worker:
     rng: random.Random
 
     def prompt(self, length: int) -> list[int]:
-        return [100 + self.rng.randrange(3900) for _ in range(length)]
+        return FreshPrompts(self.rng).fresh(length)
 
     async def serve(self, prompt: list[int], **changes: Any) -> Recorded:
         return await self.bench.generate(prompt, GREEDY, **changes)
@@ -118,7 +119,7 @@ def timings(done: Recorded) -> Timings:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def cpu() -> AsyncIterator[Worker]:
-    async with running(deployment(TiersSpec(cpu=CpuTierSpec(bytes=64 << 20)))) as worker:
+    async with running(deployment(TiersSpec(cpu=MEMORY))) as worker:
         yield worker
 
 
@@ -240,7 +241,7 @@ async def test_what_one_worker_computed_another_loads_from_redis_and_serves_on_w
     tmp_path: Path,
 ) -> None:
     with RedisServer(tmp_path) as redis:
-        tiers = TiersSpec(redis=RedisTierSpec(url=redis.url))
+        tiers = TiersSpec(cpu=MEMORY, redis=RedisTierSpec(url=redis.url))
         async with AsyncExitStack() as stack:
             writer = await stack.enter_async_context(running(deployment(tiers), "main-0", 1))
             reader = await stack.enter_async_context(running(deployment(tiers), "main-1", 2))
@@ -268,7 +269,8 @@ async def test_what_one_worker_computed_another_loads_from_redis_and_serves_on_w
 @needs_redis
 async def test_an_idle_engine_says_by_itself_that_its_tier_is_well_again(tmp_path: Path) -> None:
     with RedisServer(tmp_path) as redis:
-        async with running(deployment(TiersSpec(redis=RedisTierSpec(url=redis.url)))) as worker:
+        tiers = TiersSpec(cpu=MEMORY, redis=RedisTierSpec(url=redis.url))
+        async with running(deployment(tiers)) as worker:
             redis.kill()
             await worker.serve(worker.prompt(300))
             await worker.until(lambda: worker.tier(Medium.REMOTE).trouble != "")
@@ -279,7 +281,7 @@ async def test_an_idle_engine_says_by_itself_that_its_tier_is_well_again(tmp_pat
 
 
 async def test_a_killed_worker_s_successor_loads_from_its_disk(tmp_path: Path) -> None:
-    tiers = TiersSpec(disk=DiskTierSpec(path=str(tmp_path / "kv")))
+    tiers = TiersSpec(cpu=MEMORY, disk=DiskTierSpec(path=str(tmp_path / "kv")))
     others = set(psutil.Process().children(recursive=True))
     async with running(deployment(tiers)) as worker:
         prompt = worker.prompt(1400)
@@ -324,7 +326,7 @@ async def test_prompts_forced_onto_one_name_share_no_kv(one_name: None, tmp_path
 
 
 async def test_after_a_failed_pull_tiers_are_asked_before_anything_is_computed() -> None:
-    tiers = TiersSpec(cpu=CpuTierSpec(bytes=64 << 20))
+    tiers = TiersSpec(cpu=MEMORY)
     async with running(deployment(tiers, decode=True)) as worker:
         prompt = worker.prompt(500)
         alone = (await worker.serve(prompt)).choice().tokens
@@ -338,7 +340,7 @@ async def test_after_a_failed_pull_tiers_are_asked_before_anything_is_computed()
 
 
 async def test_both_ranks_of_two_keep_and_load_their_part() -> None:
-    tiers = TiersSpec(cpu=CpuTierSpec(bytes=64 << 20))
+    tiers = TiersSpec(cpu=MEMORY)
     async with running(deployment(tiers, tensor_parallel_size=2)) as worker:
         prompt = worker.prompt(700)
         alone = await worker.alone(prompt)

@@ -18,7 +18,7 @@ import pytest_asyncio
 from kvasir.config.model_files import resolve_model
 from kvasir.config.spec import Deployment, EngineSpec, ModelSpec, PoolSpec, TransferSpec
 from kvasir.core.requests import KvHandoff, Leg, Role, Sampling, Usage
-from kvasir_platform.sim.bench import EngineBench, start_bench
+from kvasir_platform.sim.bench import EngineBench, FreshPrompts, start_bench
 from kvasir_platform.sim.recorder import Recorded
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(280)]
@@ -70,10 +70,6 @@ async def engines() -> AsyncIterator[Engines]:
     await started.stop()
 
 
-def prompt(rng: random.Random, length: int) -> list[int]:
-    return [100 + rng.randrange(3900) for _ in range(length)]
-
-
 async def handed_over(prefill: EngineBench, tokens: list[int]) -> KvHandoff:
     done = await prefill.generate(tokens, GREEDY, leg=Leg.PREFILL)
     assert done.last is not None
@@ -103,12 +99,12 @@ async def moved(prefill: EngineBench, decode: EngineBench, tokens: list[int]) ->
 async def test_a_prefill_engine_that_dies_in_mid_transfer_is_replaced_while_decode_serves_on(
     engines: Engines,
 ) -> None:
-    rng = random.Random(3)
+    prompts = FreshPrompts(random.Random(3))
     decode, decoding = await engines.start("decode")
     prefill, processes = await engines.start("prefill")
-    await moved(prefill, decode, prompt(rng, 500))
+    await moved(prefill, decode, prompts.fresh(500))
 
-    tokens = prompt(rng, 1500)
+    tokens = prompts.fresh(1500)
     handoff = await handed_over(prefill, tokens)
     failed = decode.engine.load().transfers_failed
     for process in processes:
@@ -116,7 +112,7 @@ async def test_a_prefill_engine_that_dies_in_mid_transfer_is_replaced_while_deco
     request = decode.request(tokens, GREEDY, leg=Leg.DECODE, handoff=handoff)
     decode.engine.submit([request])
     # The other request is answered while this one waits for its KV, so the pull is under way.
-    await alone(decode, prompt(rng, 40))
+    await alone(decode, prompts.fresh(40))
     for process in processes:
         os.kill(process, signal.SIGKILL)
     done = await decode.ended(request.request_id)
@@ -125,6 +121,6 @@ async def test_a_prefill_engine_that_dies_in_mid_transfer_is_replaced_while_deco
     assert decode.engine.load().transfers_failed == failed + 1
 
     successor, _ = await engines.start("prefill")
-    await moved(successor, decode, prompt(rng, 700))
+    await moved(successor, decode, prompts.fresh(700))
     assert decode.engine.load().transfers_failed == failed + 1
     assert decoding <= {child.pid for child in multiprocessing.active_children()}

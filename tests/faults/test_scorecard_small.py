@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from load_tests.report import Row
 from load_tests.scenarios import scorecard
-from load_tests.scenarios.scorecard_rows import row01, row02, row03, row04, row05, row08, row09
+from load_tests.scenarios.scorecard_rows import row01, row02, row03, row04, row05, row08, row09, tier_faults
 from load_tests.scenarios.scorecard_rows.common import Figure, Trial
 
 from kvasir_platform.sim.lab import netns
@@ -43,11 +43,14 @@ async def test_tokens_are_right_when_their_kv_stalls_or_arrives_with_a_wrong_bit
 
 
 @pytest.mark.slow
-async def test_requests_do_without_a_redis_in_trouble(tmp_path: Path) -> None:
+@pytest.mark.parametrize("tier", tier_faults.TIERS)
+async def test_requests_do_without_a_tier_in_trouble(tier: str, tmp_path: Path) -> None:
     pytest.importorskip("vllm")
-    if find_redis() is None:
-        pytest.skip("redis-server is not installed")
-    size = row08.Size(requests=20, words=100, every_s=0.15, checked=2)
+    missing, _ = tier_faults.TIERS[tier]
+    if (reason := missing()) is not None:
+        pytest.skip(reason)
+    # What is tried is whether it is told and used again, and not whether a loaded machine is quick.
+    size = row08.Size(tiers=(tier,), requests=20, words=150, every_s=0.15, checked=2, lookup_timeout_s=0.06)
     assert_met(await row08.measure(Trial(tmp_path, 17, quiet=True), size))
 
 

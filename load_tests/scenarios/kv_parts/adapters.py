@@ -51,12 +51,6 @@ class _Side:
             raise TransferError("nothing is prepared")
         return self._memory.digest(blocks)
 
-    def close(self) -> None:
-        """Free everything."""
-        if self._transfer is not None:
-            self._transfer.close()
-            self._transfer = None
-
 
 class Source(_Side):
     """Offers."""

@@ -40,11 +40,6 @@ class Remote:
             )
         self._connection = Connection(mine.detach())
 
-    @property
-    def pid(self) -> int:
-        """The process."""
-        return self._process.pid
-
     def begin(self, method: str, *args: Any) -> None:
         """Call without waiting; `result` is to follow."""
         self._connection.send((method, args))

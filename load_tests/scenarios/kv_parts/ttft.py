@@ -12,16 +12,17 @@ from pathlib import Path
 
 from kvasir.config.model_files import resolve_model
 from kvasir.config.spec import Deployment, EngineSpec, ModelSpec, PoolSpec
-from kvasir.config.spec_tiers import DiskTierSpec, RedisTierSpec, TiersSpec
+from kvasir.config.spec_tiers import CpuTierSpec, DiskTierSpec, RedisTierSpec, TiersSpec
 from kvasir.core.kv import Medium
 from kvasir.core.requests import Role, Sampling
-from kvasir_platform.sim.bench import EngineBench, start_bench
+from kvasir_platform.sim.bench import EngineBench, FreshPrompts, start_bench
 from kvasir_platform.sim.lab.redis_server import RedisServer
 from load_tests.report import Row, median
 
 LENGTHS = (256, 512, 1024, 2048, 3800)
 BLOCK = 32
 REPEATS = 9
+MEMORY = CpuTierSpec(bytes=256 << 20)
 ONE = Sampling(temperature=0.0, max_tokens=1, ignore_eos=True)
 PATIENCE_S = 60.0
 QUIET_S = 0.3
@@ -36,7 +37,7 @@ class NotLoaded(AssertionError):
 async def measure(*, quick: bool, say: Say) -> list[Row]:
     """Rows for Redis and for disk. Raises NotLoaded."""
     repeats = 2 if quick else REPEATS
-    rng = random.Random(1)
+    prompts = FreshPrompts(random.Random(1))
     with tempfile.TemporaryDirectory(prefix="kvasir-bench-ttft-") as folder:
         (Path(folder) / "disk").mkdir()
         with RedisServer(Path(folder)) as server:
@@ -44,10 +45,10 @@ async def measure(*, quick: bool, say: Say) -> list[Row]:
             redis = RedisTierSpec(url=server.url, lookup_timeout_s=1.0, timeout_s=5.0)
             disk = DiskTierSpec(path=str(Path(folder) / "disk"))
             # Each reader has prompts of its own: what it has read once is in its device's cache.
-            kept = {name: _prompts(rng, repeats) for name in ("Redis", "disk")}
-            await _write(TiersSpec(redis=redis, disk=disk), list(kept.values()), say)
-            rows = await _read("Redis", TiersSpec(redis=redis), kept["Redis"], rng, say)
-            return rows + await _read("disk", TiersSpec(disk=disk), kept["disk"], rng, say)
+            kept = {name: _each_length(prompts, repeats) for name in ("Redis", "disk")}
+            await _write(TiersSpec(cpu=MEMORY, redis=redis, disk=disk), list(kept.values()), say)
+            rows = await _read("Redis", TiersSpec(cpu=MEMORY, redis=redis), kept["Redis"], prompts, say)
+            return rows + await _read("disk", TiersSpec(cpu=MEMORY, disk=disk), kept["disk"], prompts, say)
 
 
 async def _start(tiers: TiersSpec) -> EngineBench:
@@ -101,13 +102,13 @@ async def _settled(bench: EngineBench) -> None:
         await asyncio.sleep(QUIET_S)
 
 
-async def _read(name: str, tiers: TiersSpec, kept: Prompts, rng: random.Random, say: Say) -> list[Row]:
+async def _read(name: str, tiers: TiersSpec, kept: Prompts, prompts: FreshPrompts, say: Say) -> list[Row]:
     """Kept prompts and ones that are not, in turn, on an engine that has computed nothing."""
-    fresh = _prompts(rng, len(kept[LENGTHS[0]]))
+    fresh = _each_length(prompts, len(kept[LENGTHS[0]]))
     bench = await _start(tiers)
     try:
         for length in LENGTHS:
-            await _ttft(bench, _prompt(rng, length))
+            await _ttft(bench, prompts.fresh(length))
         loaded: dict[int, list[float]] = {length: [] for length in LENGTHS}
         computed: dict[int, list[float]] = {length: [] for length in LENGTHS}
         for turn in range(len(kept[LENGTHS[0]])):
@@ -169,9 +170,5 @@ async def _ttft(bench: EngineBench, prompt: list[int]) -> tuple[float, int]:
     return seconds, done.last.usage.tier_tokens
 
 
-def _prompts(rng: random.Random, repeats: int) -> Prompts:
-    return {length: [_prompt(rng, length) for _ in range(repeats)] for length in LENGTHS}
-
-
-def _prompt(rng: random.Random, length: int) -> list[int]:
-    return [100 + rng.randrange(3900) for _ in range(length)]
+def _each_length(prompts: FreshPrompts, repeats: int) -> Prompts:
+    return {length: [prompts.fresh(length) for _ in range(repeats)] for length in LENGTHS}

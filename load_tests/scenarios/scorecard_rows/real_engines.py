@@ -175,9 +175,9 @@ class Stage:
         return await gateway.until(resting, REST_S, "rest", self.clock)
 
 
-def engine() -> EngineSpec:
+def engine(kv_cache_bytes: int = 64 << 20) -> EngineSpec:
     """As all of them here are."""
-    return EngineSpec(kind="vllm", block_size=32, kv_cache_bytes=64 << 20, threads=1)
+    return EngineSpec(kind="vllm", block_size=32, kv_cache_bytes=kv_cache_bytes, threads=1)
 
 
 def apart(**fields: Any) -> Deployment:
@@ -194,12 +194,12 @@ def apart(**fields: Any) -> Deployment:
     )
 
 
-def together(**fields: Any) -> Deployment:
+def together(spec: EngineSpec | None = None, **fields: Any) -> Deployment:
     """One pool that does both."""
     return Deployment(
         model=ModelSpec(dtype="float32", max_model_len=2048),
         disaggregation="never",
-        pools=(PoolSpec(name="both", role=Role.BOTH, engine=engine()),),
+        pools=(PoolSpec(name="both", role=Role.BOTH, engine=spec or engine()),),
         gateway=GatewaySpec(port=0),
         **fields,
     )
@@ -236,9 +236,11 @@ async def stage(
         endpoints = [f"{pool}={address}" for pool, (address, _) in zip(pools, started, strict=True)]
         address, _ = await start("router_app", endpoints, "listening")
         made = Stage(address, dict(started), Client(address, clock), clock)
-        await gateway.until(made.ready, REST_S, "all workers ready", clock)
-        yield made
-        await made.client.close()
+        try:
+            await gateway.until(made.ready, REST_S, "all workers ready", clock)
+            yield made
+        finally:
+            await made.client.close()
     finally:
         await processes.close()
 

@@ -1,201 +1,282 @@
-"""Redis is killed, stopped and slow under a load: requests do without it, and it is used again afterwards.
+"""Redis is killed, stopped, slow and full under a load, and a disk is full and read-only: requests do without
+it, people are told, and it is used again afterwards.
 
-Real vLLM, a real Redis behind a proxy. No prompt was seen before, so that the tier has to be asked for each
-and has nothing to give: what is measured is what asking costs.
+Real vLLM, a real Redis behind a proxy, a filesystem of its own. No prompt of the load was seen before, so
+that the tier has to be asked for each and has nothing to give: what is measured is what asking costs. What
+the tier still has, or has again, is shown with prompts from before the fault.
 """
 
 from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable, Coroutine, Iterator
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from kvasir.config.spec_tiers import CpuTierSpec, RedisTierSpec, TiersSpec
-from kvasir.core.kv import Medium
 from kvasir_platform.sim.lab import gateway
 from kvasir_platform.sim.lab.load import quantile
-from kvasir_platform.sim.lab.proxy import DOWNSTREAM, Link, TcpProxy
-from kvasir_platform.sim.lab.redis_server import RedisServer, find_redis
 from load_tests.scenarios.scorecard_rows import real_engines
 from load_tests.scenarios.scorecard_rows.common import Figure, NotProven, Trial
 from load_tests.scenarios.scorecard_rows.real_engines import Heard, Stage
+from load_tests.scenarios.scorecard_rows.tier_faults import MEMORY, TIERS, Fault, Tier
 
 PROMISE = "tier skipped"
 BOUND_MS = 10.0
 TOKENS = 2
-SLOW_S = 0.1
 NOTICED_S = 5.0
+TOLD_S = 0.2
 BACK_S = 60.0
 """The longest pause between two trials of a tier in trouble is 30 s and a fifth."""
-FAULTS = ("killed", "stopped", "slow")
+UNUSED = "is not used for the time being: "
+Earlier = Iterator[tuple[str, Heard]]
 
 
 @dataclass(frozen=True, slots=True)
 class Size:
     """`requests` prompts of `words` words, one every `every_s`, while nothing is wrong, and as many under
-    each fault, from before it begins; `rounds` times."""
+    each fault, from before it begins. `tiers` are tried, each by itself; `lookup_timeout_s` is Redis's."""
 
+    tiers: tuple[str, ...] = ("Redis", "disk")
     requests: int = 100
     words: int = 200
-    every_s: float = 0.25
-    rounds: int = 1
+    every_s: float = 0.2
     checked: int = 5
+    lookup_timeout_s: float = 0.008
 
 
 @dataclass(slots=True)
 class Windows:
-    """Times to first token, by what was wrong meanwhile ("" for nothing), failures, and how long the tier
-    stayed out of use after each fault."""
+    """Times to first token, by what was wrong meanwhile ("" for nothing), failures, faults that were not told
+    in one line, and how long the tier stayed out of use after each."""
 
     ttft_s: dict[str, list[float]] = field(default_factory=dict)
     errors: list[str] = field(default_factory=list)
     wrong: int = 0
     checked: int = 0
+    untold: list[str] = field(default_factory=list)
     back_s: list[float] = field(default_factory=list)
 
 
 async def measure(trial: Trial, size: Size = Size()) -> list[Figure]:
     """See the module."""
-    if find_redis() is None:
-        raise NotProven("redis-server is not installed")
-    found = Windows()
-    with RedisServer(trial.folder) as server:
-        async with TcpProxy(server.address, clock=trial.clock, rng=trial.rng()) as proxy:
-            redis = RedisTierSpec(url=f"redis://{proxy.address}/0")
-            tiers = TiersSpec(cpu=CpuTierSpec(bytes=64 << 20), redis=redis)
-            trial.say("an engine is starting")
-            async with real_engines.stage(
-                trial.folder, real_engines.together(tiers=tiers), ("both",)
-            ) as stage:
-                await _window(stage, size, found, "warm", trial.seed)
-                for turn in range(size.rounds):
-                    for number, fault in enumerate(FAULTS):
-                        salt = 100 * (turn + 1) + 10 * number
-                        await _window(stage, size, found, "", trial.seed + salt)
-                        # A loaded machine may have missed a deadline of its own.
-                        await _used_again(stage)
-                        async with _wrong(fault, server, proxy) as began:
-                            await _window(stage, size, found, fault, trial.seed + salt + 1, began=began)
-                            await _skipped(stage, fault)
-                        found.back_s.append(await _used_again(stage))
-                        trial.say(_told(found, fault) + f"; back after {found.back_s[-1]:.1f} s")
-    return _figures(found)
-
-
-def _told(found: Windows, fault: str) -> str:
-    usual, hurt = (quantile(found.ttft_s[name], 0.99) * 1e3 for name in ("", fault))
-    return f"{fault}: p99 of times to first token {hurt:.1f} ms, {usual:.1f} ms while nothing is wrong"
-
-
-def _figures(found: Windows) -> list[Figure]:
-    usual = quantile(found.ttft_s[""], 0.99) * 1e3
-    counts = {name or "nothing wrong": len(times) for name, times in found.ttft_s.items()}
-    figures = [
-        Figure("failed requests", len(found.errors), "requests", "lower", 0.0,
-               f"of {counts}; {'; '.join(found.errors[:3])}".rstrip("; ")),
-        Figure("requests with a wrong token", found.wrong, "requests", "lower", 0.0,
-               f"of {found.checked} that were asked again without the tier"),
-    ]  # fmt: skip
-    for fault in FAULTS:
-        times = found.ttft_s[fault]
-        more = quantile(times, 0.99) * 1e3 - usual
-        figures.append(
-            Figure(f"{fault}: p99 of times to first token, beyond that without a fault", more, "ms", "lower",
-                   BOUND_MS, f"{usual:.1f} ms without; the longest {max(times) * 1e3:.1f} ms, median "
-                   f"{quantile(times, 0.5) * 1e3:.1f} against {quantile(found.ttft_s[''], 0.5) * 1e3:.1f} ms")
-        )  # fmt: skip
-    figures.append(
-        Figure("until the tier is used again after the fault", max(found.back_s), "s", "lower", BACK_S,
-               "by itself, the longest")
-    )  # fmt: skip
+    figures: list[Figure] = []
+    for name in size.tiers:
+        missing, made = TIERS[name]
+        if (reason := missing()) is not None:
+            figures.append(Figure(f"{name} could not be tried", 1.0, "tiers", "lower", 0.0, reason))
+            continue
+        folder = trial.folder / name
+        folder.mkdir()
+        async with made(replace(trial, folder=folder), size.lookup_timeout_s) as tier:
+            trial.say(f"{name}: an engine is starting")
+            deployment = real_engines.together(real_engines.engine(MEMORY.bytes), tiers=tier.spec)
+            async with real_engines.stage(folder, deployment, ("both",)) as stage:
+                row = _Row(trial, size, tier, stage)
+                await row.run()
+        figures += row.figures()
     return figures
 
 
-async def _window(
-    stage: Stage, size: Size, found: Windows, name: str, seed: int, *, began: asyncio.Event | None = None
-) -> None:
-    """Requests at even intervals; after a tenth of them `began` is set, and the fault begins."""
-    texts = real_engines.prompts(seed, size.requests, size.words)
-    heard = [Heard() for _ in texts]
-    streams: list[asyncio.Task[None]] = []
-    at = stage.clock.now()
-    for number, (text, each) in enumerate(zip(texts, heard, strict=True)):
-        if began is not None and number == size.requests // 10:
-            began.set()
-        ask = stage.client.stream(each, text, max_tokens=TOKENS)
-        streams.append(asyncio.ensure_future(ask))
-        at += size.every_s
-        await stage.clock.sleep(max(0.0, at - stage.clock.now()))
-    ended = await asyncio.gather(*streams, return_exceptions=True)
-    found.errors += [f"{name}: {error!r}" for error in ended if isinstance(error, BaseException)]
-    well = [each for each in heard if each.finish == "length" and each.usage[1] == TOKENS]
-    found.errors += [f"{name}: {each.usage}" for each in heard if each.times_s and each not in well]
-    found.ttft_s.setdefault(name, []).extend(each.ttft_s for each in well)
-    if began is not None:
-        for text, each in list(zip(texts, heard, strict=True))[-size.checked :]:
-            found.checked += 1
-            found.wrong += not each.same(await stage.one(text, TOKENS, salt="for comparison"))
+class _Row:
+    """One tier under its faults."""
 
+    def __init__(self, trial: Trial, size: Size, tier: Tier, stage: Stage) -> None:
+        self._trial = trial
+        self._size = size
+        self._tier = tier
+        self._stage = stage
+        self._found = Windows()
+        self._seeds = itertools.count(1000 * trial.seed)
 
-@asynccontextmanager
-async def _wrong(fault: str, server: RedisServer, proxy: TcpProxy) -> AsyncIterator[asyncio.Event]:
-    """The fault begins when the event is set, and ends with the context."""
-    begin = asyncio.Event()
+    async def run(self) -> None:
+        """All of them in turn. Raises NotProven."""
+        await self._window("warm")
+        for fault in self._tier.faults:
+            earlier = await self._window("")
+            # A loaded machine may have missed a deadline of its own.
+            await self._used_again()
+            lines = await self._under(fault, earlier)
+            if fault.lost:
+                await self._computed_again(earlier)
+            else:
+                await self._read_back(earlier)
+            await self._stored()
+            usual, hurt = (quantile(self._found.ttft_s[name], 0.99) * 1e3 for name in ("", fault.name))
+            self._trial.say(
+                f"{self._tier.name} {fault.name}: p99 of times to first token {hurt:.1f} ms, {usual:.1f} ms "
+                f"while nothing is wrong; back after {self._found.back_s[-1]:.1f} s; "
+                f"in the log: {' / '.join(lines)}"
+            )
 
-    async def strike() -> None:
-        await begin.wait()
-        if fault == "killed":
-            await asyncio.to_thread(server.kill)
-            proxy.reset()
-        elif fault == "stopped":
-            await asyncio.to_thread(server.freeze)
-        else:
-            proxy.shape(DOWNSTREAM, Link(delay_s=SLOW_S))
+    def figures(self) -> list[Figure]:
+        """What came of it."""
+        found, name = self._found, self._tier.name
+        usual = quantile(found.ttft_s[""], 0.99) * 1e3
+        counts = {each or "nothing wrong": len(times) for each, times in found.ttft_s.items()}
+        figures = [
+            Figure(f"{name}: failed requests", len(found.errors), "requests", "lower", 0.0,
+                   f"of {counts}; {'; '.join(found.errors[:3])}".rstrip("; ")),
+            Figure(f"{name}: requests with a wrong token", found.wrong, "requests", "lower", 0.0,
+                   f"of {found.checked} that were asked twice, without the tier or after the fault"),
+        ]  # fmt: skip
+        for fault in self._tier.faults:
+            times = found.ttft_s[fault.name]
+            more = quantile(times, 0.99) * 1e3 - usual
+            figures.append(
+                Figure(f"{name} {fault.name}: p99 of times to first token, beyond that without a fault", more,
+                       "ms", "lower", BOUND_MS, f"{usual:.1f} ms without; the longest {max(times) * 1e3:.1f} "
+                       f"ms, median {quantile(times, 0.5) * 1e3:.1f} against "
+                       f"{quantile(found.ttft_s[''], 0.5) * 1e3:.1f} ms")
+            )  # fmt: skip
+        return [
+            *figures,
+            Figure(f"{name}: faults that the worker's log does not tell in one line, with what to do",
+                   len(found.untold), "faults", "lower", 0.0,
+                   f"of {len(self._tier.faults)}, which kvasir_worker_tier_trouble showed while they lasted; "
+                   f"{'; '.join(found.untold)}".rstrip("; ")),
+            Figure(f"{name}: until the tier is used again after the fault", max(found.back_s), "s", "lower",
+                   BACK_S, "by itself, the longest"),
+        ]  # fmt: skip
 
-    struck = asyncio.ensure_future(strike())
-    delayed = proxy.counts.delayed
-    try:
-        yield begin
-        await struck
-    finally:
-        struck.cancel()
-        if fault == "killed":
-            await asyncio.to_thread(server.start)
-        elif fault == "stopped":
-            await asyncio.to_thread(server.thaw)
-        else:
-            proxy.shape(DOWNSTREAM, Link())
-    if fault == "slow" and proxy.counts.delayed == delayed:
-        raise NotProven("nothing was delayed")
+    # -- the load ----------------------------------------------------------------------------------
 
+    async def _window(
+        self, name: str, strike: Callable[[], Coroutine[Any, Any, None]] | None = None
+    ) -> Earlier:
+        """Requests at even intervals; after a tenth of them `strike` is called. What came well of them, to be
+        asked again later. Raises NotProven."""
+        size, stage, found = self._size, self._stage, self._found
+        texts = real_engines.prompts(next(self._seeds), size.requests, size.words)
+        heard = [Heard() for _ in texts]
+        streams: list[asyncio.Task[None]] = []
+        struck: asyncio.Task[None] | None = None
+        at = stage.clock.now()
+        for number, (text, each) in enumerate(zip(texts, heard, strict=True)):
+            if strike is not None and number == size.requests // 10:
+                struck = asyncio.ensure_future(strike())
+            ask = stage.client.stream(each, text, max_tokens=TOKENS)
+            streams.append(asyncio.ensure_future(ask))
+            at += size.every_s
+            await stage.clock.sleep(max(0.0, at - stage.clock.now()))
+        ended = await asyncio.gather(*streams, return_exceptions=True)
+        found.errors += [f"{name}: {error!r}" for error in ended if isinstance(error, BaseException)]
+        well = [
+            (text, each)
+            for text, each in zip(texts, heard, strict=True)
+            if each.finish == "length" and each.usage[1] == TOKENS
+        ]
+        short = len(texts) - len(well) - sum(isinstance(error, BaseException) for error in ended)
+        found.errors += [f"{name}: other than {TOKENS} tokens"] * short
+        found.ttft_s.setdefault(name, []).extend(each.ttft_s for _, each in well)
+        if struck is not None:
+            if not struck.done():
+                struck.cancel()
+                raise NotProven(f"{self._tier.name} {name}: it was in trouble before, for too long")
+            await struck
+            for text, each in well[-size.checked :]:
+                await self._compare(text, each, salt="for comparison")
+        return iter(well)
 
-async def _skipped(stage: Stage, fault: str) -> None:
-    """Raises NotProven when the worker does not say that the tier is left alone."""
+    async def _compare(self, text: str, right: Heard, salt: str = "") -> None:
+        self._found.checked += 1
+        self._found.wrong += not right.same(await self._stage.one(text, TOKENS, salt=salt))
 
-    async def told() -> bool:
-        return bool((await _tier(stage))["trouble"])
+    async def _read_back(self, earlier: Earlier) -> None:
+        """Prompts from before the fault have the same tokens, and come out of the tier. Raises NotProven."""
+        before = await self._metric("loaded_blocks_total")
+        for number, (text, right) in enumerate(earlier, 1):
+            await self._until("up", True)
+            await self._compare(text, right)
+            # Told with some later step.
+            await self._stage.clock.sleep(TOLD_S)
+            if number >= self._size.checked and await self._metric("loaded_blocks_total") > before:
+                return
+        raise NotProven(f"{self._tier.name} gives back nothing of what it held")
 
-    try:
-        await gateway.until(told, NOTICED_S, "trouble is told", stage.clock, 0.05)
-    except TimeoutError as error:
-        raise NotProven(f"{fault}: the tier is used all the same") from error
+    async def _computed_again(self, earlier: Earlier) -> None:
+        """Prompts from before the fault have the same tokens, and are not in the tier. Raises NotProven."""
+        before = await self._metric("loaded_blocks_total")
+        for text, right in itertools.islice(earlier, self._size.checked):
+            await self._compare(text, right)
+        await self._stored()
+        if await self._metric("loaded_blocks_total") > before:
+            raise NotProven(f"{self._tier.name} has kept what it was to lose")
 
+    async def _stored(self) -> None:
+        """Prompts that nobody has seen are written to the tier. Raises TimeoutError."""
+        before = await self._metric("stored_blocks_total")
 
-async def _used_again(stage: Stage) -> float:
-    """Seconds until the worker says that the tier is used. An engine says so when it does something."""
-    turns = itertools.count()
+        async def written() -> bool:
+            (text,) = real_engines.prompts(next(self._seeds), 1, self._size.words)
+            await self._stage.one(text, TOKENS)
+            return await self._metric("stored_blocks_total") > before
 
-    async def told() -> bool:
-        await stage.one(f"again {next(turns)}", 1)
-        return not (await _tier(stage))["trouble"]
+        await gateway.until(written, BACK_S, "prompts are written to the tier", self._stage.clock, TOLD_S)
 
-    return await gateway.until(told, BACK_S, "the tier is used again", stage.clock, 0.2)
+    # -- the fault ---------------------------------------------------------------------------------
 
+    async def _under(self, fault: Fault, earlier: Earlier) -> list[str]:
+        """Requests before the fault begins and while it lasts, until the tier is used again after it. Returns
+        what the worker's log said of the tier. Raises NotProven."""
+        begun, said = False, 0
 
-async def _tier(stage: Stage) -> dict[str, Any]:
-    (load,) = await stage.loads("both")
-    found: dict[str, Any] = next(tier for tier in load["tiers"] if tier["medium"] == Medium.REMOTE)
-    return found
+        async def strike() -> None:
+            nonlocal begun, said
+            await self._until("trouble", False)
+            said = len(await self._warnings())
+            begun = True
+            await fault.begin()
+
+        try:
+            await self._window(fault.name, strike)
+            await self._skipped(fault)
+            if fault.read:
+                await self._read_back(earlier)
+        finally:
+            if begun:
+                await fault.end()
+        self._found.back_s.append(await self._used_again())
+        lines = (await self._warnings())[said:]
+        if len(lines) != 1 or fault.remedy not in lines[0]:
+            self._found.untold.append(f"{fault.name}: {lines}")
+        return lines
+
+    async def _warnings(self) -> list[str]:
+        """Lines that say that the tier is not used."""
+        text = await asyncio.to_thread(self._stage.worker("both").child.log.read_text)
+        return [line for line in text.splitlines() if self._tier.called in line and UNUSED in line]
+
+    async def _metric(self, name: str) -> float:
+        text = await gateway.metrics(self._stage.address)
+        return gateway.metric(text, f"kvasir_worker_tier_{name}", tier=self._tier.label)
+
+    async def _until(self, name: str, value: bool) -> None:
+        """Return once a metric of the tier is so; a loaded machine may have missed a deadline of its own."""
+
+        async def so() -> bool:
+            return bool(await self._metric(name)) == value
+
+        await gateway.until(so, BACK_S, f"{name} is {value:d}", self._stage.clock, 0.05)
+
+    async def _skipped(self, fault: Fault) -> None:
+        """Raises NotProven when the gateway's metrics do not say that the tier is left alone."""
+
+        async def told() -> bool:
+            return bool(await self._metric("trouble")) and bool(await self._metric("up")) == fault.read
+
+        try:
+            await gateway.until(told, NOTICED_S, "trouble is told", self._stage.clock, 0.05)
+        except TimeoutError as error:
+            raise NotProven(f"{self._tier.name} {fault.name}: it is used all the same") from error
+
+    async def _used_again(self) -> float:
+        """Seconds until the gateway's metrics say that the tier is used. An engine says so when it does
+        something."""
+        turns = itertools.count()
+
+        async def told() -> bool:
+            await self._stage.one(f"again {next(turns)}", 1)
+            return not await self._metric("trouble")
+
+        return await gateway.until(told, BACK_S, "the tier is used again", self._stage.clock, 0.2)
