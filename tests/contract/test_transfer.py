@@ -430,7 +430,9 @@ def test_a_dead_sender_fails_the_pull_and_spares_the_others(processes: Processes
     assert target.read(3) == living.read(1)
 
 
-def test_a_sender_that_hangs_times_out_and_never_writes_afterwards(processes: Processes) -> None:
+def test_a_sender_that_hangs_times_out_writes_nothing_afterwards_and_serves_again(
+    processes: Processes,
+) -> None:
     block_bytes = 1 << 20
     hanging, _ = processes.start(block_bytes)
     living, _ = processes.start(block_bytes)
@@ -440,6 +442,9 @@ def test_a_sender_that_hangs_times_out_and_never_writes_afterwards(processes: Pr
         hanging.write(block, 1)
         target.write(block, 2)
     before = [target.read(block) for block in (0, 47)]
+    # Of a sender that it has met a receiver asks more before it hears that nothing answers.
+    target.pull("warm", hanging.offer("warm", 1, [0], 60.0), 0, [62], 60.0)
+    assert isinstance(events(target, 1)[0], Pulled)
     offer = hanging.offer("stuck", 1, blocks, 60.0)
     living.write(1, 9)
     healthy = living.offer("healthy", 1, [1], 60.0)
@@ -458,6 +463,10 @@ def test_a_sender_that_hangs_times_out_and_never_writes_afterwards(processes: Pr
     assert isinstance(events(target, 1)[0], Pulled)
     assert target.read(60) == living.read(1)
     assert [target.read(block) for block in (0, 47)] == before
+    hanging.write(1, 8)
+    target.pull("awake", hanging.offer("awake", 1, [1], 60.0), 0, [61], 60.0)
+    assert isinstance(events(target, 1)[0], Pulled)
+    assert target.read(61) == hanging.read(1)
 
 
 def test_closing_ends_pulls_and_leases(processes: Processes) -> None:

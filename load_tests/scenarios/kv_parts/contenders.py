@@ -9,7 +9,7 @@ from typing import Protocol
 
 import psutil
 
-from kvasir_workers.transfer.nixl.pulls import BATCH_BYTES
+from kvasir_workers.transfer.nixl.landing import BATCH_BYTES
 from load_tests.scenarios.kv_parts.memory import Case, Run, runs_of
 from load_tests.scenarios.kv_parts.remote import CPU, Remote
 
@@ -19,7 +19,7 @@ GB = 1e9
 
 
 class Contender(Protocol):
-    """One way to move bytes. `floor`: what it is compared with, "" for nothing."""
+    """One way to move bytes."""
 
     name: str
 

@@ -387,7 +387,7 @@ def _fabric(deployment: Deployment, machine: Machine) -> Iterator[Finding]:
             "fabric",
             "warning",
             "KV is to move between machines over NIXL, and this one has no RDMA device: UCX then uses TCP, "
-            "and can end the prefill engine when a decode worker gives up a pull that hangs",
+            "and can end the prefill engine when a decode worker is killed in the middle of a pull",
             "set transfer.kind: nccl, or run where RDMA devices are",
         )
 

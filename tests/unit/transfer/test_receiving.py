@@ -2,205 +2,19 @@
 
 from __future__ import annotations
 
-import ctypes
-from collections.abc import Sequence
-from concurrent.futures import Future
-from dataclasses import dataclass, field, replace
-
 import numpy as np
 import pytest
+from tests.helpers.pull_bench import BLOCK_BYTES, HALVES, REGION, Bench, reasons, sums_of
 
 from kvasir.core.errors import TransferError
-from kvasir.core.identity import KvLayout
-from kvasir.ports.transfer import WHOLE, KvRegion, Offer, Part, Pulled, PullFailed
-from kvasir_workers.transfer.checksums import Sums
-from kvasir_workers.transfer.nixl import endpoint, leases, pulls, receiving
-from kvasir_workers.transfer.nixl.agent import Descriptor, Descriptors, NixlAgent, XferState
-from kvasir_workers.transfer.nixl.endpoint import Endpoint
-from kvasir_workers.transfer.nixl.leases import LeaseTable
-from kvasir_workers.transfer.nixl.pages import PageMemory, PageWriter, page_bytes
-from kvasir_workers.transfer.nixl.receiving import ReceivingSide
-
-BLOCK_BYTES = 1 << 20
-LAYOUT = KvLayout(32, "float32", "BHNC", 1, 4, 32, BLOCK_BYTES)
-REGION = KvRegion(1 << 40, BLOCK_BYTES, 64)
-HALVES = replace(LAYOUT, kv_heads=2, bytes_per_block=BLOCK_BYTES // 2, tensor_parallel_size=2)
-"""What one of two ranks holds."""
-
-
-@dataclass
-class Read:
-    """A read that was posted; the test moves its state."""
-
-    peer: str
-    local: list[Descriptor]
-    remote: list[Descriptor]
-    state: XferState = XferState.RUNNING
-
-
-def tuples(rows: Descriptors) -> list[Descriptor]:
-    return [(int(address), int(length), int(device)) for address, length, device in rows]
-
-
-@dataclass
-class Network:
-    """Every agent ever made, every read ever posted. `table` and `pages` answer reads of leases at once."""
-
-    table: LeaseTable = field(default_factory=LeaseTable)
-    pages: PageMemory = field(default_factory=lambda: PageMemory(1 << 16))
-    reads: list[Read] = field(default_factory=list)
-    agents: list[FakeAgent] = field(default_factory=list)
-    notices: list[str] = field(default_factory=list)
-    answers_lease_reads: bool = True
-
-    def make_agent(self) -> FakeAgent:
-        self.agents.append(FakeAgent(self))
-        return self.agents[-1]
-
-    def blocks(self) -> list[Read]:
-        return [read for read in self.reads if read.local[0][1] != leases.BUCKET_BYTES]
-
-
-class FakeAgent(NixlAgent):
-    """Agent calls, recorded."""
-
-    def __init__(self, network: Network) -> None:
-        self._network = network
-        self.peers: set[str] = set()
-        self.closed = False
-
-    def register(self, regions: Sequence[Descriptor], device: str) -> None:
-        assert not self.closed
-
-    def add_peer(self, metadata: bytes, name: str) -> None:
-        if metadata == b"unreachable":
-            raise TransferError(f"agent {name} is unreachable")
-        self.peers.add(name)
-
-    def forget_peer(self, name: str) -> None:
-        self.peers.discard(name)
-
-    def read(self, peer: str, local: Descriptors, remote: Descriptors, device: str) -> int:
-        assert peer in self.peers
-        read = Read(peer, tuples(local), tuples(remote))
-        if read.local[0][1] == leases.BUCKET_BYTES and self._network.answers_lease_reads:
-            for (mine, size, _), (theirs, _, _) in zip(read.local, read.remote, strict=True):
-                ctypes.memmove(mine, theirs, size)
-            read.state = XferState.DONE
-        self._network.reads.append(read)
-        return len(self._network.reads) - 1
-
-    def state(self, handle: int) -> XferState:
-        assert not self.closed
-        return self._network.reads[handle].state
-
-    def release(self, handle: int) -> None:
-        assert self._network.reads[handle].state is not XferState.RUNNING
-
-    def notify(self, peer: str, message: bytes) -> None:
-        self._network.notices.append(peer)
-
-    def close(self) -> None:
-        self.closed = True
-
-
-class ScriptedSums:
-    """Sums that the test knows: of block n they are n, n + 1000, n + 2000, … for its parts."""
-
-    def __init__(self) -> None:
-        self.held: list[tuple[Future[Sums], Sums]] = []
-        self.hold = False
-
-    def begin(self, blocks: Sequence[int], parts: int, part: Part = WHOLE) -> Future[Sums]:
-        found: Future[Sums] = Future()
-        sums = sums_of(blocks, range(parts))
-        if self.hold:
-            self.held.append((found, sums))
-        else:
-            found.set_result(sums)
-        return found
-
-    def close(self) -> None:
-        self.held.clear()
-
-
-def sums_of(blocks: Sequence[int], parts: Sequence[int]) -> Sums:
-    return np.array([[block + 1000 * part for part in parts] for block in blocks], dtype=np.uint64)
-
-
-class Bench:
-    """A receiving side on a fake network; `now` is the clock. The sender gives `parts` sums for a block."""
-
-    def __init__(self, parts: int = 0, layout: KvLayout = LAYOUT, region: KvRegion = REGION) -> None:
-        self.now = 0.0
-        self.parts = parts
-        self.network = Network()
-        self.sums = ScriptedSums()
-        self.side = ReceivingSide(self.network.make_agent, [region], layout, self.sums, lambda: self.now)
-
-    def offer(
-        self, lease_id: str, peer: str = "peer", metadata: bytes = b"", *, told: int = 64, total: int = 64
-    ) -> Offer:
-        network = self.network
-        table, pages = network.table.address, network.pages
-        text = endpoint.encode(
-            Endpoint(
-                endpoint.VERSION,
-                peer,
-                metadata,
-                (REGION,),
-                table,
-                pages.address,
-                len(pages.bytes),
-                self.parts,
-                LAYOUT,
-            )
-        )
-        return Offer(lease_id, 1, 60.0, tuple(range(told)), total, text)
-
-    def page(self, lease_id: str, total: int) -> PageWriter:
-        """Grant a lease that has a page."""
-        extent = self.network.pages.take(page_bytes(total, self.parts))
-        assert extent is not None
-        self.network.table.grant(lease_id, 1, extent)
-        return PageWriter(self.network.pages.view(extent), lease_id, 1, total, self.parts)
-
-    def pull(
-        self,
-        lease_id: str,
-        blocks: int = 1,
-        *,
-        peer: str = "peer",
-        timeout_s: float = 5.0,
-        grant: bool = True,
-    ) -> None:
-        if grant:
-            self.network.table.grant(lease_id, 1)
-        self.side.pull(lease_id, self.offer(lease_id, peer), 0, range(blocks), timeout_s)
-
-    def arrive(self) -> None:
-        """Every read of blocks that runs is done."""
-        for read in self.network.blocks():
-            if read.state is XferState.RUNNING:
-                read.state = XferState.DONE
-
-    def read_blocks(self) -> list[int]:
-        """The sender's blocks that were read, in order."""
-        descriptors = [d for read in self.network.blocks() for d in read.remote]
-        return [
-            (address - REGION.address) // BLOCK_BYTES + at
-            for address, length, _ in descriptors
-            for at in range(length // BLOCK_BYTES)
-        ]
+from kvasir.ports.transfer import KvRegion, Part, Pulled, PullFailed
+from kvasir_workers.transfer.nixl import landing, leases, peers, receiving
+from kvasir_workers.transfer.nixl.agent import XferState
 
 
 @pytest.fixture
 def bench() -> Bench:
     return Bench()
-
-
-def reasons(ended: Sequence[Pulled | PullFailed]) -> dict[str, str]:
-    return {each.pull_id: each.reason if isinstance(each, PullFailed) else "pulled" for each in ended}
 
 
 def test_the_lease_is_read_after_the_last_byte_and_the_sender_told(bench: Bench) -> None:
@@ -226,9 +40,9 @@ def test_a_large_pull_is_posted_in_batches(bench: Bench) -> None:
     bench.pull("a", blocks=40)
     bench.side.poll()
     sizes = [sum(length for _, length, _ in read.local) for read in bench.network.blocks()]
-    assert sizes == [pulls.BATCH_BYTES] * 5
+    assert sizes == [landing.BATCH_BYTES] * 5
     assert [d for read in bench.network.blocks() for d in read.local] == [
-        (REGION.address + i * pulls.BATCH_BYTES, pulls.BATCH_BYTES, 0) for i in range(5)
+        (REGION.address + i * landing.BATCH_BYTES, landing.BATCH_BYTES, 0) for i in range(5)
     ]
 
 
@@ -322,7 +136,7 @@ def test_a_sender_that_broke_off_is_connected_to_anew(bench: Bench) -> None:
 
 
 def test_known_senders_are_bounded(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(receiving, "MAX_PEERS", 3)
+    monkeypatch.setattr(peers, "MAX_PEERS", 3)
     for number in range(8):
         bench.pull(f"lease-{number}", peer=f"peer-{number}")
         bench.side.poll()
@@ -335,6 +149,14 @@ def test_pulls_under_way_are_bounded(bench: Bench, monkeypatch: pytest.MonkeyPat
     for number in range(receiving.MAX_PULLS + 1):
         bench.side.pull(f"{number}", bench.offer("unknown"), 0, [], 5.0)
     assert reasons(bench.side.poll()) == {f"{receiving.MAX_PULLS}": "io"}
+
+
+def test_pulls_that_ended_make_room_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(receiving, "MAX_PULLS", 2)
+    bench = Bench()
+    for number in range(5):
+        bench.pull(f"{number}", blocks=0)
+        assert reasons(bench.side.poll()) == {f"{number}": "pulled"}
 
 
 def test_a_pull_id_under_way_cannot_be_used_again(bench: Bench) -> None:

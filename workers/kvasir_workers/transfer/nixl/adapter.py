@@ -13,8 +13,9 @@ from kvasir.core.errors import TransferError
 from kvasir.core.identity import KvLayout
 from kvasir.ports.transfer import WHOLE, KvRegion, Offer, Part, TransferEvent
 from kvasir_workers.transfer.checksums import block_sums, require_parts
-from kvasir_workers.transfer.nixl.agent import NixlAgent, device_ordinal
+from kvasir_workers.transfer.nixl.agent import NixlAgent, device_ordinal, has_rdma, senders_answer
 from kvasir_workers.transfer.nixl.endpoint import VERSION, Endpoint, encode
+from kvasir_workers.transfer.nixl.landing import Staged, Straight
 from kvasir_workers.transfer.nixl.leases import TABLE_BYTES, LeaseTable
 from kvasir_workers.transfer.nixl.pages import PageMemory, memory_bytes
 from kvasir_workers.transfer.nixl.receiving import ReceivingSide
@@ -64,7 +65,8 @@ class NixlTransfer:
         sums = block_sums(regions, after_compute=True)
         self._serving = ServingSide(agent, self._table, pages, sums, self._parts)
         received = block_sums(regions, after_compute=False) if self._parts else None
-        self._receiving = ReceivingSide(self._receiver, regions, layout, received, self._now)
+        landing = (Staged if senders_answer(self._host, rdma=has_rdma()) else Straight)(regions)
+        self._receiving = ReceivingSide(self._receiver, regions, layout, landing, received, now=self._now)
         self._endpoint = encode(
             Endpoint(
                 VERSION,

@@ -12,15 +12,16 @@ Only this module touches NIXL.
 
 from __future__ import annotations
 
-import ipaddress
 import os
 from collections.abc import Sequence
 from enum import Enum
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from kvasir.config.spec_base import is_loopback
 from kvasir.core.errors import TransferError
 
 PROGRESS_DELAY_US = 1_000
@@ -30,6 +31,10 @@ Descriptor = tuple[int, int, int]
 
 Descriptors = npt.NDArray[np.uint64]
 """One row per Descriptor: NIXL takes an array in a thirtieth of the time that a list costs."""
+
+
+_MOVERS_WITHIN = {"all", "sm", "shm", "cma", "xpmem", "knem", "cuda", "cuda_ipc"}
+_MOVERS_BEYOND = {"all", "ib", "rc", "rc_x", "rc_v", "rc_mlx5", "rc_verbs", "dc", "dc_x", "dc_mlx5"}
 
 
 class XferState(Enum):
@@ -172,17 +177,24 @@ class NixlAgent:
 def backend_options(host: str) -> dict[str, str]:
     """UCX settings that follow from the host to serve on: loopback binds nothing else. UCX_* variables
     in the environment go first."""
-    loopback = host == "localhost" or _is_loopback(host)
-    if loopback and "UCX_NET_DEVICES" not in os.environ:
+    if is_loopback(host) and "UCX_NET_DEVICES" not in os.environ:
         return {"engine_config": "NET_DEVICES=lo"}
     return {}
 
 
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
+def senders_answer(host: str, *, rdma: bool) -> bool:
+    """Whether the sender's process has to answer each read, as over TCP, as far as one can tell. Otherwise
+    bytes are moved by the reader's kernel, on one machine, or by RDMA devices, if `rdma`: there are any."""
+    if not is_loopback(host) and not rdma:
+        return True
+    named = os.environ.get("UCX_TLS", "all")
+    movers = _MOVERS_WITHIN if is_loopback(host) else _MOVERS_BEYOND
+    return not named.startswith("^") and movers.isdisjoint(named.split(","))
+
+
+def has_rdma() -> bool:
+    """Whether this machine has RDMA devices."""
+    return any(Path("/sys/class/infiniband").glob("*"))
 
 
 def _error_types(bindings: Any) -> tuple[type[Exception], ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -11,23 +12,22 @@ import numpy as np
 from kvasir.core.errors import TransferError
 from kvasir.core.identity import KvLayout
 from kvasir.ports.transfer import KvRegion, Offer, Part
-from kvasir_workers.transfer.checksums import PendingSums
-from kvasir_workers.transfer.nixl.agent import Descriptor, Descriptors, device_ordinal
+from kvasir_workers.transfer.checksums import PendingSums, Sums, first_difference
+from kvasir_workers.transfer.nixl.agent import Descriptors, device_ordinal
 from kvasir_workers.transfer.nixl.endpoint import Endpoint
+from kvasir_workers.transfer.nixl.landing import BATCH_BYTES, Place
 from kvasir_workers.transfer.nixl.leases import Extent
 from kvasir_workers.transfer.nixl.pages import MAX_PAGE_BYTES, Page, page_bytes
 from kvasir_workers.transfer.runs import Numbers, Runs, merge
 
-BATCH_BYTES = 8 << 20
-
 
 @dataclass(frozen=True, slots=True)
-class Batch:
-    """One read: of the wanted blocks number `rows`, all layers. Descriptors pairwise."""
+class Read:
+    """A read of the wanted blocks number `rows`, all layers, into `place`."""
 
+    handle: int
     rows: slice
-    local: Descriptors
-    remote: Descriptors
+    place: Place
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,8 @@ class Look:
 @dataclass(slots=True)
 class Pull:
     """`ids` are the source's blocks as far as they are known, for the first of `targets`. `page` is where the
-    sender has the lease's page, `place` where it is read to; `looked_in` is the poll of the last look."""
+    sender has the lease's page, `place` where it is read to; `looked_in` is the poll of the last look.
+    `batches` are rows that are yet to be read; `copies` are reads that have ended and are copied on."""
 
     pull_id: str
     offer: Offer
@@ -57,8 +58,9 @@ class Pull:
     deadline_s: float
     slot: int
     ids: list[int] = field(default_factory=list)
-    batches: deque[Batch] = field(default_factory=deque)
-    reads: list[tuple[int, slice]] = field(default_factory=list)
+    batches: deque[slice] = field(default_factory=deque)
+    reads: list[Read] = field(default_factory=list)
+    copies: list[tuple[Read, Future[None]]] = field(default_factory=list)
     look: Look | None = None
     looked_in: int = -1
     grant: int = 0
@@ -71,7 +73,7 @@ class Pull:
 
     @property
     def in_flight(self) -> bool:
-        """Whether something may still write for this pull."""
+        """Whether a read may still write for this pull."""
         return bool(self.reads) or self.look is not None
 
     @property
@@ -81,8 +83,8 @@ class Pull:
 
     @property
     def arrived(self) -> bool:
-        """Whether the last byte is here."""
-        return self.known and not self.batches and not self.reads
+        """Whether the last byte is in place."""
+        return self.known and not (self.batches or self.reads or self.copies)
 
     @property
     def sub_parts(self) -> int:
@@ -113,34 +115,57 @@ def check_fits(pull: Pull, regions: Sequence[KvRegion], layout: KvLayout) -> Non
         raise TransferError("a target block lies outside the receiving side's memory")
 
 
-def batches(pull: Pull, regions: Sequence[KvRegion], first: int) -> list[Batch]:
-    """Reads of the wanted blocks from number `first` on whose ids are known: neighbours together, and all
-    layers of a block in one, so that it can be summed while the next is read. About BATCH_BYTES in each."""
-    piece = sum(region.block_bytes for region in regions) // pull.target.of
-    step = max(1, BATCH_BYTES // piece)
-    edges = range(first, len(pull.ids), step)
-    return [_batch(pull, regions, slice(at, min(at + step, len(pull.ids)))) for at in edges]
+def learn(pull: Pull, ids: Sequence[int], regions: Sequence[KvRegion], now: float) -> None:
+    """Take in the ids of the lease's first blocks: those that are wanted and were not known are to be read,
+    all layers of a block at once, so that it can be summed while the next is read, about BATCH_BYTES in each
+    read. Raises TransferError for ids that cannot be."""
+    wanted = list(ids[pull.first : pull.first + len(pull.targets)])
+    begin = len(pull.ids)
+    if wanted[:begin] != pull.ids[: len(wanted)]:
+        raise TransferError("the lease's blocks are not those of its ticket")
+    if outside(wanted[begin:], pull.endpoint.regions):
+        raise TransferError("the offer names blocks outside the offering side's memory")
+    if len(wanted) > begin:
+        pull.ids = wanted
+        piece = sum(region.block_bytes for region in regions) // pull.target.of
+        step = max(1, BATCH_BYTES // piece)
+        edges = range(begin, len(wanted), step)
+        pull.batches.extend(slice(at, min(at + step, len(wanted))) for at in edges)
+        pull.deadline_s = now + pull.timeout_s
 
 
-def _batch(pull: Pull, regions: Sequence[KvRegion], rows: slice) -> Batch:
-    ids, targets = pull.ids[rows], pull.targets[rows]
-    if pull.source.of > 1 or pull.target.of > 1:  # parts of neighbours are no neighbours
-        runs = Runs(np.array(ids), np.array(targets), np.ones(len(ids), dtype=np.int64))
+def descriptors(pull: Pull, rows: slice, place: Place) -> tuple[Descriptors, Descriptors]:
+    """Of `place` and of the sender's memory, pairwise: what a read of the wanted blocks number `rows` moves,
+    neighbours together."""
+    ids, part = pull.ids[rows], place.part
+    if pull.source.of > 1 or part.of > 1:  # parts of neighbours are no neighbours
+        runs = Runs(np.array(ids), np.array(place.targets), np.ones(len(ids), dtype=np.int64))
     else:
-        runs = merge(ids, targets)
-    pairs = list(zip(regions, pull.endpoint.regions, strict=True))
+        runs = merge(ids, place.targets)
+    pairs = list(zip(place.regions, pull.endpoint.regions, strict=True))
     local, remote = [], []
-    for size in {region.block_bytes for region in regions}:  # mostly one
+    for size in {region.block_bytes for region in place.regions}:  # mostly one
         alike = [pair for pair in pairs if pair[0].block_bytes == size]
-        lengths = runs.blocks * (size // pull.target.of)
-        local.append(_descriptors([mine for mine, _ in alike], runs.target, lengths, pull.target))
+        lengths = runs.blocks * (size // part.of)
+        local.append(_descriptors([mine for mine, _ in alike], runs.target, lengths, part))
         remote.append(_descriptors([theirs for _, theirs in alike], runs.source, lengths, pull.source))
-    return Batch(rows, np.vstack(local), np.vstack(remote))
+    return np.vstack(local), np.vstack(remote)
 
 
-def whole(region: KvRegion) -> Descriptor:
-    """All of a region's memory."""
-    return (region.address, region.blocks * region.block_bytes, device_ordinal(region.device))
+def difference(pull: Pull, rows: slice, mine: Sums, page: Page) -> str:
+    """What was sent and what has come of the wanted blocks number `rows`, where the two first differ; empty
+    where they are alike."""
+    sent = page.sums[pull.first + rows.start : pull.first + rows.stop]
+    columns = slice(pull.source.index * pull.sub_parts, (pull.source.index + 1) * pull.sub_parts)
+    differ = first_difference(mine, sent[:, columns])
+    if differ is None:
+        return ""
+    row, found, expected = differ
+    block, theirs = pull.targets[rows][row], pull.ids[rows][row]
+    return (
+        f"block {block}, from block {theirs} of agent {pull.endpoint.agent}, sums up to "
+        f"{found:016x}, and {expected:016x} was sent"
+    )
 
 
 def outside(blocks: Sequence[int], regions: Sequence[KvRegion]) -> bool:

@@ -7,14 +7,17 @@ comes the page that holds the blocks' sums, against which what arrived is summed
 A pull's end is reported only when nothing can write to its target blocks any more, because the engine reuses
 them at once. That is the hard part: a read that was posted cannot be called back. Neither releasing the
 handle nor dropping the peer stops it over TCP (measured: a sender that was stopped and continued filled
-memory seconds after both); only closing the receiving agent does. So a pull that is late waits until the
-healthy pulls are through, which their own deadlines bound, then the agent is replaced and the late pull
-fails.
+memory seconds after both). Only closing the receiving agent does; but a sender that has yet to answer a read
+over TCP ends its process when it finds the reader gone (UCX aborts).
+
+So where senders answer reads themselves, these go into staging memory. A pull that is late fails at once and
+leaves its reads behind; its sender is asked for nothing more until it has answered them. Only where too much
+was left behind, and where devices move the bytes without the sender, who then loses nothing by it, the agent
+is replaced: when the healthy pulls are through, which their own deadlines bound. The late pulls fail then.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -25,19 +28,20 @@ import numpy.typing as npt
 from kvasir.core.errors import TransferError
 from kvasir.core.identity import KvLayout
 from kvasir.ports.transfer import WHOLE, KvRegion, Offer, Part, Pulled, PullFailed
-from kvasir_workers.transfer.checksums import BlockSums, Sums, first_difference
+from kvasir_workers.transfer.checksums import BlockSums
 from kvasir_workers.transfer.nixl import leases
 from kvasir_workers.transfer.nixl.agent import NixlAgent, XferState
-from kvasir_workers.transfer.nixl.endpoint import Endpoint, decode
+from kvasir_workers.transfer.nixl.landing import Landing
 from kvasir_workers.transfer.nixl.leases import Found, LeaseState
-from kvasir_workers.transfer.nixl.pages import Page, PageMemory, memory_bytes, page_bytes, parse
-from kvasir_workers.transfer.nixl.pulls import Look, Pull, batches, check_fits, outside, whole
+from kvasir_workers.transfer.nixl.pages import PageMemory, memory_bytes, page_bytes, parse
+from kvasir_workers.transfer.nixl.peers import Peers
+from kvasir_workers.transfer.nixl.pulls import Look, Pull, Read, check_fits, descriptors, difference, learn
 from kvasir_workers.transfer.nixl.serving import PulledNotice
 
 POLL_BUDGET_S = 0.002
 POLL_PASSES = 4
-MAX_PEERS = 256
 MAX_PULLS = 1024
+MAX_LEFT = MAX_PULLS // 2
 
 
 class ReceivingSide:
@@ -49,22 +53,24 @@ class ReceivingSide:
         make_agent: Callable[[], NixlAgent],
         regions: Sequence[KvRegion],
         layout: KvLayout,
+        landing: Landing,
         sums: BlockSums | None,
+        *,
         now: Callable[[], float],
     ) -> None:
         self._make_agent = make_agent
         self._regions = tuple(regions)
         self._device = regions[0].device
         self._layout = layout
+        self._landing = landing
         self._sums = sums
         self._now = now
         self._buckets: npt.NDArray[Any] = np.zeros((MAX_PULLS, leases.BUCKET_BYTES), dtype=np.uint8)
         self._pages = PageMemory(memory_bytes(regions[0].blocks, 2))
         self._slots = list(range(MAX_PULLS))
         self._pulls: dict[str, Pull] = {}
-        self._peers: OrderedDict[str, None] = OrderedDict()
-        self._endpoints: OrderedDict[str, Endpoint] = OrderedDict()
-        self._broken: set[str] = set()
+        self._left: list[Pull] = []
+        self._peers = Peers()
         self._ended: list[Pulled | PullFailed] = []
         self._fencing = False
         self._polls = self._steps = 0
@@ -90,7 +96,7 @@ class ReceivingSide:
             return
         now = self._now()
         try:
-            endpoint = self._endpoint(offer.endpoint)
+            endpoint = self._peers.endpoint(offer.endpoint)
             pull = Pull(
                 pull_id,
                 offer,
@@ -105,7 +111,7 @@ class ReceivingSide:
                 slot=self._slots[-1],
             )
             check_fits(pull, self._regions, self._layout)
-            self._learn(pull, offer.blocks)
+            learn(pull, offer.blocks, self._regions, now)
         except TransferError as error:
             self._ended.append(PullFailed(pull_id, "layout", error.message))
             return
@@ -116,13 +122,14 @@ class ReceivingSide:
     def poll(self) -> list[Pulled | PullFailed]:
         """Progress every pull while there is something to progress; those that ended."""
         self._polls += 1
-        post_until = self._now() + POLL_BUDGET_S
+        until = self._now() + POLL_BUDGET_S
         for _ in range(POLL_PASSES):
             before = self._steps
             for pull in list(self._pulls.values()):
-                self._advance(pull, post_until)
+                self._advance(pull, until)
             if self._steps == before:
                 break
+        self._end_left()
         self._fence_late()
         ended, self._ended = self._ended, []
         return ended
@@ -130,6 +137,7 @@ class ReceivingSide:
     def close(self) -> list[Pulled | PullFailed]:
         """Fail what is left; the pulls that ended since the last poll."""
         self._agent.close()
+        self._landing.close()
         if self._sums is not None:
             self._sums.close()
         for pull in list(self._pulls.values()):
@@ -137,37 +145,65 @@ class ReceivingSide:
         ended, self._ended = self._ended, []
         return ended
 
-    def _advance(self, pull: Pull, post_until: float) -> None:
+    def _advance(self, pull: Pull, until: float) -> None:
         if pull.failure is None and self._now() >= pull.deadline_s:
             missing = "" if pull.known else f": {len(pull.ids)} of {len(pull.targets)} blocks were told of"
             pull.failure = ("timeout", f"no progress within {pull.timeout_s:g} s{missing}")
-        self._end_reads(pull)
+        self._end_reads(pull, until)
+        self._end_copies(pull)
         self._end_look(pull)
         try:
             if pull.failure is None:
-                self._post_reads(pull, post_until)
+                self._post_reads(pull, until)
             if pull.failure is None and pull.look is None and self._should_look(pull):
                 self._begin_look(pull)
             if pull.failure is None and pull.arrived:
                 self._judge(pull)
         except TransferError as error:
-            self._broken.add(pull.endpoint.agent)
+            self._peers.broke_off(pull.endpoint.agent)
             pull.failure = ("unreachable", error.message)
-        if pull.failure is not None and not pull.in_flight:
+        if pull.failure is not None and not pull.copies and (self._landing.slots or not pull.in_flight):
             self._finish(pull, PullFailed(pull.pull_id, *pull.failure))
 
-    def _end_reads(self, pull: Pull) -> None:
-        """Sum what has arrived while the rest is read."""
+    def _end_reads(self, pull: Pull, until: float) -> None:
+        """Copy on what has arrived while the rest is read."""
         running = []
-        for handle, rows in pull.reads:
-            if self._settled(pull, handle) is None:
-                running.append((handle, rows))
+        for read in pull.reads:
+            waits = pull.failure is None and self._now() >= until
+            if waits or self._settled(pull, read.handle) is None:
+                running.append(read)
                 continue
             self._steps += 1
-            if pull.failure is None and self._sums is not None and self._checks(pull):
-                targets = pull.targets[rows]
-                pull.sums.append((rows, self._sums.begin(targets, pull.sub_parts, pull.target)))
+            if pull.failure is None:
+                copy = self._landing.copy_on(read.place, pull.targets[read.rows], pull.target)
+                pull.copies.append((read, copy))
+            else:
+                self._landing.give(read.place)
         pull.reads = running
+
+    def _end_copies(self, pull: Pull) -> None:
+        """Sum what is in place."""
+        copying = []
+        for read, copy in pull.copies:
+            if not copy.done():
+                copying.append((read, copy))
+                continue
+            copy.result()
+            self._steps += 1
+            self._landing.give(read.place)
+            if pull.failure is None and self._sums is not None and self._checks(pull):
+                targets = pull.targets[read.rows]
+                pull.sums.append((read.rows, self._sums.begin(targets, pull.sub_parts, pull.target)))
+        pull.copies = copying
+
+    def _end_left(self) -> None:
+        """What pulls left behind when they failed is given back as it comes in."""
+        for pull in self._left:
+            self._end_reads(pull, 0.0)
+            self._end_look(pull)
+            if not pull.in_flight:
+                self._give_back(pull)
+        self._left = [pull for pull in self._left if pull.in_flight]
 
     def _settled(self, pull: Pull, handle: int) -> XferState | None:
         """How a read ended, or None while it runs. A failed one marks the pull and the peer."""
@@ -176,26 +212,44 @@ class ReceivingSide:
             return None
         self._agent.release(handle)
         if state is XferState.FAILED:
-            self._broken.add(pull.endpoint.agent)
+            self._peers.broke_off(pull.endpoint.agent)
             pull.failure = pull.failure or ("io", f"agent {pull.endpoint.agent} broke off")
         return state
 
-    def _post_reads(self, pull: Pull, post_until: float) -> None:
-        if self._fencing and not pull.in_flight:
+    def _post_reads(self, pull: Pull, until: float) -> None:
+        if self._hangs(pull.endpoint.agent) or (self._fencing and not pull.in_flight):
             return
         while pull.batches:
-            batch = pull.batches[0]
-            self._connect(pull.endpoint)
-            handle = self._agent.read(pull.endpoint.agent, batch.local, batch.remote, self._device)
-            pull.reads.append((handle, batch.rows))
-            pull.batches.popleft()
-            if self._now() >= post_until:
+            self._connect(pull)
+            read = self._post(pull, pull.batches[0])
+            if read is None:
                 return
+            pull.reads.append(read)
+            pull.batches.popleft()
+            if self._now() >= until:
+                return
+
+    def _post(self, pull: Pull, rows: slice) -> Read | None:
+        """A read that has begun; None while there is no place for it."""
+        peer = pull.endpoint.agent
+        place = self._landing.take(peer, pull.targets[rows], pull.target)
+        if place is None:
+            return None
+        try:
+            handle = self._agent.read(peer, *descriptors(pull, rows, place), self._device)
+        except TransferError:
+            self._landing.give(place)
+            raise
+        return Read(handle, rows, place)
+
+    def _hangs(self, peer: str) -> bool:
+        """Whether a peer still owes bytes to a pull that has failed."""
+        return any(pull.endpoint.agent == peer for pull in self._left)
 
     def _should_look(self, pull: Pull) -> bool:
         """After the last byte; for ids that are missing; and once beside the blocks to learn where the page
         is, which spares the last look a second one. Once in a poll, unless that brought something."""
-        if pull.looked_in == self._polls:
+        if pull.looked_in == self._polls or self._hangs(pull.endpoint.agent):
             return False
         if pull.arrived:
             return not pull.good and not (self._fencing and not pull.targets)
@@ -204,7 +258,7 @@ class ReceivingSide:
         return not pull.known or (self._checks(pull) and not pull.grant)
 
     def _begin_look(self, pull: Pull) -> None:
-        self._connect(pull.endpoint)
+        self._connect(pull)
         bucket = self._buckets[pull.slot]
         bucket[:] = 0
         local = [(int(bucket.ctypes.data), leases.BUCKET_BYTES, 0)]
@@ -258,26 +312,12 @@ class ReceivingSide:
         if page is None:
             return
         try:
-            self._learn(pull, page.ids)
+            learn(pull, page.ids, self._regions, self._now())
         except TransferError as error:
             pull.failure = ("layout", error.message)
             return
         if look.last and len(page.ids) >= pull.first + len(pull.targets):
             pull.good, pull.theirs = True, page
-
-    def _learn(self, pull: Pull, ids: Sequence[int]) -> None:
-        """Ids of the lease's first blocks: those that are wanted and were not known are to be read. Raises
-        TransferError for ids that cannot be."""
-        wanted = list(ids[pull.first : pull.first + len(pull.targets)])
-        fresh = wanted[len(pull.ids) :]
-        if wanted[: len(pull.ids)] != pull.ids[: len(wanted)]:
-            raise TransferError("the lease's blocks are not those of its ticket")
-        if outside(fresh, pull.endpoint.regions):
-            raise TransferError("the offer names blocks outside the offering side's memory")
-        if fresh:
-            pull.ids += fresh
-            pull.batches.extend(batches(pull, self._regions, len(pull.ids) - len(fresh)))
-            pull.deadline_s = self._now() + pull.timeout_s
 
     def _judge(self, pull: Pull) -> None:
         """End a pull whose bytes have arrived, if its lease was good afterwards and the sums agree."""
@@ -287,85 +327,64 @@ class ReceivingSide:
             if not all(sums.done() for _, sums in pull.sums):
                 return
             for rows, sums in pull.sums:
-                self._compare(pull, rows, sums.result(), pull.theirs)
-        if pull.failure is not None:
-            return
+                differs = difference(pull, rows, sums.result(), pull.theirs)
+                if differs:
+                    pull.failure = ("checksum", differs)
+                    return
         notice = PulledNotice(pull.offer.lease_id, pull.offer.fence, pull.source.index, pull.source.of)
         self._agent.notify(pull.endpoint.agent, msgspec.msgpack.encode(notice))
         size = sum(region.block_bytes // pull.target.of for region in self._regions)
         seconds = self._now() - pull.started_s
         self._finish(pull, Pulled(pull.pull_id, len(pull.targets) * size, seconds))
 
-    def _compare(self, pull: Pull, rows: slice, mine: Sums, page: Page) -> None:
-        sent = page.sums[pull.first + rows.start : pull.first + rows.stop]
-        columns = slice(pull.source.index * pull.sub_parts, (pull.source.index + 1) * pull.sub_parts)
-        differ = first_difference(mine, sent[:, columns])
-        if differ is not None and pull.failure is None:
-            row, found, expected = differ
-            block, theirs = pull.targets[rows][row], pull.ids[rows][row]
-            pull.failure = (
-                "checksum",
-                f"block {block}, from block {theirs} of agent {pull.endpoint.agent}, sums up to "
-                f"{found:016x}, and {expected:016x} was sent",
-            )
-
     def _checks(self, pull: Pull) -> bool:
         return self._sums is not None and pull.sub_parts > 0 and bool(pull.targets)
 
     def _finish(self, pull: Pull, event: Pulled | PullFailed) -> None:
         del self._pulls[pull.pull_id]
-        self._slots.append(pull.slot)
-        if pull.place is not None:
-            self._pages.give(pull.place)
+        if pull.in_flight:
+            self._left.append(pull)
+        else:
+            self._give_back(pull)
         self._ended.append(event)
         self._steps += 1
 
+    def _give_back(self, pull: Pull) -> None:
+        self._slots.append(pull.slot)
+        if pull.place is not None:
+            self._pages.give(pull.place)
+
     def _fence_late(self) -> None:
-        late = [p for p in self._pulls.values() if p.in_flight and self._now() >= p.deadline_s]
-        self._fencing = bool(late)
-        if not late or any(p.in_flight and p not in late for p in self._pulls.values()):
+        """Replace the agent where reads cannot be left behind, or too many were, once no others run."""
+        if slots := self._landing.slots:
+            late = []
+            lost = sum(len(pull.reads) for pull in self._left)
+            self._fencing = lost >= slots or len(self._left) >= MAX_LEFT
+        else:
+            late = [p for p in self._pulls.values() if p.in_flight and self._now() >= p.deadline_s]
+            self._fencing = bool(late)
+        if not self._fencing or any(p.in_flight and p not in late for p in self._pulls.values()):
             return
         self._agent.close()
         self._peers.clear()
-        self._broken.clear()
-        self._agent = self._start_agent()
-        self._fencing = False
         for pull in late:
             reason, detail = pull.failure or ("timeout", "")
             self._finish(pull, PullFailed(pull.pull_id, reason, detail))
+        for pull in self._left:
+            for read in pull.reads:
+                self._landing.give(read.place)
+            self._give_back(pull)
+        self._left.clear()
+        self._agent = self._start_agent()
+        self._fencing = False
 
-    def _endpoint(self, text: str) -> Endpoint:
-        """Decoded once, since every ticket of an engine carries it. Raises TransferError."""
-        found = self._endpoints.pop(text, None) or decode(text)
-        self._endpoints[text] = found
-        if len(self._endpoints) > MAX_PEERS:
-            self._endpoints.popitem(last=False)
-        return found
-
-    def _connect(self, endpoint: Endpoint) -> None:
-        peer = endpoint.agent
-        if peer in self._broken:
-            if any(p.in_flight and p.endpoint.agent == peer for p in self._pulls.values()):
-                raise TransferError(f"agent {peer} is broken off")
-            self._forget(peer)
-        if peer in self._peers:
-            self._peers.move_to_end(peer)
-            return
-        while len(self._peers) >= MAX_PEERS:
-            busy = {p.endpoint.agent for p in self._pulls.values() if p.in_flight}
-            self._forget(next(name for name in self._peers if name not in busy))
-        self._agent.add_peer(endpoint.metadata, peer)
-        self._peers[peer] = None
-
-    def _forget(self, peer: str) -> None:
-        self._broken.discard(peer)
-        if peer in self._peers:
-            del self._peers[peer]
-            self._agent.forget_peer(peer)
+    def _connect(self, pull: Pull) -> None:
+        pulls = (*self._pulls.values(), *self._left)
+        self._peers.connect(self._agent, pull.endpoint, {p.endpoint.agent for p in pulls if p.in_flight})
 
     def _start_agent(self) -> NixlAgent:
         agent = self._make_agent()
-        agent.register([whole(region) for region in self._regions], self._device)
+        agent.register(self._landing.memory(), self._device)
         scratch = (int(self._buckets.ctypes.data), self._buckets.nbytes, 0)
         agent.register([scratch, (self._pages.address, len(self._pages.bytes), 0)], "cpu")
         return agent

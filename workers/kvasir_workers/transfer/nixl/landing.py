@@ -1,0 +1,156 @@
+"""Where reads land: straight in the blocks, or in staging memory from which they are copied on.
+
+A read that its sender has to answer ends when the sender pleases, and nothing may call it back (see
+receiving.py). Staged, a late one writes into a slot that waits for it, and into no block of anybody's. A
+sender gets a share of the slots, so that some that hang leave enough to the others.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Protocol
+
+from kvasir.ports.transfer import WHOLE, KvRegion, Part
+from kvasir_workers.transfer.nixl.agent import Descriptor, device_ordinal
+
+BATCH_BYTES = 8 << 20
+"""About as much is one read."""
+SLOTS = 32
+PEER_SLOTS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """What a read goes into: `part` of the blocks `targets` of `regions`, which are all of `slot`."""
+
+    slot: int
+    regions: Sequence[KvRegion]
+    targets: Sequence[int]
+    part: Part
+
+
+class Landing(Protocol):
+    """Places for the reads of one agent. `slots` is how many reads that ended for nobody may run on; 0: a
+    read's place is not free before the read has ended."""
+
+    slots: int
+
+    def memory(self) -> list[Descriptor]:
+        """What is to be registered."""
+        ...
+
+    def take(self, peer: str, targets: Sequence[int], part: Part) -> Place | None:
+        """A place for a read from `peer` that is for `part` of these blocks; None while there is none."""
+        ...
+
+    def give(self, place: Place) -> None:
+        """Take a place back that nothing writes to any more."""
+        ...
+
+    def copy_on(self, place: Place, targets: Sequence[int], part: Part) -> Future[None]:
+        """Begin to bring what was read to where `take` was told that it is for."""
+        ...
+
+    def close(self) -> None:
+        """Return when nothing is copied any more. Idempotent."""
+        ...
+
+
+class Straight:
+    """See Landing: in the blocks themselves."""
+
+    slots = 0
+
+    def __init__(self, regions: Sequence[KvRegion]) -> None:
+        self._regions = tuple(regions)
+
+    def memory(self) -> list[Descriptor]:
+        """See Landing."""
+        return [(r.address, r.blocks * r.block_bytes, device_ordinal(r.device)) for r in self._regions]
+
+    def take(self, peer: str, targets: Sequence[int], part: Part) -> Place:
+        """See Landing."""
+        return Place(0, self._regions, targets, part)
+
+    def give(self, place: Place) -> None:
+        """See Landing."""
+
+    def copy_on(self, place: Place, targets: Sequence[int], part: Part) -> Future[None]:
+        """See Landing."""
+        return _done()
+
+    def close(self) -> None:
+        """See Landing."""
+
+
+class Staged:
+    """See Landing: in slots of one batch each, on the device of the regions. Host memory is taken as slots
+    are first used."""
+
+    slots = SLOTS
+
+    def __init__(self, regions: Sequence[KvRegion]) -> None:
+        # Loads torch, which reads that land in the blocks do without.
+        from kvasir_workers.transfer.nccl.memory import memory_of
+
+        self._regions = tuple(regions)
+        self._kv = memory_of(regions)
+        self._slot_bytes = max(BATCH_BYTES, sum(region.block_bytes for region in regions))
+        self._bytes = self._kv.staging(SLOTS * self._slot_bytes)
+        self._address = int(self._bytes.data_ptr())
+        self._free = list(range(SLOTS))
+        self._owners: dict[int, str] = {}
+        self._held: Counter[str] = Counter()
+        self._copying = ThreadPoolExecutor(1, thread_name_prefix="kv-staging")
+
+    def memory(self) -> list[Descriptor]:
+        """See Landing."""
+        return [(self._address, SLOTS * self._slot_bytes, device_ordinal(self._regions[0].device))]
+
+    def take(self, peer: str, targets: Sequence[int], part: Part) -> Place | None:
+        """See Landing."""
+        if not self._free or self._held[peer] >= PEER_SLOTS:
+            return None
+        slot = self._free.pop()
+        self._owners[slot] = peer
+        self._held[peer] += 1
+        regions = []
+        address = self._address + slot * self._slot_bytes
+        for region in self._regions:
+            piece = region.block_bytes // part.of
+            regions.append(KvRegion(address, piece, len(targets), region.device))
+            address += len(targets) * piece
+        return Place(slot, regions, range(len(targets)), WHOLE)
+
+    def give(self, place: Place) -> None:
+        """See Landing."""
+        peer = self._owners.pop(place.slot)
+        self._held -= Counter({peer: 1})
+        self._free.append(place.slot)
+
+    def copy_on(self, place: Place, targets: Sequence[int], part: Part) -> Future[None]:
+        """See Landing."""
+        if self._regions[0].device != "cpu":
+            return self._copying.submit(self._copy, place, targets, part)
+        # Another thread would wait for Python's lock longer than the copy takes.
+        self._copy(place, targets, part)
+        return _done()
+
+    def close(self) -> None:
+        """See Landing."""
+        self._copying.shutdown(wait=True, cancel_futures=True)
+
+    def _copy(self, place: Place, targets: Sequence[int], part: Part) -> None:
+        batch = self._kv.batch(targets, part)
+        row = (0, batch.pieces)
+        first = place.slot * self._slot_bytes
+        batch.scatter(self._bytes[first : first + batch.size(row)], row)
+
+
+def _done() -> Future[None]:
+    done: Future[None] = Future()
+    done.set_result(None)
+    return done
