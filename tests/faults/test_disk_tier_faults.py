@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import logging
-import os
 import shutil
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from random import Random
@@ -28,6 +26,7 @@ from tests.helpers.tier_blocks import (
 
 from kvasir.config.spec_tiers import DiskTierSpec
 from kvasir.ports.tier import Change
+from kvasir_platform.sim.lab.small_disk import SmallDisk, available
 from kvasir_workers.tiers.disk import DiskTier
 
 
@@ -48,39 +47,29 @@ def file_of(tier: DiskTier, path: Path, number: int) -> Path:
 
 
 @pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
+def small_disk(tmp_path: Path) -> Iterator[SmallDisk]:
     """A filesystem of a megabyte of its own."""
-    if os.geteuid() != 0:
-        pytest.skip("only root can mount a filesystem")
+    if (missing := available()) is not None:
+        pytest.skip(missing)
     path = tmp_path / "disk"
     path.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=1m,mode=0700", "kvasir-test", str(path)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if mounted.returncode != 0:
-        pytest.skip(f"no filesystem can be mounted here: {mounted.stderr.strip()}")
-    yield path
-    subprocess.run(["umount", "--lazy", str(path)], check=True)
+    with SmallDisk(path, 1 << 20) as disk:
+        yield disk
 
 
-def test_a_full_disk_takes_nothing_more_and_is_still_read(small_disk: Path, lines: Lines) -> None:
-    tier = disk_tier(small_disk)
+def test_a_full_disk_takes_nothing_more_and_is_still_read(small_disk: SmallDisk, lines: Lines) -> None:
+    tier = disk_tier(small_disk.path)
     assert len(put(tier, 1, 2).stored) == 2
-    filler = small_disk / "filler"
-    with pytest.raises(OSError, match="No space left"):
-        filler.write_bytes(bytes(2 << 20))
+    small_disk.fill()
     for number in range(10, 30):
         assert put(tier, number) == Change()
     assert "free space there, or lower tiers.disk.bytes" in tier.load().trouble
     assert tier.load().readable
     assert tier.load().failures == 1
-    assert list(small_disk.rglob("incoming")) == []
+    assert list(small_disk.path.rglob("incoming")) == []
     assert get(tier, 1, 2) == 2
     tend_until(tier, lambda: tier.load().failures >= 3)
-    filler.unlink()
+    small_disk.grow()
     recover(tier)
     assert put(tier, 10).stored == (block(10),)
     assert get(tier, 1, 2, 10) == 3
@@ -91,23 +80,23 @@ def test_a_full_disk_takes_nothing_more_and_is_still_read(small_disk: Path, line
 
 
 def test_a_disk_that_becomes_read_only_is_still_read_also_after_a_restart(
-    small_disk: Path, lines: Lines
+    small_disk: SmallDisk, lines: Lines
 ) -> None:
-    tier = disk_tier(small_disk)
+    tier = disk_tier(small_disk.path)
     put(tier, 1, 2)
-    subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
+    small_disk.forbid_writes()
     for number in range(10, 30):
         assert put(tier, number) == Change()
     assert "mount it writable" in tier.load().trouble
     assert get(tier, 1, 2) == 2
     tier.close()
     assert len(lines.take()) == 1
-    again = disk_tier(small_disk)
+    again = disk_tier(small_disk.path)
     tend_until(again, lambda: True)
     assert "mount it writable" in again.load().trouble
     assert get(again, 1, 2) == 2
     assert put(again, 10) == Change()
-    subprocess.run(["mount", "-o", "remount,rw", str(small_disk)], check=True)
+    small_disk.allow_writes()
     recover(again)
     assert put(again, 10).stored == (block(10),)
     assert len(lines.take()) == 2

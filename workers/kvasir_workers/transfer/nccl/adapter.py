@@ -14,10 +14,10 @@ from kvasir.core.errors import TransferError
 from kvasir.core.identity import KvLayout
 from kvasir.ports.transfer import WHOLE, KvRegion, Offer, Part, TransferEvent
 from kvasir_workers.transfer.checksums import block_sums, require_parts
+from kvasir_workers.transfer.memory import memory_of
 from kvasir_workers.transfer.nccl.endpoint import SECRET_BYTES, VERSION, Endpoint, encode
 from kvasir_workers.transfer.nccl.group import Fabric
 from kvasir_workers.transfer.nccl.local import Local
-from kvasir_workers.transfer.nccl.memory import memory_of
 from kvasir_workers.transfer.nccl.pulls import Wanted
 from kvasir_workers.transfer.nccl.receiving import ReceivingSide
 from kvasir_workers.transfer.nccl.serving import ServingSide

@@ -9,8 +9,8 @@ from kvasir.core.errors import TransferError
 from kvasir.core.identity import KvLayout
 from kvasir.ports.transfer import Part
 from kvasir_workers.transfer.checksums import BlockSums
+from kvasir_workers.transfer.memory import CHUNK_BYTES, Memory
 from kvasir_workers.transfer.nccl.group import Fabric
-from kvasir_workers.transfer.nccl.memory import CHUNK_BYTES, Memory
 
 SLOTS = 3
 """Chunks of one connection that are under way at once, on each side."""

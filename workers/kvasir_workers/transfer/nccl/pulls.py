@@ -17,8 +17,8 @@ from typing import Any
 from kvasir.core.errors import TransferError
 from kvasir.ports.transfer import Offer, Part, Pulled, PullFailed
 from kvasir_workers.transfer.checksums import Sums, first_difference
+from kvasir_workers.transfer.memory import Batch, Stretch
 from kvasir_workers.transfer.nccl.local import Local
-from kvasir_workers.transfer.nccl.memory import Batch, Stretch
 
 
 @dataclass(frozen=True, slots=True)

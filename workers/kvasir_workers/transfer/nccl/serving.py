@@ -17,12 +17,12 @@ from typing import Any
 from kvasir.core.errors import TransferError
 from kvasir.ports.transfer import LeaseEnded, Part
 from kvasir_workers.transfer.checksums import BlockSums
+from kvasir_workers.transfer.memory import Batch, Stretch
 from kvasir_workers.transfer.nccl.control import Control, Waker
 from kvasir_workers.transfer.nccl.group import Link
 from kvasir_workers.transfer.nccl.leases import LeaseBook, LeaseState
 from kvasir_workers.transfer.nccl.local import SLOTS, Local, batch_blocks, part_bytes, tag
 from kvasir_workers.transfer.nccl.meeting import GREETING_S, meet_puller
-from kvasir_workers.transfer.nccl.memory import Batch, Stretch
 from kvasir_workers.transfer.nccl.messages import (
     SUMS,
     Arrived,

@@ -14,7 +14,7 @@ import torch
 
 from kvasir.ports.transfer import KvRegion, Part
 from kvasir_workers.transfer.cuda_sums import region_rows
-from kvasir_workers.transfer.nccl.memory import Batch, Stretch, cut, row_ends
+from kvasir_workers.transfer.memory import Batch, Stretch, cut, row_ends
 
 
 class CudaMemory:

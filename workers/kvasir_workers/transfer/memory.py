@@ -1,4 +1,4 @@
-"""Blocks of an agent's KV as chunks that a process group can send and receive.
+"""Blocks of an agent's KV as a row of bytes, for what moves rows: a process group, a read into staging.
 
 A batch of blocks is a row of pieces: all its blocks' parts of the first region, then of the second, and so
 on. A chunk is a stretch of that row. Where it is one stretch of memory too, as neighbouring blocks are, it
@@ -174,6 +174,6 @@ def memory_of(regions: Sequence[KvRegion]) -> Memory:
     """Memory for where the regions lie, which is one device."""
     if regions[0].device == "cpu":
         return HostMemory(regions)
-    from kvasir_workers.transfer.nccl.cuda_memory import CudaMemory  # starts CUDA
+    from kvasir_workers.transfer.cuda_memory import CudaMemory  # starts CUDA
 
     return CudaMemory(regions)
