@@ -42,7 +42,7 @@ def way_on(sampling: Sampling) -> Way:
 
 @dataclass(slots=True)
 class Output:
-    """What the client has of one choice: its tokens, and the length of its text."""
+    """What the client has of one choice: its tokens, and how long the engine's text of it is."""
 
     tokens: array[int]
     text_length: int = 0
@@ -51,7 +51,7 @@ class Output:
     def add(self, delta: Delta) -> None:
         """The client is sent this."""
         self.tokens.extend(delta.token_ids)
-        self.text_length += len(delta.text)
+        self.text_length += len(delta.text) if delta.raw_length is None else delta.raw_length
         self.finished = self.finished or delta.finish is not None
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields, replace
 from kvasir.core.golden import GoldenPrompt, golden_conflicts
 from kvasir.core.requests import Role
 
-PROTOCOL_VERSION = 3
+PROTOCOL_VERSION = 4
 HASH_VERSION = 2
 
 

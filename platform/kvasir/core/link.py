@@ -23,7 +23,7 @@ from kvasir.core.messages import (
     Submit,
     WorkerMessage,
 )
-from kvasir.core.requests import Delta, EngineLoad, EngineRequest
+from kvasir.core.requests import Delta, EngineLoad, EngineRequest, PositionLogprobs
 
 P = TypeVar("P")
 
@@ -163,9 +163,12 @@ _MESSAGE_BYTES = 32
 _DELTA_BYTES = 48
 _END_BYTES = 160
 _LOGPROB_BYTES = 24
+_POSITION_BYTES = 8
+_PARTS_BYTES = 48
+_CALL_BYTES = 32
 _LOAD_BYTES = 192
 _TIER_BYTES = 168
-_REQUEST_BYTES = 256
+_REQUEST_BYTES = 320
 
 
 def _text_bytes(text: str) -> int:
@@ -174,9 +177,10 @@ def _text_bytes(text: str) -> int:
 
 def _delta_bytes(delta: Delta) -> int:
     size = _DELTA_BYTES + len(delta.request_id) + _text_bytes(delta.text) + 5 * len(delta.token_ids)
-    for position in delta.logprobs:
-        for candidate in (position.sampled, *position.top):
-            size += _LOGPROB_BYTES + _text_bytes(candidate.token)
+    if delta.logprobs:
+        size += sum(map(_position_bytes, delta.logprobs))
+    if delta.raw_length is not None or delta.prompt_logprobs or delta.embedding is not None:
+        size += _parts_bytes(delta)
     if delta.finish is not None or delta.last or delta.handoff is not None:
         size += _END_BYTES + sum(
             _text_bytes(text) for text in (delta.stop_reason, delta.error, delta.error_message) if text
@@ -184,6 +188,17 @@ def _delta_bytes(delta: Delta) -> int:
         if delta.handoff is not None:
             size += len(delta.handoff.ticket) + len(delta.handoff.lease_id)
     return size
+
+
+def _position_bytes(position: PositionLogprobs) -> int:
+    return sum(_LOGPROB_BYTES + _text_bytes(each.token) for each in (position.sampled, *position.top))
+
+
+def _parts_bytes(delta: Delta) -> int:
+    size = _PARTS_BYTES + _text_bytes(delta.reasoning) + 4 * len(delta.embedding or ())
+    for call in delta.tool_calls:
+        size += _CALL_BYTES + sum(map(_text_bytes, (call.call_id, call.name, call.arguments)))
+    return size + sum(_POSITION_BYTES + _position_bytes(each) for each in delta.prompt_logprobs if each)
 
 
 def _load_bytes(load: EngineLoad) -> int:
@@ -197,8 +212,13 @@ def _request_bytes(request: EngineRequest) -> int:
     if request.handoff is not None:
         size += len(request.handoff.ticket) + len(request.handoff.lease_id)
     sampling = request.sampling
-    size += sum(4 + _text_bytes(text) for text in sampling.stop)
-    return size + 5 * len(sampling.stop_token_ids) + 20 * len(sampling.logit_bias)
+    size += sum(4 + _text_bytes(text) for text in (*sampling.stop, *sampling.bad_words))
+    if sampling.structured is not None:
+        size += _text_bytes(sampling.structured.spec)
+    if (parsing := request.parsing) is not None:
+        size += sum(map(_text_bytes, (parsing.tools, parsing.function, parsing.template_kwargs)))
+    ids = len(sampling.stop_token_ids) + len(sampling.allowed_token_ids)
+    return size + 5 * ids + 20 * len(sampling.logit_bias)
 
 
 def payload_bytes(message: RouterMessage | WorkerMessage) -> int:

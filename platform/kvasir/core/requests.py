@@ -26,6 +26,7 @@ class Role(StrEnum):
     PREFILL = "prefill"
     DECODE = "decode"
     BOTH = "both"
+    EMBED = "embed"
 
 
 class FinishReason(StrEnum):
@@ -40,20 +41,69 @@ class FinishReason(StrEnum):
 class Leg(StrEnum):
     """Which part of a request a worker is asked to run.
 
-    FULL is aggregated serving: a hand-off of length zero.
+    FULL is aggregated serving: a hand-off of length zero. EMBED computes one vector and generates nothing.
     """
 
     FULL = "full"
     PREFILL = "prefill"
     DECODE = "decode"
+    EMBED = "embed"
+
+
+class Task(StrEnum):
+    """What a request asks of its model."""
+
+    GENERATE = "generate"
+    EMBED = "embed"
+
+
+class Constraint(StrEnum):
+    """What kind of rule the output must follow."""
+
+    JSON_OBJECT = "json_object"
+    JSON_SCHEMA = "json_schema"
+    REGEX = "regex"
+    CHOICE = "choice"
+    GRAMMAR = "grammar"
+    STRUCTURAL_TAG = "structural_tag"
+
+
+@dataclass(frozen=True, slots=True)
+class Structured:
+    """A rule that the output follows token by token. `spec` is the schema or tag as JSON text, the pattern,
+    the grammar (EBNF or Lark), a JSON array of choices, or "" for any JSON object."""
+
+    constraint: Constraint
+    spec: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Parsing:
+    """How the model's text is to be taken apart into content, reasoning and tool calls, in the words of
+    OpenAI's API, for the engine's own parsers.
+
+    `tools` is the request's array as JSON text, "" for none; `tool_choice` is none, auto, required, or
+    the name of a function in `function`. `reasoning`: whether reasoning is told to the client.
+    `template_kwargs` are the client's template variables as JSON text, by which parsers know whether the
+    prompt lets the model reason.
+    """
+
+    tools: str = ""
+    tool_choice: str = "none"
+    function: str = ""
+    parallel_tool_calls: bool = True
+    reasoning: bool = True
+    template_kwargs: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
     """Sampling parameters, with vLLM's meaning and defaults (vllm.SamplingParams).
 
-    `seed`, `logprobs` and `max_tokens` are None when unset. `logprobs` is the number of
-    alternatives per position. `max_tokens` None means: up to the model's context.
+    `seed`, `logprobs`, `prompt_logprobs`, `thinking_tokens` and `max_tokens` are None when unset. `logprobs`
+    is the number of alternatives per position of the output, `prompt_logprobs` of the prompt. `max_tokens`
+    None means: up to the model's context. `allowed_token_ids` empty allows all. `thinking_tokens` bounds the
+    reasoning.
     """
 
     max_tokens: int | None = None
@@ -74,6 +124,12 @@ class Sampling:
     logit_bias: tuple[tuple[int, float], ...] = ()
     logprobs: int | None = None
     skip_special_tokens: bool = True
+    spaces_between_special_tokens: bool = True
+    allowed_token_ids: tuple[int, ...] = ()
+    bad_words: tuple[str, ...] = ()
+    prompt_logprobs: int | None = None
+    thinking_tokens: int | None = None
+    structured: Structured | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +151,7 @@ class KvHandoff:
 @dataclass(frozen=True, slots=True)
 class Continuation:
     """A leg that goes on where a lost worker stopped: the last `output_tokens` of its tokens are output that
-    the client has, whose text so far has `text_length` characters."""
+    the client has, of whose text `text_length` characters were taken in (with parsing: before it)."""
 
     output_tokens: int
     text_length: int
@@ -115,6 +171,7 @@ class EngineRequest:
 
     `tier_tokens` is how much of the prompt the router believes to be in tiers below the device and not on it,
     so that the worker can begin to fetch it before the engine gets to the request; a belief, and no promise.
+    With `parsing`, deltas carry the text taken apart.
     """
 
     request_id: str
@@ -129,6 +186,7 @@ class EngineRequest:
     trace_context: str = ""
     continuation: Continuation | None = None
     tier_tokens: int = 0
+    parsing: Parsing | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +232,17 @@ class Usage:
 
 
 @dataclass(frozen=True, slots=True)
+class ToolCallDelta:
+    """A piece of the tool call number `index` of a choice. The first one of a call has `call_id` and `name`;
+    `arguments` of all put together are its JSON text."""
+
+    index: int
+    call_id: str = ""
+    name: str = ""
+    arguments: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Delta:
     """What one engine step added to one choice of one request.
 
@@ -182,6 +251,12 @@ class Delta:
     come with the last delta of the request only. `error` (a stable code) comes with finish=ERROR,
     `error_message` with it. A PREFILL leg may carry its handoff before that too, as soon as a part of its
     KV can be pulled; the last delta then carries the same lease again.
+
+    Where the request wants parsing, `text` is content alone, `reasoning` and `tool_calls` are the rest, and
+    `raw_length` is how many characters of the engine's text this step has taken in; None elsewhere.
+    `reasoning_tokens`, with the last delta, counts the choice's output that was reasoning. The first delta of
+    a request with `prompt_logprobs` has one entry for each prompt token, None for the first. The only delta
+    of an EMBED leg carries the `embedding`, float32.
     """
 
     request_id: str
@@ -198,6 +273,12 @@ class Delta:
     handoff: KvHandoff | None = None
     error: str | None = None
     error_message: str | None = None
+    reasoning: str = ""
+    tool_calls: tuple[ToolCallDelta, ...] = ()
+    raw_length: int | None = None
+    reasoning_tokens: int = 0
+    prompt_logprobs: tuple[PositionLogprobs | None, ...] = ()
+    embedding: array[float] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,7 +343,8 @@ class Request:
 
     `arrival_s` is the router clock's reading. `deadline_s` (same clock) ends it wherever it is.
     `block_hashes` are the names of the prompt's whole blocks as array('Q'), empty where they are not
-    known yet. `session` is the client's own name for what belongs together, "" for none.
+    known yet. `session` is the client's own name for what belongs together, "" for none. `tenant` is who is
+    charged for it, "" for nobody in particular. The smaller `priority`, the sooner it runs.
     """
 
     request_id: str
@@ -278,3 +360,6 @@ class Request:
     block_hashes: array[int] = field(default_factory=_no_blocks, repr=False)
     slo: SloClass = DEFAULT_SLO
     session: str = ""
+    task: Task = Task.GENERATE
+    parsing: Parsing | None = None
+    tenant: str = ""

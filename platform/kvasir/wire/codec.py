@@ -32,13 +32,8 @@ from kvasir.core.messages import (
     WorkerMessage,
 )
 from kvasir.core.requests import Role, StepBatch
-from kvasir.wire.requests import (
-    decode_enum,
-    decode_request,
-    decode_step_batch,
-    encode_request,
-    encode_step_batch,
-)
+from kvasir.wire.requests import decode_enum, decode_request, encode_request
+from kvasir.wire.steps import decode_step_batch, encode_step_batch
 from kvasir.wire.v1 import identity_pb2, kv_pb2, session_pb2
 
 P = ParamSpec("P")
@@ -51,6 +46,7 @@ _ROLE_TO_PB = {
     Role.PREFILL: identity_pb2.ROLE_PREFILL,
     Role.DECODE: identity_pb2.ROLE_DECODE,
     Role.BOTH: identity_pb2.ROLE_BOTH,
+    Role.EMBED: identity_pb2.ROLE_EMBED,
 }
 _ROLE: dict[int, Role] = {value: role for role, value in _ROLE_TO_PB.items()}
 

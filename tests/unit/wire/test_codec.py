@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import fields, replace
 from typing import Any
 
@@ -27,6 +28,7 @@ from kvasir.core.messages import (
     WorkerFrame,
 )
 from kvasir.core.requests import (
+    Constraint,
     Continuation,
     Delta,
     EngineLoad,
@@ -34,12 +36,15 @@ from kvasir.core.requests import (
     FinishReason,
     KvHandoff,
     Leg,
+    Parsing,
     PositionLogprobs,
     Role,
     Sampling,
     StepBatch,
+    Structured,
     Timings,
     TokenLogprob,
+    ToolCallDelta,
     Usage,
     token_ids,
 )
@@ -83,6 +88,21 @@ SAMPLING = st.builds(
     logit_bias=tuples(st.tuples(U32, REAL)),
     logprobs=st.none() | U32,
     skip_special_tokens=st.booleans(),
+    spaces_between_special_tokens=st.booleans(),
+    allowed_token_ids=tuples(U32),
+    bad_words=tuples(TEXT),
+    prompt_logprobs=st.none() | U32,
+    thinking_tokens=st.none() | U32,
+    structured=st.none() | st.builds(Structured, constraint=st.sampled_from(Constraint), spec=TEXT),
+)
+PARSING = st.builds(
+    Parsing,
+    tools=TEXT,
+    tool_choice=TEXT,
+    function=TEXT,
+    parallel_tool_calls=st.booleans(),
+    reasoning=st.booleans(),
+    template_kwargs=TEXT,
 )
 REQUEST = st.builds(
     EngineRequest,
@@ -97,6 +117,7 @@ REQUEST = st.builds(
     data_parallel_rank=st.none() | U32,
     trace_context=TEXT,
     tier_tokens=U32,
+    parsing=st.none() | PARSING,
 ) | st.builds(
     EngineRequest,
     request_id=IDENT,
@@ -104,14 +125,26 @@ REQUEST = st.builds(
     sampling=SAMPLING,
     continuation=st.builds(Continuation, output_tokens=st.integers(0, 2), text_length=U32),
 )
-DELTA = st.builds(
+POSITION = st.builds(PositionLogprobs, sampled=LOGPROB, top=tuples(LOGPROB))
+PARTS = st.fixed_dictionaries(
+    {
+        "reasoning": TEXT,
+        "tool_calls": tuples(st.builds(ToolCallDelta, index=U32, call_id=TEXT, name=TEXT, arguments=TEXT)),
+        "raw_length": U32,
+        "reasoning_tokens": U32,
+        "prompt_logprobs": tuples(st.none() | POSITION),
+        "embedding": st.none()
+        | st.lists(st.floats(width=32, allow_nan=False), min_size=1, max_size=4).map(lambda v: array("f", v)),
+    }
+)
+PLAIN_DELTA = st.builds(
     Delta,
     request_id=TEXT,
     offset=U32,
     token_ids=tuples(U32),
     text=TEXT,
     index=U32,
-    logprobs=tuples(st.builds(PositionLogprobs, sampled=LOGPROB, top=tuples(LOGPROB))),
+    logprobs=tuples(POSITION),
     finish=st.none() | st.sampled_from(FinishReason),
     stop_reason=st.none() | TEXT,
     last=st.booleans(),
@@ -130,6 +163,7 @@ DELTA = st.builds(
     error=st.none() | TEXT,
     error_message=st.none() | TEXT,
 )
+DELTA = PLAIN_DELTA | st.builds(lambda delta, parts: replace(delta, **parts), PLAIN_DELTA, PARTS)
 LOWER = [medium for medium in Medium if medium is not Medium.DEVICE]
 
 

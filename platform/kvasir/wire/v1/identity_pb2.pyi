@@ -13,10 +13,12 @@ class Role(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ROLE_PREFILL: _ClassVar[Role]
     ROLE_DECODE: _ClassVar[Role]
     ROLE_BOTH: _ClassVar[Role]
+    ROLE_EMBED: _ClassVar[Role]
 ROLE_UNSPECIFIED: Role
 ROLE_PREFILL: Role
 ROLE_DECODE: Role
 ROLE_BOTH: Role
+ROLE_EMBED: Role
 
 class KvLayout(_message.Message):
     __slots__ = ("block_size", "dtype", "layout", "layers", "kv_heads", "head_size", "bytes_per_block", "tensor_parallel_size")

@@ -14,6 +14,17 @@ class Leg(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     LEG_FULL: _ClassVar[Leg]
     LEG_PREFILL: _ClassVar[Leg]
     LEG_DECODE: _ClassVar[Leg]
+    LEG_EMBED: _ClassVar[Leg]
+
+class Constraint(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    CONSTRAINT_UNSPECIFIED: _ClassVar[Constraint]
+    CONSTRAINT_JSON_OBJECT: _ClassVar[Constraint]
+    CONSTRAINT_JSON_SCHEMA: _ClassVar[Constraint]
+    CONSTRAINT_REGEX: _ClassVar[Constraint]
+    CONSTRAINT_CHOICE: _ClassVar[Constraint]
+    CONSTRAINT_GRAMMAR: _ClassVar[Constraint]
+    CONSTRAINT_STRUCTURAL_TAG: _ClassVar[Constraint]
 
 class FinishReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -26,11 +37,43 @@ LEG_UNSPECIFIED: Leg
 LEG_FULL: Leg
 LEG_PREFILL: Leg
 LEG_DECODE: Leg
+LEG_EMBED: Leg
+CONSTRAINT_UNSPECIFIED: Constraint
+CONSTRAINT_JSON_OBJECT: Constraint
+CONSTRAINT_JSON_SCHEMA: Constraint
+CONSTRAINT_REGEX: Constraint
+CONSTRAINT_CHOICE: Constraint
+CONSTRAINT_GRAMMAR: Constraint
+CONSTRAINT_STRUCTURAL_TAG: Constraint
 FINISH_REASON_UNSPECIFIED: FinishReason
 FINISH_REASON_STOP: FinishReason
 FINISH_REASON_LENGTH: FinishReason
 FINISH_REASON_ABORT: FinishReason
 FINISH_REASON_ERROR: FinishReason
+
+class Structured(_message.Message):
+    __slots__ = ("constraint", "spec")
+    CONSTRAINT_FIELD_NUMBER: _ClassVar[int]
+    SPEC_FIELD_NUMBER: _ClassVar[int]
+    constraint: Constraint
+    spec: str
+    def __init__(self, constraint: _Optional[_Union[Constraint, str]] = ..., spec: _Optional[str] = ...) -> None: ...
+
+class Parsing(_message.Message):
+    __slots__ = ("tools", "tool_choice", "function", "parallel_tool_calls", "reasoning", "template_kwargs")
+    TOOLS_FIELD_NUMBER: _ClassVar[int]
+    TOOL_CHOICE_FIELD_NUMBER: _ClassVar[int]
+    FUNCTION_FIELD_NUMBER: _ClassVar[int]
+    PARALLEL_TOOL_CALLS_FIELD_NUMBER: _ClassVar[int]
+    REASONING_FIELD_NUMBER: _ClassVar[int]
+    TEMPLATE_KWARGS_FIELD_NUMBER: _ClassVar[int]
+    tools: str
+    tool_choice: str
+    function: str
+    parallel_tool_calls: bool
+    reasoning: bool
+    template_kwargs: str
+    def __init__(self, tools: _Optional[str] = ..., tool_choice: _Optional[str] = ..., function: _Optional[str] = ..., parallel_tool_calls: _Optional[bool] = ..., reasoning: _Optional[bool] = ..., template_kwargs: _Optional[str] = ...) -> None: ...
 
 class LogitBias(_message.Message):
     __slots__ = ("token_id", "bias")
@@ -41,7 +84,7 @@ class LogitBias(_message.Message):
     def __init__(self, token_id: _Optional[int] = ..., bias: _Optional[float] = ...) -> None: ...
 
 class Sampling(_message.Message):
-    __slots__ = ("max_tokens", "min_tokens", "temperature", "top_p", "top_k", "min_p", "n", "seed", "stop", "stop_token_ids", "include_stop_str_in_output", "ignore_eos", "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias", "logprobs", "skip_special_tokens")
+    __slots__ = ("max_tokens", "min_tokens", "temperature", "top_p", "top_k", "min_p", "n", "seed", "stop", "stop_token_ids", "include_stop_str_in_output", "ignore_eos", "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias", "logprobs", "skip_special_tokens", "spaces_between_special_tokens", "allowed_token_ids", "bad_words", "prompt_logprobs", "thinking_tokens", "structured")
     MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
     MIN_TOKENS_FIELD_NUMBER: _ClassVar[int]
     TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
@@ -60,6 +103,12 @@ class Sampling(_message.Message):
     LOGIT_BIAS_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     SKIP_SPECIAL_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    SPACES_BETWEEN_SPECIAL_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    ALLOWED_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    BAD_WORDS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    THINKING_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    STRUCTURED_FIELD_NUMBER: _ClassVar[int]
     max_tokens: int
     min_tokens: int
     temperature: float
@@ -78,7 +127,13 @@ class Sampling(_message.Message):
     logit_bias: _containers.RepeatedCompositeFieldContainer[LogitBias]
     logprobs: int
     skip_special_tokens: bool
-    def __init__(self, max_tokens: _Optional[int] = ..., min_tokens: _Optional[int] = ..., temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., min_p: _Optional[float] = ..., n: _Optional[int] = ..., seed: _Optional[int] = ..., stop: _Optional[_Iterable[str]] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., include_stop_str_in_output: _Optional[bool] = ..., ignore_eos: _Optional[bool] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., logit_bias: _Optional[_Iterable[_Union[LogitBias, _Mapping]]] = ..., logprobs: _Optional[int] = ..., skip_special_tokens: _Optional[bool] = ...) -> None: ...
+    spaces_between_special_tokens: bool
+    allowed_token_ids: _containers.RepeatedScalarFieldContainer[int]
+    bad_words: _containers.RepeatedScalarFieldContainer[str]
+    prompt_logprobs: int
+    thinking_tokens: int
+    structured: Structured
+    def __init__(self, max_tokens: _Optional[int] = ..., min_tokens: _Optional[int] = ..., temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., min_p: _Optional[float] = ..., n: _Optional[int] = ..., seed: _Optional[int] = ..., stop: _Optional[_Iterable[str]] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., include_stop_str_in_output: _Optional[bool] = ..., ignore_eos: _Optional[bool] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., logit_bias: _Optional[_Iterable[_Union[LogitBias, _Mapping]]] = ..., logprobs: _Optional[int] = ..., skip_special_tokens: _Optional[bool] = ..., spaces_between_special_tokens: _Optional[bool] = ..., allowed_token_ids: _Optional[_Iterable[int]] = ..., bad_words: _Optional[_Iterable[str]] = ..., prompt_logprobs: _Optional[int] = ..., thinking_tokens: _Optional[int] = ..., structured: _Optional[_Union[Structured, _Mapping]] = ...) -> None: ...
 
 class KvHandoff(_message.Message):
     __slots__ = ("lease_id", "fence", "ttl_s", "blocks", "ticket")
@@ -103,7 +158,7 @@ class Continuation(_message.Message):
     def __init__(self, output_tokens: _Optional[int] = ..., text_length: _Optional[int] = ...) -> None: ...
 
 class EngineRequest(_message.Message):
-    __slots__ = ("request_id", "tokens", "sampling", "leg", "handoff", "adapter", "salt", "priority", "data_parallel_rank", "trace_context", "continuation", "tier_tokens")
+    __slots__ = ("request_id", "tokens", "sampling", "leg", "handoff", "adapter", "salt", "priority", "data_parallel_rank", "trace_context", "continuation", "tier_tokens", "parsing")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
@@ -116,6 +171,7 @@ class EngineRequest(_message.Message):
     TRACE_CONTEXT_FIELD_NUMBER: _ClassVar[int]
     CONTINUATION_FIELD_NUMBER: _ClassVar[int]
     TIER_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PARSING_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     tokens: bytes
     sampling: Sampling
@@ -128,7 +184,8 @@ class EngineRequest(_message.Message):
     trace_context: str
     continuation: Continuation
     tier_tokens: int
-    def __init__(self, request_id: _Optional[str] = ..., tokens: _Optional[bytes] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., leg: _Optional[_Union[Leg, str]] = ..., handoff: _Optional[_Union[KvHandoff, _Mapping]] = ..., adapter: _Optional[str] = ..., salt: _Optional[str] = ..., priority: _Optional[int] = ..., data_parallel_rank: _Optional[int] = ..., trace_context: _Optional[str] = ..., continuation: _Optional[_Union[Continuation, _Mapping]] = ..., tier_tokens: _Optional[int] = ...) -> None: ...
+    parsing: Parsing
+    def __init__(self, request_id: _Optional[str] = ..., tokens: _Optional[bytes] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., leg: _Optional[_Union[Leg, str]] = ..., handoff: _Optional[_Union[KvHandoff, _Mapping]] = ..., adapter: _Optional[str] = ..., salt: _Optional[str] = ..., priority: _Optional[int] = ..., data_parallel_rank: _Optional[int] = ..., trace_context: _Optional[str] = ..., continuation: _Optional[_Union[Continuation, _Mapping]] = ..., tier_tokens: _Optional[int] = ..., parsing: _Optional[_Union[Parsing, _Mapping]] = ...) -> None: ...
 
 class TokenLogprob(_message.Message):
     __slots__ = ("token_id", "token", "logprob")
@@ -179,7 +236,7 @@ class Usage(_message.Message):
     def __init__(self, prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., transferred_tokens: _Optional[int] = ..., transferred_bytes: _Optional[int] = ..., output_tokens: _Optional[int] = ..., tier_tokens: _Optional[int] = ...) -> None: ...
 
 class DeltaEnd(_message.Message):
-    __slots__ = ("finish", "stop_reason", "last", "usage", "timings", "handoff", "error", "error_message")
+    __slots__ = ("finish", "stop_reason", "last", "usage", "timings", "handoff", "error", "error_message", "reasoning_tokens")
     FINISH_FIELD_NUMBER: _ClassVar[int]
     STOP_REASON_FIELD_NUMBER: _ClassVar[int]
     LAST_FIELD_NUMBER: _ClassVar[int]
@@ -188,6 +245,7 @@ class DeltaEnd(_message.Message):
     HANDOFF_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
     ERROR_MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    REASONING_TOKENS_FIELD_NUMBER: _ClassVar[int]
     finish: FinishReason
     stop_reason: str
     last: bool
@@ -196,10 +254,37 @@ class DeltaEnd(_message.Message):
     handoff: KvHandoff
     error: str
     error_message: str
-    def __init__(self, finish: _Optional[_Union[FinishReason, str]] = ..., stop_reason: _Optional[str] = ..., last: _Optional[bool] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., handoff: _Optional[_Union[KvHandoff, _Mapping]] = ..., error: _Optional[str] = ..., error_message: _Optional[str] = ...) -> None: ...
+    reasoning_tokens: int
+    def __init__(self, finish: _Optional[_Union[FinishReason, str]] = ..., stop_reason: _Optional[str] = ..., last: _Optional[bool] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., handoff: _Optional[_Union[KvHandoff, _Mapping]] = ..., error: _Optional[str] = ..., error_message: _Optional[str] = ..., reasoning_tokens: _Optional[int] = ...) -> None: ...
+
+class ToolCallDelta(_message.Message):
+    __slots__ = ("index", "call_id", "name", "arguments")
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    CALL_ID_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    ARGUMENTS_FIELD_NUMBER: _ClassVar[int]
+    index: int
+    call_id: str
+    name: str
+    arguments: str
+    def __init__(self, index: _Optional[int] = ..., call_id: _Optional[str] = ..., name: _Optional[str] = ..., arguments: _Optional[str] = ...) -> None: ...
+
+class DeltaParts(_message.Message):
+    __slots__ = ("reasoning", "tool_calls", "raw_length", "prompt_logprobs", "embedding")
+    REASONING_FIELD_NUMBER: _ClassVar[int]
+    TOOL_CALLS_FIELD_NUMBER: _ClassVar[int]
+    RAW_LENGTH_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    EMBEDDING_FIELD_NUMBER: _ClassVar[int]
+    reasoning: str
+    tool_calls: _containers.RepeatedCompositeFieldContainer[ToolCallDelta]
+    raw_length: int
+    prompt_logprobs: _containers.RepeatedCompositeFieldContainer[PositionLogprobs]
+    embedding: bytes
+    def __init__(self, reasoning: _Optional[str] = ..., tool_calls: _Optional[_Iterable[_Union[ToolCallDelta, _Mapping]]] = ..., raw_length: _Optional[int] = ..., prompt_logprobs: _Optional[_Iterable[_Union[PositionLogprobs, _Mapping]]] = ..., embedding: _Optional[bytes] = ...) -> None: ...
 
 class Delta(_message.Message):
-    __slots__ = ("request_id", "index", "offset", "token_ids", "text", "logprobs", "end")
+    __slots__ = ("request_id", "index", "offset", "token_ids", "text", "logprobs", "end", "parts")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     INDEX_FIELD_NUMBER: _ClassVar[int]
     OFFSET_FIELD_NUMBER: _ClassVar[int]
@@ -207,6 +292,7 @@ class Delta(_message.Message):
     TEXT_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     END_FIELD_NUMBER: _ClassVar[int]
+    PARTS_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     index: int
     offset: int
@@ -214,7 +300,8 @@ class Delta(_message.Message):
     text: str
     logprobs: _containers.RepeatedCompositeFieldContainer[PositionLogprobs]
     end: DeltaEnd
-    def __init__(self, request_id: _Optional[str] = ..., index: _Optional[int] = ..., offset: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., text: _Optional[str] = ..., logprobs: _Optional[_Iterable[_Union[PositionLogprobs, _Mapping]]] = ..., end: _Optional[_Union[DeltaEnd, _Mapping]] = ...) -> None: ...
+    parts: DeltaParts
+    def __init__(self, request_id: _Optional[str] = ..., index: _Optional[int] = ..., offset: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., text: _Optional[str] = ..., logprobs: _Optional[_Iterable[_Union[PositionLogprobs, _Mapping]]] = ..., end: _Optional[_Union[DeltaEnd, _Mapping]] = ..., parts: _Optional[_Union[DeltaParts, _Mapping]] = ...) -> None: ...
 
 class TierLoad(_message.Message):
     __slots__ = ("medium", "blocks", "bytes_used", "bytes_capacity", "loads", "loaded_blocks", "loaded_bytes", "load_s", "stored_blocks", "stored_bytes", "evicted_blocks", "corrupt_blocks", "dropped_blocks", "failures", "trouble", "readable")
