@@ -42,7 +42,10 @@ ROWS: dict[int, str] = {
     14: "a cold worker joins",
     15: "client disconnects",
     16: "slow readers",
+    17: "slow and oversized requests",
+    18: "malformed requests, also through a proxy",
     20: "wrong or expired certificates",
+    22: "secrets and dependencies",
     23: "simulated failures replay",
 }
 ROW_S = 900.0

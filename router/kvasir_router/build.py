@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 from kvasir.config.spec import Deployment
 from kvasir.core.golden import GoldenPrompt
@@ -16,10 +17,15 @@ from kvasir.ports.clock import Clock, Rng
 from kvasir.ports.discovery import Discovery
 from kvasir.ports.router import RequestSummary, WorkerView
 from kvasir.ports.session import Dialer
+from kvasir_router.admission.from_spec import rules_of
 from kvasir_router.decide import RateBook, Rates, make_policy, rates_of
+from kvasir_router.discovery_shared import SharedDiscovery
+from kvasir_router.embedding import EmbeddingLimits, EmbeddingMachine
+from kvasir_router.embedding_fleet import BatchLimits, EmbeddingFleet
 from kvasir_router.fleet import Fleet
 from kvasir_router.index import FleetIndex, IndexMode
 from kvasir_router.machine import MachineLimits, RequestMachine
+from kvasir_router.mux import RouterMux
 from kvasir_router.records import DecisionLog
 from kvasir_router.registry import Registry
 from kvasir_router.session import SessionEvent, SessionLimits, WorkerSession
@@ -57,7 +63,6 @@ def make_machine(
         health=routing.health,
     )
     limits = MachineLimits(
-        max_queue=routing.max_queue,
         max_in_flight=routing.max_in_flight,
         max_retries=routing.max_retries,
         max_migrations=routing.max_migrations,
@@ -67,7 +72,68 @@ def make_machine(
         hedge_min_s=routing.hedge_min_s,
         queue_timeout_s=routing.queue_timeout_s,
     )
-    return RequestMachine(fleet, limits)
+    return RequestMachine(fleet, limits, rules_of(deployment))
+
+
+def make_embedding_machine(deployment: Deployment, rng: Rng) -> EmbeddingMachine:
+    """The decisions for a model that makes embeddings."""
+    batches = {
+        pool.name: BatchLimits(pool.engine.max_num_seqs, pool.engine.max_num_batched_tokens)
+        for pool in deployment.pools
+    }
+    routing = deployment.routing
+    limits = EmbeddingLimits(
+        max_in_flight=routing.max_in_flight,
+        max_retries=routing.max_retries,
+        max_migrations=routing.max_migrations,
+        retry_budget=routing.retry_budget,
+        migrate_s=deployment.worker.migrate_s,
+        queue_timeout_s=routing.queue_timeout_s,
+    )
+    return EmbeddingMachine(EmbeddingFleet(batches, rng, routing.health), limits)
+
+
+@dataclass(frozen=True, slots=True)
+class EdgeFacts:
+    """What every worker of a model has to agree with: the edge's own tokenizer and golden prompts."""
+
+    tokenizer_digest: str
+    golden: tuple[GoldenPrompt, ...] = ()
+
+
+def make_routers(
+    deployment: Deployment,
+    edge: Mapping[str, EdgeFacts],
+    *,
+    discovery: Discovery,
+    dialer: Dialer | Callable[[Endpoint], Dialer],
+    clock: Clock,
+    rng: Rng,
+    router_id: str,
+    on_decision: Callable[[float], None] = unobserved,
+) -> Router | RouterMux:
+    """A router of each of the deployment's models behind one port, or the only one itself. `edge` is by the
+    model's name; the rest is as for `make_router`."""
+    views = deployment.views()
+    shared = SharedDiscovery(discovery)
+    several = len(views) > 1
+    routers = {
+        view.model.name: make_router(
+            view,
+            tokenizer_digest=edge[view.model.name].tokenizer_digest,
+            golden=edge[view.model.name].golden,
+            discovery=shared.part(pool.name for pool in view.pools) if several else discovery,
+            dialer=dialer,
+            clock=clock,
+            rng=rng,
+            router_id=f"{router_id}-{number}" if several else router_id,
+            on_decision=on_decision,
+        )
+        for number, view in enumerate(views)
+    }
+    if not several:
+        return routers[deployment.model.name]
+    return RouterMux(routers, shared, ready_when_any=deployment.ready_when == "any_model")
 
 
 def make_router(
@@ -84,10 +150,10 @@ def make_router(
     on_worker: Callable[[WorkerView], None] = unobserved,
     on_decision: Callable[[float], None] = unobserved,
 ) -> Router:
-    """A router that serves as long as its `run` does. `router_id` is unique among live routers;
-    `dialer` reaches every worker, or makes what reaches a given one; `tokenizer_digest` and `golden` are
-    the edge's own, which every worker's must equal; `on_decision` is told what each decision took, in
-    seconds."""
+    """A router of one model, of which `deployment` is the view, that serves as long as its `run` does.
+    `router_id` is unique among live routers; `dialer` reaches every worker, or makes what reaches a given
+    one; `tokenizer_digest` and `golden` are the edge's own, which every worker's must equal; `on_decision` is
+    told what each decision took, in seconds."""
     limits = SessionLimits(
         link=LinkLimits(tail_messages=deployment.worker.tail_messages),
         resume_window_s=deployment.worker.resume_window_s,
@@ -111,9 +177,14 @@ def make_router(
         stopwatch=clock.now,
         on_decision=on_decision,
     )
+    embeds = deployment.embeds
     return Router(
-        make_machine(deployment, rng, decisions=decisions),
-        Registry(model=deployment.model.name, tokenizer_digest=tokenizer_digest, golden=golden),
+        make_embedding_machine(deployment, rng)
+        if embeds
+        else make_machine(deployment, rng, decisions=decisions),
+        Registry(
+            model=deployment.model.name, tokenizer_digest=tokenizer_digest, golden=golden, embeds=embeds
+        ),
         discovery,
         make_session,
         clock,

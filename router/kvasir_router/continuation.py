@@ -3,11 +3,13 @@
     extend   the next worker is given prompt + output so far, and generates what comes after. Exact wherever
              the next token depends on the tokens before it alone: greedy and unseeded sampling, any logit
              bias, repetition penalty (it counts prompt and output alike), stop strings, limits, logprobs.
+             Text that is taken apart is no obstacle: the next worker's parser reads the output so far.
     replay   the next worker begins anew; what the client has is compared token by token and dropped. For
              what depends on more than the tokens before: a seed (the generator's state is the number of
-             draws), presence and frequency penalties (they count output only), several choices. It takes as
-             long as the output so far took to make, and ends with a clean error where an engine does not
-             repeat itself.
+             draws), presence and frequency penalties and forbidden words (they look at output only), a bound
+             on reasoning, a grammar (its state is not in the tokens), several choices. It takes as long as
+             the output so far took to make, and ends with a clean error where an engine does not repeat
+             itself.
     neither  draws without a seed that also need the second way: what follows would not be the same request's.
 
 A sampled stream without a seed goes on with fresh draws: as likely as any other continuation.
@@ -15,11 +17,15 @@ A sampled stream without a seed goes on with fresh draws: as likely as any other
 
 from __future__ import annotations
 
+import re
 from array import array
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
-from kvasir.core.requests import Continuation, Delta, Request, Sampling, token_ids
+from kvasir.core.requests import Continuation, Delta, Parsing, Request, Sampling, ToolCallDelta, token_ids
+
+_STRICT = re.compile(r'"strict"\s*:\s*true')
+"""Stands in a tool whose arguments are bound to their schema."""
 
 
 class Way(StrEnum):
@@ -30,36 +36,102 @@ class Way(StrEnum):
     NEITHER = "neither"
 
 
-def way_on(sampling: Sampling) -> Way:
+def way_on(sampling: Sampling, parsing: Parsing | None = None) -> Way:
     """The cheapest exact way for a stream that has begun."""
     greedy = sampling.temperature == 0
     drawn_by_seed = not greedy and sampling.seed is not None
-    counts_output = sampling.presence_penalty != 0 or sampling.frequency_penalty != 0
-    if sampling.n == 1 and not drawn_by_seed and not counts_output:
+    looks_at_output = (
+        sampling.presence_penalty != 0
+        or sampling.frequency_penalty != 0
+        or bool(sampling.bad_words)
+        or sampling.thinking_tokens is not None
+    )
+    tokens_tell_all = not (drawn_by_seed or looks_at_output or _constrained(sampling, parsing))
+    if sampling.n == 1 and tokens_tell_all:
         return Way.EXTEND
     return Way.REPLAY if greedy or drawn_by_seed else Way.NEITHER
 
 
+def _constrained(sampling: Sampling, parsing: Parsing | None) -> bool:
+    """Whether a grammar decides which tokens may follow: the client's own, or one that engines make of tools
+    that have to be called, or whose arguments have to follow their schema."""
+    if sampling.structured is not None:
+        return True
+    if parsing is None or not parsing.tools or parsing.tool_choice == "none":
+        return False
+    return parsing.tool_choice != "auto" or _STRICT.search(parsing.tools) is not None
+
+
+@dataclass(slots=True)
+class Parts:
+    """How much the client has of a choice whose text is taken apart, in characters: content, reasoning, and
+    the arguments of each tool call whose name it knows."""
+
+    content: int = 0
+    reasoning: int = 0
+    calls: dict[int, int] = field(default_factory=dict)
+
+    def add(self, delta: Delta) -> None:
+        """The parts of one more delta."""
+        self.content += len(delta.text)
+        self.reasoning += len(delta.reasoning)
+        for call in delta.tool_calls:
+            self.calls[call.index] = self.calls.get(call.index, 0) + len(call.arguments)
+
+    def beyond(self, said: Parts, delta: Delta) -> Delta:
+        """What of `delta`, before which a leg has `said` so much, goes beyond these parts."""
+        return replace(
+            delta,
+            text=delta.text[max(0, self.content - said.content) :],
+            reasoning=delta.reasoning[max(0, self.reasoning - said.reasoning) :],
+            tool_calls=tuple(self._calls_beyond(said, delta.tool_calls)),
+        )
+
+    def _calls_beyond(self, said: Parts, calls: tuple[ToolCallDelta, ...]) -> list[ToolCallDelta]:
+        left: list[ToolCallDelta] = []
+        at = dict(said.calls)
+        for call in calls:
+            had, made = self.calls.get(call.index), at.get(call.index, 0)
+            at[call.index] = made + len(call.arguments)
+            if had is None:
+                left.append(call)
+            elif arguments := call.arguments[max(0, had - made) :]:
+                # Its name is known, and its id: engines draw another one for each attempt.
+                left.append(ToolCallDelta(call.index, arguments=arguments))
+        return left
+
+
 @dataclass(slots=True)
 class Output:
-    """What the client has of one choice: its tokens, and how long the engine's text of it is."""
+    """What the client has of one choice: its tokens, and how long the engine's text of it is. `parts` tells
+    what became of that text where it is taken apart."""
 
     tokens: array[int]
     text_length: int = 0
     finished: bool = False
+    parts: Parts | None = None
 
     def add(self, delta: Delta) -> None:
         """The client is sent this."""
         self.tokens.extend(delta.token_ids)
-        self.text_length += len(delta.text) if delta.raw_length is None else delta.raw_length
+        if delta.raw_length is None:
+            self.text_length += len(delta.text)
+        else:
+            self.text_length += delta.raw_length
+            self.parts = self.parts or Parts()
+            self.parts.add(delta)
         self.finished = self.finished or delta.finish is not None
 
 
 def extended(request: Request, output: Output) -> tuple[Request, Continuation]:
-    """The request whose prompt ends with what the client has of its only choice."""
+    """The request whose prompt ends with what the client has of its only choice. Of the prompt's logprobs,
+    which came with the first of it, nothing is wanted again."""
+    sampling = request.sampling
+    if sampling.prompt_logprobs is not None:
+        sampling = replace(sampling, prompt_logprobs=None)
     tokens = request.tokens + output.tokens
     return (
-        replace(request, tokens=tokens, block_hashes=request.block_hashes[:0]),
+        replace(request, tokens=tokens, sampling=sampling, block_hashes=request.block_hashes[:0]),
         Continuation(len(output.tokens), output.text_length),
     )
 
@@ -72,6 +144,7 @@ class Replay:
         self._outputs = outputs
         self._tokens = [0] * len(outputs)
         self._text = [0] * len(outputs)
+        self._said = [Parts() for _ in outputs]
         self._ended: set[int] = set()
 
     def at(self, index: int) -> int:
@@ -101,20 +174,32 @@ class Replay:
         return None
 
     def rest(self, delta: Delta) -> Delta:
-        """The part of `delta` that the client does not have; its offset follows what the client has."""
+        """The part of `delta` that the client does not have; its offset follows what the client has. The
+        prompt's logprobs came with the first of that."""
         index, output = delta.index, self._outputs[delta.index]
         known = min(len(delta.token_ids), len(output.tokens) - self._tokens[index])
         read = max(0, output.text_length - self._text[index])
         self._tokens[index] += len(delta.token_ids)
-        self._text[index] += len(delta.text)
+        if delta.raw_length is None:
+            self._text[index] += len(delta.text)
+            left = replace(delta, text=delta.text[read:])
+        else:
+            self._text[index] += delta.raw_length
+            left = self._parts_left(delta, output, read)
         if delta.finish is not None:
             self._ended.add(index)
         return replace(
-            delta,
+            left,
             offset=len(output.tokens),
             token_ids=delta.token_ids[known:],
-            text=delta.text[read:],
             logprobs=delta.logprobs[known:],
             finish=None if output.finished else delta.finish,
             stop_reason=None if output.finished else delta.stop_reason,
+            prompt_logprobs=(),
         )
+
+    def _parts_left(self, delta: Delta, output: Output, read: int) -> Delta:
+        said = self._said[delta.index]
+        left = (output.parts or Parts()).beyond(said, delta)
+        said.add(delta)
+        return replace(left, raw_length=max(0, (delta.raw_length or 0) - read))

@@ -51,7 +51,8 @@ class Fleet:
 
     `hash_blocks(request, block_size)` names the prompt's whole blocks as array('Q'); it is asked only for
     requests that do not carry their names. `index_modes` are by pool, HYBRID for one that is not named.
-    `decisions` is told of every plan.
+    `decisions` is told of every plan, and `decided_s` is what the last one took. `eased` counts what may have
+    made room, and `changed` what has changed of who serves; both only grow.
     """
 
     def __init__(
@@ -83,11 +84,18 @@ class Fleet:
         self._foreign = self._own_at_reports = 0
         # The newest reading of the clock that anybody came with.
         self._now = 0.0
+        self.eased = self.changed = 0
+        self.decided_s = 0.0
 
     @property
     def policy(self) -> RoutingPolicy:
         """Who decides."""
         return self._policy
+
+    @property
+    def columns(self) -> Columns:
+        """What is known of every place; to be read only."""
+        return self._columns
 
     # -- workers ---------------------------------------------------------------------------------
 
@@ -98,7 +106,7 @@ class Fleet:
         worker = self.workers[worker_id] = Worker(worker_id, identity)
         self._columns.join(worker, self._rates.join(worker_id, identity))
         self.health.join(worker_id, identity.pool, now)
-        self._selections.forget()
+        self._serving_changed()
 
     def remove(self, worker_id: str) -> Worker | None:
         """Forget a worker, its cache and all work accounted there."""
@@ -110,7 +118,7 @@ class Fleet:
         self.health.leave(worker_id)
         self._reconciler.forget(worker_id)
         self._columns.leave(worker_id)
-        self._selections.forget()
+        self._serving_changed()
         self._foreign -= worker.foreign
         self._own_at_reports -= worker.own_at_report
         return worker
@@ -131,10 +139,16 @@ class Fleet:
             worker.interrupted = interrupted
             (self.health.interrupted if interrupted else self.health.resumed)(worker_id, now)
         worker.draining = worker.draining if draining is None else draining
+        self._serving_changed()
+
+    def _serving_changed(self) -> None:
         self._selections.forget()
+        self.changed += 1
+        self.eased += 1
 
     def report(self, worker_id: str, load: EngineLoad) -> None:
         """Take in a load that was measured by the worker, after all deltas of the same step."""
+        self.eased += 1
         worker = self.workers[worker_id]
         self._foreign -= worker.foreign
         self._own_at_reports -= worker.own_at_report
@@ -192,12 +206,13 @@ class Fleet:
         view = RequestView(
             request_id=request.request_id,
             prompt_tokens=len(request.tokens),
-            output_tokens=self._output_tokens(request),
+            output_tokens=self.output_tokens(request),
             choices=request.sampling.n,
             block_hashes=names,
             priority=request.priority,
             slo=request.slo,
             session=request.session,
+            undivided=request.sampling.prompt_logprobs is not None,
         )
         unwell = self.health.avoided(now)
         depths = self.index.match(names)
@@ -207,7 +222,8 @@ class Fleet:
             plan = self._policy.decide(view, candidates, now)
             if plan is not None:
                 if log is not None:
-                    decided = Decided(request.arrival_s, now, log.stopwatch() - began)
+                    self.decided_s = log.stopwatch() - began
+                    decided = Decided(request.arrival_s, now, self.decided_s)
                     log.decided(view, candidates, plan, decided, self._about)
                 return plan
         return None
@@ -232,16 +248,10 @@ class Fleet:
         predicted for the request is to be ended by `confirm` or `abandon`."""
         self._now = now
         self.abandon(request.request_id)
-        prompt = len(request.tokens)
-        uncached = prompt - plan.predicted_cached_tokens
-        output = self._output_tokens(request) * request.sampling.n
-        # A prefix that is cached there may be in use by others already: it is not counted for each of them.
-        # What is in use in truth is in the worker's reports.
-        pulled = uncached if plan.prefill is None else prompt
-        charges: Charges = {plan.decode: Work(streams=request.sampling.n, kv_tokens=pulled + output)}
-        prefill = Work(
-            prefill_tokens=uncached, waiting=1, kv_tokens=uncached if plan.prefill is not None else 0
-        )
+        uncached = len(request.tokens) - plan.predicted_cached_tokens
+        to_decode, to_prefill = self.kv_need(request, plan)
+        charges: Charges = {plan.decode: Work(streams=request.sampling.n, kv_tokens=to_decode)}
+        prefill = Work(prefill_tokens=uncached, waiting=1, kv_tokens=to_prefill)
         charges.setdefault(plan.prefill_target, Work()).add(prefill)
         foreseen: dict[Target, int] = {}
         for target, work in charges.items():
@@ -258,11 +268,29 @@ class Fleet:
         self._typical_prefill_tokens += _TYPICAL_WEIGHT * (uncached - self._typical_prefill_tokens)
         return charges
 
+    def cached_tokens(self, names: array[int]) -> int:
+        """How much of a prompt the worker that has the most of it has, in any tier; 0 while there is none."""
+        worker = next(iter(self.workers.values()), None)
+        if worker is None or not names:
+            return 0
+        depths = self.index.match(names)
+        return int(depths.max()) * worker.identity.kv.block_size if depths.size else 0
+
+    def kv_need(self, request: Request, plan: Plan) -> tuple[int, int]:
+        """The KV tokens that a plan takes where it decodes, and where it prefills if that is elsewhere. A
+        prefix that is cached there may be in use by others already: it is not counted for each of them. What
+        is in use in truth is in the worker's reports."""
+        prompt = len(request.tokens)
+        uncached = prompt - plan.predicted_cached_tokens
+        output = self.output_tokens(request) * request.sampling.n
+        return (uncached + output, 0) if plan.prefill is None else (prompt + output, uncached)
+
     def settle(self, charges: Charges, target: Target, done: Work) -> None:
         """Take `done` off what `charges` account at `target`; nothing where the target is gone."""
         charged = charges.get(target)
         if charged is None:
             return
+        self.eased += 1
         charged.add(done, -1)
         place = self._columns.places.get(target)
         if place is not None:
@@ -369,7 +397,8 @@ class Fleet:
         worker.charged += by
         self.health.loaded(worker.worker_id, worker.charged, self._now)
 
-    def _output_tokens(self, request: Request) -> int:
+    def output_tokens(self, request: Request) -> int:
+        """How much each choice is expected to say."""
         limit = request.sampling.max_tokens
         expected = self._expected_output_tokens
         return expected if limit is None else min(limit, expected)

@@ -17,8 +17,9 @@ from __future__ import annotations
 from kvasir.core.errors import CapacityError, RequestError
 from kvasir.core.identity import WorkerIdentity
 from kvasir.core.requests import Delta, Leg, Request, StepBatch
-from kvasir.ports.router import Books
-from kvasir.ports.routing import Plan, Target
+from kvasir.ports.router import AdmissionView, Books, BrownoutView
+from kvasir.ports.routing import Plan
+from kvasir_router.admission import Admission, Rules
 from kvasir_router.fleet import Fleet, Worker
 from kvasir_router.invariants import require
 from kvasir_router.machine_checks import check_limits, check_requests, check_work
@@ -44,6 +45,7 @@ from kvasir_router.machine_events import (
 )
 from kvasir_router.machine_handover import HandOver
 from kvasir_router.machine_legs import FAILED, Legs, is_leg, running
+from kvasir_router.machine_plans import NO_ROOM, Plans
 from kvasir_router.machine_state import (
     Flight,
     MachineLimits,
@@ -52,10 +54,13 @@ from kvasir_router.machine_state import (
     broken_stream,
     error_of,
     not_repeated,
+    says_something,
     waited_for_nothing,
 )
 
 __all__ = ["MachineLimits", "RequestMachine"]
+
+UNLIMITED = Rules()
 
 
 class RequestMachine:
@@ -63,24 +68,27 @@ class RequestMachine:
     with nothing emitted after it; tokens of a choice are emitted in order, each once; every lease that
     a prefill worker granted is released."""
 
-    def __init__(self, fleet: Fleet, limits: MachineLimits) -> None:
+    def __init__(self, fleet: Fleet, limits: MachineLimits, rules: Rules = UNLIMITED) -> None:
         self.fleet = fleet
         self._limits = limits
         self._flights: dict[str, Flight] = {}
-        self._queue: dict[str, None] = {}
+        self._admission = Admission(fleet, rules)
         self._timers = Timers()
         self._closing = False
         self._out: list[Effect] = []
         self._legs = Legs(fleet, self._out, ghost_ttl_s=limits.ghost_ttl_s)
-        self._ends = Ends(fleet, self._legs, limits, out=self._out, flights=self._flights, queue=self._queue)
-        self._hand_over = HandOver(fleet, self._legs, plan=self._plan)
+        self._ends = Ends(
+            fleet, self._legs, limits, out=self._out, flights=self._flights, admission=self._admission
+        )
+        self._plans = Plans(fleet, self._admission)
+        self._hand_over = HandOver(fleet, self._legs, plan=self._plans.plan)
         self._elsewhere = Elsewhere(
             fleet,
             self._legs,
             self._ends,
             limits,
             flights=self._flights,
-            foresee=self._foresee,
+            foresee=self._plans.foresee,
             route=self._route,
             hand_over=self._hand_over.start,
         )
@@ -93,7 +101,7 @@ class RequestMachine:
     @property
     def queued(self) -> int:
         """Requests that wait for a worker."""
-        return len(self._queue)
+        return len(self._admission)
 
     @property
     def leases(self) -> int:
@@ -106,10 +114,19 @@ class RequestMachine:
         return Books(
             in_flight=len(self._flights),
             running=len({one for worker in self.fleet.workers.values() for one in worker.legs.values()}),
-            queued=len(self._queue),
+            queued=len(self._admission),
             accounted=sum(bool(flight.charges) for flight in flights),
             leases=self.leases,
         )
+
+    @property
+    def brownout(self) -> BrownoutView:
+        """What is done under pressure."""
+        return self._admission.brownout.view
+
+    def admission(self, now: float) -> AdmissionView:
+        """What waits, and what is done about it."""
+        return self._admission.view(now)
 
     def next_wakeup(self) -> float | None:
         """When a Tick is due, on the same clock as `now`; None when nothing waits for time."""
@@ -118,18 +135,22 @@ class RequestMachine:
             self.fleet.index.next_due(),
             self.fleet.health.next_due(),
             self._elsewhere.next_due(),
+            self._admission.next_due(),
         )
         return min((when for when in due if when is not None), default=None)
 
     def handle(self, event: Event, now: float) -> list[Effect]:
         """Take in one event. Raises, for Arrived only and then without any change, CapacityError
-        (no_capacity, queue_full, shutting_down) or RequestError (duplicate_request)."""
+        (no_capacity, shutting_down, or what Admission refuses with) or RequestError (duplicate_request)."""
         if isinstance(event, Step):
             self._step(event.worker_id, event.batch, now)
         elif isinstance(event, MembershipEvent):
             self._membership(event, now)
         else:
             self._request(event, now)
+        if self._admission.due(now):
+            self._start_queued(now)
+        self._admission.tick(now)
         effects = self._out + self.fleet.index.take_effects()
         self._out.clear()
         return effects
@@ -162,7 +183,7 @@ class RequestMachine:
                 self.fleet.mark(worker_id, draining=reason)
             case WorkerRestored(worker_id) if known:
                 self.fleet.mark(worker_id, draining="")
-                self._start_queued(now)
+                self._unpark(now)
 
     # -- arrival and routing ---------------------------------------------------------------------
 
@@ -175,60 +196,67 @@ class RequestMachine:
             )
         if len(self._flights) >= self._limits.max_in_flight:
             raise CapacityError(f"{len(self._flights)} requests are in flight, the most allowed")
-        flight = Flight(request)
+        admission = self._admission
+        request = admission.reduced(request)
+        flight = Flight(request, admission.ticket(request, now), admission.brownout.view.text)
         self._ends.budget.deposit()
-        plan = self._plan(flight, now)
-        if plan is None and len(self._queue) >= self._limits.max_queue:
-            raise CapacityError(f"{len(self._queue)} requests wait, the most allowed", code="queue_full")
+        if flight.ticket.long:
+            flight.hashes = self.fleet.hashes(request)
+            flight.ticket.fresh_tokens = len(request.tokens) - self.fleet.cached_tokens(flight.hashes)
+        plan = self._plans.fitting(flight, now) if admission.may_begin(flight.ticket, now) else NO_ROOM
+        if not isinstance(plan, Plan):
+            admission.wait(flight.ticket, now, served=plan is NO_ROOM)
         self._flights[request.request_id] = flight
         self._timers.sweep(self._flights)
         if request.deadline_s is not None:
             self._timers.set(request.deadline_s, request.request_id)
-        if plan is None:
-            self._enqueue(flight, now)
-        else:
+        if isinstance(plan, Plan):
             self._start(flight, plan, now)
-
-    def _plan(self, flight: Flight, now: float, prefilled_on: Target | None = None) -> Plan | None:
-        flight.hashes = flight.hashes or self.fleet.hashes(flight.current)
-        return self.fleet.plan(
-            flight.current, flight.hashes, now, avoid=flight.avoid, prefilled_on=prefilled_on
-        )
-
-    def _foresee(self, flight: Flight, now: float) -> Plan | None:
-        """Where a request would go from where it is."""
-        return self.fleet.plan(flight.current, flight.hashes, now, avoid=flight.avoid, tentative=True)
+        else:
+            self._wait_until(flight, now)
 
     def _route(self, flight: Flight, now: float) -> None:
         """Start a request that holds nothing, or have it wait."""
-        plan = self._plan(flight, now)
+        plan = self._plans.plan(flight, now)
         if plan is None:
-            self._enqueue(flight, now)
+            self._admission.park(flight.ticket)
+            self._wait_until(flight, now)
         else:
             self._start(flight, plan, now)
 
-    def _enqueue(self, flight: Flight, now: float) -> None:
+    def _wait_until(self, flight: Flight, now: float) -> None:
         flight.queued_until = now + self._limits.queue_timeout_s
-        self._queue[flight.request.request_id] = None
         self._timers.set(flight.queued_until, flight.request.request_id)
+
+    def _unpark(self, now: float) -> None:
+        """Those who serve have changed."""
+        for ticket in self._admission.unpark(now):
+            flight = self._flights[ticket.request_id]
+            plan = self._plans.plan(flight, now)
+            if plan is None:
+                self._admission.park(ticket)
+            else:
+                flight.queued_until = None
+                self._start(flight, plan, now)
 
     def _start_queued(self, now: float) -> None:
         lacking = self.fleet.missing() is not None
-        for request_id in list(self._queue):
-            flight = self._flights[request_id]
-            # Several choices run whole on one worker, which needs fewer roles than an ordinary request.
-            if lacking and flight.request.sampling.n == 1:
-                continue
-            plan = self._plan(flight, now)
-            if plan is not None:
-                del self._queue[request_id]
+        while (ticket := self._admission.next(now)) is not None:
+            flight = self._flights[ticket.request_id]
+            # What runs whole on one worker needs fewer roles than an ordinary request.
+            plan = None if lacking and not ticket.whole else self._plans.fitting(flight, now)
+            if plan is None:
+                self._admission.park(ticket)
+            elif isinstance(plan, Plan):
                 flight.queued_until = None
                 self._start(flight, plan, now)
 
     def _start(self, flight: Flight, plan: Plan, now: float) -> None:
+        self._admission.begins(flight.ticket, now)
         flight.plan = plan
         flight.started_s = now
         flight.routed_s = now if flight.routed_s is None else flight.routed_s
+        flight.route_s = self.fleet.decided_s
         flight.charges = self.fleet.commit(flight.current, flight.hashes, plan, now)
         if plan.prefill is None:
             flight.phase = Phase.DECODING
@@ -278,6 +306,7 @@ class RequestMachine:
             self._legs.ended_ahead(flight)
         else:
             self._legs.ended(flight)
+        self._admission.computed(flight.ticket)
         if delta.finish in FAILED or delta.handoff is None:
             self._elsewhere.again_or_fail(flight, error_of(delta), worker.worker_id, now)
             return
@@ -285,6 +314,7 @@ class RequestMachine:
         flight.prefill_done_s = now if flight.prefill_done_s is None else flight.prefill_done_s
         flight.prefill_usage = delta.usage
         if delta.usage is not None and delta.timings is not None:
+            flight.prefill_tier_s = delta.timings.tier_s
             self.fleet.measured(source, delta.usage, delta.timings, flight.charges)
         if beside:
             flight.overlap_s = now - flight.decode_s
@@ -304,7 +334,7 @@ class RequestMachine:
             self._stop(flight, ended=delta.last, now=now)
             self._ends.fail(flight, broken_stream(worker.worker_id, fault), now)
             return
-        if not flight.streaming and (delta.token_ids or delta.text or delta.finish is not None):
+        if not flight.streaming and says_something(delta):
             self._first_token(flight, now)
         if flight.replay is not None:
             fault = flight.replay.fault(delta)
@@ -315,7 +345,7 @@ class RequestMachine:
             delta = flight.replay.rest(delta)
         if delta.last:
             self._ends.finish(flight, delta, now)
-        elif delta.token_ids or delta.text or delta.finish is not None:
+        elif says_something(delta):
             self._ends.emit(flight, delta)
 
     def _first_token(self, flight: Flight, now: float) -> None:
@@ -323,6 +353,7 @@ class RequestMachine:
         flight.streaming = True
         flight.hedge_at = None
         flight.first_token_s = now if flight.first_token_s is None else flight.first_token_s
+        self._admission.first_token(flight.ticket, now - flight.started_s)
         target, plan = running(flight).target, flight.planned
         self._legs.prefilled(flight, target, now, leaves=False)
         slowness = flight.slowness(now)
@@ -347,7 +378,7 @@ class RequestMachine:
             self.fleet.add(worker_id, identity, now)
         else:
             self._elsewhere.resumed(worker_id, now)
-        self._start_queued(now)
+        self._unpark(now)
 
     def _tick(self, now: float) -> None:
         self._out += self.fleet.index.tick(now)
@@ -365,7 +396,12 @@ class RequestMachine:
             self._ends.fail(flight, flight.overdue(now), now)
         elif flight.queued_until is not None and flight.queued_until <= now:
             why = flight.last_error or self.fleet.missing() or "no worker serves this model"
-            self._ends.fail(flight, waited_for_nothing(self._limits.queue_timeout_s, why), now)
+            waited_s = self._limits.queue_timeout_s
+            if self._admission.parked(flight.ticket):
+                error = waited_for_nothing(waited_s, why)
+            else:
+                error = self._admission.waits.no_room(flight.ticket, waited_s, now)
+            self._ends.fail(flight, error, now)
         elif flight.hedge_at is not None and flight.hedge_at <= now:
             self._elsewhere.hedge(flight, now)
 
@@ -381,7 +417,7 @@ class RequestMachine:
 
     def validate_state(self) -> None:
         """Raises AssertionError, naming what is wrong, unless every invariant holds."""
-        check_requests(self._flights, self._queue, self._timers, self.fleet)
+        check_requests(self._flights, self._admission, self._timers, self.fleet)
         check_work(self._flights, self.fleet)
         check_limits(self._flights, self._limits)
         require(self.books().balanced, f"the books do not balance: {self.books()}")

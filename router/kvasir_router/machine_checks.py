@@ -6,25 +6,26 @@ from collections.abc import Mapping
 
 from kvasir.core.requests import Leg
 from kvasir.ports.routing import Target
+from kvasir_router.admission import Admission
 from kvasir_router.fleet import Fleet
 from kvasir_router.invariants import require
 from kvasir_router.machine_state import Flight, MachineLimits, Phase, Timers
 from kvasir_router.work import Work
 
 
-def check_requests(
-    flights: Mapping[str, Flight], queue: Mapping[str, None], timers: Timers, fleet: Fleet
-) -> None:
+def check_requests(flights: Mapping[str, Flight], admission: Admission, timers: Timers, fleet: Fleet) -> None:
     """Every request is in exactly one place, every leg and lease has a live request, and time is watched."""
     for request_id, flight in flights.items():
         waits = flight.phase is Phase.QUEUED
-        require(waits == (request_id in queue), "queued, but not in the queue, or the reverse")
+        require(waits == (request_id in admission), "queued, but not in the queue, or the reverse")
         require(waits == (flight.leg is None), "a request that neither runs nor waits")
         require(waits == (flight.plan is None), "a plan without a leg, or the reverse")
         if waits:
             until = flight.queued_until
             require(until is not None and timers.covers(request_id, until), "waits without an end")
             require(not flight.charges, "waits, and is accounted as work")
+        else:
+            require(flight.ticket.holds and not flight.ticket.waiting, "runs, and was not admitted")
         deadline = flight.request.deadline_s
         require(deadline is None or timers.covers(request_id, deadline), "a deadline nobody watches")
         for leg in (flight.leg, flight.ahead):
@@ -32,7 +33,8 @@ def check_requests(
                 worker = fleet.workers[leg.target.worker_id]
                 require(worker.legs.get(leg.leg_id) == request_id, "a leg its worker does not know")
         check_hand_over(flight, fleet)
-    require(set(queue) <= set(flights), "an ended request waits")
+    require(set(admission) <= set(flights), "an ended request waits")
+    admission.check(sum(flight.ticket.holds for flight in flights.values()))
     running = sum((flight.leg is not None) + (flight.ahead is not None) for flight in flights.values())
     require(running == sum(len(w.legs) for w in fleet.workers.values()), "a leg without a request")
     require(

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from kvasir.core.errors import KvasirError, RequestError, UpstreamError
 from kvasir.core.requests import Delta
+from kvasir_router.admission import Admission
 from kvasir_router.continuation import Way, way_on
 from kvasir_router.fleet import Fleet
 from kvasir_router.machine_events import Effect, Emit, Fail, Finish, Gone
@@ -21,7 +22,7 @@ BLAMELESS = FREE | {TRANSFER_FAILED}
 
 
 class Ends:
-    """Takes requests out of `flights` and `queue`, giving back what they hold. `budget` bounds starts after
+    """Takes requests out of `flights` and the queue, giving back what they hold. `budget` bounds starts after
     failures by the number of requests that arrive."""
 
     def __init__(
@@ -32,14 +33,14 @@ class Ends:
         *,
         out: list[Effect],
         flights: dict[str, Flight],
-        queue: dict[str, None],
+        admission: Admission,
     ) -> None:
         self._fleet = fleet
         self._legs = legs
         self._limits = limits
         self._out = out
         self._flights = flights
-        self._queue = queue
+        self._admission = admission
         self.budget = RetryBudget(limits.retry_budget)
 
     def blame(self, worker_id: str, error: KvasirError, now: float) -> None:
@@ -52,10 +53,11 @@ class Ends:
         counted. The loss of a worker is counted for itself: it is bounded by the workers that can be lost."""
         if isinstance(error, RequestError):
             return error
-        if flight.begun and way_on(flight.request.sampling) is Way.NEITHER:
+        if flight.begun and way_on(flight.request.sampling, flight.request.parsing) is Way.NEITHER:
             return UpstreamError(
-                f"{error.message}; a stream that is sampled without a seed and with penalties or several "
-                "choices cannot go on exactly elsewhere: send the request again",
+                f"{error.message}; a stream that is sampled without a seed and with penalties, forbidden "
+                "words, a structure, a bound on reasoning or several choices cannot go on exactly elsewhere: "
+                "send the request again",
                 code=error.code,
             )
         return None if self._counted(flight, error, lost=lost) else error
@@ -116,5 +118,5 @@ class Ends:
     def _remove(self, flight: Flight) -> None:
         self._legs.release(flight)
         self._legs.discharge(flight)
-        self._queue.pop(flight.request.request_id, None)
+        self._admission.ended(flight.ticket)
         del self._flights[flight.request.request_id]

@@ -51,6 +51,7 @@ class Legs:
             trace_context=request.trace_context,
             continuation=None if kind is Leg.PREFILL else flight.continuation,
             tier_tokens=0 if kind is Leg.DECODE else sum(flight.planned.predicted_tier_tokens),
+            parsing=None if kind is Leg.PREFILL else request.parsing,
         )
         self._out.append(SubmitTo(target.worker_id, leg))
 

@@ -12,6 +12,7 @@ from kvasir.core.requests import Continuation, Delta, KvHandoff, Leg, Request, T
 from kvasir.ports.router import RequestSummary
 from kvasir.ports.routing import Plan, Target, no_names
 from kvasir.telemetry.reasons import REASONS
+from kvasir_router.admission import Ticket
 from kvasir_router.continuation import Output, Replay, Way, extended, way_on
 from kvasir_router.work import Charges
 
@@ -21,10 +22,10 @@ SHORTEST_TTFT_S = 0.02
 
 @dataclass(frozen=True, slots=True)
 class MachineLimits:
-    """See kvasir.config.spec_routing. `migrate_s` is how long legs on a broken connection wait for it to come
-    back, and `ghost_ttl_s` bounds the memory of aborted legs whose worker never reports their end."""
+    """See kvasir.config.spec_routing; what waits is bounded by the rules of admission. `migrate_s` is how
+    long legs on a broken connection wait for it to come back, and `ghost_ttl_s` bounds the memory of aborted
+    legs whose worker never reports their end."""
 
-    max_queue: int = 1024
     max_in_flight: int = 4096
     max_retries: int = 2
     max_migrations: int = 3
@@ -73,11 +74,14 @@ class Flight:
     anew. `leg` is the leg that leads to the client's tokens, and `ahead` the PREFILL leg that still computes
     what a DECODE leg has begun to pull. `streaming`: `leg` has said something. `attempts` counts starts after
     the first, whatever their reason, `retries` those after a failure, `migrations` those after the loss of a
-    worker. `decode_s` is when the DECODE leg was sent, and `overlap_s` for how long the PREFILL leg went on
+    worker. `ticket` is what admission knows of it, and `brownout` what was done under pressure when it came.
+    `decode_s` is when the DECODE leg was sent, and `overlap_s` for how long the PREFILL leg went on
     after that.
     """
 
     request: Request
+    ticket: Ticket
+    brownout: str = ""
     current: Request = field(init=False)
     hashes: array[int] = field(default_factory=no_names)
     phase: Phase = Phase.QUEUED
@@ -100,11 +104,13 @@ class Flight:
     last_error: KvasirError | None = None
     started_s: float = 0.0
     routed_s: float | None = None
+    route_s: float = 0.0
     decode_s: float = 0.0
     overlap_s: float = 0.0
     prefill_done_s: float | None = None
     first_token_s: float | None = None
     prefill_usage: Usage | None = None
+    prefill_tier_s: float = 0.0
     usage: Usage = field(default_factory=Usage)
     timings: Timings = field(default_factory=Timings)
 
@@ -174,13 +180,14 @@ class Flight:
         self.streaming = False
         self.hedge_at = None
         self.prefill_usage = None
+        self.prefill_tier_s = 0.0
         self.usage = Usage()
         self.timings = Timings()
         self.overlap_s = 0.0
         self.attempts += 1
         if not self.begun:
             self.routed_s = self.prefill_done_s = None
-        elif way_on(self.request.sampling) is Way.EXTEND:
+        elif way_on(self.request.sampling, self.request.parsing) is Way.EXTEND:
             self.current, self.continuation = extended(self.request, self.outputs[0])
             self.hashes = no_names()
         else:
@@ -244,7 +251,23 @@ class Flight:
             usage=self.usage,
             trace_context=request.trace_context,
             slo=request.slo,
+            brownout=self.brownout,
+            route_s=self.route_s,
+            tier_s=self.prefill_tier_s + self.timings.tier_s,
         )
+
+
+def says_something(delta: Delta) -> bool:
+    """Whether the delta has anything for the client, or for the count of what was taken in for it."""
+    return bool(
+        delta.token_ids
+        or delta.text
+        or delta.finish is not None
+        or delta.raw_length
+        or delta.reasoning
+        or delta.tool_calls
+        or delta.prompt_logprobs
+    )
 
 
 def error_of(delta: Delta) -> KvasirError:
@@ -257,12 +280,6 @@ def error_of(delta: Delta) -> KvasirError:
     return UpstreamError(message, code=code)
 
 
-def waited_for_nothing(queue_timeout_s: float, why: object) -> CapacityError:
-    """No worker took a request in time."""
-    message = f"no worker could take the request within {queue_timeout_s:g} s: {why}"
-    return CapacityError(message, code="no_workers", retry_after_s=5.0)
-
-
 def broken_stream(worker_id: str, fault: str) -> UpstreamError:
     """A worker that lost, repeated or invented tokens."""
     return UpstreamError(f"worker {worker_id} broke the stream: {fault}", code="protocol_error")
@@ -272,6 +289,12 @@ def not_repeated(lost: KvasirError | None, fault: str) -> UpstreamError:
     """A stream that was to be made anew after `lost`, and came out differently."""
     why = "" if lost is None else f"{lost.message}; "
     return UpstreamError(f"{why}the stream could not be repeated elsewhere: {fault}", code="worker_lost")
+
+
+def waited_for_nothing(queue_timeout_s: float, why: object) -> CapacityError:
+    """No worker took a request in time."""
+    message = f"no worker could take the request within {queue_timeout_s:g} s: {why}"
+    return CapacityError(message, code="no_workers", retry_after_s=5.0)
 
 
 class Timers:

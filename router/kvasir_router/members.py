@@ -8,7 +8,7 @@ in as soon as what it conflicts with has gone.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -122,14 +122,7 @@ class Members:
         """See RouterPort.drain."""
         member = self._members.get(worker_id)
         if member is None:
-            known = sorted(self._members)
-            more = f" and {len(known) - _NAMED} more" if len(known) > _NAMED else ""
-            raise RequestError(
-                f"There is no worker {worker_id[:256]!r} here; there are: "
-                f"{', '.join(known[:_NAMED]) or 'none'}{more}.",
-                status=404,
-                code="worker_not_found",
-            )
+            raise no_such_worker(worker_id, self._members)
         try:
             member.session.send(SetDraining(draining, reason))
         except UpstreamError as error:
@@ -264,3 +257,15 @@ class Members:
             reason = member.draining or (LEFT if member.left else "")
             self.registry.note(worker_id, DRAINING if reason else READY, reason)
         self._changed(worker_id)
+
+
+def no_such_worker(worker_id: str, there_are: Iterable[str]) -> RequestError:
+    """What is said of a worker that nobody knows."""
+    known = sorted(there_are)
+    more = f" and {len(known) - _NAMED} more" if len(known) > _NAMED else ""
+    named = ", ".join(known[:_NAMED]) or "none"
+    return RequestError(
+        f"There is no worker {worker_id[:256]!r} here; there are: {named}{more}.",
+        status=404,
+        code="worker_not_found",
+    )

@@ -59,12 +59,21 @@ class Registration:
 
 
 class Registry:
-    """All workers of one deployment, by the id of their endpoint. `golden` are the edge's golden prompts."""
+    """All workers of one model, by the id of their endpoint. `golden` are the edge's golden prompts;
+    `embeds`: the model makes embeddings."""
 
-    def __init__(self, *, model: str, tokenizer_digest: str, golden: tuple[GoldenPrompt, ...] = ()) -> None:
-        self._model = model
+    def __init__(
+        self,
+        *,
+        model: str,
+        tokenizer_digest: str,
+        golden: tuple[GoldenPrompt, ...] = (),
+        embeds: bool = False,
+    ) -> None:
+        self.model = model
         self._tokenizer_digest = tokenizer_digest
         self._golden = golden
+        self._embeds = embeds
         self._known: dict[str, Registration] = {}
 
     def __getitem__(self, worker_id: str) -> Registration:
@@ -100,10 +109,11 @@ class Registry:
         )
         conflicts = registration_conflicts(
             identity,
-            model=self._model,
+            model=self.model,
             tokenizer_digest=self._tokenizer_digest,
             peers=peers,
             golden=self._golden,
+            embeds=self._embeds,
         )
         known.identity = identity
         known.state = REFUSED if conflicts else READY

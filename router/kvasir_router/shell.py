@@ -16,9 +16,16 @@ from kvasir.core.requests import Delta, EngineRequest, FinishReason, Request, St
 from kvasir.native import TreeStats
 from kvasir.ports.clock import Clock
 from kvasir.ports.discovery import Discovery
-from kvasir.ports.router import Books, DecisionRecord, RequestSummary, StreamSink, WorkerView
+from kvasir.ports.router import (
+    AdmissionView,
+    Books,
+    BrownoutView,
+    DecisionRecord,
+    RequestSummary,
+    StreamSink,
+    WorkerView,
+)
 from kvasir_router.index import CancelSnapshot, FetchSnapshot
-from kvasir_router.machine import RequestMachine
 from kvasir_router.machine_events import (
     AbortOn,
     Arrived,
@@ -39,6 +46,7 @@ from kvasir_router.machine_events import (
 from kvasir_router.members import MakeSession, Members
 from kvasir_router.records import DecisionLog
 from kvasir_router.registry import Registry
+from kvasir_router.shell_machine import Machine
 from kvasir_router.snapshots import Snapshots
 
 log = logging.getLogger(__name__)
@@ -62,7 +70,7 @@ class Router:
 
     def __init__(
         self,
-        machine: RequestMachine,
+        machine: Machine,
         registry: Registry,
         discovery: Discovery,
         make_session: MakeSession,
@@ -126,9 +134,22 @@ class Router:
         """See RouterPort."""
         self._members.ask_drain(worker_id, draining, reason)
 
+    def brownout(self, model: str) -> BrownoutView:
+        """See RouterPort."""
+        return self._machine.brownout
+
+    def admission(self) -> dict[str, AdmissionView]:
+        """See RouterPort."""
+        view = self._machine.admission(self._clock.now())
+        return {} if view is None else {self._registry.model: view}
+
     def not_ready_reason(self) -> str | None:
         """See RouterPort."""
         return "the router is stopping" if self._closing else self._machine.fleet.missing()
+
+    def not_ready_models(self) -> dict[str, str | None]:
+        """See RouterPort."""
+        return {self._registry.model: self.not_ready_reason()}
 
     # -- life ------------------------------------------------------------------------------------
 

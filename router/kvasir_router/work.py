@@ -7,7 +7,7 @@ from enum import StrEnum
 
 from kvasir.core.identity import WorkerIdentity
 from kvasir.core.kv import TierLoad
-from kvasir.core.requests import EngineLoad
+from kvasir.core.requests import EngineLoad, Sampling
 from kvasir.ports.routing import Target
 
 
@@ -51,6 +51,12 @@ class Work:
 
 
 Charges = dict[Target, Work]
+
+
+def runs_whole(sampling: Sampling) -> bool:
+    """Whether a request has to run on one worker: a hand-off feeds one sequence, and what the prompt's tokens
+    were worth is told by whoever computes them."""
+    return sampling.n > 1 or sampling.prompt_logprobs is not None
 
 
 @dataclass(slots=True)

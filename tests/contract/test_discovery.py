@@ -18,6 +18,7 @@ from kvasir.core.errors import ConfigError
 from kvasir.core.membership import Endpoint, MemberRecord, Members, member_key
 from kvasir.ports.discovery import Discovery
 from kvasir_platform.sim.discovery import FeedDiscovery
+from kvasir_router.discovery_shared import SharedDiscovery
 from kvasir_router.discovery_static import StaticDiscovery
 
 PATIENCE_S = 20.0
@@ -51,6 +52,25 @@ class FeedSource:
 
     async def change(self) -> bool:
         await self.discovery.put(Endpoint("c", "c:1", "decode"))
+        return True
+
+
+class SharedSource:
+    """One model's part of what another source names, among workers of other models."""
+
+    def __init__(self) -> None:
+        self._feed = FeedSource()
+        shared = SharedDiscovery(self._feed.discovery)
+        self.discovery = shared.part(["prefill", "decode"])
+        self.running = asyncio.ensure_future(shared.run())
+
+    async def begin(self) -> None:
+        await self._feed.discovery.put(
+            Endpoint("a", "a:1", "prefill"), Endpoint("b", "b:1", "decode"), Endpoint("x", "x:1", "another")
+        )
+
+    async def change(self) -> bool:
+        await self._feed.discovery.put(Endpoint("x", "x:1", "another"), Endpoint("c", "c:1", "decode"))
         return True
 
 
@@ -120,6 +140,13 @@ async def feed(_: pytest.FixtureRequest) -> Source:
     return source
 
 
+async def shared(request: pytest.FixtureRequest) -> Source:
+    source = SharedSource()
+    request.addfinalizer(source.running.cancel)
+    await source.begin()
+    return source
+
+
 async def ray(request: pytest.FixtureRequest) -> Source:
     source = RaySource(request.getfixturevalue("ray_address"))
     source.put("a", "prefill")
@@ -166,10 +193,10 @@ def ray_address() -> Iterator[str]:
 
 
 SourceFactory = Callable[[pytest.FixtureRequest], Awaitable[Source]]
-SOURCES: dict[str, SourceFactory] = {"static": static, "feed": feed, "ray": ray}
+SOURCES: dict[str, SourceFactory] = {"static": static, "feed": feed, "shared": shared, "ray": ray}
 
 
-@pytest_asyncio.fixture(params=["static", "feed", pytest.param("ray", marks=pytest.mark.slow)])
+@pytest_asyncio.fixture(params=["static", "feed", "shared", pytest.param("ray", marks=pytest.mark.slow)])
 async def source(request: pytest.FixtureRequest) -> AsyncIterator[Source]:
     made = await SOURCES[request.param](request)
     yield made
@@ -223,6 +250,21 @@ async def test_closing_ends_watches_and_may_be_repeated(source: Source) -> None:
     with pytest.raises(StopAsyncIteration):
         async with asyncio.timeout(PATIENCE_S):
             await waiting
+
+
+async def test_a_part_hears_nothing_of_the_pools_of_others() -> None:
+    feed = FeedDiscovery()
+    shared = SharedDiscovery(feed)
+    part = shared.part(["decode"])
+    running = asyncio.ensure_future(shared.run())
+    watch = part.watch()
+    await feed.put(Endpoint("x", "x:1", "another"))
+    assert (await following(watch)).endpoints == frozenset()
+    await feed.put(Endpoint("x", "x:1", "another"), Endpoint("y", "y:1", "another"))
+    await feed.put(Endpoint("y", "y:1", "another"), Endpoint("b", "b:1", "decode"))
+    assert {each.worker_id for each in (await following(watch)).endpoints} == {"b"}
+    await feed.close()
+    await running
 
 
 @pytest.mark.slow

@@ -505,3 +505,9 @@ async def test_stop_ends_silently_and_twice_is_once(
     assert (bench.recorder.batches, recorded.deltas) == seen
     assert recorded.last is None
     assert bench.recorder.violations == []
+
+
+async def test_a_leg_that_embeds_is_refused(bench: EngineBench, prompts: FreshPrompts) -> None:
+    done = await bench.generate(prompts.fresh(40), prompts.sampling(), leg=Leg.EMBED)
+    assert (_last(done).finish, _last(done).error) == (FinishReason.ERROR, "invalid_request")
+    assert "role embed" in str(_last(done).error_message)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from dataclasses import dataclass
 from pathlib import Path
 
 from kvasir.core.errors import ConfigError
@@ -76,6 +77,30 @@ def tokenizer_digest(folder: Path) -> str:
     digest.update(b"\0")
     digest.update(chat_template(folder).encode("utf-8"))
     return digest.hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class Matryoshka:
+    """A model whose embeddings stay good when they are cut: to one of `dimensions`, or to any number where
+    that is empty."""
+
+    dimensions: tuple[int, ...] = ()
+
+
+def matryoshka(folder: Path, trained: bool | None = None) -> Matryoshka | None:
+    """To what the model's embeddings may be cut, None where it was not trained for it: what its config.json
+    says, as vLLM reads it, unless `trained` knows better. Raises ConfigError for unreadable JSON."""
+    if trained is False:
+        return None
+    path = folder / "config.json"
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except json.JSONDecodeError as error:
+        raise ConfigError(f"{path}: not valid JSON: {error}") from error
+    dimensions = config.get("matryoshka_dimensions") or ()
+    if trained or dimensions or config.get("is_matryoshka"):
+        return Matryoshka(tuple(map(int, dimensions)))
+    return None
 
 
 def _shipped_folder() -> Path:

@@ -12,25 +12,35 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
+from kvasir.config.spec_admission import AdmissionSpec
+from kvasir.config.spec_api import ApiSpec
 from kvasir.config.spec_base import Name, Spec, is_loopback
 from kvasir.config.spec_edge import DiscoverySpec, GatewaySpec, TelemetrySpec
+from kvasir.config.spec_filters import OutputFiltersSpec
+from kvasir.config.spec_models import Disaggregated, FurtherModelSpec, LoraSpec, ModelSpec
 from kvasir.config.spec_ray import RaySpec
 from kvasir.config.spec_routing import HealthSpec, RoutingSpec, SloSpec
+from kvasir.config.spec_tenants import TenancySpec, TenantSpec
 from kvasir.config.spec_tiers import CpuTierSpec, DiskTierSpec, RedisTierSpec, TiersSpec
 from kvasir.config.spec_tls import TlsSpec
+from kvasir.config.spec_tokenizer import TokenizerSpec
 from kvasir.config.spec_workers import TransferSpec, WorkerSpec
 from kvasir.core.requests import Role
 
 __all__ = [
+    "AdmissionSpec",
+    "ApiSpec",
     "CpuTierSpec",
     "Deployment",
     "DiscoverySpec",
     "DiskTierSpec",
     "EngineSpec",
+    "FurtherModelSpec",
     "GatewaySpec",
     "HealthSpec",
     "LoraSpec",
     "ModelSpec",
+    "OutputFiltersSpec",
     "PoolSpec",
     "RaySpec",
     "RedisTierSpec",
@@ -39,42 +49,15 @@ __all__ = [
     "SloSpec",
     "SpeculativeSpec",
     "TelemetrySpec",
+    "TenancySpec",
+    "TenantSpec",
     "TiersSpec",
     "TlsSpec",
+    "TokenizerSpec",
     "TransferSpec",
     "WorkerSpec",
     "is_loopback",
 ]
-
-
-class ModelSpec(Spec):
-    """Which weights to serve, and under which name."""
-
-    source: str = "kvasir-tiny"
-    """A folder in Hugging Face form, a Hugging Face id, or `kvasir-tiny`, which ships with Kvasir."""
-    revision: str = "main"
-    """Branch, tag or commit of a Hugging Face id."""
-    served_name: str | None = None
-    """The name that clients send as `model`; by default the source's last part."""
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """Weights and activations."""
-    max_model_len: int = Field(default=4096, ge=16, le=10_000_000)
-    """Prompt and output together, in tokens."""
-    quantization: Literal["none", "int8"] = "none"
-    """`int8` quantizes Linear weights at load, on the worker."""
-
-    @property
-    def name(self) -> str:
-        """What clients call the model."""
-        return self.served_name or self.source.rstrip("/").rsplit("/", 1)[-1]
-
-
-class LoraSpec(Spec):
-    """One LoRA adapter, served as a model of its own name."""
-
-    name: Name
-    path: str
-    rank: int = Field(default=8, ge=1, le=512)
 
 
 class SpeculativeSpec(Spec):
@@ -129,6 +112,18 @@ class EngineSpec(Spec):
     threads: int | None = Field(default=None, ge=1, le=1024)
     """CPU threads per rank; by default the replica's share of the machine."""
     seed: int = 0
+    tool_parser: str | None = None
+    """The engine's parser of the calls that this model writes, such as `hermes`. Without one only forced tool
+    calls are understood: `tool_choice` required, or a function's name."""
+    reasoning_parser: str | None = None
+    """The engine's parser of the reasoning that this model writes, such as `qwen3`."""
+    tool_strictness: Literal["auto", "function", "parameter"] = "auto"
+    """How much of a call a grammar enforces. `auto`: that forced calls are calls, and the arguments of tools
+    that say `strict`; `function`: that every call is one; `parameter`: also the arguments of every tool."""
+    structured_outputs: Literal["auto", "xgrammar", "guidance"] = "auto"
+    """What compiles schemas and grammars; `auto` takes for each request one that knows all it asks for."""
+    compact_json: bool = False
+    """Leave models no white space between the parts of JSON; small ones may never stop to write it."""
     sim: SimSpec = SimSpec()
 
 
@@ -137,6 +132,10 @@ class PoolSpec(Spec):
 
     name: Name
     role: Role
+    """What its replicas do: `prefill`, `decode` or `both`; or `embed`, for a model that makes embeddings and
+    generates nothing."""
+    model: str | None = None
+    """The name of the model that it serves; by default the deployment's first."""
     replicas: int = Field(default=1, ge=0, le=1000)
     engine: EngineSpec = EngineSpec()
     kv_index: Literal["hybrid", "reported", "predicted"] = "hybrid"
@@ -162,17 +161,26 @@ class Deployment(Spec):
     name: Name = "kvasir"
     model: ModelSpec = ModelSpec()
     lora: tuple[LoraSpec, ...] = ()
-    disaggregation: Literal["always", "auto", "never"] = "always"
+    models: tuple[FurtherModelSpec, ...] = Field(default=(), max_length=64)
+    """More models behind the same gateway, each with pools of its own."""
+    ready_when: Literal["every_model", "any_model"] = "every_model"
+    """The gateway is ready when each of its models could be served at once, or when any could."""
+    disaggregation: Disaggregated = "always"
     """`always` prefills and decodes apart, `auto` follows the cost model, `never` runs a request on
-    one worker."""
+    one worker. Pools of role `embed` are not concerned."""
     pools: tuple[PoolSpec, ...] = Field(default_factory=_default_pools, min_length=1)
     transfer: TransferSpec = TransferSpec()
     tiers: TiersSpec = TiersSpec()
     worker: WorkerSpec = WorkerSpec()
     tls: TlsSpec = TlsSpec()
     routing: RoutingSpec = RoutingSpec()
+    admission: AdmissionSpec = AdmissionSpec()
     slo: tuple[SloSpec, ...] = Field(default=(SloSpec(name="default"),), min_length=1)
+    tenancy: TenancySpec = TenancySpec()
     gateway: GatewaySpec = GatewaySpec()
+    tokenizer: TokenizerSpec = TokenizerSpec()
+    api: ApiSpec = ApiSpec()
+    output_filters: OutputFiltersSpec = OutputFiltersSpec()
     discovery: DiscoverySpec = DiscoverySpec()
     ray: RaySpec = RaySpec()
     telemetry: TelemetrySpec = TelemetrySpec()
@@ -184,6 +192,41 @@ class Deployment(Spec):
                 return pool
         raise KeyError(name)
 
+    def views(self) -> tuple[Deployment, ...]:
+        """For each model, the first one first, the deployment as it were with that one only: its adapters,
+        its pools, and all that models share. One that makes embeddings moves and keeps no KV."""
+        if not self.models and not self.embeds:
+            return (self,)
+        first = self._view(self.model, self.lora, self.disaggregation)
+        more = (
+            self._view(each.model, each.lora, each.disaggregation or self.disaggregation)
+            for each in self.models
+        )
+        return (first, *more)
+
+    def view_of(self, pool: str) -> Deployment:
+        """The view of the model that a pool serves; raises KeyError."""
+        for view in self.views():
+            if any(each.name == pool for each in view.pools):
+                return view
+        raise KeyError(pool)
+
+    def served_names(self) -> list[str]:
+        """What clients may send as `model`: each model, and after it its adapters."""
+        return [
+            name for view in self.views() for name in (view.model.name, *(each.name for each in view.lora))
+        ]
+
+    @property
+    def hands_kv_over(self) -> bool:
+        """Whether any of its models is disaggregated."""
+        return any(view.disaggregated for view in self.views())
+
+    @property
+    def embeds(self) -> bool:
+        """Of a view: whether its model makes embeddings, and generates nothing."""
+        return all(pool.role is Role.EMBED for pool in self.pools)
+
     @property
     def moves_kv(self) -> bool:
         """Whether engines need the connector: to hand KV to each other, or to keep it in tiers."""
@@ -194,43 +237,76 @@ class Deployment(Spec):
         """Whether KV may have to move."""
         return self.disaggregation != "never"
 
+    def _view(
+        self, model: ModelSpec, lora: tuple[LoraSpec, ...], disaggregation: Disaggregated
+    ) -> Deployment:
+        pools = tuple(
+            pool.model_copy(update={"model": None})
+            for pool in self.pools
+            if (pool.model or self.model.name) == model.name
+        )
+        own = {"model": model, "lora": lora, "models": (), "disaggregation": disaggregation, "pools": pools}
+        if all(pool.role is Role.EMBED for pool in pools):
+            own |= {"disaggregation": "never", "tiers": TiersSpec()}
+        return self.model_copy(update=own)
+
+    @model_validator(mode="after")
+    def _models_named_apart(self) -> Self:
+        names = [view.model.name for view in self.views()]
+        if len(set(names)) != len(names):
+            raise ValueError(f"models: names must differ, found {names}; rename one")
+        for pool in self.pools:
+            if pool.model is not None and pool.model not in names:
+                raise ValueError(
+                    f"pools: {pool.name} serves model {pool.model!r}, and the models are {', '.join(names)}; "
+                    "name one of them"
+                )
+        return self
+
     @model_validator(mode="after")
     def _pools_fit(self) -> Self:
         names = [pool.name for pool in self.pools]
         if len(set(names)) != len(names):
             raise ValueError(f"pools: names must differ, found {names}")
-        roles = {pool.role for pool in self.pools}
-        if self.disaggregation == "always" and not {Role.PREFILL, Role.DECODE} <= roles:
+        for view in self.views():
+            self._roles_fit(view)
+        return self
+
+    def _roles_fit(self, view: Deployment) -> None:
+        roles = {pool.role for pool in view.pools}
+        name = view.model.name
+        if not roles:
+            where = "pools" if name == self.model.name else "models"
+            raise ValueError(f"{where}: no pool serves {name}; add one that names it as its model")
+        if Role.EMBED in roles:
+            if len(roles) > 1:
+                raise ValueError(
+                    f"pools: {name} makes embeddings in one pool and generates in another; an engine does "
+                    "either: list its source twice, under two names"
+                )
+            return
+        kind = view.disaggregation
+        # Of the first model in the words of a file that knows of no other.
+        what = (
+            f"disaggregation: {kind}"
+            if name == self.model.name
+            else f"models: {name}: disaggregation: {kind}"
+        )
+        if kind == "always" and not {Role.PREFILL, Role.DECODE} <= roles:
             raise ValueError(
-                "disaggregation: always needs a pool of role prefill and one of role decode; "
+                f"{what} needs a pool of role prefill and one of role decode; "
                 "add the missing pool or set disaggregation: never"
             )
-        if self.disaggregation == "never" and Role.BOTH not in roles:
-            raise ValueError("disaggregation: never needs a pool of role both")
-        if self.disaggregation == "auto" and not roles & {Role.BOTH, Role.DECODE}:
-            raise ValueError("disaggregation: auto needs a pool of role decode or both")
-        return self
+        if kind == "never" and Role.BOTH not in roles:
+            raise ValueError(f"{what} needs a pool of role both")
+        if kind == "auto" and not roles & {Role.BOTH, Role.DECODE}:
+            raise ValueError(f"{what} needs a pool of role decode or both")
 
     @model_validator(mode="after")
     def _kv_exchangeable(self) -> Self:
-        if not self.disaggregated:
-            return self
-        first = self.pools[0]
-        for pool in self.pools[1:]:
-            for field in ("kind", "block_size", "kv_dtype"):
-                mine, theirs = getattr(first.engine, field), getattr(pool.engine, field)
-                if mine != theirs:
-                    raise ValueError(
-                        f"pools {first.name} and {pool.name} cannot exchange KV: "
-                        f"engine.{field} is {mine} and {theirs}; make them equal"
-                    )
-        sizes = sorted({pool.engine.tensor_parallel_size for pool in self.pools})
-        for fewer, more in itertools.pairwise(sizes):
-            if more % fewer:
-                raise ValueError(
-                    f"pools with engine.tensor_parallel_size {fewer} and {more} cannot exchange KV; choose "
-                    "sizes of which each divides the next"
-                )
+        for view in self.views():
+            if view.disaggregated:
+                _exchange_kv(view.pools)
         return self
 
     @model_validator(mode="after")
@@ -242,14 +318,27 @@ class Deployment(Spec):
 
     @model_validator(mode="after")
     def _adapters_named_apart(self) -> Self:
-        names = [adapter.name for adapter in self.lora]
+        names = [adapter.name for view in self.views() for adapter in view.lora]
         if len(set(names)) != len(names):
             raise ValueError(f"lora: names must differ, found {names}; rename one")
-        if self.model.name in names:
-            raise ValueError(
-                f"lora: {self.model.name!r} is the model's served name too, so a request could not tell them "
-                "apart; rename the adapter or set model.served_name"
-            )
+        for view in self.views():
+            if view.model.name in names:
+                raise ValueError(
+                    f"lora: {view.model.name!r} is the model's served name too, so a request could not tell "
+                    "them apart; rename the adapter or set model.served_name"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _tenants_allowed_what_there_is(self) -> Self:
+        models = {name for view in self.views() for name in (view.model.name, *(a.name for a in view.lora))}
+        if wrong := self.tenancy.unknown_name(models, {each.name for each in self.slo}):
+            raise ValueError(wrong)
+        if wrong := self.admission.unknown_name(models, self.tenancy.priorities):
+            raise ValueError(wrong)
+        tenants = {tenant.name for tenant in self.tenancy.all_tenants()}
+        if wrong := self.output_filters.unknown_name(models, tenants):
+            raise ValueError(wrong)
         return self
 
     @model_validator(mode="after")
@@ -262,3 +351,23 @@ class Deployment(Spec):
                     f"{', '.join(pools)}; name one of them"
                 )
         return self
+
+
+def _exchange_kv(pools: tuple[PoolSpec, ...]) -> None:
+    """Raises ValueError unless engines of these pools can take each other's blocks."""
+    first = pools[0]
+    for pool in pools[1:]:
+        for field in ("kind", "block_size", "kv_dtype"):
+            mine, theirs = getattr(first.engine, field), getattr(pool.engine, field)
+            if mine != theirs:
+                raise ValueError(
+                    f"pools {first.name} and {pool.name} cannot exchange KV: "
+                    f"engine.{field} is {mine} and {theirs}; make them equal"
+                )
+    sizes = sorted({pool.engine.tensor_parallel_size for pool in pools})
+    for fewer, more in itertools.pairwise(sizes):
+        if more % fewer:
+            raise ValueError(
+                f"pools with engine.tensor_parallel_size {fewer} and {more} cannot exchange KV; choose "
+                "sizes of which each divides the next"
+            )

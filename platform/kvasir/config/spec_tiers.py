@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from typing import Literal, Self
-from urllib.parse import urlsplit
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
 from kvasir.config.spec_base import Name, Spec
-
-_REDIS = re.compile(
-    r"rediss?://(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9](?:[-A-Za-z0-9._]*[A-Za-z0-9])?)(?::\d{1,5})?(?:/\d{1,3})?"
-)
+from kvasir.config.spec_redis import RedisServerSpec
 
 
 class CpuTierSpec(Spec):
@@ -36,16 +31,9 @@ class DiskTierSpec(Spec):
     """A read that takes longer is a miss."""
 
 
-class RedisTierSpec(Spec):
+class RedisTierSpec(RedisServerSpec):
     """A Redis that all workers read and write."""
 
-    url: str
-    """`redis://host:port/db`, or `rediss://` with TLS; without credentials."""
-    username: str | None = None
-    password_file: str | None = None
-    """File with the password; read again for every connection, so that it can be rotated."""
-    ca_file: str | None = None
-    """Certificates that sign the server's; unset: those of the system. With `rediss://` only."""
     namespace: Name = "kvasir"
     """Keys begin with it. Deployments that share a Redis need not differ in it: blocks of another model or
     layout are other keys."""
@@ -60,28 +48,12 @@ class RedisTierSpec(Spec):
     timeout_s: float = Field(default=0.5, gt=0, le=60)
     """A read or write that takes longer has failed."""
 
-    @field_validator("url")
-    @classmethod
-    def _an_address(cls, value: str) -> str:
-        if _REDIS.fullmatch(value) is None:
-            raise ValueError(
-                "redis://host:port/db or rediss://host:port/db, without credentials (set username and "
-                "password_file), as in redis://127.0.0.1:6379/0"
-            )
-        parts = urlsplit(value)
-        # Both raise ValueError for what no socket takes: a port beyond 65535, a label that is no host's.
-        _ = parts.port
-        (parts.hostname or "").encode("idna")
-        return value
-
     @model_validator(mode="after")
     def _looked_up_before_read(self) -> Self:
         if self.lookup_timeout_s > self.timeout_s:
             raise ValueError(
                 f"lookup_timeout_s {self.lookup_timeout_s:g} exceeds timeout_s {self.timeout_s:g}; lower it"
             )
-        if self.ca_file is not None and not self.url.startswith("rediss://"):
-            raise ValueError("ca_file: the url is without TLS; use rediss://, or leave ca_file unset")
         return self
 
 

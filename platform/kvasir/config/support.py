@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Container, Iterator
 from typing import Literal
 
-from kvasir.config.spec import Deployment, PoolSpec
+from kvasir.config.parsers import REASONING_PARSERS, TOOL_PARSERS, near
+from kvasir.config.spec import Deployment, EngineSpec, PoolSpec
 from kvasir.core.requests import Role
 
 Platform = Literal["cpu", "cuda"]
@@ -31,11 +32,13 @@ def refusals(deployment: Deployment, *, platform: Platform) -> list[str]:
     Only pools with `engine.kind: vllm` are judged: the simulated engine accepts every spec.
     """
     found: list[str] = []
-    for pool in deployment.pools:
+    for view, pool in ((each, pool) for each in deployment.views() for pool in each.pools):
         if pool.engine.kind != "vllm":
             continue
-        found.extend(_anywhere(deployment, pool))
-        found.extend(_on_cpu(deployment, pool) if platform == "cpu" else _on_cuda(pool))
+        found.extend(_anywhere(view, pool))
+        found.extend(_parsers(pool.engine, f"pools.{pool.name}.engine"))
+        found.extend(_on_cpu(view, pool) if platform == "cpu" else _on_cuda(pool))
+    found.extend(_parsers_differ(deployment))
     return found
 
 
@@ -72,6 +75,37 @@ def _anywhere(deployment: Deployment, pool: PoolSpec) -> Iterator[str]:
             f"{at}.speculative: a prefill pool decodes nothing, so there is nothing to speculate on; "
             "move it to the decode pool"
         )
+    if engine.speculative is not None and pool.role is Role.EMBED:
+        yield f"{at}.speculative: an embed pool generates nothing to speculate on; remove it"
+
+
+def _parsers(engine: EngineSpec, at: str) -> Iterator[str]:
+    if engine.tool_parser is not None and engine.tool_parser not in TOOL_PARSERS:
+        yield (
+            f"{at}.tool_parser: the engine knows no {engine.tool_parser!r}; "
+            f"{near(engine.tool_parser, TOOL_PARSERS)}"
+        )
+    if engine.reasoning_parser is not None and engine.reasoning_parser not in REASONING_PARSERS:
+        yield (
+            f"{at}.reasoning_parser: the engine knows no {engine.reasoning_parser!r}; "
+            f"{near(engine.reasoning_parser, REASONING_PARSERS)}"
+        )
+
+
+def _parsers_differ(deployment: Deployment) -> Iterator[str]:
+    """The same words would be told in two ways, depending on which worker generates them."""
+    first: dict[str, PoolSpec] = {}
+    for pool in deployment.pools:
+        if pool.role not in (Role.DECODE, Role.BOTH):
+            continue
+        other = first.setdefault(pool.model or deployment.model.name, pool)
+        for field in ("tool_parser", "reasoning_parser"):
+            mine, theirs = getattr(pool.engine, field), getattr(other.engine, field)
+            if mine != theirs:
+                yield (
+                    f"pools.{pool.name}.engine.{field}: {mine or 'none'}, and pool {other.name} of the same "
+                    f"model has {theirs or 'none'}; make them equal"
+                )
 
 
 def _on_cpu(deployment: Deployment, pool: PoolSpec) -> Iterator[str]:

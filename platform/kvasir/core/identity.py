@@ -91,6 +91,10 @@ class Hardware:
     bytes_per_s: float = 0.0
 
 
+NO_KV = KvLayout(block_size=1, dtype="", layout="none", layers=0, kv_heads=0, head_size=0, bytes_per_block=0)
+"""Of a worker that offers no KV and whose cache is its own affair: one that makes embeddings."""
+
+
 @dataclass(frozen=True, slots=True)
 class WorkerIdentity:
     """What a worker says of itself in its first message.
@@ -136,12 +140,13 @@ def registration_conflicts(
     tokenizer_digest: str,
     peers: tuple[WorkerIdentity, ...],
     golden: tuple[GoldenPrompt, ...] = (),
+    embeds: bool = False,
 ) -> list[str]:
     """Why `candidate` may not join, or nothing.
 
     `peers` are the workers already registered for the same model, `golden` the router's own golden
-    prompts, which are compared where both sides have some. Each entry reads
-    `what: candidate's != expected` and names the peer where one is the reason.
+    prompts, which are compared where both sides have some; `embeds`: the model makes embeddings. Each entry
+    reads `what: candidate's != expected` and names the peer where one is the reason.
     """
     found: list[str] = []
     if candidate.protocol_version != PROTOCOL_VERSION:
@@ -154,6 +159,9 @@ def registration_conflicts(
         found.append(
             f"tokenizer_digest: {candidate.tokenizer_digest[:16]} != {tokenizer_digest[:16]} (router)"
         )
+    if (candidate.role is Role.EMBED) != embeds:
+        expected = "embed" if embeds else "one that generates"
+        found.append(f"role: {candidate.role} != {expected} (router)")
     if candidate.model == model and candidate.hash_version == HASH_VERSION:  # else no name is alike
         found.extend(golden_conflicts(candidate.golden, golden))
     others = (peer for peer in peers if peer.worker_id != candidate.worker_id)

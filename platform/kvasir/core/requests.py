@@ -30,10 +30,12 @@ class Role(StrEnum):
 
 
 class FinishReason(StrEnum):
-    """Why a stream ended, in OpenAI's words where it has one."""
+    """Why a stream ended, in OpenAI's words where it has one. CONTENT_FILTER is the gateway's own: no engine
+    says it."""
 
     STOP = "stop"
     LENGTH = "length"
+    CONTENT_FILTER = "content_filter"
     ABORT = "abort"
     ERROR = "error"
 
@@ -344,7 +346,8 @@ class Request:
     `arrival_s` is the router clock's reading. `deadline_s` (same clock) ends it wherever it is.
     `block_hashes` are the names of the prompt's whole blocks as array('Q'), empty where they are not
     known yet. `session` is the client's own name for what belongs together, "" for none. `tenant` is who is
-    charged for it, "" for nobody in particular. The smaller `priority`, the sooner it runs.
+    charged for it, "" for nobody in particular. The smaller `priority`, the sooner it runs. `trace_context`
+    is a W3C traceparent, and after a space its tracestate, if it has one.
     """
 
     request_id: str

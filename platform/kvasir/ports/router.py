@@ -20,8 +20,10 @@ class RequestSummary:
     all made from this one value.
 
     Times are readings of the router's clock in seconds; None where the request never got there.
-    `transfer_s` is the decode worker's measured wait for KV. `retries` counts starts after a failure before
+    `route_s` is what the last decision took, `tier_s` the wait for KV from tiers below the device, and
+    `transfer_s` the decode worker's measured wait for KV. `retries` counts starts after a failure before
     the first token, `migrations` those after the loss of a worker. `outcome` is "ok" or a stable error code.
+    `brownout` is what was done under pressure when it came, as BrownoutView.text says it.
     """
 
     request_id: str
@@ -42,6 +44,9 @@ class RequestSummary:
     usage: Usage = Usage()
     trace_context: str = ""
     slo: SloClass = DEFAULT_SLO
+    brownout: str = ""
+    route_s: float = 0.0
+    tier_s: float = 0.0
 
     @property
     def ttft_s(self) -> float | None:
@@ -58,8 +63,8 @@ class RequestSummary:
     @property
     def slo_met(self) -> bool | None:
         """Whether the client got what its class promises: an answer, its first token and its mean gap in
-        time. None where the client ended the request itself, which says nothing."""
-        if self.outcome in ("client_closed", "slow_reader"):
+        time. None where the client or an output filter ended the request, which says nothing."""
+        if self.outcome in ("client_closed", "slow_reader", "content_filter"):
             return None
         if self.outcome != "ok":
             return False
@@ -165,6 +170,39 @@ class DecisionRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class BrownoutView:
+    """What is done under pressure: how many steps are in force, what they do in words, as in
+    "2; cap_max_tokens=256; shed=2" ("" for nothing), and the model that is to answer instead, if one is."""
+
+    level: int = 0
+    text: str = ""
+    fallback_model: str | None = None
+
+
+NO_BROWNOUT = BrownoutView()
+
+
+@dataclass(frozen=True, slots=True)
+class AdmissionView:
+    """How much waits for a model's workers, and what is done about it.
+
+    `wait_s` is how long a typical request waits by the measured throughput of `tokens_per_s` (prompt and
+    expected output; 0 while nothing has been measured), `pressure` the same over the promised time to first
+    token. `parked` requests wait for a worker that serves them at all. `reserved_tokens` of `kv_tokens` are
+    taken where requests decode.
+    """
+
+    queued: int = 0
+    parked: int = 0
+    wait_s: float = 0.0
+    tokens_per_s: float = 0.0
+    pressure: float = 0.0
+    reserved_tokens: int = 0
+    kv_tokens: int = 0
+    brownout: BrownoutView = NO_BROWNOUT
+
+
+@dataclass(frozen=True, slots=True)
 class Books:
     """What a router serves and what it has put on workers for it. In good order every request either runs or
     waits, and work is accounted for exactly those that run. `leases` are held on prefill workers for KV that
@@ -222,6 +260,20 @@ class RouterPort(Protocol):
         that is not known, and UpstreamError (`session_lost`) for one that cannot be told."""
         ...
 
+    def brownout(self, model: str) -> BrownoutView:
+        """What is done under pressure to requests for a model; nothing for one that is not known. Cheap: to be
+        asked before each request."""
+        ...
+
+    def admission(self) -> dict[str, AdmissionView]:
+        """How much waits for workers, by model; a model that has no queue of this kind is left out."""
+        ...
+
     def not_ready_reason(self) -> str | None:
         """None when a request could be served at once, else what is missing."""
+        ...
+
+    def not_ready_models(self) -> dict[str, str | None]:
+        """For each model, by its name, None when a request of it could be served at once, else what is
+        missing."""
         ...

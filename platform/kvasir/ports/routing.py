@@ -96,7 +96,8 @@ def no_names() -> array[int]:
 class RequestView:
     """What a policy may know of a request. `output_tokens` is an expectation, per choice. `block_hashes`
     are the prompt's whole blocks by name, as array('Q'). `session` is the client's own name for what
-    belongs together, "" for none."""
+    belongs together, "" for none. `undivided`: it has to run on one worker, as one with several choices
+    does."""
 
     request_id: str
     prompt_tokens: int
@@ -106,6 +107,12 @@ class RequestView:
     priority: int = 0
     slo: SloClass = DEFAULT_SLO
     session: str = ""
+    undivided: bool = False
+
+    @property
+    def whole(self) -> bool:
+        """Whether it has to run on one worker."""
+        return self.undivided or self.choices > 1
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -6,15 +6,18 @@ number of series is bounded whatever clients send. Fed and scraped on one event 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 
-from kvasir.ports.router import Books, RequestSummary, WorkerView
+from kvasir.ports.router import AdmissionView, Books, RequestSummary, WorkerView
+from kvasir.telemetry.admission_series import AdmissionSeries
 from kvasir.telemetry.books_series import BooksSeries
 from kvasir.telemetry.histogram import Histogram, HistogramFamily
 from kvasir.telemetry.index_series import IndexSeries, IndexSizes
 from kvasir.telemetry.reasons import OK, OTHER, outcome_label
+from kvasir.telemetry.tenant_series import TenantFigures, TenantSeries
+from kvasir.telemetry.tokenizer_series import TokenizerSeries, TokenizerSizes
 from kvasir.telemetry.worker_series import WorkerSeries
 
 CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
@@ -40,6 +43,12 @@ class Metrics:
         registry.register(self._index)
         self._books = BooksSeries()
         registry.register(self._books)
+        self._admission = AdmissionSeries()
+        registry.register(self._admission)
+        self._tenants = TenantSeries()
+        registry.register(self._tenants)
+        self._tokenizers = TokenizerSeries()
+        registry.register(self._tokenizers)
 
         def family(
             name: str, text: str, labels: tuple[str, ...], bounds: tuple[float, ...]
@@ -82,6 +91,7 @@ class Metrics:
         self._slo = counter(
             "slo_requests", "Requests ended, by service class and whether it was met", "slo", "met"
         )
+        self._filtered = counter("output_filter_acts", "What output filters did to answers", "filter", "act")
         self._in_flight = Gauge("kvasir_requests_in_flight", "Requests being served", registry=registry)
         self._queued = Gauge("kvasir_requests_queued", "Requests waiting for a worker", registry=registry)
 
@@ -100,6 +110,18 @@ class Metrics:
     def track_books(self, read: Callable[[], Books]) -> None:
         """Read what is served and what is accounted for it from `read` at every scrape."""
         self._books.read = read
+
+    def track_tenants(self, read: Callable[[], TenantFigures]) -> None:
+        """Read what tenants have used from `read` at every scrape."""
+        self._tenants.read = read
+
+    def track_tokenizer(self, model: str, read: Callable[[], TokenizerSizes]) -> None:
+        """Read what the tokenizer of `model` did from `read` at every scrape."""
+        self._tokenizers.read[self._model(model)] = read
+
+    def track_admission(self, read: Callable[[], Mapping[str, AdmissionView]]) -> None:
+        """Read what waits for each model's workers, and what is done about it, from `read` at each scrape."""
+        self._admission.read = read
 
     def decided(self, seconds: float) -> None:
         """Count a decision that took so long."""
@@ -133,6 +155,12 @@ class Metrics:
     def request_refused(self, code: str, model: str | None = None) -> None:
         """Count a request that was answered without reaching the router."""
         self._child(self._requests, self._model(model), outcome_label(code)).inc()
+
+    def filter_acted(self, name: str, act: str) -> None:
+        """Count what the output filter `name` of the spec did: a text `redacted` or `ended`, one
+        `released_at_bound` or `ended_at_bound`, or, where its classifier did not answer, `failed_open` or
+        `failed_closed`."""
+        self._child(self._filtered, name, act).inc()
 
     def workers(self, views: Iterable[WorkerView]) -> None:
         """Take over all views at once; a worker that is not among them is gone."""

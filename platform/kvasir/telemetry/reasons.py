@@ -17,12 +17,15 @@ from kvasir.core.errors import CapacityError, KvasirError, RequestError, Transfe
 OK = "ok"
 CLIENT_CLOSED = "client_closed"
 SLOW_READER = "slow_reader"
+TLS_FAILED = "tls_failed"
+CONTENT_FILTER = "content_filter"
 OTHER = "other"
 
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """One code. `status` is the HTTP status, or 0 where no answer can be sent any more."""
+    """One code. `status` is the HTTP status, or 0 where it is no error's answer: none can be sent any more, or
+    one has been."""
 
     code: str
     status: int
@@ -41,10 +44,28 @@ _TABLE = (
     ),
     Reason("unsupported_modality", 400, "Images, audio, video or files were sent.", "Send text only."),
     Reason(
+        "unsupported_task",
+        400,
+        "The model does other work: it generates text, or makes embeddings.",
+        "Use the path or the model that the message names.",
+    ),
+    Reason(
         "context_length_exceeded",
         400,
         "Prompt and output together exceed the model's context.",
         "Shorten the prompt or lower max_tokens; the message has the numbers.",
+    ),
+    Reason(
+        "output_limit_exceeded",
+        400,
+        "More output is asked for than the tenant may have in one request.",
+        "Lower max_tokens; the message has the limit.",
+    ),
+    Reason(
+        "token_limit_too_small",
+        400,
+        "The request alone may use more tokens than the tenant has a minute, so that no waiting helps.",
+        "Shorten the prompt, or lower max_tokens or n.",
     ),
     Reason(
         "unknown_slo_class",
@@ -56,6 +77,21 @@ _TABLE = (
     Reason("malformed_http", 400, "The bytes are not well-formed HTTP/1.1.", "Fix the client or the proxy."),
     Reason("missing_host", 400, "No Host header, or more than one.", "Send exactly one Host header."),
     Reason("invalid_api_key", 401, "The API key is missing or unknown.", "Send `Authorization: Bearer KEY`."),
+    Reason(
+        "api_key_expired", 401, "The API key was good until its expiry.", "Use another key of your tenant."
+    ),
+    Reason(
+        "operator_only",
+        403,
+        "The path shows or steers the whole deployment.",
+        "Use a key of a tenant with `operator: true`.",
+    ),
+    Reason(
+        "origin_not_allowed",
+        403,
+        "A browser sent this for a page of an origin that may not call the API.",
+        "List the page's origin in gateway.cors.origins.",
+    ),
     Reason("model_not_found", 404, "No such model or adapter here.", "Ask GET /v1/models for the names."),
     Reason("not_found", 404, "No such path.", "See the API documentation."),
     Reason(
@@ -75,6 +111,7 @@ _TABLE = (
     Reason("body_timeout", 408, "The request's body came too slowly.", "Send it faster or make it smaller."),
     Reason("request_too_large", 413, "The request exceeds what a worker takes.", "Send less."),
     Reason("body_too_large", 413, "The body exceeds the limit.", "Send less; the message has the limit."),
+    Reason("target_too_long", 414, "Path and query exceed the limit.", "Send what it is about in the body."),
     Reason(
         "unsupported_media_type",
         415,
@@ -82,9 +119,39 @@ _TABLE = (
         "Send Content-Type: application/json, not compressed.",
     ),
     Reason("expectation_failed", 417, "Expect asks for more than 100-continue.", "Drop the header."),
+    Reason(
+        "rate_limit_requests",
+        429,
+        "The tenant has had its requests of this minute.",
+        "Retry after `Retry-After` seconds; the x-ratelimit headers show what is left.",
+    ),
+    Reason(
+        "rate_limit_tokens",
+        429,
+        "The tenant has had its tokens of this minute, or the request needs more than are left.",
+        "Retry after `Retry-After` seconds, or lower max_tokens: a request is charged all that it may use.",
+    ),
+    Reason(
+        "concurrency_limit",
+        429,
+        "The tenant has as many requests running as it may.",
+        "Wait for one of them to end, then retry.",
+    ),
+    Reason(
+        "too_many_client_connections",
+        429,
+        "The gateway holds all connections it may of one address.",
+        "Reuse connections; a proxy's address goes into gateway.trusted_proxies.",
+    ),
     Reason("headers_too_large", 431, "The headers exceed the limit.", "Send fewer or shorter headers."),
     Reason("internal_error", 500, "A fault in Kvasir itself.", "Retry; report it with the request id."),
     Reason("duplicate_request", 500, "A request id was used twice on a worker.", "Retry; report it."),
+    Reason(
+        "unsupported_transfer_encoding",
+        501,
+        "The body is in a transfer coding other than chunked.",
+        "Send Transfer-Encoding: chunked, or a Content-Length.",
+    ),
     Reason("worker_failed", 502, "The worker failed while it served the request.", "Retry."),
     Reason("engine_dead", 502, "The worker's engine died while it served the request.", "Retry."),
     Reason(
@@ -104,8 +171,39 @@ _TABLE = (
     Reason("no_capacity", 503, "There is no room for the request.", "Retry after `Retry-After` seconds."),
     Reason("no_workers", 503, "No worker can take the request.", "Retry; see /health/ready."),
     Reason("queue_full", 503, "The queue for workers is full.", "Retry after `Retry-After` seconds."),
+    Reason(
+        "tenant_queue_full",
+        429,
+        "Your tenant has as many requests in the queue as it may.",
+        "Send fewer at the same time; retry after `Retry-After` seconds.",
+    ),
+    Reason(
+        "tenant_over_share",
+        429,
+        "Your tenant's requests fill its share; this one would wait too long behind them.",
+        "Send fewer at the same time; retry after `Retry-After` seconds.",
+    ),
+    Reason(
+        "wait_too_long",
+        503,
+        "The wait for a worker would be longer than the SLO class allows.",
+        "Retry after `Retry-After` seconds, or name a class that allows more.",
+    ),
+    Reason(
+        "deadline_unreachable",
+        503,
+        "The request could not begin before its deadline.",
+        "Retry after `Retry-After` seconds, or with a later deadline.",
+    ),
+    Reason(
+        "shed",
+        503,
+        "Under pressure, requests of this priority class are refused.",
+        "Retry after `Retry-After` seconds.",
+    ),
     Reason("queue_timeout", 503, "No worker was free in time.", "Retry after `Retry-After` seconds."),
     Reason("too_many_connections", 503, "The gateway holds all connections it may.", "Retry; reuse them."),
+    Reason("bodies_full", 503, "The gateway holds all request bodies it may.", "Retry shortly."),
     Reason("tokenizer_busy", 503, "Too many long prompts wait to be tokenized.", "Retry shortly."),
     Reason("not_ready", 503, "The deployment is not ready to serve.", "Wait for /health/ready."),
     Reason("shutting_down", 503, "The server is stopping.", "Retry: another replica or the next start."),
@@ -116,8 +214,18 @@ _TABLE = (
         "A worker was not drained, or back in service, in the time that `kvasir drain` waited.",
         "Run it again to wait on; the worker goes on draining.",
     ),
+    Reason(
+        "http_version_not_supported", 505, "The request is not of HTTP/1.1 or HTTP/1.0.", "Speak HTTP/1.1."
+    ),
     Reason(CLIENT_CLOSED, 0, "The client closed the connection; the request was aborted.", "Nothing."),
+    Reason(TLS_FAILED, 0, "A TLS handshake failed or was too slow.", "Speak TLS 1.2 or newer."),
     Reason(SLOW_READER, 0, "The client read too slowly; its stream was cut.", "Read faster."),
+    Reason(
+        CONTENT_FILTER,
+        0,
+        "An output filter ended the answer, whose finish_reason says so.",
+        "Ask for something else; the operator knows the filters.",
+    ),
 )
 
 REASONS: Mapping[str, Reason] = MappingProxyType({reason.code: reason for reason in _TABLE})

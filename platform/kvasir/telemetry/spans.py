@@ -1,29 +1,56 @@
-"""One OpenTelemetry span tree per request, written when the request has ended.
+"""One OpenTelemetry span tree per call, written when the call has ended.
 
-The times come from the request's summary, so serving itself starts no span and pays nothing; without a
-collector configured there is no recorder at all, and OpenTelemetry is not even imported.
+The times come from the summaries of its requests, so serving itself starts no span and pays nothing but a few
+random bits: the root's ids are chosen when the call begins, because workers and the client are told them by
+then. Without a collector configured there is no recorder at all, and OpenTelemetry is not even imported.
 """
 
 from __future__ import annotations
 
+import random
 import time
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
+from kvasir.ports.clock import Rng
 from kvasir.ports.router import RequestSummary
-from kvasir.telemetry.reasons import OK
+from kvasir.telemetry.reasons import CONTENT_FILTER, OK
 
 if TYPE_CHECKING:
+    from opentelemetry.context import Context
     from opentelemetry.sdk.trace import SpanProcessor
 
 _NS = 1_000_000_000
+_SAMPLED = 1
+
+
+@dataclass(frozen=True, slots=True)
+class TraceContext:
+    """W3C trace context of one call: the client's `traceparent` and `tracestate`, and the `traceparent` of
+    the call's own span; each "" where there is none."""
+
+    parent: str = ""
+    state: str = ""
+    own: str = ""
+
+    @property
+    def onward(self) -> str:
+        """What workers are told: the traceparent to be under, then a space and the tracestate if there is
+        one."""
+        nearest = self.own or self.parent
+        return f"{nearest} {self.state}" if nearest and self.state else nearest
 
 
 class SpanRecorder:
-    """Turns summaries into spans. `record` never blocks: exporting happens in the processor's thread."""
+    """Turns calls into spans. `record` never blocks: exporting happens in the processor's thread."""
 
     def __init__(
-        self, processor: SpanProcessor, service: str, wall_ns: Callable[[], int] = time.time_ns
+        self,
+        processor: SpanProcessor,
+        service: str,
+        wall_ns: Callable[[], int] = time.time_ns,
+        rng: Rng | None = None,
     ) -> None:
         # Imported here so that a process without tracing never loads the SDK.
         from opentelemetry import trace
@@ -33,8 +60,11 @@ class SpanRecorder:
             TraceContextTextMapPropagator,
         )
 
+        self._ids = _Ids(random.SystemRandom() if rng is None else rng)
         self._provider = TracerProvider(
-            resource=Resource.create({"service.name": service}), shutdown_on_exit=False
+            resource=Resource.create({"service.name": service}),
+            shutdown_on_exit=False,
+            id_generator=self._ids,  # type: ignore[arg-type]  # the SDK's own class is not imported here
         )
         self._provider.add_span_processor(processor)
         self._tracer = self._provider.get_tracer("kvasir")
@@ -42,47 +72,113 @@ class SpanRecorder:
         self._trace = trace
         self._wall_ns = wall_ns
 
-    def record(self, summary: RequestSummary, *, now_s: float, admitted_s: float) -> None:
-        """Write the spans of an ended request.
+    def begin(self, parent: str = "", state: str = "") -> TraceContext:
+        """The context of a call that begins under the client's `parent`, or under nothing. A client that does
+        not sample its trace is not sampled here."""
+        trace_id = parent[3:35] if parent else f"{self._ids.generate_trace_id():032x}"
+        sampled = int(parent[53:55], 16) & _SAMPLED if parent else _SAMPLED
+        own = f"00-{trace_id}-{self._ids.generate_span_id():016x}-{sampled:02x}"
+        return TraceContext(parent, state, own)
 
-        `now_s` is the present reading of the clock that the summary's times are of; `admitted_s` the
-        reading when the gateway handed the request to the router.
+    def record(
+        self,
+        trace: TraceContext,
+        summaries: Sequence[RequestSummary],
+        *,
+        now_s: float,
+        admitted_s: float,
+    ) -> None:
+        """Write the spans of an ended call, which had at least one request.
+
+        `trace` is what `begin` made for it, `now_s` the present reading of the clock that the summaries'
+        times are of, and `admitted_s` the reading when the gateway handed the requests to the router.
         """
+        if not int(trace.own[53:55], 16) & _SAMPLED:
+            return
         offset = self._wall_ns() - int(now_s * _NS)
 
         def wall(seconds: float) -> int:
             return offset + int(seconds * _NS)
 
-        parent = self._propagator.extract({"traceparent": summary.trace_context})
+        carrier = {"traceparent": trace.parent, "tracestate": trace.state}
+        self._ids.next_ids = int(trace.own[3:35], 16), int(trace.own[36:52], 16)
         root = self._tracer.start_span(
             "request",
-            parent,
-            start_time=wall(summary.arrival_s),
-            attributes={
-                "kvasir.request_id": summary.request_id,
-                "kvasir.model": summary.model,
-                "kvasir.outcome": summary.outcome,
-                "kvasir.prompt_tokens": summary.usage.prompt_tokens,
-                "kvasir.cached_tokens": summary.usage.cached_tokens,
-                "kvasir.output_tokens": summary.usage.output_tokens,
-                "kvasir.retries": summary.retries,
-                "kvasir.migrations": summary.migrations,
-            },
+            self._propagator.extract(carrier),
+            kind=self._trace.SpanKind.SERVER,
+            start_time=wall(min(each.arrival_s for each in summaries)),
+            attributes=_attributes(summaries),
         )
-        if summary.outcome != OK:
-            root.set_status(self._trace.StatusCode.ERROR, summary.outcome)
+        outcome = _outcome(summaries)
+        if outcome not in (OK, CONTENT_FILTER):
+            root.set_status(self._trace.StatusCode.ERROR, outcome)
         context = self._trace.set_span_in_context(root)
-        for name, start, end, attributes in _parts(summary, admitted_s):
-            span = self._tracer.start_span(name, context, start_time=wall(start), attributes=attributes)
-            span.end(wall(max(start, end)))
-        root.end(wall(summary.finished_s))
+        for summary in summaries:
+            if len(summaries) == 1:
+                self._parts(summary, context, admitted_s, wall)
+            else:
+                prompt = self._tracer.start_span(
+                    "prompt", context, start_time=wall(summary.arrival_s), attributes=_attributes([summary])
+                )
+                self._parts(summary, self._trace.set_span_in_context(prompt), admitted_s, wall)
+                prompt.end(wall(summary.finished_s))
+        root.end(wall(max(each.finished_s for each in summaries)))
 
     def close(self) -> None:
         """Flush what waits to be exported, within the exporter's own timeout."""
         self._provider.shutdown()
 
+    def _parts(
+        self, summary: RequestSummary, context: Context, admitted_s: float, wall: Callable[[float], int]
+    ) -> None:
+        for name, start, end, attributes in _parts(summary, admitted_s):
+            span = self._tracer.start_span(name, context, start_time=wall(start), attributes=attributes)
+            span.end(wall(max(start, end)))
+
+
+class _Ids:
+    """Makes ids as opentelemetry.sdk.trace.IdGenerator does; the next span's are `next_ids` (trace, span) if
+    they are set."""
+
+    def __init__(self, rng: Rng) -> None:
+        self._rng = rng
+        self.next_ids: tuple[int, int] | None = None
+
+    def generate_trace_id(self) -> int:
+        """Of a span without a parent; the SDK asks for the span's own id after it."""
+        if self.next_ids is not None:
+            return self.next_ids[0]
+        return self._rng.getrandbits(128) or 1
+
+    def generate_span_id(self) -> int:
+        """Of any span."""
+        given, self.next_ids = self.next_ids, None
+        return given[1] if given is not None else self._rng.getrandbits(64) or 1
+
+    def is_trace_id_random(self) -> bool:
+        """Whether trace ids are uniformly random, which samplers may build on."""
+        return True
+
 
 _Part = tuple[str, float, float, dict[str, str | int]]
+
+
+def _outcome(summaries: Sequence[RequestSummary]) -> str:
+    return next((each.outcome for each in summaries if each.outcome != OK), OK)
+
+
+def _attributes(summaries: Sequence[RequestSummary]) -> dict[str, Any]:
+    """What a span says of the requests in it."""
+    shown: dict[str, Any] = {"kvasir.request_id": summaries[0].request_id} if len(summaries) == 1 else {}
+    return shown | {
+        "kvasir.model": summaries[0].model,
+        "kvasir.outcome": _outcome(summaries),
+        "kvasir.prompt_tokens": sum(each.usage.prompt_tokens for each in summaries),
+        "kvasir.cached_tokens": sum(each.usage.cached_tokens for each in summaries),
+        "kvasir.output_tokens": sum(each.usage.output_tokens for each in summaries),
+        "kvasir.retries": sum(each.retries for each in summaries),
+        "kvasir.migrations": sum(each.migrations for each in summaries),
+    }
 
 
 def _parts(summary: RequestSummary, admitted_s: float) -> Iterator[_Part]:
@@ -95,7 +191,7 @@ def _parts(summary: RequestSummary, admitted_s: float) -> Iterator[_Part]:
     yield (
         "route",
         routed,
-        routed,
+        routed + summary.route_s,
         {
             "kvasir.reason": summary.reason,
             "kvasir.prefill_worker": summary.prefill_worker or "",
@@ -103,6 +199,8 @@ def _parts(summary: RequestSummary, admitted_s: float) -> Iterator[_Part]:
             "kvasir.predicted_cached_tokens": summary.predicted_cached_tokens,
         },
     )
+    if summary.tier_s:
+        yield "tier", routed, routed + summary.tier_s, {"kvasir.tier_tokens": summary.usage.tier_tokens}
     prefilled = summary.prefill_done_s
     yield "prefill", routed, summary.finished_s if prefilled is None else prefilled, {}
     if prefilled is None:

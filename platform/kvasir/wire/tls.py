@@ -105,16 +105,16 @@ class TlsFiles:
     def invalid(self) -> str:
         """Why peers will not take the certificate at this moment, "" when its time is right."""
         material = self.current()
-        return _out_of_time(self._paths.cert, material.not_before, material.not_after, self._wall_time())
+        return out_of_time(self._paths.cert, material.not_before, material.not_after, self._wall_time())
 
     def _load(self) -> KeyMaterial:
         ca_path, cert_path, key_path = self._paths.ca, self._paths.cert, self._paths.key
         # The authorities last: whoever replaces all three writes them first, so that a certificate never
         # comes before its authority.
-        chain, key, ca = _read(cert_path), _read(key_path), _read(ca_path)
-        certificates, authorities = _certificates(cert_path, chain), _certificates(ca_path, ca)
+        chain, key, ca = read_pem(cert_path), read_pem(key_path), read_pem(ca_path)
+        certificates, authorities = certificates_in(cert_path, chain), certificates_in(ca_path, ca)
         own = certificates[0]
-        _check_key(own, cert_path, key, key_path)
+        check_key(own, cert_path, key, key_path)
         _check_names(own, cert_path, self._uri, self._dns)
         if not any(_issued(own, issuer) for issuer in (*certificates[1:], *authorities)):
             issuer_name = own.issuer.rfc4514_string() or "a nameless authority"
@@ -123,7 +123,7 @@ class TlsFiles:
                 "authority's certificate there, or issue another one"
             )
         not_before, not_after = own.not_valid_before_utc.timestamp(), own.not_valid_after_utc.timestamp()
-        if problem := _out_of_time(cert_path, not_before, not_after, self._wall_time()):
+        if problem := out_of_time(cert_path, not_before, not_after, self._wall_time()):
             raise ConfigError(f"tls: {problem}")
         return KeyMaterial(ca, chain, key, not_before, not_after)
 
@@ -140,7 +140,8 @@ def _signature(paths: TlsPaths) -> Signature:
     return tuple(found)
 
 
-def _read(path: Path) -> bytes:
+def read_pem(path: Path) -> bytes:
+    """The text of a PEM file. Raises ConfigError when it cannot be read or is too large to be one."""
     try:
         with path.open("rb") as stream:
             data = stream.read(MAX_FILE_BYTES + 1)
@@ -153,14 +154,16 @@ def _read(path: Path) -> bytes:
     return data
 
 
-def _certificates(path: Path, data: bytes) -> list[x509.Certificate]:
+def certificates_in(path: Path, data: bytes) -> list[x509.Certificate]:
+    """The certificates in `data`, which was read from `path`: at least one. Raises ConfigError."""
     try:
         return x509.load_pem_x509_certificates(data)
     except ValueError as error:
         raise ConfigError(f"tls: {path} holds no whole PEM certificate; write one into it") from error
 
 
-def _check_key(own: x509.Certificate, cert_path: Path, key: bytes, key_path: Path) -> None:
+def check_key(own: x509.Certificate, cert_path: Path, key: bytes, key_path: Path) -> None:
+    """Raise ConfigError unless `key` is a plain private key, and that of `own`."""
     try:
         public = load_pem_private_key(key, None).public_key()
     except TypeError as error:
@@ -169,6 +172,21 @@ def _check_key(own: x509.Certificate, cert_path: Path, key: bytes, key_path: Pat
         raise ConfigError(f"tls: {key_path} holds no whole PEM private key; write one into it") from error
     if public != own.public_key():
         raise ConfigError(f"tls: {key_path} is not the key of {cert_path}; name files that belong together")
+
+
+def certificate_problem(cert: Path, key: Path, clients: Path | None, now: float) -> str:
+    """Why a server cannot show `cert` at `now` (seconds since the epoch), or check its clients by the
+    authorities in `clients`; "" when it can."""
+    try:
+        own = certificates_in(cert, read_pem(cert))[0]
+        check_key(own, cert, read_pem(key), key)
+        if clients is not None:
+            certificates_in(clients, read_pem(clients))
+    except ConfigError as error:
+        return error.message
+    begins, ends = own.not_valid_before_utc.timestamp(), own.not_valid_after_utc.timestamp()
+    problem = out_of_time(cert, begins, ends, now)
+    return f"tls: {problem}" if problem else ""
 
 
 def _check_names(own: x509.Certificate, path: Path, uri: str, dns: str) -> None:
@@ -193,7 +211,8 @@ def _issued(certificate: x509.Certificate, issuer: x509.Certificate) -> bool:
     return True
 
 
-def _out_of_time(path: Path, not_before: float, not_after: float, now: float) -> str:
+def out_of_time(path: Path, not_before: float, not_after: float, now: float) -> str:
+    """Why a certificate is not valid at `now` (seconds since the epoch, as its bounds), "" when it is."""
     if now > not_after:
         return f"{path} expired at {_moment(not_after)}; renew it, or correct the clock"
     if now < not_before:

@@ -32,8 +32,9 @@ from kvasir.telemetry.logs import configure_logging
 from kvasir_platform.apps.peer_tls import router_files, tls_names, with_tls_dir
 from kvasir_platform.apps.session_token import session_token
 from kvasir_platform.gateway.golden import edge_golden
-from kvasir_platform.gateway.start import make_gateway, make_metrics, make_tokenizer
-from kvasir_router.build import make_router
+from kvasir_platform.gateway.models import ModelTable
+from kvasir_platform.gateway.start import make_gateway, make_metrics, make_models
+from kvasir_router.build import EdgeFacts, make_routers
 from kvasir_router.discovery_static import StaticDiscovery
 from kvasir_router.transport_grpc import DialTls, GrpcDialer
 
@@ -59,20 +60,29 @@ def build_dialers(deployment: Deployment, token: str | None) -> Callable[[Endpoi
     return lambda endpoint: GrpcDialer(token, tls=DialTls(files, names, endpoint.pool))
 
 
+def edge_facts(deployment: Deployment, models: ModelTable) -> dict[str, EdgeFacts]:
+    """What the workers of each model have to agree with."""
+    facts = {}
+    for view in deployment.views():
+        name = view.model.name
+        folder = resolve_model(view.model.source, view.model.revision)
+        golden = edge_golden(name, models.find(name).model.tokenizer)
+        facts[name] = EdgeFacts(tokenizer_digest(folder), golden)
+    return facts
+
+
 async def serve(deployment: Deployment, token: str | None, ray_address: str | None) -> int:
     """Route and serve until SIGTERM or SIGINT, then drain; returns the exit status."""
     if not native.IS_NATIVE:
         log.warning("the native extension is not built; block hashes are computed in Python, more slowly")
     dialers = build_dialers(deployment, token)
     clock = MonotonicClock()
-    folder = resolve_model(deployment.model.source, deployment.model.revision)
     metrics = make_metrics(deployment)
-    tokenizer = make_tokenizer(deployment)
+    models = make_models(deployment)
     discovery = build_discovery(deployment, ray_address, clock)
-    router = make_router(
+    router = make_routers(
         deployment,
-        tokenizer_digest=tokenizer_digest(folder),
-        golden=edge_golden(deployment.model.name, tokenizer),
+        edge_facts(deployment, models),
         discovery=discovery,
         dialer=dialers,
         clock=clock,
@@ -83,7 +93,7 @@ async def serve(deployment: Deployment, token: str | None, ray_address: str | No
     metrics.track_queued(lambda: router.queued)
     metrics.track_index(router.index_stats)
     metrics.track_books(router.books)
-    gateway = make_gateway(deployment, router, clock, metrics, tokenizer)
+    gateway = make_gateway(deployment, router, clock, metrics, models)
     loop = asyncio.get_running_loop()
     for signum in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(signum, gateway.stop)

@@ -9,13 +9,13 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
 from kvasir.clock import MonotonicClock
 from kvasir.config.loader import dump
-from kvasir.config.spec import Deployment
+from kvasir.config.spec import Deployment, ModelSpec
 from kvasir.core.errors import StartError
 from kvasir_platform.apps.peer_tls import certified
 from kvasir_platform.control.janitor import Janitor, adopt_orphans, marked_environment
@@ -23,6 +23,7 @@ from kvasir_platform.control.launcher import Launcher, LauncherFactory, Session
 from kvasir_platform.control.processes import Children
 from kvasir_platform.control.runtime_dir import RuntimeDir, State
 from kvasir_platform.control.supervisor import Limits, Probe, Progress, Supervisor, with_session_token
+from kvasir_platform.gateway.tenants.salts import keep_cache_secret
 
 # Beyond the drain: the control process, the router and Ray end one after the other.
 _STOP_MARGIN_S = 40.0
@@ -45,7 +46,7 @@ async def serve(
     runtime: RuntimeDir,
     *,
     spec: str,
-    fetch_model: bool,
+    fetch: Sequence[ModelSpec],
     start_timeout_s: float,
     make_launcher: LauncherFactory,
     probe: Probe,
@@ -54,9 +55,11 @@ async def serve(
 ) -> StartError | None:
     """Run `deployment` until SIGINT, SIGTERM or SIGHUP stops it (None) or it fails (why). A second
     signal cuts the orderly stop short. `runtime` is locked by the caller; `spec` names where the
-    deployment came from; `tick` is called a few times a second while it starts."""
+    deployment came from; `fetch` are the models to download first; `tick` is called a few times a second
+    while it starts."""
     adopt_orphans()
     deployment = with_session_token(deployment, runtime.token_file)
+    deployment = with_cache_secret(deployment, runtime.cache_secret_file)
     deployment, renewing = certified(deployment, runtime.path / "tls", MonotonicClock())
     limits = Limits(start_s=start_timeout_s, stop_s=deployment.worker.drain_s + _STOP_MARGIN_S)
     session = _session(deployment, runtime)
@@ -66,7 +69,7 @@ async def serve(
         pid=os.getpid(),
         phase="starting",
         started_at=time.time(),
-        model=deployment.model.name,
+        model=", ".join(view.model.name for view in deployment.views()),
         spec=spec,
         logs=str(session.logs),
         temp_dir=str(session.temp_dir),
@@ -84,7 +87,7 @@ async def serve(
         wall_time=time.time,
         report=report,
         limits=limits,
-        fetch=partial(_fetch, deployment, session) if fetch_model else None,
+        fetch=partial(_fetch, fetch, session) if fetch else None,
     )
     _stop_on_signals(supervisor)
     beside = [asyncio.create_task(_tick(tick), name="progress display")]
@@ -95,6 +98,16 @@ async def serve(
     finally:
         for task in beside:
             task.cancel()
+
+
+def with_cache_secret(deployment: Deployment, path: Path) -> Deployment:
+    """The deployment with a secret for the salts of its caches in `path`, made there once, unless it names
+    one or tells nobody apart. Raises ConfigError when it cannot be written."""
+    if not deployment.gateway.asks_for_keys or deployment.tenancy.cache_secret_file is not None:
+        return deployment
+    keep_cache_secret(path)
+    tenancy = deployment.tenancy.model_copy(update={"cache_secret_file": str(path)})
+    return deployment.model_copy(update={"tenancy": tenancy})
 
 
 def _session(deployment: Deployment, runtime: RuntimeDir) -> Session:
@@ -133,9 +146,14 @@ async def _tick(tick: Callable[[], None], every_s: float = 0.2) -> None:
         await clock.sleep(every_s)
 
 
-async def _fetch(deployment: Deployment, session: Session) -> None:
-    """Download the model in a process of its own. Raises StartError when it cannot be had."""
-    model = deployment.model
+async def _fetch(models: Sequence[ModelSpec], session: Session) -> None:
+    """Download models one after the other. Raises StartError when one cannot be had."""
+    for model in models:
+        await _fetch_one(model, session)
+
+
+async def _fetch_one(model: ModelSpec, session: Session) -> None:
+    """Download a model in a process of its own."""
     children = Children(session.logs, session.env)
     try:
         argv = [sys.executable, "-m", "kvasir_platform.apps.fetch_model", model.source, model.revision]

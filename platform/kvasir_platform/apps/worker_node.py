@@ -27,11 +27,13 @@ from kvasir.core.errors import ConfigError, KvasirError
 from kvasir.core.identity import WorkerIdentity
 from kvasir.core.link import LinkLimits
 from kvasir.core.membership import Endpoint
+from kvasir.core.requests import Role
 from kvasir.ports.clock import Clock
 from kvasir.ports.engine import Engine
 from kvasir.telemetry.logs import configure_logging
 from kvasir_platform.apps.peer_tls import tls_names, with_tls_dir, worker_files
 from kvasir_platform.apps.session_token import session_token
+from kvasir_workers.engines.vllm.arguments import threads_per_rank
 from kvasir_workers.pool.progress import WatchedEngine
 from kvasir_workers.server.grpc_server import GrpcServer, ServerTls
 from kvasir_workers.server.sessions import SessionHost, SessionHostLimits
@@ -42,21 +44,44 @@ STOP_GRACE_S = 1.0
 
 
 def build_engine(deployment: Deployment, pool: PoolSpec, clock: Clock) -> Engine:
-    """The engine adapter that the pool names. Raises ConfigError when its model cannot be found."""
+    """The engine adapter that a pool of the single-model `deployment` names. Raises ConfigError when its
+    model cannot be found."""
     folder = resolve_model(deployment.model.source, deployment.model.revision)
+    embeds = pool.role is Role.EMBED
     if pool.engine.kind == "sim":
         from kvasir_platform.gateway.golden import edge_golden
         from kvasir_platform.gateway.tokenization import ModelTokenizer
+        from kvasir_workers.engines.sim.embedding import SimEmbeddingEngine
         from kvasir_workers.engines.sim.engine import SimEngine
 
         # A simulated engine has no tokenizer of its own, so it speaks for the edge's.
         golden = edge_golden(deployment.model.name, ModelTokenizer.from_folder(folder))
-        return SimEngine(
+        simulated = SimEmbeddingEngine if embeds else SimEngine
+        return simulated(
             deployment, pool, clock=clock, tokenizer_digest=tokenizer_digest(folder), golden=golden
         )
+    if embeds:
+        from kvasir_workers.engines.vllm.embedding import VllmEmbeddingEngine
+
+        return VllmEmbeddingEngine(deployment, pool, model_path=str(folder))
     from kvasir_workers.engines.vllm.engine import VllmEngine
 
     return VllmEngine(deployment, pool, model_path=str(folder))
+
+
+def worker_view(deployment: Deployment, pool_name: str, cpus: int) -> Deployment:
+    """The deployment as a worker of that pool sees it: with the pool's model only. The pools of other models
+    share the machine all the same, so that its part of the `cpus` is counted before they are left out."""
+    view = deployment.view_of(pool_name)
+    if view is deployment:
+        return deployment
+    pools = tuple(_with_threads(deployment, pool, cpus) for pool in view.pools)
+    return view.model_copy(update={"pools": pools})
+
+
+def _with_threads(deployment: Deployment, pool: PoolSpec, cpus: int) -> PoolSpec:
+    threads = threads_per_rank(deployment, pool, cpus=cpus)
+    return pool.model_copy(update={"engine": pool.engine.model_copy(update={"threads": threads})})
 
 
 class WorkerNode:
@@ -76,9 +101,9 @@ class WorkerNode:
         cls, deployment: Deployment, pool_name: str, token: str | None, clock: Clock, *, port: int = 0
     ) -> WorkerNode:
         """Load the engine, then listen. Raises ConfigError with the reason and the remedy."""
-        pool = deployment.pool(pool_name)
         files = worker_files(deployment, pool_name)
-        engine = WatchedEngine(build_engine(deployment, pool, clock), clock)
+        view = worker_view(deployment, pool_name, len(os.sched_getaffinity(0)))
+        engine = WatchedEngine(build_engine(view, view.pool(pool_name), clock), clock)
         worker_id = f"{pool_name}-{uuid4().hex[:8]}"
         spec = deployment.worker
         limits = SessionHostLimits(

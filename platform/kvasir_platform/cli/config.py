@@ -29,8 +29,9 @@ def config(args: argparse.Namespace, output: Output) -> int:
         return 0
     source = str(chosen_file(args) or "the embedded default")
     _refuse(deployment, source)
+    models = ", ".join(view.model.name for view in deployment.views())
     pools = ", ".join(f"{pool.name} ({pool.role}, {pool.replicas})" for pool in deployment.pools)
-    output.text(f"{source} is valid: {deployment.model.name}, pools {pools}")
+    output.text(f"{source} is valid: {models}, pools {pools}")
     output.data({"valid": True, "file": source, "name": deployment.name})
     return 0
 

@@ -31,6 +31,7 @@ examples:
   kvasir explain REQUEST_ID                  why a request ran where it ran, and what came of it
   kvasir drain WORKER                        take a worker out of service, losing no stream
   kvasir restart POOL                        replace a pool's workers one by one, while it serves
+  kvasir keys new --tenant research          an API key for a client
   kvasir down                                stop it, from any terminal
 
 exit status: 0 done, 1 failed or nothing runs, 2 the command line or kvasir.yaml is wrong
@@ -109,6 +110,15 @@ the restart ends there, and the old ones go on serving.
 examples:
   kvasir restart decode
   kvasir restart prefill -o json"""
+
+
+_KEYS_EPILOG = """\
+The line holds a hash from which the key cannot be had again. A tenant may have several keys: to change one,
+add the next line, move the clients over, and remove the old line. Gateways notice within two seconds.
+
+examples:
+  kvasir keys new --tenant research --days 90
+  kvasir -o json keys new --tenant research"""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -191,6 +201,7 @@ def parser() -> argparse.ArgumentParser:
     commands.choices["restart"].add_argument("--name", help="which deployment, when several run")
     add("check", "say whether a deployment would start here", spec, port, epilog=_CHECK_EPILOG)
     add("version", "print versions of Kvasir and of what it uses")
+    _add_keys(commands, shared)
     up = commands.choices["up"]
     up.add_argument("--detach", action="store_true", help="return when it is ready; stop with `kvasir down`")
     up.add_argument(
@@ -204,6 +215,23 @@ def parser() -> argparse.ArgumentParser:
     actions.add_parser("validate", parents=[shared, spec], help="report every error with its line")
     actions.add_parser("show", parents=[shared, spec], help="print the deployment with all defaults")
     return top
+
+
+def _add_keys(commands: argparse._SubParsersAction[_Parser], shared: _Parser) -> None:
+    keys = commands.add_parser("keys", parents=[shared], help="make API keys for clients")
+    actions = keys.add_subparsers(dest="action", required=True, metavar="ACTION")
+    new = actions.add_parser(
+        "new",
+        parents=[shared],
+        help="print a key, this once, and the line to store of it",
+        description="Print a new API key and the line by which gateways know it. The key is kept nowhere.",
+        epilog=_KEYS_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    new.add_argument(
+        "--tenant", default="default", metavar="NAME", help="whose it is, as in tenancy.tenants (default)"
+    )
+    new.add_argument("--days", type=int, metavar="N", help="how long it is good; for ever where not given")
 
 
 def _add_drain_options(drain: argparse.ArgumentParser) -> None:
@@ -230,6 +258,7 @@ def main(argv: Sequence[str] | None = None, *, make_launcher: LauncherFactory | 
         "restart": lambda: _restart(args, output),
         "check": lambda: _check(args, output),
         "config": lambda: _config(args, output),
+        "keys": lambda: _keys(args, output),
         "version": lambda: _version(output),
     }
     try:
@@ -304,6 +333,14 @@ def _config(args: argparse.Namespace, output: Output) -> int:
     from kvasir_platform.cli.config import config
 
     return config(args, output)
+
+
+def _keys(args: argparse.Namespace, output: Output) -> int:
+    from datetime import UTC, datetime
+
+    from kvasir_platform.cli.keys import keys_new
+
+    return keys_new(args.tenant, args.days, output, datetime.now(UTC))
 
 
 def _version(output: Output) -> int:

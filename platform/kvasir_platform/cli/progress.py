@@ -66,9 +66,10 @@ class ProgressDisplay:
         self._step = ""
 
     def _ready(self, progress: Progress) -> None:
-        model = self._deployment.model.name
+        models = [view.model.name for view in self._deployment.views()]
+        verb = "is" if len(models) == 1 else "are"
         url = f"http://{reachable(progress.text)}"
-        self._output.text(f"\n{model} is served at {url} after {progress.elapsed_s:.0f} s\n")
+        self._output.text(f"\n{', '.join(models)} {verb} served at {url} after {progress.elapsed_s:.0f} s\n")
         self._output.text(curl_line(self._deployment, url))
         self._output.text("\n  kvasir status   shows workers, load and memory")
         self._output.text("  kvasir down     stops everything, as Ctrl-C does here")
@@ -82,13 +83,19 @@ def reachable(address: str) -> str:
 
 
 def curl_line(deployment: Deployment, url: str) -> str:
-    """A request to paste into a terminal."""
-    key = ' -H "Authorization: Bearer $KVASIR_API_KEY"' if deployment.gateway.api_keys_file else ""
-    body = (
-        f'{{"model": "{deployment.model.name}", "stream": true, "max_tokens": 64, '
-        '"messages": [{"role": "user", "content": "Tell me a story."}]}'
-    )
-    return f"  curl -N {url}/v1/chat/completions -H 'Content-Type: application/json'{key} \\\n    -d '{body}'"
+    """A request to paste into a terminal: of the first model that generates, else of the first."""
+    views = deployment.views()
+    view = next((each for each in views if not each.embeds), views[0])
+    key = ' -H "Authorization: Bearer $KVASIR_API_KEY"' if deployment.gateway.asks_for_keys else ""
+    if view.embeds:
+        path, body = "embeddings", f'{{"model": "{view.model.name}", "input": "Tell me a story."}}'
+    else:
+        path = "chat/completions"
+        body = (
+            f'{{"model": "{view.model.name}", "stream": true, "max_tokens": 64, '
+            '"messages": [{"role": "user", "content": "Tell me a story."}]}'
+        )
+    return f"  curl -N {url}/v1/{path} -H 'Content-Type: application/json'{key} \\\n    -d '{body}'"
 
 
 def explain(error: StartError, output: Output) -> None:

@@ -42,7 +42,7 @@ def up(args: argparse.Namespace, output: Output, make_launcher: LauncherFactory 
     if lock is None:
         raise _AlreadyRuns(runtime)
     with lock:
-        output.text(f"kvasir up: {deployment.model.name}, from {source}")
+        output.text(f"kvasir up: {', '.join(view.model.name for view in deployment.views())}, from {source}")
         earlier = sweep(runtime)
         for thing in earlier.killed + earlier.removed:
             output.text(f"  cleaned up after an earlier run: {thing}")
@@ -58,7 +58,7 @@ def up(args: argparse.Namespace, output: Output, make_launcher: LauncherFactory 
                 deployment,
                 runtime,
                 spec=source,
-                fetch_model=machine.model.to_download,
+                fetch=[view.model for view in deployment.views() if machine.model_of(view).to_download],
                 start_timeout_s=args.timeout,
                 make_launcher=make_launcher or ray_launcher,
                 probe=missing_to_serve,

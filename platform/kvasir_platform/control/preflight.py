@@ -70,7 +70,8 @@ class FileProbe:
 @dataclass(frozen=True, slots=True)
 class Machine:
     """This machine, as far as a deployment cares. Sizes in bytes; `memory_limit` names what bounds
-    the available memory. `installed` and `pinned` map distributions to versions, the latter as this
+    the available memory. `model` is the deployment's first, and `further_models` are the others by their
+    names. `installed` and `pinned` map distributions to versions, the latter as this
     release of Kvasir wants them."""
 
     system: str
@@ -83,6 +84,7 @@ class Machine:
     gpus: int = 0
     port: PortProbe = PortProbe()
     model: ModelProbe = ModelProbe()
+    further_models: dict[str, ModelProbe] = field(default_factory=dict)
     installed: dict[str, str] = field(default_factory=dict)
     pinned: dict[str, str] = field(default_factory=dict)
     native: bool = True
@@ -90,11 +92,15 @@ class Machine:
     tiers: TierProbe = TierProbe()
     rdma: bool = False
 
+    def model_of(self, view: Deployment) -> ModelProbe:
+        """The files of a view's model."""
+        return self.further_models.get(view.model.name, self.model)
+
 
 def examine(deployment: Deployment, machine: Machine) -> list[Finding]:
     """All findings, in the order in which a person would mend them."""
     checks = (
-        _system, _packages, _support, _pools, _model, _named_files, _port, _memory, _cpus, _gpus, _shm,
+        _system, _packages, _support, _pools, _models, _named_files, _port, _memory, _cpus, _gpus, _shm,
         _open_files, _native, _fabric, _tiers,
     )  # fmt: skip
     return [finding for check in checks for finding in check(deployment, machine)]
@@ -118,9 +124,13 @@ def replica_bytes(deployment: Deployment, pool: PoolSpec, model: ModelProbe) -> 
     return weights + processes * (engine.kv_cache_bytes + ENGINE_BYTES) + arenas
 
 
-def needed_bytes(deployment: Deployment, model: ModelProbe) -> int:
+def needed_bytes(deployment: Deployment, machine: Machine) -> int:
     """Host memory of the whole stack, estimated."""
-    pools = sum(pool.replicas * replica_bytes(deployment, pool, model) for pool in deployment.pools)
+    pools = sum(
+        pool.replicas * replica_bytes(view, pool, machine.model_of(view))
+        for view in deployment.views()
+        for pool in view.pools
+    )
     return pools + CLUSTER_BYTES + ROUTER_BYTES
 
 
@@ -150,7 +160,7 @@ def _packages(deployment: Deployment, machine: Machine) -> Iterator[Finding]:
         else:
             wanted.append(engine)
         # torch, which vLLM brings, is all that the other kind needs.
-        if deployment.disaggregated and deployment.transfer.kind == "nixl":
+        if deployment.hands_kv_over and deployment.transfer.kind == "nixl":
             wanted.append("nixl")
     for name in wanted:
         found, pinned = machine.installed.get(name), machine.pinned.get(name)
@@ -185,23 +195,40 @@ _NEEDED_ROLES = {
 def _pools(deployment: Deployment, machine: Machine) -> Iterator[Finding]:
     if deployment.discovery.kind == "static":
         return
-    for roles in _NEEDED_ROLES[deployment.disaggregation]:
-        pools = [pool for pool in deployment.pools if pool.role in roles]
-        if any(pool.replicas for pool in pools):
-            continue
-        names = ", ".join(pool.name for pool in pools)
-        yield Finding(
-            "pools",
-            "error",
-            f"pools {names}: replicas is 0, and disaggregation: {deployment.disaggregation} needs a worker "
-            f"of role {' or '.join(sorted(roles))}",
-            f"set replicas of {names} to 1 or more",
-        )
+    for view in deployment.views():
+        needed = (frozenset({Role.EMBED}),) if view.embeds else _NEEDED_ROLES[view.disaggregation]
+        what = view.model.name if view.embeds else f"disaggregation: {view.disaggregation}"
+        for roles in needed:
+            pools = [pool for pool in view.pools if pool.role in roles]
+            if any(pool.replicas for pool in pools):
+                continue
+            names = ", ".join(pool.name for pool in pools)
+            yield Finding(
+                "pools",
+                "error",
+                f"pools {names}: replicas is 0, and {what} needs a worker of role "
+                f"{' or '.join(sorted(roles))}",
+                f"set replicas of {names} to 1 or more",
+            )
 
 
 def _named_files(deployment: Deployment, machine: Machine) -> Iterator[Finding]:
     remedies = {
         "gateway.api_keys_file": "write one SHA-256 of an API key a line into it, or correct the path",
+        "gateway.api_keys_dir": "write lines of `kvasir keys new` into its files, or correct the path",
+        "gateway.api_keys_env": "set it to lines that `kvasir keys new` makes, or correct the name",
+        **dict.fromkeys(
+            ("tiers.redis.password_file", "tenancy.redis.password_file"),
+            "write the password into it, or leave it unset where none is asked for",
+        ),
+        **dict.fromkeys(
+            ("tiers.redis.ca_file", "tenancy.redis.ca_file"),
+            "write the PEM certificates that sign the server's into it, or correct the path",
+        ),
+        "tenancy.cache_secret_file": "write a long random secret into it, or leave it unset for `kvasir up`",
+        "gateway.tls.cert_file": "renew it, or correct the path; without gateway.tls plain HTTP is spoken",
+        "gateway.tls.key_file": "write the certificate's PEM private key into it, or correct the path",
+        "gateway.tls.client_ca_file": "write the authorities' PEM certificates into it, or correct the path",
         "worker.session_token_file": "write a long random secret into it, or leave it unset for `kvasir up`",
         "tls.ca_file": "write the authorities' PEM certificates into it, or leave tls unset for `kvasir up`",
         "tls.cert_file": "write a PEM certificate chain into it, or leave tls unset for `kvasir up`",
@@ -220,8 +247,13 @@ def _named_files(deployment: Deployment, machine: Machine) -> Iterator[Finding]:
             yield Finding("paths", "ok", f"{file.field}: {file.path}")
 
 
-def _model(deployment: Deployment, machine: Machine) -> Iterator[Finding]:
-    model, source = machine.model, deployment.model.source
+def _models(deployment: Deployment, machine: Machine) -> Iterator[Finding]:
+    for view in deployment.views():
+        yield from _model(view, machine.model_of(view))
+
+
+def _model(deployment: Deployment, model: ModelProbe) -> Iterator[Finding]:
+    source = deployment.model.source
     if model.to_download:
         message = f"{source} (revision {deployment.model.revision}) is not in the Hugging Face cache"
         if model.offline:
@@ -275,7 +307,7 @@ def _port(deployment: Deployment, machine: Machine) -> Iterator[Finding]:
 
 
 def _memory(deployment: Deployment, machine: Machine) -> Iterator[Finding]:
-    needed = needed_bytes(deployment, machine.model)
+    needed = needed_bytes(deployment, machine)
     message = (
         f"about {_size(needed)} needed, {_size(machine.memory_available)} available ({machine.memory_limit})"
     )
@@ -283,8 +315,9 @@ def _memory(deployment: Deployment, machine: Machine) -> Iterator[Finding]:
         yield Finding("memory", "ok", message)
         return
     parts = ", ".join(
-        f"{pool.name} {pool.replicas} × {_size(replica_bytes(deployment, pool, machine.model))}"
-        for pool in deployment.pools
+        f"{pool.name} {pool.replicas} × {_size(replica_bytes(view, pool, machine.model_of(view)))}"
+        for view in deployment.views()
+        for pool in view.pools
     )
     yield Finding(
         "memory",
@@ -381,7 +414,7 @@ def _native(deployment: Deployment, machine: Machine) -> Iterator[Finding]:
 
 
 def _fabric(deployment: Deployment, machine: Machine) -> Iterator[Finding]:
-    nixl = deployment.disaggregated and deployment.transfer.kind == "nixl"
+    nixl = deployment.hands_kv_over and deployment.transfer.kind == "nixl"
     if nixl and not machine.rdma and not is_loopback(deployment.transfer.host):
         yield Finding(
             "fabric",

@@ -48,7 +48,8 @@ def disk_bytes(deployment: Deployment) -> int:
     """Disk space that the tiers of all engines may take together."""
     if deployment.tiers.disk is None:
         return 0
-    engines = sum(pool.replicas * pool.engine.data_parallel_size for pool in deployment.pools)
+    pools = [pool for view in deployment.views() if view.tiers.configured for pool in view.pools]
+    engines = sum(pool.replicas * pool.engine.data_parallel_size for pool in pools)
     return engines * deployment.tiers.disk.bytes
 
 

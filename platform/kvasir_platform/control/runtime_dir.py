@@ -96,6 +96,11 @@ class RuntimeDir:
         """The secret that routers and workers of this run share."""
         return self.path / "session.token"
 
+    @property
+    def cache_secret_file(self) -> Path:
+        """The secret that salts of KV caches are made from; kept from run to run, as tiers are."""
+        return self.path / "cache.secret"
+
     def create(self) -> None:
         """Make the folder and its `logs`, both private. Raises ConfigError when it is a link, or is
         or can be another user's."""

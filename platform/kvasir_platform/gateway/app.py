@@ -15,16 +15,21 @@ from kvasir.ports.clock import Clock, Rng
 from kvasir.ports.router import RouterPort
 from kvasir.telemetry.metrics import Metrics
 from kvasir.telemetry.spans import SpanRecorder
-from kvasir_platform.gateway.api import GenerateApi, Tools, stopping
+from kvasir_platform.gateway.api import GenerateApi, stopping
 from kvasir_platform.gateway.auth import ApiKeys
-from kvasir_platform.gateway.connection import HttpLimits
+from kvasir_platform.gateway.cors import Cors
 from kvasir_platform.gateway.decisions import DECISIONS, DecisionPages, RequestNames
 from kvasir_platform.gateway.drains import DRAIN, UNDRAIN, WORKERS, DrainPages
-from kvasir_platform.gateway.errors import error_headers, error_status
-from kvasir_platform.gateway.http import Exchange
+from kvasir_platform.gateway.embeddings import EmbeddingApi
+from kvasir_platform.gateway.endpoint import Tools
+from kvasir_platform.gateway.errors import MethodNotAllowed, error_headers, error_status
+from kvasir_platform.gateway.http import Exchange, HttpRequest
 from kvasir_platform.gateway.listener import Listen, Listener
+from kvasir_platform.gateway.models import ModelTable
+from kvasir_platform.gateway.openapi import OPENAPI, openapi_page
 from kvasir_platform.gateway.pages import MODELS, Pages
-from kvasir_platform.gateway.tokenization import Tokenizer, TokenizerPool
+from kvasir_platform.gateway.request_head import METHODS
+from kvasir_platform.gateway.texts import TextApi
 
 _log = logging.getLogger(__name__)
 _Handler = Callable[[Exchange], None]
@@ -42,7 +47,7 @@ class Gateway:
         deployment: Deployment,
         router: RouterPort,
         metrics: Metrics,
-        tokenizer: Tokenizer,
+        models: ModelTable,
         clock: Clock,
         *,
         spans: SpanRecorder | None = None,
@@ -56,16 +61,19 @@ class Gateway:
         self._metrics = metrics
         self._rng = random.SystemRandom() if rng is None else rng
         self._spans = spans
-        self._tokenizers = TokenizerPool(tokenizer)
+        self._models = models
         self._keys = None if spec.api_keys_file is None else ApiKeys(Path(spec.api_keys_file), clock.now)
+        self._cors = Cors(spec.cors, open_to_all=self._keys is None)
         names = RequestNames(deployment.routing.decision_records)
-        self._api = GenerateApi(
-            Tools(deployment, router, names, self._tokenizers, metrics, spans, clock, wall, self._suffix),
-            self._guard,
-        )
-        metrics.track_in_flight(self._api.in_flight)
+        tools = Tools(deployment, router, names, models, metrics, spans, clock, wall, self._suffix)
+        self._api = GenerateApi(tools, self._guard)
+        self._embeddings = EmbeddingApi(tools, self._guard)
+        self._texts = TextApi(models, self._guard)
+        metrics.track_in_flight(self._in_flight)
+        for model in models.models:
+            metrics.track_tokenizer(model.name, model.tokenizer.sizes)
         self._pages = Pages(
-            deployment, router, metrics, clock, created=int(wall()), in_flight=self._api.in_flight
+            deployment, models, router, metrics, clock, created=int(wall()), in_flight=self._in_flight
         )
         self._decisions = DecisionPages(router, names)
         self._drains = DrainPages(router)
@@ -75,21 +83,15 @@ class Gateway:
 
     async def serve(self, listen: Listen | None, on_started: Callable[[str, int], None]) -> None:
         """Bind `listen` (by default the spec's address), tell `on_started` the address, and answer
-        until `stop`. Returns when drained. Raises OSError when the address is taken."""
+        until `stop`. Returns when drained. Raises OSError when the address is taken, ConfigError for
+        certificates that are not good."""
         spec = self._spec
-        limits = HttpLimits(
-            header_bytes=spec.max_header_bytes,
-            body_bytes=spec.max_body_bytes,
-            header_s=spec.header_timeout_s,
-            body_s=spec.body_timeout_s,
-            idle_s=spec.idle_timeout_s,
-            stream_buffer_bytes=spec.stream_buffer_bytes,
-        )
         self._listener = Listener(
+            spec,
             handler=self._handle,
+            early=self._admit,
+            cors=self._cors,
             on_refused=lambda error: self._metrics.request_refused(error.code),
-            limits=limits,
-            max_connections=spec.max_connections,
             new_id=self._new_id,
             now=self._clock.now,
             wall=self._wall,
@@ -101,9 +103,10 @@ class Gateway:
             self._pages.draining = True
             await self._listener.drain(spec.drain_timeout_s)
             self._api.abandon_all(stopping())
+            self._embeddings.abandon_all(stopping())
         finally:
             await self._listener.close()
-            self._tokenizers.close()
+            self._models.close()
             if self._spans is not None:
                 self._spans.close()
 
@@ -117,11 +120,15 @@ class Gateway:
         return {
             "/v1/chat/completions": ("POST", True, api.chat),
             "/v1/completions": ("POST", True, api.completion),
+            "/v1/embeddings": ("POST", True, self._embeddings.embed),
+            "/tokenize": ("POST", True, self._texts.tokenize),
+            "/detokenize": ("POST", True, self._texts.detokenize),
             MODELS: ("GET", True, pages.models),
             "/health/live": ("GET", False, pages.live),
             "/health/ready": ("GET", False, pages.ready),
             "/metrics": ("GET", True, pages.metrics),
             "/status": ("GET", True, pages.status),
+            OPENAPI: ("GET", False, openapi_page),
         }
 
     def _item_route(self, path: str) -> tuple[str, bool, _Handler] | None:
@@ -140,18 +147,34 @@ class Gateway:
         self._guard(exchange, lambda: self._dispatch(exchange))
 
     def _dispatch(self, exchange: Exchange) -> None:
-        request = exchange.request
+        self._admit(exchange.request)(exchange)
+
+    def _admit(self, request: HttpRequest) -> _Handler:
+        """What handles a request, of which nothing but the head is looked at. Raises RequestError."""
+        if request.method == "OPTIONS":
+            return self._options
         route = self._routes.get(request.path) or self._item_route(request.path)
         if route is None:
             raise RequestError(f"There is no {request.path[:256]!r} here.", status=404, code="not_found")
         method, protected, handler = route
+        self._cors.check(request.headers)
         if protected and self._keys is not None:
             self._keys.check(request.headers.get(b"authorization"))
         if request.method != method and not (method == "GET" and request.method == "HEAD"):
-            raise _MethodNotAllowed(request.path, method)
+            raise MethodNotAllowed(request.path, _allowed(method))
         if method == "POST":
             _check_media_type(request.headers)
-        handler(exchange)
+        return handler
+
+    def _options(self, exchange: Exchange) -> None:
+        """OPTIONS: what browsers ask before they send, and which methods there are. Needs no key."""
+        request = exchange.request
+        route = self._routes.get(request.path) or self._item_route(request.path)
+        if route is None and request.path != "*":
+            raise RequestError(f"There is no {request.path[:256]!r} here.", status=404, code="not_found")
+        preflight = self._cors.preflight(request.headers) if self._cors.enabled else None
+        allowed = METHODS if route is None else _allowed(route[0])
+        exchange.no_content(b"allow: %b\r\n" % allowed.encode() if preflight is None else preflight)
 
     def _guard(self, exchange: Exchange, step: Callable[[], None]) -> None:
         """Run a step of an exchange; what it raises becomes the answer."""
@@ -159,15 +182,16 @@ class Gateway:
             step()
         except KvasirError as error:
             self._metrics.request_refused(error.code)
-            headers = error_headers(error)
-            if isinstance(error, _MethodNotAllowed):
-                headers = b"allow: %b\r\n" % error.allowed.encode()
-            exchange.fail(error_status(error), error, headers)
+            exchange.fail(error_status(error), error, error_headers(error))
         # The last line of defence: a fault of ours must still be an answer, and must not end the server.
         except Exception as error:  # noqa: BLE001
             _log.error("a request failed", extra={"request_id": exchange.request_id}, exc_info=error)
             self._metrics.request_refused("internal_error")
             exchange.fail(500, error)
+
+    def _in_flight(self) -> int:
+        """Calls that the router has."""
+        return self._api.in_flight() + self._embeddings.in_flight()
 
     def _new_id(self) -> str:
         return f"{self._rng.getrandbits(96):024x}"
@@ -176,10 +200,9 @@ class Gateway:
         return f"{self._rng.getrandbits(32):08x}"
 
 
-class _MethodNotAllowed(RequestError):
-    def __init__(self, path: str, allowed: str) -> None:
-        super().__init__(f"{path} takes {allowed} only.", status=405, code="method_not_allowed")
-        self.allowed = allowed
+def _allowed(method: str) -> str:
+    """The methods of a route, as the Allow header lists them."""
+    return "GET, HEAD, OPTIONS" if method == "GET" else f"{method}, OPTIONS"
 
 
 def _check_media_type(headers: Mapping[bytes, bytes]) -> None:

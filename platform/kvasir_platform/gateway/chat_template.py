@@ -10,11 +10,12 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NoReturn
 
 import jinja2
-from jinja2 import nodes
+from jinja2 import meta, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -27,7 +28,23 @@ Tool = Mapping[str, Any]
 
 _PROBE = "kvasir-content-probe"
 _SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-_RESERVED = frozenset(("messages", "tools", "documents", "add_generation_prompt", *_SPECIAL))
+_RESERVED = frozenset(
+    (
+        "messages",
+        "tools",
+        "documents",
+        "add_generation_prompt",
+        "continue_final_message",
+        "chat_template",
+        "tokenize",
+        *_SPECIAL,
+    )
+)
+_CONTINUED = "CONTINUE_FINAL_MESSAGE_TAG "
+"""Put behind the text that is to go on, and found again in the prompt; with its space, since templates that
+trim it have trimmed the text's own too."""
+_CLIENT_TEMPLATES = 8
+"""Compiled templates of clients that are kept."""
 
 
 class _Generation(Extension):
@@ -61,10 +78,17 @@ class ChatTemplate:
         try:
             self._template = environment.from_string(source)
             self._with_tools = self._template if tool_source is None else environment.from_string(tool_source)
+            names = meta.find_undeclared_variables(environment.parse(source))
         except jinja2.TemplateError as error:
-            raise ConfigError(f"the model's chat template does not compile: {error}") from error
+            raise ConfigError(f"the chat template does not compile: {error}") from error
         self._special = dict(special_tokens)
-        self._takes_parts = self._probe_parts()
+        self._now = now
+        self._knows_developers = "'developer'" in source or '"developer"' in source
+        self.takes_documents = "documents" in names
+        self._takes_parts = self._takes_strings = True
+        self._takes_strings = self._probe(_PROBE)
+        self._takes_parts = self._probe([{"type": "text", "text": _PROBE}])
+        self._of_clients = lru_cache(_CLIENT_TEMPLATES)(self._compiled)
 
     @classmethod
     def from_folder(cls, folder: Path) -> ChatTemplate | None:
@@ -74,13 +98,33 @@ class ChatTemplate:
             return None
         return cls(source, special_tokens(folder), tool_source=chat_template(folder, tools=True))
 
-    def render(
-        self, messages: Sequence[Message], kwargs: Mapping[str, Any], tools: Sequence[Tool] | None = None
-    ) -> str:
-        """The prompt for `messages`, ending where the assistant's turn begins.
+    def of_client(self, source: str) -> ChatTemplate:
+        """Another template, of a client that may bring its own, with this model's special tokens. Raises
+        RequestError if it does not compile."""
+        try:
+            return self._of_clients(source)
+        except ConfigError as error:
+            raise RequestError(
+                f"chat_template: {error.message}.", code="invalid_value", param="chat_template"
+            ) from None
 
-        `kwargs` are the client's template variables, `tools` what the model may call, in OpenAI's form.
-        Raises RequestError when the template refuses the conversation, with the template's own words.
+    def render(
+        self,
+        messages: Sequence[Message],
+        kwargs: Mapping[str, Any],
+        tools: Sequence[Tool] | None = None,
+        *,
+        documents: Sequence[Mapping[str, str]] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+    ) -> str:
+        """The prompt for `messages`, ending where the assistant's turn begins; without
+        `add_generation_prompt` after the last message, and with `continue_final_message` within it, where its
+        text ends.
+
+        `kwargs` are the client's template variables, `tools` what the model may call and `documents` what it
+        may read, in OpenAI's and transformers' form. Raises RequestError when the template refuses the
+        conversation, with the template's own words.
         """
         for name in kwargs:
             if name in _RESERVED:
@@ -89,13 +133,19 @@ class ChatTemplate:
                     code="invalid_value",
                     param=f"chat_template_kwargs.{name}",
                 )
-        shown = messages if self._takes_parts else [_flat(message) for message in messages]
+        shown = messages if self._knows_developers else _as_systems(messages)
+        if not self._takes_parts:
+            shown = [_flat(message) for message in shown]
+        elif not self._takes_strings:
+            shown = [_in_parts(message) for message in shown]
+        if continue_final_message:
+            shown = [*shown[:-1], _tagged(shown[-1])]
         try:
-            return (self._with_tools if tools else self._template).render(
+            text = (self._with_tools if tools else self._template).render(
                 messages=shown,
                 tools=tools,
-                documents=None,
-                add_generation_prompt=True,
+                documents=documents,
+                add_generation_prompt=add_generation_prompt,
                 **{**self._special, **kwargs},
             )
         # A template is the model's code over the client's data: whatever it raises is about that data.
@@ -105,13 +155,15 @@ class ChatTemplate:
                 code="invalid_value",
                 param="messages",
             ) from None
+        return _cut_at_tag(text, shown[-1]) if continue_final_message else text
 
-    def _probe_parts(self) -> bool:
-        """Whether the template itself takes content as a list of parts."""
-        message = {"role": "user", "content": [{"type": "text", "text": _PROBE}]}
-        self._takes_parts = True
+    def _compiled(self, source: str) -> ChatTemplate:
+        return ChatTemplate(source, self._special, self._now)
+
+    def _probe(self, content: str | list[dict[str, str]]) -> bool:
+        """Whether the template itself takes content of this form."""
         try:
-            shown = self.render([message], {})
+            shown = self.render([{"role": "user", "content": content}], {})
         except RequestError:
             return False
         return _PROBE in shown and "'text'" not in shown and '"text"' not in shown
@@ -140,10 +192,58 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _flat(message: Message) -> Message:
-    content = message["content"]
-    if isinstance(content, str):
+    content = message.get("content")
+    if not isinstance(content, list):
         return message
     return {**message, "content": "\n".join(part["text"] for part in content)}
+
+
+def _in_parts(message: Message) -> Message:
+    content = message.get("content")
+    if not isinstance(content, str) or message["role"] == "tool":
+        return message
+    return {**message, "content": [{"type": "text", "text": content}] if content else []}
+
+
+def _as_systems(messages: Sequence[Message]) -> Sequence[Message]:
+    """Developers' messages as the system's, for templates that know no developers. Since such templates want
+    the system first and once, all of its messages become one."""
+    if not any(message["role"] == "developer" for message in messages):
+        return messages
+    is_system = [message["role"] in ("developer", "system") for message in messages]
+    if is_system[0] and sum(is_system) == 1:
+        return [{**messages[0], "role": "system"}, *messages[1:]]
+    told = [_flat(message)["content"] for message, system in zip(messages, is_system, strict=True) if system]
+    rest = [message for message, system in zip(messages, is_system, strict=True) if not system]
+    return [{"role": "system", "content": "\n\n".join(text for text in told if text)}, *rest]
+
+
+def _tagged(message: Message) -> Message:
+    """`message` with the tag behind its text, which is that of its last part."""
+    content = message.get("content")
+    if isinstance(content, str):
+        return {**message, "content": content + _CONTINUED}
+    if not content:
+        raise _not_continued("it has no content")
+    return {**message, "content": [*content[:-1], {**content[-1], "text": content[-1]["text"] + _CONTINUED}]}
+
+
+def _cut_at_tag(prompt: str, last: Message) -> str:
+    """`prompt` up to the tag in it, which `last` brought."""
+    content = last["content"]
+    text = content if isinstance(content, str) else content[-1]["text"]
+    at = prompt.rfind(_CONTINUED.strip())
+    if at < 0 or text.removesuffix(_CONTINUED).strip() not in prompt:
+        raise _not_continued("the model's chat template does not show its text as it is")
+    return prompt[:at] if prompt.startswith(_CONTINUED, at) else prompt[:at].rstrip()
+
+
+def _not_continued(why: str) -> RequestError:
+    return RequestError(
+        f"The final message cannot be continued: {why}.",
+        code="invalid_value",
+        param="continue_final_message",
+    )
 
 
 def _tojson(

@@ -1,9 +1,9 @@
 """One HTTP/1.1 connection, with a limit on everything that a client controls.
 
 Parsing is llhttp's (strict: bare LF, and Content-Length beside Transfer-Encoding, are refused). What a
-parser does not do is here: deadlines for headers, body and idling, caps on headers and body, exactly one
-Host, a bound on pipelining, a lingering close so that a refusal can be read, and a cut for clients that
-do not read their stream.
+parser does not do is here: deadlines for headers, body and idling, caps on headers, target and body, exactly
+one Host, one transfer coding, a bound on pipelining, a lingering close so that a refusal can be read, and a
+cut for clients that do not read their stream.
 """
 
 from __future__ import annotations
@@ -16,22 +16,34 @@ import socket
 import struct
 from collections import deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, NoReturn, Self, cast
 
 import httptools
 
-from kvasir.core.errors import RequestError
+from kvasir.config.spec_edge import GatewaySpec
+from kvasir.core.errors import KvasirError, RequestError
 from kvasir.telemetry.reasons import CLIENT_CLOSED, SLOW_READER
-from kvasir_platform.gateway.errors import error_status
+from kvasir_platform.gateway.errors import error_headers, error_status
 from kvasir_platform.gateway.http import Exchange, HttpRequest
+from kvasir_platform.gateway.request_head import (
+    check_coding,
+    check_host,
+    check_version,
+    expects_continue,
+    target_path,
+)
 
 if TYPE_CHECKING:
     from kvasir_platform.gateway.listener import Listener
 
-_MAX_HEADERS = 128
 _MAX_PIPELINED = 8
+_EARLY_BYTES = 64 << 10
+"""Bodies beyond this are asked about before they are read."""
+_DROPPED = 2
+"""Bodies' bounds that a client may go on sending after a refusal; reading them only costs."""
+_FRAMING = 8
+"""Bytes on the wire for each byte of a body; honest chunks need little more than one."""
 _SANE_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
-_SANE_HOST = re.compile(rb"[A-Za-z0-9._:\[\]-]{1,255}")
 _ONLY_ONCE = frozenset((b"host", b"authorization", b"content-length", b"content-type", b"transfer-encoding"))
 
 _RESET = struct.pack("ii", 1, 0)
@@ -51,20 +63,30 @@ class HttpLimits:
     """Bounds of one connection; bytes and seconds."""
 
     header_bytes: int = 64 << 10
+    header_fields: int = 128
+    target_bytes: int = 8 << 10
     body_bytes: int = 8 << 20
-    header_s: float = 10.0
+    body_rate: int = 1024
+    header_s: float = 8.0
     body_s: float = 30.0
     idle_s: float = 75.0
     linger_s: float = 2.0
     stream_buffer_bytes: int = 256 << 10
 
-
-class _Refused(Exception):
-    """Stops the parser from inside a callback, which hides it: the connection keeps the error too."""
-
-    def __init__(self, error: RequestError) -> None:
-        super().__init__(error.message)
-        self.error = error
+    @classmethod
+    def of(cls, spec: GatewaySpec) -> Self:
+        """As the deployment says."""
+        return cls(
+            header_bytes=spec.max_header_bytes,
+            header_fields=spec.max_header_fields,
+            target_bytes=spec.max_target_bytes,
+            body_bytes=spec.max_body_bytes,
+            body_rate=spec.min_body_bytes_per_s,
+            header_s=spec.header_timeout_s,
+            body_s=spec.body_timeout_s,
+            idle_s=spec.idle_timeout_s,
+            stream_buffer_bytes=spec.stream_buffer_bytes,
+        )
 
 
 class Connection(asyncio.Protocol):
@@ -75,21 +97,33 @@ class Connection(asyncio.Protocol):
         self._limits = limits
         self._parser = httptools.HttpRequestParser(self)
         self._transport: asyncio.Transport
+        self._socket: socket.socket
         self._exchange: Exchange | None = None
         self._waiting: deque[Exchange] = deque()
         self._writable = True
         self._backlog = bytearray()
         self._overrun = False
         self._draining = False
-        self._refusal: RequestError | None = None
+        self._refusal: KvasirError | None = None
         self._reading = IDLE
+        self._begun = False
+        self._last = False
+        self._upgrade = False
+        self._continue_due = False
         self._wire_bytes = 0
         self._header_bytes = 0
         self._headers: dict[bytes, bytes] = {}
         self._header_count = 0
         self._url = b""
-        self._body: list[bytes] = []
+        self._method = ""
+        self._path = ""
+        self._version = ""
+        self._http11 = True
+        self._body: bytes | bytearray = b""
         self._body_bytes = 0
+        self._held_bytes = 0
+        self._body_due_s = 0.0
+        self._judged_bytes = 0
         self.deadline = math.inf
 
     # -- asyncio's side
@@ -98,39 +132,48 @@ class Connection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)
         bound = self._limits.stream_buffer_bytes
         self._transport.set_write_buffer_limits(high=min(_QUEUE_BYTES, bound // 4))
-        sock = transport.get_extra_info("socket")
+        self._socket = sock = transport.get_extra_info("socket")
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, min(_KERNEL_BYTES, bound))
         self._wait_for(HEADERS)
-        self._reading = IDLE
-        self._listener.opened(self)
+        full = self._listener.opened(self, transport.get_extra_info("peername"))
+        if full is not None and self._reading != LINGER:
+            self._refuse(full)
 
     def data_received(self, data: bytes) -> None:
-        if self._reading == LINGER:
+        if self._reading == LINGER or self._last:
+            self._drop(len(data))
             return
         if self._reading == IDLE:
+            # Not yet a message, but no longer idle: empty lines must not keep a connection for ever.
+            self._reading = HEADERS
+            self._begun = False
             self._wire_bytes = 0
             if self._exchange is None:
                 self._wait_for(HEADERS)
         self._wire_bytes += len(data)
         try:
-            self._parser.feed_data(data)
+            self._feed(data)
             self._check_wire()
-        except httptools.HttpParserUpgrade:
-            self.close_when_idle()
         except httptools.HttpParserCallbackError as error:
             if self._refusal is None:
                 raise RuntimeError("a parser callback failed") from error
-            self._refuse(self._refusal)
+            if self._reading != LINGER:
+                self._refuse(self._refusal)
         except httptools.HttpParserError as error:
-            if self._reading != LINGER:  # else data after a request that asked to close
+            if self._reading != LINGER and not self._last:  # else data after a request that asked to close
                 self._refuse(RequestError(f"Malformed HTTP request: {error}.", code="malformed_http"))
-        except _Refused as refused:
-            self._refuse(refused.error)
+        except KvasirError as error:
+            self._refuse(error)
+
+    def _drop(self, size: int) -> None:
+        """Of a client that goes on sending what nobody will read."""
+        self._wire_bytes += size
+        if self._wire_bytes > _DROPPED * self._limits.body_bytes:
+            self._cut(CLIENT_CLOSED)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._reading = LINGER
-        self._waiting.clear()
+        self._stop_reading()
         self._listener.closed(self)
         self._lose(CLIENT_CLOSED)
 
@@ -138,10 +181,14 @@ class Connection(asyncio.Protocol):
         self._writable = False
         if self._exchange is None or not self._exchange.streaming:
             self._await_reader()
+        elif self._exchange.on_lagging is not None:
+            self._exchange.on_lagging()
 
     def resume_writing(self) -> None:
         self._writable = True
         self._write_backlog()
+        if self._writable and self._exchange is not None and self._exchange.on_caught_up is not None:
+            self._exchange.on_caught_up()
         if self._writable and self._reading != LINGER and self._exchange is None:
             self._transport.resume_reading()
             self._rest()
@@ -149,14 +196,23 @@ class Connection(asyncio.Protocol):
     # -- the parser's side
 
     def on_message_begin(self) -> None:
+        if self._reading == LINGER:
+            self._stop("The connection was closed by the answer before.")
+        if self._reading == IDLE and self._exchange is None:
+            self._wait_for(HEADERS)  # it came in one piece with the request before it
         self._reading = HEADERS
+        self._begun = True
+        self._method = ""
         self._headers = {}
         self._header_count = self._header_bytes = self._body_bytes = 0
         self._url = b""
-        self._body = []
+        self._body = b""
 
     def on_url(self, url: bytes) -> None:
         self._url += url
+        if len(self._url) > self._limits.target_bytes:
+            limit = self._limits.target_bytes
+            self._stop(f"The request's target exceeds {limit} bytes.", 414, "target_too_long")
         self._count_header(len(url))
 
     def on_header(self, name: bytes, value: bytes) -> None:
@@ -175,48 +231,52 @@ class Connection(asyncio.Protocol):
             self._headers[name] = earlier + b", " + value
 
     def on_headers_complete(self) -> None:
-        headers, limits = self._headers, self._limits
-        host = headers.get(b"host")
-        if host is None:
-            if self._parser.get_http_version() != "1.0":
-                self._stop("The Host header is missing.", code="missing_host")
-        elif not _SANE_HOST.fullmatch(host.strip()):
-            self._stop("The Host header is not a host name.", code="missing_host")
-        length = headers.get(b"content-length")
-        if length is not None and int(length) > limits.body_bytes:
-            self._body_too_large()
+        parser = self._parser
+        self._method = parser.get_method().decode("ascii")
+        self._version = parser.get_http_version()
+        if parser.should_upgrade() and self._method != "CONNECT":
+            self._upgrade = True
+            return
+        try:
+            self._check_head()
+        except KvasirError as error:
+            self._stop_with(error)
         self._reading = BODY
         if self._exchange is None:
             self._wait_for(BODY)
-        expect = headers.get(b"expect")
-        if expect is not None:
-            if expect.lower() != b"100-continue":
-                self._stop("Only Expect: 100-continue is understood.", 417, "expectation_failed")
-            if self._exchange is None:
-                self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+            if self._continue_due:
+                self._continue()
 
     def on_body(self, body: bytes) -> None:
-        self._body_bytes += len(body)
-        if self._body_bytes > self._limits.body_bytes:
+        size = len(body)
+        self._body_bytes += size
+        self._held_bytes += size
+        full = self._listener.hold(size)
+        # Bodies that wait for their turn count too, or pipelining would multiply the bound.
+        if self._held_bytes > self._limits.body_bytes:
             self._body_too_large()
-        self._body.append(body)
+        if full is not None:
+            self._stop_with(full)
+        if not self._body:
+            self._body = body
+        elif isinstance(self._body, bytearray):
+            self._body += body
+        else:
+            self._body = bytearray(self._body)
+            self._body += body
 
     def on_message_complete(self) -> None:
+        if self._upgrade:
+            return
         self._reading = IDLE
-        body = self._body[0] if len(self._body) == 1 else b"".join(self._body)
-        self._body = []
-        http11 = self._parser.get_http_version() != "1.0"
-        request = HttpRequest(
-            method=self._parser.get_method().decode("ascii"),
-            path=self._url.partition(b"?")[0].decode("latin-1"),
-            headers=self._headers,
-            body=body,
-            keep_alive=self._parser.should_keep_alive(),
-            chunked=http11,
-        )
+        # What comes in the same piece is the next request's; only what comes later is counted for it.
+        self._wire_bytes = 0
+        request = self._request(bytes(self._body))
+        self._body = b""
+        self._last = not request.keep_alive
         exchange = self._listener.exchange(request, self._request_id(), self)
         if len(self._waiting) >= _MAX_PIPELINED:
-            self._stop("Too many pipelined requests.", code="malformed_http")
+            self._stop("Too many pipelined requests.")
         self._waiting.append(exchange)
         if self._exchange is None:
             self._next()
@@ -236,6 +296,10 @@ class Connection(asyncio.Protocol):
     def date(self) -> bytes:
         return self._listener.date()
 
+    @property
+    def lagging(self) -> bool:
+        return not self._writable
+
     def answered(self, *, close: bool) -> None:
         self._exchange = None
         if close or self._draining:
@@ -252,7 +316,7 @@ class Connection(asyncio.Protocol):
         self._draining = True
         if self._exchange is not None:
             self._exchange.close_after()
-        elif not self._waiting:
+        elif not self._waiting and not (self._begun and self._reading in (HEADERS, BODY)):
             self._close()
 
     def abort(self) -> None:
@@ -261,19 +325,14 @@ class Connection(asyncio.Protocol):
 
     def expire(self) -> None:
         """The deadline has passed: say so if a request had begun, then close."""
-        if self._reading == HEADERS and self._writable:
-            self._refuse(RequestError("The headers came too slowly.", status=408, code="header_timeout"))
-        elif self._reading == BODY and self._writable:
-            self._refuse(RequestError("The body came too slowly.", status=408, code="body_timeout"))
-        elif self._reading == IDLE and self._writable:
-            self._close()
-        else:
+        if self._reading == LINGER or not self._writable:
             self._cut(SLOW_READER)
-
-    def refuse_connection(self, answer: bytes) -> None:
-        """Answer before any request was read, and close."""
-        self._transport.write(answer)
-        self.linger()
+        elif self._reading == BODY:
+            self._judge_body()
+        elif self._reading == HEADERS and self._begun:
+            self._refuse(RequestError("The headers came too slowly.", status=408, code="header_timeout"))
+        else:
+            self._close()
 
     # -- inside
 
@@ -286,6 +345,69 @@ class Connection(asyncio.Protocol):
             self.deadline = self._listener.loop.time() + self._limits.idle_s
         else:
             self._wait_for(self._reading)
+            if self._reading == BODY and self._continue_due:
+                self._continue()
+
+    def _feed(self, data: bytes) -> None:
+        """Parse. An offer to upgrade is declined by going on as if it had not been made; the parser stops at
+        one, without a body, so that another one reads the same request without the offer."""
+        rest: bytes | memoryview = data
+        while True:
+            try:
+                self._parser.feed_data(rest)
+                return
+            except httptools.HttpParserUpgrade as upgrade:
+                rest = memoryview(rest)[upgrade.args[0] :]
+            self._upgrade = False
+            self._parser = httptools.HttpRequestParser(self)
+            self._parser.feed_data(self._head_without_upgrade())
+
+    def _head_without_upgrade(self) -> bytes:
+        lines = [b"%b: %b\r\n" % (k, v) for k, v in self._headers.items() if k != b"upgrade"]
+        start = b"%b %b HTTP/%b\r\n" % (self._method.encode(), self._url, self._version.encode())
+        return b"%b%b\r\n" % (start, b"".join(lines))
+
+    def _request(self, body: bytes) -> HttpRequest:
+        return HttpRequest(
+            method=self._method,
+            path=self._path,
+            headers=self._headers,
+            body=body,
+            keep_alive=self._parser.should_keep_alive(),
+            chunked=self._http11,
+        )
+
+    def _check_head(self) -> None:
+        """Refuse what could be read in two ways, what is too large, and what nobody will want."""
+        headers, limits = self._headers, self._limits
+        self._http11 = check_version(self._version)
+        check_host(headers.get(b"host"), http11=self._http11)
+        self._path = target_path(self._url, self._method)
+        coding = headers.get(b"transfer-encoding")
+        check_coding(coding, http11=self._http11)
+        length = headers.get(b"content-length")
+        size = 0 if length is None else int(length)
+        if size > limits.body_bytes:
+            self._body_too_large()
+        self._continue_due = expects_continue(headers)
+        early = self._listener.early
+        if early is not None and (size > _EARLY_BYTES or coding is not None or self._continue_due):
+            early(self._request(b""))
+
+    def _continue(self) -> None:
+        self._continue_due = False
+        if self._http11:
+            self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+
+    def _judge_body(self) -> None:
+        """The body's time is up, or it is time to see how fast it comes."""
+        limits, now = self._limits, self._listener.loop.time()
+        window_s = limits.header_s / 2
+        if now >= self._body_due_s or self._body_bytes - self._judged_bytes < limits.body_rate * window_s:
+            self._refuse(RequestError("The body came too slowly.", status=408, code="body_timeout"))
+            return
+        self._judged_bytes = self._body_bytes
+        self.deadline = min(self._body_due_s, now + window_s)
 
     def _await_reader(self) -> None:
         """A whole answer waits for its reader: take nothing more, and not for ever."""
@@ -305,19 +427,24 @@ class Connection(asyncio.Protocol):
     def _close(self) -> None:
         """Close when what was written has left, within a bound."""
         self._write_backlog()
-        self._reading = LINGER
-        self._waiting.clear()
+        self._stop_reading()
         self.deadline = self._listener.loop.time() + self._limits.body_s
         self._transport.close()
 
     def _wait_for(self, part: str) -> None:
-        seconds = self._limits.header_s if part in (IDLE, HEADERS) else self._limits.body_s
-        self.deadline = self._listener.loop.time() + seconds
+        now, limits = self._listener.loop.time(), self._limits
+        if part == BODY:
+            self._body_due_s = now + limits.body_s
+            self._judged_bytes = self._body_bytes
+            self.deadline = min(self._body_due_s, now + limits.header_s / 2)
+        else:
+            self.deadline = now + limits.header_s
 
     def _next(self) -> None:
         if self._exchange is not None or not self._waiting or not self._writable:
             return
         self._exchange = self._waiting.popleft()
+        self._release(len(self._exchange.request.body))
         self.deadline = math.inf
         if self._draining:
             self._exchange.close_after()
@@ -331,62 +458,75 @@ class Connection(asyncio.Protocol):
 
     def _count_header(self, size: int) -> None:
         self._header_bytes += size
-        if self._header_bytes > self._limits.header_bytes or self._header_count > _MAX_HEADERS:
+        if self._header_bytes > self._limits.header_bytes or self._header_count > self._limits.header_fields:
             self._headers_too_large()
 
     def _check_wire(self) -> None:
         """Catch what the callbacks cannot see: one endless header, or a body that is all framing."""
-        if self._reading == HEADERS and self._wire_bytes > self._limits.header_bytes:
+        limits = self._limits
+        if self._reading == HEADERS and self._wire_bytes > limits.header_bytes:
             self._headers_too_large()
-        if self._reading == BODY and self._wire_bytes > 2 * self._limits.body_bytes:
-            self._body_too_large()
+        elif self._reading == BODY:
+            framing = self._wire_bytes - self._body_bytes
+            if framing > limits.header_bytes + min(_FRAMING * self._body_bytes, limits.body_bytes):
+                self._stop("The body is nearly all framing.", 413, "body_too_large")
 
-    def _headers_too_large(self) -> None:
+    def _headers_too_large(self) -> NoReturn:
         self._stop(
-            f"The headers exceed {self._limits.header_bytes} bytes or {_MAX_HEADERS} fields.",
+            f"The headers exceed {self._limits.header_bytes} bytes or {self._limits.header_fields} fields.",
             431,
             "headers_too_large",
         )
 
-    def _body_too_large(self) -> None:
+    def _body_too_large(self) -> NoReturn:
         self._stop(f"The body exceeds {self._limits.body_bytes} bytes.", 413, "body_too_large")
 
-    def _stop(self, message: str, status: int = 400, code: str = "malformed_http") -> None:
-        self._refusal = RequestError(message, status=status, code=code)
-        raise _Refused(self._refusal)
+    def _stop(self, message: str, status: int = 400, code: str = "malformed_http") -> NoReturn:
+        self._stop_with(RequestError(message, status=status, code=code))
 
-    def _refuse(self, error: RequestError) -> None:
+    def _stop_with(self, error: KvasirError) -> NoReturn:
+        """Raise from inside a callback of the parser, which hides what is raised there."""
+        self._refusal = error
+        raise error
+
+    def _refuse(self, error: KvasirError) -> None:
         """Answer `error` and end the connection; an answer under way is cut instead."""
-        self._waiting.clear()
-        self._body = []
         if self._exchange is not None:
             self._cut(CLIENT_CLOSED)
             return
-        empty = HttpRequest("", "", self._headers, b"", keep_alive=False, chunked=False)
+        empty = HttpRequest(self._method, "", self._headers, b"", keep_alive=False, chunked=False)
         exchange = self._listener.exchange(empty, self._request_id(), _Refusal(self))
         self._listener.refused(error)
-        exchange.fail(error_status(error), error)
+        exchange.fail(error_status(error), error, error_headers(error))
+
+    def _stop_reading(self) -> None:
+        """Take nothing more, and let go of what was taken."""
+        self._reading = LINGER
+        self._waiting.clear()
+        self._body = b""
+        self._release(self._held_bytes)
+
+    def _release(self, size: int) -> None:
+        self._held_bytes -= size
+        self._listener.hold(-size)
 
     def linger(self) -> None:
         """Half-close and drop what still comes: closing at once would reset the connection, and the
-        peer would never read the answer."""
+        peer would never read the answer. TLS cannot half-close; the answer's length tells its end."""
         self._write_backlog()
-        self._reading = LINGER
+        self._stop_reading()
+        self._wire_bytes = 0
         self.deadline = self._listener.loop.time() + self._limits.linger_s
         if self._transport.can_write_eof():
             self._transport.write_eof()
-        else:
-            self._transport.close()
 
     def _cut(self, code: str) -> None:
-        self._reading = LINGER
-        self._waiting.clear()
+        self._stop_reading()
         self._lose(code)
         # Reset, so that the kernel too drops at once what the client did not read. A transport that is
-        # closing already may have let go of its socket.
-        with contextlib.suppress(OSError):
-            sock = self._transport.get_extra_info("socket")
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+        # closing already may have let go of its socket; uvloop then raises ValueError.
+        with contextlib.suppress(OSError, ValueError):
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
         self._transport.abort()
 
     def _lose(self, code: str) -> None:
@@ -406,6 +546,10 @@ class _Refusal:
 
     def date(self) -> bytes:
         return self._connection.date()
+
+    @property
+    def lagging(self) -> bool:
+        return self._connection.lagging
 
     def answered(self, *, close: bool) -> None:
         self._connection.linger()

@@ -6,10 +6,33 @@ import math
 
 import msgspec
 
-from kvasir.core.errors import CapacityError, KvasirError, RequestError
+from kvasir.core.errors import KvasirError, RequestError
 from kvasir.telemetry.reasons import http_status
 
+MAX_RETRY_AFTER_S = 3600.0
+
+_FINAL = frozenset(
+    (
+        "config_error",
+        "drain_timeout",
+        "http_version_not_supported",
+        "registration_refused",
+        "request_timeout",
+        "unsupported_transfer_encoding",
+    )
+)
+"""Codes of statuses that clients repeat by themselves, where repeating gives the same, or doubles the load
+of what was too much already."""
+
 _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
+
+
+class MethodNotAllowed(RequestError):
+    """The target takes other methods: `allowed`, as the Allow header lists them."""
+
+    def __init__(self, target: str, allowed: str) -> None:
+        super().__init__(f"{target} takes {allowed} only.", status=405, code="method_not_allowed")
+        self.allowed = allowed
 
 
 def error_type(status: int) -> str:
@@ -36,7 +59,23 @@ def error_body(error: Exception) -> bytes:
 
 
 def error_headers(error: Exception) -> bytes:
-    """Header lines that belong to an error: `retry-after` (whole seconds) for want of capacity."""
-    if isinstance(error, CapacityError):
-        return b"retry-after: %d\r\n" % max(1, math.ceil(error.retry_after_s))
-    return b""
+    """Header lines that belong to an error.
+
+    `retry-after` (whole seconds, as HTTP has it) and `retry-after-ms` (which OpenAI's clients prefer) for
+    whatever says when to come back: a quota (429) and want of capacity (503) alike. `x-should-retry: false`
+    where the status invites those clients to repeat what cannot go better. `www-authenticate` with 401 and
+    `allow` with 405, which HTTP demands.
+    """
+    lines = b""
+    retry_after_s = getattr(error, "retry_after_s", None)
+    if retry_after_s is not None:
+        wait_s = min(max(float(retry_after_s), 0.001), MAX_RETRY_AFTER_S)
+        lines = b"retry-after: %d\r\nretry-after-ms: %d\r\n" % (math.ceil(wait_s), math.ceil(wait_s * 1e3))
+    lines += getattr(error, "header_lines", b"")
+    if isinstance(error, KvasirError) and error.code in _FINAL:
+        lines += b"x-should-retry: false\r\n"
+    if isinstance(error, MethodNotAllowed):
+        lines += b"allow: %b\r\n" % error.allowed.encode()
+    elif error_status(error) == 401:
+        lines += b'www-authenticate: Bearer realm="kvasir"\r\n'
+    return lines

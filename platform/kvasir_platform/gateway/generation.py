@@ -18,17 +18,34 @@ from kvasir.ports.clock import Clock
 from kvasir.ports.router import RequestSummary, RouterPort
 from kvasir.telemetry.histogram import Histogram
 from kvasir.telemetry.metrics import Metrics
-from kvasir.telemetry.spans import SpanRecorder
+from kvasir.telemetry.reasons import CONTENT_FILTER, OK
+from kvasir.telemetry.spans import SpanRecorder, TraceContext
 from kvasir_platform.gateway.answer import Answer, add_usage
 from kvasir_platform.gateway.http import Exchange
 
 _log = logging.getLogger(__name__)
+_UNTRACED = TraceContext()
 
 
 class Leg:
-    """The sink of one prompt; `base` is the index of its first choice in the answer."""
+    """The sink of one prompt; `base` is the index of its first choice in the answer. `tokens` counts its
+    output, the first of which came at `first_s`; `open` has its choices that go on, and `cut` tells whether
+    the gateway has ended one that the engine has not."""
 
-    __slots__ = ("_answer", "_base", "_generation", "_inter_token", "_last_s", "_now", "live", "request")
+    __slots__ = (
+        "_answer",
+        "_generation",
+        "_inter_token",
+        "_last_s",
+        "_now",
+        "base",
+        "cut",
+        "first_s",
+        "live",
+        "open",
+        "request",
+        "tokens",
+    )
 
     def __init__(
         self,
@@ -42,12 +59,16 @@ class Leg:
     ) -> None:
         self._generation = generation
         self._answer = answer
-        self._base = base
         self._inter_token = inter_token
         self._now = now
         self._last_s: list[float | None] = [None] * request.sampling.n
+        self.base = base
         self.request = request
         self.live = False
+        self.tokens = 0
+        self.first_s: float | None = None
+        self.open = set(range(request.sampling.n))
+        self.cut = False
 
     def on_delta(self, delta: Delta) -> None:
         """Measure the gap between tokens and pass the delta on."""
@@ -58,9 +79,15 @@ class Leg:
             last = self._last_s[index]
             if last is not None:
                 self._inter_token.observe((now - last) / count, count)
+            elif self.first_s is None:
+                self.first_s = now
             self._last_s[index] = now
+            self.tokens += count
+        if delta.finish is not None:
+            self.open.discard(index)
+            self._generation.end_if_done(self)
         try:
-            self._answer.delta(self._base + index, delta)
+            self._answer.delta(self.base + index, delta)
         # The router's fan-out serves every other stream too: a fault in this one must not reach it.
         except Exception as error:  # noqa: BLE001
             self._generation.broken(error)
@@ -75,7 +102,8 @@ class Leg:
 
 
 class Generation:
-    """One call. Ends exactly once: finished, failed, or gone with its client."""
+    """One call. Ends exactly once: finished, failed, or gone with its client. `on_end` hears of it when none
+    of its legs runs any more. `trace` is what `spans` began for it."""
 
     def __init__(
         self,
@@ -87,6 +115,7 @@ class Generation:
         spans: SpanRecorder | None,
         clock: Clock,
         on_end: Callable[[Generation], None],
+        trace: TraceContext = _UNTRACED,
     ) -> None:
         self._exchange = exchange
         self._answer = answer
@@ -95,10 +124,17 @@ class Generation:
         self._spans = spans
         self._clock = clock
         self._on_end = on_end
+        self._trace = trace
         self._legs: list[Leg] = []
+        self._summaries: list[RequestSummary] = []
         self._usage = Usage()
         self._submitted_s = 0.0
         self._ended = False
+
+    @property
+    def usage(self) -> Usage:
+        """What its ended legs used: all that it did when `on_end` is called, however it ended."""
+        return self._usage
 
     def start(self, requests: list[Request]) -> None:
         """Submit all legs, or none: raises what the router raises."""
@@ -124,10 +160,9 @@ class Generation:
     def leg_finished(self, leg: Leg, summary: RequestSummary) -> None:
         """Count the leg; the last one completes the answer."""
         self._leg_ended(leg, summary)
-        self._usage = add_usage(self._usage, summary.usage)
-        if not self._ended and not any(other.live for other in self._legs):
+        if not self._ended and not self._runs:
             self._end()
-            self._answer.finish(self._usage, self._timing(summary))
+            self._answer.finish(self._usage, server_timing(summary, self._submitted_s))
 
     def leg_failed(self, leg: Leg, error: KvasirError, summary: RequestSummary) -> None:
         """End the call with the error and stop the other legs."""
@@ -136,6 +171,20 @@ class Generation:
             self._end()
             self._answer.fail(error)
             self._cancel_later(error.code)
+
+    def end_choice(self, index: int) -> None:
+        """Choice `index` of the answer has been ended here, and its end passed on. A leg whose choices have
+        all ended is taken off its worker in a later turn of the loop; the last one completes the answer."""
+        for leg in self._legs:
+            if leg.base <= index < leg.base + leg.request.sampling.n:
+                leg.cut = leg.cut or index - leg.base in leg.open
+                leg.open.discard(index - leg.base)
+                self.end_if_done(leg)
+
+    def end_if_done(self, leg: Leg) -> None:
+        """See to the end of a leg whose worker may go on with choices that nobody wants any more."""
+        if leg.cut and not leg.open:
+            asyncio.get_running_loop().call_soon(self._end_leg, leg)
 
     def broken(self, error: Exception) -> None:
         """The answer could not be written for a fault of ours."""
@@ -152,56 +201,85 @@ class Generation:
 
     def gone(self, code: str) -> None:
         """The client left or was cut: free the request on every worker at once."""
-        self._end()
         self._cancel_live(code)
+        if not self._ended:
+            self._end()
+
+    @property
+    def _runs(self) -> bool:
+        return any(leg.live for leg in self._legs)
 
     def _end(self) -> None:
         self._ended = True
-        self._on_end(self)
+        self._settle()
 
     def _cancel_later(self, code: str) -> None:
-        if any(leg.live for leg in self._legs):
+        if self._runs:
             asyncio.get_running_loop().call_soon(self._cancel_live, code)
 
     def _cancel_live(self, code: str) -> None:
         for leg in self._legs:
             if leg.live:
                 self._router.cancel(leg.request.request_id)
-                self._leg_ended(leg, self._cancelled(leg.request, code))
+                self._leg_ended(leg, self._cut(leg, code))
 
-    def _cancelled(self, request: Request, code: str) -> RequestSummary:
+    def _end_leg(self, leg: Leg) -> None:
+        """Take a leg off its worker that the gateway wants nothing more of."""
+        if leg.live:
+            self._router.cancel(leg.request.request_id)
+            self.leg_finished(leg, self._cut(leg, CONTENT_FILTER))
+
+    def _cut(self, leg: Leg, code: str) -> RequestSummary:
+        """What the gateway knows of a leg that it ended itself."""
+        request = leg.request
         return RequestSummary(
             request_id=request.request_id,
             model=request.model,
             outcome=code,
             arrival_s=request.arrival_s,
             finished_s=self._clock.now(),
-            usage=replace(Usage(), prompt_tokens=len(request.tokens)),
+            first_token_s=leg.first_s,
+            usage=Usage(prompt_tokens=len(request.tokens), output_tokens=leg.tokens),
             trace_context=request.trace_context,
             slo=request.slo,
         )
 
     def _leg_ended(self, leg: Leg, summary: RequestSummary) -> None:
         leg.live = False
+        if summary.outcome != OK and summary.usage.output_tokens < leg.tokens:
+            # A worker tells what was used with its last word, which a leg that failed may not have had.
+            known = replace(summary.usage, prompt_tokens=len(leg.request.tokens), output_tokens=leg.tokens)
+            summary = replace(summary, usage=known)
+        self._usage = add_usage(self._usage, summary.usage)
         self._metrics.request_finished(summary)
         if self._spans is not None:
-            self._spans.record(summary, now_s=self._clock.now(), admitted_s=self._submitted_s)
+            self._summaries.append(summary)
+        if self._ended:
+            self._settle()
 
-    def _timing(self, summary: RequestSummary) -> bytes:
-        """Server-Timing, in milliseconds, of a call with one leg; empty for more."""
-        if len(self._legs) != 1:
-            return b""
-        return server_timing(summary, self._submitted_s)
+    def _settle(self) -> None:
+        """Tell of the call when it has ended and nothing of it runs any more."""
+        if self._runs:
+            return
+        if self._spans is not None and self._summaries:
+            self._spans.record(
+                self._trace, self._summaries, now_s=self._clock.now(), admitted_s=self._submitted_s
+            )
+        self._on_end(self)
 
 
 def server_timing(summary: RequestSummary, submitted_s: float) -> bytes:
-    """The Server-Timing header line of a finished request."""
+    """The Server-Timing header line of a finished request, in milliseconds; of a call with several, that of
+    the one that ended last."""
     parts = [("admit", submitted_s - summary.arrival_s, "")]
     routed, prefilled, first = summary.routed_s, summary.prefill_done_s, summary.first_token_s
     if routed is not None:
         parts.append(("queue", routed - submitted_s, ""))
+        parts.append(("route", summary.route_s, ""))
         if prefilled is not None:
             parts.append(("prefill", prefilled - routed, ""))
+    if summary.tier_s > 0 or summary.usage.tier_tokens:
+        parts.append(("tier", summary.tier_s, f';desc="{summary.usage.tier_tokens} tokens"'))
     if summary.transfer_s > 0 or summary.usage.transferred_bytes:
         parts.append(("transfer", summary.transfer_s, f';desc="{summary.usage.transferred_bytes} bytes"'))
     if first is not None:

@@ -1,7 +1,7 @@
 """What a client says of a request beside its prompt: the service level it wants, and what belongs together.
 
 Both steer where a request runs and change nothing of its answer, so they travel in headers that any client
-can set; OpenAI's own `user` field serves as a session where no header names one.
+can set; fields of the body serve as a session where no header names one.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from collections.abc import Mapping, Sequence
 from kvasir.config.spec import SloSpec
 from kvasir.core.errors import RequestError
 from kvasir.core.requests import SloClass
-from kvasir_platform.gateway.openai_schema import MAX_HINT
+from kvasir_platform.gateway.schema.limits import MAX_HINT
+from kvasir_platform.gateway.schema.sampling import SamplingFields
 
 SLO_HEADER = "x-kvasir-slo"
 SESSION_HEADER = "x-session-id"
@@ -42,12 +43,18 @@ class SloClasses:
         return slo
 
 
-def session_name(headers: Mapping[bytes, bytes], user: str | None) -> str:
-    """What the client calls the session that a request belongs to, "" for nothing: the header before the
-    body's `user`. Raises RequestError for a name that is too long."""
+def body_session(body: SamplingFields) -> str | None:
+    """What a body says of the session that it belongs to: vLLM's `session_id`, OpenAI's `prompt_cache_key`,
+    which is for prompts that begin alike, or the older `user`."""
+    return body.session_id or body.prompt_cache_key or body.user
+
+
+def session_name(headers: Mapping[bytes, bytes], named: str | None) -> str:
+    """What the client calls the session that a request belongs to, "" for nothing: the header before what
+    its body has `named`. Raises RequestError for a name that is too long."""
     header = headers.get(SESSION_HEADER.encode())
     if header is None:
-        return user or ""
+        return named or ""
     if len(header) > MAX_HINT:
         raise RequestError(
             f"{SESSION_HEADER} has {len(header)} bytes; {MAX_HINT} are allowed.",

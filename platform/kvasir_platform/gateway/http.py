@@ -16,6 +16,9 @@ from kvasir_platform.gateway.errors import error_body
 JSON = b"application/json"
 EVENT_STREAM = b"text/event-stream; charset=utf-8"
 
+_SAFETY = b"x-content-type-options: nosniff\r\ncache-control: no-store\r\n"
+"""Answers are a tenant's own: no cache keeps them, and no browser takes model output for a page."""
+
 _STATUS_LINES = {
     status.value: b"HTTP/1.1 %d %s\r\n" % (status.value, status.phrase.encode()) for status in HTTPStatus
 }
@@ -24,7 +27,7 @@ _STATUS_LINES = {
 @dataclass(frozen=True, slots=True)
 class HttpRequest:
     """A complete request. Header names are lower case; a header sent twice has its values joined by a
-    comma. `path` is percent-encoded as sent, without the query."""
+    comma. `path` is percent-encoded as sent, without scheme, host and query."""
 
     method: str
     path: str
@@ -55,15 +58,34 @@ class Wire(Protocol):
         """The Date header's line."""
         ...
 
+    @property
+    def lagging(self) -> bool:
+        """Whether bytes wait for a peer that does not read fast enough."""
+        ...
+
 
 class Exchange:
     """One request and its answer: exactly one of `respond` and `begin … end`.
 
     `on_gone` is called at most once, with a code, when the client left or was cut before the answer
-    was complete; after it, everything written is ignored.
+    was complete; after it, everything written is ignored. `on_lagging` is called whenever a stream's client
+    begins to lag (maybe from within a write), `on_caught_up` when it has read what waited for it. `lines` are
+    header lines that its answer carries whatever it is.
     """
 
-    __slots__ = ("_close", "_open", "_wire", "arrival_s", "on_gone", "request", "request_id", "streaming")
+    __slots__ = (
+        "_close",
+        "_open",
+        "_wire",
+        "arrival_s",
+        "lines",
+        "on_caught_up",
+        "on_gone",
+        "on_lagging",
+        "request",
+        "request_id",
+        "streaming",
+    )
 
     def __init__(self, request: HttpRequest, request_id: str, arrival_s: float, wire: Wire) -> None:
         self.request = request
@@ -71,6 +93,9 @@ class Exchange:
         self.arrival_s = arrival_s
         self.streaming = False
         self.on_gone: Callable[[str], None] | None = None
+        self.on_lagging: Callable[[], None] | None = None
+        self.on_caught_up: Callable[[], None] | None = None
+        self.lines = b""
         self._wire = wire
         self._open = True
         self._close = not request.keep_alive
@@ -80,6 +105,12 @@ class Exchange:
         """Whether an answer can still be sent."""
         return self._open
 
+    @property
+    def lagging(self) -> bool:
+        """Whether the client does not keep up: what is written now waits, so that pieces which can be merged
+        should be held until `on_caught_up` or the end."""
+        return self._wire.lagging
+
     def respond(self, status: int, body: bytes, content_type: bytes = JSON, headers: bytes = b"") -> None:
         """Send a whole answer. `headers` are complete lines."""
         if not self._open:
@@ -87,6 +118,17 @@ class Exchange:
         head = self._head(status, content_type, headers)
         shown = b"" if self.request.method == "HEAD" else body
         self._wire.write(b"%bcontent-length: %d\r\n\r\n%b" % (head, len(body), shown))
+        self._finish()
+
+    def no_content(self, headers: bytes) -> None:
+        """Send 204 with `headers`, complete lines."""
+        if not self._open:
+            return
+        close = b"connection: close\r\n" if self._close else b""
+        self._wire.write(
+            b"%b%bx-request-id: %b\r\n%b%b%b\r\n"
+            % (_STATUS_LINES[204], self._wire.date(), self.request_id.encode(), self.lines, headers, close)
+        )
         self._finish()
 
     def fail(self, status: int, error: Exception, headers: bytes = b"") -> None:
@@ -98,7 +140,7 @@ class Exchange:
         if not self._open:
             return
         self.streaming = True
-        headers += b"cache-control: no-cache\r\nx-accel-buffering: no\r\n"
+        headers += b"x-accel-buffering: no\r\n"
         if self.request.chunked:
             head = self._head(200, EVENT_STREAM, headers + b"transfer-encoding: chunked\r\n")
             self._wire.write(b"%b\r\n%b" % (head, _chunk(frame)))
@@ -115,13 +157,24 @@ class Exchange:
         else:
             self._wire.write(frame)
 
-    def end(self, frame: bytes, *, close: bool = False) -> None:
-        """Send the last frame of a stream, and end the answer."""
+    def piece(self, before: bytes, text: bytes, after: bytes) -> None:
+        """As `frame`, with a frame of three parts, which is the quickest way for one."""
+        if not self._open:
+            return
+        if self.request.chunked:
+            size = len(before) + len(text) + len(after)
+            self._wire.write(b"%x\r\n%b%b%b\r\n" % (size, before, text, after))
+        else:
+            self._wire.write(b"%b%b%b" % (before, text, after))
+
+    def end(self, frame: bytes, *, close: bool = False, trailers: bytes = b"") -> None:
+        """Send the last frame of a stream, and end the answer. `trailers` are complete header lines, for a
+        request that is `chunked`."""
         if not self._open:
             return
         self._close = self._close or close
         if self.request.chunked:
-            self._wire.write(_chunk(frame) + b"0\r\n\r\n")
+            self._wire.write(b"%b0\r\n%b\r\n" % (_chunk(frame), trailers))
         else:
             self._wire.write(frame)
         self._finish()
@@ -134,20 +187,23 @@ class Exchange:
         """The connection is lost or cut. Called by the connection."""
         if self._open:
             self._open = False
+            self.on_lagging = self.on_caught_up = None
             if self.on_gone is not None:
                 self.on_gone(code)
 
     def _head(self, status: int, content_type: bytes, headers: bytes) -> bytes:
-        return b"%b%bcontent-type: %b\r\nx-request-id: %b\r\n%b%b" % (
+        return b"%b%bcontent-type: %b\r\nx-request-id: %b\r\n%b%b%b%b" % (
             _STATUS_LINES[status],
             self._wire.date(),
             content_type,
             self.request_id.encode(),
+            _SAFETY,
+            self.lines,
             headers,
             b"connection: close\r\n" if self._close else b"",
         )
 
     def _finish(self) -> None:
         self._open = False
-        self.on_gone = None
+        self.on_gone = self.on_lagging = self.on_caught_up = None
         self._wire.answered(close=self._close)

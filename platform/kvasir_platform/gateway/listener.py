@@ -12,44 +12,62 @@ import socket
 from collections.abc import Callable
 from email.utils import formatdate
 
+from kvasir.config.spec_edge import GatewaySpec
 from kvasir.core.errors import CapacityError, KvasirError
+from kvasir_platform.gateway.clients import ClientConnections
 from kvasir_platform.gateway.connection import Connection, HttpLimits
-from kvasir_platform.gateway.errors import error_body
+from kvasir_platform.gateway.cors import Cors
+from kvasir_platform.gateway.edge_tls import EdgeCertificate, Handshake, Held, accept_secure
 from kvasir_platform.gateway.http import Exchange, HttpRequest, Wire
 
 Listen = socket.socket | tuple[str, int]
 
-_MAX_SWEEP_S = 1.0
+_MAX_SWEEP_S = 0.5
+_BACKLOG = 1024
+_REFUSALS = 256
+"""Connections beyond the limit that may be told so at one moment; the rest are cut without a word."""
 
 
 class Listener:
     """Accepts connections and hands whole requests to `handler`, which must answer or keep the exchange.
 
-    `new_id` makes request ids, `now` reads the gateway's clock, `wall` the time of day (seconds).
-    `on_refused` hears of requests that were refused before a handler saw them.
+    `early` is shown requests with a large body, or one of unknown length, before it is read, and raises
+    KvasirError to refuse them. `on_refused` hears of requests that were refused before a handler saw them.
+    `new_id` makes request ids, `now` reads the gateway's clock, `wall` the time of day (seconds). Raises
+    ConfigError for certificates that are not good.
     """
 
     def __init__(
         self,
+        spec: GatewaySpec,
         *,
         handler: Callable[[Exchange], None],
         on_refused: Callable[[KvasirError], None],
-        limits: HttpLimits,
-        max_connections: int,
         new_id: Callable[[], str],
         now: Callable[[], float],
         wall: Callable[[], float],
+        early: Callable[[HttpRequest], object] | None = None,
+        cors: Cors | None = None,
     ) -> None:
         self.loop = asyncio.get_running_loop()
         self.handle = handler
         self.refused = on_refused
+        self.early = early
         self.new_id = new_id
-        self._limits = limits
-        self._max_connections = max_connections
+        self._cors = cors if cors is not None and cors.enabled else None
+        self._limits = limits = HttpLimits.of(spec)
+        self._max_connections = spec.max_connections
+        self._clients = ClientConnections(spec.max_connections_per_client, spec.trusted_proxies)
+        self._bodies_bytes = 0
+        self._max_bodies_bytes = spec.max_bodies_bytes
+        self._certificate = (
+            None if spec.tls.cert_file is None else EdgeCertificate(spec.tls, now=now, wall=wall)
+        )
+        self._handshake_s = spec.tls.handshake_timeout_s
         self._now = now
         self._wall = wall
-        self._connections: set[Connection] = set()
-        self._server: asyncio.Server | None = None
+        self._connections: dict[Held, bytes | None] = {}
+        self._stop_accepting: list[Callable[[], object]] = []
         self._sweep: asyncio.TimerHandle | None = None
         self._sweep_s = min(_MAX_SWEEP_S, limits.header_s / 4, limits.body_s / 4, limits.idle_s / 4)
         self._empty = asyncio.Event()
@@ -59,62 +77,102 @@ class Listener:
 
     async def open(self, listen: Listen) -> tuple[str, int]:
         """Bind and accept; returns the address. Raises OSError when the port is taken."""
-        if isinstance(listen, socket.socket):
-            self._server = await self.loop.create_server(self._connection, sock=listen, backlog=1024)
-        else:
-            host, port = listen
-            self._server = await self.loop.create_server(self._connection, host, port, backlog=1024)
-        address = self._server.sockets[0].getsockname()
+        sockets = [listen] if isinstance(listen, socket.socket) else await self._bind(*listen)
+        for sock in sockets:
+            sock.setblocking(False)
+            if self._certificate is None:
+                server = await self.loop.create_server(self._plain, sock=sock, backlog=_BACKLOG)
+                self._stop_accepting.append(server.close)
+            else:
+                accepting = accept_secure(self, sock, self._certificate, self._limits, self._handshake_s)
+                task = self.loop.create_task(accepting, name="accept-tls")
+                self._stop_accepting += [task.cancel, sock.close]
+        address = sockets[0].getsockname()
         return str(address[0]), int(address[1])
 
     async def drain(self, grace_s: float) -> None:
         """Accept nothing more, close what idles, and let answers under way go on for `grace_s`."""
-        if self._server is not None:
-            self._server.close()
-        for connection in list(self._connections):
-            connection.close_when_idle()
+        self._accept_no_more()
+        for held in list(self._connections):
+            held.close_when_idle()
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._empty.wait(), grace_s)
 
     async def close(self) -> None:
         """Cut what is left; after it no connection and no timer remains."""
-        if self._server is not None:
-            self._server.close()
-        for connection in list(self._connections):
-            connection.abort()
+        self._accept_no_more()
+        for held in list(self._connections):
+            held.abort()
         # An aborted connection is lost one loop iteration later.
         await self._empty.wait()
         if self._sweep is not None:
             self._sweep.cancel()
             self._sweep = None
 
+    async def _bind(self, host: str, port: int) -> list[socket.socket]:
+        """A socket for each address of `host`."""
+        found = await self.loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        sockets: list[socket.socket] = []
+        try:
+            for family, _, _, _, address in dict.fromkeys(found):
+                sockets.append(socket.create_server(address[:2], family=family, backlog=_BACKLOG))
+        except OSError:
+            for sock in sockets:
+                sock.close()
+            raise
+        return sockets
+
+    def _accept_no_more(self) -> None:
+        while self._stop_accepting:
+            self._stop_accepting.pop(0)()
+
     # -- the connections' side
 
-    def opened(self, connection: Connection) -> None:
-        """Count a connection; beyond the limit it is answered 503."""
+    def opened(self, held: Held, peer: object) -> KvasirError | None:
+        """Count what was accepted from `peer`, a socket's peer name; returns why it is too much."""
+        if held in self._connections:
+            return None  # lifted to TLS
         if self._sweep is None:
             self._sweep = self.loop.call_later(self._sweep_s, self._expire)
-        self._connections.add(connection)
+        client, welcome = self._clients.enter(peer)
+        self._connections[held] = client
         self._empty.clear()
-        if len(self._connections) > self._max_connections:
-            full = CapacityError("The gateway holds all connections it may.", code="too_many_connections")
-            self.refused(full)
-            body = error_body(full)
-            connection.refuse_connection(
-                b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\nretry-after: 1\r\n"
-                b"x-request-id: %b\r\nconnection: close\r\ncontent-length: %d\r\n\r\n%b"
-                % (self.new_id().encode(), len(body), body)
+        over = len(self._connections) - self._max_connections
+        if over > _REFUSALS:
+            held.abort()
+        if over > 0:
+            return CapacityError("The gateway holds all connections it may.", code="too_many_connections")
+        if not welcome:
+            return CapacityError(
+                "The gateway holds all connections it may of one client.", code="too_many_client_connections"
             )
+        return None
 
-    def closed(self, connection: Connection) -> None:
-        """Forget a connection."""
-        self._connections.discard(connection)
+    def secured(self, handshake: Handshake, connection: Connection) -> None:
+        """`connection` goes on where `handshake` has ended."""
+        self._connections[connection] = self._connections.pop(handshake, None)
+
+    def closed(self, held: Held) -> None:
+        """Forget a connection. Idempotent."""
+        if held not in self._connections:
+            return
+        self._clients.leave(self._connections.pop(held))
         if not self._connections:
             self._empty.set()
 
+    def hold(self, size: int) -> KvasirError | None:
+        """Count bytes of bodies (negative: let go of); returns why they are too many."""
+        self._bodies_bytes += size
+        if self._bodies_bytes > self._max_bodies_bytes:
+            return CapacityError("The gateway holds all request bodies it may.", code="bodies_full")
+        return None
+
     def exchange(self, request: HttpRequest, request_id: str, wire: Wire) -> Exchange:
         """An exchange that arrived just now."""
-        return Exchange(request, request_id, self._now(), wire)
+        exchange = Exchange(request, request_id, self._now(), wire)
+        if self._cors is not None:
+            exchange.lines = self._cors.lines(request.headers)
+        return exchange
 
     def date(self) -> bytes:
         """The Date header's line, made anew each second."""
@@ -124,7 +182,7 @@ class Listener:
             self._date_until = now + 1.0
         return self._date
 
-    def _connection(self) -> Connection:
+    def _plain(self) -> Connection:
         return Connection(self, self._limits)
 
     def _expire(self) -> None:

@@ -10,12 +10,13 @@ from urllib.parse import unquote
 import msgspec
 
 from kvasir.config.spec import Deployment
-from kvasir.core.errors import CapacityError, RequestError
+from kvasir.core.errors import CapacityError
 from kvasir.core.kv import KvStatus
 from kvasir.ports.clock import Clock
 from kvasir.ports.router import RouterPort, WorkerView
 from kvasir.telemetry.metrics import CONTENT_TYPE, Metrics
 from kvasir_platform.gateway.http import Exchange
+from kvasir_platform.gateway.models import ModelTable, no_such_model
 
 MODELS = "/v1/models"
 
@@ -27,6 +28,7 @@ class Pages:
     def __init__(
         self,
         deployment: Deployment,
+        models: ModelTable,
         router: RouterPort,
         metrics: Metrics,
         clock: Clock,
@@ -38,7 +40,7 @@ class Pages:
         self._router = router
         self._metrics = metrics
         self._clock = clock
-        self._models = {m["id"]: m for m in _models(deployment, created)}
+        self._models = models.objects(created)
         self._in_flight = in_flight
         self.draining = False
 
@@ -51,12 +53,7 @@ class Pages:
         name = unquote(exchange.request.path[len(MODELS) + 1 :])
         found = self._models.get(name)
         if found is None:
-            raise RequestError(
-                f"The model {name[:256]!r} does not exist here; GET /v1/models lists what does.",
-                status=404,
-                code="model_not_found",
-                param="model",
-            )
+            raise no_such_model(name)
         _json(exchange, found)
 
     def live(self, exchange: Exchange) -> None:
@@ -88,25 +85,14 @@ class Pages:
                 "reason": reason,
                 "disaggregation": self._deployment.disaggregation,
                 "models": list(self._models),
+                "readiness": {
+                    name: {"ready": missing is None, "reason": missing}
+                    for name, missing in self._router.not_ready_models().items()
+                },
                 "in_flight": self._in_flight(),
                 "workers": [_worker(view, self._clock.now()) for view in self._router.workers()],
             },
         )
-
-
-def _models(deployment: Deployment, created: int) -> list[dict[str, Any]]:
-    base = {
-        "id": deployment.model.name,
-        "object": "model",
-        "created": created,
-        "owned_by": "kvasir",
-        "max_model_len": deployment.model.max_model_len,
-    }
-    adapters = [
-        {**base, "id": lora.name, "root": lora.name, "parent": deployment.model.name}
-        for lora in deployment.lora
-    ]
-    return [base, *adapters]
 
 
 def _worker(view: WorkerView, now: float) -> dict[str, Any]:

@@ -2,29 +2,38 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from prometheus_client import CollectorRegistry
 
-from kvasir.config.model_files import resolve_model
+from kvasir.config.model_files import matryoshka, resolve_model
 from kvasir.config.spec import Deployment
 from kvasir.ports.clock import Clock
 from kvasir.ports.router import RouterPort
 from kvasir.telemetry.metrics import Metrics
 from kvasir.telemetry.spans import otlp_recorder
 from kvasir_platform.gateway.app import Gateway
-from kvasir_platform.gateway.tokenization import ModelTokenizer, Tokenizer
+from kvasir_platform.gateway.models import EdgeModel, ModelTable
+from kvasir_platform.gateway.tokenization import ModelTokenizer, TokenizerPool
 
 
 def make_metrics(deployment: Deployment, registry: CollectorRegistry | None = None) -> Metrics:
     """The metrics of a deployment, in a registry of their own unless one is given."""
-    names = [deployment.model.name, *(lora.name for lora in deployment.lora)]
     slos = [slo.name for slo in deployment.slo]
-    return Metrics(CollectorRegistry() if registry is None else registry, names, slos)
+    return Metrics(CollectorRegistry() if registry is None else registry, deployment.served_names(), slos)
 
 
-def make_tokenizer(deployment: Deployment) -> ModelTokenizer:
-    """The tokenizer and template of the deployment's model. Raises ConfigError when its files cannot be
-    read."""
-    return ModelTokenizer.from_folder(resolve_model(deployment.model.source, deployment.model.revision))
+def make_models(deployment: Deployment) -> ModelTable:
+    """What the edge knows of the deployment's models. Those of one folder share a tokenizer. Raises
+    ConfigError when a model's files cannot be read."""
+    pools: dict[Path, TokenizerPool] = {}
+    models = []
+    for view in deployment.views():
+        folder = resolve_model(view.model.source, view.model.revision)
+        if folder not in pools:
+            pools[folder] = TokenizerPool(ModelTokenizer.from_folder(folder, deployment.tokenizer))
+        models.append(EdgeModel.of(view, pools[folder], matryoshka(folder, view.model.matryoshka)))
+    return ModelTable(models)
 
 
 def make_gateway(
@@ -32,15 +41,15 @@ def make_gateway(
     router: RouterPort,
     clock: Clock,
     metrics: Metrics | None = None,
-    tokenizer: Tokenizer | None = None,
+    models: ModelTable | None = None,
 ) -> Gateway:
     """A gateway in front of `router`. `clock` is the one that the router's readings are of. Raises
-    ConfigError when the model's files or the key file cannot be read."""
+    ConfigError when a model's files or the key file cannot be read."""
     return Gateway(
         deployment,
         router,
         make_metrics(deployment) if metrics is None else metrics,
-        make_tokenizer(deployment) if tokenizer is None else tokenizer,
+        make_models(deployment) if models is None else models,
         clock,
         spans=otlp_recorder(deployment.telemetry.otlp_endpoint, deployment.name),
     )

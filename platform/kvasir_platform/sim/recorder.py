@@ -17,10 +17,15 @@ _COUNTERS = tuple(f.name for f in fields(EngineLoad) if f.name not in _GAUGES | 
 
 @dataclass(slots=True)
 class Choice:
-    """One choice as it was delivered."""
+    """One choice as it was delivered. `taken` counts the characters of its text that a parser took in, None
+    without one; `calls` has a call's id, name and arguments by its number."""
 
     tokens: list[int] = field(default_factory=list)
     text: str = ""
+    reasoning: str = ""
+    calls: dict[int, list[str]] = field(default_factory=dict)
+    taken: int | None = None
+    reasoning_tokens: int = 0
     logprobs: list[PositionLogprobs] = field(default_factory=list)
     finish: FinishReason | None = None
     stop_reason: str | None = None
@@ -35,6 +40,7 @@ class Recorded:
     deltas: int = 0
     last: Delta | None = None
     offered: KvHandoff | None = None
+    prompt_logprobs: tuple[PositionLogprobs | None, ...] = ()
     began: asyncio.Event = field(default_factory=asyncio.Event)
     ended: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -109,6 +115,7 @@ class DeltaRecorder:
             self._violated(delta, "logprobs and tokens differ in number")
         choice.tokens.extend(delta.token_ids)
         choice.text += delta.text
+        self._take_parts(recorded, choice, delta)
         choice.logprobs.extend(delta.logprobs)
         choice.finish = delta.finish
         choice.stop_reason = delta.stop_reason
@@ -117,6 +124,27 @@ class DeltaRecorder:
                 self._violated(delta, "the last delta has no finish reason")
             recorded.last = delta
             recorded.ended.set()
+
+    def _take_parts(self, recorded: Recorded, choice: Choice, delta: Delta) -> None:
+        if delta.prompt_logprobs:
+            if recorded.deltas > 1:
+                self._violated(delta, "the prompt's logprobs come with the first delta")
+            recorded.prompt_logprobs = delta.prompt_logprobs
+        if delta.raw_length is None:
+            if delta.reasoning or delta.tool_calls:
+                self._violated(delta, "parts without parsing")
+            return
+        choice.taken = (choice.taken or 0) + delta.raw_length
+        choice.reasoning += delta.reasoning
+        choice.reasoning_tokens = delta.reasoning_tokens
+        for piece in delta.tool_calls:
+            call = choice.calls.setdefault(piece.index, ["", "", ""])
+            if bool(piece.call_id) != bool(piece.name) or (call[0] and piece.call_id):
+                self._violated(delta, f"call {piece.index} is named once, together with its id")
+            for at, value in enumerate((piece.call_id, piece.name, piece.arguments)):
+                call[at] += value
+        if list(choice.calls) != list(range(len(choice.calls))):
+            self._violated(delta, f"calls are numbered {list(choice.calls)}")
 
     def _violated(self, delta: Delta, what: str) -> None:
         self.violations.append(f"{delta.request_id}: {what}")

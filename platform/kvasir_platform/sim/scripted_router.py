@@ -7,13 +7,22 @@ works against it works against the real one.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from array import array
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from kvasir.core.errors import KvasirError
-from kvasir.core.requests import Delta, FinishReason, PositionLogprobs, Request, Usage
+from kvasir.core.requests import Delta, FinishReason, PositionLogprobs, Request, ToolCallDelta, Usage
 from kvasir.ports.clock import Clock
-from kvasir.ports.router import DecisionRecord, RequestSummary, StreamSink, WorkerView
+from kvasir.ports.router import (
+    NO_BROWNOUT,
+    AdmissionView,
+    BrownoutView,
+    DecisionRecord,
+    RequestSummary,
+    StreamSink,
+    WorkerView,
+)
 
 
 @dataclass
@@ -36,6 +45,10 @@ class ScriptedStream:
         logprobs: tuple[PositionLogprobs, ...] = (),
         finish: FinishReason | None = None,
         stop_reason: str | None = None,
+        reasoning: str = "",
+        tool_calls: tuple[ToolCallDelta, ...] = (),
+        reasoning_tokens: int = 0,
+        prompt_logprobs: tuple[PositionLogprobs | None, ...] = (),
     ) -> None:
         """Send one token of `text` to choice `index`; ignored after the end."""
         if not self.live:
@@ -55,8 +68,26 @@ class ScriptedStream:
                 logprobs=logprobs,
                 finish=finish,
                 stop_reason=stop_reason,
+                reasoning=reasoning,
+                tool_calls=tool_calls,
+                reasoning_tokens=reasoning_tokens,
+                prompt_logprobs=prompt_logprobs,
             )
         )
+
+    def embed(self, vector: Iterable[float], *, cached: int = 0) -> None:
+        """Answer a request for an embedding with `vector`, and end it well."""
+        if self.live:
+            self.first_s = self.clock.now()
+            done = Delta(
+                self.request.request_id,
+                0,
+                finish=FinishReason.STOP,
+                last=True,
+                embedding=array("f", vector),
+            )
+            self.sink.on_delta(done)
+            self.finish(cached=cached)
 
     def finish(self, *, cached: int = 0, moved_bytes: int = 0, transfer_s: float = 0.0) -> None:
         """End the request well, after a transfer of `moved_bytes` that took `transfer_s` seconds."""
@@ -108,10 +139,12 @@ class ScriptedRouter:
         self.script = script
         self.streams: list[ScriptedStream] = []
         self.cancelled: list[str] = []
+        self.browned_out = NO_BROWNOUT
         self.views: list[WorkerView] = []
         self.records: dict[str, DecisionRecord] = {}
         self.drains: list[tuple[str, bool, str]] = []
         self.reason: str | None = None
+        self.reasons: dict[str, str | None] = {}
         self.refusal: KvasirError | None = None
 
     def submit(self, request: Request, sink: StreamSink) -> None:
@@ -146,9 +179,21 @@ class ScriptedRouter:
             raise self.refusal
         self.drains.append((worker_id, draining, reason))
 
+    def brownout(self, model: str) -> BrownoutView:
+        """See RouterPort: as `browned_out` says."""
+        return self.browned_out
+
+    def admission(self) -> dict[str, AdmissionView]:
+        """See RouterPort: there is no queue."""
+        return {}
+
     def not_ready_reason(self) -> str | None:
         """`reason`."""
         return self.reason
+
+    def not_ready_models(self) -> dict[str, str | None]:
+        """`reasons`."""
+        return dict(self.reasons)
 
     async def submitted(self, count: int = 1) -> ScriptedStream:
         """Wait until `count` requests have come; returns the last of them."""

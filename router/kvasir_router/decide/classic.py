@@ -32,7 +32,7 @@ class RoundRobin:
         plan = plan_by_parts(
             candidates,
             self._disaggregation,
-            request.choices,
+            request.whole,
             prefill=choose,
             decode=choose,
             full=choose,
@@ -62,7 +62,7 @@ class LeastLoaded:
         return plan_by_parts(
             candidates,
             self._disaggregation,
-            request.choices,
+            request.whole,
             prefill=self._least(queued, streams),
             decode=by_streams,
             full=by_streams,

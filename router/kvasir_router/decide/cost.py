@@ -131,7 +131,7 @@ class CostPolicy:
 
     def decide(self, request: RequestView, candidates: Candidates, now: float) -> Plan | None:
         """See RoutingPolicy; the terms are in seconds."""
-        may = apart_or_whole(candidates, self._disaggregation, request.choices)
+        may = apart_or_whole(candidates, self._disaggregation, request.whole)
         apart = len(may.prefill) > 0 and len(may.decode) > 0
         if not apart and not len(may.full):
             return None

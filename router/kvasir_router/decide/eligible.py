@@ -33,13 +33,12 @@ class Eligible(NamedTuple):
     decode: IntColumn
 
 
-def apart_or_whole(candidates: Candidates, disaggregation: Disaggregation, choices: int) -> Eligible:
-    """Which places may do which part. With several choices the request runs whole on one worker: a hand-off
-    feeds one sequence."""
+def apart_or_whole(candidates: Candidates, disaggregation: Disaggregation, whole: bool) -> Eligible:
+    """Which places may do which part. `whole`: the request has to run on one worker."""
     if disaggregation is Disaggregation.NEVER:
         return Eligible(_rows(candidates.prefills & candidates.decodes), NO_ROWS, NO_ROWS)
     decode = _rows(candidates.decodes)
-    if choices > 1:
+    if whole:
         return Eligible(decode, NO_ROWS, NO_ROWS)
     prefill = _rows(candidates.prefills)
     if disaggregation is Disaggregation.ALWAYS:
@@ -57,7 +56,7 @@ def elsewhere(candidates: Candidates, rows: IntColumn, row: int) -> IntColumn:
 def plan_by_parts(
     candidates: Candidates,
     disaggregation: Disaggregation,
-    choices: int,
+    whole: bool,
     *,
     prefill: Choose,
     decode: Choose,
@@ -66,7 +65,7 @@ def plan_by_parts(
 ) -> Plan | None:
     """A plan by separate rules for separate parts: apart where that is possible and allowed, the place of
     the prefill being chosen first, else whole; None where neither is."""
-    may = apart_or_whole(candidates, disaggregation, choices)
+    may = apart_or_whole(candidates, disaggregation, whole)
     prefills = with_a_partner(candidates, may)
     if len(prefills):
         first = prefill(prefills)

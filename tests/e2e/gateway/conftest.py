@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 import openai
@@ -14,11 +15,13 @@ import pytest_asyncio
 import uvloop
 
 from kvasir.clock import MonotonicClock
-from kvasir.config.model_files import resolve_model
+from kvasir.config.model_files import Matryoshka, resolve_model
 from kvasir.config.spec import Deployment, GatewaySpec, LoraSpec, RoutingSpec, SloSpec
 from kvasir.telemetry.metrics import Metrics
 from kvasir.telemetry.spans import SpanRecorder
 from kvasir_platform.gateway.app import Gateway
+from kvasir_platform.gateway.models import EdgeModel, ModelTable
+from kvasir_platform.gateway.powers import ModelPowers
 from kvasir_platform.gateway.start import make_metrics
 from kvasir_platform.gateway.tokenization import ModelTokenizer
 from kvasir_platform.sim.scripted_router import ScriptedRouter
@@ -119,22 +122,32 @@ def tokenizer() -> ModelTokenizer:
 async def running(
     tokenizer: ModelTokenizer,
     spans: SpanRecorder | None = None,
+    *,
     slo: Sequence[SloSpec] = (SloSpec(name="default"),),
     decision_records: int = 4096,
+    powers: ModelPowers | None = None,
+    deployed: Mapping[str, Any] = MappingProxyType({}),
     **spec: Any,
 ) -> AsyncIterator[Edge]:
     """A gateway that serves until the block ends, and then leaves nothing open; `spec` is its own part of
-    the deployment."""
+    the deployment, `deployed` are other parts, and `powers` are what its only model can do, where that is not
+    the deployment's."""
     clock = MonotonicClock()
     deployment = Deployment(
         gateway=GatewaySpec(**{"port": 0, "drain_timeout_s": 0.0, **spec}),
         lora=(LoraSpec(name="pirate", path="adapters/pirate"),),
         slo=tuple(slo),
         routing=RoutingSpec(decision_records=decision_records),
+        **deployed,
     )
     router = ScriptedRouter(clock)
     metrics = make_metrics(deployment)
-    gateway = Gateway(deployment, router, metrics, tokenizer, clock, spans=spans)
+    made = [
+        EdgeModel.of(view, tokenizer, Matryoshka() if view.model.matryoshka else None)
+        for view in deployment.views()
+    ]
+    models = ModelTable(made if powers is None else [replace(made[0], powers=powers)])
+    gateway = Gateway(deployment, router, metrics, models, clock, spans=spans)
     started: asyncio.Future[tuple[str, int]] = asyncio.get_running_loop().create_future()
     serving = asyncio.create_task(gateway.serve(None, lambda host, port: started.set_result((host, port))))
     host, port = await started

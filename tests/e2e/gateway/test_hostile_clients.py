@@ -44,14 +44,18 @@ def post(body: bytes, headers: str = "") -> bytes:
             "malformed_http",
         ),
         (b"POST / HTTP/1.1\r\nHost: t\r\nContent-Length: -1\r\n\r\n", 400, "malformed_http"),
-        (b"POST / HTTP/1.1\r\nHost: t\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n", 400, "malformed_http"),
+        (
+            b"POST /v1/completions HTTP/1.1\r\nHost: t\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+            400,
+            "malformed_http",
+        ),
         (
             b"POST / HTTP/1.1\r\nHost: t\r\nExpect: magic\r\nContent-Length: 1\r\n\r\n",
             417,
             "expectation_failed",
         ),
         (b"GET / HTTP/1.1\r\nHost: t\r\nX: " + b"a" * 70_000 + b"\r\n\r\n", 431, "headers_too_large"),
-        (b"GET /" + b"a" * 70_000 + b" HTTP/1.1\r\nHost: t\r\n\r\n", 431, "headers_too_large"),
+        (b"GET /" + b"a" * 70_000 + b" HTTP/1.1\r\nHost: t\r\n\r\n", 414, "target_too_long"),
         (b"GET / HTTP/1.1\r\nHost: t\r\n" + b"X: a\r\n" * 200 + b"\r\n", 431, "headers_too_large"),
         (b"POST / HTTP/1.1\r\nHost: t\r\nContent-Length: 9000000\r\n\r\n", 413, "body_too_large"),
     ],
@@ -110,7 +114,7 @@ async def test_slow_headers_are_cut_at_their_deadline(start: Any) -> None:
 async def test_a_slow_body_is_cut_at_its_deadline(start: Any) -> None:
     edge = await start(body_timeout_s=0.2)
     reader, writer = await edge.connect()
-    writer.write(b"POST / HTTP/1.1\r\nHost: t\r\nContent-Length: 100000\r\n\r\n")
+    writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: t\r\nContent-Length: 100000\r\n\r\n")
     trickle = asyncio.create_task(_trickle(writer, b"a"))
     reply = await asyncio.wait_for(edge.read(reader), PATIENCE_S)
     trickle.cancel()

@@ -74,7 +74,7 @@ async def test_a_whole_answer_tells_where_the_time_went(edge: Any) -> None:
     edge.router.script = script
     whole = (await edge.post(CHAT, BODY)).headers["server-timing"]
     assert [part.split(";")[0] for part in whole.split(", ")] == [
-        "admit", "queue", "prefill", "ttft", "decode", "total",
+        "admit", "queue", "route", "prefill", "ttft", "decode", "total",
     ]  # fmt: skip
     streamed = (await edge.post(CHAT, STREAM)).headers["server-timing"]
     assert [part.split(";")[0] for part in streamed.split(", ")] == ["admit", "ttft"]

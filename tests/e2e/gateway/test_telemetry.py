@@ -67,6 +67,20 @@ async def test_a_request_is_one_tree_of_spans_under_the_clients(start: Any, made
     assert len(made) == 7
 
 
+async def test_client_and_workers_are_told_of_the_span_of_their_call(start: Any) -> None:
+    exporter, spans = recorder()
+    edge = await start(spans=spans)
+    edge.router.script = apart
+    for body in (BODY, BODY.replace(b"true", b"false")):
+        exporter.clear()
+        reply = await edge.post(CHAT, body, PARENT + "tracestate: a=1\r\nbaggage: user=me\r\n")
+        root = exporter.get_finished_spans()[-1]
+        assert root.context is not None
+        own = f"00-{TRACE}-{root.context.span_id:016x}-01"
+        assert reply.headers["traceparent"] == own
+        assert edge.router.streams[-1].request.trace_context == f"{own} a=1"
+
+
 async def test_a_request_without_a_trace_begins_its_own(start: Any) -> None:
     exporter, spans = recorder()
     edge = await start(spans=spans)

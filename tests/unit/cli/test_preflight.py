@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 import struct
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +14,7 @@ import pytest
 
 from kvasir.config.loader import load
 from kvasir.config.spec import Deployment
+from kvasir_platform.control.certificates import Authority
 from kvasir_platform.control.finding import Finding
 from kvasir_platform.control.preflight import (
     ENGINE_BYTES,
@@ -102,6 +105,33 @@ def test_too_little_memory_shows_the_sum_and_what_bounds_it() -> None:
     assert "prefill 1 × " in finding.message
 
 
+def several(*changes: str) -> Deployment:
+    models = "models=[{name: small, source: org/small, disaggregation: never}, {name: vectors}]"
+    pools = (
+        "pools=[{name: p, role: prefill}, {name: d, role: decode}, {name: s, role: both, model: small}, "
+        "{name: v, role: embed, model: vectors}]"
+    )
+    return load(None, [models, pools, *changes])
+
+
+def test_each_model_is_looked_at_and_its_pools_weighed_with_its_weights() -> None:
+    further = {"small": replace(MODEL, weight_bytes=5000), "vectors": ModelProbe(problem="no such folder")}
+    machine = replace(SOUND, model=MODEL, further_models=further)
+    findings = examine(several(), machine)
+    assert [(f.level, f.message) for f in findings if f.check == "model"][2] == ("error", "no such folder")
+    alone = load(None)
+    beside = replace(machine, further_models=dict.fromkeys(("small", "vectors"), MODEL))
+    more = needed_bytes(several(), machine) - needed_bytes(several(), beside)
+    assert more == 5000 - 2 * MODEL.weight_bytes
+    assert needed_bytes(several(), machine) > needed_bytes(alone, machine)
+
+
+def test_an_embed_pool_without_replicas_is_an_error() -> None:
+    machine = replace(SOUND, further_models={"small": MODEL, "vectors": MODEL})
+    (finding,) = [f for f in examine(several("pools.v.replicas=0"), machine) if f.check == "pools"]
+    assert finding.message == "pools v: replicas is 0, and vectors needs a worker of role embed"
+
+
 def test_memory_grows_with_replicas_kv_ranks_and_dtype() -> None:
     plain = load(None)
     pool = plain.pools[0]
@@ -112,7 +142,8 @@ def test_memory_grows_with_replicas_kv_ranks_and_dtype() -> None:
     ranks = load(None, both)
     assert replica_bytes(ranks, ranks.pools[0], MODEL) == 1000 + 2 * ((128 << 20) + ENGINE_BYTES)
     more = load(None, ["pools.decode.replicas=2"])
-    assert needed_bytes(more, MODEL) - needed_bytes(plain, MODEL) == replica_bytes(plain, pool, MODEL)
+    machine = replace(SOUND, model=MODEL)
+    assert needed_bytes(more, machine) - needed_bytes(plain, machine) == replica_bytes(plain, pool, MODEL)
 
 
 def test_on_a_gpu_weights_and_kv_take_no_host_memory() -> None:
@@ -224,13 +255,29 @@ def test_the_probe_looks_at_every_file_that_the_spec_names(tmp_path: Path) -> No
         "lora.bare.path": "cannot be read: adapter_config.json: No such file or directory",
         "lora.absent.path": "does not exist",
         "lora.keys.path": "is not a folder",
-        "gateway.api_keys_file": "is empty",
+        "gateway.api_keys_file": "holds no key",
         "worker.session_token_file": "is a folder",
         "tls.ca_file": "cannot be read: none: No such file or directory",
         "tls.cert_file": "is empty",
         "tls.key_file": "is a folder",
     }
     assert probe(deployment).named_files == tuple(probe_named_files(deployment))
+
+
+@pytest.mark.parametrize(
+    ("ends_s", "problem"),
+    [(3600.0, ""), (-60.0, "cannot serve HTTPS: .*edge.pem expired at .*; renew it, .*")],
+)
+def test_the_probe_says_whether_the_gateways_certificate_can_be_served(
+    tmp_path: Path, ends_s: float, problem: str
+) -> None:
+    now, file = time.time(), tmp_path / "edge.pem"
+    authority = Authority.make("test", now - 7200, now + 7200)
+    file.write_bytes(authority.certify("spiffe://x/y", "api.example.com", now - 3600, now + ends_s))
+    deployment = load(None, [f"gateway.tls={{cert_file: {file}, key_file: {file}}}"])
+    found = {probed.field: probed.problem for probed in probe_named_files(deployment)}
+    assert re.fullmatch(problem, found["gateway.tls.cert_file"])
+    assert found["gateway.tls.key_file"] == ""
 
 
 def test_a_model_to_download_is_a_warning_and_offline_an_error() -> None:

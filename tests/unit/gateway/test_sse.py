@@ -3,33 +3,17 @@
 from __future__ import annotations
 
 import pytest
+from tests.helpers.api_answers import RecordingWire, exchange_on
 
 from kvasir.core.requests import Delta, FinishReason, Usage
 from kvasir_platform.gateway.answer import AnswerHead
-from kvasir_platform.gateway.http import Exchange, HttpRequest
 from kvasir_platform.gateway.sse import ChatShape, CompletionShape, StreamedAnswer
-
-
-class RecordingWire:
-    def __init__(self) -> None:
-        self.sent = b""
-        self.closed: bool | None = None
-
-    def write(self, data: bytes) -> None:
-        self.sent += data
-
-    def answered(self, *, close: bool) -> None:
-        self.closed = close
-
-    def date(self) -> bytes:
-        return b""
 
 
 def answer(shape: ChatShape | CompletionShape, choices: int = 1) -> tuple[StreamedAnswer, RecordingWire]:
     wire = RecordingWire()
-    request = HttpRequest("POST", "/v1/completions", {}, b"", keep_alive=True, chunked=True)
     head = AnswerHead(id="a", created=1, model="m", choices=choices)
-    return StreamedAnswer(Exchange(request, "r", 0.0, wire), head, shape, lambda: b""), wire
+    return StreamedAnswer(exchange_on(wire), head, shape, lambda: b""), wire
 
 
 @pytest.mark.parametrize("shape", [ChatShape(), CompletionShape()])

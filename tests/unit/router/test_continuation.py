@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvasir.core.requests import Delta, FinishReason, Request, Sampling, token_ids
+from kvasir.core.requests import (
+    Constraint,
+    Delta,
+    FinishReason,
+    Parsing,
+    Request,
+    Sampling,
+    Structured,
+    ToolCallDelta,
+    token_ids,
+)
 from kvasir_router.continuation import Output, Replay, Way, extended, way_on
 
 
@@ -23,10 +35,38 @@ from kvasir_router.continuation import Output, Replay, Way, extended, way_on
         (Sampling(temperature=1.0, seed=1, n=2), Way.REPLAY),
         (Sampling(temperature=1.0, n=2), Way.NEITHER),
         (Sampling(temperature=1.0, presence_penalty=0.5), Way.NEITHER),
+        (Sampling(temperature=1.0, allowed_token_ids=(1, 2), prompt_logprobs=1), Way.EXTEND),
+        (Sampling(temperature=0.0, bad_words=("x y",)), Way.REPLAY),
+        (Sampling(temperature=1.0, thinking_tokens=9), Way.NEITHER),
+        (Sampling(temperature=0.0, structured=Structured(Constraint.JSON_OBJECT)), Way.REPLAY),
+        (Sampling(temperature=1.0, seed=1, structured=Structured(Constraint.REGEX, "a")), Way.REPLAY),
+        (Sampling(temperature=1.0, structured=Structured(Constraint.REGEX, "a")), Way.NEITHER),
     ],
 )
 def test_the_way_on_is_the_cheapest_that_is_exact(sampling: Sampling, way: Way) -> None:
     assert way_on(sampling) is way
+
+
+@pytest.mark.parametrize(
+    ("parsing", "way"),
+    [
+        (Parsing(), Way.EXTEND),
+        (Parsing(tools="[]", tool_choice="none"), Way.EXTEND),
+        (Parsing(tools='[{"strict":false}]', tool_choice="auto"), Way.EXTEND),
+        (Parsing(tools='[{"strict": true}]', tool_choice="none"), Way.EXTEND),
+        (Parsing(tools='[{"strict": true}]', tool_choice="auto"), Way.REPLAY),
+        (Parsing(tools="[]", tool_choice="required"), Way.REPLAY),
+        (Parsing(tools="[]", tool_choice="function", function="f"), Way.REPLAY),
+    ],
+)
+def test_text_that_is_taken_apart_goes_on_but_where_a_grammar_decides(parsing: Parsing, way: Way) -> None:
+    assert way_on(Sampling(temperature=0.0), parsing) is way
+
+
+def test_the_prompts_logprobs_are_not_asked_for_again() -> None:
+    request = Request("r", "m", token_ids([1]), Sampling(prompt_logprobs=2, logprobs=1))
+    sampling = extended(request, Output(token_ids([5])))[0].sampling
+    assert (sampling.prompt_logprobs, sampling.logprobs) == (None, 1)
 
 
 def test_an_extended_request_ends_with_what_the_client_has_and_forgets_the_prompts_block_names() -> None:
@@ -68,6 +108,80 @@ def test_a_replay_that_repeats_itself_passes_exactly_what_the_client_lacks(data:
     assert output.text_length == total
     assert output.finished
     assert replay.open_choices == 0
+
+
+PARTS = (
+    ("reasoning", 0, "let me think"),
+    ("content", 0, "I will call two tools"),
+    ("call", 0, '{"city":"Bern"}'),
+    ("call", 1, '{"city":"Rome"}'),
+)
+
+
+def parsed(attempt: str, cuts: list[int]) -> list[Delta]:
+    """A stream that says PARTS, one token and one raw character for each of their characters, in steps that
+    begin at `cuts`; tool calls have ids of that attempt."""
+    said = [(kind, index, at, char) for kind, index, text in PARTS for at, char in enumerate(text)]
+    bounds = [0, *sorted(set(cuts)), len(said)]
+    deltas = []
+    for start, end in itertools.pairwise(bounds):
+        step = said[start:end]
+        calls = [
+            ToolCallDelta(index, f"{attempt}-{index}", f"f{index}", char)
+            if at == 0
+            else ToolCallDelta(index, arguments=char)
+            for kind, index, at, char in step
+            if kind == "call"
+        ]
+        deltas.append(
+            Delta(
+                "r",
+                start,
+                tuple(range(start, end)),
+                "".join(char for kind, _, _, char in step if kind == "content"),
+                reasoning="".join(char for kind, _, _, char in step if kind == "reasoning"),
+                tool_calls=tuple(calls),
+                raw_length=end - start,
+                finish=FinishReason.STOP if end == len(said) else None,
+                last=end == len(said),
+            )
+        )
+    return deltas
+
+
+LENGTH = sum(len(text) for _, _, text in PARTS)
+CUTS = st.lists(st.integers(1, LENGTH - 1), max_size=12)
+
+
+@given(first=CUTS, second=CUTS, lost=st.integers(0, 12))
+def test_a_replay_of_text_that_is_taken_apart_passes_each_part_exactly_once(
+    first: list[int], second: list[int], lost: int
+) -> None:
+    output = Output(token_ids([]))
+    had_deltas = parsed("a", first)[:-1][:lost]
+    client = list(had_deltas)
+    for delta in had_deltas:
+        output.add(delta)
+    replay = Replay([output])
+    for delta in parsed("b", second):
+        assert replay.fault(delta) is None
+        rest = replay.rest(delta)
+        assert rest.offset == len(output.tokens)
+        output.add(rest)
+        client.append(rest)
+    assert "".join(delta.reasoning for delta in client) == PARTS[0][2]
+    assert "".join(delta.text for delta in client) == PARTS[1][2]
+    for index in (0, 1):
+        calls = [call for delta in client for call in delta.tool_calls if call.index == index]
+        assert "".join(call.arguments for call in calls) == PARTS[2 + index][2]
+        assert [call.name for call in calls if call.name] == [f"f{index}"]
+        assert len([call.call_id for call in calls if call.call_id]) == 1
+    assert sum(delta.raw_length or 0 for delta in client) == output.text_length == LENGTH
+
+
+def test_a_replay_does_not_tell_the_prompts_logprobs_twice() -> None:
+    replay = Replay([had([1], "a")])
+    assert replay.rest(Delta("r", 0, (1,), "a", prompt_logprobs=(None,))).prompt_logprobs == ()
 
 
 @pytest.mark.parametrize(

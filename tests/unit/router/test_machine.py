@@ -23,6 +23,7 @@ from kvasir.core.requests import (
     Usage,
     token_ids,
 )
+from kvasir_router.admission import Rules
 from kvasir_router.build import hash_blocks
 from kvasir_router.decide import RateBook, Rates, make_policy
 from kvasir_router.fleet import Fleet
@@ -54,7 +55,13 @@ MakeIdentity = Callable[..., WorkerIdentity]
 class Stage:
     """A machine with a clock that tests set; every event is followed by a check of all invariants."""
 
-    def __init__(self, make_identity: MakeIdentity, disaggregation: str = "always", **limits: int) -> None:
+    def __init__(
+        self,
+        make_identity: MakeIdentity,
+        disaggregation: str = "always",
+        rules: Rules | None = None,
+        **limits: int,
+    ) -> None:
         self.make_identity = make_identity
         self.now = 0.0
         self.rates = RateBook(lambda _: Rates())
@@ -67,6 +74,7 @@ class Stage:
                 expected_output_tokens=16,
             ),
             MachineLimits(**limits),
+            rules or Rules(),
         )
 
     def tell(self, event: Event) -> list[Effect]:
@@ -250,7 +258,7 @@ def test_a_resumed_session_keeps_its_requests_and_a_new_life_of_the_worker_does_
 
 
 def test_the_queue_is_served_in_order_of_arrival(make_identity: MakeIdentity) -> None:
-    stage = Stage(make_identity, disaggregation="never", max_queue=3)
+    stage = Stage(make_identity, disaggregation="never", rules=Rules(max_queue=3))
     for name in "abc":
         assert stage.arrive(name) == []
     with pytest.raises(CapacityError) as caught:

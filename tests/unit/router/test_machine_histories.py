@@ -31,6 +31,7 @@ from kvasir.core.requests import (
     Usage,
     token_ids,
 )
+from kvasir_router.admission import BrownoutRules, BrownoutStep, Rules
 from kvasir_router.build import hash_blocks
 from kvasir_router.continuation import Way, way_on
 from kvasir_router.decide import RateBook, Rates, make_policy
@@ -60,7 +61,7 @@ from kvasir_router.machine_events import (
 )
 
 ROLES = {"p0": Role.PREFILL, "p1": Role.PREFILL, "d0": Role.DECODE, "d1": Role.DECODE, "b0": Role.BOTH}
-LIMITS = MachineLimits(max_queue=2, max_in_flight=5, max_retries=2, queue_timeout_s=7.0)
+LIMITS = MachineLimits(max_in_flight=5, max_retries=2, queue_timeout_s=7.0)
 
 
 def identity(worker_id: str, role: Role, epoch: int, ranks: int) -> WorkerIdentity:
@@ -102,6 +103,7 @@ class FakeWorker:
 
 class Histories(RuleBasedStateMachine):
     disaggregation = "always"
+    admits = Rules(max_queue=2)
 
     def __init__(self) -> None:
         super().__init__()
@@ -114,7 +116,7 @@ class Histories(RuleBasedStateMachine):
             hash_blocks=hash_blocks,
             expected_output_tokens=8,
         )
-        self.machine = RequestMachine(self.fleet, LIMITS)
+        self.machine = RequestMachine(self.fleet, LIMITS, self.admits)
         self.now = 0.0
         self.count = 0
         self.epochs = 0
@@ -207,9 +209,19 @@ class Histories(RuleBasedStateMachine):
         temperature=st.sampled_from([0.0, 1.0]),
         seed=st.sampled_from([None, 3]),
         patience=st.none() | st.integers(1, 20),
+        tenant=st.sampled_from("ab"),
+        priority=st.sampled_from([0, 0, 1500]),
     )
     def arrive(
-        self, prompt: list[int], n: int, temperature: float, seed: int | None, patience: int | None
+        self,
+        *,
+        prompt: list[int],
+        n: int,
+        temperature: float,
+        seed: int | None,
+        patience: int | None,
+        tenant: str,
+        priority: int,
     ) -> None:
         self.count += 1
         name = f"r{self.count}"
@@ -220,6 +232,8 @@ class Histories(RuleBasedStateMachine):
             Sampling(n=n, max_tokens=5, temperature=temperature, seed=seed),
             arrival_s=self.now,
             deadline_s=None if patience is None else self.now + patience,
+            tenant=tenant,
+            priority=priority,
         )
         before = self.machine.in_flight
         self.open[name] = [0] * n
@@ -437,10 +451,32 @@ class AggregatedHistories(Histories):
     disaggregation = "never"
 
 
+class CrowdedHistories(Histories):
+    """There is little room, shared by rules of every kind."""
+
+    disaggregation = "auto"
+    admits = Rules(
+        max_queue=4,
+        max_queue_tokens=20,
+        max_tenant_queue=3,
+        headroom=0.5,
+        spare=0.2,
+        ahead_s=3e-4,
+        ahead_shared_s=1e-4,
+        patience=1.0,
+        itl_slack=1.0,
+        long_tokens=6,
+        long_share=0.4,
+        ageing_s=5.0,
+        seats={"prefill": 3, "decode": 3, "both": 2},
+        brownout=BrownoutRules((BrownoutStep(cap_max_tokens=3), BrownoutStep(shed=1)), leave_s=3.0),
+    )
+
+
 TestAlways = Histories.TestCase
 TestEarly = EarlyHistories.TestCase
 TestAuto = AutoHistories.TestCase
 TestNever = AggregatedHistories.TestCase
-TestAlways.settings = TestEarly.settings = TestAuto.settings = TestNever.settings = settings(
-    max_examples=200, stateful_step_count=50, deadline=None
-)
+TestCrowded = CrowdedHistories.TestCase
+for case in (TestAlways, TestEarly, TestAuto, TestNever, TestCrowded):
+    case.settings = settings(max_examples=200, stateful_step_count=50, deadline=None)

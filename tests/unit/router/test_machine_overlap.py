@@ -297,3 +297,25 @@ def test_the_time_for_which_a_pull_waited_for_the_prompt_is_no_cost_of_the_trans
     assert only(stage.say("d0", done), Finish).summary.transfer_s == 8.0
     rates = stage.rates.rates("d0")
     assert rates.transfer_fixed_s + rates.transfer_byte_s * (1 << 24) == pytest.approx(0.5, rel=0.3)
+
+
+def test_the_wait_for_tiers_is_told_wherever_it_was(stage: Stage) -> None:
+    stage.arrive()
+    waited = Delta(
+        "r", 0, (1,), finish=FinishReason.LENGTH, last=True, usage=Usage(20, 8, 0, 0, 1),
+        timings=Timings(prefill_s=0.1, tier_s=0.5), handoff=handoff_of("r"),
+    )  # fmt: skip
+    stage.say("p0", waited)
+    end = Delta(
+        "r", 0, (7,), finish=FinishReason.STOP, last=True, usage=Usage(20, 0, 19, 1900, 1),
+        timings=Timings(tier_s=0.25),
+    )  # fmt: skip
+    assert only(stage.say("d0", end), Finish).summary.tier_s == 0.75
+
+
+def test_what_the_decision_took_is_told(stage: Stage) -> None:
+    stage.machine.fleet.decided_s = 0.125
+    stage.arrive()
+    done = Delta("r", 0, (7,), finish=FinishReason.STOP, last=True, usage=Usage(20, 0, 19, 0, 1))
+    stage.prefilled("p0")
+    assert only(stage.say("d0", done), Finish).summary.route_s == 0.125

@@ -5,9 +5,11 @@ from __future__ import annotations
 import io
 import json
 import logging
+import random
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -22,7 +24,7 @@ from kvasir.ports.router import RequestSummary, WorkerView
 from kvasir.telemetry.logs import JsonLines
 from kvasir.telemetry.metrics import Metrics
 from kvasir.telemetry.reasons import REASONS, http_status, markdown_table, outcome_label
-from kvasir.telemetry.spans import SpanRecorder, otlp_recorder
+from kvasir.telemetry.spans import SpanRecorder, TraceContext, otlp_recorder
 
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 SPAN = "00f067aa0ba902b7"
@@ -108,28 +110,41 @@ def test_gauges_are_read_at_scrape() -> None:
     assert "kvasir_requests_queued 3.0" in shown
 
 
-def recorded(summary: RequestSummary) -> tuple[InMemorySpanExporter, SpanRecorder]:
+PARENT = f"00-{TRACE}-{SPAN}-01"
+
+
+def recorded(
+    *summaries: RequestSummary, parent: str = PARENT, state: str = ""
+) -> tuple[InMemorySpanExporter, SpanRecorder, TraceContext]:
     exporter = InMemorySpanExporter()
-    recorder = SpanRecorder(SimpleSpanProcessor(exporter), "kvasir", wall_ns=lambda: 1_000_000_000_000)
-    recorder.record(summary, now_s=12.0, admitted_s=10.1)
-    return exporter, recorder
+    recorder = SpanRecorder(
+        SimpleSpanProcessor(exporter), "kvasir", lambda: 1_000_000_000_000, random.Random(7)
+    )
+    trace = recorder.begin(parent, state)
+    recorder.record(trace, summaries, now_s=12.0, admitted_s=10.1)
+    return exporter, recorder, trace
 
 
 def test_a_request_is_one_span_tree_under_the_clients() -> None:
-    exporter, recorder = recorded(SUMMARY)
+    exporter, recorder, trace = recorded(replace(SUMMARY, route_s=0.01, tier_s=0.1), state="a=1,b=2")
     spans = {span.name: span for span in exporter.get_finished_spans()}
     root = spans.pop("request")
     assert root.parent is not None
     assert root.context is not None
     assert (f"{root.parent.trace_id:032x}", f"{root.parent.span_id:016x}") == (TRACE, SPAN)
-    assert list(spans) == ["admit", "queue", "route", "prefill", "transfer", "decode"]
+    assert dict(root.context.trace_state) == {"a": "1", "b": "2"}
+    assert trace.own == f"00-{TRACE}-{root.context.span_id:016x}-01", "the client was told of this span"
+    assert trace.onward == f"{trace.own} a=1,b=2"
+    assert list(spans) == ["admit", "queue", "route", "tier", "prefill", "transfer", "decode"]
     assert all(span.parent and span.parent.span_id == root.context.span_id for span in spans.values())
+    assert len({span.context.span_id for span in spans.values() if span.context}) == len(spans)
     assert (root.start_time, root.end_time) == (998_000_000_000, 1_000_000_000_000)
     times = {n: ((s.start_time or 0) / 1e9 - 988, (s.end_time or 0) / 1e9 - 988) for n, s in spans.items()}
     expected = {
         "admit": (10.0, 10.1),
         "queue": (10.1, 10.2),
-        "route": (10.2, 10.2),
+        "route": (10.2, 10.21),
+        "tier": (10.2, 10.3),
         "prefill": (10.2, 10.5),
         "transfer": (10.5, 10.75),
         "decode": (10.75, 12.0),
@@ -138,9 +153,33 @@ def test_a_request_is_one_span_tree_under_the_clients() -> None:
     recorder.close()
 
 
+def test_a_call_with_several_prompts_is_one_tree_too() -> None:
+    second = replace(SUMMARY, request_id="r-1", outcome="worker_lost", finished_s=12.5)
+    exporter, recorder, trace = recorded(SUMMARY, second, parent="")
+    *rest, root = exporter.get_finished_spans()
+    prompts = [span for span in rest if span.name == "prompt"]
+    assert root.context is not None
+    assert root.parent is None
+    assert trace.own == f"00-{root.context.trace_id:032x}-{root.context.span_id:016x}-01"
+    assert {span.parent.span_id for span in prompts if span.parent} == {root.context.span_id}
+    assert [(s.attributes or {})["kvasir.request_id"] for s in prompts] == ["r", "r-1"]
+    assert (root.attributes or {})["kvasir.output_tokens"] == 22
+    assert root.status.description == "worker_lost"
+    assert root.end_time == 1_000_500_000_000
+    recorder.close()
+
+
+def test_a_client_that_does_not_sample_its_trace_is_not_sampled_here() -> None:
+    exporter, recorder, trace = recorded(SUMMARY, parent=f"00-{TRACE}-{SPAN}-00")
+    assert trace.own.startswith(f"00-{TRACE}-")
+    assert trace.own.endswith("-00")
+    assert exporter.get_finished_spans() == ()
+    recorder.close()
+
+
 def test_a_request_that_never_was_routed_has_only_its_queue() -> None:
-    exporter, recorder = recorded(
-        RequestSummary("r", "m", outcome="queue_timeout", arrival_s=10.0, finished_s=12.0)
+    exporter, recorder, _ = recorded(
+        RequestSummary("r", "m", outcome="queue_timeout", arrival_s=10.0, finished_s=12.0), parent=""
     )
     spans = exporter.get_finished_spans()
     assert [span.name for span in spans] == ["admit", "queue", "request"]

@@ -21,8 +21,10 @@ from kvasir.config.spec_tiers import CpuTierSpec, RedisTierSpec, TiersSpec
 from kvasir.config.support import Platform, refusals
 from kvasir.core.requests import Role
 from kvasir_workers.engines.vllm.arguments import (
+    CORE_GRAMMARS,
     EVENT_BACKLOG,
     EventEndpoints,
+    compilers,
     engine_arguments,
     environment,
     threads_per_rank,
@@ -192,3 +194,52 @@ def test_an_engine_publishes_its_kv_events_only_where_it_is_told() -> None:
     assert events.of_rank(1) == ("ipc:///run/x/inproc-events_dp1", "ipc:///run/x/inproc-replay_dp1")
     # What may wait is bounded on every hop.
     assert {made["buffer_steps"], made["hwm"], made["max_queue_size"]} == {EVENT_BACKLOG}
+
+
+def test_rules_and_reasoning_reach_the_engine_core() -> None:
+    made = arguments(one_pool())["structured_outputs_config"]
+    assert (made["backend"], made["disable_any_whitespace"]) == ("xgrammar", False)
+    assert made["reasoning_parser_plugin"] == CORE_GRAMMARS
+    assert "reasoning_parser" not in arguments(one_pool())
+    engine = EngineSpec(reasoning_parser="qwen3", structured_outputs="guidance", compact_json=True)
+    made = arguments(one_pool(engine))
+    assert made["reasoning_parser"] == "qwen3"
+    assert made["structured_outputs_config"]["backend"] == "guidance"
+    assert made["structured_outputs_config"]["disable_any_whitespace"] is True
+    assert compilers(EngineSpec()) == ("xgrammar", "guidance")
+
+
+def test_a_pool_that_prefills_reasons_not() -> None:
+    pool = PoolSpec(name="prefill", role=Role.PREFILL, engine=EngineSpec(reasoning_parser="qwen3"))
+    apart = Deployment(pools=(pool, PoolSpec(name="decode", role=Role.DECODE)))
+    assert "reasoning_parser" not in arguments(apart)
+
+
+@pytest.mark.parametrize(
+    ("field", "name", "offered"),
+    [
+        ("tool_parser", "herms", "hermes"),
+        ("tool_parser", "qwen", "qwen3_coder"),
+        ("reasoning_parser", "deepseek-r1", "deepseek_r1"),
+        ("reasoning_parser", "zzz", "choose one of cohere_command3"),
+    ],
+)
+def test_a_parser_that_the_engine_has_not_is_refused_with_near_names(
+    field: str, name: str, offered: str
+) -> None:
+    (reason,) = refusals(one_pool(EngineSpec.model_validate({field: name})), platform="cpu")
+    assert reason.startswith(f"pools.both.engine.{field}: the engine knows no {name!r}")
+    assert offered in reason
+
+
+def test_pools_that_generate_take_output_apart_in_one_way() -> None:
+    def deployment(*parsers: str | None) -> Deployment:
+        engines = [EngineSpec(tool_parser=parser) for parser in parsers]
+        roles = (Role.PREFILL, Role.DECODE, Role.BOTH)
+        names = ("first", "second", "third")
+        pools = zip(names, roles, engines, strict=True)
+        return Deployment(pools=tuple(PoolSpec(name=n, role=r, engine=e) for n, r, e in pools))
+
+    assert refusals(deployment(None, "hermes", "hermes"), platform="cpu") == []
+    (reason,) = refusals(deployment(None, "hermes", None), platform="cpu")
+    assert reason.startswith("pools.third.engine.tool_parser: none, and pool second of the same model")

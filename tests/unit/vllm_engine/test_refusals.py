@@ -7,7 +7,17 @@ from typing import Any
 
 import pytest
 
-from kvasir.core.requests import Continuation, EngineRequest, KvHandoff, Leg, Sampling, token_ids
+from kvasir.core.requests import (
+    Constraint,
+    Continuation,
+    EngineRequest,
+    KvHandoff,
+    Leg,
+    Parsing,
+    Sampling,
+    Structured,
+    token_ids,
+)
 from kvasir_workers.engines.vllm.refusals import invalid
 
 HANDOFF = KvHandoff("l", 1, 1.0, 1, b"")
@@ -15,8 +25,8 @@ GREEDY = Sampling(temperature=0.0, max_tokens=8)
 CONTINUED = EngineRequest("r", token_ids([1, 2, 3, 4]), GREEDY, continuation=Continuation(2, 5))
 
 
-def said(request: EngineRequest, *, disaggregated: bool = True) -> str | None:
-    return invalid(request, adapters={"a"}, disaggregated=disaggregated)
+def said(request: EngineRequest, *, disaggregated: bool = True, reasons: bool = True) -> str | None:
+    return invalid(request, adapters={"a"}, disaggregated=disaggregated, reasons=reasons)
 
 
 @pytest.mark.parametrize(
@@ -44,6 +54,8 @@ def test_what_can_run_is_not_refused(request_: EngineRequest) -> None:
         ({"max_tokens": 2}, "nothing is left to generate"),
         ({"max_tokens": 1}, "nothing is left to generate"),
         ({"n": 2}, "one choice"),
+        ({"bad_words": ("rain",)}, "bad_words cannot be continued"),
+        ({"thinking_tokens": 5}, "reasoning cannot be continued"),
     ],
 )
 def test_what_could_not_go_on_exactly_is_refused(change: dict[str, Any], reason: str) -> None:
@@ -55,9 +67,22 @@ def test_a_continuation_is_a_part_of_its_tokens(continuation: Continuation) -> N
     assert "comes after a prompt" in str(said(replace(CONTINUED, continuation=continuation)))
 
 
+def test_what_a_worker_cannot_answer_is_refused() -> None:
+    bounded = EngineRequest("r", token_ids([1]), Sampling(thinking_tokens=5))
+    assert said(bounded) is None
+    assert "needs engine.reasoning_parser" in str(said(bounded, reasons=False))
+    assert said(replace(bounded, leg=Leg.PREFILL), reasons=False) is None
+    told = EngineRequest("r", token_ids([1]), Sampling(prompt_logprobs=1))
+    assert said(told) is None
+    assert "send a full leg" in str(said(replace(told, leg=Leg.DECODE, handoff=HANDOFF)))
+    ruled = Sampling(structured=Structured(Constraint.REGEX, "a"))
+    assert said(replace(CONTINUED, sampling=ruled, parsing=Parsing())) is None
+
+
 def test_legs_must_fit_the_worker() -> None:
     prefill = EngineRequest("r", token_ids([1]), GREEDY, leg=Leg.PREFILL)
     decode = replace(prefill, leg=Leg.DECODE)
+    assert "role embed" in str(said(replace(prefill, leg=Leg.EMBED)))
     assert "moves no KV" in str(said(prefill, disaggregated=False))
     assert "needs the hand-off" in str(said(decode))
     assert "n > 1" in str(said(replace(decode, handoff=HANDOFF, sampling=Sampling(n=2))))

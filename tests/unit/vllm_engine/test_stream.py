@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,8 +16,10 @@ from kvasir.core.requests import (
     KvHandoff,
     Leg,
     Sampling,
+    ToolCallDelta,
     token_ids,
 )
+from kvasir_workers.engines.parts import Parts
 from kvasir_workers.engines.vllm.stream import Stream, handoff_of, pull_of
 
 
@@ -52,6 +55,28 @@ class Output:
     num_cached_tokens: int | None = 0
     kv_transfer_params: dict[str, Any] | None = None
     metrics: Any = field(default_factory=Metrics)
+    prompt_logprobs: Any = None
+
+
+class Shouting:
+    """Takes text apart: capitals are reasoning, which it holds back until the end."""
+
+    def __init__(self) -> None:
+        self.held = ""
+        self.thought = 0
+        self.finished = False
+
+    def take(self, text: str, token_ids: Sequence[int], *, finished: bool) -> Parts:
+        self.finished = finished
+        self.thought += len(token_ids) if text.isupper() else 0
+        self.held += text if text.isupper() else ""
+        reasoning, self.held = (self.held, "") if finished else ("", self.held)
+        calls = (ToolCallDelta(0, "c", "f", "{}"),) if text == "call" else ()
+        content = "" if text.isupper() or calls else text
+        return Parts(content, reasoning, calls, taken=len(text))
+
+    def reasoning_tokens(self) -> int:
+        return self.thought
 
 
 def stream(leg: Leg = Leg.FULL, prompt: int = 100, **sampling: Any) -> Stream:
@@ -85,6 +110,41 @@ def test_offsets_are_contiguous_per_choice() -> None:
     assert [d.last for d in deltas] == [False, False, False, True]
     assert deltas[-1].usage is not None
     assert deltas[-1].usage.output_tokens == 5
+
+
+def test_each_choice_is_taken_apart_by_its_own_parser() -> None:
+    one = stream(n=2)
+    one.parsers = [Shouting(), Shouting()]
+    steps = [
+        Output([Completion([1], "AH", index=0), Completion([5], "call", index=1)]),
+        Output([Completion([2], "so", index=0, finish_reason="stop")]),
+        Output([Completion([6], "EH", index=1, finish_reason="length")], finished=True),
+    ]
+    first, called, said, end = [delta for step in steps for delta in one.deltas(step)]
+    assert (first.text, first.reasoning, first.raw_length, first.token_ids) == ("", "", 2, (1,))
+    assert called.tool_calls == (ToolCallDelta(0, "c", "f", "{}"),)
+    assert (said.text, said.reasoning, said.reasoning_tokens, said.raw_length) == ("so", "AH", 1, 2)
+    assert (end.reasoning, end.reasoning_tokens, end.last) == ("EH", 1, True)
+
+
+def test_text_that_nobody_takes_apart_says_so() -> None:
+    (delta,) = stream().deltas(Output([Completion([1], "ab")]))
+    assert (delta.text, delta.raw_length, delta.reasoning, delta.tool_calls) == ("ab", None, "", ())
+
+
+def test_the_prompts_logprobs_are_told_once() -> None:
+    def position(token: int) -> dict[int, Candidate]:
+        return {token: Candidate(-3.0, 9, "t"), 90: Candidate(-0.5, 1, "a"), 91: Candidate(-1.0, 2, "b")}
+
+    one = stream(prompt=3, n=2, prompt_logprobs=1)
+    told = [None, position(1), position(2)]
+    first, second = (
+        one.deltas(Output([Completion([7], index=index)], prompt_logprobs=told))[0] for index in (0, 1)
+    )
+    assert first.prompt_logprobs[0] is None
+    assert [each.sampled.token_id for each in first.prompt_logprobs if each] == [1, 2]
+    assert [[top.token_id for top in each.top] for each in first.prompt_logprobs if each] == [[90], [90]]
+    assert second.prompt_logprobs == ()
 
 
 def test_nothing_follows_the_last_delta() -> None:

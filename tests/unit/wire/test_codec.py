@@ -145,7 +145,8 @@ PLAIN_DELTA = st.builds(
     text=TEXT,
     index=U32,
     logprobs=tuples(POSITION),
-    finish=st.none() | st.sampled_from(FinishReason),
+    finish=st.none()
+    | st.sampled_from([one for one in FinishReason if one is not FinishReason.CONTENT_FILTER]),
     stop_reason=st.none() | TEXT,
     last=st.booleans(),
     usage=st.none()

@@ -13,12 +13,13 @@ from typing import Any
 
 from ray.experimental.internal_kv import _internal_kv_get, _internal_kv_put
 
+from kvasir.config.spec import Deployment
 from kvasir.core.identity import WorkerIdentity
 from kvasir.core.membership import NAMESPACE
 
 
 def fence_of(identity: WorkerIdentity) -> dict[str, Any]:
-    """What must be equal in all replicas of one run, of every pool."""
+    """What must be equal in all replicas of one run that serve one model."""
     kv = {f"kv.{name}": value for name, value in asdict(identity.kv).items()}
     return {
         "protocol_version": identity.protocol_version,
@@ -41,10 +42,17 @@ def fence_conflicts(mine: dict[str, Any], first: dict[str, Any]) -> list[str]:
     ]
 
 
-def claim_fence(deployment: str, identity: WorkerIdentity) -> list[str]:
+def fence_name(deployment: Deployment, pool: str) -> str:
+    """Under which name the replicas of `pool` are compared: those of one model are alike."""
+    of_model = [pool in {each.name for each in view.pools} for view in deployment.views()]
+    place = of_model.index(True)
+    return f"kvasir/{deployment.name}/fence" + (f"-{place}" if place else "")
+
+
+def claim_fence(name: str, identity: WorkerIdentity) -> list[str]:
     """Compare with the first replica of this run, or become it; returns the conflicts. Blocks: asks Ray's
     key-value store, which lives as long as the head's state."""
-    key, mine = f"kvasir/{deployment}/fence".encode(), fence_of(identity)
+    key, mine = name.encode(), fence_of(identity)
     _internal_kv_put(key, json.dumps(mine).encode(), overwrite=False, namespace=NAMESPACE)
     first = _internal_kv_get(key, namespace=NAMESPACE)
     return fence_conflicts(json.loads(json.dumps(mine)), json.loads(first)) if first else []

@@ -18,7 +18,7 @@ from kvasir.core.identity import WorkerIdentity
 from kvasir.core.membership import Endpoint, MemberRecord
 from kvasir.ports.clock import Clock
 from kvasir_workers.pool.announcer import Announcer
-from kvasir_workers.pool.fence import claim_fence
+from kvasir_workers.pool.fence import claim_fence, fence_name
 from kvasir_workers.pool.sigterm import on_sigterm
 
 log = logging.getLogger(__name__)
@@ -70,7 +70,7 @@ class PoolReplica:
         self._node: Node | None = None
         self._stopping: asyncio.Task[None] | None = None
         node = await start_node(spec, pool, token)
-        if conflicts := await asyncio.to_thread(claim_fence, spec.name, node.identity):
+        if conflicts := await asyncio.to_thread(claim_fence, fence_name(spec, pool), node.identity):
             await node.stop("it does not fit the replicas that run", 0.0)
             raise RuntimeError(
                 f"a new replica of {pool} does not fit those that run, which go on serving: "

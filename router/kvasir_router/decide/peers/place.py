@@ -78,7 +78,7 @@ class Peer(ABC):
         plan = plan_by_parts(
             candidates,
             self._disaggregation,
-            request.choices,
+            request.whole,
             prefill=by(self._place, PREFILL),
             decode=by(self._decode, DECODE),
             full=by(self._place, WHOLE),

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from kvasir.core.requests import FinishReason, PositionLogprobs, Sampling
 from kvasir_workers.engines.sim.model import Context, SimModel, logprobs, sample
+from kvasir_workers.engines.sim.speech import Speech
 
 _NOTHING: frozenset[int] = frozenset()
 
@@ -23,12 +24,16 @@ class Emitted:
     stop_reason: str | None
 
 
-def output_text(model: SimModel, sampling: Sampling, tokens: Iterable[int]) -> str:
+def output_text(
+    model: SimModel, sampling: Sampling, tokens: Iterable[int], speech: Speech | None = None
+) -> str:
     """How `tokens` of output read."""
-    return "".join(_piece(model, sampling, token) for token in tokens)
+    return "".join(_piece(model, sampling, token, speech) for token in tokens)
 
 
-def _piece(model: SimModel, sampling: Sampling, token: int) -> str:
+def _piece(model: SimModel, sampling: Sampling, token: int, speech: Speech | None) -> str:
+    if speech is not None and token in speech.marks:
+        return speech.marks[token]
     if token == model.eos_token_id and sampling.skip_special_tokens:
         return ""
     return model.text(token)
@@ -39,15 +44,17 @@ class Output:
 
     `limit` is the number of tokens after which it ends with LENGTH. Text that may be the beginning of
     a stop string is held back until that is known. `tokens` counts all of the choice, `resumed` those
-    that another worker generated.
+    that another worker generated. `speech` says what comes where, for a request that wants parsing.
     """
 
-    def __init__(self, model: SimModel, sampling: Sampling, limit: int) -> None:
+    def __init__(self, model: SimModel, sampling: Sampling, limit: int, speech: Speech | None = None) -> None:
         self.tokens = 0
         self.resumed = 0
         self._model = model
         self._sampling = sampling
         self._limit = limit
+        self._speech = speech
+        self._marks = _NOTHING if speech is None else frozenset(speech.marks)
         stops = set(sampling.stop_token_ids)
         if not sampling.ignore_eos:
             stops.add(model.eos_token_id)
@@ -66,7 +73,7 @@ class Output:
 
     def resume(self, tokens: Sequence[int], text_length: int) -> None:
         """Begin as if `tokens` had been generated here and `text_length` characters of them been sent."""
-        text = output_text(self._model, self._sampling, tokens)
+        text = output_text(self._model, self._sampling, tokens, self._speech)
         self.tokens = self.resumed = len(tokens)
         self._tail = text[-self._tail_length :] if self._tail_length else ""
         self._held = text[text_length:]
@@ -74,7 +81,10 @@ class Output:
     def grow(self, context: Context) -> Emitted:
         """Sample the next token and apply the stop conditions. The caller appends it to `context`."""
         early = self.tokens < self._sampling.min_tokens
-        token = sample(self._model, context, self._sampling, self._stop_ids if early else _NOTHING)
+        token = None if self._speech is None else self._speech.token(self.tokens)
+        if token is None:
+            banned = self._marks | self._stop_ids if early else self._marks
+            token = sample(self._model, context, self._sampling, banned)
         wanted = self._sampling.logprobs
         position = () if wanted is None else (logprobs(self._model, context, token, wanted),)
         offset = self.tokens
@@ -108,7 +118,7 @@ class Output:
         return None, None, pending[: len(pending) - keep]
 
     def _piece(self, token: int) -> str:
-        return _piece(self._model, self._sampling, token)
+        return _piece(self._model, self._sampling, token, self._speech)
 
     def _find_stop(self, piece: str) -> tuple[str, int] | None:
         """The stop string that ends first in tail + piece, and where the text to show ends there."""

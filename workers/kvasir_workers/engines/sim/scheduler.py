@@ -14,6 +14,7 @@ from kvasir.core.requests import (
     KvHandoff,
     Leg,
 )
+from kvasir_workers.engines.parts import taken_apart
 from kvasir_workers.engines.sim.batch import Batch, Step
 from kvasir_workers.engines.sim.blocks import BlockPool, hash_prompt
 from kvasir_workers.engines.sim.fabric import Ticket
@@ -227,7 +228,8 @@ class Scheduler:
         if emitted.finish is not None:
             self._finish(sequence)
         last = live.unfinished == 0
-        self._deltas.append(
+        self._say(
+            sequence,
             Delta(
                 request_id=request.request_id,
                 offset=emitted.offset,
@@ -240,8 +242,12 @@ class Scheduler:
                 last=last,
                 usage=live.usage() if last else None,
                 timings=live.timings(now) if last else None,
-            )
+            ),
         )
+
+    def _say(self, sequence: Sequence, delta: Delta) -> None:
+        parser = sequence.parser
+        self._deltas.append(delta if parser is None else taken_apart(delta, parser))
 
     def _offer_early(self, sequence: Sequence, now: float) -> None:
         """Offer the blocks that are full already."""
@@ -324,5 +330,5 @@ class Scheduler:
                 error=error,
                 error_message=message,
             )
-            self._deltas.append(delta)
+            self._say(sequence, delta)
         return True

@@ -13,6 +13,7 @@ from kvasir_workers.engines.continued import continuation_fault, continued_token
 from kvasir_workers.engines.sim.blocks import chain_hash, root_hash
 from kvasir_workers.engines.sim.model import Context, SimModel
 from kvasir_workers.engines.sim.output import Output, output_text
+from kvasir_workers.engines.sim.speech import Speech, SpeechParser
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +117,7 @@ class Sequence:
     context: Context
     output: Output
     root: bytes
+    parser: SpeechParser | None = None
     state: State = State.WAITING
     blocks: list[int] = field(default_factory=list)
     hashes: list[bytes] = field(default_factory=list)
@@ -166,13 +168,20 @@ def make_sequences(live: Live, model: SimModel, limits: Limits, arrival: int) ->
     room = limits.max_model_len - len(request.tokens) + resumed
     limit = room if sampling.max_tokens is None else min(room, sampling.max_tokens)
     choices = 1 if request.leg is Leg.PREFILL else sampling.n
+    speech = _speech(request, model)
     sequences: list[Sequence] = []
     for index in range(choices):
         context = Context(limits.seed, request.adapter, sampling, index)
         context.extend(request.tokens)
-        output = Output(model, sampling, limit)
+        output = Output(model, sampling, limit, speech)
+        parser = None
+        if request.parsing is not None and speech is not None:
+            parser = SpeechParser(speech, request.parsing)
         if request.continuation is not None:
-            output.resume(request.tokens[-resumed:], request.continuation.text_length)
+            there, length = request.tokens[-resumed:], request.continuation.text_length
+            output.resume(there, length)
+            if parser is not None:
+                parser.take(output_text(model, sampling, there, speech)[:length], there, finished=False)
         sequences.append(
             Sequence(
                 live=live,
@@ -182,9 +191,17 @@ def make_sequences(live: Live, model: SimModel, limits: Limits, arrival: int) ->
                 context=context,
                 output=output,
                 root=root_hash(request.salt, request.adapter),
+                parser=parser,
             )
         )
     return sequences
+
+
+def _speech(request: EngineRequest, model: SimModel) -> Speech | None:
+    if request.parsing is None or request.leg is Leg.PREFILL:
+        return None
+    prompt = request.tokens[: len(request.tokens) - continued_tokens(request)]
+    return Speech(model, request.parsing, prompt, ends=not request.sampling.ignore_eos)
 
 
 def refusal(request: EngineRequest, limits: Limits, model: SimModel) -> tuple[str, str] | None:
@@ -200,19 +217,25 @@ def refusal(request: EngineRequest, limits: Limits, model: SimModel) -> tuple[st
         )
     if request.adapter is not None and request.adapter not in limits.adapters:
         return "invalid_request", f"adapter {request.adapter!r} is not loaded on this worker"
-    if request.leg is Leg.DECODE and request.handoff is None:
-        return "invalid_request", "a decode leg needs the hand-off of its prefill leg"
     rank = request.data_parallel_rank
     if rank is not None and not 0 <= rank < limits.ranks:
         return "invalid_request", f"rank {rank} does not exist: there are {limits.ranks}"
-    return _bad_sampling(request.sampling) or _bad_continuation(request, model)
+    return _bad_leg(request) or _bad_sampling(request.sampling) or _bad_continuation(request, model)
+
+
+def _bad_leg(request: EngineRequest) -> tuple[str, str] | None:
+    if request.leg is Leg.DECODE and request.handoff is None:
+        return "invalid_request", "a decode leg needs the hand-off of its prefill leg"
+    if request.leg is Leg.EMBED:
+        return "invalid_request", "this worker generates: embeddings are made by pools of role embed"
+    return None
 
 
 def _bad_continuation(request: EngineRequest, model: SimModel) -> tuple[str, str] | None:
     fault = continuation_fault(request)
     if fault is None and request.continuation is not None:
         resumed = request.tokens[-request.continuation.output_tokens :]
-        known = len(output_text(model, request.sampling, resumed))
+        known = len(output_text(model, request.sampling, resumed, _speech(request, model)))
         if request.continuation.text_length > known:
             fault = text_fault(request.continuation.text_length, known)
     return None if fault is None else ("invalid_request", fault)

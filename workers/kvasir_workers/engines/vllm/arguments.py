@@ -10,13 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kvasir.config.spec import Deployment, PoolSpec
+from kvasir.config.spec import Deployment, EngineSpec, PoolSpec
 from kvasir.config.support import LORA_RANKS
 from kvasir.core.requests import Role
 
 CONNECTOR = "KvasirConnector"
 CONNECTOR_MODULE = "kvasir_workers.connector.connector"
 EXTENSION = "kvasir_workers.engines.vllm.worker_extension.EngineExtension"
+CORE_GRAMMARS = "kvasir_workers.engines.vllm.core_grammars"
 TRANSFER_EXTENSION = "kvasir_workers.engines.vllm.transfer_extension.TransferEngineExtension"
 
 EVENT_BACKLOG = 8192
@@ -53,6 +54,11 @@ class EventEndpoints:
         return self.events + suffix, self.replay + suffix
 
 
+def compilers(engine: EngineSpec) -> tuple[str, ...]:
+    """Who may compile a rule for the output, in the order of preference."""
+    return ("xgrammar", "guidance") if engine.structured_outputs == "auto" else (engine.structured_outputs,)
+
+
 def ranks(pool: PoolSpec) -> int:
     """Processes that compute, per replica of `pool`."""
     engine = pool.engine
@@ -75,9 +81,10 @@ def engine_arguments(
     platform: str,
     events: EventEndpoints | None = None,
 ) -> dict[str, Any]:
-    """Keyword arguments of vLLM's AsyncEngineArgs, but for `kv_transfer_config` and `kv_events_config`, which
-    are dicts of keyword arguments of KVTransferConfig and KVEventsConfig, or absent when KV neither moves nor
-    is kept below the device, or no `events` are wanted.
+    """Keyword arguments of vLLM's AsyncEngineArgs, but for `structured_outputs_config`, `kv_transfer_config`
+    and `kv_events_config`, which are dicts of keyword arguments of StructuredOutputsConfig, KVTransferConfig
+    and KVEventsConfig; the last two are absent when KV neither moves nor is kept below the device, or no
+    `events` are wanted.
 
     `model_path` is the folder to load (already quantized where the spec asks for it); `platform` is cpu or
     cuda.
@@ -106,7 +113,14 @@ def engine_arguments(
         "disable_log_stats": True,
         "enable_log_requests": False,
         "worker_extension_cls": TRANSFER_EXTENSION if deployment.disaggregated else EXTENSION,
+        "structured_outputs_config": {
+            "backend": compilers(engine)[0],
+            "disable_any_whitespace": engine.compact_json,
+            "reasoning_parser_plugin": CORE_GRAMMARS,
+        },
     }
+    if engine.reasoning_parser is not None and pool.role is not Role.PREFILL:
+        arguments["reasoning_parser"] = engine.reasoning_parser
     if ranks(pool) > engine.data_parallel_size:
         arguments["distributed_executor_backend"] = "mp"
     if deployment.lora:

@@ -15,15 +15,20 @@ tests/contract/test_vllm_continuation_hooks.py holds each of them:
     IncrementalDetokenizer.from_new_request(tokenizer, request), .update, .min_tokens, .output_text,
         ._last_output_text_offset
     LogprobsProcessor.logprobs                       whose last tokens complete the characters that follow
+
+A parser is told the output so far as the lost worker told it, step by step (`replay`), and what it makes of
+that is dropped. A grammar is advanced over it in the engine core (core_grammars.py).
 """
 
 from __future__ import annotations
 
-import copy
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from vllm.logprobs import Logprob
+from vllm.sampling_params import SamplingParams
 from vllm.v1.engine import EngineCoreRequest
 from vllm.v1.engine.detokenizer import IncrementalDetokenizer
 from vllm.v1.engine.output_processor import OutputProcessor
@@ -51,6 +56,16 @@ def install(processor: OutputProcessor) -> None:
     processor.add_request = partial(_add_request, processor, processor.add_request)
 
 
+def replay(
+    tokenizer: Any, params: SamplingParams, prompt: Sequence[int], output: Sequence[int]
+) -> Iterator[tuple[int, str]]:
+    """Each token of `output`, which followed `prompt`, with the text that its step gave out."""
+    detokenizer = _detokenizer(tokenizer, params, prompt, len(output))
+    for token in output:
+        detokenizer.update([token], False)
+        yield token, detokenizer.get_next_output_text(finished=False, delta=True)
+
+
 def _add_request(
     processor: OutputProcessor, add: Any, request: EngineCoreRequest, *args: Any, **kwargs: Any
 ) -> None:
@@ -60,8 +75,12 @@ def _add_request(
         add(request, *args, **kwargs)
         return
     count, text_length = said
-    output = list(request.prompt_token_ids[-count:])
-    detokenizer = _fed(processor.tokenizer, request, output, text_length)
+    prompt, output = request.prompt_token_ids[:-count], list(request.prompt_token_ids[-count:])
+    detokenizer = _detokenizer(processor.tokenizer, params, prompt, count)
+    detokenizer.update(output, False)
+    if text_length > len(detokenizer.output_text):
+        raise ValueError(text_fault(text_length, len(detokenizer.output_text)))
+    detokenizer._last_output_text_offset = text_length
     add(request, *args, **kwargs)
     state = processor.request_states[request.request_id]
     state.detokenizer = detokenizer
@@ -70,15 +89,20 @@ def _add_request(
         state.logprobs_processor.logprobs.extend(context)
 
 
-def _fed(tokenizer: Any, request: EngineCoreRequest, output: list[int], text_length: int) -> Any:
-    """A detokenizer that has read `output` after the prompt, and given out `text_length` characters."""
-    began = copy.copy(request)
-    began.prompt_token_ids = list(request.prompt_token_ids[: -len(output)])
+@dataclass
+class _Began:
+    """What a detokenizer reads of the request that the lost worker had."""
+
+    sampling_params: Any
+    prompt_token_ids: list[int]
+    request_id: str = "continued"
+    prompt_embeds: None = None
+
+
+def _detokenizer(tokenizer: Any, params: Any, prompt: Sequence[int], there: int) -> Any:
+    """One that will read `there` tokens of output before any that is generated here."""
+    began: Any = _Began(params, list(prompt))
     detokenizer: Any = IncrementalDetokenizer.from_new_request(tokenizer=tokenizer, request=began)
     # Counted with the output so far; nor is a stop string looked for before it, where there was none.
-    detokenizer.min_tokens += len(output)
-    detokenizer.update(output, False)
-    if text_length > len(detokenizer.output_text):
-        raise ValueError(text_fault(text_length, len(detokenizer.output_text)))
-    detokenizer._last_output_text_offset = text_length
+    detokenizer.min_tokens += there
     return detokenizer

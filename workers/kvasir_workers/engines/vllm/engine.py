@@ -32,6 +32,7 @@ from kvasir_workers.engines.vllm.arguments import engine_arguments, environment
 from kvasir_workers.engines.vllm.cache_record import CacheRecord
 from kvasir_workers.engines.vllm.identity import identity_of
 from kvasir_workers.engines.vllm.kv_recovery import CacheControl
+from kvasir_workers.engines.vllm.preparing_queue import Preparing
 from kvasir_workers.engines.vllm.quantize import quantized_folder
 from kvasir_workers.engines.vllm.refusals import invalid
 from kvasir_workers.engines.vllm.stream import Stream
@@ -74,6 +75,7 @@ class VllmEngine:
         self._flush_due = False
         self._wake = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
+        self._preparing = Preparing(self._ready, self._unready)
         self._llm: Any = None
         self._runtime: ModuleType | None = None
         self._recorder: LoadRecorder | None = None
@@ -138,8 +140,10 @@ class VllmEngine:
                 self._emit(stream.fail(*refusal))
                 continue
             self._live[request.request_id] = stream
-            self._admissions.append(stream)
-        self._wake.set()
+            if stream.wants_preparing:
+                self._preparing.begin(stream)
+            else:
+                self._ready(stream)
 
     def abort(self, request_ids: Sequence[str]) -> None:
         """Stop these; each live one ends with finish=ABORT."""
@@ -181,6 +185,7 @@ class VllmEngine:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        await self._preparing.stop()
         llm, self._llm = self._llm, None
         if llm is not None:
             await self._vllm().shut_down(llm)
@@ -196,6 +201,7 @@ class VllmEngine:
 
     async def _introduce(self, worker_id: str, epoch: int, digest: str) -> WorkerIdentity:
         runtime, llm, deployment, pool = self._vllm(), self._llm, self._deployment, self._pool
+        self._preparing.start(runtime.preparer(llm, pool.engine), runtime.REFUSED)
         await llm.collective_rpc("kvasir_leave_with", args=(os.getpid(),))
         self._adapters = runtime.lora_requests({each.name: each.path for each in deployment.lora})
         for adapter in self._adapters.values():
@@ -259,8 +265,16 @@ class VllmEngine:
         if length >= limit:
             return "context_length_exceeded", f"the prompt has {length} tokens; at most {limit - 1} fit"
         disaggregated = self._deployment.disaggregated
-        message = invalid(request, adapters=self._adapters, disaggregated=disaggregated)
+        reasons = self._pool.engine.reasoning_parser is not None
+        message = invalid(request, adapters=self._adapters, disaggregated=disaggregated, reasons=reasons)
         return None if message is None else ("invalid_request", message)
+
+    def _ready(self, stream: Stream) -> None:
+        self._admissions.append(stream)
+        self._wake.set()
+
+    def _unready(self, stream: Stream, code: str, message: str) -> None:
+        self._end(stream, stream.fail(code, message))
 
     async def _pump(self) -> None:
         """Feed vLLM, in the order of arrival: admissions, then aborts, then lease releases."""
@@ -284,6 +298,7 @@ class VllmEngine:
             return
         self._legs_seen += 1
         stream.lease_id = f"{request.request_id}#{self._legs_seen}"
+        prepared = stream.prepared
         try:
             collector = await self._llm.add_request(
                 request.request_id,
@@ -293,10 +308,12 @@ class VllmEngine:
                     lease_id=stream.lease_id,
                     fence=self._epoch,
                     lease_s=self._deployment.transfer.lease_s,
+                    prepared=prepared,
                 ),
                 lora_request=self._adapters.get(request.adapter) if request.adapter else None,
                 priority=request.priority,
                 data_parallel_rank=request.data_parallel_rank,
+                **({} if prepared is None else prepared.arguments),
             )
         except runtime.DEAD as error:
             self._end(stream, stream.fail("engine_dead", str(error)))
@@ -318,8 +335,9 @@ class VllmEngine:
         if stream.ended:
             return
         if stream.collector is None:
-            # Newcomers are held, and this one need not wait for the engine.
-            self._admissions.remove(stream)
+            # It is being prepared, or newcomers are held: it need not wait for the engine.
+            with contextlib.suppress(ValueError):
+                self._admissions.remove(stream)
             self._end(stream, stream.abort())
             return
         await self._llm.abort(stream.collector.request_id, internal=True)

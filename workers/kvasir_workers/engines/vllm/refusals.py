@@ -8,18 +8,26 @@ from kvasir.core.requests import EngineRequest, Leg
 from kvasir_workers.engines.continued import continuation_fault
 
 
-def invalid(request: EngineRequest, *, adapters: Container[str], disaggregated: bool) -> str | None:
-    """The first rule that `request` breaks on a worker with these adapters, or None."""
+def invalid(
+    request: EngineRequest, *, adapters: Container[str], disaggregated: bool, reasons: bool = False
+) -> str | None:
+    """The first rule that `request` breaks on a worker with these adapters, or None; `reasons` is whether it
+    has a parser of reasoning."""
     if request.adapter is not None and request.adapter not in adapters:
         return f"adapter {request.adapter!r} is not loaded on this worker"
     return (
-        _invalid_leg(request, disaggregated=disaggregated) or continuation_fault(request) or _inexact(request)
+        _invalid_leg(request, disaggregated=disaggregated)
+        or _unanswerable(request, reasons=reasons)
+        or continuation_fault(request)
+        or _inexact(request)
     )
 
 
 def _invalid_leg(request: EngineRequest, *, disaggregated: bool) -> str | None:
     if request.leg is Leg.FULL:
         return None
+    if request.leg is Leg.EMBED:
+        return "this worker generates: embeddings are made by pools of role embed"
     if not disaggregated:
         return "this worker moves no KV: disaggregation is never"
     if request.leg is Leg.DECODE and request.handoff is None:
@@ -29,12 +37,21 @@ def _invalid_leg(request: EngineRequest, *, disaggregated: bool) -> str | None:
     return None
 
 
+def _unanswerable(request: EngineRequest, *, reasons: bool) -> str | None:
+    if request.sampling.thinking_tokens is not None and not reasons and request.leg is not Leg.PREFILL:
+        return "a bound on reasoning needs engine.reasoning_parser, and this pool has none"
+    if request.sampling.prompt_logprobs is not None and request.leg is Leg.DECODE:
+        return "log-probabilities of the prompt need the whole prompt computed here: send a full leg"
+    return None
+
+
 def _inexact(request: EngineRequest) -> str | None:
     """Why vLLM cannot go on exactly: what the next token depends on besides the tokens before it.
 
     The state of a seeded generator is the number of its draws, and nobody can set it from outside. Presence
     and frequency penalties count output only, and vLLM takes for prompt what another worker generated; a
-    repetition penalty counts both alike.
+    repetition penalty counts both alike. A word that is forbidden is looked for in the output too, and so is
+    the mark that ends bounded reasoning, of which the client may have a part.
     """
     sampling = request.sampling
     if request.continuation is None:
@@ -43,4 +60,8 @@ def _inexact(request: EngineRequest) -> str | None:
         return "seeded draws cannot be continued: start the request anew"
     if sampling.presence_penalty or sampling.frequency_penalty:
         return "presence and frequency penalties cannot be continued: start the request anew"
+    if sampling.bad_words:
+        return "bad_words cannot be continued: start the request anew"
+    if sampling.thinking_tokens is not None:
+        return "bounded reasoning cannot be continued: start the request anew"
     return None

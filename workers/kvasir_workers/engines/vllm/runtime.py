@@ -9,7 +9,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from vllm import SamplingParams
-from vllm.config import KVEventsConfig, KVTransferConfig
+from vllm.config import KVEventsConfig, KVTransferConfig, StructuredOutputsConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.exceptions import VLLMClientError
 from vllm.inputs.engine import TokensInput, tokens_input
@@ -19,13 +19,18 @@ from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
 
+from kvasir.config.spec import EngineSpec
 from kvasir.core.golden import GoldenPrompt
 from kvasir.core.requests import EngineRequest, Leg, Sampling
 from kvasir_workers.engines.continued import continued_tokens
 from kvasir_workers.engines.vllm import continuation
+from kvasir_workers.engines.vllm.arguments import compilers
 from kvasir_workers.engines.vllm.golden import engine_golden
 from kvasir_workers.engines.vllm.load import LoadRecorder
+from kvasir_workers.engines.vllm.parsing import Parsers
+from kvasir_workers.engines.vllm.preparing import Prepared, Preparer
 from kvasir_workers.engines.vllm.stream import pull_of
+from kvasir_workers.engines.vllm.structured import Rules, VettedParams
 
 REFUSED = (VLLMClientError, ValueError, TypeError)
 """What vLLM raises for a request that it will not take."""
@@ -62,9 +67,31 @@ def build(arguments: Mapping[str, Any]) -> AsyncLLM:
     events = arguments.pop("kv_events_config", None)
     if events is not None:
         arguments["kv_events_config"] = KVEventsConfig(**events)
+    rules = arguments.pop("structured_outputs_config", None)
+    if rules is not None:
+        arguments["structured_outputs_config"] = StructuredOutputsConfig(**rules)
     llm = AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments), stat_loggers=[LoadRecorder])
     continuation.install(llm.output_processor)
     return llm
+
+
+def preparer(llm: AsyncLLM, engine: EngineSpec) -> Preparer:
+    """Raises ValueError when the parsers do not work with the engine's tokenizer."""
+    tokenizer, model_config = llm.tokenizer, llm.model_config
+    parsers = Parsers(
+        tokenizer,
+        model_config,
+        tool_parser=engine.tool_parser,
+        reasoning_parser=engine.reasoning_parser,
+        strictness=engine.tool_strictness,
+    )
+    rules = Rules(
+        llm.vllm_config.structured_outputs_config,
+        compilers(engine),
+        model_config=model_config,
+        tokenizer=tokenizer,
+    )
+    return Preparer(parsers, rules)
 
 
 async def shut_down(llm: AsyncLLM) -> None:
@@ -165,8 +192,11 @@ def prompt(request: EngineRequest) -> TokensInput:
     return tokens_input(request.tokens.tolist(), cache_salt=request.salt or None)
 
 
-def sampling_params(request: EngineRequest, *, lease_id: str, fence: int, lease_s: float) -> SamplingParams:
-    """vLLM's parameters for one leg. Raises one of REFUSED for values outside vLLM's ranges."""
+def sampling_params(
+    request: EngineRequest, *, lease_id: str, fence: int, lease_s: float, prepared: Prepared | None = None
+) -> SamplingParams:
+    """vLLM's parameters for one leg, with what was `prepared` for one that wants that. Raises one of REFUSED
+    for values outside vLLM's ranges."""
     sampling = request.sampling
     extra: dict[str, Any] = {}
     if request.leg is Leg.PREFILL:
@@ -175,22 +205,18 @@ def sampling_params(request: EngineRequest, *, lease_id: str, fence: int, lease_
         extra["pull"] = pull_of(request.handoff)
     if request.tier_tokens > 0:
         extra["tier_tokens"] = request.tier_tokens
-    prefill = request.leg is Leg.PREFILL
-    there = continued_tokens(request)
-    most = None if sampling.max_tokens is None else sampling.max_tokens - there
     arguments: dict[str, Any] = {"kv_transfer_params": extra} if extra else {}
     if request.continuation is not None:
         arguments[continuation.ARGUMENT] = continuation.as_argument(request.continuation)
-    return SamplingParams(
-        n=1 if prefill else sampling.n,
-        max_tokens=1 if prefill else most,
-        min_tokens=0 if prefill else max(0, sampling.min_tokens - there),
-        logprobs=None if prefill else sampling.logprobs,
-        detokenize=True,
-        output_kind=RequestOutputKind.DELTA,
-        extra_args=arguments or None,
+    params = {
+        "detokenize": True,
+        "output_kind": RequestOutputKind.DELTA,
+        "extra_args": arguments or None,
         **_distribution(sampling),
-    )
+        **(_PREFILL if request.leg is Leg.PREFILL else _output(request)),
+    }
+    # Its rule was judged when it was prepared.
+    return VettedParams(**prepared.applied(params)) if prepared is not None else SamplingParams(**params)
 
 
 def lora_requests(adapters: Mapping[str, str]) -> dict[str, LoRARequest]:
@@ -198,6 +224,24 @@ def lora_requests(adapters: Mapping[str, str]) -> dict[str, LoRARequest]:
     return {
         name: LoRARequest(lora_name=name, lora_int_id=number, lora_path=path)
         for number, (name, path) in enumerate(adapters.items(), start=1)
+    }
+
+
+_PREFILL = {"n": 1, "max_tokens": 1, "min_tokens": 0}
+
+
+def _output(request: EngineRequest) -> dict[str, Any]:
+    """How much is generated, and what is told about it."""
+    sampling = request.sampling
+    there = continued_tokens(request)
+    return {
+        "n": sampling.n,
+        "max_tokens": None if sampling.max_tokens is None else sampling.max_tokens - there,
+        "min_tokens": max(0, sampling.min_tokens - there),
+        "logprobs": sampling.logprobs,
+        # With the output that is there came the prompt's.
+        "prompt_logprobs": sampling.prompt_logprobs if request.continuation is None else None,
+        "thinking_token_budget": sampling.thinking_tokens,
     }
 
 
@@ -216,5 +260,8 @@ def _distribution(sampling: Sampling) -> dict[str, Any]:
         "frequency_penalty": sampling.frequency_penalty,
         "repetition_penalty": sampling.repetition_penalty,
         "logit_bias": dict(sampling.logit_bias) or None,
+        "bad_words": list(sampling.bad_words),
+        "allowed_token_ids": list(sampling.allowed_token_ids) or None,
         "skip_special_tokens": sampling.skip_special_tokens,
+        "spaces_between_special_tokens": sampling.spaces_between_special_tokens,
     }

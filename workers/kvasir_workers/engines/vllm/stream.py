@@ -7,6 +7,7 @@ without an engine.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 from kvasir.core.requests import (
@@ -21,6 +22,7 @@ from kvasir.core.requests import (
     Usage,
 )
 from kvasir_workers.engines.continued import continued_tokens
+from kvasir_workers.engines.parts import PartsParser, taken_apart
 
 _FINISH = {
     "stop": FinishReason.STOP,
@@ -50,13 +52,15 @@ class Output(Protocol):
     num_cached_tokens: int | None
     kv_transfer_params: dict[str, Any] | None
     metrics: Any
+    prompt_logprobs: Any
 
 
 class Stream:
     """The life of one submitted leg. `ended` is True once its last delta has been made.
 
     `collector` is vLLM's handle of the request, once it has one, and `lease_id` the lease under which a
-    PREFILL leg offers its KV.
+    PREFILL leg offers its KV. `prepared` is what the adapter made ready for a leg that wants that, and
+    `parsers` take its choices apart.
     """
 
     __slots__ = (
@@ -64,9 +68,12 @@ class Stream:
         "_logprobs",
         "_offsets",
         "_output_tokens",
+        "_prompt_logprobs",
         "collector",
         "ended",
         "lease_id",
+        "parsers",
+        "prepared",
         "request",
     )
 
@@ -75,10 +82,21 @@ class Stream:
         self.collector: Any = None
         self.lease_id = ""
         self.ended = False
+        self.prepared: Any = None
+        self.parsers: Sequence[PartsParser] = ()
         self._begin = continued_tokens(request)
         self._offsets: dict[int, int] = {}
         self._output_tokens = 0
         self._logprobs = request.sampling.logprobs
+        self._prompt_logprobs = request.sampling.prompt_logprobs
+
+    @property
+    def wants_preparing(self) -> bool:
+        """A prefill leg generates nothing that could follow a rule or be taken apart."""
+        request = self.request
+        if request.leg not in (Leg.FULL, Leg.DECODE):
+            return False
+        return request.parsing is not None or request.sampling.structured is not None
 
     def deltas(self, output: Output) -> list[Delta]:
         """What `output` adds. Empty after the end, and for a step that only advanced a prefill."""
@@ -89,8 +107,13 @@ class Stream:
         for position, completion in enumerate(output.outputs):
             last = output.finished and position == last_index
             delta = self._delta(completion, output if last else None)
-            if last or delta.finish is not None or delta.token_ids or delta.text:
-                made.append(delta)
+            if not (last or delta.finish is not None or delta.token_ids or delta.text):
+                continue
+            if self.parsers:
+                delta = taken_apart(delta, self.parsers[delta.index])
+            if self._prompt_logprobs is not None and output.prompt_logprobs is not None:
+                delta = replace(delta, prompt_logprobs=self._prompt_positions(output.prompt_logprobs))
+            made.append(delta)
         self.ended = output.finished
         return made
 
@@ -188,21 +211,18 @@ class Stream:
     def _positions(self, tokens: Sequence[int], logprobs: Any) -> tuple[PositionLogprobs, ...]:
         if self._logprobs is None or not logprobs:
             return ()
-        wanted = self._logprobs
-        positions = []
-        for token, candidates in zip(tokens, logprobs, strict=True):
-            ranked = sorted(
-                (candidate.rank, token_id, candidate)
-                for token_id, candidate in candidates.items()
-                if candidate.rank is not None and candidate.rank <= wanted
-            )
-            positions.append(
-                PositionLogprobs(
-                    sampled=_logprob(token, candidates[token]),
-                    top=tuple(_logprob(token_id, candidate) for _, token_id, candidate in ranked),
-                )
-            )
-        return tuple(positions)
+        return tuple(
+            _position(token, candidates, self._logprobs)
+            for token, candidates in zip(tokens, logprobs, strict=True)
+        )
+
+    def _prompt_positions(self, logprobs: Any) -> tuple[PositionLogprobs | None, ...]:
+        """Once: every choice of the request brings them."""
+        wanted, self._prompt_logprobs = self._prompt_logprobs, None
+        return tuple(
+            None if candidates is None else _position(token, candidates, wanted or 0)
+            for token, candidates in zip(self.request.tokens, logprobs, strict=True)
+        )
 
 
 def handoff_of(moved: Mapping[str, Any]) -> KvHandoff | None:
@@ -227,6 +247,18 @@ def pull_of(handoff: KvHandoff) -> dict[str, Any]:
         "blocks": handoff.blocks,
         "ticket": handoff.ticket.decode(),
     }
+
+
+def _position(token: int, candidates: Any, wanted: int) -> PositionLogprobs:
+    ranked = sorted(
+        (candidate.rank, token_id, candidate)
+        for token_id, candidate in candidates.items()
+        if candidate.rank is not None and candidate.rank <= wanted
+    )
+    return PositionLogprobs(
+        sampled=_logprob(token, candidates[token]),
+        top=tuple(_logprob(token_id, candidate) for _, token_id, candidate in ranked),
+    )
 
 
 def _logprob(token_id: int, candidate: Any) -> TokenLogprob:

@@ -1,0 +1,117 @@
+"""A tokenizer as large as those that are served, made offline.
+
+What a prompt costs to tokenize depends on the vocabulary: a small one stays in the processor's cache and
+merges less. No model of full size can be fetched where the benchmarks run, so this trains a byte-level BPE
+with Llama 3's pre-tokenizer and chat template on the Python sources that are installed anyway. Equal
+packages give an equal vocabulary; its hash stands in the reports.
+
+    python -m load_tests.vocabulary
+
+prints the folder, which serves as `model.source` of a gateway without an engine.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import sysconfig
+from collections.abc import Iterator
+from pathlib import Path
+
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+
+from kvasir.config.model_files import resolve_model
+
+MERGED = 131_072
+"""Ids of bytes and merges."""
+_SPECIALS = (
+    "<|begin_of_text|>",
+    "<|end_of_text|>",
+    "<|start_header_id|>",
+    "<|end_header_id|>",
+    "<|eot_id|>",
+    *(f"<|reserved_special_token_{i}|>" for i in range(251)),
+)
+_CORPUS_BYTES = 40 << 20
+_WORDS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_TEMPLATE = (
+    "{{- bos_token }}{%- for message in messages %}"
+    "{{- '<|start_header_id|>' + message['role'] + '<|end_header_id|>\n\n' }}"
+    "{{- message['content'] | trim }}{{- '<|eot_id|>' }}{%- endfor %}"
+    "{%- if add_generation_prompt %}{{- '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{%- endif %}"
+)
+_CACHE = Path(__file__).resolve().parents[1] / "build" / "vocabulary"
+
+
+def large_model(folder: Path = _CACHE) -> Path:
+    """A model folder without weights whose tokenizer has 131,072 merged ids and 256 special tokens. Trained
+    at the first call (about two minutes of one core), kept in `folder`."""
+    if not (folder / "tokenizer.json").exists():
+        made = folder.with_suffix(".partial")
+        shutil.rmtree(made, ignore_errors=True)
+        made.mkdir(parents=True)
+        _train().save(str(made / "tokenizer.json"))
+        shutil.copy(resolve_model("kvasir-tiny") / "config.json", made / "config.json")
+        config = {"bos_token": _SPECIALS[0], "eos_token": _SPECIALS[4], "chat_template": _TEMPLATE}
+        (made / "tokenizer_config.json").write_text(json.dumps(config, indent=1) + "\n")
+        shutil.rmtree(folder, ignore_errors=True)
+        made.rename(folder)
+    return folder
+
+
+def vocabulary_hash(folder: Path) -> str:
+    """The first 12 hexadecimal digits of the SHA-256 of the tokenizer's file."""
+    return hashlib.sha256((folder / "tokenizer.json").read_bytes()).hexdigest()[:12]
+
+
+def sources() -> list[Path]:
+    """The installed Python sources, in an order that depends on their names alone and mixes packages."""
+    roots = {Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "purelib")}
+    found = {path.relative_to(root).as_posix(): path for root in sorted(roots) for path in root.rglob("*.py")}
+    return [found[name] for name in sorted(found, key=lambda name: hashlib.sha256(name.encode()).digest())]
+
+
+def _corpus() -> Iterator[str]:
+    left = _CORPUS_BYTES
+    for path in sources():
+        if left <= 0:
+            return
+        text = path.read_text(encoding="utf-8", errors="ignore")
+        left -= len(text)
+        yield text
+
+
+def _train() -> Tokenizer:
+    tokenizer = Tokenizer(models.BPE(ignore_merges=True))
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(_WORDS), behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.train_from_iterator(
+        _corpus(),
+        trainers.BpeTrainer(
+            vocab_size=MERGED,
+            show_progress=False,
+            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+            max_token_length=64,
+        ),
+    )
+    tokenizer.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in _SPECIALS])
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{_SPECIALS[0]} $A",
+        pair=f"{_SPECIALS[0]} $A $B",
+        special_tokens=[(_SPECIALS[0], MERGED)],
+    )
+    return tokenizer
+
+
+if __name__ == "__main__":
+    made = large_model()
+    print(made, vocabulary_hash(made))

@@ -1,0 +1,40 @@
+"""What every endpoint that does work for a client stands on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NoReturn
+
+from kvasir.config.spec import Deployment
+from kvasir.ports.clock import Clock
+from kvasir.ports.router import RouterPort
+from kvasir.telemetry.metrics import Metrics
+from kvasir.telemetry.spans import SpanRecorder
+from kvasir_platform.gateway.decisions import RequestNames
+from kvasir_platform.gateway.http import Exchange
+from kvasir_platform.gateway.models import ModelTable
+
+Guard = Callable[[Exchange, Callable[[], None]], None]
+"""Runs a step of an exchange that may raise, and answers what it raises."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tools:
+    """What the endpoints work with. `names` is told of each call that reaches the router; `wall` is the
+    time of day in Unix seconds; `suffix` makes a few random characters."""
+
+    deployment: Deployment
+    router: RouterPort
+    names: RequestNames
+    models: ModelTable
+    metrics: Metrics
+    spans: SpanRecorder | None
+    clock: Clock
+    wall: Callable[[], float]
+    suffix: Callable[[], str]
+
+
+def raised(error: BaseException) -> NoReturn:
+    """Raise what another thread did."""
+    raise error

@@ -1,0 +1,1 @@
+"""Output filters: what of a model's output clients may see, judged while it streams."""

@@ -1,0 +1,70 @@
+"""The filters of a deployment, made from its spec: what the gateway's composition asks for."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Sequence
+
+from kvasir.config.spec_filters import OutputFiltersSpec
+from kvasir.core.errors import ConfigError
+from kvasir.ports.output_filter import OutputFilter, Part, Subject
+from kvasir.telemetry.metrics import Metrics
+from kvasir_platform.gateway.answer import Answer
+from kvasir_platform.gateway.filters.classifier import ClassifierFilter
+from kvasir_platform.gateway.filters.filtered_answer import FilteredAnswer, Timers, Watched
+from kvasir_platform.gateway.filters.regex import RegexFilter
+from kvasir_platform.gateway.outbound import Resolve, system_resolve
+
+
+class OutputFilters:
+    """All filters of one gateway."""
+
+    def __init__(self, filters: Sequence[OutputFilter], now: Callable[[], float]) -> None:
+        self._filters = tuple(filters)
+        self._now = now
+
+    def around(self, answer: Answer, watched: Watched) -> FilteredAnswer | None:
+        """`answer` past the filters that apply; None where none does, and `answer` itself is the one."""
+        filters = [each for each in self._filters if self._applies(each, watched)]
+        if not filters:
+            return None
+        return FilteredAnswer(answer, filters, watched, now=self._now, timers=_loop_timers)
+
+    async def close(self) -> None:
+        """End what is open. Call it when no answer is under way any more."""
+        for each in self._filters:
+            await each.close()
+
+    def _applies(self, each: OutputFilter, watched: Watched) -> bool:
+        return any(each.applies(Subject(watched.model, part, watched.tenant)) for part in Part)
+
+
+def output_filters(
+    spec: OutputFiltersSpec,
+    metrics: Metrics,
+    *,
+    now: Callable[[], float],
+    rng: random.Random,
+    resolve: Resolve = system_resolve,
+) -> OutputFilters:
+    """The filters of `spec`. Raises ConfigError for files that it names and that are not good."""
+    made: list[OutputFilter] = []
+    for each in spec.regex:
+        made.append(RegexFilter(each, _counter(metrics, each.name)))
+    for one in spec.classifier:
+        try:
+            made.append(
+                ClassifierFilter.of(one, _counter(metrics, one.name), now=now, rng=rng, resolve=resolve)
+            )
+        except OSError as error:
+            raise ConfigError(f"output_filters: {one.name}: {error}") from error
+    return OutputFilters(made, now)
+
+
+def _counter(metrics: Metrics, name: str) -> Callable[[str], None]:
+    return lambda act: metrics.filter_acted(name, act)
+
+
+def _loop_timers() -> Timers:
+    return asyncio.get_running_loop().call_later

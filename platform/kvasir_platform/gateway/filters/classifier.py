@@ -1,0 +1,312 @@
+"""The filter that asks a classifier over HTTP.
+
+A text is sent in windows, one at a time and in order; while one is judged, the next one fills. The end of a
+window that has passed waits for the next one, which begins with it, so that what lies across a border is seen
+whole by at least one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import msgspec
+
+from kvasir.config.outbound import read_url
+from kvasir.config.spec_filters import ClassifierFilterSpec
+from kvasir.ports.output_filter import Act, Rule, Subject
+from kvasir_platform.gateway.filters.http_post import Endpoint, Poster, PostError
+from kvasir_platform.gateway.filters.regex import Count
+from kvasir_platform.gateway.filters.scope import Scope
+from kvasir_platform.gateway.outbound import Resolve, client_context, system_resolve
+
+_log = logging.getLogger(__name__)
+_FIRST_WAIT_S = 0.02
+_TELL_AGAIN_S = 10.0
+"""Between two lines in the log about one classifier that does not answer."""
+
+
+class _Verdict(msgspec.Struct):
+    flagged: bool
+    spans: list[tuple[int, int]] = []
+
+
+class _Result(msgspec.Struct):
+    flagged: bool
+
+
+class _Moderations(msgspec.Struct):
+    results: list[_Result]
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """What is judged at once. The first `new_from` characters were in the window before; `final`: the text
+    ends with it."""
+
+    text: str
+    new_from: int
+    final: bool
+    subject: Subject
+
+
+class ClassifierFilter:
+    """`OutputFilter` over a classifier. `count` hears of each text that it changes or ends, and of each
+    window that could not be judged."""
+
+    def __init__(
+        self,
+        spec: ClassifierFilterSpec,
+        poster: Poster,
+        count: Count,
+        *,
+        now: Callable[[], float],
+        rng: random.Random,
+    ) -> None:
+        self.name = spec.name
+        self.replacement = spec.replacement
+        self.max_held_chars = spec.max_held_chars
+        self.max_held_s = spec.max_held_s
+        self.spec = spec
+        self.count = count
+        self._poster = poster
+        self._scope = Scope(spec)
+        self._now = now
+        self._rng = rng
+        self._told_s: float | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    @classmethod
+    def of(
+        cls,
+        spec: ClassifierFilterSpec,
+        count: Count,
+        *,
+        now: Callable[[], float],
+        rng: random.Random,
+        resolve: Resolve = system_resolve,
+    ) -> ClassifierFilter:
+        """The filter with a pool of its own. Raises OSError for a `ca_file` that cannot be read."""
+        target = read_url(spec.url)
+        context = client_context(spec.ca_file) if target.scheme == "https" else None
+        endpoint = Endpoint(target, spec.private_address, context, spec.token_file)
+        poster = Poster(endpoint, connections=spec.max_connections, now=now, resolve=resolve)
+        return cls(spec, poster, count, now=now, rng=rng)
+
+    def applies(self, subject: Subject) -> bool:
+        """Whether the spec names its model, tenant and part."""
+        return self._scope.has(subject)
+
+    def judge(self, subject: Subject, rule: Rule) -> ClassifierJudge:
+        """Begin a text."""
+        return ClassifierJudge(self, subject, rule)
+
+    def ask(self, window: Window, then: Callable[[list[tuple[int, int]] | None], None]) -> asyncio.Task[None]:
+        """Have a window judged: `then` gets what of it is flagged, as spans, none for nothing; or None where
+        no verdict could be had. Cancel the task to hear nothing."""
+
+        async def asked() -> None:
+            then(await self._verdict(window))
+
+        task = asyncio.get_running_loop().create_task(asked())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def close(self) -> None:
+        """End all that is asked, and the connections."""
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._poster.close()
+
+    async def _verdict(self, window: Window) -> list[tuple[int, int]] | None:
+        body = self._body(window)
+        problem = "it did not answer in time"
+        try:
+            async with asyncio.timeout(self.spec.timeout_s):
+                for number in range(self.spec.retries + 1):
+                    if number:
+                        await asyncio.sleep(_FIRST_WAIT_S * 2**number * (0.5 + self._rng.random()))
+                    try:
+                        return self._read(await self._poster.post(body), len(window.text))
+                    except PostError as error:
+                        problem = str(error)
+                        if not error.again:
+                            break
+                    except (msgspec.DecodeError, ValueError):
+                        problem = "its answer is no verdict"
+                        break
+        except TimeoutError:
+            pass
+        self._tell(problem)
+        return None
+
+    def _body(self, window: Window) -> bytes:
+        spec, subject = self.spec, window.subject
+        if spec.protocol == "moderations":
+            asked = {"input": window.text}
+            return msgspec.json.encode(asked if spec.model is None else asked | {"model": spec.model})
+        return msgspec.json.encode(
+            {
+                "text": window.text,
+                "new_from": window.new_from,
+                "final": window.final,
+                "part": subject.part.value,
+                "model": subject.model,
+                "tenant": subject.tenant,
+            }
+        )
+
+    def _read(self, body: bytes, length: int) -> list[tuple[int, int]]:
+        """What an answer flags. Raises ValueError (of which msgspec's errors are) for what is no verdict."""
+        whole = [(0, length)]
+        if self.spec.protocol == "moderations":
+            results = msgspec.json.decode(body, type=_Moderations).results
+            if not results:
+                raise ValueError("no result")
+            return whole if any(each.flagged for each in results) else []
+        verdict = msgspec.json.decode(body, type=_Verdict)
+        if not verdict.flagged:
+            return []
+        for begin, end in verdict.spans:
+            if not 0 <= begin < end <= length:
+                raise ValueError("a span lies outside the text")
+        return sorted(verdict.spans) or whole
+
+    def _tell(self, problem: str) -> None:
+        now = self._now()
+        if self._told_s is None or now - self._told_s >= _TELL_AGAIN_S:
+            self._told_s = now
+            _log.warning("the output filter %s has no verdict of its classifier: %s", self.name, problem)
+
+
+class ClassifierJudge:
+    """One text. `ruled`, `judged` and `end` count its characters: what has been ruled on, what has been in a
+    window that was sent, and all there are."""
+
+    def __init__(self, judged_by: ClassifierFilter, subject: Subject, rule: Rule) -> None:
+        self._filter = judged_by
+        self._spec = judged_by.spec
+        self._subject = subject
+        self._rule = rule
+        self._kept = ""
+        """The text from `_kept_from` on: what windows to come may need."""
+        self._kept_from = 0
+        self._ruled = 0
+        self._judged = 0
+        self._end = 0
+        self._whole = False
+        self._over = False
+        self._redacts = False
+        self._asked: asyncio.Task[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    def feed(self, text: str) -> None:
+        """Collect."""
+        if self._over:
+            return
+        self._kept += text
+        self._end += len(text)
+        self._go_on()
+        if self._end - self._ruled > self._spec.max_held_chars:
+            self.expire()
+
+    def finish(self) -> None:
+        """Have the rest judged."""
+        self._whole = True
+        if not self._over:
+            self._go_on()
+
+    def expire(self) -> None:
+        """Let through what waits, or end. Windows are judged all the same."""
+        if self._over or self._ruled >= self._end:
+            return
+        if self._spec.at_bound == "end":
+            self._finish_with("ended_at_bound")
+        else:
+            self._filter.count("released_at_bound")
+            self._advance(self._end, Act.PASS)
+
+    def close(self) -> None:
+        """No more rulings, and no more questions."""
+        self._over = True
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._asked is not None:
+            self._asked.cancel()
+
+    def _go_on(self, *, at_once: bool = False) -> None:
+        """Send the next window if there is enough for one, it has waited, or nothing more comes."""
+        if self._asked is not None:
+            return
+        fresh = self._end - self._judged
+        if not fresh:
+            if self._whole:
+                self._advance(self._end, Act.PASS)
+            return
+        if fresh < self._spec.window_chars and not (self._whole or at_once):
+            if self._timer is None:
+                loop = asyncio.get_running_loop()
+                self._timer = loop.call_later(self._spec.window_s, self._waited)
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        begin = max(self._kept_from, self._judged - self._spec.overlap_chars)
+        end = self._end
+        window = Window(
+            self._kept[begin - self._kept_from :],
+            self._judged - begin,
+            self._whole,
+            self._subject,
+        )
+        self._judged = end
+        self._asked = self._filter.ask(window, lambda spans: self._heard(begin, end, spans))
+
+    def _waited(self) -> None:
+        self._timer = None
+        if not self._over:
+            self._go_on(at_once=True)
+
+    def _heard(self, begin: int, end: int, spans: list[tuple[int, int]] | None) -> None:
+        self._asked = None
+        if self._over:
+            return
+        if spans is None:
+            closed = self._spec.on_failure == "closed"
+            if closed:
+                self._finish_with("failed_closed")
+                return
+            self._filter.count("failed_open")
+            spans = []
+        if spans and self._spec.act == "end":
+            self._finish_with("ended", max(self._ruled, begin + spans[0][0]))
+            return
+        for first, last in spans:
+            self._advance(begin + first, Act.PASS)
+            self._advance(begin + last, Act.REDACT)
+        last_one = self._whole and end == self._end
+        self._advance(end if last_one else end - self._spec.overlap_chars, Act.PASS)
+        keep = max(self._kept_from, end - self._spec.overlap_chars)
+        self._kept = self._kept[keep - self._kept_from :]
+        self._kept_from = keep
+        if not self._over:
+            self._go_on()
+
+    def _advance(self, until: int, act: Act) -> None:
+        if until > self._ruled and not self._over:
+            if act is Act.REDACT and not self._redacts:
+                self._redacts = True
+                self._filter.count("redacted")
+            self._ruled = until
+            self._rule(until, act)
+
+    def _finish_with(self, what: str, until: int | None = None) -> None:
+        self.close()
+        self._filter.count(what)
+        self._rule(self._ruled if until is None else until, Act.END)

@@ -1,0 +1,193 @@
+"""An answer past filters: it stands around another one, and where no filter applies there is none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
+
+from kvasir.core.errors import KvasirError
+from kvasir.core.requests import Delta, Usage
+from kvasir.ports.output_filter import OutputFilter, Part, Subject
+from kvasir_platform.gateway.answer import Answer
+from kvasir_platform.gateway.filters.hold_back import HoldBack
+from kvasir_platform.gateway.http import Exchange
+
+
+class Timer(Protocol):
+    """What `Timers` gives."""
+
+    def cancel(self) -> None:
+        """Do not call."""
+        ...
+
+
+Timers = Callable[[float, Callable[[], None]], Timer]
+"""`timers(seconds, call)`: calls once, so much later. An event loop's `call_later` is one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Watched:
+    """What filters need to know of a call. `model` is what the client sent; `choices` how many there are;
+    `lag` None where the client is shown neither token ids nor logprobs, else how many characters the
+    engine's text may come later than its tokens (see `text_lag`)."""
+
+    model: str
+    choices: int
+    tenant: str = ""
+    lag: int | None = None
+
+
+def text_lag(stop: Sequence[str]) -> int:
+    """How many characters an engine's text may come later than its tokens: those of an incomplete one, and
+    what may be the beginning of a stop string."""
+    return max([1, *map(len, stop)])
+
+
+class FilteredAnswer:
+    """`Answer` around `answer`. `bind` it to its generation before that starts, and `follow` the exchange
+    after."""
+
+    def __init__(
+        self,
+        answer: Answer,
+        filters: Sequence[OutputFilter],
+        watched: Watched,
+        *,
+        now: Callable[[], float],
+        timers: Callable[[], Timers],
+    ) -> None:
+        self._answer = answer
+        self._now = now
+        self._timers = timers
+        self._timer: Timer | None = None
+        self._due_s = 0.0
+        self._finish: tuple[Usage, bytes] | None = None
+        self._over = False
+        self._end_choice: Callable[[int], None] = _nothing
+        self._broken: Callable[[Exception], None] = _nothing
+
+        def subject(part: Part) -> Subject:
+            return Subject(watched.model, part, watched.tenant)
+
+        self._choices = [
+            HoldBack(filters, subject, ruled=partial(self._ruled, index), lag=watched.lag)
+            for index in range(watched.choices)
+        ]
+
+    def bind(self, end_choice: Callable[[int], None], broken: Callable[[Exception], None]) -> None:
+        """`end_choice` and `broken` of the generation."""
+        self._end_choice = end_choice
+        self._broken = broken
+
+    def follow(self, exchange: Exchange) -> None:
+        """Stop when the client of `exchange` is gone."""
+        before = exchange.on_gone
+
+        def gone(code: str) -> None:
+            self.close()
+            if before is not None:
+                before(code)
+
+        exchange.on_gone = gone
+
+    def delta(self, index: int, delta: Delta) -> None:
+        """Pass on what may go out."""
+        held = self._choices[index]
+        if self._over or held.over:
+            return
+        shown = held.take(delta, self._now())
+        if shown is not None:
+            self._pass_on(index, held, shown)
+        if delta.finish is not None and any(each.cut for each in self._choices):
+            # A choice that ended by itself may have been the last one that its leg was still running for.
+            self._end_choice(index)
+        self._arm(held)
+
+    def finish(self, usage: Usage, timing: bytes) -> None:
+        """Pass it on when everything has been ruled on."""
+        if self._over:
+            return
+        self._finish = (usage, timing)
+        for index, held in enumerate(self._choices):
+            shown = held.settle()
+            if shown is not None:
+                self._pass_on(index, held, shown)
+        self._complete()
+        self._arm(*self._choices)
+
+    def fail(self, error: KvasirError) -> None:
+        """Pass it on. What waits does not go out."""
+        if not self._over:
+            self.close()
+            self._answer.fail(error)
+
+    def close(self) -> None:
+        """The client is gone: judge nothing more."""
+        self._over = True
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        for held in self._choices:
+            held.close()
+
+    def _pass_on(self, index: int, held: HoldBack, shown: Delta) -> None:
+        self._answer.delta(index, shown)
+        if held.cut:
+            self._end_choice(index)
+
+    def _ruled(self, index: int) -> None:
+        """A ruling has come by itself."""
+        try:
+            held = self._choices[index]
+            shown = held.release()
+            if shown is not None:
+                self._pass_on(index, held, shown)
+            self._complete()
+            self._arm(held)
+        # It comes from a filter, which has nothing to do with how answers are written.
+        except Exception as error:  # noqa: BLE001
+            self._fault(error)
+
+    def _complete(self) -> None:
+        if self._finish is not None and not self._over and all(held.over for held in self._choices):
+            usage, timing = self._finish
+            self.close()
+            self._answer.finish(usage, timing)
+
+    def _arm(self, *choices: HoldBack) -> None:
+        """Be called when text of any of these will have waited for too long."""
+        due = min((s for held in choices if (s := held.due_s()) is not None), default=None)
+        if due is None or self._over:
+            return
+        if self._timer is not None:
+            if self._due_s <= due:
+                return
+            self._timer.cancel()
+        self._due_s = due
+        self._timer = self._timers()(max(0.0, due - self._now()), self._expire)
+
+    def _expire(self) -> None:
+        self._timer = None
+        try:
+            now = self._now()
+            for index, held in enumerate(self._choices):
+                shown = None if held.over else held.expire(now)
+                if shown is not None:
+                    self._pass_on(index, held, shown)
+            self._complete()
+            self._arm(*self._choices)
+        # As in `_ruled`: nobody else would hear of it.
+        except Exception as error:  # noqa: BLE001
+            self._fault(error)
+
+    def _fault(self, error: Exception) -> None:
+        self._broken(error)
+        if not self._over:
+            # The generation had ended already, and only the filters were waited for.
+            self.fail(KvasirError("Internal error; the log has the details under this request id."))
+
+
+def _nothing(_: object) -> None:
+    """Nobody is bound yet."""

@@ -1,0 +1,137 @@
+"""The filter that looks for patterns.
+
+Every character that lies in any match counts, not only in the matches that a search from left to right would
+list: so one pass decides, the way the text was cut into pieces never shows, and nothing depends on the order
+of alternatives. A character goes out as soon as no match that has begun at it or before it can still become
+whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from kvasir.config.patterns import graph_of
+from kvasir.config.spec_filters import RegexFilterSpec
+from kvasir.ports.output_filter import Act, Rule, Subject
+from kvasir_platform.gateway.filters.automaton import Automaton, Scan
+from kvasir_platform.gateway.filters.scope import Scope
+
+Count = Callable[[str], None]
+"""Told what was done, in a word of the metrics."""
+
+
+class RegexFilter:
+    """`OutputFilter` over the patterns of a spec. `count` hears of each text that it changes or ends."""
+
+    def __init__(self, spec: RegexFilterSpec, count: Count) -> None:
+        self.name = spec.name
+        self.replacement = spec.replacement
+        self.max_held_chars = spec.max_held_chars
+        self.max_held_s = spec.max_held_s
+        self._spec = spec
+        self._scope = Scope(spec)
+        self._automaton = Automaton(graph_of(spec.patterns, ignore_case=spec.ignore_case))
+        self._count = count
+
+    def applies(self, subject: Subject) -> bool:
+        """Whether the spec names its model, tenant and part."""
+        return self._scope.has(subject)
+
+    def judge(self, subject: Subject, rule: Rule) -> RegexJudge:
+        """Begin a text."""
+        return RegexJudge(self._spec, Scan(self._automaton), rule, self._count)
+
+    async def close(self) -> None:
+        """Nothing is open."""
+
+
+class RegexJudge:
+    """One text. Rules on every character before `feed` returns, but for those of a match that may be coming,
+    of which the last `max_held_chars` wait."""
+
+    def __init__(self, spec: RegexFilterSpec, scan: Scan, rule: Rule, count: Count) -> None:
+        self._scan = scan
+        self._rule = rule
+        self._count = count
+        self._held = spec.max_held_chars
+        self._ends = spec.act == "end"
+        self._ends_at_bound = spec.at_bound == "end"
+        self._ruled = 0
+        self._covered: list[tuple[int, int]] = []
+        """Where matches lie that are not ruled on, in order and apart."""
+        self._redacts = False
+        self._over = False
+
+    def feed(self, text: str) -> None:
+        """Rule on what `text` decides."""
+        if self._over:
+            return
+        longest = self._held if self._ends_at_bound else None
+        self._settle(self._scan.feed(text, only_first=self._ends, longest=longest))
+
+    def finish(self) -> None:
+        """Rule on the rest."""
+        if not self._over:
+            found = self._scan.finish()
+            self._scan.starts = []
+            self._settle(found)
+
+    def expire(self) -> None:
+        """Let through what waits, or end; a match that becomes whole later is still found."""
+        if self._over or self._ruled >= self._scan.position:
+            return
+        if self._ends_at_bound:
+            self._end(self._ruled, "ended_at_bound")
+        else:
+            self._count("released_at_bound")
+            self._advance(self._scan.position, Act.PASS)
+
+    def close(self) -> None:
+        """No more rulings."""
+        self._over = True
+
+    def _settle(self, found: list[tuple[int, int]]) -> None:
+        scan, held = self._scan, self._held
+        for first, end in found:
+            # What lies further back has been let through, or would have been if the text had come in smaller
+            # pieces.
+            begun = max(first, end - held, self._ruled)
+            if self._ends:
+                self._end(begun, "ended")
+                return
+            self._cover(begun, end)
+        waits = scan.starts[0] if scan.starts else scan.position
+        bound = scan.position - held
+        if waits < bound and self._ends_at_bound:
+            self._rule_until(waits)
+            self._end(max(waits, self._ruled), "ended_at_bound")
+            return
+        self._rule_until(max(waits, bound))
+
+    def _cover(self, begun: int, end: int) -> None:
+        covered = self._covered
+        while covered and covered[-1][1] >= begun:
+            begun = min(begun, covered.pop()[0])
+        covered.append((begun, end))
+
+    def _rule_until(self, limit: int) -> None:
+        """Let through up to `limit` what lies in no match; what lies in one is decided even beyond it."""
+        covered = self._covered
+        while covered and covered[0][0] <= max(limit, self._ruled):
+            begun, end = covered.pop(0)
+            self._advance(begun, Act.PASS)
+            self._advance(end, Act.REDACT)
+        self._advance(limit, Act.PASS)
+
+    def _advance(self, until: int, act: Act) -> None:
+        if until > self._ruled:
+            if act is Act.REDACT and not self._redacts:
+                self._redacts = True
+                self._count("redacted")
+            self._ruled = until
+            self._rule(until, act)
+
+    def _end(self, until: int, what: str) -> None:
+        self._over = True
+        self._count(what)
+        self._rule(until, Act.END)

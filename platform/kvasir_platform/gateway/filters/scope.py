@@ -1,0 +1,23 @@
+"""Which texts a filter judges."""
+
+from __future__ import annotations
+
+from kvasir.config.spec_filters import FilterSpec
+from kvasir.ports.output_filter import Subject
+
+
+class Scope:
+    """The models, tenants and parts that a spec names."""
+
+    def __init__(self, spec: FilterSpec) -> None:
+        self._models = None if spec.models is None else frozenset(spec.models)
+        self._tenants = None if spec.tenants is None else frozenset(spec.tenants)
+        self._parts = frozenset(spec.parts)
+
+    def has(self, subject: Subject) -> bool:
+        """Whether `subject` lies in it."""
+        return (
+            subject.part in self._parts
+            and (self._models is None or subject.model in self._models)
+            and (self._tenants is None or subject.tenant in self._tenants)
+        )

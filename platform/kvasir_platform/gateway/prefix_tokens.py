@@ -1,0 +1,279 @@
+"""Tokens of what was tokenized before: a conversation's next turn repeats all of its earlier ones.
+
+A text may be cut where the tokenizer's own rules make both sides independent: right after an added token
+that is always matched as it stands. Everything else a tokenizer does (normalizing, splitting into words,
+merging) happens between added tokens and never across them. So the tokens of such a segment are the same
+wherever it stands, and `cut_marker` finds out whether a tokenizer has such a token; where it cannot be sure
+it says no.
+
+Who shares no KV shares no tokens either: a segment is found only under the salt it was kept under, since how
+long a prompt takes to tokenize would tell whether somebody else had sent it.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+MIN_CHARS = 1024
+"""Of a segment; tokenizing less costs little more than finding it."""
+_ENTRY_BYTES = 400
+"""What an entry takes besides its text and its tokens."""
+_LARGEST_SHARE = 4
+"""One segment may take this part of the budget."""
+
+_INDEPENDENT = frozenset(
+    (
+        "BertPreTokenizer",
+        "ByteLevel",
+        "CharDelimiterSplit",
+        "Digits",
+        "Punctuation",
+        "Sequence",
+        "Split",
+        "UnicodeScripts",
+        "Whitespace",
+        "WhitespaceSplit",
+    )
+)
+"""Pre-tokenizers that treat every stretch between added tokens alike."""
+
+
+class _Added(msgspec.Struct):
+    content: str = ""
+    single_word: bool = False
+    lstrip: bool = False
+    rstrip: bool = False
+    normalized: bool = True
+
+
+class _Step(msgspec.Struct):
+    type: str = ""
+    prepend_scheme: str | None = None
+    pretokenizers: list[_Step] = []
+
+
+class _Model(msgspec.Struct):
+    dropout: float | None = None
+
+
+class _Rules(msgspec.Struct):
+    """What matters here of a tokenizer.json; its vocabulary, which is most of it, is passed over."""
+
+    added_tokens: list[_Added] = []
+    normalizer: object = None
+    pre_tokenizer: _Step | None = None
+    model: _Model = msgspec.field(default_factory=_Model)
+
+
+def cut_marker(tokenizer_json: bytes, conversation: str) -> str | None:
+    """The added token after which texts may be cut: of those that allow it the one that `conversation`, a
+    rendered chat, has most often. None when there is none, or the file is not as it should be."""
+    try:
+        rules = msgspec.json.decode(tokenizer_json, type=_Rules)
+    except msgspec.MsgspecError:
+        return None
+    added = [token for token in rules.added_tokens if token.content]
+    # With dropout, no two encodings need be equal.
+    if rules.model.dropout or any(token.single_word for token in added) or not _alike(rules.pre_tokenizer):
+        return None
+    contents = [token.content for token in added]
+    allowed = [
+        token.content
+        for token in added
+        if token.content in conversation
+        and not (token.lstrip or token.rstrip)
+        and not (token.normalized and rules.normalizer is not None)
+    ]
+    allowed.sort(key=lambda content: (-conversation.count(content), content))
+    return next((content for content in allowed if _stands_alone(content, contents)), None)
+
+
+def _alike(step: _Step | None) -> bool:
+    """Whether a pre-tokenizer treats every stretch between added tokens alike."""
+    if step is None:
+        return True
+    if step.type == "Metaspace":
+        # The scheme "first" puts a space before the text's beginning alone.
+        return step.prepend_scheme in ("always", "never")
+    return step.type in _INDEPENDENT and all(map(_alike, step.pretokenizers))
+
+
+def _stands_alone(content: str, contents: Sequence[str]) -> bool:
+    """Whether every occurrence of `content` in any text is matched as this token: no other token, nor
+    another occurrence of itself, can share a character with it."""
+    # Neighbours that strip would take white space from it.
+    if any(char.isspace() for char in content):
+        return False
+    return not any(_may_overlap(content, other) for other in contents)
+
+
+def _may_overlap(one: str, other: str) -> bool:
+    if one != other and (one in other or other in one):
+        return True
+    shorter = min(len(one), len(other))
+    return any(one[-n:] == other[:n] or other[-n:] == one[:n] for n in range(1, shorter))
+
+
+@dataclass(slots=True)
+class PrefixCounts:
+    """What the cache holds and what it did. `found` and `missed` count characters of texts that could be
+    cut."""
+
+    entries: int = 0
+    bytes: int = 0
+    found: int = 0
+    missed: int = 0
+    evicted: int = 0
+
+
+class _Entry:
+    """A segment and its tokens. `follower` is what came after it the last time: comparing text is many times
+    cheaper than looking for the marker and hashing what lies before it."""
+
+    __slots__ = ("follower", "ids", "text")
+
+    def __init__(self, text: str, ids: bytes) -> None:
+        self.text = text
+        self.ids = ids
+        self.follower: _Entry | None = None
+
+    def drop(self) -> None:
+        """Hold nothing, whoever still refers to this."""
+        self.text, self.ids, self.follower = "", b"", None
+
+
+@dataclass(slots=True)
+class Pieces:
+    """One text, cut. `known[i]` are the tokens of `texts[i]` as native uint32 bytes, None where they must
+    be made. `generation` is the cache's at the time."""
+
+    texts: list[str]
+    known: list[bytes | None]
+    salt: str
+    generation: int
+
+    def missing(self) -> list[str]:
+        """The texts without tokens, in order."""
+        return [text for text, known in zip(self.texts, self.known, strict=True) if known is None]
+
+
+class PrefixTokens:
+    """Tokens by salt and segment, the least recently used going first. Thread-safe; `limit` is in bytes."""
+
+    def __init__(self, marker: str, limit: int) -> None:
+        self._marker = marker
+        self._limit = limit
+        self._entries: OrderedDict[tuple[str, str], _Entry] = OrderedDict()
+        self._lock = threading.Lock()
+        self._generation = 0
+        self._counts = PrefixCounts()
+
+    def counts(self) -> PrefixCounts:
+        """A copy."""
+        with self._lock:
+            counts = self._counts
+            return PrefixCounts(len(self._entries), counts.bytes, counts.found, counts.missed, counts.evicted)
+
+    def cut(self, text: str, salt: str) -> Pieces:
+        """`text` in segments, with the tokens of those that are known."""
+        texts: list[str] = []
+        known: list[bytes | None] = []
+        start = found = 0
+        before: _Entry | None = None
+        with self._lock:
+            while True:
+                segment, entry = self._next(text, start, before, salt)
+                if segment is None:
+                    break
+                texts.append(segment)
+                start += len(segment)
+                if entry is None:
+                    known.append(None)
+                else:
+                    found += len(segment)
+                    known.append(entry.ids)
+                    if before is not None:
+                        before.follower = entry
+                before = entry
+            # What follows the last cut ends in another way the next time. An empty rest has no tokens, where
+            # a tokenizer asked for them might begin a word.
+            texts.append(text[start:])
+            known.append(None if texts[-1] else b"")
+            self._counts.found += found
+            self._counts.missed += len(text) - found
+            return Pieces(texts, known, salt, self._generation)
+
+    def keep(self, pieces: Pieces, made: Sequence[bytes]) -> list[bytes]:
+        """The tokens of all pieces in order, `made` being those of the missing ones, which are kept unless
+        the cache was cleared since they were cut."""
+        remaining = iter(made)
+        whole = [next(remaining) if known is None else known for known in pieces.known]
+        if any(known is None for known in pieces.known[:-1]):
+            with self._lock:
+                if pieces.generation == self._generation:
+                    for segment, known, ids in zip(pieces.texts[:-1], pieces.known, whole, strict=False):
+                        if known is None:
+                            self._put((pieces.salt, segment), ids)
+        return whole
+
+    def clear(self) -> None:
+        """Forget everything, and what is being tokenized at this moment."""
+        with self._lock:
+            for entry in self._entries.values():
+                entry.drop()
+            self._entries.clear()
+            self._counts.bytes = 0
+            self._generation += 1
+
+    def _next(
+        self, text: str, start: int, before: _Entry | None, salt: str
+    ) -> tuple[str | None, _Entry | None]:
+        """The segment that begins at `start`, None at the last, and its entry if it is known."""
+        follower = None if before is None else before.follower
+        # A segment ends at the first marker that makes it long enough, so that text which begins with a
+        # segment is cut at its end.
+        if follower is not None and follower.text and _goes_on(text, start, follower.text):
+            self._entries.move_to_end((salt, follower.text))
+            return follower.text, follower
+        size = len(self._marker)
+        at = text.find(self._marker, start + max(0, MIN_CHARS - size))
+        if at < 0:
+            return None, None
+        key = (salt, text[start : at + size])
+        entry = self._entries.get(key)
+        if entry is not None:
+            self._entries.move_to_end(key)
+        return key[1], entry
+
+    def _put(self, key: tuple[str, str], ids: bytes) -> None:
+        counts, entries = self._counts, self._entries
+        size = _size(key, ids)
+        if size > self._limit // _LARGEST_SHARE or key in entries:
+            return
+        entries[key] = _Entry(key[1], ids)
+        counts.bytes += size
+        while counts.bytes > self._limit:
+            oldest, entry = entries.popitem(last=False)
+            counts.bytes -= _size(oldest, entry.ids)
+            counts.evicted += 1
+            entry.drop()
+
+
+def _goes_on(text: str, start: int, segment: str) -> bool:
+    """Whether `segment` stands in `text` at `start`."""
+    # Strings of one width are compared at once, of different widths character by character: of a wide text a
+    # part is taken first, which is as narrow as it can be.
+    if text.isascii():
+        return text.startswith(segment, start)
+    return text[start : start + len(segment)] == segment
+
+
+def _size(key: tuple[str, str], ids: bytes) -> int:
+    # The salt is the caller's own string, but nobody else may keep it alive.
+    return _ENTRY_BYTES + sys.getsizeof(key[0]) + sys.getsizeof(key[1]) + len(ids)

@@ -1,0 +1,312 @@
+"""The answers, as the OpenAPI document shows them.
+
+Answers are written straight as bytes, so nothing is made of these types; tests hold every answer against
+them.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from msgspec import Struct
+
+
+class PromptTokensDetails(Struct):
+    """Of the prompt's tokens, how many were found in a cache."""
+
+    cached_tokens: int
+
+
+class CompletionTokensDetails(Struct):
+    """Of the output's tokens, how many were reasoning."""
+
+    reasoning_tokens: int
+
+
+class Usage(Struct, omit_defaults=True):
+    """What a call used, over all of its choices. `completion_tokens_details` comes where the model's text is
+    taken apart."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails | None = None
+
+
+class TokenLogprob(Struct):
+    """One candidate of one position. -9999 stands for minus infinity."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class PositionLogprob(TokenLogprob):
+    """A position of the output: what was sampled, and the best candidates."""
+
+    top_logprobs: list[TokenLogprob]
+
+
+class ChatLogprobs(Struct):
+    """Logprobs of a chat's choice."""
+
+    content: list[PositionLogprob]
+    refusal: None
+
+
+class CompletionLogprobs(Struct):
+    """Logprobs of a completion's choice, position by position. A prompt's first token has none."""
+
+    text_offset: list[int]
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
+
+
+class PromptCandidate(Struct):
+    """One candidate of one position of the prompt. `rank` is null for one that is not among the best."""
+
+    logprob: float
+    rank: int | None
+    decoded_token: str
+
+
+#: Candidates by token id; null for the first token.
+PromptLogprobs = list[dict[str, PromptCandidate] | None]
+
+
+class CalledFunction(Struct):
+    """What the model calls; `arguments` is JSON text, as the model wrote it."""
+
+    name: str
+    arguments: str
+
+
+class AnsweredCall(Struct):
+    """A call that the client is to make."""
+
+    id: str
+    type: Literal["function"]
+    function: CalledFunction
+
+
+class ChatMessage(Struct, omit_defaults=True):
+    """What the model says. Reasoning comes under both names that clients know."""
+
+    role: Literal["assistant"]
+    content: str | None
+    refusal: None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: list[AnsweredCall] | None = None
+    function_call: CalledFunction | None = None
+
+
+FinishReason = Literal["stop", "length", "tool_calls", "function_call", "content_filter"]
+
+
+class ChatChoice(Struct, omit_defaults=True):
+    """One answer to a chat. `stop_reason` is the stop string that ended it."""
+
+    index: int
+    message: ChatMessage
+    finish_reason: FinishReason
+    logprobs: ChatLogprobs | None
+    stop_reason: str | int | None = None
+    token_ids: list[int] | None = None
+
+
+class ChatCompletion(Struct, omit_defaults=True):
+    """The answer to a chat."""
+
+    id: str
+    object: Literal["chat.completion"]
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: Usage
+    prompt_logprobs: PromptLogprobs | None = None
+    prompt_token_ids: list[int] | None = None
+
+
+class FunctionPiece(Struct, omit_defaults=True):
+    """A piece of a call; the name comes with the first."""
+
+    name: str | None = None
+    arguments: str | None = None
+
+
+class CallPiece(Struct, omit_defaults=True):
+    """A piece of call number `index`; id and type come with the first."""
+
+    index: int
+    function: FunctionPiece
+    id: str | None = None
+    type: Literal["function"] | None = None
+
+
+class ChatDelta(Struct, omit_defaults=True):
+    """What a chunk adds to a message."""
+
+    role: Literal["assistant"] | None = None
+    content: str | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: list[CallPiece] | None = None
+    function_call: FunctionPiece | None = None
+
+
+class ChunkChoice(Struct, omit_defaults=True):
+    """What a chunk adds to a choice."""
+
+    index: int
+    delta: ChatDelta
+    finish_reason: FinishReason | None
+    logprobs: ChatLogprobs | None = None
+    stop_reason: str | int | None = None
+    token_ids: list[int] | None = None
+
+
+class ChatChunk(Struct, omit_defaults=True):
+    """One event of a streamed chat. The one with `usage` and no choices is the last."""
+
+    id: str
+    object: Literal["chat.completion.chunk"]
+    created: int
+    model: str
+    choices: list[ChunkChoice]
+    usage: Usage | None = None
+    prompt_token_ids: list[int] | None = None
+
+
+class CompletionChoice(Struct, omit_defaults=True):
+    """One completion, or in a chunk what it adds to it, which has no `finish_reason` but at the end."""
+
+    index: int
+    text: str
+    finish_reason: FinishReason | None
+    logprobs: CompletionLogprobs | None = None
+    stop_reason: str | int | None = None
+    token_ids: list[int] | None = None
+    prompt_token_ids: list[int] | None = None
+    prompt_logprobs: PromptLogprobs | None = None
+
+
+class Completion(Struct, omit_defaults=True):
+    """Completions of one or several prompts, in their order, or an event of a stream of them."""
+
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    usage: Usage | None = None
+
+
+class Embedding(Struct):
+    """The vector of one input; as text it is little-endian float32 in base64."""
+
+    object: Literal["embedding"]
+    index: int
+    embedding: list[float] | str
+
+
+class EmbeddingUsage(Struct):
+    """What a call for embeddings used."""
+
+    prompt_tokens: int
+    total_tokens: int
+
+
+class Embeddings(Struct):
+    """The vectors, in the order of the inputs."""
+
+    id: str
+    object: Literal["list"]
+    created: int
+    model: str
+    data: list[Embedding]
+    usage: EmbeddingUsage
+
+
+class Tokens(Struct, omit_defaults=True):
+    """The ids of a text or a chat."""
+
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None = None
+
+
+class Text(Struct):
+    """The text of ids."""
+
+    prompt: str
+
+
+class Model(Struct, omit_defaults=True):
+    """A model, or a LoRA adapter of the model `parent`."""
+
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+    max_model_len: int
+    task: Literal["generate", "embed"]
+    root: str | None = None
+    parent: str | None = None
+
+
+class Models(Struct):
+    """All models and adapters."""
+
+    object: Literal["list"]
+    data: list[Model]
+
+
+class Health(Struct):
+    """The server is well."""
+
+    status: Literal["live", "ready"]
+
+
+class Readiness(Struct):
+    """Whether one model could serve at once, and if not, why."""
+
+    ready: bool
+    reason: str | None
+
+
+class Status(Struct):
+    """How the deployment is: what `kvasir status` shows. `reason` says why it is not ready; `readiness` says
+    the same of each model."""
+
+    deployment: str
+    ready: bool
+    reason: str | None
+    disaggregation: str
+    models: list[str]
+    readiness: dict[str, Readiness]
+    in_flight: int
+    workers: list[dict[str, Any]]
+
+
+class Decisions(Struct):
+    """Why a call ran where it ran: one record for each of its prompts."""
+
+    request_id: str
+    decisions: list[dict[str, Any]]
+
+
+class DrainWish(Struct, forbid_unknown_fields=True, omit_defaults=True):
+    """Why a worker is drained."""
+
+    reason: str = ""
+
+
+class Drained(Struct):
+    """What a worker was told."""
+
+    worker_id: str
+    draining: bool

@@ -1,0 +1,107 @@
+"""How much of everything a body may hold.
+
+A body is bounded in bytes before it is read; what costs more than its bytes (a grammar to compile, a choice
+to run, a level of nesting) is bounded here, so that no request costs far more than it looks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from msgspec import Meta
+
+from kvasir.core.errors import RequestError
+
+MAX_CHOICES = 128
+MAX_PROMPTS = 64
+MAX_INPUTS = 2048
+MAX_MESSAGES = 8192
+MAX_PARTS = 1024
+MAX_STOP = 16
+MAX_LOGPROBS = 20
+MAX_PROMPT_LOGPROBS = 1 << 17
+"""Alternatives of all prompt positions together, the prompt's own tokens included."""
+MAX_HINT = 1024
+MAX_TOOLS = 128
+MAX_TOOL_BYTES = 64 << 10
+"""One tool, as JSON."""
+MAX_CALLS = 128
+MAX_DOCUMENTS = 256
+MAX_BAD_WORDS = 64
+"""vLLM takes 128, and may need two for each: one with and one without a space before it."""
+MAX_TOKEN_IDS = 1024
+MAX_SCHEMA_BYTES = 64 << 10
+"""A JSON schema, a grammar or a structural tag."""
+MAX_REGEX = 4096
+MAX_OPTIONS = 1024
+"""Strings of a structured choice."""
+MAX_TEMPLATE = 128 << 10
+MAX_DEPTH = 64
+"""Levels of JSON in a schema, a tool's parameters or template variables; vLLM's own limit."""
+MAX_TAG_DEPTH = MAX_DEPTH + 16
+"""A structural tag holds schemas within itself."""
+MAX_KWARGS = 32
+MAX_METADATA = 16
+_INT64 = 1 << 63
+_INT32 = 1 << 31
+
+Count = Annotated[int, Meta(ge=1, le=_INT32 - 1)]
+Whole = Annotated[int, Meta(ge=0, le=_INT32 - 1)]
+Long = Annotated[int, Meta(ge=-_INT64, le=_INT64 - 1)]
+Unit = Annotated[float, Meta(ge=0.0, le=1.0)]
+Penalty = Annotated[float, Meta(ge=-2.0, le=2.0)]
+StopString = Annotated[str, Meta(min_length=1, max_length=1024)]
+TokenId = Annotated[int, Meta(ge=0, le=(1 << 32) - 1)]
+TokenIds = Annotated[list[TokenId], Meta(min_length=1, max_length=MAX_TOKEN_IDS)]
+Hint = Annotated[str, Meta(max_length=MAX_HINT)]
+ModelName = Annotated[str, Meta(min_length=1, max_length=256)]
+FunctionName = Annotated[str, Meta(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9_.:/\-]+$")]
+Alternatives = Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)]
+JsonObject = dict[str, Any]
+Variables = Annotated[JsonObject, Meta(max_length=MAX_KWARGS)]
+
+#: Any JSON at all: declared only to be refused by name.
+NotServed = Any
+
+
+def check_depth(value: object, param: str, levels: int = MAX_DEPTH) -> None:
+    """Raise RequestError where `value` nests objects and arrays deeper than `levels`."""
+    level = [value]
+    for _ in range(levels):
+        level = [
+            child
+            for node in level
+            for child in (
+                node.values() if isinstance(node, Mapping) else node if isinstance(node, list) else ()
+            )
+            if isinstance(child, Mapping | list)
+        ]
+        if not level:
+            return
+    raise bad(f"{param} nests deeper than {levels} levels.", param)
+
+
+def check_size(text: str | bytes, limit: int, param: str) -> None:
+    """Raise RequestError where `text` has more than `limit` bytes, in UTF-8."""
+    size = len(text)
+    if size <= limit and isinstance(text, str):
+        size = len(text.encode())
+    if size > limit:
+        raise bad(f"{param} has {size} bytes; {limit} are allowed.", param)
+
+
+def bad(message: str, param: str) -> RequestError:
+    """A value that cannot be served as sent."""
+    return RequestError(message, code="invalid_value", param=param)
+
+
+def missing(param: str) -> RequestError:
+    """A field that must be there."""
+    return RequestError(f"Missing required parameter: {param}.", code="missing_parameter", param=param)
+
+
+def unsupported(param: str, why: str = "") -> RequestError:
+    """A field that the API has, and that cannot be served here; `why` is a sentence about it."""
+    message = why or f"{param} is not supported by this server."
+    return RequestError(message, code="unsupported_parameter", param=param)

@@ -1,0 +1,186 @@
+"""A tenant as the API sees it: what its requests may ask for, what they cost it, and how they are marked.
+
+One object for each tenant, made at start. A request asks it a handful of questions; where limits are counted
+in memory all of them are answered at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from kvasir.config.spec_tenants import PRIORITY_SPAN, TenantSpec
+from kvasir.core.errors import CapacityError, KvasirError, RequestError
+from kvasir.ports.limits import Grant, Limit, Quota, RateLimits, Refusal
+from kvasir.telemetry.tenant_series import TenantUse
+from kvasir_platform.gateway.hints import SloClasses
+from kvasir_platform.gateway.models import no_such_model
+from kvasir_platform.gateway.tenants.limit_headers import limit_headers
+from kvasir_platform.gateway.tenants.salts import Open, Scope
+
+_REFUSED: dict[Limit, tuple[str, str]] = {
+    "requests": ("rate_limit_requests", "The limit is {0.requests_per_min} requests a minute"),
+    "tokens": ("rate_limit_tokens", "The limit is {0.tokens_per_min} tokens a minute, output included"),
+    "concurrency": ("concurrency_limit", "The limit is {0.concurrency} requests at the same time"),
+}
+
+
+class LimitReached(CapacityError):
+    """A tenant's own limit is in the way. `header_lines` say how it stands."""
+
+    def __init__(self, message: str, *, code: str, retry_after_s: float, header_lines: bytes) -> None:
+        super().__init__(message, code=code, retry_after_s=retry_after_s)
+        self.header_lines = header_lines
+
+
+class Charge:
+    """What one request has been charged. The first of `settle` and `release` ends it; further calls do
+    nothing."""
+
+    __slots__ = ("_caller", "_grant", "_limits", "_open")
+
+    def __init__(self, caller: Caller, limits: RateLimits, grant: Grant | None) -> None:
+        self._caller = caller
+        self._limits = limits
+        self._grant = grant
+        self._open = True
+
+    @property
+    def header_lines(self) -> bytes:
+        """For the answer; empty where nothing is limited."""
+        return b"" if self._grant is None else limit_headers(self._grant.quota, self._grant.levels)
+
+    def settle(self, prompt_tokens: int, output_tokens: int) -> None:
+        """The request has ended, well or not, and a worker has had it. Both counts are those of its usage."""
+        if self._close():
+            use = self._caller.use
+            use.prompt_tokens += prompt_tokens
+            use.output_tokens += output_tokens
+            if self._grant is not None:
+                self._limits.settle(self._grant, prompt_tokens + output_tokens)
+
+    def release(self) -> None:
+        """The request has come to no worker: it costs nothing."""
+        if self._close() and self._grant is not None:
+            self._limits.release(self._grant)
+
+    def _close(self) -> bool:
+        if not self._open:
+            return False
+        self._open = False
+        self._caller.use.running -= 1
+        return True
+
+
+class Caller:
+    """One tenant. `rank` is the number of its priority class, 0 the most urgent; `slo` are the SLO classes
+    that it may ask for."""
+
+    def __init__(
+        self, spec: TenantSpec, rank: int, slo: SloClasses, scope: Scope | Open, limits: RateLimits
+    ) -> None:
+        self.tenant = spec.name
+        self.weight = spec.weight
+        self.operator = spec.operator
+        self.slo = slo
+        self.use = TenantUse(spec.name)
+        self.salt = scope.salt
+        """The salt for the KV of a request, given the client's own, "" for none."""
+        self._spec = spec
+        self._first_priority = rank * PRIORITY_SPAN
+        self._models = None if spec.models is None else frozenset(spec.models)
+        quota = Quota(spec.requests_per_min, spec.tokens_per_min, spec.concurrency)
+        self._quota = None if quota.unlimited else quota
+        self._limits = limits
+
+    def priority(self, asked: int | None) -> int:
+        """A request's priority within the tenant's class, given what the client asks for: 0 (or less) for the
+        first in the class, more to stand behind others."""
+        return self._first_priority + min(max(asked or 0, 0), PRIORITY_SPAN - 1)
+
+    def may_use(self, model: str) -> bool:
+        """Whether a model, or a LoRA adapter, is for this tenant."""
+        return self._models is None or model in self._models
+
+    def check_model(self, model: str) -> None:
+        """Raises RequestError 404 for a model that is not for this tenant, in the words for one that is not
+        there: names can be secrets too."""
+        if not self.may_use(model):
+            raise no_such_model(model)
+
+    def check_operator(self) -> None:
+        """Raises RequestError 403 unless the tenant may see and steer the deployment."""
+        if not self.operator:
+            raise RequestError("This needs an operator's API key.", status=403, code="operator_only")
+
+    def check_size(self, prompt_tokens: int, max_tokens: int | None, param: str) -> None:
+        """Raises RequestError for one prompt, and the output asked for (None: none named), beyond the
+        tenant's limits. `param` is the field that holds the prompt."""
+        output, context = self._spec.max_output_tokens, self._spec.max_context_tokens
+        if output is not None and max_tokens is not None and max_tokens > output:
+            raise RequestError(
+                f"Your limit is {output} tokens of output; {max_tokens} were asked for.",
+                code="output_limit_exceeded",
+                param="max_tokens",
+            )
+        if context is not None and prompt_tokens + (max_tokens or 1) > context:
+            asked = f" and {max_tokens} of output were asked for" if max_tokens is not None else ""
+            raise RequestError(
+                f"Your limit is {context} tokens of context; the prompt has {prompt_tokens}{asked}. "
+                "Shorten the prompt or lower max_tokens.",
+                code="context_length_exceeded",
+                param=param,
+            )
+
+    def context(self, tokens: int) -> int:
+        """The context for this tenant of a model with so many."""
+        most = self._spec.max_context_tokens
+        return tokens if most is None else min(tokens, most)
+
+    def default_output(self, tokens: int) -> int:
+        """The output limit of a request that names none, where others get so many."""
+        most = self._spec.max_output_tokens
+        return tokens if most is None else min(tokens, most)
+
+    def admit(
+        self, tokens: int, then: Callable[[Charge], None], failed: Callable[[KvasirError], None]
+    ) -> None:
+        """Charge a request that may use so many tokens, prompts and all output together. Calls `then`, or
+        `failed` with what to answer: at once where the router counts alone, else later on this event loop.
+        """
+        quota = self._quota
+        if quota is None:
+            self.use.running += 1
+            self.use.requests += 1
+            then(Charge(self, self._limits, None))
+            return
+        if quota.tokens_per_min is not None and tokens > quota.tokens_per_min:
+            failed(_too_large(tokens, quota.tokens_per_min))
+            return
+
+        def decided(verdict: Grant | Refusal) -> None:
+            if isinstance(verdict, Refusal):
+                failed(self._refused(quota, verdict))
+                return
+            self.use.running += 1
+            self.use.requests += 1
+            then(Charge(self, self._limits, verdict))
+
+        self._limits.take(self.tenant, quota, tokens, decided)
+
+    def _refused(self, quota: Quota, refusal: Refusal) -> LimitReached:
+        code, text = _REFUSED[refusal.limit]
+        self.use.refused[code] = self.use.refused.get(code, 0) + 1
+        return LimitReached(
+            f"{text.format(quota)}. Try again in {max(0.001, refusal.retry_after_s):.3g} s.",
+            code=code,
+            retry_after_s=refusal.retry_after_s,
+            header_lines=limit_headers(quota, refusal.levels),
+        )
+
+
+def _too_large(tokens: int, per_min: int) -> RequestError:
+    return RequestError(
+        f"The request may use {tokens} tokens, and your limit is {per_min} a minute. Shorten the prompt, or "
+        "lower max_tokens or n.",
+        code="token_limit_too_small",
+    )

@@ -1,0 +1,99 @@
+"""Who calls: from the headers of a request to its tenant, for every tenant of the deployment."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from kvasir.config.spec import Deployment, SloSpec
+from kvasir.config.spec_redis import LimitsRedisSpec
+from kvasir.config.spec_tenants import DEFAULT_TENANT
+from kvasir.ports.clock import Clock, Rng
+from kvasir.ports.limits import RateLimits
+from kvasir.telemetry.tenant_series import LimitsState, TenantFigures
+from kvasir_platform.gateway.hints import SloClasses
+from kvasir_platform.gateway.tenants.caller import Caller
+from kvasir_platform.gateway.tenants.key_ring import KeyRing
+from kvasir_platform.gateway.tenants.keys import read_sources
+from kvasir_platform.gateway.tenants.memory_limits import MemoryLimits
+from kvasir_platform.gateway.tenants.redis_limits import RedisLimits
+from kvasir_platform.gateway.tenants.salts import Open, Scope, cache_secret
+
+_REFRESH_S = 1.0
+
+
+class Callers:
+    """The tenants of a deployment. `keys` None asks nobody for a key: all are the default tenant."""
+
+    def __init__(
+        self, callers: Mapping[str, Caller], keys: KeyRing | None, limits: RateLimits, clock: Clock
+    ) -> None:
+        self._callers = callers
+        self._default = callers[DEFAULT_TENANT]
+        self._keys = keys
+        self._limits = limits
+        self._clock = clock
+
+    def of(self, headers: Mapping[bytes, bytes]) -> Caller:
+        """Whose request this is, by its headers (names in lower case). Raises RequestError 401."""
+        if self._keys is None:
+            return self._default
+        return self._callers[self._keys.tenant(headers.get(b"authorization"))]
+
+    def figures(self) -> TenantFigures:
+        """What all tenants have used."""
+        limits = self._limits
+        shared = LimitsState(limits.shared, limits.decided_alone) if isinstance(limits, RedisLimits) else None
+        return TenantFigures(tuple(caller.use for caller in self._callers.values()), shared)
+
+    async def run(self) -> None:
+        """Keep the keys fresh and the limits counted, until it is cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._limits.run(), name="rate limits")
+            if self._keys is not None:
+                tasks.create_task(self._refresh(self._keys), name="API keys")
+
+    async def _refresh(self, keys: KeyRing) -> None:
+        while True:
+            await self._clock.sleep(_REFRESH_S)
+            await asyncio.to_thread(keys.refresh)
+
+
+def make_callers(
+    deployment: Deployment, clock: Clock, wall: Callable[[], float], rng: Rng, environment: Mapping[str, str]
+) -> Callers:
+    """What the spec says of tenants. `wall` is the time of day in Unix seconds; `rng` names this router among
+    those that count together. Raises ConfigError for keys or a secret that cannot be read."""
+    tenancy, gateway = deployment.tenancy, deployment.gateway
+    tenants = {spec.name: spec for spec in tenancy.all_tenants()}
+    keys = None
+    secret = b""
+    if gateway.asks_for_keys:
+        keys = KeyRing(lambda: read_sources(gateway, environment), frozenset(tenants), wall)
+        secret = cache_secret(Path(tenancy.cache_secret_file) if tenancy.cache_secret_file else None)
+    limits = _limits(tenancy.redis, clock, rng)
+    callers = {
+        name: Caller(
+            spec,
+            tenancy.priorities.index(spec.priority),
+            _slo_classes(deployment.slo, spec.slo),
+            Scope(secret, spec.cache, name) if secret else Open(),
+            limits,
+        )
+        for name, spec in tenants.items()
+    }
+    return Callers(callers, keys, limits, clock)
+
+
+def _limits(redis: LimitsRedisSpec | None, clock: Clock, rng: Rng) -> RateLimits:
+    if redis is None:
+        return MemoryLimits(clock.now)
+    return RedisLimits(redis, clock, f"{rng.getrandbits(64):016x}")
+
+
+def _slo_classes(there_are: tuple[SloSpec, ...], allowed: tuple[str, ...] | None) -> SloClasses:
+    if allowed is None:
+        return SloClasses(there_are)
+    by_name = {slo.name: slo for slo in there_are}
+    return SloClasses([by_name[name] for name in allowed])

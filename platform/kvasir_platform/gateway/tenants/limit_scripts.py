@@ -1,0 +1,94 @@
+"""The scripts by which Redis keeps the rate limits of tenants: the arithmetic of `buckets`, in one step each.
+
+A tenant is one hash: `r` and `t` are the times at which its buckets of requests and of tokens are full again,
+and each router has a field with the number of its requests that run and when it last said so. A router that
+says nothing for a while is taken to be gone, and what it ran with it. Times are the server's, in seconds
+since a recent day, which leaves a double its microseconds. A clock that is set back must not refuse anybody
+for longer than empty buckets do, so a state further ahead is pulled in.
+"""
+
+from __future__ import annotations
+
+STALE_S = 15
+"""A router beats three times as often."""
+_KEEP_S = 180
+_HEAD = f"""
+local key, replica = KEYS[1], ARGV[1]
+local clock = redis.call('TIME')
+local now = clock[1] - 1700000000 + clock[2] / 1000000
+local function number(index) return tonumber(ARGV[index]) end
+local function ran(count)
+  if count > 0 then redis.call('HSET', key, replica, string.format('%d:%.6f', count, now))
+  else redis.call('HDEL', key, replica) end
+  redis.call('EXPIRE', key, {_KEEP_S})
+end
+"""
+
+#: ARGV: router, requests a minute, tokens a minute, concurrency (0: no limit), tokens. Answers which limit is
+#: in the way (0: none, and all is charged) and for how long, and the levels of both buckets, in microseconds.
+TAKE = (
+    _HEAD
+    + f"""
+local per_min, tokens, most, amount = number(2), number(3), number(4), number(5)
+local full = {{r = now, t = now}}
+local running, own = 0, 0
+local all = redis.call('HGETALL', key)
+for i = 1, #all, 2 do
+  local name, value = all[i], all[i + 1]
+  if full[name] then full[name] = math.min(math.max(now, tonumber(value)), now + 120)
+  else
+    local count, seen = string.match(value, '^(%d+):(.+)$')
+    if now - seen > {STALE_S} then redis.call('HDEL', key, name)
+    else
+      running = running + count
+      if name == replica then own = tonumber(count) end
+    end
+  end
+end
+local r, t = full.r, full.t
+if per_min > 0 then r = r + 60 / per_min end
+if tokens > 0 then t = t + amount * 60 / tokens end
+local waits = {{r - now - 60, t - now - 60, 0}}
+if most > 0 and running >= most then waits[3] = 1 end
+local why, longest = 0, 0.000002
+for i = 1, 3 do
+  if waits[i] > longest then why, longest = i, waits[i] end
+end
+if why > 0 then r, t = full.r, full.t
+else
+  redis.call('HSET', key, 'r', string.format('%.6f', r), 't', string.format('%.6f', t))
+  ran(own + 1)
+end
+local function micro(seconds) return math.ceil(seconds * 1000000) end
+return {{why, why > 0 and micro(longest) or 0, micro(r - now), micro(t - now)}}
+"""
+)
+
+#: ARGV: router, requests a minute, tokens a minute, and what of each is charged further (negative: given
+#: back).
+SETTLE = (
+    _HEAD
+    + """
+local function charge(name, per_min, amount)
+  if per_min > 0 and amount ~= 0 then
+    local full = math.max(now, tonumber(redis.call('HGET', key, name) or now))
+    full = math.min(full + amount * 60 / per_min, now + 120)
+    redis.call('HSET', key, name, string.format('%.6f', full))
+  end
+end
+charge('r', number(2), number(4))
+charge('t', number(3), number(5))
+local own = redis.call('HGET', key, replica)
+ran((own and tonumber(string.match(own, '^%d+')) or 0) - 1)
+return 0
+"""
+)
+
+#: ARGV: router, and how many of the tenant's requests it runs.
+BEAT = (
+    _HEAD
+    + """
+ran(number(2))
+return 0
+"""
+)

@@ -1,0 +1,288 @@
+"""Rate limits that several routers count together in a Redis: the only place here that knows its client.
+
+What waits goes out together, one batch at a time, over one connection; while one is on its way the next one
+gathers. Each question is one script, so that no two routers can give away the same token. The server's clock
+is the one that counts. A server that does not answer in time is left alone, and the router goes by what it
+has counted itself, which includes what the server granted it; a request waits for a dead server once, and no
+other does until it is back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections import Counter, deque
+from collections.abc import AsyncIterator, Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
+
+from redis import exceptions
+from redis.asyncio.connection import Connection, SSLConnection
+from redis.backoff import NoBackoff
+from redis.credentials import CredentialProvider
+from redis.retry import Retry
+
+from kvasir.config.spec_redis import LimitsRedisSpec
+from kvasir.ports.clock import Clock
+from kvasir.ports.limits import Grant, Levels, Quota, Refusal
+from kvasir_platform.gateway.tenants.limit_scripts import BEAT, SETTLE, TAKE
+from kvasir_platform.gateway.tenants.memory_limits import LIMITS, MemoryLimits, check_amount
+
+_log = logging.getLogger(__name__)
+
+_MAX_WAITING = 10_000
+_RETRY_S = 1.0
+_BEAT_S = 5.0
+_CONNECT_S = 2.0
+_GRACE_S = 0.005
+"""Past its deadline a batch still takes what has come already: the loop may have been late itself."""
+_MICRO = 1e6
+_PING = (b"PING",)
+
+_Command = tuple[Any, ...]
+
+
+class _Take(NamedTuple):
+    """A question that waits."""
+
+    tenant: str
+    quota: Quota
+    tokens: int
+    then: Callable[[Grant | Refusal], None]
+
+
+class _End(NamedTuple):
+    """The end of a grant that is to be told: what it changes of requests and tokens charged."""
+
+    tenant: str
+    quota: Quota
+    requests: int
+    tokens: int
+
+
+class RedisLimits:
+    """The port over a Redis. `run` must run: until it has reached the server, and whenever it has lost it,
+    the router counts alone. `replica` names this router among those that share the server."""
+
+    def __init__(self, spec: LimitsRedisSpec, clock: Clock, replica: str) -> None:
+        self._spec = spec
+        self._clock = clock
+        self._replica = f"n:{replica}"
+        self._local = MemoryLimits(clock.now)
+        self._waiting: deque[_Take | _End] = deque()
+        self._asked: set[str] = set()
+        """Tenants that have been told of since the last beat."""
+        self._wake = asyncio.Event()
+        self._scripts: list[Any] = []
+        self._told = False
+        self.shared = False
+        """Whether routers count together at the moment."""
+        self.decided_alone = 0
+        """Questions that were meant for the server, and were not decided by it."""
+
+    def take(self, tenant: str, quota: Quota, tokens: int, then: Callable[[Grant | Refusal], None]) -> None:
+        """Ask the server, or decide at once where it cannot be asked."""
+        check_amount(quota, tokens)
+        asked = _Take(tenant, quota, tokens, then)
+        if not self.shared or len(self._waiting) >= _MAX_WAITING:
+            self._decide_alone(asked)
+            return
+        self._waiting.append(asked)
+        self._wake.set()
+
+    def settle(self, grant: Grant, tokens: int) -> None:
+        """As the port says."""
+        self._local.settle(grant, tokens)
+        self._tell(grant, 0, tokens - grant.tokens)
+
+    def release(self, grant: Grant) -> None:
+        """As the port says."""
+        self._local.release(grant)
+        self._tell(grant, -1, -grant.tokens)
+
+    async def run(self) -> None:
+        """Keep a connection, and send what waits."""
+        try:
+            while True:
+                try:
+                    async with self._connected() as connection:
+                        await self._serve(connection)
+                except (exceptions.RedisError, OSError) as error:
+                    self._lost(error)
+                await self._clock.sleep(_RETRY_S)
+        finally:
+            self._fall_back(())
+
+    def _tell(self, grant: Grant, requests: int, tokens: int) -> None:
+        if self.shared:
+            charged = (requests, tokens) if grant.shared else (0, 0)
+            self._waiting.append(_End(grant.tenant, grant.quota, *charged))
+            self._wake.set()
+
+    def _decide_alone(self, asked: _Take) -> None:
+        self.decided_alone += 1
+        asked.then(self._local.decide(asked.tenant, asked.quota, asked.tokens))
+
+    async def _serve(self, connection: Connection) -> None:
+        async with self._deadline(_CONNECT_S):
+            scripts = [("SCRIPT", "LOAD", script) for script in (TAKE, SETTLE, BEAT)]
+            self._scripts = await _exchange(connection, scripts)
+            # What the server holds of this router may be of before it was lost.
+            await _exchange(connection, self._beats(self._local.tenants()) or [_PING])
+        self._found()
+        beat_s = self._clock.now() + _BEAT_S
+        loop = asyncio.get_running_loop()
+        while True:
+            timer = loop.call_later(max(0.0, beat_s - self._clock.now()), self._wake.set)
+            try:
+                await self._wake.wait()
+            finally:
+                timer.cancel()
+            self._wake.clear()
+            first: list[_Command] = []
+            if self._clock.now() >= beat_s:
+                beat_s = self._clock.now() + _BEAT_S
+                running = {tenant for tenant in self._local.tenants() if self._local.running(tenant)}
+                first = self._beats([*(running | self._asked)]) or [_PING]
+                self._asked.clear()
+            await self._send(connection, first)
+
+    async def _send(self, connection: Connection, first: list[_Command]) -> None:
+        batch, self._waiting = self._waiting, deque()
+        if not batch and not first:
+            return
+        try:
+            async with self._deadline(self._spec.timeout_s):
+                replies = await _exchange(connection, [*first, *map(self._command, batch)])
+        except BaseException:
+            self._fall_back(batch)
+            raise
+        for asked, reply in zip(batch, replies[len(first) :], strict=True):
+            if isinstance(asked, _Take):
+                self._answer(asked, reply)
+
+    def _command(self, asked: _Take | _End) -> _Command:
+        quota = asked.quota
+        self._asked.add(asked.tenant)
+        limits = (quota.requests_per_min or 0, quota.tokens_per_min or 0)
+        if isinstance(asked, _Take):
+            script, rest = self._scripts[0], (*limits, quota.concurrency or 0, asked.tokens)
+        else:
+            script, rest = self._scripts[1], (*limits, asked.requests, asked.tokens)
+        return ("EVALSHA", script, 1, self._key(asked.tenant), self._replica, *rest)
+
+    def _beats(self, tenants: Sequence[str]) -> list[_Command]:
+        """What runs here, as it is before what waits has been told."""
+        ending = Counter(each.tenant for each in self._waiting if isinstance(each, _End))
+        return [
+            (
+                *("EVALSHA", self._scripts[2], 1, self._key(tenant), self._replica),
+                self._local.running(tenant) + ending[tenant],
+            )
+            for tenant in tenants
+        ]
+
+    def _key(self, tenant: str) -> str:
+        return f"{self._spec.namespace}:limits:{tenant}"
+
+    def _answer(self, asked: _Take, reply: list[int]) -> None:
+        why, wait, requests, tokens = reply
+        levels = Levels(max(0, requests) / _MICRO, max(0, tokens) / _MICRO)
+        verdict: Grant | Refusal
+        if why:
+            verdict = Refusal(LIMITS[why - 1], wait / _MICRO, levels)
+        else:
+            verdict = Grant(asked.tenant, asked.quota, asked.tokens, levels, shared=True)
+            self._local.count(verdict)
+        try:
+            asked.then(verdict)
+        # One request's fault must not end the task that all others wait for.
+        except Exception as error:  # noqa: BLE001
+            _log.error("a request failed after its rate limits", exc_info=error)
+
+    def _found(self) -> None:
+        self.shared = True
+        if self._told:
+            self._told = False
+            _log.warning("routers count rate limits together again", extra={"redis": self._where()})
+
+    def _lost(self, error: Exception) -> None:
+        self._fall_back(())
+        if not self._told:
+            self._told = True
+            _log.error(
+                "rate limits: Redis cannot be used, each router counts alone until it can",
+                extra={"redis": self._where(), "reason": str(error) or type(error).__name__},
+            )
+
+    def _fall_back(self, batch: Sequence[_Take | _End]) -> None:
+        """Decide all that waits for the server, beginning with a batch that it has not answered."""
+        self.shared = False
+        left, self._waiting = [*batch, *self._waiting], deque()
+        for asked in left:
+            if isinstance(asked, _Take):
+                self._decide_alone(asked)
+
+    @contextlib.asynccontextmanager
+    async def _connected(self) -> AsyncIterator[Connection]:
+        connection = _connection(self._spec)
+        try:
+            async with self._deadline(_CONNECT_S):
+                await connection.connect()  # type: ignore[no-untyped-call]
+            yield connection
+        finally:
+            await connection.disconnect(nowait=True)
+
+    @contextlib.asynccontextmanager
+    async def _deadline(self, seconds: float) -> AsyncIterator[None]:
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(None) as scope:
+                timer = loop.call_later(seconds, lambda: scope.reschedule(loop.time() + _GRACE_S))
+                try:
+                    yield
+                finally:
+                    timer.cancel()
+        except TimeoutError:
+            raise exceptions.TimeoutError(f"no answer within {seconds:g} s") from None
+
+    def _where(self) -> str:
+        url = urlsplit(self._spec.url)
+        return f"{url.hostname}:{url.port or 6379}"
+
+
+class _Credentials(CredentialProvider):
+    """Read for every connection, so that a password can be changed."""
+
+    def __init__(self, spec: LimitsRedisSpec) -> None:
+        self._spec = spec
+
+    def get_credentials(self) -> tuple[str] | tuple[str, str]:
+        path = self._spec.password_file
+        password = Path(path).read_text(encoding="utf-8").strip() if path is not None else ""
+        return (password,) if self._spec.username is None else (self._spec.username, password)
+
+
+def _connection(spec: LimitsRedisSpec) -> Connection:
+    url = urlsplit(spec.url)
+    logs_in = spec.username is not None or spec.password_file is not None
+    options: dict[str, Any] = {
+        "host": url.hostname or "",
+        "port": url.port or 6379,
+        "db": int(url.path.lstrip("/") or 0),
+        "credential_provider": _Credentials(spec) if logs_in else None,
+        "retry": Retry(NoBackoff(), 0),
+        "protocol": 2,
+        "driver_info": None,
+    }
+    if spec.url.startswith("rediss:"):
+        return SSLConnection(ssl_ca_certs=spec.ca_file, ssl_check_hostname=True, **options)
+    return Connection(**options)
+
+
+async def _exchange(connection: Connection, commands: Sequence[_Command]) -> list[Any]:
+    """Send all, then read as many answers. Raises RedisError, also for a refusal by the server."""
+    await connection.send_packed_command(connection.pack_commands(commands), check_health=False)
+    return [await connection.read_response() for _ in commands]

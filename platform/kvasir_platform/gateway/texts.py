@@ -1,0 +1,54 @@
+"""POST /tokenize and /detokenize: what the models' tokenizers make of a text, for clients that count."""
+
+from __future__ import annotations
+
+from array import array
+from typing import Any
+
+import msgspec
+
+from kvasir_platform.gateway.endpoint import Guard, raised
+from kvasir_platform.gateway.http import Exchange
+from kvasir_platform.gateway.models import EdgeModel, ModelTable
+from kvasir_platform.gateway.schema.decode import decode_detokenize, decode_tokenize
+from kvasir_platform.gateway.side_calls import detokenize_ids, tokenize_call
+
+
+class TextApi:
+    """Both endpoints, in vLLM's shapes. No worker is asked: the edge's tokens are the workers' own."""
+
+    def __init__(self, models: ModelTable, guard: Guard) -> None:
+        self._models = models
+        self._guard = guard
+
+    def tokenize(self, exchange: Exchange) -> None:
+        """POST /tokenize: the ids of a text, or of a chat as the model's template shows it."""
+        body = decode_tokenize(exchange.request.body)
+        model = self._models.find(body.model).model
+        call = tokenize_call(body, model.name, model.tokenizer.template, model.powers)
+        strings = call.show_strings
+        model.tokenizers.encode(
+            [call.text],
+            add_special_tokens=call.add_special_tokens,
+            then=lambda ids: self._guard(exchange, lambda: _answer_ids(exchange, model, ids[0], strings)),
+            failed=lambda error: self._guard(exchange, lambda: raised(error)),
+        )
+
+    def detokenize(self, exchange: Exchange) -> None:
+        """POST /detokenize: the text of ids, special tokens and all."""
+        body = decode_detokenize(exchange.request.body)
+        model = self._models.find(body.model).model
+        model.tokenizers.decode(
+            detokenize_ids(body, model.tokenizer.vocabulary),
+            then=lambda text: self._guard(exchange, lambda: _json(exchange, {"prompt": text})),
+            failed=lambda error: self._guard(exchange, lambda: raised(error)),
+        )
+
+
+def _answer_ids(exchange: Exchange, model: EdgeModel, ids: array[int], strings: bool) -> None:
+    body = {"count": len(ids), "max_model_len": model.context, "tokens": ids.tolist()}
+    _json(exchange, body | ({"token_strs": model.tokenizer.names(ids)} if strings else {}))
+
+
+def _json(exchange: Exchange, value: dict[str, Any]) -> None:
+    exchange.respond(200, msgspec.json.encode(value))

@@ -1,0 +1,366 @@
+"""Admission: which requests begin, which wait and which are refused, before any worker hears of them.
+
+    arrives ──▶ nobody waits before it, and there is room ──▶ begins
+       │
+       ├──▶ refused: its wait would be too long, or the queue is full, for all or for its tenant
+       └──▶ waits for room, in the fair queue ──▶ begins
+            waits for a worker that serves it at all, aside ──▶ queue
+
+What has begun stays begun: a request that goes on elsewhere after its worker was lost is not judged again,
+and goes on being counted as its tenant's. Only what is known here decides; who asks brings the time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from enum import Enum, auto
+
+from kvasir.core.errors import CapacityError
+from kvasir.core.requests import Request
+from kvasir.ports.router import AdmissionView
+from kvasir.ports.routing import Plan
+from kvasir_router.admission.brownout import Brownout
+from kvasir_router.admission.contract import Rules, Ticket
+from kvasir_router.admission.fair_queue import LANES, LONG, SHORT, FairQueue, Key, key_of
+from kvasir_router.admission.pace import Pace
+from kvasir_router.admission.room import Room
+from kvasir_router.admission.shares import Shares
+from kvasir_router.admission.waits import Waits, bounded
+from kvasir_router.fleet import Fleet
+from kvasir_router.invariants import require
+from kvasir_router.work import runs_whole
+
+_LOOK_S = 0.05
+"""Pressure is not looked at more often than this."""
+_CALM_LOOK_S = 0.25
+"""Nor less often, while anything waits or is done about it."""
+
+
+class _Shut(Enum):
+    """For whom there is no room."""
+
+    ALL = auto()
+    TENANT = auto()
+    LONG = auto()
+
+
+class Admission:
+    """The one queue of a router, and the rules by which requests leave it.
+
+    Obligations: of a request that was refused nothing is kept but that its tenant wants something; whoever
+    waits begins, unless it ends before, once there is room for it and its turn has come; what `begins` takes,
+    `ended` gives back.
+    """
+
+    def __init__(self, fleet: Fleet, rules: Rules) -> None:
+        self.brownout = Brownout(rules.brownout)
+        self._fleet = fleet
+        self._rules = rules
+        self._queue = FairQueue(class_factor=rules.class_factor)
+        self._parked: dict[str, Ticket] = {}
+        self._room = Room(fleet.columns, fleet.workers, rules)
+        self._shares = Shares()
+        self._paces = (Pace(), Pace())
+        self.waits = Waits(rules, self._queue, self._paces, self._shares, self._room)
+        self._long_kv = 0
+        self._long_prompts: set[str] = set()
+        self._known = -1
+        self._avoided: frozenset[str] = frozenset()
+        self._tried = -1
+        self._retry_s: float | None = None
+        self._looked_s = 0.0
+        # Whether anything waited when that was looked at last, or has begun to wait since.
+        self._crowded = False
+
+    # -- who waits -------------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        return len(self._queue) + len(self._parked)
+
+    def __contains__(self, request_id: object) -> bool:
+        return request_id in self._queue or request_id in self._parked
+
+    def __iter__(self) -> Iterator[str]:
+        yield from self._queue
+        yield from self._parked
+
+    def parked(self, ticket: Ticket) -> bool:
+        """Whether it waits for a worker that serves it at all."""
+        return ticket.request_id in self._parked
+
+    # -- arrivals --------------------------------------------------------------------------------
+
+    def reduced(self, request: Request) -> Request:
+        """The request as it is served under the brown-out in force. Raises CapacityError (shed)."""
+        if not self.brownout.level:
+            return request
+        shed, cap = self.brownout.shed, self.brownout.cap
+        if shed is not None and self._level(request) >= shed:
+            raise CapacityError(
+                "under pressure, requests of this priority class are refused",
+                code="shed",
+                retry_after_s=bounded(self.brownout.retry_after_s()),
+            )
+        sampling = request.sampling
+        if cap is None or (sampling.max_tokens is not None and sampling.max_tokens <= cap):
+            return request
+        return replace(request, sampling=replace(sampling, max_tokens=max(cap, sampling.min_tokens)))
+
+    def ticket(self, request: Request, now: float) -> Ticket:
+        """What admission knows of a request that arrives."""
+        rules, sampling, tenant = self._rules, request.sampling, request.tenant
+        prompt, output = len(request.tokens), self._fleet.output_tokens(request) * sampling.n
+        weight, level = rules.weights.get(tenant, 1.0), self._level(request)
+        self._shares.seen(0 if rules.class_factor else level, tenant, weight, now)
+        return Ticket(
+            request_id=request.request_id,
+            tenant=tenant,
+            weight=weight,
+            level=level,
+            urgency=now + rules.ageing_s * max(0, request.priority) / rules.class_span,
+            cost=prompt + output,
+            prompt_tokens=prompt,
+            kv_least=output,
+            choices=sampling.n,
+            whole=runs_whole(sampling),
+            itl_s=request.slo.itl_s,
+            ttft_s=request.slo.ttft_s,
+            deadline_s=request.deadline_s,
+            long=prompt >= rules.long_tokens,
+        )
+
+    def may_begin(self, ticket: Ticket, now: float) -> bool:
+        """Whether nobody waits before it, and there is room."""
+        waiting = self._queue.waiting
+        if waiting[False] or (ticket.long and waiting[True]):
+            return False
+        return self._shut(ticket, now) is None
+
+    def wait(self, ticket: Ticket, now: float, *, served: bool) -> None:
+        """Let a request wait; aside, where no worker serves it. Raises CapacityError, without any change."""
+        self.waits.refuse_what_is_too_much(ticket, len(self), now)
+        if served:
+            self.waits.refuse_what_comes_too_late(ticket, now)
+            self._add(ticket, now)
+        else:
+            self._parked[ticket.request_id] = ticket
+
+    # -- what waits ------------------------------------------------------------------------------
+
+    def park(self, ticket: Ticket) -> None:
+        """No worker serves it: aside, until that changes. It may have begun before."""
+        if ticket.waiting:
+            self._queue.remove(ticket)
+        self._parked[ticket.request_id] = ticket
+
+    def unpark(self, now: float) -> list[Ticket]:
+        """Those who serve have changed: what waits aside joins the queue. What had begun before is not judged
+        again, and returned: to be begun, or parked."""
+        parked, self._parked = self._parked, {}
+        for ticket in parked.values():
+            if not ticket.holds:
+                self._add(ticket, now)
+        return [ticket for ticket in parked.values() if ticket.holds]
+
+    def due(self, now: float) -> bool:
+        """Whether it is worth to ask for `next`: somebody waits, and something may have made room."""
+        if not len(self._queue):
+            return False
+        if self._tried != self._fleet.eased or (self._retry_s is not None and self._retry_s <= now):
+            self._tried, self._retry_s = self._fleet.eased, None
+            return True
+        return False
+
+    def next(self, now: float) -> Ticket | None:
+        """Who begins now; it goes on waiting until `begins`, `park` or `needs` is said of it."""
+        if self._room.booking is not None:
+            # What is kept for a long prompt is kept from those whose turn it may be.
+            ticket = self._queue.next(LONG)
+            if ticket is not None and self._shut(ticket, now) is None:
+                return ticket
+        lanes: tuple[bool, ...] = LANES
+        without = set[Key]()
+        while (ticket := self._queue.next(lanes, without=without)) is not None:
+            shut = self._shut(ticket, now)
+            if shut is None:
+                return ticket
+            if shut is _Shut.ALL:
+                return None
+            if shut is _Shut.LONG:
+                lanes = SHORT
+            else:
+                without.add(key_of(ticket))
+        return None
+
+    # -- what begins and ends --------------------------------------------------------------------
+
+    def crowded(self, ticket: Ticket, request: Request, plan: Plan, now: float) -> frozenset[str]:
+        """The workers that have no room for what the plan takes; empty where its own have. While tenants
+        compete, those as well that would make the request wait behind more than the others would."""
+        need = self._fleet.kv_need(request, plan)
+        found = self._room.crowded(plan, ticket, need, over=self._over(ticket))
+        if found:
+            ticket.kv_least = max(ticket.kv_least, need[0])
+        if self._shares.several and len(self._queue):
+            found |= self._room.busier(plan, ticket, self._rules.ahead_shared_s, now)
+        return found
+
+    def takes(self, ticket: Ticket) -> bool:
+        """Whether any place has the KV that it is known to take."""
+        return self._room.decodes(ticket, ticket.kv_least, over=self._over(ticket))
+
+    def begins(self, ticket: Ticket, now: float) -> None:
+        """The request is sent to workers, for the first time or again."""
+        pace = self._paces[ticket.long]
+        if ticket.waiting:
+            self._queue.take(ticket)
+            pace.began(ticket.cost, now)
+        elif not ticket.holds:
+            self._queue.charge(ticket)
+        self._parked.pop(ticket.request_id, None)
+        if ticket.long:
+            self._begins_long(ticket)
+        if not ticket.holds:
+            ticket.holds = True
+            self._shares.hold(*self._holder(ticket), ticket.cost)
+
+    def computed(self, ticket: Ticket) -> None:
+        """The prompt has been computed."""
+        self._long_prompts.discard(ticket.request_id)
+
+    def first_token(self, ticket: Ticket, seconds: float) -> None:
+        """The first token came so long after the request began."""
+        self._paces[ticket.long].first_token(seconds)
+        self.computed(ticket)
+
+    def ended(self, ticket: Ticket) -> None:
+        """The request is over, wherever it was."""
+        if ticket.waiting:
+            self._queue.remove(ticket)
+        self._parked.pop(ticket.request_id, None)
+        self.computed(ticket)
+        if ticket.holds:
+            ticket.holds = False
+            self._shares.release(*self._holder(ticket), ticket.cost)
+            self._long_kv -= ticket.cost if ticket.long else 0
+        self._tried = -1
+
+    # -- time ------------------------------------------------------------------------------------
+
+    def tick(self, now: float) -> None:
+        """After anything has happened: measure, and see to the brown-out."""
+        if not (self._crowded or self.brownout.level):
+            return
+        self._crowded = len(self._queue) > 0
+        for lane, pace in enumerate(self._paces):
+            if not self._queue.waiting[lane]:
+                pace.nobody_waits(now)
+        if not self._queue.waiting[True]:
+            self._room.booking = None
+        watched = self._rules.brownout.steps and (len(self._queue) or self.brownout.level)
+        if watched and now >= self._looked_s + _LOOK_S:
+            self._looked_s = now
+            self.brownout.update(self.pressure(now), now)
+
+    def next_due(self) -> float | None:
+        """When something may change by itself."""
+        if not (self._crowded or self.brownout.level):
+            return None
+        due = [] if self._retry_s is None or not len(self._queue) else [self._retry_s]
+        if self.brownout.level or (len(self._queue) and self._rules.brownout.steps):
+            step = self.brownout.next_due()
+            due.append(self._looked_s + _CALM_LOOK_S)
+            if step is not None:
+                due.append(max(self._looked_s + _LOOK_S, step))
+        return min(due, default=None)
+
+    def pressure(self, now: float) -> float:
+        """The wait of a typical request over what it was promised."""
+        return self.waits.typical(now)[1]
+
+    def view(self, now: float) -> AdmissionView:
+        """For metrics and the edge."""
+        self._renewed(now)
+        wait_s, pressure = self.waits.typical(now)
+        return AdmissionView(
+            queued=len(self._queue),
+            parked=len(self._parked),
+            wait_s=wait_s,
+            tokens_per_s=self._paces[False].rate(now) or 0.0,
+            pressure=pressure,
+            reserved_tokens=self._room.reserved_tokens(),
+            kv_tokens=self._room.kv_tokens,
+            brownout=self.brownout.view,
+        )
+
+    def check(self, holding: int) -> None:
+        """Raises AssertionError unless it agrees with itself, and with the number of requests that hold."""
+        self._queue.check()
+        require(not any(ticket.waiting for ticket in self._parked.values()), "waits in two places")
+        require(self._shares.running == holding, f"{self._shares.running} held, {holding} begun")
+        require(self._long_kv >= 0, "less KV than none is held by long prompts")
+
+    # -- room ------------------------------------------------------------------------------------
+
+    def _shut(self, ticket: Ticket, now: float) -> _Shut | None:
+        """For whom there is no room, if there is none for this request."""
+        room = self._renewed(now)
+        over = self._over(ticket)
+        ahead_s = self._rules.ahead_shared_s if over else self._rules.ahead_s
+        shut = _Shut.TENANT if over else _Shut.ALL
+        if ticket.long and self._long_is_shut(ticket, room):
+            return _Shut.LONG
+        if not room.computes(ticket, ahead_s, now, over=over):
+            self._ask_again(room.opens_at(ticket, ahead_s, now, over=over))
+            return shut
+        if not room.decodes(ticket, ticket.kv_least, over=over):
+            if not ticket.long:
+                return shut
+            room.book(ticket.cost)
+            return _Shut.LONG
+        return None
+
+    def _long_is_shut(self, ticket: Ticket, room: Room) -> bool:
+        rules = self._rules
+        if ticket.fresh_tokens >= rules.long_tokens:
+            most = max(1, int(rules.long_share * room.prefill_places))
+            if len(self._long_prompts) >= most:
+                return True
+        return bool(self._long_kv) and self._long_kv + ticket.cost > rules.long_share * room.kv_tokens
+
+    def _begins_long(self, ticket: Ticket) -> None:
+        self._room.booking = None
+        if ticket.fresh_tokens >= self._rules.long_tokens:
+            self._long_prompts.add(ticket.request_id)
+        if not ticket.holds:
+            self._long_kv += ticket.cost
+
+    def _add(self, ticket: Ticket, now: float) -> None:
+        self._queue.add(ticket)
+        self._paces[ticket.long].waited(now)
+        self._tried = -1
+        self._crowded = True
+
+    def _ask_again(self, when: float | None) -> None:
+        if when is not None and (self._retry_s is None or when < self._retry_s):
+            self._retry_s = when
+
+    def _renewed(self, now: float) -> Room:
+        fleet = self._fleet
+        avoided = fleet.health.avoided(now)
+        if fleet.changed != self._known or avoided != self._avoided:
+            self._known, self._avoided = fleet.changed, avoided
+            self._room.renew(avoided)
+        return self._room
+
+    def _over(self, ticket: Ticket) -> bool:
+        """Whether its tenant has more than its share."""
+        return self._shares.over(*self._holder(ticket))
+
+    def _holder(self, ticket: Ticket) -> Key:
+        """Among whom it has a share: its class, or all where classes are not strict."""
+        return (0 if self._rules.class_factor else ticket.level), ticket.tenant
+
+    def _level(self, request: Request) -> int:
+        return max(0, request.priority) // self._rules.class_span

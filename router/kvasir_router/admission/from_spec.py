@@ -1,0 +1,46 @@
+"""The rules of admission as a deployment spec has them."""
+
+from __future__ import annotations
+
+from kvasir.config.spec import Deployment
+from kvasir.config.spec_admission import BrownoutStepSpec
+from kvasir.config.spec_tenants import PRIORITY_SPAN
+from kvasir_router.admission.contract import BrownoutRules, BrownoutStep, Rules
+
+
+def rules_of(deployment: Deployment) -> Rules:
+    """The rules for the model of which `deployment` is the view."""
+    spec, routing, tenancy = deployment.admission, deployment.routing, deployment.tenancy
+    several = len(tenancy.all_tenants()) > 1
+    brownout = spec.brownout
+    return Rules(
+        max_queue=routing.max_queue,
+        max_queue_tokens=spec.max_queue_tokens,
+        max_tenant_queue=max(1, int(spec.tenant_queue * routing.max_queue)) if several else None,
+        headroom=spec.kv_headroom,
+        spare=spec.spare,
+        ahead_s=spec.prefill_ahead_s,
+        ahead_shared_s=spec.shared_ahead_s,
+        patience=spec.patience,
+        itl_slack=spec.itl_slack,
+        long_tokens=spec.long_prompt_tokens,
+        long_share=spec.long_share,
+        ageing_s=spec.ageing_s,
+        class_span=PRIORITY_SPAN,
+        class_factor=spec.class_factor if spec.priorities == "weighted" else None,
+        weights=tenancy.weights(),
+        seats={pool.name: pool.engine.max_num_seqs for pool in deployment.pools},
+        disaggregation=deployment.disaggregation,
+        brownout=BrownoutRules(
+            steps=tuple(_step(each, tenancy.priorities) for each in brownout.steps),
+            enter=brownout.enter,
+            leave=brownout.leave,
+            enter_s=brownout.enter_s,
+            leave_s=brownout.leave_s,
+        ),
+    )
+
+
+def _step(spec: BrownoutStepSpec, priorities: tuple[str, ...]) -> BrownoutStep:
+    shed = None if spec.shed is None else priorities.index(spec.shed)
+    return BrownoutStep(spec.cap_max_tokens, spec.fallback_model, shed)

@@ -1,0 +1,282 @@
+"""Whether there is a place for one more request: what pools hold, against what is reserved of it.
+
+Three things can be used up. KV, in tokens: a request reserves its prompt, as far as it is not cached, and
+the output that is expected. Seats: sequences that an engine runs at once, and those with which it still gives
+each its next token in the promised time. And prompts that wait to be computed: a worker is given another one
+when it has little left to do, so that the order stays the router's to choose; where a request goes remains
+the policy's choice, which may well be to wait for a prefix. A place where nothing runs takes any request.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvasir.core.requests import Role
+from kvasir.ports.routing import BoolColumn, IntColumn, Plan, Target
+from kvasir_router.admission.contract import Rules, Ticket
+from kvasir_router.columns import (
+    HEAD_SINCE,
+    HEAD_TOKENS,
+    QUEUED,
+    RESERVED,
+    STREAMS,
+    TOKENS_PER_S,
+    Columns,
+)
+from kvasir_router.work import Worker, WorkerState
+
+_STEP_FIXED, _STEP_STREAM = 2, 3
+"""Rows of the rates (RateColumns)."""
+_NO_LIMIT = 1 << 60
+_GRAIN_S = 1e-3
+"""What is foreseen is looked at this much later, so that no rounding has it looked at again and again."""
+_ENOUGH_PLACES = 4
+"""Of fewer places none is kept for others: that would be too large a part of them."""
+
+
+@dataclass(slots=True)
+class _Rows:
+    """Some places by row, and the one of them that was found open last."""
+
+    rows: IntColumn
+    listed: list[int] = field(init=False)
+    hint: int = 0
+
+    def __post_init__(self) -> None:
+        self.listed = self.rows.tolist()
+
+
+@dataclass(frozen=True, slots=True)
+class _Limits:
+    """What each row takes, by row: KV tokens and sequences, for everybody and for those above their share."""
+
+    kv: tuple[IntColumn, IntColumn]
+    seats: tuple[IntColumn, IntColumn]
+
+
+@dataclass(frozen=True, slots=True)
+class Booking:
+    """KV that is kept at a place for a long prompt that waits for it."""
+
+    target: Target
+    tokens: int
+
+
+class Room:
+    """The places of a fleet, as far as they may be used; `renew` after these have changed."""
+
+    def __init__(self, columns: Columns, workers: Mapping[str, Worker], rules: Rules) -> None:
+        self._columns = columns
+        self._workers = workers
+        self._rules = rules
+        self._prefill = self._decode = self._whole = _Rows(np.empty(0, dtype=np.int64))
+        nothing = np.empty(0, dtype=np.int64)
+        self._limits = _Limits((nothing, nothing), (nothing, nothing))
+        self.booking: Booking | None = None
+        self.kv_tokens = 0
+        """What all places that decode hold."""
+
+    def renew(self, avoided: frozenset[str]) -> None:
+        """Take in who serves. Those to be `avoided` are no room, unless nobody else serves."""
+        columns, rules = self._columns, self._rules
+        ready = [self._workers[t.worker_id].state is WorkerState.READY for t in columns.targets]
+        roles = [self._workers[t.worker_id].identity.role for t in columns.targets]
+        well = [
+            up and target.worker_id not in avoided for up, target in zip(ready, columns.targets, strict=True)
+        ]
+        computes = [role is not Role.DECODE for role in roles]
+        decodes = [role is not Role.PREFILL for role in roles]
+        self._decode = _usable(decodes, well, ready)
+        if rules.disaggregation == "never":
+            both = [one and other for one, other in zip(computes, decodes, strict=True)]
+            self._decode = self._prefill = self._whole = _usable(both, well, ready)
+        else:
+            self._whole = _Rows(self._decode.rows)
+            anywhere = rules.disaggregation == "auto"
+            self._prefill = _usable([anywhere or one for one in computes], well, ready)
+        self._limits = self._limited()
+        self.kv_tokens = int(self._limits.kv[False][self._decode.rows].sum())
+
+    @property
+    def prefill_places(self) -> int:
+        """Places that compute prompts."""
+        return len(self._prefill.listed)
+
+    def computes(self, ticket: Ticket, ahead_s: float, now: float, *, over: bool) -> bool:
+        """Whether some place has less than `ahead_s` left to compute, or none serves. `over`: for a tenant
+        above its share, who leaves some of these places to others where there are enough."""
+        places = self._whole if ticket.whole else self._prefill
+        if ahead_s == math.inf or not places.listed:
+            return True
+        kept = self._kept(places, over=over)
+        if kept:
+            return int(np.count_nonzero(self._all_left_s(places.rows, now) < ahead_s)) > kept
+        if self._left_s(places.listed[places.hint], now) < ahead_s:
+            return True
+        left = self._all_left_s(places.rows, now)
+        places.hint = int(left.argmin())
+        return bool(left[places.hint] < ahead_s)
+
+    def opens_at(self, ticket: Ticket, ahead_s: float, now: float, *, over: bool) -> float | None:
+        """When, if nobody says anything until then, `computes` will be true; None where somebody has to."""
+        places = self._whole if ticket.whole else self._prefill
+        rows = places.rows
+        if not len(rows) or ahead_s == math.inf:
+            return None
+        ints, floats = self._columns.ints, self._columns.floats
+        per_s = floats[TOKENS_PER_S, rows]
+        to_do = ints[QUEUED, rows] - ahead_s * per_s
+        when: NDArray[np.float64] = np.where(
+            to_do < floats[HEAD_TOKENS, rows], floats[HEAD_SINCE, rows] + to_do / per_s, math.inf
+        )
+        soonest = float(np.sort(when)[self._kept(places, over=over)])
+        return None if soonest == math.inf else max(now, soonest) + _GRAIN_S
+
+    def decodes(self, ticket: Ticket, kv_tokens: int, *, over: bool) -> bool:
+        """Whether some place takes so much KV and the request's sequences, or none serves. `over`: for a
+        tenant above its share."""
+        places = self._decode
+        if not places.listed or self._takes(places.listed[places.hint], ticket, kv_tokens, over=over):
+            return True
+        takes = self._all_take(places.rows, ticket, kv_tokens, over=over)
+        places.hint = int(takes.argmax())
+        return bool(takes[places.hint])
+
+    def crowded(self, plan: Plan, ticket: Ticket, need: tuple[int, int], *, over: bool) -> frozenset[str]:
+        """The workers without a place that takes `need` (KV tokens where the request decodes, and where it
+        prefills if that is elsewhere), as far as the plan would have to avoid them; empty where it fits."""
+        places, found = self._columns.places, frozenset[str]()
+        if not self._takes(places[plan.decode].row, ticket, need[0], over=over):
+            found = self._full(ticket, need[0], over=over)
+        if plan.prefill is not None and (place := places[plan.prefill]).own.waiting:
+            reserved = self._columns.ints.item(RESERVED, place.row)
+            if reserved + need[1] > self._limits.kv[over].item(place.row):
+                found |= {plan.prefill.worker_id}
+        return found
+
+    def busier(self, plan: Plan, ticket: Ticket, slack_s: float, now: float) -> frozenset[str]:
+        """The workers that have more to compute than the least busy one, by more than `slack_s`; empty where
+        the plan's place is none of them, or has enough of the prompt cached to be worth the wait."""
+        rows = (self._whole if ticket.whole else self._prefill).rows
+        if not len(rows):
+            return frozenset()
+        left = self._all_left_s(rows, now)
+        row = self._columns.places[plan.prefill_target].row
+        most = float(left.min()) + slack_s
+        hit_s = plan.predicted_cached_tokens / self._columns.floats.item(TOKENS_PER_S, row)
+        if self._left_s(row, now) <= most + hit_s:
+            return frozenset()
+        targets = self._columns.targets
+        free = {targets[row].worker_id for row in rows[left <= most].tolist()}
+        return frozenset(targets[row].worker_id for row in rows.tolist()) - free
+
+    def _full(self, ticket: Ticket, kv_tokens: int, *, over: bool) -> frozenset[str]:
+        rows = self._decode.rows
+        takes = self._all_take(rows, ticket, kv_tokens, over=over)
+        targets = self._columns.targets
+        free = {targets[row].worker_id for row in rows[takes].tolist()}
+        return frozenset(targets[row].worker_id for row in rows.tolist()) - free
+
+    def reserved_tokens(self) -> int:
+        """KV that is taken at all places that decode."""
+        return int(self._columns.ints[RESERVED, self._decode.rows].sum())
+
+    def prefill_s(self, tokens: int) -> float:
+        """How long so much of a prompt takes, where that is fastest."""
+        rows = self._prefill.rows
+        return tokens / float(self._columns.floats[TOKENS_PER_S, rows].max()) if len(rows) else 0.0
+
+    def book(self, tokens: int) -> None:
+        """Keep KV where the most of it is free."""
+        rows = self._decode.rows
+        if len(rows):
+            free = self._limits.kv[False][rows] - self._columns.ints[RESERVED, rows]
+            self.booking = Booking(self._columns.targets[rows[int(free.argmax())]], tokens)
+
+    def _kept(self, places: _Rows, *, over: bool) -> int:
+        """How many places with nothing to compute are kept from a tenant above its share."""
+        if not over or len(places.listed) < _ENOUGH_PLACES:
+            return 0
+        return min(len(places.listed) - 1, math.ceil(self._rules.spare * len(places.listed)))
+
+    def _left_s(self, row: int, now: float) -> float:
+        """What a place has left to compute, in seconds."""
+        floats = self._columns.floats
+        per_s: float = floats.item(TOKENS_PER_S, row)
+        head: float = floats.item(HEAD_TOKENS, row)
+        done = min(head, (now - floats.item(HEAD_SINCE, row)) * per_s)
+        left: float = (self._columns.ints.item(QUEUED, row) - done) / per_s
+        return left
+
+    def _all_left_s(self, rows: IntColumn, now: float) -> NDArray[np.float64]:
+        floats = self._columns.floats
+        per_s = floats[TOKENS_PER_S, rows]
+        done = np.minimum(floats[HEAD_TOKENS, rows], (now - floats[HEAD_SINCE, rows]) * per_s)
+        left: NDArray[np.float64] = (self._columns.ints[QUEUED, rows] - done) / per_s
+        return left
+
+    def _takes(self, row: int, ticket: Ticket, kv_tokens: int, *, over: bool) -> bool:
+        ints, floats = self._columns.ints, self._columns.floats
+        streams = ints.item(STREAMS, row)
+        if not streams:
+            return True
+        booked = self.booking
+        if booked is not None and not ticket.long and self._columns.targets[row] == booked.target:
+            kv_tokens += booked.tokens
+        streams += ticket.choices
+        if ints.item(RESERVED, row) + kv_tokens > self._limits.kv[over].item(row):
+            return False
+        if streams > self._limits.seats[over].item(row):
+            return False
+        promised = self._rules.itl_slack * ticket.itl_s
+        if not promised:
+            return True
+        fixed, each = floats.item(_STEP_FIXED, row), floats.item(_STEP_STREAM, row)
+        # A promise that cannot be kept with one stream is no reason to run no second one.
+        return bool(fixed + streams * each <= promised or fixed + each > promised)
+
+    def _all_take(self, rows: IntColumn, ticket: Ticket, kv_tokens: int, *, over: bool) -> BoolColumn:
+        ints, floats = self._columns.ints, self._columns.floats
+        needed = np.full(len(rows), kv_tokens, dtype=np.int64)
+        booked = self.booking
+        if booked is not None and not ticket.long:
+            place = self._columns.places.get(booked.target)
+            if place is not None:
+                needed[rows == place.row] += booked.tokens
+        running = ints[STREAMS, rows]
+        streams = running + ticket.choices
+        takes: BoolColumn = ints[RESERVED, rows] + needed <= self._limits.kv[over][rows]
+        takes &= streams <= self._limits.seats[over][rows]
+        promised = self._rules.itl_slack * ticket.itl_s
+        if promised:
+            fixed, each = floats[_STEP_FIXED, rows], floats[_STEP_STREAM, rows]
+            takes &= (fixed + streams * each <= promised) | (fixed + each > promised)
+        takes |= running == 0
+        return takes
+
+    def _limited(self) -> _Limits:
+        rules, columns = self._rules, self._columns
+        kv, seats = [], []
+        for target in columns.targets:
+            identity = self._workers[target.worker_id].identity
+            tokens = identity.kv_blocks * identity.kv.block_size
+            kv.append(int(tokens * (1.0 - rules.headroom)) if tokens else _NO_LIMIT)
+            seats.append(rules.seats.get(identity.pool, _NO_LIMIT))
+        return _Limits(_spared(kv, rules.spare), _spared(seats, rules.spare))
+
+
+def _usable(able: list[bool], well: list[bool], ready: list[bool]) -> _Rows:
+    """The rows that are able and well, or able and ready where none is well."""
+    found = np.flatnonzero(np.logical_and(able, well))
+    return _Rows(found if len(found) else np.flatnonzero(np.logical_and(able, ready)))
+
+
+def _spared(limits: list[int], spare: float) -> tuple[IntColumn, IntColumn]:
+    """Limits for everybody, and for those above their share, who are left one at least."""
+    whole = np.array(limits, dtype=np.int64)
+    return whole, np.maximum(1, np.floor(whole * (1.0 - spare))).astype(np.int64)

@@ -1,0 +1,116 @@
+"""Who holds more than its share of what runs, so that the last of it is kept for the others.
+
+A tenant that could fill every place would make the next one wait for the end of a request, however fair the
+queue is. So those above their share are held to a little less than there is (Rules.spare) and have fewer
+prompts sent ahead (Rules.ahead_shared_s). Shares are among tenants of one priority class, and all of a class
+are above theirs while a more urgent one wants something. With one tenant, there is nobody to keep anything
+for.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+MEMORY_S = 10.0
+"""A tenant is reckoned with for so long after its last request."""
+_SWEEP_S = 1.0
+
+
+@dataclass(slots=True)
+class _Class:
+    """What all tenants of a class weigh, and hold."""
+
+    weights: float = 0.0
+    held: int = 0
+
+
+@dataclass(slots=True)
+class _Holder:
+    known: _Class
+    weight: float
+    seen_s: float
+    held: int = 0
+    running: int = 0
+
+
+class Shares:
+    """What tenants have running, in the cost of their requests, by tenant and class."""
+
+    def __init__(self) -> None:
+        self._holders: dict[tuple[int, str], _Holder] = {}
+        self._classes: dict[int, _Class] = {}
+        self._most_urgent = 0
+        self._swept_s = 0.0
+
+    def seen(self, level: int, tenant: str, weight: float, now: float) -> None:
+        """The tenant wants something."""
+        holder = self._holders.get((level, tenant))
+        if holder is None:
+            known = self._classes.setdefault(level, _Class())
+            self._holders[level, tenant] = _Holder(known, weight, now)
+            known.weights += weight
+            self._most_urgent = min(self._classes)
+        else:
+            holder.seen_s = now
+        if now - self._swept_s > _SWEEP_S:
+            self._sweep(now)
+
+    @property
+    def several(self) -> bool:
+        """Whether more than one is reckoned with."""
+        return len(self._holders) > 1
+
+    def over(self, level: int, tenant: str) -> bool:
+        """Whether it holds more than its share among those that want something."""
+        if len(self._holders) < 2:
+            return False
+        holder = self._holders.get((level, tenant))
+        if holder is None or level > self._most_urgent:
+            return True
+        known = holder.known
+        return holder.weight < known.weights and holder.held * known.weights > holder.weight * known.held
+
+    def hold(self, level: int, tenant: str, cost: int) -> None:
+        """A request of a tenant that was seen begins."""
+        holder = self._holders[level, tenant]
+        holder.held += cost
+        holder.running += 1
+        holder.known.held += cost
+
+    def release(self, level: int, tenant: str, cost: int) -> None:
+        """It has ended."""
+        holder = self._holders[level, tenant]
+        holder.held -= cost
+        holder.running -= 1
+        holder.known.held -= cost
+
+    def weights(self) -> dict[str, float]:
+        """Of all that are reckoned with."""
+        return {tenant: holder.weight for (_, tenant), holder in self._holders.items()}
+
+    @property
+    def running(self) -> int:
+        """Requests that hold something; for checks."""
+        return sum(holder.running for holder in self._holders.values())
+
+    def _sweep(self, now: float) -> None:
+        """Forget who wants nothing any more."""
+        self._swept_s = now
+        gone = [
+            key
+            for key, holder in self._holders.items()
+            if not holder.running and now - holder.seen_s > MEMORY_S
+        ]
+        for key in gone:
+            del self._holders[key]
+        if gone:
+            self._reckon()
+
+    def _reckon(self) -> None:
+        for known in self._classes.values():
+            known.weights = 0.0
+        for holder in self._holders.values():
+            holder.known.weights += holder.weight
+        live = {level for level, _ in self._holders}
+        self._classes = {level: known for level, known in self._classes.items() if level in live}
+        self._most_urgent = min(live, default=0)

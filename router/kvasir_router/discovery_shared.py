@@ -1,0 +1,70 @@
+"""One watch on membership for several routers, each of which hears of its own pools only.
+
+A source is asked, and pays for, one watch, however many models stand behind the gateway.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable
+
+from kvasir.core.membership import Members
+from kvasir.ports.discovery import Discovery
+
+
+class SharedDiscovery:
+    """Obligation: while `run` does, every part has heard of the newest snapshot, as far as its pools are
+    concerned. The source stays the caller's to close."""
+
+    def __init__(self, source: Discovery) -> None:
+        self._source = source
+        self._parts: list[PoolDiscovery] = []
+
+    def part(self, pools: Iterable[str]) -> PoolDiscovery:
+        """Discovery of the workers of these pools. To be called before `run`."""
+        made = PoolDiscovery(frozenset(pools))
+        self._parts.append(made)
+        return made
+
+    async def run(self) -> None:
+        """Watch until the source ends."""
+        async for members in self._source.watch():
+            for part in self._parts:
+                part.take(members)
+
+
+class PoolDiscovery:
+    """`kvasir.ports.discovery.Discovery` of a part of the members."""
+
+    def __init__(self, pools: frozenset[str]) -> None:
+        self._pools = pools
+        self._members: Members | None = None
+        self._changed = asyncio.Event()
+        self._closed = False
+
+    def take(self, members: Members) -> None:
+        """A newer snapshot of all members."""
+        own = frozenset(each for each in members.endpoints if each.pool in self._pools)
+        if self._members is None or self._members.endpoints != own:
+            self._members = Members(members.revision, own)
+            self._tell()
+
+    async def watch(self) -> AsyncIterator[Members]:
+        """See Discovery."""
+        seen: Members | None = None
+        while not self._closed:
+            if self._members is not None and self._members is not seen:
+                seen = self._members
+                yield seen
+            else:
+                await self._changed.wait()
+
+    async def close(self) -> None:
+        """See Discovery."""
+        self._closed = True
+        self._tell()
+
+    def _tell(self) -> None:
+        """Wake all watches; each waits for the next change on an event of its own."""
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()

@@ -1,0 +1,458 @@
+"""Requests for embeddings, from their arrival to their one end, without I/O.
+
+    queued ──▶ running ──▶ ended
+      ▲           │
+      └── the leg failed, or its worker was lost: elsewhere, from the start, which loses nothing
+
+A machine of its own beside RequestMachine: of all that the other one keeps (hand-overs, leases, an index of
+prefixes, output that the client has) nothing exists here. An embedding can always be made again, so that the
+whole of recovery is to run it elsewhere.
+"""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass, field, replace
+
+from kvasir.core.errors import CapacityError, KvasirError, RequestError, UpstreamError
+from kvasir.core.identity import WorkerIdentity
+from kvasir.core.requests import Delta, EngineRequest, FinishReason, Leg, Request, StepBatch, Usage
+from kvasir.ports.router import NO_BROWNOUT, AdmissionView, Books, BrownoutView, RequestSummary
+from kvasir_router.embedding_fleet import EmbeddingFleet
+from kvasir_router.invariants import require
+from kvasir_router.machine_ends import BLAMELESS, FREE
+from kvasir_router.machine_events import (
+    AbortOn,
+    Arrived,
+    Cancelled,
+    Effect,
+    Emit,
+    Event,
+    Fail,
+    Finish,
+    Gone,
+    ShuttingDown,
+    Step,
+    SubmitTo,
+    Tick,
+    WorkerDraining,
+    WorkerInterrupted,
+    WorkerLost,
+    WorkerReady,
+    WorkerRestored,
+)
+from kvasir_router.machine_state import error_of, waited_for_nothing
+from kvasir_router.retry_budget import RetryBudget
+from kvasir_router.work import Worker
+
+REASON = "fewest_tokens"
+_FAILED = (FinishReason.ERROR, FinishReason.ABORT)
+_LEAST_PATIENCE_S = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingLimits:
+    """See kvasir.config.spec_routing; `migrate_s` is how long legs on a broken connection wait for it to come
+    back, `ghost_ttl_s` bounds the memory of aborted legs whose worker never reports their end."""
+
+    max_in_flight: int = 4096
+    max_retries: int = 2
+    max_migrations: int = 3
+    retry_budget: float = 0.15
+    migrate_s: float = 0.5
+    queue_timeout_s: float = 60.0
+    ghost_ttl_s: float = 60.0
+
+
+@dataclass(slots=True)
+class _Flight:
+    """A request, which either `waits` (until `queued_until` at most) or runs in a leg on a worker."""
+
+    request: Request
+    order: int
+    waits: bool = False
+    queued_until: float = 0.0
+    worker_id: str | None = None
+    leg_id: str = ""
+    starts: int = 0
+    retries: int = 0
+    migrations: int = 0
+    routed_s: float | None = None
+    done_s: float | None = None
+    usage: Usage = field(default_factory=Usage)
+    avoid: set[str] = field(default_factory=set)
+    last_error: KvasirError | None = None
+
+    @property
+    def tokens(self) -> int:
+        return len(self.request.tokens)
+
+    def summary(self, outcome: str, now: float) -> RequestSummary:
+        """What happened, as of now. The vector counts as the first token."""
+        request = self.request
+        return RequestSummary(
+            request_id=request.request_id,
+            model=request.model,
+            outcome=outcome,
+            arrival_s=request.arrival_s,
+            finished_s=now,
+            routed_s=self.routed_s,
+            prefill_done_s=self.done_s,
+            first_token_s=self.done_s,
+            prefill_worker=self.worker_id,
+            reason="" if self.worker_id is None else REASON,
+            retries=self.retries,
+            migrations=self.migrations,
+            usage=self.usage,
+            trace_context=request.trace_context,
+            slo=request.slo,
+        )
+
+
+class EmbeddingMachine:
+    """Obligations: each request whose arrival was accepted ends in exactly one Finish, Fail or Gone, with
+    nothing emitted after it; before a Finish exactly one delta is emitted, which has the embedding. What
+    waits is sent in the order of priority, then of arrival."""
+
+    def __init__(self, fleet: EmbeddingFleet, limits: EmbeddingLimits) -> None:
+        self.fleet = fleet
+        self._limits = limits
+        self._flights: dict[str, _Flight] = {}
+        self._waiting: list[tuple[int, int, str]] = []
+        self._queued = 0
+        self._timers: list[tuple[float, str]] = []
+        self._evacuations: dict[str, float] = {}
+        self._budget = RetryBudget(limits.retry_budget)
+        self._arrivals = 0
+        self._closing = False
+        self._out: list[Effect] = []
+
+    @property
+    def in_flight(self) -> int:
+        """Requests that have not ended."""
+        return len(self._flights)
+
+    @property
+    def queued(self) -> int:
+        """Requests that wait for a worker."""
+        return self._queued
+
+    def waiting(self) -> list[frozenset[str]]:
+        """Which workers each of those avoids, since it failed there; for checks."""
+        return [frozenset(flight.avoid) for flight in self._flights.values() if flight.waits]
+
+    @property
+    def brownout(self) -> BrownoutView:
+        """Nothing: embeddings have no admission of this kind."""
+        return NO_BROWNOUT
+
+    def admission(self, now: float) -> AdmissionView | None:
+        """None, likewise."""
+        return None
+
+    def books(self) -> Books:
+        """What is served, and what is accounted for it."""
+        running = sum(len(worker.legs) for worker in self.fleet.workers.values())
+        accounted = sum(flight.worker_id is not None for flight in self._flights.values())
+        return Books(len(self._flights), running, self._queued, accounted, leases=0)
+
+    def next_wakeup(self) -> float | None:
+        """When a Tick is due, on the same clock as `now`; None when nothing waits for time."""
+        due = (
+            self._timers[0][0] if self._timers else None,
+            min(self._evacuations.values(), default=None),
+            self.fleet.health.next_due(),
+        )
+        return min((when for when in due if when is not None), default=None)
+
+    def handle(self, event: Event, now: float) -> list[Effect]:
+        """Take in one event. Raises, for Arrived only and then without any change, CapacityError (queue_full,
+        shutting_down) or RequestError (duplicate_request)."""
+        match event:
+            case Step(worker_id, batch):
+                self._step(worker_id, batch, now)
+            case Arrived(request):
+                self._arrived(request, now)
+            case Cancelled(request_id, outcome):
+                self._cancelled(request_id, outcome, now)
+            case Tick():
+                self._tick(now)
+            case ShuttingDown():
+                self._shut_down(now)
+            case _:
+                self._membership(event, now)
+        self._start_waiting(now)
+        effects, self._out = self._out, []
+        return effects
+
+    def _membership(self, event: Event, now: float) -> None:
+        """Of the rest, snapshots of caches are never asked for."""
+        match event:
+            case WorkerReady(worker_id, identity):
+                self._ready(worker_id, identity, now)
+            case WorkerLost(worker_id, reason):
+                self._lost(worker_id, reason, now)
+            case WorkerInterrupted(worker_id) if worker_id in self.fleet.workers:
+                self._interrupted(worker_id, now)
+            case WorkerDraining(worker_id, reason) if worker_id in self.fleet.workers:
+                self.fleet.mark(worker_id, now, draining=reason)
+            case WorkerRestored(worker_id) if worker_id in self.fleet.workers:
+                self.fleet.mark(worker_id, now, draining="")
+
+    # -- arrival ---------------------------------------------------------------------------------
+
+    def _arrived(self, request: Request, now: float) -> None:
+        if self._closing:
+            raise CapacityError("the router is stopping", code="shutting_down")
+        if request.request_id in self._flights:
+            raise RequestError(
+                f"request id {request.request_id} is in flight", status=409, code="duplicate_request"
+            )
+        if len(self._flights) >= self._limits.max_in_flight:
+            raise CapacityError(
+                f"{len(self._flights)} inputs wait or are being embedded, the most allowed", code="queue_full"
+            )
+        self._arrivals += 1
+        self._budget.deposit()
+        flight = self._flights[request.request_id] = _Flight(request, self._arrivals)
+        if request.deadline_s is not None:
+            self._watch(request.deadline_s, request.request_id)
+        self._wait(flight, now)
+
+    def _wait(self, flight: _Flight, now: float) -> None:
+        request = flight.request
+        flight.waits, flight.queued_until = True, now + self._limits.queue_timeout_s
+        self._watch(flight.queued_until, request.request_id)
+        self._queued += 1
+        heapq.heappush(self._waiting, (request.priority, flight.order, request.request_id))
+
+    def _start_waiting(self, now: float) -> None:
+        """Send what waits, as long as there is room for it. What has failed somewhere waits for another
+        place, and lets others pass."""
+        passed: list[tuple[int, int, str]] = []
+        while self._waiting:
+            flight = self._flights.get(self._waiting[0][2])
+            if flight is None or not flight.waits:
+                heapq.heappop(self._waiting)
+                continue
+            avoid = flight.avoid & self.fleet.workers.keys()
+            worker_id = self.fleet.choose(now, avoid)
+            if worker_id is not None:
+                heapq.heappop(self._waiting)
+                self._start(flight, worker_id, now)
+            elif avoid:
+                passed.append(heapq.heappop(self._waiting))
+            else:
+                break
+        for entry in passed:
+            heapq.heappush(self._waiting, entry)
+
+    def _start(self, flight: _Flight, worker_id: str, now: float) -> None:
+        request, worker = flight.request, self.fleet.workers[worker_id]
+        leg_id = f"{request.request_id}~{flight.starts}" if flight.starts else request.request_id
+        while leg_id in worker.legs or leg_id in worker.ghosts:
+            leg_id += "~"
+        flight.worker_id, flight.leg_id = worker_id, leg_id
+        flight.waits = False
+        self._queued -= 1
+        flight.starts += 1
+        flight.routed_s = now if flight.routed_s is None else flight.routed_s
+        self.fleet.charge(worker_id, leg_id, request.request_id, flight.tokens, now)
+        leg = EngineRequest(
+            request_id=leg_id,
+            tokens=request.tokens,
+            sampling=request.sampling,
+            leg=Leg.EMBED,
+            adapter=request.adapter,
+            salt=request.salt,
+            priority=request.priority,
+            trace_context=request.trace_context,
+        )
+        self._out.append(SubmitTo(worker_id, leg))
+
+    # -- what workers say ------------------------------------------------------------------------
+
+    def _step(self, worker_id: str, batch: StepBatch, now: float) -> None:
+        worker = self.fleet.workers.get(worker_id)
+        if worker is None:
+            return
+        for delta in batch.deltas:
+            if delta.last:
+                self._ended(worker, delta, now)
+        if batch.load is not None:
+            self.fleet.report(worker_id, batch.load)
+
+    def _ended(self, worker: Worker, delta: Delta, now: float) -> None:
+        request_id = worker.legs.get(delta.request_id)
+        if request_id is None:
+            worker.ghosts.pop(delta.request_id, None)
+            return
+        flight = self._flights[request_id]
+        self._release(flight, now, aborted=False)
+        if delta.finish in _FAILED or delta.embedding is None:
+            self._elsewhere(flight, error_of(delta), worker.worker_id, now)
+            return
+        self.fleet.health.succeeded(worker.worker_id, now)
+        flight.worker_id, flight.done_s = worker.worker_id, now
+        flight.usage = delta.usage or Usage(prompt_tokens=flight.tokens)
+        del self._flights[request_id]
+        if delta.request_id != request_id:
+            delta = replace(delta, request_id=request_id)
+        self._out.append(Emit(request_id, delta))
+        self._out.append(Finish(request_id, flight.summary("ok", now)))
+
+    def _release(self, flight: _Flight, now: float, *, aborted: bool) -> None:
+        """Nothing of the request runs any more."""
+        if flight.worker_id is not None:
+            self.fleet.discharge(flight.worker_id, flight.leg_id, flight.tokens, now, aborted=aborted)
+            if aborted:
+                self._out.append(AbortOn(flight.worker_id, (flight.leg_id,)))
+            flight.worker_id = None
+
+    def _elsewhere(
+        self, flight: _Flight, error: KvasirError, worker_id: str, now: float, *, lost: bool = False
+    ) -> None:
+        """A leg is over and has failed: once more, on another worker, if that is within bounds."""
+        lost = lost or error.code == "engine_dead"
+        if not lost and not isinstance(error, RequestError) and error.code not in BLAMELESS:
+            self.fleet.health.failed(worker_id, error.code, now)
+        flight.last_error = error
+        if isinstance(error, RequestError) or not self._counted(flight, error, lost=lost):
+            self._fail(flight, error, now)
+            return
+        flight.avoid.add(worker_id)
+        self._wait(flight, now)
+
+    def _counted(self, flight: _Flight, error: KvasirError, *, lost: bool) -> bool:
+        """Whether one more start is within bounds; it is counted then."""
+        limits = self._limits
+        if lost:
+            if flight.migrations >= limits.max_migrations:
+                return False
+            flight.migrations += 1
+            return True
+        if flight.retries >= limits.max_retries or not (error.code in FREE or self._budget.withdraw()):
+            return False
+        flight.retries += 1
+        return True
+
+    # -- ends ------------------------------------------------------------------------------------
+
+    def _fail(self, flight: _Flight, error: KvasirError, now: float) -> None:
+        summary = self._remove(flight, error.code, now)
+        self._out.append(Fail(flight.request.request_id, error, summary))
+
+    def _cancelled(self, request_id: str, outcome: str, now: float) -> None:
+        flight = self._flights.get(request_id)
+        if flight is not None:
+            summary = self._remove(flight, outcome, now)
+            self._out.append(Gone(request_id, summary))
+
+    def _remove(self, flight: _Flight, outcome: str, now: float) -> RequestSummary:
+        summary = flight.summary(outcome, now)
+        request_id = flight.request.request_id
+        self._queued -= flight.waits
+        self._release(flight, now, aborted=True)
+        del self._flights[request_id]
+        return summary
+
+    def _shut_down(self, now: float) -> None:
+        self._closing = True
+        for flight in list(self._flights.values()):
+            self._fail(flight, CapacityError("the router is stopping", code="shutting_down"), now)
+
+    # -- membership and time ---------------------------------------------------------------------
+
+    def _ready(self, worker_id: str, identity: WorkerIdentity, now: float) -> None:
+        known = self.fleet.workers.get(worker_id)
+        if known is not None and known.identity != identity:
+            self._lost(worker_id, "replaced by another life of the worker", now)
+            known = None
+        if known is None:
+            self.fleet.add(worker_id, identity, now)
+        else:
+            self._evacuations.pop(worker_id, None)
+            self.fleet.mark(worker_id, now, interrupted=False)
+
+    def _interrupted(self, worker_id: str, now: float) -> None:
+        """The worker's connection broke. One that was leaving anyway does not come back."""
+        self.fleet.mark(worker_id, now, interrupted=True)
+        leaving = bool(self.fleet.workers[worker_id].draining)
+        self._evacuations[worker_id] = now if leaving else now + self._limits.migrate_s
+
+    def _lost(self, worker_id: str, reason: str, now: float) -> None:
+        worker = self.fleet.remove(worker_id)
+        if worker is None:
+            return
+        self._evacuations.pop(worker_id, None)
+        error = UpstreamError(f"worker {worker_id} was lost: {reason}", code="worker_lost")
+        for request_id in worker.legs.values():
+            flight = self._flights[request_id]
+            flight.worker_id = None
+            self._elsewhere(flight, error, worker_id, now, lost=True)
+
+    def _evacuate(self, worker_id: str, now: float) -> None:
+        """What runs there goes on elsewhere, or stays while there is no elsewhere."""
+        worker = self.fleet.workers[worker_id]
+        if not self.fleet.missing():
+            error = UpstreamError(f"worker {worker_id} cannot be reached", code="worker_lost")
+            for request_id in list(worker.legs.values()):
+                flight = self._flights[request_id]
+                self._release(flight, now, aborted=True)
+                self._elsewhere(flight, error, worker_id, now, lost=True)
+        if worker.legs:
+            self._evacuations[worker_id] = now + max(self._limits.migrate_s, _LEAST_PATIENCE_S)
+        else:
+            del self._evacuations[worker_id]
+
+    def _watch(self, when: float, request_id: str) -> None:
+        if len(self._timers) > 64 + 4 * len(self._flights):
+            self._timers = [entry for entry in self._timers if entry[1] in self._flights]
+            heapq.heapify(self._timers)
+        heapq.heappush(self._timers, (when, request_id))
+
+    def _tick(self, now: float) -> None:
+        self.fleet.health.tick(now)
+        for worker_id in [worker_id for worker_id, when in self._evacuations.items() if when <= now]:
+            self._evacuate(worker_id, now)
+        while self._timers and self._timers[0][0] <= now:
+            flight = self._flights.get(heapq.heappop(self._timers)[1])
+            if flight is not None:
+                self._check_time(flight, now)
+        for worker in self.fleet.workers.values():
+            worker.forget_ghosts(now - self._limits.ghost_ttl_s)
+
+    def _check_time(self, flight: _Flight, now: float) -> None:
+        deadline = flight.request.deadline_s
+        if deadline is not None and deadline <= now:
+            took = now - flight.request.arrival_s
+            message = f"the input was not embedded after {took:.1f} s"
+            self._fail(flight, RequestError(message, status=504, code="request_timeout"), now)
+        elif flight.waits and flight.queued_until <= now:
+            why = flight.last_error or self.fleet.missing() or "all workers have as much as they can take"
+            self._fail(flight, waited_for_nothing(self._limits.queue_timeout_s, why), now)
+
+    # -- checks ----------------------------------------------------------------------------------
+
+    def validate_state(self) -> None:
+        """Raises AssertionError, naming what is wrong, unless every invariant holds."""
+        fleet, flights = self.fleet, self._flights
+        for request_id, flight in flights.items():
+            require(flight.waits == (flight.worker_id is None), "a request that neither runs nor waits")
+            deadline = flight.request.deadline_s
+            require(deadline is None or (deadline, request_id) in self._timers, "a deadline nobody watches")
+            if flight.waits:
+                entry = (flight.request.priority, flight.order, request_id)
+                require(entry in self._waiting, "waits, and is not in the queue")
+                require((flight.queued_until, request_id) in self._timers, "waits without an end")
+            elif flight.worker_id is not None:
+                legs = fleet.workers[flight.worker_id].legs
+                require(legs.get(flight.leg_id) == request_id, "a leg its worker does not know")
+            require(flight.retries <= self._limits.max_retries, "too many retries")
+            require(flight.migrations <= self._limits.max_migrations, "too many migrations")
+        for worker_id, worker in fleet.workers.items():
+            tokens = sum(flights[request_id].tokens for request_id in worker.legs.values())
+            require(fleet.tokens[worker_id] == tokens, f"{worker_id} is charged otherwise than it works")
+        require(self._queued == sum(flight.waits for flight in flights.values()), "the queue is miscounted")
+        require(len(flights) <= self._limits.max_in_flight, "too many requests in flight")
+        require(self.books().balanced, f"the books do not balance: {self.books()}")

@@ -1,0 +1,164 @@
+"""Workers that embed, and which of them is next: the one with the fewest tokens in flight.
+
+An embedding is one pass over its input, so that the tokens on a worker say how long it is busy; there is
+nothing to hand over, and no stream to disturb. A worker is given no more than two of its batches at once: one
+runs, one is ready, and the rest waits here, where it can still go to whoever is free first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Set
+from dataclasses import dataclass, field
+
+from kvasir.config.spec import HealthSpec
+from kvasir.core.identity import WorkerIdentity
+from kvasir.core.kv import KvStatus
+from kvasir.core.requests import EngineLoad
+from kvasir.native import TreeStats
+from kvasir.ports.clock import Rng
+from kvasir_router.health import Health
+from kvasir_router.work import Worker, WorkerState
+
+_BATCHES = 2
+_DRAWN = 8
+"""Of more workers than this so many are drawn, and the best of them is taken: as good as a look at all."""
+_TYPICAL_WEIGHT = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class BatchLimits:
+    """What an engine computes at once."""
+
+    requests: int
+    tokens: int
+
+
+_NOTHING_KNOWN = BatchLimits(requests=0, tokens=0)
+
+
+class NoIndex:
+    """Nothing is known of caches: inputs rarely share a prefix worth a detour."""
+
+    def stats(self) -> TreeStats:
+        """Nothing at all."""
+        return TreeStats(0, 0, 0, 0, 0, 0, 0, 0, 0)
+
+
+@dataclass(slots=True)
+class EmbeddingFleet:
+    """`batches` is what an engine computes at once, by its pool; one of another pool is given one leg at a
+    time."""
+
+    batches: Mapping[str, BatchLimits]
+    rng: Rng
+    health_spec: HealthSpec = field(default_factory=HealthSpec)
+    workers: dict[str, Worker] = field(default_factory=dict)
+    index: NoIndex = field(default_factory=NoIndex)
+    health: Health = field(init=False)
+    tokens: dict[str, int] = field(default_factory=dict)
+    _batches: dict[str, BatchLimits] = field(default_factory=dict)
+    _ready: list[str] = field(default_factory=list)
+    _typical_tokens: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.health = Health(self.health_spec)
+
+    # -- workers ---------------------------------------------------------------------------------
+
+    def add(self, worker_id: str, identity: WorkerIdentity, now: float) -> None:
+        """A worker that nothing was known of."""
+        self._batches[worker_id] = self.batches.get(identity.pool, _NOTHING_KNOWN)
+        self.workers[worker_id] = Worker(worker_id, identity)
+        self.tokens[worker_id] = 0
+        self.health.join(worker_id, identity.pool, now)
+        self._sort_out()
+
+    def remove(self, worker_id: str) -> Worker | None:
+        """Forget a worker and what was accounted there."""
+        worker = self.workers.pop(worker_id, None)
+        if worker is not None:
+            del self.tokens[worker_id], self._batches[worker_id]
+            self.health.leave(worker_id)
+            self._sort_out()
+        return worker
+
+    def mark(
+        self, worker_id: str, now: float, *, interrupted: bool | None = None, draining: str | None = None
+    ) -> None:
+        """Whether new work may be sent to a worker, in the words of Worker; None leaves it as it is."""
+        worker = self.workers[worker_id]
+        if interrupted is not None:
+            worker.interrupted = interrupted
+            (self.health.interrupted if interrupted else self.health.resumed)(worker_id, now)
+        worker.draining = worker.draining if draining is None else draining
+        self._sort_out()
+
+    def report(self, worker_id: str, load: EngineLoad) -> None:
+        """Take in a load that was measured by the worker."""
+        self.workers[worker_id].report(load)
+
+    # -- work ------------------------------------------------------------------------------------
+
+    def charge(self, worker_id: str, leg_id: str, request_id: str, tokens: int, now: float) -> None:
+        """A leg is sent to a worker."""
+        worker = self.workers[worker_id]
+        worker.legs[leg_id] = request_id
+        self.tokens[worker_id] += tokens
+        self._typical_tokens += _TYPICAL_WEIGHT * (tokens - self._typical_tokens)
+        self.health.loaded(worker_id, len(worker.legs), now)
+
+    def discharge(self, worker_id: str, leg_id: str, tokens: int, now: float, *, aborted: bool) -> None:
+        """A leg has ended; one that was aborted will still say its last."""
+        worker = self.workers[worker_id]
+        if aborted:
+            worker.abandon(leg_id, now)
+        else:
+            del worker.legs[leg_id]
+        self.tokens[worker_id] -= tokens
+        self.health.loaded(worker_id, len(worker.legs), now)
+
+    def choose(self, now: float, avoid: Set[str] = frozenset()) -> str | None:
+        """The worker to send to; None where all that serve have enough. Those in `avoid`, and those of
+        doubtful health, are taken only where there are no others that serve."""
+        if not self._ready:
+            return None
+        avoided = self.health.avoided(now)
+        if not avoid and not avoided:
+            return self._least(self._ready)
+        well = [worker_id for worker_id in self._ready if worker_id not in avoided]
+        fresh = [worker_id for worker_id in well or self._ready if worker_id not in avoid]
+        return self._least(fresh or well or self._ready)
+
+    def missing(self) -> str | None:
+        """What is lacking to serve an ordinary request at once, in words."""
+        return None if self._ready else "no worker that embeds"
+
+    def kv_status(self, worker_id: str) -> KvStatus | None:
+        """None: what these workers cache is their own affair."""
+        return None
+
+    def _least(self, worker_ids: list[str]) -> str | None:
+        drawn: Iterable[str] = worker_ids
+        if len(worker_ids) > _DRAWN:
+            drawn = (worker_ids[self.rng.randrange(len(worker_ids))] for _ in range(_DRAWN))
+        free = [worker_id for worker_id in drawn if self._has_room(worker_id)]
+        if not free and len(worker_ids) > _DRAWN:
+            free = [worker_id for worker_id in worker_ids if self._has_room(worker_id)]
+        return min(free, key=self._burden) if free else None
+
+    def _has_room(self, worker_id: str) -> bool:
+        """One that has nothing takes anything: an input may be longer than a batch."""
+        batch, legs = self._batches[worker_id], len(self.workers[worker_id].legs)
+        return not legs or (
+            legs < _BATCHES * batch.requests and self.tokens[worker_id] < _BATCHES * batch.tokens
+        )
+
+    def _burden(self, worker_id: str) -> tuple[float, float]:
+        """Tokens in flight there, those of other routers supposed to be typical; ties fall at random."""
+        others = self.workers[worker_id].foreign * self._typical_tokens
+        return self.tokens[worker_id] + others, self.rng.random()
+
+    def _sort_out(self) -> None:
+        self._ready = [
+            worker_id for worker_id, worker in self.workers.items() if worker.state is WorkerState.READY
+        ]

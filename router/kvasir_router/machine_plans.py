@@ -1,0 +1,56 @@
+"""Where a request is to run: what the policy says, where there is room for it."""
+
+from __future__ import annotations
+
+from enum import Enum, auto
+
+from kvasir.ports.routing import Plan, Target
+from kvasir_router.admission import Admission
+from kvasir_router.fleet import Fleet
+from kvasir_router.machine_state import Flight
+
+
+class NoRoom(Enum):
+    """Instead of a plan: workers serve the request, and none has room."""
+
+    NO_ROOM = auto()
+
+
+NO_ROOM = NoRoom.NO_ROOM
+
+
+class Plans:
+    """Asks the fleet for plans, and admission whether they can be had."""
+
+    def __init__(self, fleet: Fleet, admission: Admission) -> None:
+        self._fleet = fleet
+        self._admission = admission
+
+    def plan(
+        self,
+        flight: Flight,
+        now: float,
+        prefilled_on: Target | None = None,
+        without: frozenset[str] = frozenset(),
+    ) -> Plan | None:
+        """What the policy says, without some workers if others serve; None where no worker does."""
+        flight.hashes = flight.hashes or self._fleet.hashes(flight.current)
+        avoid = flight.avoid | without if without else flight.avoid
+        return self._fleet.plan(flight.current, flight.hashes, now, avoid=avoid, prefilled_on=prefilled_on)
+
+    def fitting(self, flight: Flight, now: float) -> Plan | NoRoom | None:
+        """A plan whose places have room for what it takes; None where no worker serves the request."""
+        plan = self.plan(flight, now)
+        if plan is None:
+            return None
+        crowded = self._admission.crowded(flight.ticket, flight.current, plan, now)
+        if not crowded:
+            return plan
+        if not self._admission.takes(flight.ticket):
+            return NO_ROOM
+        # There is a place, and this policy may insist on another one.
+        return self.plan(flight, now, without=crowded) or plan
+
+    def foresee(self, flight: Flight, now: float) -> Plan | None:
+        """Where a request would go from where it is."""
+        return self._fleet.plan(flight.current, flight.hashes, now, avoid=flight.avoid, tentative=True)

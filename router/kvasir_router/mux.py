@@ -1,0 +1,143 @@
+"""Several models behind one RouterPort: a router for each, and nothing shared between them but time.
+
+Models share no prefix, no KV and no worker, so that one router each (index, machine, sessions) loses nothing,
+and trouble with one model stays there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import fields
+
+from kvasir.core.errors import RequestError
+from kvasir.core.requests import Request
+from kvasir.native import TreeStats
+from kvasir.ports.router import (
+    NO_BROWNOUT,
+    AdmissionView,
+    Books,
+    BrownoutView,
+    DecisionRecord,
+    StreamSink,
+    WorkerView,
+)
+from kvasir_router.discovery_shared import SharedDiscovery
+from kvasir_router.members import no_such_worker
+from kvasir_router.shell import Router
+
+
+class RouterMux:
+    """`kvasir.ports.router.RouterPort` over the routers of `models`, by the model's name. Call everything on
+    one event loop; `run` must be running. `ready_when_any`: ready as soon as one model could be served."""
+
+    def __init__(
+        self, models: Mapping[str, Router], discovery: SharedDiscovery, *, ready_when_any: bool
+    ) -> None:
+        self._models = dict(models)
+        self._routers = tuple(models.values())
+        self._discovery = discovery
+        self._ready_when_any = ready_when_any
+
+    # -- RouterPort ------------------------------------------------------------------------------
+
+    def submit(self, request: Request, sink: StreamSink) -> None:
+        """See RouterPort. Raises also RequestError (`model_not_found`, `duplicate_request`)."""
+        router = self._models.get(request.model)
+        if router is None:
+            raise RequestError(
+                f"no model {request.model[:256]!r} is routed to", status=404, code="model_not_found"
+            )
+        router.submit(request, sink)
+
+    def cancel(self, request_id: str) -> None:
+        """See RouterPort. Whoever does not know the request ignores it."""
+        for router in self._routers:
+            router.cancel(request_id)
+
+    def workers(self) -> list[WorkerView]:
+        """See RouterPort."""
+        views = [view for router in self._routers for view in router.workers()]
+        return sorted(views, key=lambda view: (view.pool, view.worker_id))
+
+    def explain(self, request_id: str) -> DecisionRecord | None:
+        """See RouterPort."""
+        found = (router.explain(request_id) for router in self._routers)
+        return next((record for record in found if record is not None), None)
+
+    def drain(self, worker_id: str, draining: bool, reason: str = "") -> None:
+        """See RouterPort."""
+        for router in self._routers:
+            if any(view.worker_id == worker_id for view in router.workers()):
+                router.drain(worker_id, draining, reason)
+                return
+        raise no_such_worker(worker_id, (view.worker_id for view in self.workers()))
+
+    def brownout(self, model: str) -> BrownoutView:
+        """See RouterPort."""
+        router = self._models.get(model)
+        return NO_BROWNOUT if router is None else router.brownout(model)
+
+    def admission(self) -> dict[str, AdmissionView]:
+        """See RouterPort."""
+        return {model: view for router in self._routers for model, view in router.admission().items()}
+
+    def not_ready_reason(self) -> str | None:
+        """See RouterPort."""
+        reasons = {name: reason for name, reason in self.not_ready_models().items() if reason is not None}
+        if not reasons or (self._ready_when_any and len(reasons) < len(self._models)):
+            return None
+        return "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
+
+    def not_ready_models(self) -> dict[str, str | None]:
+        """See RouterPort."""
+        return {name: router.not_ready_reason() for name, router in self._models.items()}
+
+    # -- life ------------------------------------------------------------------------------------
+
+    @property
+    def in_flight(self) -> int:
+        """Requests that have not ended."""
+        return sum(router.in_flight for router in self._routers)
+
+    @property
+    def queued(self) -> int:
+        """Requests that wait for a worker."""
+        return sum(router.queued for router in self._routers)
+
+    def books(self) -> Books:
+        """What is served, and what is accounted for it, in all."""
+        books = [router.books() for router in self._routers]
+        return Books(*(sum(getattr(each, field.name) for each in books) for field in fields(Books)))
+
+    def index_stats(self) -> TreeStats:
+        """Sizes of the prefix indexes together."""
+        return TreeStats(*map(sum, zip(*(router.index_stats() for router in self._routers), strict=True)))
+
+    async def run(self) -> None:
+        """Serve until `close`. Raises what a part of any router dies of; all are closed then."""
+        tasks = [
+            asyncio.create_task(router.run(), name=f"router-{name}") for name, router in self._models.items()
+        ]
+        watch = asyncio.create_task(self._discovery.run(), name="router-watch")
+        try:
+            ended, _ = await asyncio.wait([*tasks, watch], return_when=asyncio.FIRST_COMPLETED)
+            if watch in ended and watch.exception() is None:
+                # A source that was closed: what it said last stands.
+                await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            watch.cancel()
+            await self.close()
+            await asyncio.gather(watch, *tasks, return_exceptions=True)
+        for task in (*tasks, watch):
+            if not task.cancelled() and (error := task.exception()) is not None:
+                raise error
+
+    async def close(self) -> None:
+        """See Router.close. Idempotent."""
+        await asyncio.gather(*(router.close() for router in self._routers))
+
+    def validate_state(self) -> None:
+        """Raises AssertionError unless every router is in order."""
+        for router in self._routers:
+            router.validate_state()

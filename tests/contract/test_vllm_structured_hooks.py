@@ -1,0 +1,288 @@
+"""What structured.py and core_grammars.py lean on inside vLLM: rules judged outside the event loop, each
+compiled by whoever knows it, and advanced over output that is there already.
+
+vLLM's own manager and scheduler-side request, over the real tokenizer; no engine runs.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+from collections.abc import Iterator
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+
+from kvasir.config.model_files import resolve_model
+from kvasir.config.spec import Deployment, EngineSpec, PoolSpec
+from kvasir.core.requests import Constraint, EngineRequest, Role, Sampling, Structured, token_ids
+from kvasir_workers.engines.vllm.arguments import CORE_GRAMMARS, compilers, engine_arguments, environment
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore:max_rollback_tokens"),
+]
+
+PERSON = {
+    "type": "object",
+    "properties": {"name": {"type": "string"}, "age": {"type": "integer"}},
+    "required": ["name", "age"],
+}
+SEVENS = {"type": "integer", "multipleOf": 7, "minimum": 10, "maximum": 99}
+PROMPT = [300, 301, 302]
+
+
+@pytest.fixture(scope="module")
+def runtime() -> Iterator[Any]:
+    pytest.importorskip("vllm")
+    before = dict(os.environ)
+    deployment = Deployment()
+    os.environ.update(environment(deployment, deployment.pools[0], cpus=1, platform="cpu"))
+    from kvasir_workers.engines.vllm import runtime as module
+
+    yield module
+    os.environ.clear()
+    os.environ.update(before)
+
+
+@dataclass
+class Core:
+    """What vLLM's engine core does with rules, and what its front does before."""
+
+    config: Any
+    rules: Any
+    tokenizer: Any
+
+    def manager(self) -> Any:
+        from vllm.v1.structured_output import StructuredOutputManager
+
+        return StructuredOutputManager(self.config)
+
+    def judged(self, constraint: Constraint, spec: Any) -> Any:
+        from kvasir_workers.engines.vllm.structured import structured_params
+
+        text = spec if isinstance(spec, str) else json.dumps(spec)
+        return self.rules.vetted(structured_params(Structured(constraint, text)))
+
+    def request(self, rule: Any, tokens: list[int], there: int = 0, *, ended: bool | None = True) -> Any:
+        """As the scheduler has it; the last `there` of its tokens are output of another worker."""
+        from vllm import SamplingParams
+        from vllm.v1.request import Request
+
+        extra = {"kvasir_continuation": [there, 0]} if there else None
+        params = SamplingParams(max_tokens=50, structured_outputs=rule, extra_args=extra)
+        params.update_from_generation_config({}, self.tokenizer.eos_token_id)
+        return Request("r", tokens, params, None, reasoning_ended=ended)
+
+    def grammar(self, manager: Any, request: Any) -> Any:
+        """Raises what its compilation raised."""
+        manager.grammar_init(request)
+        made = request.structured_output_request._grammar
+        return made.result(timeout=60) if isinstance(made, Future) else made
+
+    def mask(self, manager: Any, request: Any) -> list[int]:
+        masks = manager.grammar_bitmask({"r": request}, ["r"], {})
+        return [int(word) for word in masks[0]]
+
+    def encode(self, text: str) -> list[int]:
+        return list(self.tokenizer.encode(text, add_special_tokens=False))
+
+
+@pytest.fixture(scope="module")
+def core(runtime: Any) -> Core:
+    from vllm.config import StructuredOutputsConfig
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.tokenizers import get_tokenizer
+
+    from kvasir_workers.engines.vllm.structured import Rules
+
+    path = str(resolve_model("kvasir-tiny"))
+    deployment = Deployment(disaggregation="never", pools=(PoolSpec(name="both", role=Role.BOTH),))
+    made = engine_arguments(deployment, deployment.pools[0], model_path=path, platform="cpu")
+    made["structured_outputs_config"] = StructuredOutputsConfig(**made["structured_outputs_config"])
+    config = AsyncEngineArgs(**made).create_engine_config()
+    tokenizer = get_tokenizer(path)
+    rules = Rules(
+        config.structured_outputs_config,
+        compilers(EngineSpec()),
+        model_config=config.model_config,
+        tokenizer=tokenizer,
+    )
+    return Core(config, rules, tokenizer)
+
+
+@pytest.mark.parametrize(
+    ("constraint", "spec", "compiler", "output"),
+    [
+        (Constraint.JSON_OBJECT, "", "xgrammar", '{"a": [1, {"b": null}]}'),
+        (Constraint.JSON_SCHEMA, PERSON, "xgrammar", '{"name": "Ørsted 😀", "age": 41}'),
+        (Constraint.JSON_SCHEMA, SEVENS, "guidance", "84"),
+        (Constraint.REGEX, "(yes|no), [0-9]{4}", "xgrammar", "no, 1984"),
+        (Constraint.CHOICE, ["rain and snow", "rain and sun"], "xgrammar", "rain and sun"),
+        (Constraint.GRAMMAR, 'root ::= "a" ("b" | "c")*', "xgrammar", "abccb"),
+    ],
+)
+def test_a_grammar_goes_on_over_output_that_is_there_as_if_it_had_made_it(
+    core: Core, constraint: Constraint, spec: Any, compiler: str, output: str
+) -> None:
+    rule = core.judged(constraint, spec)
+    assert rule._backend == compiler
+    manager = core.manager()
+    tokens = core.encode(output)
+    whole = core.request(rule, list(PROMPT))
+    core.grammar(manager, whole)
+    for cut, token in enumerate(tokens):
+        whole.append_output_token_ids([token])
+        assert manager.accept_tokens(whole, [token])
+        there = [*PROMPT, *tokens[: cut + 1]]
+        continued = core.request(rule, there, cut + 1)
+        core.grammar(manager, continued)
+        assert core.mask(manager, continued) == core.mask(manager, whole), f"after {cut + 1} tokens"
+    manager.clear_backend()
+
+
+def test_each_rule_has_the_compiler_that_it_was_judged_for(core: Core) -> None:
+    person, sevens = core.judged(Constraint.JSON_SCHEMA, PERSON), core.judged(Constraint.JSON_SCHEMA, SEVENS)
+    for first, second in ((person, sevens), (sevens, person)):
+        manager = core.manager()
+        made = [core.grammar(manager, core.request(rule, list(PROMPT))) for rule in (first, second, first)]
+        kinds = [type(each).__name__ for each in made]
+        assert kinds[0] == kinds[2] != kinds[1]
+        manager.clear_backend()
+
+
+def test_output_that_does_not_follow_its_rule_ends_the_request_alone(core: Core) -> None:
+    manager = core.manager()
+    rule = core.judged(Constraint.REGEX, "[0-9]+")
+    with pytest.raises(ValueError, match="does not follow"):
+        core.grammar(manager, core.request(rule, [*PROMPT, *core.encode("12a")], 3))
+    assert core.grammar(manager, core.request(rule, [*PROMPT, *core.encode("12")], 2)) is not None
+    manager.clear_backend()
+
+
+def test_a_rule_that_waits_for_reasoning_goes_on_waiting_or_has_begun(core: Core) -> None:
+    mark = 302
+
+    class Reasoner:
+        """Whose reasoning ends with `mark`."""
+
+        def is_reasoning_end_streaming(self, ids: list[int], delta: list[int]) -> bool:
+            return mark in delta
+
+    manager = core.manager()
+    manager.reasoner_cls = lambda **_: Reasoner()
+    rule = core.judged(Constraint.REGEX, "[0-9]{4}")
+    prompt = [310, 311]
+    thought = core.request(rule, [*prompt, 400, 401], 2, ended=False)
+    core.grammar(manager, thought)
+    assert thought.structured_output_request.reasoning_ended is False
+    digits = core.encode("12")
+    ended = core.request(rule, [*prompt, 400, mark, *digits], 2 + len(digits), ended=False)
+    core.grammar(manager, ended)
+    assert ended.structured_output_request.reasoning_ended is True
+    whole = core.request(rule, list(prompt), ended=True)
+    core.grammar(manager, whole)
+    for token in digits:
+        manager.accept_tokens(whole, [token])
+    assert core.mask(manager, ended) == core.mask(manager, whole)
+    manager.clear_backend()
+
+
+@pytest.mark.parametrize(
+    ("constraint", "spec", "words"),
+    [
+        (Constraint.JSON_SCHEMA, "[", "Invalid JSON"),
+        (Constraint.JSON_SCHEMA, {"type": "nonsense"}, "nonsense"),
+        (Constraint.GRAMMAR, "", "empty"),
+        (Constraint.REGEX, "(", "."),
+        (Constraint.CHOICE, "yes", "not a JSON array"),
+        (Constraint.CHOICE, ["", "a"], "not empty"),
+        (Constraint.CHOICE, [str(n) for n in range(1025)], "at most 1024"),
+        (Constraint.JSON_SCHEMA, {"description": "x" * 66_000}, "at most 65536"),
+        (Constraint.STRUCTURAL_TAG, {"a": 1}, "structural tag"),
+    ],
+)
+def test_a_bad_rule_is_refused_in_its_compilers_words(
+    core: Core, constraint: Constraint, spec: Any, words: str
+) -> None:
+    with pytest.raises(ValueError, match=words) as refused:
+        core.judged(constraint, spec)
+    assert len(str(refused.value)) <= 1000
+
+
+def test_a_schema_too_deep_is_refused(core: Core) -> None:
+    schema: dict[str, Any] = {"type": "string"}
+    for _ in range(70):
+        schema = {"type": "array", "items": schema}
+    with pytest.raises(ValueError, match="nested too deeply"):
+        core.judged(Constraint.JSON_SCHEMA, schema)
+
+
+def test_one_compiler_may_be_chosen(core: Core) -> None:
+    from kvasir_workers.engines.vllm.structured import Rules, structured_params
+
+    rules = Rules(
+        core.config.structured_outputs_config,
+        compilers(EngineSpec(structured_outputs="xgrammar")),
+        model_config=core.config.model_config,
+        tokenizer=core.tokenizer,
+    )
+    with pytest.raises(ValueError, match="not supported"):
+        rules.vetted(structured_params(Structured(Constraint.JSON_SCHEMA, json.dumps(SEVENS))))
+
+
+def test_a_judged_rule_is_not_judged_again_when_it_is_added(runtime: Any, core: Core) -> None:
+    from vllm.v1.engine.input_processor import InputProcessor
+
+    from kvasir_workers.engines.vllm.preparing import Prepared
+
+    rule = core.judged(Constraint.CHOICE, ["a", "b"])
+    request = EngineRequest("r", token_ids(PROMPT), Sampling(temperature=0.0, max_tokens=4))
+    params = runtime.sampling_params(
+        request, lease_id="", fence=1, lease_s=1.0, prepared=Prepared(structured=rule)
+    )
+    processor = InputProcessor(core.config)
+    added = processor.process_inputs("r", runtime.prompt(request), params, supported_tasks=("generate",))
+    assert added.sampling_params.structured_outputs == rule
+    assert added.sampling_params.structured_outputs._backend == "xgrammar"
+    params.structured_outputs = replace(rule)
+    params.structured_outputs.regex, params.structured_outputs.grammar = "(", None
+    processor.process_inputs("r", runtime.prompt(request), params, supported_tasks=("generate",))
+
+
+def test_a_judged_rule_reaches_the_core_as_any_other(runtime: Any, core: Core) -> None:
+    from vllm import SamplingParams
+    from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
+
+    from kvasir_workers.engines.vllm.structured import VettedParams
+
+    rule = core.judged(Constraint.JSON_SCHEMA, SEVENS)
+    sent = MsgpackEncoder().encode(VettedParams(max_tokens=3, structured_outputs=rule))
+    there = MsgpackDecoder(SamplingParams).decode(sent)
+    assert type(there) is SamplingParams
+    assert there.structured_outputs == rule
+    assert there.structured_outputs._backend == "guidance"
+
+
+def test_vllm_keeps_the_parts_that_are_replaced_or_read(runtime: Any) -> None:
+    from vllm import SamplingParams
+    from vllm.v1 import structured_output
+    from vllm.v1.structured_output.request import StructuredOutputRequest
+
+    assert "self._validate_structured_outputs(" in inspect.getsource(SamplingParams.verify)
+    manager = inspect.getsource(structured_output.StructuredOutputManager)
+    for part in (
+        "self.executor.submit(self._create_grammar, request)",
+        "ReasoningParserManager.import_reasoning_parser(reasoning_parser_plugin)",
+        "structured_outputs._backend",
+        "self.backend",
+        "self.tokenizer",
+        "self.vllm_config",
+    ):
+        assert part in manager, f"StructuredOutputManager lost `{part}`; see core_grammars.py"
+    fields = set(inspect.signature(StructuredOutputRequest).parameters)
+    assert {"params", "_grammar", "reasoning_ended", "reasoning_parser_kwargs"} <= fields
+    assert CORE_GRAMMARS.rpartition(".")[2] == "core_grammars"

@@ -1,0 +1,54 @@
+"""What a worker process is given of a deployment with several models."""
+
+from __future__ import annotations
+
+from kvasir.clock import MonotonicClock
+from kvasir.config.loader import loads
+from kvasir.config.spec import Deployment
+from kvasir_platform.apps.worker_node import build_engine, worker_view
+from kvasir_workers.engines.sim.embedding import SimEmbeddingEngine
+from kvasir_workers.engines.sim.engine import SimEngine
+from kvasir_workers.pool.fence import fence_name
+
+SEVERAL = """
+disaggregation: never
+models: [{name: second}, {name: vectors}]
+pools:
+  - {name: first, role: both, replicas: 2}
+  - {name: second, role: both, model: second}
+  - {name: vectors, role: embed, model: vectors, engine: {tensor_parallel_size: 3}}
+"""
+
+
+def test_a_worker_sees_its_own_model_only_and_has_its_part_of_the_machine() -> None:
+    view = worker_view(loads(SEVERAL, "t.yaml"), "second", 12)
+    assert (view.model.name, [pool.name for pool in view.pools]) == ("second", ["second"])
+    # Two, one and three ranks share the machine, whichever model they serve.
+    assert view.pool("second").engine.threads == 2
+
+
+def test_threads_that_the_spec_names_stay() -> None:
+    spec = loads(SEVERAL, "t.yaml", ["pools.second.engine.threads=7"])
+    assert worker_view(spec, "second", 12).pool("second").engine.threads == 7
+
+
+def test_of_one_model_a_worker_sees_the_deployment_itself() -> None:
+    deployment = Deployment()
+    assert worker_view(deployment, "decode", 4) is deployment
+
+
+def test_a_pool_that_embeds_gets_an_engine_that_does() -> None:
+    sim = [f"pools.{name}.engine.kind=sim" for name in ("first", "second", "vectors")]
+    spec = loads(SEVERAL, "t.yaml", sim)
+    kinds = []
+    for pool in ("first", "vectors"):
+        view = worker_view(spec, pool, 4)
+        kinds.append(type(build_engine(view, view.pool(pool), MonotonicClock())))
+    assert kinds == [SimEngine, SimEmbeddingEngine]
+
+
+def test_replicas_are_compared_with_those_of_their_own_model() -> None:
+    spec = loads(SEVERAL, "t.yaml")
+    names = [fence_name(spec, pool) for pool in ("first", "second", "vectors")]
+    assert names == ["kvasir/kvasir/fence", "kvasir/kvasir/fence-1", "kvasir/kvasir/fence-2"]
+    assert fence_name(Deployment(), "prefill") == fence_name(Deployment(), "decode") == "kvasir/kvasir/fence"

@@ -1,0 +1,76 @@
+"""Tenants in kvasir.yaml: what is allowed, what is implied, and what is refused with its reason."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvasir.config.loader import loads
+from kvasir.config.problems import SpecError
+from kvasir.config.spec import Deployment
+from kvasir.config.spec_tenants import TenantSpec
+
+
+def load(tenancy: str, more: str = "") -> Deployment:
+    return loads(f"tenancy: {tenancy}\n{more}", "kvasir.yaml")
+
+
+def test_without_a_word_there_is_one_tenant_without_limits_who_may_do_everything() -> None:
+    [tenant] = Deployment().tenancy.all_tenants()
+    assert tenant == TenantSpec(name="default", operator=True)
+    assert Deployment().tenancy.weights() == {"default": 1.0}
+
+
+def test_listed_tenants_are_no_operators_and_the_default_one_is_implied_beside_them() -> None:
+    tenancy = load("{tenants: [{name: a, weight: 2}, {name: b}]}").tenancy
+    assert [(each.name, each.operator) for each in tenancy.all_tenants()] == [
+        ("a", False), ("b", False), ("default", True),
+    ]  # fmt: skip
+    assert tenancy.weights() == {"a": 2.0, "b": 1.0, "default": 1.0}
+
+
+def test_the_default_tenant_may_be_listed() -> None:
+    tenancy = load("{tenants: [{name: default, concurrency: 3}]}").tenancy
+    assert [(each.concurrency, each.operator) for each in tenancy.all_tenants()] == [(3, False)]
+
+
+def test_the_implied_tenant_has_a_class_of_the_spec() -> None:
+    tenancy = load("{priorities: [gold, silver]}").tenancy
+    assert [each.priority for each in tenancy.all_tenants()] == ["gold"]
+
+
+@pytest.mark.parametrize(
+    ("tenancy", "reason"),
+    [
+        ("{tenants: [{name: a}, {name: a}]}", "tenants: names must differ"),
+        ("{priorities: [a, a]}", "priorities: names must differ"),
+        (
+            "{tenants: [{name: a, priority: urgent}]}",
+            "a has priority 'urgent', and the classes are interactive",
+        ),
+        ("{tenants: [{name: a, cache: shared}]}", "neither `own` nor `shared:GROUP`"),
+        ("{tenants: [{name: a, cache: 'shared:A b'}]}", "neither `own` nor `shared:GROUP`"),
+        ("{tenants: [{name: a, models: [kvasir-tiny, other]}]}", "a is allowed 'other' in models"),
+        ("{tenants: [{name: a, slo: [fast]}]}", "a is allowed 'fast' in slo"),
+        ("{tenants: [{name: a, models: []}]}", "at least 1"),
+        ("{tenants: [{name: a, requests_per_min: 0}]}", "1"),
+        ("{redis: {url: 'redis://user:secret@host'}}", "without credentials"),
+        ("{redis: {url: 'redis://host', ca_file: x}}", "the url is without TLS"),
+    ],
+)
+def test_what_cannot_be_is_refused_with_its_reason(tenancy: str, reason: str) -> None:
+    with pytest.raises(SpecError, match=reason.replace("(", r"\(")):
+        load(tenancy)
+
+
+def test_adapters_and_slo_classes_of_the_spec_can_be_allowed() -> None:
+    deployment = load(
+        "{tenants: [{name: a, models: [tuned, kvasir-tiny], slo: [fast]}]}",
+        "lora: [{name: tuned, path: x}]\nslo: [{name: slow}, {name: fast}]",
+    )
+    assert deployment.tenancy.tenants[0].models == ("tuned", "kvasir-tiny")
+
+
+@pytest.mark.parametrize("source", ["api_keys_file: x", "api_keys_dir: x", "api_keys_env: X"])
+def test_any_source_of_keys_lets_the_gateway_face_the_network(source: str) -> None:
+    gateway = loads(f"gateway: {{host: 0.0.0.0, {source}}}", "kvasir.yaml").gateway
+    assert gateway.asks_for_keys

@@ -1,0 +1,141 @@
+"""Rules that output must follow, in vLLM's terms, and judged before the engine sees them.
+
+vLLM judges a rule where a request is added: on the event loop, where a large schema would stop every stream
+of the worker for as long as it takes. Here it is judged in a thread of ours, by the same code of vLLM's,
+which then is told so (`VettedParams`). What compiles is the engine core, also in a thread of its own.
+
+These of vLLM's private parts are used, and tests/contract/test_vllm_structured_hooks.py holds each of them:
+
+    SamplingParams._validate_structured_outputs    called by verify(); rewrites the rule, names who compiles
+    StructuredOutputsParams._backend               who compiles: the engine core reads it (core_grammars.py)
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from pydantic import ValidationError
+from vllm.config import StructuredOutputsConfig
+from vllm.exceptions import VLLMClientError
+from vllm.sampling_params import SamplingParams, StructuredOutputsParams
+from vllm.utils.mistral import is_mistral_tokenizer
+from vllm.v1.structured_output.utils import grammar_is_likely_lark
+
+from kvasir.core.requests import Constraint, Structured
+
+MAX_SPEC_BYTES = 65_536
+"""Of a rule in the words of its client, and again of what a tool parser made of tools. A schema of this size
+may take seconds of a core to compile."""
+
+MAX_CHOICES = 1024
+
+_MAX_CAUSES = 4
+_MAX_WORDS = 1000
+
+FAULTS = (VLLMClientError, ValueError, TypeError, KeyError, AttributeError, RecursionError, RuntimeError)
+"""How vLLM and its compilers and parsers complain of what a client wrote."""
+
+_FIELDS = {
+    Constraint.JSON_SCHEMA: "json",
+    Constraint.REGEX: "regex",
+    Constraint.GRAMMAR: "grammar",
+    Constraint.STRUCTURAL_TAG: "structural_tag",
+}
+
+
+class VettedParams(SamplingParams):  # type: ignore[misc]  # vLLM ships no type information here
+    """Sampling parameters whose rule has been judged already."""
+
+    def _validate_structured_outputs(self, *_args: Any) -> None:
+        """See the module."""
+
+
+def structured_params(structured: Structured) -> StructuredOutputsParams:
+    """The same rule as vLLM writes it. Raises ValueError for one that is too large or not well-formed."""
+    if structured.constraint is Constraint.JSON_OBJECT:
+        return StructuredOutputsParams(json_object=True)
+    size = len(structured.spec.encode())
+    if size > MAX_SPEC_BYTES:
+        raise ValueError(f"the {_name(structured)} has {size} bytes; at most {MAX_SPEC_BYTES} are compiled")
+    if structured.constraint is not Constraint.CHOICE:
+        return StructuredOutputsParams(**{_FIELDS[structured.constraint]: structured.spec})
+    try:
+        choices = json.loads(structured.spec)
+    except ValueError as error:
+        raise ValueError(f"the choices are not a JSON array: {error}") from error
+    if not isinstance(choices, list) or not all(isinstance(each, str) and each for each in choices):
+        raise ValueError("the choices are not an array of strings that are not empty")
+    if not 0 < len(choices) <= MAX_CHOICES:
+        raise ValueError(
+            f"there are {len(choices)} choices; at least one and at most {MAX_CHOICES} can be had"
+        )
+    return StructuredOutputsParams(choice=choices)
+
+
+class Rules:
+    """Judges rules for one engine: `compilers` are asked in their order, with vLLM's `config` else."""
+
+    def __init__(
+        self, config: StructuredOutputsConfig, compilers: Sequence[str], *, model_config: Any, tokenizer: Any
+    ) -> None:
+        self._configs = {name: replace(config, backend=name) for name in compilers}
+        # Of the tags which tool parsers write, only this one knows all.
+        self._tags = replace(config, backend="xgrammar")
+        self._model_config = model_config
+        self._tokenizer = tokenizer
+
+    def vetted(self, params: StructuredOutputsParams) -> StructuredOutputsParams:
+        """What the engine core is to compile, with the name of who does. Takes microseconds to seconds: not
+        for an event loop. Raises ValueError with the compilers' words."""
+        if params.structural_tag is None:
+            configs = list(self._configs.values())
+            if is_mistral_tokenizer(self._tokenizer) and grammar_is_likely_lark(params.grammar or ""):
+                # As Mistral's tool parser writes it; of these tokenizers the first knows no special token.
+                configs.reverse()
+            return self._first(params, configs)
+        size = len(params.structural_tag.encode())
+        if size > MAX_SPEC_BYTES:
+            raise ValueError(
+                f"the tools make a grammar of {size} bytes; at most {MAX_SPEC_BYTES} are compiled"
+            )
+        return self._first(params, [self._tags])
+
+    def _first(
+        self, params: StructuredOutputsParams, configs: Sequence[StructuredOutputsConfig]
+    ) -> StructuredOutputsParams:
+        judged = SamplingParams(structured_outputs=copy.copy(params))
+        try:
+            judged._validate_structured_outputs(self._model_config, configs[0], self._tokenizer)
+        except FAULTS as error:
+            if len(configs) > 1:
+                # What the first one only does not know may be known to the next.
+                return self._first(params, configs[1:])
+            raise ValueError(words(error)) from error
+        return judged.structured_outputs
+
+
+def words(error: BaseException) -> str:
+    """Everything that was said, from vLLM's summary down to the compiler's complaint, each once."""
+    said: list[str] = []
+    cause: BaseException | None = error
+    while cause is not None and len(said) < _MAX_CAUSES:
+        text = " ".join(_text(cause).split())
+        if text and not any(text in other for other in said):
+            said.append(text)
+        cause = cause.__cause__ or cause.__context__
+    return ": ".join(said)[:_MAX_WORDS] or type(error).__name__
+
+
+def _text(error: BaseException) -> str:
+    if not isinstance(error, ValidationError):
+        return str(error)
+    faults = error.errors(include_url=False, include_context=False, include_input=False)
+    return "; ".join(f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in faults)
+
+
+def _name(structured: Structured) -> str:
+    return structured.constraint.value.replace("_", " ")
