@@ -261,8 +261,8 @@ class RouterPort(Protocol):
         ...
 
     def brownout(self, model: str) -> BrownoutView:
-        """What is done under pressure to requests for a model; nothing for one that is not known. Cheap: to be
-        asked before each request."""
+        """What is done under pressure to requests for a model; nothing for one that is not known. Cheap: to
+        be asked before each request."""
         ...
 
     def admission(self) -> dict[str, AdmissionView]:

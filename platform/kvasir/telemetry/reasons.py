@@ -24,8 +24,8 @@ OTHER = "other"
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """One code. `status` is the HTTP status, or 0 where it is no error's answer: none can be sent any more, or
-    one has been."""
+    """One code. `status` is the HTTP status, or 0 where it is no error's answer: none can be sent any more,
+    or one has been."""
 
     code: str
     status: int
