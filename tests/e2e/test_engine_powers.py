@@ -214,6 +214,17 @@ async def test_what_this_platform_cannot_do_is_refused_at_start() -> None:
         await start_bench(engine, "refused")
 
 
+@pytest.mark.parametrize("field", ["tool_parser", "reasoning_parser"])
+async def test_a_parser_whose_marks_the_model_has_not_is_refused_at_start(field: str) -> None:
+    from kvasir_workers.engines.vllm.engine import VllmEngine
+
+    name = {"tool_parser": "llama3_json", "reasoning_parser": "deepseek_r1"}[field]
+    spec = deployment(decode={field: name})
+    engine = VllmEngine(spec, spec.pools[1], model_path=str(MODEL))
+    with pytest.raises(ConfigError, match="could not locate"):
+        await start_bench(engine, "refused")
+
+
 def replace_engine(pool: PoolSpec, **changes: Any) -> PoolSpec:
     return pool.model_copy(update={"engine": pool.engine.model_copy(update=changes)})
 
