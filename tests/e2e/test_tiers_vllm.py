@@ -309,7 +309,8 @@ def one_name(monkeypatch: pytest.MonkeyPatch) -> None:
     from kvasir_workers.engines.vllm import arguments
 
     # The connector is loaded in this process too, and what it does there must end with the test.
-    monkeypatch.setattr(tier_scheduler, "chain_hashes", tier_scheduler.chain_hashes)
+    names = vars(tier_scheduler)
+    monkeypatch.setitem(names, "chain_hashes", names["chain_hashes"])
     monkeypatch.setattr(arguments, "CONNECTOR_MODULE", "one_name_connector")
     monkeypatch.syspath_prepend(HELPERS)
     path = os.environ.get("PYTHONPATH", "")
