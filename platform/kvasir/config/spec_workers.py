@@ -8,6 +8,8 @@ from pydantic import Field, model_validator
 
 from kvasir.config.spec_base import Spec
 
+_PULL_SHARE = 0.8
+
 
 class TransferSpec(Spec):
     """How KV moves from prefill to decode."""
@@ -25,7 +27,8 @@ class TransferSpec(Spec):
     lease_s: float = Field(default=20.0, gt=0, le=600)
     """How long a prefill worker keeps blocks that nobody pulled."""
     timeout_s: float = Field(default=5.0, gt=0, le=600)
-    """A pull that makes no progress for so long has failed."""
+    """What a pull that hangs may cost: it has failed after four fifths of this without progress, and the rest
+    is for computing the prompt instead."""
     on_failure: Literal["recompute", "fail"] = "recompute"
     """What the decode worker does when KV did not arrive."""
 
@@ -37,6 +40,11 @@ class TransferSpec(Spec):
                 "up while they are being pulled; lower timeout_s or raise lease_s"
             )
         return self
+
+    @property
+    def patience_s(self) -> float:
+        """How long a pull may make no progress."""
+        return _PULL_SHARE * self.timeout_s
 
 
 class WorkerSpec(Spec):

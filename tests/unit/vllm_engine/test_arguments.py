@@ -78,7 +78,7 @@ def test_only_a_deployment_that_moves_kv_gets_a_connector() -> None:
     assert arguments(apart, 1)["kv_transfer_config"]["kv_role"] == "kv_consumer"
     config = arguments(apart, 1)["kv_transfer_config"]
     assert config["kv_load_failure_policy"] == apart.transfer.on_failure
-    assert config["kv_connector_extra_config"]["timeout_s"] == apart.transfer.timeout_s
+    assert config["kv_connector_extra_config"]["timeout_s"] == 0.8 * apart.transfer.timeout_s
 
 
 def test_an_aggregated_engine_with_tiers_gets_a_connector_that_hands_nothing_over() -> None:

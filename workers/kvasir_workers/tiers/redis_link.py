@@ -212,7 +212,7 @@ class _Connection(Connection):
         try:
             yield
         except exceptions.TimeoutError as error:
-            trouble = f"{where} did not answer in time: look at its load and at the network"
+            trouble = f"{where} did not answer in time: see that it runs, look at its load and at the network"
             raise LinkError(trouble, timed_out=True) from error
         except (exceptions.AuthenticationError, exceptions.AuthorizationError) as error:
             trouble = f"{where} refuses the login ({error}): see to username and password_file"

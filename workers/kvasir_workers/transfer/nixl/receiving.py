@@ -169,7 +169,8 @@ class ReceivingSide:
         """Copy on what has arrived while the rest is read."""
         running = []
         for read in pull.reads:
-            waits = pull.failure is None and self._now() >= until
+            # What was read straight into the blocks costs no time to take.
+            waits = self._landing.slots and pull.failure is None and self._now() >= until
             if waits or self._settled(pull, read.handle) is None:
                 running.append(read)
                 continue
