@@ -3,31 +3,39 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from kvasir.core.errors import CapacityError, KvasirError
+from kvasir.core.errors import CapacityError, KvasirError, RequestError
 from kvasir.core.requests import Request, SloClass
+from kvasir.ports.router import BrownoutView
 from kvasir.telemetry.reasons import CLIENT_CLOSED
 from kvasir.telemetry.spans import TraceContext
 from kvasir_platform.gateway.answering import answer_of
 from kvasir_platform.gateway.calls import Call, chat_call, completion_call, fit_context, truncated
 from kvasir_platform.gateway.endpoint import Guard, Tools, raised
 from kvasir_platform.gateway.generation import Generation
-from kvasir_platform.gateway.hints import SloClasses, body_session, session_name
+from kvasir_platform.gateway.hints import body_session, session_name
 from kvasir_platform.gateway.http import Exchange
-from kvasir_platform.gateway.models import Served
+from kvasir_platform.gateway.models import EdgeModel, Served
 from kvasir_platform.gateway.schema.decode import decode_chat, decode_completion
 from kvasir_platform.gateway.schema.sampling import SamplingFields
+from kvasir_platform.gateway.tenants.caller import Caller, Charge
 from kvasir_platform.gateway.tracing import trace_header, trace_of
 
 
 @dataclass(frozen=True, slots=True)
 class _Wish:
-    """How a call is to be served: by what, how fast, and near what else."""
+    """How a call is to be served: for whom, by what, how fast, and near what else. `otherwise` begins again
+    with the model that the client named, where `served` is a fallback that may not be able to."""
 
+    caller: Caller
     served: Served
     slo: SloClass
     session: str
+    salt: str
+    trace: TraceContext
+    otherwise: Callable[[], None] | None = None
 
 
 class GenerateApi:
@@ -39,7 +47,6 @@ class GenerateApi:
     def __init__(self, tools: Tools, guard: Guard) -> None:
         self._tools = tools
         self._guard = guard
-        self._slo = SloClasses(tools.deployment.slo)
         self._active: set[Generation] = set()
 
     def in_flight(self) -> int:
@@ -51,29 +58,75 @@ class GenerateApi:
         for generation in list(self._active):
             generation.abandon(error)
 
-    def chat(self, exchange: Exchange) -> None:
+    def chat(self, caller: Caller, exchange: Exchange) -> None:
         """POST /v1/chat/completions."""
         body = decode_chat(exchange.request.body)
-        wish = self._wish(exchange, body)
-        model = wish.served.model
-        tokenizer = model.tokenizer
-        call = chat_call(body, tokenizer.template, tokenizer.vocabulary, model.powers)
-        self._tokenize(exchange, call, wish)
 
-    def completion(self, exchange: Exchange) -> None:
+        def call(model: EdgeModel) -> Call:
+            return chat_call(body, model.tokenizer.template, model.tokenizer.vocabulary, model.powers)
+
+        self._begin(caller, exchange, body, call)
+
+    def completion(self, caller: Caller, exchange: Exchange) -> None:
         """POST /v1/completions."""
         body = decode_completion(exchange.request.body)
-        wish = self._wish(exchange, body)
-        model = wish.served.model
-        self._tokenize(exchange, completion_call(body, model.tokenizer.vocabulary, model.powers), wish)
 
-    def _wish(self, exchange: Exchange, body: SamplingFields) -> _Wish:
+        def call(model: EdgeModel) -> Call:
+            return completion_call(body, model.tokenizer.vocabulary, model.powers)
+
+        self._begin(caller, exchange, body, call)
+
+    def _begin(
+        self, caller: Caller, exchange: Exchange, body: SamplingFields, call: Callable[[EdgeModel], Call]
+    ) -> None:
+        """Find what is to serve a call, which is made for that model."""
+        caller.check_model(body.model)
+        asked = self._tools.models.find(body.model)
+        wish = self._wish(caller, exchange, body, asked)
+        brownout = self._tools.router.brownout(asked.model.name)
+        if brownout.level:
+            exchange.lines += b"x-kvasir-brownout: %b\r\n" % brownout.text.encode()
+            fallback = self._fallback(caller, brownout, asked)
+            if fallback is not None:
+                self._fall_back(exchange, call, wish, fallback)
+                return
+        self._tokenize(exchange, call(asked.model), wish)
+
+    def _wish(self, caller: Caller, exchange: Exchange, body: SamplingFields, served: Served) -> _Wish:
         headers = exchange.request.headers
+        trace = trace_of(headers, self._tools.spans)
+        exchange.lines += trace_header(trace)
         return _Wish(
-            self._tools.models.find(body.model),
-            self._slo.asked_for(headers),
-            session_name(headers, body_session(body)),
+            caller,
+            served,
+            caller.slo.asked_for(headers),
+            caller.session(session_name(headers, body_session(body))),
+            caller.salt(body.cache_salt or ""),
+            trace,
         )
+
+    def _fallback(self, caller: Caller, brownout: BrownoutView, asked: Served) -> Served | None:
+        """The model that is to answer in place of `asked`. An adapter has no stand-in."""
+        name = brownout.fallback_model
+        if name is None or asked.adapter is not None or not caller.may_use(name):
+            return None
+        return self._tools.models.find(name)
+
+    def _fall_back(
+        self, exchange: Exchange, call: Callable[[EdgeModel], Call], wish: _Wish, fallback: Served
+    ) -> None:
+        """Have `fallback` answer, under its own name, or the model that the client named where the fallback
+        cannot: its context or its powers may be less."""
+
+        def otherwise() -> None:
+            self._tokenize(exchange, call(wish.served.model), wish)
+
+        try:
+            made = replace(call(fallback.model), model=fallback.model.name)
+        except RequestError:
+            otherwise()
+            return
+        self._tokenize(exchange, made, replace(wish, served=fallback, otherwise=otherwise))
 
     def _tokenize(self, exchange: Exchange, call: Call, wish: _Wish) -> None:
         texts = [prompt for prompt in call.prompts if isinstance(prompt, str)]
@@ -83,19 +136,48 @@ class GenerateApi:
         wish.served.model.tokenizers.encode(
             texts,
             add_special_tokens=call.add_special_tokens,
-            salt=call.salt,
+            salt=wish.salt,
             then=lambda ids: self._guard(exchange, lambda: self._submit(exchange, call, wish, ids)),
             failed=lambda error: self._guard(exchange, lambda: raised(error)),
         )
 
     def _submit(self, exchange: Exchange, call: Call, wish: _Wish, encoded: list[array[int]]) -> None:
-        tools = self._tools
-        if not exchange.open:
-            tools.metrics.request_refused(CLIENT_CLOSED, wish.served.model.name)
+        """Have the tenant charged for all that the call may use."""
+        if self._left(exchange, wish):
             return
-        trace = trace_of(exchange.request.headers, tools.spans)
-        exchange.lines += trace_header(trace)
-        requests = self._requests(exchange, call, wish, encoded, trace)
+        try:
+            requests = self._requests(exchange, call, wish, encoded)
+        except RequestError:
+            if wish.otherwise is None:
+                raise
+            wish.otherwise()
+            return
+        wish.caller.admit(
+            sum(len(each.tokens) + each.sampling.n * (each.sampling.max_tokens or 0) for each in requests),
+            then=lambda charge: self._guard(
+                exchange, lambda: self._run(exchange, call, wish, requests, charge)
+            ),
+            failed=lambda error: self._guard(exchange, lambda: raised(error)),
+        )
+
+    def _run(
+        self, exchange: Exchange, call: Call, wish: _Wish, requests: list[Request], charge: Charge
+    ) -> None:
+        if self._left(exchange, wish):
+            charge.release()
+            return
+        exchange.lines += charge.header_lines
+        try:
+            self._generate(exchange, call, wish, requests, charge)
+        # What is charged and never released takes one of the tenant's places for good.
+        except BaseException:
+            charge.release()
+            raise
+
+    def _generate(
+        self, exchange: Exchange, call: Call, wish: _Wish, requests: list[Request], charge: Charge
+    ) -> None:
+        tools = self._tools
         tools.names.note(exchange.request_id, tuple(request.request_id for request in requests))
         answer = answer_of(
             exchange,
@@ -105,18 +187,41 @@ class GenerateApi:
             created=int(tools.wall()),
             now=tools.clock.now,
         )
+        filtered = tools.filters.around(
+            answer, call, choices=len(requests) * call.sampling.n, tenant=wish.caller.tenant
+        )
+
+        def ended(generation: Generation) -> None:
+            self._active.discard(generation)
+            if generation.worked:
+                charge.settle(generation.usage.prompt_tokens, generation.usage.output_tokens)
+            else:
+                charge.release()
+
         generation = Generation(
             exchange,
-            answer,
+            answer if filtered is None else filtered,
             router=tools.router,
             metrics=tools.metrics,
             spans=tools.spans,
             clock=tools.clock,
-            on_end=self._active.discard,
-            trace=trace,
+            on_end=ended,
+            trace=wish.trace,
         )
         self._active.add(generation)
-        generation.start(requests)
+        if filtered is None:
+            generation.start(requests)
+        else:
+            filtered.bind(generation.end_choice, generation.broken)
+            generation.start(requests)
+            filtered.follow(exchange)
+
+    def _left(self, exchange: Exchange, wish: _Wish) -> bool:
+        """Whether nobody waits for the answer any more, which is counted."""
+        if exchange.open:
+            return False
+        self._tools.metrics.request_refused(CLIENT_CLOSED, wish.served.model.name)
+        return True
 
     def _requests(
         self,
@@ -124,11 +229,13 @@ class GenerateApi:
         call: Call,
         wish: _Wish,
         encoded: list[array[int]],
-        trace: TraceContext,
     ) -> list[Request]:
+        """One for each prompt. Raises RequestError for what does not fit the model or the tenant's limits."""
         gateway = self._tools.deployment.gateway
-        served, adapter = wish.served.model, wish.served.adapter
-        context = served.context
+        served, caller = wish.served.model, wish.caller
+        context = caller.context(served.context)
+        default_output = caller.default_output(gateway.default_max_tokens)
+        priority = caller.priority(call.priority)
         remaining = iter(encoded)
         param = "messages" if call.chat else "prompt"
         # Ids must be unique, and a client may send its own request id twice.
@@ -137,7 +244,8 @@ class GenerateApi:
         for i, prompt in enumerate(call.prompts):
             tokens = next(remaining) if isinstance(prompt, str) else prompt
             tokens = truncated(tokens, call.truncation, context, max(1, call.sampling.max_tokens or 1))
-            sampling = fit_context(call.sampling, len(tokens), context, gateway.default_max_tokens, param)
+            caller.check_size(len(tokens), call.sampling.max_tokens, param)
+            sampling = fit_context(call.sampling, len(tokens), context, default_output, param)
             if sampling.seed is not None and i:
                 # Equal prompts in one call are meant to differ, as the choices of n are.
                 sampling = replace(sampling, seed=(sampling.seed + i) % (1 << 63))
@@ -147,15 +255,16 @@ class GenerateApi:
                     model=served.name,
                     tokens=tokens,
                     sampling=sampling,
-                    adapter=adapter,
-                    salt=call.salt,
+                    adapter=wish.served.adapter,
+                    salt=wish.salt,
                     arrival_s=exchange.arrival_s,
                     deadline_s=exchange.arrival_s + gateway.request_timeout_s,
-                    trace_context=trace.onward,
+                    trace_context=wish.trace.onward,
                     slo=wish.slo,
                     session=wish.session,
                     parsing=call.parsing,
-                    priority=call.priority,
+                    priority=priority,
+                    tenant=caller.tenant,
                 )
             )
         return made

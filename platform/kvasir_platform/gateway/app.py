@@ -7,7 +7,7 @@ import logging
 import random
 import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
+from functools import partial
 
 from kvasir.config.spec import Deployment
 from kvasir.core.errors import KvasirError, RequestError
@@ -16,30 +16,35 @@ from kvasir.ports.router import RouterPort
 from kvasir.telemetry.metrics import Metrics
 from kvasir.telemetry.spans import SpanRecorder
 from kvasir_platform.gateway.api import GenerateApi, stopping
-from kvasir_platform.gateway.auth import ApiKeys
 from kvasir_platform.gateway.cors import Cors
 from kvasir_platform.gateway.decisions import DECISIONS, DecisionPages, RequestNames
 from kvasir_platform.gateway.drains import DRAIN, UNDRAIN, WORKERS, DrainPages
 from kvasir_platform.gateway.embeddings import EmbeddingApi
 from kvasir_platform.gateway.endpoint import Tools
 from kvasir_platform.gateway.errors import MethodNotAllowed, error_headers, error_status
+from kvasir_platform.gateway.filters.build import OutputFilters
 from kvasir_platform.gateway.http import Exchange, HttpRequest
 from kvasir_platform.gateway.listener import Listen, Listener
 from kvasir_platform.gateway.models import ModelTable
 from kvasir_platform.gateway.openapi import OPENAPI, openapi_page
 from kvasir_platform.gateway.pages import MODELS, Pages
 from kvasir_platform.gateway.request_head import METHODS
+from kvasir_platform.gateway.tenants.caller import Caller
+from kvasir_platform.gateway.tenants.callers import Callers
 from kvasir_platform.gateway.texts import TextApi
 
 _log = logging.getLogger(__name__)
 _Handler = Callable[[Exchange], None]
+_Admit = Callable[[Mapping[bytes, bytes]], _Handler]
+"""From a request's headers to what handles it, or RequestError where it is not for whoever sent it."""
+_Route = tuple[str, _Admit]
+"""The method that a path takes, and whom."""
 
 
 class Gateway:
     """The HTTP edge of one deployment.
 
-    `serve` runs it on the running event loop until `stop` has drained it. Raises ConfigError when made
-    with a broken API key file.
+    `serve` runs it on the running event loop until `stop` has drained it.
     """
 
     def __init__(
@@ -50,6 +55,8 @@ class Gateway:
         models: ModelTable,
         clock: Clock,
         *,
+        callers: Callers,
+        filters: OutputFilters,
         spans: SpanRecorder | None = None,
         rng: Rng | None = None,
         wall: Callable[[], float] = time.time,
@@ -62,14 +69,16 @@ class Gateway:
         self._rng = random.SystemRandom() if rng is None else rng
         self._spans = spans
         self._models = models
-        self._keys = None if spec.api_keys_file is None else ApiKeys(Path(spec.api_keys_file), clock.now)
-        self._cors = Cors(spec.cors, open_to_all=self._keys is None)
+        self._callers = callers
+        self._filters = filters
+        self._cors = Cors(spec.cors, open_to_all=not spec.asks_for_keys)
         names = RequestNames(deployment.routing.decision_records)
-        tools = Tools(deployment, router, names, models, metrics, spans, clock, wall, self._suffix)
+        tools = Tools(deployment, router, names, models, metrics, filters, spans, clock, wall, self._suffix)
         self._api = GenerateApi(tools, self._guard)
         self._embeddings = EmbeddingApi(tools, self._guard)
         self._texts = TextApi(models, self._guard)
         metrics.track_in_flight(self._in_flight)
+        metrics.track_tenants(callers.figures)
         for model in models.models:
             metrics.track_tokenizer(model.name, model.tokenizer.sizes)
         self._pages = Pages(
@@ -98,6 +107,8 @@ class Gateway:
         )
         host, port = await self._listener.open(listen or (spec.host, spec.port))
         on_started(host, port)
+        counting = asyncio.create_task(self._callers.run(), name="tenants")
+        counting.add_done_callback(lambda task: task.cancelled() or task.exception() is None or self.stop())
         try:
             await self._stop.wait()
             self._pages.draining = True
@@ -106,42 +117,61 @@ class Gateway:
             self._embeddings.abandon_all(stopping())
         finally:
             await self._listener.close()
+            await self._filters.close()
+            counting.cancel()
+            await asyncio.wait([counting])
             self._models.close()
             if self._spans is not None:
                 self._spans.close()
+        if not counting.cancelled():
+            # A fault of it stopped the gateway, and is to be heard.
+            counting.result()
 
     def stop(self) -> None:
         """Begin to drain; `serve` returns within the spec's `drain_timeout_s`. Idempotent."""
         self._stop.set()
 
-    def _route_table(self) -> dict[str, tuple[str, bool, _Handler]]:
-        """Path to method, whether a key is needed, and handler."""
-        api, pages = self._api, self._pages
+    def _route_table(self) -> dict[str, _Route]:
+        """What is at each path."""
+        api, pages, texts = self._api, self._pages, self._texts
         return {
-            "/v1/chat/completions": ("POST", True, api.chat),
-            "/v1/completions": ("POST", True, api.completion),
-            "/v1/embeddings": ("POST", True, self._embeddings.embed),
-            "/tokenize": ("POST", True, self._texts.tokenize),
-            "/detokenize": ("POST", True, self._texts.detokenize),
-            MODELS: ("GET", True, pages.models),
-            "/health/live": ("GET", False, pages.live),
-            "/health/ready": ("GET", False, pages.ready),
-            "/metrics": ("GET", True, pages.metrics),
-            "/status": ("GET", True, pages.status),
-            OPENAPI: ("GET", False, openapi_page),
+            "/v1/chat/completions": ("POST", self._callers_own(api.chat)),
+            "/v1/completions": ("POST", self._callers_own(api.completion)),
+            "/v1/embeddings": ("POST", self._callers_own(self._embeddings.embed)),
+            "/tokenize": ("POST", self._callers_own(texts.tokenize)),
+            "/detokenize": ("POST", self._callers_own(texts.detokenize)),
+            MODELS: ("GET", self._callers_own(pages.models)),
+            "/health/live": ("GET", _everyones(pages.live)),
+            "/health/ready": ("GET", _everyones(pages.ready)),
+            "/metrics": ("GET", self._operators(pages.metrics)),
+            "/status": ("GET", self._operators(pages.status)),
+            OPENAPI: ("GET", _everyones(openapi_page)),
         }
 
-    def _item_route(self, path: str) -> tuple[str, bool, _Handler] | None:
+    def _item_route(self, path: str) -> _Route | None:
         """As the table's, for paths that end with a name."""
         if path.startswith(MODELS + "/"):
-            return "GET", True, self._pages.model
+            return "GET", self._callers_own(self._pages.model)
         if path.startswith(DECISIONS):
-            return "GET", True, self._decisions.decision
+            return "GET", self._operators(self._decisions.decision)
         if path.startswith(WORKERS) and path.endswith(DRAIN):
-            return "POST", True, self._drains.drain
+            return "POST", self._operators(self._drains.drain)
         if path.startswith(WORKERS) and path.endswith(UNDRAIN):
-            return "POST", True, self._drains.undrain
+            return "POST", self._operators(self._drains.undrain)
         return None
+
+    def _callers_own(self, handler: Callable[[Caller, Exchange], None]) -> _Admit:
+        """For tenants, each of whom gets its own answer."""
+        return lambda headers: partial(handler, self._callers.of(headers))
+
+    def _operators(self, handler: _Handler) -> _Admit:
+        """For operators only."""
+
+        def admit(headers: Mapping[bytes, bytes]) -> _Handler:
+            self._callers.of(headers).check_operator()
+            return handler
+
+        return admit
 
     def _handle(self, exchange: Exchange) -> None:
         self._guard(exchange, lambda: self._dispatch(exchange))
@@ -156,10 +186,9 @@ class Gateway:
         route = self._routes.get(request.path) or self._item_route(request.path)
         if route is None:
             raise RequestError(f"There is no {request.path[:256]!r} here.", status=404, code="not_found")
-        method, protected, handler = route
+        method, admit = route
         self._cors.check(request.headers)
-        if protected and self._keys is not None:
-            self._keys.check(request.headers.get(b"authorization"))
+        handler = admit(request.headers)
         if request.method != method and not (method == "GET" and request.method == "HEAD"):
             raise MethodNotAllowed(request.path, _allowed(method))
         if method == "POST":
@@ -198,6 +227,11 @@ class Gateway:
 
     def _suffix(self) -> str:
         return f"{self._rng.getrandbits(32):08x}"
+
+
+def _everyones(handler: _Handler) -> _Admit:
+    """Needs no key."""
+    return lambda _: handler
 
 
 def _allowed(method: str) -> str:

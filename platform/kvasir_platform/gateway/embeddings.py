@@ -20,18 +20,18 @@ import numpy as np
 from kvasir.core.errors import CapacityError, KvasirError, RequestError, UpstreamError
 from kvasir.core.requests import Delta, Request, SloClass, Task, Usage
 from kvasir.ports.router import RequestSummary
-from kvasir.telemetry.reasons import CLIENT_CLOSED
+from kvasir.telemetry.reasons import CLIENT_CLOSED, OK
 from kvasir.telemetry.spans import TraceContext
 from kvasir_platform.gateway.answer import add_usage
 from kvasir_platform.gateway.calls import truncated
 from kvasir_platform.gateway.endpoint import Guard, Tools, raised
 from kvasir_platform.gateway.errors import error_headers, error_status
 from kvasir_platform.gateway.generation import server_timing
-from kvasir_platform.gateway.hints import SloClasses
 from kvasir_platform.gateway.http import Exchange
 from kvasir_platform.gateway.models import EdgeModel, Served
 from kvasir_platform.gateway.schema.decode import decode_embedding
 from kvasir_platform.gateway.side_calls import EmbeddingCall, embedding_call
+from kvasir_platform.gateway.tenants.caller import Caller, Charge
 from kvasir_platform.gateway.tracing import trace_header, trace_of
 
 _WINDOW = 256
@@ -43,13 +43,23 @@ _TRACED = 32
 _encode = msgspec.json.Encoder().encode
 
 
+@dataclass(frozen=True, slots=True)
+class _Wish:
+    """How a call is to be served: for whom, by what, and how fast."""
+
+    caller: Caller
+    served: Served
+    slo: SloClass
+    salt: str
+    trace: TraceContext
+
+
 class EmbeddingApi:
     """The endpoint. `guard(exchange, step)` runs a step that may raise, and answers what it raises."""
 
     def __init__(self, tools: Tools, guard: Guard) -> None:
         self._tools = tools
         self._guard = guard
-        self._slo = SloClasses(tools.deployment.slo)
         self._active: set[_Run] = set()
 
     def in_flight(self) -> int:
@@ -61,64 +71,99 @@ class EmbeddingApi:
         for run in list(self._active):
             run.abandon(error)
 
-    def embed(self, exchange: Exchange) -> None:
+    def embed(self, caller: Caller, exchange: Exchange) -> None:
         """POST /v1/embeddings."""
         body = decode_embedding(exchange.request.body)
+        caller.check_model(self._tools.models.first.name if body.model is None else body.model)
         served = self._tools.models.find(body.model)
         model = served.model
         call = embedding_call(body, model.tokenizer.vocabulary, model.powers)
         check_dimensions(call.dimensions, model)
-        slo = self._slo.asked_for(exchange.request.headers)
+        headers = exchange.request.headers
+        trace = trace_of(headers, self._tools.spans)
+        exchange.lines += trace_header(trace)
+        wish = _Wish(caller, served, caller.slo.asked_for(headers), caller.salt(""), trace)
         texts = [each for each in call.inputs if isinstance(each, str)]
         if not texts:
-            self._submit(exchange, call, served, slo, [])
+            self._submit(exchange, call, wish, [])
             return
         model.tokenizers.encode(
             texts,
             add_special_tokens=call.add_special_tokens,
-            then=lambda ids: self._guard(exchange, lambda: self._submit(exchange, call, served, slo, ids)),
+            salt=wish.salt,
+            then=lambda ids: self._guard(exchange, lambda: self._submit(exchange, call, wish, ids)),
             failed=lambda error: self._guard(exchange, lambda: raised(error)),
         )
 
     def _submit(
+        self, exchange: Exchange, call: EmbeddingCall, wish: _Wish, encoded: list[array[int]]
+    ) -> None:
+        """Have the tenant charged for all inputs."""
+        if self._left(exchange, wish):
+            return
+        inputs = fitting_inputs(call, wish.served.model, encoded)
+        for number, tokens in enumerate(inputs):
+            wish.caller.check_size(len(tokens), 0, "input" if len(inputs) == 1 else f"input[{number}]")
+        wish.caller.admit(
+            sum(map(len, inputs)),
+            then=lambda charge: self._guard(
+                exchange, lambda: self._run(exchange, call, wish, inputs, charge)
+            ),
+            failed=lambda error: self._guard(exchange, lambda: raised(error)),
+        )
+
+    def _run(
         self,
         exchange: Exchange,
         call: EmbeddingCall,
-        served: Served,
-        slo: SloClass,
-        encoded: list[array[int]],
+        wish: _Wish,
+        inputs: list[array[int]],
+        charge: Charge,
     ) -> None:
-        tools, model = self._tools, served.model
-        if not exchange.open:
-            tools.metrics.request_refused(CLIENT_CLOSED, model.name)
+        if self._left(exchange, wish):
+            charge.release()
             return
-        inputs = fitting_inputs(call, model, encoded)
-        trace = trace_of(exchange.request.headers, tools.spans)
-        exchange.lines += trace_header(trace)
+        tools, model = self._tools, wish.served.model
         name = f"{exchange.request_id}-{tools.suffix()}"
         deadline_s = exchange.arrival_s + tools.deployment.gateway.request_timeout_s
+        priority = wish.caller.priority(call.priority)
 
         def request(index: int) -> Request:
             return Request(
                 request_id=name if len(inputs) == 1 else f"{name}-{index}",
                 model=model.name,
                 tokens=inputs[index],
-                adapter=served.adapter,
+                adapter=wish.served.adapter,
+                salt=wish.salt,
                 arrival_s=exchange.arrival_s,
                 deadline_s=deadline_s,
-                priority=call.priority,
-                trace_context=trace.onward,
-                slo=slo,
+                priority=priority,
+                trace_context=wish.trace.onward,
+                slo=wish.slo,
                 task=Task.EMBED,
+                tenant=wish.caller.tenant,
             )
 
+        def ended(run: _Run) -> None:
+            self._active.discard(run)
+            if run.worked:
+                charge.settle(run.usage.prompt_tokens, 0)
+            else:
+                charge.release()
+
+        exchange.lines += charge.header_lines
         answer = EmbeddingAnswer(exchange, call, len(inputs), int(tools.wall()))
-        run = _Run(
-            answer, tools, request=request, inputs=len(inputs), trace=trace, on_end=self._active.discard
-        )
+        run = _Run(answer, tools, request=request, inputs=len(inputs), trace=wish.trace, on_end=ended)
         self._active.add(run)
         exchange.on_gone = run.gone
         run.start()
+
+    def _left(self, exchange: Exchange, wish: _Wish) -> bool:
+        """Whether nobody waits for the answer any more, which is counted."""
+        if exchange.open:
+            return False
+        self._tools.metrics.request_refused(CLIENT_CLOSED, wish.served.model.name)
+        return True
 
 
 def check_dimensions(dimensions: int | None, model: EdgeModel) -> None:
@@ -235,8 +280,9 @@ class _Input:
 
 
 class _Run:
-    """One call while it runs. Ends exactly once: finished, failed, or gone with its client. The inputs are
-    sinks of the router, which is called back only from a later turn of the loop."""
+    """One call while it runs. Ends exactly once: finished, failed, or gone with its client; `on_end` hears of
+    it when none of its inputs runs any more. The inputs are sinks of the router, which is called back only
+    from a later turn of the loop."""
 
     def __init__(
         self,
@@ -258,7 +304,10 @@ class _Run:
         self._next = 0
         self._window = _WINDOW
         self._refill_due = False
-        self._usage = Usage()
+        self.usage = Usage()
+        """What its inputs used: all that they did when `on_end` is called."""
+        self.worked = False
+        """Whether a worker may have had any of it."""
         self._summaries: list[RequestSummary] = []
         self._submitted_s = 0.0
         self._ended = False
@@ -293,7 +342,7 @@ class _Run:
             self.abandon(error)
         elif not self._live and self._next == self._inputs:
             self._end()
-            self._answer.finish(self._usage, server_timing(summary, self._submitted_s))
+            self._answer.finish(self.usage, server_timing(summary, self._submitted_s))
         else:
             self._refill_soon()
 
@@ -348,6 +397,7 @@ class _Run:
 
     def _cancel(self, code: str) -> None:
         for entry in list(self._live.values()):
+            self.worked = True
             self._tools.router.cancel(entry.request.request_id)
             self._count(entry, self._cut_off(entry.request, code))
 
@@ -366,13 +416,22 @@ class _Run:
     def _count(self, entry: _Input, summary: RequestSummary) -> None:
         if self._live.pop(entry.index, None) is None:
             return
-        self._usage = add_usage(self._usage, summary.usage)
+        self.worked = self.worked or summary.outcome == OK or summary.routed_s is not None
+        self.usage = add_usage(self.usage, summary.usage)
         self._tools.metrics.request_finished(summary)
         if len(self._summaries) < _TRACED:
             self._summaries.append(summary)
+        if self._ended:
+            self._settle()
 
     def _end(self) -> None:
         self._ended = True
+        self._settle()
+
+    def _settle(self) -> None:
+        """Tell of the call when it has ended and nothing of it runs any more."""
+        if self._live:
+            return
         self._on_end(self)
         spans = self._tools.spans
         if spans is not None and self._summaries:

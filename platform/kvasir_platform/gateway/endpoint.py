@@ -12,6 +12,7 @@ from kvasir.ports.router import RouterPort
 from kvasir.telemetry.metrics import Metrics
 from kvasir.telemetry.spans import SpanRecorder
 from kvasir_platform.gateway.decisions import RequestNames
+from kvasir_platform.gateway.filters.build import OutputFilters
 from kvasir_platform.gateway.http import Exchange
 from kvasir_platform.gateway.models import ModelTable
 
@@ -29,6 +30,7 @@ class Tools:
     names: RequestNames
     models: ModelTable
     metrics: Metrics
+    filters: OutputFilters
     spans: SpanRecorder | None
     clock: Clock
     wall: Callable[[], float]

@@ -129,7 +129,14 @@ class Generation:
         self._summaries: list[RequestSummary] = []
         self._usage = Usage()
         self._submitted_s = 0.0
+        self._worked = False
         self._ended = False
+
+    @property
+    def worked(self) -> bool:
+        """Whether a worker may have had any of it. False when `on_end` is called for one that was refused,
+        or that failed before it was its turn."""
+        return self._worked
 
     @property
     def usage(self) -> Usage:
@@ -154,6 +161,8 @@ class Generation:
             except KvasirError as error:
                 leg.live = False
                 self._cancel_live(error.code)
+                # Its other legs were cancelled in the turn of the loop in which they came.
+                self._worked = False
                 self._end()
                 raise
 
@@ -230,7 +239,8 @@ class Generation:
             self.leg_finished(leg, self._cut(leg, CONTENT_FILTER))
 
     def _cut(self, leg: Leg, code: str) -> RequestSummary:
-        """What the gateway knows of a leg that it ended itself."""
+        """What the gateway knows of a leg that it ended itself, and that may have come to a worker."""
+        self._worked = True
         request = leg.request
         return RequestSummary(
             request_id=request.request_id,
@@ -246,6 +256,7 @@ class Generation:
 
     def _leg_ended(self, leg: Leg, summary: RequestSummary) -> None:
         leg.live = False
+        self._worked = self._worked or summary.outcome == OK or summary.routed_s is not None
         if summary.outcome != OK and summary.usage.output_tokens < leg.tokens:
             # A worker tells what was used with its last word, which a leg that failed may not have had.
             known = replace(summary.usage, prompt_tokens=len(leg.request.tokens), output_tokens=leg.tokens)

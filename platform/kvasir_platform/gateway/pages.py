@@ -17,6 +17,7 @@ from kvasir.ports.router import RouterPort, WorkerView
 from kvasir.telemetry.metrics import CONTENT_TYPE, Metrics
 from kvasir_platform.gateway.http import Exchange
 from kvasir_platform.gateway.models import ModelTable, no_such_model
+from kvasir_platform.gateway.tenants.caller import Caller
 
 MODELS = "/v1/models"
 
@@ -44,13 +45,15 @@ class Pages:
         self._in_flight = in_flight
         self.draining = False
 
-    def models(self, exchange: Exchange) -> None:
-        """GET /v1/models."""
-        _json(exchange, {"object": "list", "data": list(self._models.values())})
+    def models(self, caller: Caller, exchange: Exchange) -> None:
+        """GET /v1/models: those that the caller may use."""
+        shown = [model for name, model in self._models.items() if caller.may_use(name)]
+        _json(exchange, {"object": "list", "data": shown})
 
-    def model(self, exchange: Exchange) -> None:
+    def model(self, caller: Caller, exchange: Exchange) -> None:
         """GET /v1/models/{id}."""
         name = unquote(exchange.request.path[len(MODELS) + 1 :])
+        caller.check_model(name)
         found = self._models.get(name)
         if found is None:
             raise no_such_model(name)

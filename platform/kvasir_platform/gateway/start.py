@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import random
+import time
 from pathlib import Path
 
 from prometheus_client import CollectorRegistry
@@ -11,9 +14,11 @@ from kvasir.config.spec import Deployment
 from kvasir.ports.clock import Clock
 from kvasir.ports.router import RouterPort
 from kvasir.telemetry.metrics import Metrics
-from kvasir.telemetry.spans import otlp_recorder
+from kvasir.telemetry.spans import SpanRecorder, otlp_recorder
 from kvasir_platform.gateway.app import Gateway
+from kvasir_platform.gateway.filters.build import output_filters
 from kvasir_platform.gateway.models import EdgeModel, ModelTable
+from kvasir_platform.gateway.tenants.callers import make_callers
 from kvasir_platform.gateway.tokenization import ModelTokenizer, TokenizerPool
 
 
@@ -42,14 +47,20 @@ def make_gateway(
     clock: Clock,
     metrics: Metrics | None = None,
     models: ModelTable | None = None,
+    *,
+    spans: SpanRecorder | None = None,
 ) -> Gateway:
     """A gateway in front of `router`. `clock` is the one that the router's readings are of. Raises
-    ConfigError when a model's files or the key file cannot be read."""
+    ConfigError when a model's files, API keys, or what the filters name cannot be read."""
+    metrics = make_metrics(deployment) if metrics is None else metrics
+    rng = random.SystemRandom()
     return Gateway(
         deployment,
         router,
-        make_metrics(deployment) if metrics is None else metrics,
+        metrics,
         make_models(deployment) if models is None else models,
         clock,
-        spans=otlp_recorder(deployment.telemetry.otlp_endpoint, deployment.name),
+        callers=make_callers(deployment, clock, time.time, rng, os.environ),
+        filters=output_filters(deployment.output_filters, metrics, now=clock.now, rng=rng),
+        spans=otlp_recorder(deployment.telemetry.otlp_endpoint, deployment.name) if spans is None else spans,
     )

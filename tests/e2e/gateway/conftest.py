@@ -22,7 +22,7 @@ from kvasir.telemetry.spans import SpanRecorder
 from kvasir_platform.gateway.app import Gateway
 from kvasir_platform.gateway.models import EdgeModel, ModelTable
 from kvasir_platform.gateway.powers import ModelPowers
-from kvasir_platform.gateway.start import make_metrics
+from kvasir_platform.gateway.start import make_gateway, make_metrics
 from kvasir_platform.gateway.tokenization import ModelTokenizer
 from kvasir_platform.sim.scripted_router import ScriptedRouter
 
@@ -147,7 +147,7 @@ async def running(
         for view in deployment.views()
     ]
     models = ModelTable(made if powers is None else [replace(made[0], powers=powers)])
-    gateway = Gateway(deployment, router, metrics, models, clock, spans=spans)
+    gateway = make_gateway(deployment, router, clock, metrics, models, spans=spans)
     started: asyncio.Future[tuple[str, int]] = asyncio.get_running_loop().create_future()
     serving = asyncio.create_task(gateway.serve(None, lambda host, port: started.set_result((host, port))))
     host, port = await started

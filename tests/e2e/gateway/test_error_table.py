@@ -74,24 +74,24 @@ FROM_ELSEWHERE = get("/v1/models", "Origin: https://elsewhere.example\r\n")
 #: What the router or a worker says of a request: whatever a client sends, it may hear these.
 PASSED_ON = frozenset(
     code for code, reason in REASONS.items() if reason.status >= 500 and code not in CAUSED
-) | {"tenant_queue_full", "request_too_large", "invalid_request"}
+) | {"tenant_queue_full", "tenant_over_share", "request_too_large", "invalid_request"}
 
 #: Walked by tests of their own, because they take a deployment, a pace or a state of their own.
 ELSEWHERE: dict[str, str] = {
     "header_timeout": "tests/e2e/gateway/test_hostile_clients.py",
     "body_timeout": "tests/e2e/gateway/test_hostile_clients.py",
     "slow_reader": "tests/e2e/gateway/test_hostile_clients.py",
-    "content_filter": "tests/unit/gateway/test_answers.py",
+    "content_filter": "tests/e2e/gateway/test_filters.py",
     "client_closed": "tests/e2e/gateway/test_openai_client.py",
     "tls_failed": "tests/security/test_http_tls.py",
     "worker_not_found": "tests/e2e/gateway/test_drains.py",
-    "api_key_expired": "tests/unit/gateway/tenants/test_keys.py",
-    "operator_only": "tests/unit/gateway/tenants/test_callers.py",
-    "output_limit_exceeded": "tests/unit/gateway/tenants/test_callers.py",
-    "token_limit_too_small": "tests/unit/gateway/tenants/test_callers.py",
-    "rate_limit_requests": "tests/unit/gateway/tenants/test_callers.py",
-    "rate_limit_tokens": "tests/unit/gateway/tenants/test_callers.py",
-    "concurrency_limit": "tests/unit/gateway/tenants/test_callers.py",
+    "api_key_expired": "tests/e2e/gateway/test_tenants.py",
+    "operator_only": "tests/e2e/gateway/test_tenants.py",
+    "output_limit_exceeded": "tests/e2e/gateway/test_tenants.py",
+    "token_limit_too_small": "tests/e2e/gateway/test_tenants.py",
+    "rate_limit_requests": "tests/e2e/gateway/test_tenants.py",
+    "rate_limit_tokens": "tests/e2e/gateway/test_tenants.py",
+    "concurrency_limit": "tests/e2e/gateway/test_tenants.py",
 }
 
 

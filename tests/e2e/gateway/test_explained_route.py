@@ -16,9 +16,8 @@ from kvasir.clock import MonotonicClock
 from kvasir.config.spec import Deployment, EngineSpec, GatewaySpec, PoolSpec
 from kvasir.core.requests import Role
 from kvasir_platform.cli.main import main
-from kvasir_platform.gateway.app import Gateway
 from kvasir_platform.gateway.models import EdgeModel, ModelTable
-from kvasir_platform.gateway.start import make_metrics
+from kvasir_platform.gateway.start import make_gateway, make_metrics
 from kvasir_platform.gateway.tokenization import ModelTokenizer
 from kvasir_platform.sim.cluster import Cluster
 
@@ -63,7 +62,7 @@ async def product(tokenizer: ModelTokenizer) -> AsyncIterator[Product]:
     await cluster.start()
     metrics.track_index(cluster.router.index_stats)
     models = ModelTable([EdgeModel.of(deployment, tokenizer)])
-    gateway = Gateway(deployment, cluster.router, metrics, models, clock)
+    gateway = make_gateway(deployment, cluster.router, clock, metrics, models)
     started: asyncio.Future[tuple[str, int]] = asyncio.get_running_loop().create_future()
     serving = asyncio.create_task(gateway.serve(None, lambda host, port: started.set_result((host, port))))
     host, port = await started

@@ -59,7 +59,7 @@ async def test_a_model_without_parsers_streams_plain_text(edge: Any) -> None:
 
 async def test_hints_reach_the_router(edge: Any) -> None:
     request = await asked(edge, prompt_cache_key="talk-1", user="ann", extra_body={"priority": -3})
-    assert (request.session, request.priority) == ("talk-1", -3)
+    assert (request.session, request.priority) == ("talk-1", 1000)
     request = await asked(edge, user="ann", extra_headers={"x-session-id": "talk-2"})
     assert request.session == "talk-2"
 

@@ -85,6 +85,7 @@ class Caller:
         self.use = TenantUse(spec.name)
         self.salt = scope.salt
         """The salt for the KV of a request, given the client's own, "" for none."""
+        self._sessions = "" if isinstance(scope, Open) else f"{spec.name}\n"
         self._spec = spec
         self._first_priority = rank * PRIORITY_SPAN
         self._models = None if spec.models is None else frozenset(spec.models)
@@ -96,6 +97,11 @@ class Caller:
         """A request's priority within the tenant's class, given what the client asks for: 0 (or less) for the
         first in the class, more to stand behind others."""
         return self._first_priority + min(max(asked or 0, 0), PRIORITY_SPAN - 1)
+
+    def session(self, named: str) -> str:
+        """What the router calls a session that the client has `named`, "" for none: tenants who choose the
+        same name have nothing to do with each other."""
+        return self._sessions + named if named else ""
 
     def may_use(self, model: str) -> bool:
         """Whether a model, or a LoRA adapter, is for this tenant."""

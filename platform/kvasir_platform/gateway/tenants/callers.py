@@ -43,12 +43,12 @@ class Callers:
 
     def figures(self) -> TenantFigures:
         """What all tenants have used."""
-        limits = self._limits
-        shared = LimitsState(limits.shared, limits.decided_alone) if isinstance(limits, RedisLimits) else None
-        return TenantFigures(tuple(caller.use for caller in self._callers.values()), shared)
+        uses = tuple(caller.use for caller in self._callers.values())
+        return TenantFigures(uses, limits_state(self._limits))
 
     async def run(self) -> None:
-        """Keep the keys fresh and the limits counted, until it is cancelled."""
+        """Keep the keys fresh and the limits counted, until it is cancelled, or for as long as there is
+        anything to do."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._limits.run(), name="rate limits")
             if self._keys is not None:
@@ -61,10 +61,17 @@ class Callers:
 
 
 def make_callers(
-    deployment: Deployment, clock: Clock, wall: Callable[[], float], rng: Rng, environment: Mapping[str, str]
+    deployment: Deployment,
+    clock: Clock,
+    wall: Callable[[], float],
+    rng: Rng,
+    environment: Mapping[str, str],
+    *,
+    limits: RateLimits | None = None,
 ) -> Callers:
-    """What the spec says of tenants. `wall` is the time of day in Unix seconds; `rng` names this router among
-    those that count together. Raises ConfigError for keys or a secret that cannot be read."""
+    """What the spec says of tenants, counted by `limits` where they are given. `wall` is the time of day in
+    Unix seconds; `rng` names this router among those that count together. Raises ConfigError for keys or a
+    secret that cannot be read."""
     tenancy, gateway = deployment.tenancy, deployment.gateway
     tenants = {spec.name: spec for spec in tenancy.all_tenants()}
     keys = None
@@ -72,7 +79,7 @@ def make_callers(
     if gateway.asks_for_keys:
         keys = KeyRing(lambda: read_sources(gateway, environment), frozenset(tenants), wall)
         secret = cache_secret(Path(tenancy.cache_secret_file) if tenancy.cache_secret_file else None)
-    limits = _limits(tenancy.redis, clock, rng)
+    limits = make_limits(tenancy.redis, clock, rng) if limits is None else limits
     callers = {
         name: Caller(
             spec,
@@ -86,10 +93,16 @@ def make_callers(
     return Callers(callers, keys, limits, clock)
 
 
-def _limits(redis: LimitsRedisSpec | None, clock: Clock, rng: Rng) -> RateLimits:
+def make_limits(redis: LimitsRedisSpec | None, clock: Clock, rng: Rng) -> RateLimits:
+    """What counts what tenants use. `rng` names this router among those that count together."""
     if redis is None:
         return MemoryLimits(clock.now)
     return RedisLimits(redis, clock, f"{rng.getrandbits(64):016x}")
+
+
+def limits_state(limits: RateLimits) -> LimitsState | None:
+    """How rate limits are counted that routers share; None for others."""
+    return LimitsState(limits.shared, limits.decided_alone) if isinstance(limits, RedisLimits) else None
 
 
 def _slo_classes(there_are: tuple[SloSpec, ...], allowed: tuple[str, ...] | None) -> SloClasses:
