@@ -22,8 +22,8 @@ UV_VERSION := 0.13.8
 SOURCES := pyproject.toml setup.py $(wildcard platform/kvasir/native/src/*)
 UP_ARGS := $(if $(FILE),-f $(FILE)) $(if $(PORT),--port $(PORT)) $(ARGS)
 
-.PHONY: help install install-dev up down status test test-fast lint types arch fmt proto schema lock \
-	bench-foundation bench-edge bench-index bench-policies bench-eviction bench-kv bench-parity bench-overlap scorecard clean
+.PHONY: help install install-dev up down status test test-fast lint types arch fmt proto pages lock sbom \
+	bench-foundation bench-edge bench-tokenizing bench-index bench-policies bench-eviction bench-kv bench-parity bench-overlap scorecard clean
 
 help: ## list the targets
 	@echo "Kvasir. First: make up"
@@ -87,8 +87,13 @@ fmt: install-dev ## format, and mend what ruff can
 proto: install-dev ## generate the wire code from proto/
 	@$(BIN)/python proto/generate.py
 
-schema: install-dev ## write docs/kvasir.schema.json from the spec's models
+pages: install-dev ## write what of docs/ is made from the code
 	@$(BIN)/kvasir config schema > docs/kvasir.schema.json
+	@page=$$($(BIN)/python -m kvasir.telemetry.reasons < docs/errors.md) && printf '%s\n' "$$page" > docs/errors.md
+	@$(BIN)/python -m kvasir_platform.gateway.openapi > docs/openapi.json
+
+sbom: ## print which packages are installed, as CycloneDX (EXTRA=cpu, gpu or base)
+	@$(PYTHON) requirements/sbom.py $(EXTRA)
 
 lock: $(BIN)/python ## resolve the lock files from requirements/*.in (needs the network)
 	@$(PIP) install -qq uv==$(UV_VERSION)
@@ -99,6 +104,9 @@ bench-foundation: install-dev ## measure start, memory, TTFT and throughput into
 
 bench-edge: install-dev ## measure the HTTP edge alone, in front of a scripted router
 	@$(BIN)/python -m load_tests.scenarios.edge
+
+bench-tokenizing: install-dev ## measure what it costs to turn prompts into tokens, with a vocabulary of full size
+	@$(BIN)/python -m load_tests.scenarios.tokenizing
 
 bench-index: install-dev ## measure the prefix index and the decision, beside Dynamo's index
 	@$(BIN)/python -m load_tests.scenarios.index $(ARGS)

@@ -2,7 +2,7 @@
 
 Clients branch on codes and dashboards group by them, so a code is never invented in passing: it stands
 here with its HTTP status, its meaning and what to do, and docs/errors.md prints this table. Run
-`python -m kvasir.telemetry.reasons` for the table in Markdown.
+`make pages` after a change; this module's own program passes a page on with its table made anew.
 """
 
 from __future__ import annotations
@@ -206,6 +206,15 @@ _TABLE = (
     Reason("bodies_full", 503, "The gateway holds all request bodies it may.", "Retry shortly."),
     Reason("tokenizer_busy", 503, "Too many long prompts wait to be tokenized.", "Retry shortly."),
     Reason("not_ready", 503, "The deployment is not ready to serve.", "Wait for /health/ready."),
+    Reason(
+        "router_lost", 503, "The router's core process ended, and every stream with it.", "Retry shortly."
+    ),
+    Reason(
+        "edge_overloaded",
+        503,
+        "The gateway's process could not take what the workers sent; its streams were cut.",
+        "Retry; give the router more CPUs.",
+    ),
     Reason("shutting_down", 503, "The server is stopping.", "Retry: another replica or the next start."),
     Reason("request_timeout", 504, "The request ran longer than allowed.", "Ask for less output, or retry."),
     Reason(
@@ -262,5 +271,14 @@ def markdown_table() -> str:
     return "\n".join(rows) + "\n"
 
 
+def with_table(page: str) -> str:
+    """`page` with its table of errors made anew. Raises ValueError where it has none."""
+    lines = page.splitlines(keepends=True)
+    head = markdown_table().splitlines(keepends=True)[0]
+    begin = lines.index(head)
+    end = next((at for at in range(begin, len(lines)) if not lines[at].startswith("|")), len(lines))
+    return "".join((*lines[:begin], markdown_table(), *lines[end:]))
+
+
 if __name__ == "__main__":
-    sys.stdout.write(markdown_table())
+    sys.stdout.write(with_table(sys.stdin.read()))

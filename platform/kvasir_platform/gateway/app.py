@@ -17,8 +17,9 @@ from kvasir.telemetry.metrics import Metrics
 from kvasir.telemetry.spans import SpanRecorder
 from kvasir_platform.gateway.api import GenerateApi, stopping
 from kvasir_platform.gateway.cors import Cors
-from kvasir_platform.gateway.decisions import DECISIONS, DecisionPages, RequestNames
-from kvasir_platform.gateway.drains import DRAIN, UNDRAIN, WORKERS, DrainPages
+from kvasir_platform.gateway.decisions import DECISIONS
+from kvasir_platform.gateway.drains import DRAIN, UNDRAIN, WORKERS
+from kvasir_platform.gateway.elsewhere import Elsewhere
 from kvasir_platform.gateway.embeddings import EmbeddingApi
 from kvasir_platform.gateway.endpoint import Tools
 from kvasir_platform.gateway.errors import MethodNotAllowed, error_headers, error_status
@@ -27,6 +28,7 @@ from kvasir_platform.gateway.http import Exchange, HttpRequest
 from kvasir_platform.gateway.listener import Listen, Listener
 from kvasir_platform.gateway.models import ModelTable
 from kvasir_platform.gateway.openapi import OPENAPI, openapi_page
+from kvasir_platform.gateway.operators import operators_elsewhere, operators_here
 from kvasir_platform.gateway.pages import MODELS, Pages
 from kvasir_platform.gateway.request_head import METHODS
 from kvasir_platform.gateway.tenants.caller import Caller
@@ -50,7 +52,7 @@ class Gateway:
     def __init__(
         self,
         deployment: Deployment,
-        router: RouterPort,
+        router: RouterPort | Elsewhere,
         metrics: Metrics,
         models: ModelTable,
         clock: Clock,
@@ -63,6 +65,7 @@ class Gateway:
     ) -> None:
         spec = deployment.gateway
         self._spec = spec
+        self._stop = asyncio.Event()
         self._clock = clock
         self._wall = wall
         self._metrics = metrics
@@ -72,8 +75,31 @@ class Gateway:
         self._callers = callers
         self._filters = filters
         self._cors = Cors(spec.cors, open_to_all=not spec.asks_for_keys)
-        names = RequestNames(deployment.routing.decision_records)
-        tools = Tools(deployment, router, names, models, metrics, filters, spans, clock, wall, self._suffix)
+        if isinstance(router, Elsewhere):
+            requests, self._operate = router.router, operators_elsewhere(router)
+        else:
+            requests = router
+            self._operate = operators_here(
+                deployment,
+                models,
+                router,
+                metrics,
+                clock,
+                in_flight=self._in_flight,
+                draining=self._stop.is_set,
+            )
+        tools = Tools(
+            deployment,
+            requests,
+            self._operate.names,
+            models,
+            metrics,
+            filters,
+            spans,
+            clock,
+            wall,
+            self._suffix,
+        )
         self._api = GenerateApi(tools, self._guard)
         self._embeddings = EmbeddingApi(tools, self._guard)
         self._texts = TextApi(models, self._guard)
@@ -81,14 +107,9 @@ class Gateway:
         metrics.track_tenants(callers.figures)
         for model in models.models:
             metrics.track_tokenizer(model.name, model.tokenizer.sizes)
-        self._pages = Pages(
-            deployment, models, router, metrics, clock, created=int(wall()), in_flight=self._in_flight
-        )
-        self._decisions = DecisionPages(router, names)
-        self._drains = DrainPages(router)
+        self._pages = Pages(models, requests, created=int(wall()))
         self._routes = self._route_table()
         self._listener: Listener | None = None
-        self._stop = asyncio.Event()
 
     async def serve(self, listen: Listen | None, on_started: Callable[[str, int], None]) -> None:
         """Bind `listen` (by default the spec's address), tell `on_started` the address, and answer
@@ -108,7 +129,7 @@ class Gateway:
         host, port = await self._listener.open(listen or (spec.host, spec.port))
         on_started(host, port)
         counting = asyncio.create_task(self._callers.run(), name="tenants")
-        counting.add_done_callback(lambda task: task.cancelled() or task.exception() is None or self.stop())
+        counting.add_done_callback(self._stop_on_fault)
         try:
             await self._stop.wait()
             self._pages.draining = True
@@ -131,6 +152,10 @@ class Gateway:
         """Begin to drain; `serve` returns within the spec's `drain_timeout_s`. Idempotent."""
         self._stop.set()
 
+    def _stop_on_fault(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and task.exception() is not None:
+            self.stop()
+
     def _route_table(self) -> dict[str, _Route]:
         """What is at each path."""
         api, pages, texts = self._api, self._pages, self._texts
@@ -143,8 +168,8 @@ class Gateway:
             MODELS: ("GET", self._callers_own(pages.models)),
             "/health/live": ("GET", _everyones(pages.live)),
             "/health/ready": ("GET", _everyones(pages.ready)),
-            "/metrics": ("GET", self._operators(pages.metrics)),
-            "/status": ("GET", self._operators(pages.status)),
+            "/metrics": ("GET", self._operators(self._operate.metrics)),
+            "/status": ("GET", self._operators(self._operate.status)),
             OPENAPI: ("GET", _everyones(openapi_page)),
         }
 
@@ -153,11 +178,11 @@ class Gateway:
         if path.startswith(MODELS + "/"):
             return "GET", self._callers_own(self._pages.model)
         if path.startswith(DECISIONS):
-            return "GET", self._operators(self._decisions.decision)
+            return "GET", self._operators(self._operate.decision)
         if path.startswith(WORKERS) and path.endswith(DRAIN):
-            return "POST", self._operators(self._drains.drain)
+            return "POST", self._operators(self._operate.drain)
         if path.startswith(WORKERS) and path.endswith(UNDRAIN):
-            return "POST", self._operators(self._drains.undrain)
+            return "POST", self._operators(self._operate.undrain)
         return None
 
     def _callers_own(self, handler: Callable[[Caller, Exchange], None]) -> _Admit:

@@ -282,7 +282,7 @@ def load_encoder(path: Path, conversation: str, *, fast: bool = True) -> Referen
         )
         return ProvenEncoder(quick, reload, digest, odd=odd, reference=reference)
     del reference
-    _return_memory()
+    return_memory()
     return ProvenEncoder(quick, reload, digest)
 
 
@@ -356,9 +356,9 @@ def _is_fault(error: BaseException) -> bool:
     return not isinstance(error, KeyboardInterrupt | SystemExit | UnicodeError | OverflowError | TypeError)
 
 
-def _return_memory() -> None:
-    """Give what the reference took back to the system: it was made of millions of small pieces, which the
-    C library keeps otherwise."""
+def return_memory() -> None:
+    """Give what loading took back to the system: it was made of millions of small pieces, which the C library
+    keeps otherwise."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)

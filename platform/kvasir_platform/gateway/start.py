@@ -16,6 +16,8 @@ from kvasir.ports.router import RouterPort
 from kvasir.telemetry.metrics import Metrics
 from kvasir.telemetry.spans import SpanRecorder, otlp_recorder
 from kvasir_platform.gateway.app import Gateway
+from kvasir_platform.gateway.elsewhere import Elsewhere
+from kvasir_platform.gateway.fast_tokenizer import return_memory
 from kvasir_platform.gateway.filters.build import output_filters
 from kvasir_platform.gateway.models import EdgeModel, ModelTable
 from kvasir_platform.gateway.tenants.callers import make_callers
@@ -38,12 +40,13 @@ def make_models(deployment: Deployment) -> ModelTable:
         if folder not in pools:
             pools[folder] = TokenizerPool(ModelTokenizer.from_folder(folder, deployment.tokenizer))
         models.append(EdgeModel.of(view, pools[folder], matryoshka(folder, view.model.matryoshka)))
+    return_memory()
     return ModelTable(models)
 
 
 def make_gateway(
     deployment: Deployment,
-    router: RouterPort,
+    router: RouterPort | Elsewhere,
     clock: Clock,
     metrics: Metrics | None = None,
     models: ModelTable | None = None,
@@ -60,7 +63,14 @@ def make_gateway(
         metrics,
         make_models(deployment) if models is None else models,
         clock,
-        callers=make_callers(deployment, clock, time.time, rng, os.environ),
+        callers=make_callers(
+            deployment,
+            clock,
+            time.time,
+            rng,
+            os.environ,
+            limits=router.limits if isinstance(router, Elsewhere) else None,
+        ),
         filters=output_filters(deployment.output_filters, metrics, now=clock.now, rng=rng),
         spans=otlp_recorder(deployment.telemetry.otlp_endpoint, deployment.name) if spans is None else spans,
     )

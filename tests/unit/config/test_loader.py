@@ -372,7 +372,7 @@ def test_a_dumped_deployment_loads_as_itself() -> None:
 
 def test_the_committed_schema_is_fresh() -> None:
     committed = json.loads((ROOT / "docs" / "kvasir.schema.json").read_text())
-    assert committed == schema(), "run `make schema`"
+    assert committed == schema(), "run `make pages`"
 
 
 EXAMPLES = sorted((ROOT / "deploy" / "examples").glob("*.yaml"))

@@ -40,7 +40,7 @@ def references(value: Any) -> Iterator[str]:
 
 def test_the_committed_document_is_the_one_that_is_made() -> None:
     committed = (ROOT / "docs" / "openapi.json").read_text(encoding="utf-8")
-    assert committed == document_text(), "run `python -m kvasir_platform.gateway.openapi > docs/openapi.json`"
+    assert committed == document_text(), "run `make pages`"
 
 
 def test_every_reference_is_there(document: dict[str, Any]) -> None:
