@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import random
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import contextmanager
@@ -12,11 +13,17 @@ from typing import Any, Protocol
 
 import pytest
 import pytest_asyncio
+from tests.helpers.api_server import SLICES, ApiServer, start_server
+from tests.helpers.slices import Pod, endpoint_slice
 
 from kvasir.clock import MonotonicClock
+from kvasir.config.spec_discovery import KubernetesDiscoverySpec
 from kvasir.core.errors import ConfigError
 from kvasir.core.membership import Endpoint, MemberRecord, Members, member_key
 from kvasir.ports.discovery import Discovery
+from kvasir_platform.control.kubernetes_api import Access
+from kvasir_platform.control.kubernetes_api import ApiServer as KubernetesApi
+from kvasir_platform.control.kubernetes_discovery import KubernetesDiscovery
 from kvasir_platform.sim.discovery import FeedDiscovery
 from kvasir_router.discovery_shared import SharedDiscovery
 from kvasir_router.discovery_static import StaticDiscovery
@@ -147,6 +154,13 @@ async def shared(request: pytest.FixtureRequest) -> Source:
     return source
 
 
+async def kubernetes(request: pytest.FixtureRequest) -> Source:
+    folder: Path = request.getfixturevalue("tmp_path")
+    server = await start_server(folder)
+    request.addfinalizer(server.stop)
+    return KubernetesSource(server, folder)
+
+
 async def ray(request: pytest.FixtureRequest) -> Source:
     source = RaySource(request.getfixturevalue("ray_address"))
     source.put("a", "prefill")
@@ -192,11 +206,47 @@ def ray_address() -> Iterator[str]:
         yield head.address
 
 
+class KubernetesSource:
+    """EndpointSlices behind an API server."""
+
+    def __init__(self, server: ApiServer, folder: Path) -> None:
+        self._server = server
+        self._put("prefill", "a")
+        self._put("decode", "b")
+        access = Access(server.host, server.port, server.write_credentials(folder / "account"))
+        self.discovery = KubernetesDiscovery(
+            KubernetesApi(access, timeout_s=PATIENCE_S),
+            "default",
+            "kvasir",
+            ["prefill", "decode"],
+            KubernetesDiscoverySpec(),
+            clock=MonotonicClock(),
+            rng=random.Random(1),
+        )
+
+    def _put(self, pool: str, name: str, *, terminating: bool = False) -> None:
+        pod = Pod(name, f"10.0.0.{ord(name)}", terminating=terminating)
+        self._server.put(SLICES, endpoint_slice(pool, [pod]))
+
+    async def change(self) -> bool:
+        self._put("prefill", "a", terminating=True)
+        self._put("decode", "c")
+        return True
+
+
 SourceFactory = Callable[[pytest.FixtureRequest], Awaitable[Source]]
-SOURCES: dict[str, SourceFactory] = {"static": static, "feed": feed, "shared": shared, "ray": ray}
+SOURCES: dict[str, SourceFactory] = {
+    "static": static,
+    "feed": feed,
+    "shared": shared,
+    "kubernetes": kubernetes,
+    "ray": ray,
+}
 
 
-@pytest_asyncio.fixture(params=["static", "feed", "shared", pytest.param("ray", marks=pytest.mark.slow)])
+@pytest_asyncio.fixture(
+    params=["static", "feed", "shared", "kubernetes", pytest.param("ray", marks=pytest.mark.slow)]
+)
 async def source(request: pytest.FixtureRequest) -> AsyncIterator[Source]:
     made = await SOURCES[request.param](request)
     yield made

@@ -9,6 +9,7 @@ from typing import Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from kvasir.config.spec_base import Spec, is_loopback
+from kvasir.config.spec_discovery import KubernetesDiscoverySpec
 
 _COLLECTOR = re.compile(
     r"(?:https?://)?(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9](?:[-A-Za-z0-9._]*[A-Za-z0-9])?):(\d{1,5})"
@@ -163,9 +164,10 @@ class TelemetrySpec(Spec):
 class DiscoverySpec(Spec):
     """How the router finds workers."""
 
-    kind: Literal["ray", "static"] = "ray"
+    kind: Literal["ray", "static", "kubernetes"] = "ray"
     endpoints: tuple[str, ...] = ()
     """For `static`: `pool=host:port`."""
+    kubernetes: KubernetesDiscoverySpec = KubernetesDiscoverySpec()
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

@@ -42,9 +42,13 @@ log = logging.getLogger(__name__)
 
 
 def build_discovery(deployment: Deployment, ray_address: str | None, clock: Clock) -> Discovery:
-    """The discovery adapter that the spec names. Raises ConfigError when it lacks an address."""
+    """The discovery adapter that the spec names. Raises ConfigError when it lacks an address or a cluster."""
     if deployment.discovery.kind == "static":
         return StaticDiscovery(deployment.discovery.endpoints)
+    if deployment.discovery.kind == "kubernetes":
+        from kvasir_platform.control.kubernetes_discovery import KubernetesDiscovery
+
+        return KubernetesDiscovery.in_cluster(deployment, clock, random.Random())  # noqa: S311 - spreads load
     if not ray_address:
         raise ConfigError("discovery: ray needs --ray-address")
     from kvasir_platform.control.ray_discovery import RayDiscovery

@@ -15,6 +15,7 @@ from kvasir.config.support import Platform, engine_platform, refusals
 from kvasir.core.requests import Role
 from kvasir_platform.control.finding import Finding
 from kvasir_platform.control.janitor import SHARED_MEMORY
+from kvasir_platform.control.preflight_kubernetes import KubernetesProbe, kubernetes_findings
 from kvasir_platform.control.preflight_tiers import TierProbe, arena_bytes, tier_findings
 
 MIB = 1 << 20
@@ -91,6 +92,7 @@ class Machine:
     named_files: tuple[FileProbe, ...] = ()
     tiers: TierProbe = TierProbe()
     rdma: bool = False
+    kubernetes: KubernetesProbe | None = None
 
     def model_of(self, view: Deployment) -> ModelProbe:
         """The files of a view's model."""
@@ -98,7 +100,11 @@ class Machine:
 
 
 def examine(deployment: Deployment, machine: Machine) -> list[Finding]:
-    """All findings, in the order in which a person would mend them."""
+    """All findings, in the order in which a person would mend them. Where Kubernetes runs the pools, this
+    machine is a router's pod: what engines need is not asked of it."""
+    if deployment.discovery.kind == "kubernetes":
+        in_a_pod = (_system, _support, _models, _named_files, _open_files, _native, _kubernetes)
+        return [finding for check in in_a_pod for finding in check(deployment, machine)]
     checks = (
         _system, _packages, _support, _pools, _models, _named_files, _port, _memory, _cpus, _gpus, _shm,
         _open_files, _native, _fabric, _tiers,
@@ -178,7 +184,8 @@ def _packages(deployment: Deployment, machine: Machine) -> Iterator[Finding]:
 
 
 def _support(deployment: Deployment, machine: Machine) -> Iterator[Finding]:
-    wanted: Platform = "cuda" if machine.gpus else "cpu"
+    elsewhere = deployment.discovery.kind == "kubernetes" and any(pool.gpus for pool in deployment.pools)
+    wanted: Platform = "cuda" if machine.gpus or elsewhere else "cpu"
     platform = engine_platform(machine.installed) or wanted
     for reason in refusals(deployment, platform=platform):
         what, _, remedy = reason.partition("; ")
@@ -265,11 +272,13 @@ def _model(deployment: Deployment, model: ModelProbe) -> Iterator[Finding]:
     if model.problem:
         yield Finding("model", "error", model.problem, "correct model.source")
         return
-    if model.missing:
+    # A router needs no weights.
+    routes = deployment.discovery.kind == "kubernetes"
+    if missing := [name for name in model.missing if not routes or name == "tokenizer.json"]:
         yield Finding(
             "model",
             "error",
-            f"{model.folder} lacks {', '.join(model.missing)}",
+            f"{model.folder} lacks {', '.join(missing)}",
             "complete the folder, or save the model again with safetensors and a fast tokenizer",
         )
         return
@@ -423,6 +432,11 @@ def _fabric(deployment: Deployment, machine: Machine) -> Iterator[Finding]:
             "and can end the prefill engine when a decode worker is killed in the middle of a pull",
             "set transfer.kind: nccl, or run where RDMA devices are",
         )
+
+
+def _kubernetes(deployment: Deployment, machine: Machine) -> Iterator[Finding]:
+    if machine.kubernetes is not None:
+        yield from kubernetes_findings(deployment, machine.kubernetes)
 
 
 def _tiers(deployment: Deployment, machine: Machine) -> Iterator[Finding]:

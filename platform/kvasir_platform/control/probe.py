@@ -26,6 +26,7 @@ from kvasir.native import IS_NATIVE
 from kvasir.wire.tls import certificate_problem
 from kvasir_platform.control.janitor import SHARED_MEMORY
 from kvasir_platform.control.preflight import FileProbe, Machine, ModelProbe, PortProbe
+from kvasir_platform.control.preflight_kubernetes import probe_kubernetes
 from kvasir_platform.control.preflight_tiers import probe_tiers
 from kvasir_platform.gateway.tenants.keys import parse_keys, read_sources
 
@@ -56,6 +57,7 @@ def probe(deployment: Deployment, cgroup: Path = Path("/sys/fs/cgroup")) -> Mach
         named_files=tuple(probe_named_files(deployment)),
         tiers=probe_tiers(deployment.tiers),
         rdma=any(Path("/sys/class/infiniband").glob("*")),
+        kubernetes=probe_kubernetes(deployment, os.environ),
     )
 
 
