@@ -18,7 +18,7 @@ class TransferSpec(Spec):
     """`nixl` reads the prefill worker's memory: RDMA where the nodes have it, shared memory or TCP elsewhere.
     `nccl` sends between pairs of workers: NCCL between GPUs, gloo where the KV is in host memory."""
     host: str = "127.0.0.1"
-    """Address that the prefill worker's transfer agent binds and tells its peers."""
+    """Address that the transfer agent of a prefill worker binds and tells; `pod` as in `worker.host`."""
     checksum: bool = True
     """Compare what arrived with what was sent, block by block; a difference is a failed pull."""
     overlap: Literal["auto", "always", "never"] = "auto"
@@ -51,7 +51,11 @@ class WorkerSpec(Spec):
     """The workers' session server."""
 
     host: str = "127.0.0.1"
-    """Address to bind. Beyond loopback, a worker does not start without `session_token_file`."""
+    """Address to bind. Beyond loopback, a worker does not start without `session_token_file`. `pod`: the
+    address of the pod that it runs in, which the variable KVASIR_POD_IP says."""
+    port: int = Field(default=0, ge=0, le=65535)
+    """Port on `host` of the session server. 0: any that is free, which discovery tells routers. Kubernetes'
+    discovery needs a fixed one, and one worker of each address can have it."""
     session_token_file: str | None = None
     """Shared secret of routers and workers. `--token-file` of their processes wins over it, and `kvasir
     up` makes one when it is unset."""

@@ -9,66 +9,31 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import os
-import signal
 import sys
 import threading
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
 from pathlib import Path
-from typing import TextIO
 
 from kvasir.clock import MonotonicClock
 from kvasir.config.loader import load
 from kvasir.config.spec import Deployment
 from kvasir.core.errors import ConfigError, KvasirError
 from kvasir.ports.clock import Clock
+from kvasir_platform.apps.reporter import Reporter
 from kvasir_platform.apps.session_token import session_token
+from kvasir_platform.apps.spec_file import SpecFile
+from kvasir_platform.apps.stopping import Stop, stop_on_signals
 from kvasir_platform.apps.worker_node import start_node
 from kvasir_platform.control.commands import Ask, Caller, listening, socket_path
 from kvasir_platform.control.head_keeper import HeadKeeper
 from kvasir_platform.control.pool_commands import PoolCommands
 from kvasir_platform.control.ray_head import RayHead, ray_environment
-from kvasir_platform.control.ray_pools import PoolStatus, RayPools, head_cpus
+from kvasir_platform.control.ray_pools import RayPools, head_cpus
 
 STATUS_PERIOD_S = 0.5
 STEADY_PERIOD_S = 2.0
 KEEP_PERIOD_S = 0.25
-
-
-class Stop:
-    """Whether a stop was asked for. A plain flag: signals may arrive one inside the other, and an Event
-    that is set from a handler deadlocks on its own lock."""
-
-    requested = False
-
-
-class Reporter:
-    """One JSON object a line for whoever started the process."""
-
-    def __init__(self, out: TextIO) -> None:
-        self._out = out
-        self._last: Sequence[PoolStatus] | None = None
-        self._lost = False
-
-    def event(self, name: str, **details: object) -> None:
-        # Whoever listened may have been killed; what is left to do is to stop in good order all the same.
-        with contextlib.suppress(BrokenPipeError):
-            self._out.write(json.dumps({"event": name, **details}) + "\n")
-            self._out.flush()
-
-    def pools(self, status: Sequence[PoolStatus]) -> None:
-        if status == self._last:
-            return
-        self._last = status
-        self.event("pools", pools=[asdict(pool) | {"failed": pool.failed} for pool in status])
-
-    def lost(self, message: str) -> None:
-        """The head cannot be kept; said once."""
-        if not self._lost:
-            self._lost = True
-            self.event("failed", code="ray_head_lost", message=message)
 
 
 def run(deployment: Deployment, temp_dir: Path, logs: Path, token: str, stop: Stop) -> None:
@@ -104,7 +69,7 @@ def run(deployment: Deployment, temp_dir: Path, logs: Path, token: str, stop: St
                     # Asking Serve costs its controller more than us; while nothing changes, seldom is enough.
                     if asked is None and keeper.failure is None and clock.now() < look_at:
                         continue
-                    steady = _turn(asked, work, pools, reporter, head=head, keeper=keeper)
+                    steady = turn(asked, work, pools, reporter, there=head.gcs_alive, failure=keeper.failure)
                     look_at = clock.now() + (STEADY_PERIOD_S if steady else 0.0)
             finally:
                 reporter.event("stopping")
@@ -115,29 +80,29 @@ def run(deployment: Deployment, temp_dir: Path, logs: Path, token: str, stop: St
         reporter.event("stopped")
 
 
-def _turn(
+def turn(
     asked: tuple[Ask, Caller] | None,
     work: PoolCommands,
     pools: RayPools,
     reporter: Reporter,
     *,
-    head: RayHead,
-    keeper: HeadKeeper,
+    there: bool,
+    failure: str | None,
 ) -> bool:
     """Report once, and do what was asked; returns whether all is as it should be and nothing is being done.
-    With a head that cannot be kept there is nothing left to do: whoever started this stops it, after letting
-    the running requests end."""
-    if keeper.failure is None and head.gcs_alive:
+    `there`: Ray's head answers. With one that cannot be kept, for the reason `failure`, there is nothing left
+    to do: whoever started this stops it, after letting the running requests end."""
+    if failure is None and there:
         if asked is not None:
             work.take(*asked)
         status = pools.status()
         reporter.pools(status)
         work.step(status)
         return not work.busy and all(pool.ready for pool in status)
-    if keeper.failure is not None:
-        reporter.lost(keeper.failure)
+    if failure is not None:
+        reporter.lost(failure)
     if asked is not None:
-        asked[1].tell("refused", message=keeper.failure or "Ray's head is being started again; ask once more")
+        asked[1].tell("refused", message=failure or "Ray's head is being started again; ask once more")
     return False
 
 
@@ -160,35 +125,41 @@ def _kept(head: RayHead, clock: Clock) -> Iterator[HeadKeeper]:
         thread.join()
 
 
-def stop_on_signals(stop: Stop) -> None:
-    """Let SIGTERM and SIGINT ask for an orderly stop."""
-
-    def request(_signum: int, _frame: object) -> None:
-        stop.requested = True
-
-    for signum in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(signum, request)
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="kvasir-control", description=__doc__)
     parser.add_argument("--deployment", type=Path, required=True, help="kvasir.yaml of the deployment")
     parser.add_argument("--temp-dir", type=Path, required=True, help="short path for Ray's session folder")
-    parser.add_argument("--logs", type=Path, required=True, help="folder for ray.log")
+    parser.add_argument("--logs", type=Path, help="folder for ray.log; without --cluster")
     parser.add_argument("--token-file", type=Path, help="shared secret of sessions")
+    parser.add_argument("--cluster", action="store_true", help="run in the head pod of a RayCluster")
+    parser.add_argument("--tls-dir", type=Path, help="folder of certificates in every pod; with --cluster")
+    parser.add_argument("--redis-password-file", type=Path, help="of Ray's Redis; with --cluster")
     args = parser.parse_args(argv)
     stop = Stop()
     stop_on_signals(stop)
     try:
+        if args.cluster:
+            from kvasir_platform.apps.cluster_control import ClusterControl
+
+            spec_file = SpecFile(args.deployment, args.tls_dir)
+            token = _token(spec_file.deployment, args.token_file)
+            control = ClusterControl(spec_file, token, args.temp_dir, args.redis_password_file)
+            return control.run(stop)
+        if args.logs is None:
+            raise ConfigError("without --cluster there must be --logs, the folder for ray.log")
         deployment = load(args.deployment)
-        token = session_token(deployment.worker, args.token_file)
-        if token is None:
-            raise ConfigError("pools on Ray need a session token: pass --token-file")
-        run(deployment, args.temp_dir, args.logs, token, stop)
+        run(deployment, args.temp_dir, args.logs, _token(deployment, args.token_file), stop)
     except KvasirError as error:
         Reporter(sys.stdout).event("failed", code=error.code, message=error.message)
         return 1
     return 0
+
+
+def _token(deployment: Deployment, token_file: Path | None) -> str:
+    token = session_token(deployment.worker, token_file)
+    if token is None:
+        raise ConfigError("pools on Ray need a session token: pass --token-file")
+    return token
 
 
 if __name__ == "__main__":

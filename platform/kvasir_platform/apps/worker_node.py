@@ -32,7 +32,9 @@ from kvasir.ports.clock import Clock
 from kvasir.ports.engine import Engine
 from kvasir.telemetry.logs import configure_logging
 from kvasir_platform.apps.peer_tls import tls_names, with_tls_dir, worker_files
+from kvasir_platform.apps.pod import POD, at_pod, host_port
 from kvasir_platform.apps.session_token import session_token
+from kvasir_platform.control.cpus import usable_cpus
 from kvasir_workers.engines.vllm.arguments import threads_per_rank
 from kvasir_workers.pool.progress import WatchedEngine
 from kvasir_workers.server.grpc_server import GrpcServer, ServerTls
@@ -69,10 +71,16 @@ def build_engine(deployment: Deployment, pool: PoolSpec, clock: Clock) -> Engine
     return VllmEngine(deployment, pool, model_path=str(folder))
 
 
-def worker_view(deployment: Deployment, pool_name: str, cpus: int) -> Deployment:
+def worker_view(deployment: Deployment, pool_name: str, cpus: int, *, alone: bool = False) -> Deployment:
     """The deployment as a worker of that pool sees it: with the pool's model only. The pools of other models
-    share the machine all the same, so that its part of the `cpus` is counted before they are left out."""
+    share the machine all the same, so that its part of the `cpus` is counted before they are left out.
+    `alone`: they share nothing, as in a pod of its own."""
     view = deployment.view_of(pool_name)
+    if alone:
+        pool = view.pool(pool_name)
+        only = deployment.model_copy(update={"pools": (pool.model_copy(update={"replicas": 1}),)})
+        pools = tuple(_with_threads(only, pool, cpus) if each is pool else each for each in view.pools)
+        return view.model_copy(update={"pools": pools})
     if view is deployment:
         return deployment
     pools = tuple(_with_threads(deployment, pool, cpus) for pool in view.pools)
@@ -98,11 +106,13 @@ class WorkerNode:
 
     @classmethod
     async def start(
-        cls, deployment: Deployment, pool_name: str, token: str | None, clock: Clock, *, port: int = 0
+        cls, deployment: Deployment, pool_name: str, token: str | None, clock: Clock
     ) -> WorkerNode:
         """Load the engine, then listen. Raises ConfigError with the reason and the remedy."""
+        alone = deployment.worker.host == POD
+        deployment = at_pod(deployment, os.environ)
         files = worker_files(deployment, pool_name)
-        view = worker_view(deployment, pool_name, len(os.sched_getaffinity(0)))
+        view = worker_view(deployment, pool_name, max(1, int(usable_cpus())), alone=alone)
         engine = WatchedEngine(build_engine(view, view.pool(pool_name), clock), clock)
         worker_id = f"{pool_name}-{uuid4().hex[:8]}"
         spec = deployment.worker
@@ -116,18 +126,18 @@ class WorkerNode:
         )
         server = GrpcServer(
             host.serve,
-            bind=f"{spec.host}:{port}",
+            bind=host_port(spec.host, spec.port),
             token=token,
             snapshot=host.snapshot,
             tls=None if files is None else ServerTls(files, tls_names(deployment).router),
-            health_bind=None if spec.health_port is None else f"{spec.host}:{spec.health_port}",
+            health_bind=None if spec.health_port is None else host_port(spec.host, spec.health_port),
         )
         try:
             bound = await server.start()
         except ConfigError:
             await engine.stop()
             raise
-        return cls(engine, host, server, Endpoint(worker_id, f"{spec.host}:{bound}", pool_name))
+        return cls(engine, host, server, Endpoint(worker_id, host_port(spec.host, bound), pool_name))
 
     @property
     def endpoint(self) -> Endpoint:
@@ -163,13 +173,13 @@ async def start_node(deployment: Deployment, pool: str, token: str) -> WorkerNod
     return await WorkerNode.start(deployment, pool, token, MonotonicClock())
 
 
-async def serve(deployment: Deployment, pool: str, token: str | None, port: int) -> int:
+async def serve(deployment: Deployment, pool: str, token: str | None) -> int:
     """Run one worker until SIGTERM, SIGINT or the engine's death; returns the exit status."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for signum in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(signum, stop.set)
-    node = await WorkerNode.start(deployment, pool, token, MonotonicClock(), port=port)
+    node = await WorkerNode.start(deployment, pool, token, MonotonicClock())
     endpoint = node.endpoint
     sys.stdout.write(
         json.dumps(
@@ -196,7 +206,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--deployment", type=Path, required=True, help="kvasir.yaml")
     parser.add_argument("--pool", required=True, help="name of the pool that this worker is of")
-    parser.add_argument("--port", type=int, default=0, help="port of its session server; 0 takes a free one")
+    parser.add_argument(
+        "--port", type=int, help="port of its session server, 0 for a free one; by default worker.port"
+    )
     parser.add_argument(
         "--token-file",
         type=Path,
@@ -217,8 +229,11 @@ def main(argv: Sequence[str] | None = None) -> int:
                 f"worker.host: {deployment.worker.host} is open to the network, and no session token guards "
                 "it; set worker.session_token_file, pass --token-file, or bind 127.0.0.1"
             )
+        if args.port is not None:
+            worker = deployment.worker.model_copy(update={"port": args.port})
+            deployment = deployment.model_copy(update={"worker": worker})
         configure_logging(deployment.telemetry.log_level)
-        return asyncio.run(serve(deployment, args.pool, token, args.port))
+        return asyncio.run(serve(deployment, args.pool, token))
     except KvasirError as error:
         sys.stderr.write(f"kvasir-worker: {error.message}\n")
         return 2

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from kvasir.core.errors import ConfigError, UpstreamError
 from kvasir_platform.cli.output import Output
 from kvasir_platform.cli.running import chosen_one
-from kvasir_platform.control.commands import Ask, ask, socket_path
+from kvasir_platform.control.commands import SOCKET, Ask, ask, socket_path
 
 # Between two things that the control process says: one worker loads its model, another drains.
 _SILENCE_S = 4200.0
@@ -17,13 +19,8 @@ _SILENCE_S = 4200.0
 def restart(pool: str, name: str | None, output: Output) -> int:
     """Ask, show the progress, and return 0 when all were replaced. Raises ConfigError when it is refused,
     UpstreamError when nothing runs here."""
-    found = chosen_one(name)
-    if found is None or found[0].holder() is None:
-        called = f" under the name {name}" if name else ""
-        raise UpstreamError(f"nothing runs here{called}; start with: kvasir up", code="not_ready")
-    _, state = found
     status = 1
-    for answer in ask(socket_path(Path(state.temp_dir)), Ask("restart", pool), _SILENCE_S):
+    for answer in ask(_control_socket(name, os.environ), Ask("restart", pool), _SILENCE_S):
         output.data(answer)
         if answer["event"] == "refused":
             raise ConfigError(str(answer["message"]))
@@ -34,10 +31,25 @@ def restart(pool: str, name: str | None, output: Output) -> int:
     return status
 
 
+def _control_socket(name: str | None, environ: Mapping[str, str]) -> Path:
+    """Where the control process listens: in a pod, as its template says."""
+    if told := environ.get(SOCKET):
+        return Path(told)
+    found = chosen_one(name)
+    if found is None or found[0].holder() is None:
+        called = f" under the name {name}" if name else ""
+        raise UpstreamError(f"nothing runs here{called}; start with: kvasir up", code="not_ready")
+    return socket_path(Path(found[1].temp_dir))
+
+
 def _lines(answer: dict[str, Any]) -> list[str]:
     match answer["event"]:
         case "started":
-            how = "each new one beside the old" if answer["beside"] else "each stopped first: no GPU is free"
+            how = (
+                "each new one beside the old"
+                if answer["beside"]
+                else "each stopped first: there is no room for one more"
+            )
             return [f"restarting {answer['pool']}: {answer['replicas']} replicas, one at a time, {how}"]
         case "progress":
             return [f"  {answer['replaced']} of {answer['wanted']} replaced"]

@@ -18,6 +18,8 @@ import msgspec
 
 from kvasir.core.errors import UpstreamError
 
+SOCKET = "KVASIR_CONTROL_SOCKET"
+"""The variable that names the socket in the pod of a control process, for `kubectl exec`."""
 MAX_LINE = 4096
 # Both sides are on one machine: who takes longer to say or to take a line has stopped.
 _PATIENCE_S = 1.0

@@ -41,9 +41,13 @@ _RAYLET = "raylet"
 
 def ray_environment(token: str) -> dict[str, str]:
     """What every process that talks to this Ray has in its environment."""
+    return {"RAY_AUTH_TOKEN": token, **ray_settings()}
+
+
+def ray_settings() -> dict[str, str]:
+    """The same, without the token, which a pod finds in a file."""
     return {
         "RAY_AUTH_MODE": "token",
-        "RAY_AUTH_TOKEN": token,
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_enable_metrics_collection": "0",
         "RAY_DEDUP_LOGS": "0",

@@ -6,22 +6,29 @@ go drains in its own end (kvasir_workers.pool.replica), which Serve waits for.
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+import msgspec
 import ray
 from ray import serve
+from ray.experimental.internal_kv import _internal_kv_del, _internal_kv_get, _internal_kv_put
 from ray.serve._private.common import DeploymentID, ReplicaState
 from ray.serve._private.constants import SERVE_CONTROLLER_NAME, SERVE_NAMESPACE
 from ray.serve.schema import ApplicationStatus
 
 from kvasir.config.spec import Deployment, PoolSpec
 from kvasir.core.errors import ConfigError
+from kvasir.core.membership import NAMESPACE
 from kvasir.ports.clock import Clock
+from kvasir_platform.control.pool_records import PoolRecord, record_key, resumed
 from kvasir_platform.control.rolling import ReplicaRow
 from kvasir_workers.pool.replica import NodeFactory, PoolReplica
+
+log = logging.getLogger(__name__)
 
 RUNNING = str(ApplicationStatus.RUNNING.value)
 DEPLOY_FAILED = str(ApplicationStatus.DEPLOY_FAILED.value)
@@ -58,6 +65,12 @@ def application_name(deployment: Deployment, pool: PoolSpec) -> str:
     return f"{deployment.name}-{pool.name}"
 
 
+def pool_resource(pool: str) -> str:
+    """What a pod of a pool brings one of, and each of its replicas takes: one replica for each pod, and a
+    pod of its own pool."""
+    return f"kvasir-pool-{pool}"
+
+
 def head_cpus(deployment: Deployment) -> int:
     """CPU cores that Ray must count: every replica's, and those of one more, which a restart starts beside
     the one that it replaces."""
@@ -67,16 +80,19 @@ def head_cpus(deployment: Deployment) -> int:
 
 class RayPools:
     """All pools of one deployment, through a driver of the given Ray head. Calls of Serve's controller wait
-    while Ray's head is away."""
+    while Ray's head is away. `in_pods`: a replica takes a pod of its pool (`pool_resource`) instead of a
+    part of this machine, and the pools outlive this process."""
 
-    def __init__(self, deployment: Deployment, address: str) -> None:
+    def __init__(self, deployment: Deployment, address: str, *, in_pods: bool = False) -> None:
         self._deployment = deployment
         self._address = address
-        self._wanted = {pool.name: pool.replicas for pool in deployment.pools}
-        self._versions = {pool.name: 1 for pool in deployment.pools}
-        self._arguments: tuple[NodeFactory, Clock, str, str] | None = None
+        self._in_pods = in_pods
+        self._records: dict[str, PoolRecord] = {}
+        self._before: dict[str, PoolRecord] = {}
+        self._start: tuple[NodeFactory, Clock, str] | None = None
 
     def connect(self) -> None:
+        """Become a driver of Ray, and start Serve where it does not run."""
         ray.init(
             address=self._address,
             namespace="kvasir",
@@ -86,14 +102,36 @@ class RayPools:
         serve.start(proxy_location="Disabled")
 
     def deploy(self, start_node: NodeFactory, clock: Clock, token: str) -> None:
-        """Ask Serve for every pool's replicas; returns at once."""
-        self._arguments = (start_node, clock, self._deployment.model_dump_json(), token)
-        self._run([self._target(pool, surge=True) for pool in self._deployment.pools])
+        """Ask Serve for every pool's replicas; returns at once. Those that run already, from an earlier
+        control process of this deployment, are left alone unless their part of the spec has changed."""
+        self._start = (start_node, clock, token)
+        self.adopt(self._deployment)
+
+    def adopt(self, deployment: Deployment) -> None:
+        """Go on with another spec of the same deployment; returns at once. Replicas whose part of it has
+        changed are replaced one by one, and pools that it no longer has are drained and deleted."""
+        self._deployment = deployment
+        targets = []
+        for pool in deployment.pools:
+            before = self._records.get(pool.name) or self._read(pool.name)
+            record = resumed(before, deployment, pool)
+            changed = before is not None and before.version != record.version
+            if changed:
+                self._before[pool.name] = before  # type: ignore[assignment]  # not None where changed
+            self._keep(pool.name, record)
+            targets.append(self._target(pool, surge=not changed or self._beside(pool)))
+        self._run(targets)
+        kept = {application_name(deployment, pool) for pool in deployment.pools}
+        for application in serve.status().applications.keys() - kept:
+            pool_name = application.removeprefix(f"{deployment.name}-")
+            serve.delete(application, _blocking=False)
+            self._records.pop(pool_name, None)
+            _internal_kv_del(record_key(deployment.name, pool_name), namespace=NAMESPACE)
 
     def wanted(self, pool: str) -> int:
         """How many replicas were asked for. Raises ConfigError for a pool that does not exist."""
         self._pool(pool)
-        return self._wanted[pool]
+        return self._records[pool].wanted
 
     def restart(self, pool: str) -> bool:
         """Replace the pool's replicas one by one; returns at once. True: each new one starts beside the one
@@ -102,22 +140,29 @@ class RayPools:
 
         When new ones do not come up, Serve gives up and leaves the old ones that still serve; see `settle`.
         """
-        spec = self._pool(pool)
-        beside = spec.gpus == 0 or ray.available_resources().get("GPU", 0.0) >= spec.gpus
-        if not beside and self._wanted[pool] < 2:
+        spec, record = self._pool(pool), self._records[pool]
+        beside = self._free(spec)
+        if not beside and record.wanted < 2:
+            what = "pod" if self._in_pods else "GPU"
             raise ConfigError(
-                f"{pool} has one replica, and no GPU is free for a second one beside it: a restart would "
+                f"{pool} has one replica, and no {what} is free for a second one beside it: a restart would "
                 f"stop serving. Add one (pools.{pool}.replicas), or stop the deployment and start it anew"
             )
-        self._versions[pool] += 1
+        self._before[pool] = record
+        self._keep(pool, replace(record, version=record.version + 1))
         self._run([self._target(spec, surge=beside)])
         return beside
 
-    def settle(self, pool: str) -> None:
-        """After a restart that failed: go on with the replicas that were there before. Without it Serve would
-        replace none of them any more, whatever became of them."""
-        self._versions[pool] -= 1
+    def settle(self, pool: str) -> bool:
+        """After a restart that failed: go on with the replicas that were there before, and what they were
+        given. Without it Serve would replace none of them any more, whatever became of them. False: there
+        were none before."""
+        before = self._before.pop(pool, None)
+        if before is None:
+            return False
+        self._keep(pool, replace(before, wanted=self._records[pool].wanted))
         self._run([self._target(self._pool(pool), surge=True)])
+        return True
 
     def scale(self, pool: str, replicas: int) -> None:
         """Ask for another number of replicas; those that are too many drain. The others are left alone.
@@ -128,14 +173,14 @@ class RayPools:
         controller = ray.get_actor(SERVE_CONTROLLER_NAME, namespace=SERVE_NAMESPACE)
         deployment = DeploymentID(name=pool, app_name=application_name(self._deployment, spec))
         ray.get(controller.update_deployment_replicas.remote(deployment, replicas), timeout=ASK_TIMEOUT_S)
-        self._wanted[pool] = replicas
+        self._keep(pool, replace(self._records[pool], wanted=replicas))
 
     def status(self) -> Sequence[PoolStatus]:
         """What Serve says of each pool, in the spec's order."""
         applications = serve.status().applications
         found = []
         for pool in self._deployment.pools:
-            wanted = self._wanted[pool.name]
+            wanted = self._records[pool.name].wanted
             application = applications.get(application_name(self._deployment, pool))
             if application is None:
                 found.append(PoolStatus(pool.name, "NOT_STARTED", wanted, 0))
@@ -162,7 +207,38 @@ class RayPools:
     def shutdown(self) -> None:
         """Drain and delete every application, then leave Ray."""
         serve.shutdown()
+        self.leave()
+
+    def leave(self) -> None:
+        """Leave Ray; the pools go on."""
         ray.shutdown()
+
+    def _free(self, pool: PoolSpec) -> bool:
+        """Whether one more replica has room now."""
+        free = ray.available_resources()
+        if self._in_pods and free.get(pool_resource(pool.name), 0.0) < 1:
+            return False
+        return pool.gpus == 0 or free.get("GPU", 0.0) >= pool.gpus
+
+    def _beside(self, pool: PoolSpec) -> bool:
+        """Whether a changed replica starts beside the one that it replaces. An only one is never stopped
+        before: its successor waits for room."""
+        return self._records[pool.name].wanted < 2 or self._free(pool)
+
+    def _read(self, pool: str) -> PoolRecord | None:
+        raw = _internal_kv_get(record_key(self._deployment.name, pool), namespace=NAMESPACE)
+        if raw is None:
+            return None
+        try:
+            return PoolRecord.decode(raw)
+        except msgspec.DecodeError as error:
+            log.warning("what an earlier control process left about %s cannot be read: %s", pool, error)
+            return None
+
+    def _keep(self, pool: str, record: PoolRecord) -> None:
+        key = record_key(self._deployment.name, pool)
+        _internal_kv_put(key, record.encode(), overwrite=True, namespace=NAMESPACE)
+        self._records[pool] = record
 
     def _pool(self, name: str) -> PoolSpec:
         try:
@@ -172,29 +248,36 @@ class RayPools:
             raise ConfigError(f"there is no pool {name!r}; there are: {names}") from None
 
     def _target(self, pool: PoolSpec, *, surge: bool) -> serve.RunTarget:
-        if self._arguments is None:
+        if self._start is None:
             raise ConfigError("the pools have not been deployed")
-        start_node, clock, spec, token = self._arguments
+        start_node, clock, token = self._start
+        record = self._records[pool.name]
         replica = serve.deployment(
             PoolReplica,
             name=pool.name,
-            num_replicas=self._wanted[pool.name],
+            num_replicas=record.wanted,
             health_check_period_s=HEALTH_PERIOD_S,
             health_check_timeout_s=HEALTH_TIMEOUT_S,
             graceful_shutdown_timeout_s=self._deployment.worker.drain_s + STOP_MARGIN_S,
             graceful_shutdown_wait_loop_s=0.1,
             max_constructor_retry_count=CONSTRUCTOR_RETRIES,
             max_surge_percent=SURGE_PERCENT if surge else 0,
-            ray_actor_options={"num_cpus": pool.cpus, "num_gpus": pool.gpus},
+            ray_actor_options=self._share(pool),
         )
         # Serve would make a version up at each call, and never return to an earlier one.
-        replica = replica.options(version=str(self._versions[pool.name]), _internal=True)
+        replica = replica.options(version=str(record.version), _internal=True)
         return serve.RunTarget(
-            replica.bind(start_node, clock, spec, pool.name, token),
+            replica.bind(start_node, clock, record.spec, pool.name, token),
             name=application_name(self._deployment, pool),
             route_prefix=None,
             external_scaler_enabled=True,
         )
+
+    def _share(self, pool: PoolSpec) -> dict[str, Any]:
+        """What Ray reserves for a replica. A pod is all its replica's: Kubernetes has counted its cores."""
+        if self._in_pods:
+            return {"num_cpus": 0, "num_gpus": pool.gpus, "resources": {pool_resource(pool.name): 1}}
+        return {"num_cpus": pool.cpus, "num_gpus": pool.gpus}
 
     @staticmethod
     def _run(targets: list[serve.RunTarget]) -> None:

@@ -17,7 +17,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[str | None]:
     """The tokens that workers were started with; no engine is."""
     tokens: list[str | None] = []
 
-    async def serve(_deployment: object, _pool: str, token: str | None, _port: int) -> int:
+    async def serve(_deployment: object, _pool: str, token: str | None) -> int:
         tokens.append(token)
         return 0
 

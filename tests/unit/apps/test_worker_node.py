@@ -32,6 +32,12 @@ def test_threads_that_the_spec_names_stay() -> None:
     assert worker_view(spec, "second", 12).pool("second").engine.threads == 7
 
 
+def test_a_worker_in_a_pod_of_its_own_has_all_the_pods_cpus() -> None:
+    view = worker_view(loads(SEVERAL, "t.yaml"), "vectors", 12, alone=True)
+    assert view.pool("vectors").engine.threads == 4
+    assert worker_view(Deployment(), "decode", 4, alone=True).pool("decode").engine.threads == 4
+
+
 def test_of_one_model_a_worker_sees_the_deployment_itself() -> None:
     deployment = Deployment()
     assert worker_view(deployment, "decode", 4) is deployment

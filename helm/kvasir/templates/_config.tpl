@@ -1,0 +1,135 @@
+{{/* The deployment spec as processes read it: what the user wrote, and what follows from the cluster. What the
+     chart decides cannot be set to something else. */}}
+{{- define "kvasir.config" -}}
+{{- $user := deepCopy .Values.config -}}
+{{- $gateway := dict "api_keys_dir" "/etc/kvasir/api-keys" "host" (include "kvasir.anyAddress" .) -}}
+{{- if .Values.router.tls.secretName -}}
+{{- $tls := dict "cert_file" "/etc/kvasir/gateway-tls/tls.crt" "key_file" "/etc/kvasir/gateway-tls/tls.key" -}}
+{{- $_ := set $gateway "tls" $tls -}}
+{{- end -}}
+{{- $worker := dict "host" "pod" "session_token_file" "/etc/kvasir/session/token" -}}
+{{- $ours := dict
+      "version" "kvasir/v1"
+      "name" (include "kvasir.fullname" .)
+      "gateway" $gateway
+      "worker" $worker
+      "transfer" (dict "host" "pod")
+      "discovery" (dict "kind" "kubernetes" "kubernetes" (dict "port" "session"))
+      "tls" (dict "mode" "files" "directory" "/etc/kvasir/tls")
+      "tenancy" (dict "cache_secret_file" "/etc/kvasir/cache/secret") -}}
+{{- if and (include "kvasir.redis" .) (or .Values.redis.limits .Values.redis.tier) -}}
+{{- $server := dict -}}
+{{- if include "kvasir.redis.password" . -}}
+{{- $_ := set $server "password_file" "/etc/kvasir/redis/password" -}}
+{{- end -}}
+{{- with .Values.redis.username -}}
+{{- $_ := set $server "username" . -}}
+{{- end -}}
+{{- if .Values.redis.caSecret -}}
+{{- $_ := set $server "ca_file" "/etc/kvasir/redis-ca/ca.crt" -}}
+{{- end -}}
+{{- $url := include "kvasir.redis.url" . -}}
+{{- if .Values.redis.limits -}}
+{{- $own := dict "url" (printf "%s/1" $url) "namespace" (include "kvasir.fullname" .) -}}
+{{- $_ := set $ours.tenancy "redis" (merge $own (deepCopy $server)) -}}
+{{- end -}}
+{{- if .Values.redis.tier -}}
+{{- $own := dict "url" (printf "%s/2" $url) -}}
+{{- $_ := set $ours "tiers" (dict "redis" (merge $own (deepCopy $server))) -}}
+{{- end -}}
+{{- end -}}
+{{- include "kvasir.config.agree" (dict "path" "config" "user" $user "ours" $ours) -}}
+{{- $ports := dict "gateway" (dict "port" 8000) "worker" (dict "port" 7001 "health_port" 7002) -}}
+{{- $spec := mergeOverwrite $ports $user $ours -}}
+{{- include "kvasir.config.check" (dict "root" . "spec" $spec) -}}
+{{- toJson $spec -}}
+{{- end -}}
+
+{{/* What binds to every address of a pod, in the family that routers dial. */}}
+{{- define "kvasir.anyAddress" -}}
+{{- $family := dig "discovery" "kubernetes" "address_family" "ipv4" .Values.config -}}
+{{- ternary "::" "0.0.0.0" (eq $family "ipv6") -}}
+{{- end -}}
+
+{{/* Fails where the user set something that the chart decides, and to something else. */}}
+{{- define "kvasir.config.agree" -}}
+{{- range $field, $ours := .ours -}}
+{{- if hasKey $.user $field -}}
+{{- $path := printf "%s.%s" $.path $field -}}
+{{- $theirs := get $.user $field -}}
+{{- if kindIs "map" $ours -}}
+{{- if kindIs "map" $theirs -}}
+{{- include "kvasir.config.agree" (dict "path" $path "user" $theirs "ours" $ours) -}}
+{{- end -}}
+{{- else if ne (toJson $ours) (toJson $theirs) -}}
+{{- fail (printf "%s is %s, and in a cluster the chart sets it to %s: remove it" $path (toJson $theirs) (toJson $ours)) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Fails for what the schema cannot refuse. (dict "root" $ "spec" spec) */}}
+{{- define "kvasir.config.check" -}}
+{{- $values := .root.Values -}}
+{{- $gateway := .spec.gateway -}}
+{{- range $field := list "api_keys_file" "api_keys_env" -}}
+{{- if hasKey $gateway $field -}}
+{{- fail (printf "config.gateway.%s: in a cluster API keys come from a Secret; remove it, and name the Secret in secrets.apiKeys.existingSecret" $field) -}}
+{{- end -}}
+{{- end -}}
+{{- range $field := list "ca_file" "cert_file" "key_file" -}}
+{{- if hasKey $.spec.tls $field -}}
+{{- fail (printf "config.tls.%s: in a cluster certificates come from Secrets; remove it, and see certificates" $field) -}}
+{{- end -}}
+{{- end -}}
+{{- if dig "ray" "head_redis_url" "" .spec -}}
+{{- fail "config.ray.head_redis_url: in a cluster KubeRay tells Ray's head where its state is; remove it, and see redis.ray" -}}
+{{- end -}}
+{{- if and (not $values.router.tls.secretName) (dig "tls" "cert_file" "" $gateway) -}}
+{{- fail "config.gateway.tls: certificates come from a Secret; remove it, and name the Secret in router.tls.secretName" -}}
+{{- end -}}
+{{- if and (dig "tls" "client_ca_file" "" $gateway) -}}
+{{- fail "config.gateway.tls.client_ca_file: the kubelet has no certificate, so that no probe would pass; ask for client certificates at the Ingress or Gateway" -}}
+{{- end -}}
+{{- $names := list -}}
+{{- range .spec.pools -}}
+{{- $names = append $names .name -}}
+{{- end -}}
+{{- range $name, $_ := $values.pools -}}
+{{- if not (has $name $names) -}}
+{{- fail (printf "pools.%s: config.pools has no pool of that name; it has %s" $name (join ", " $names)) -}}
+{{- end -}}
+{{- end -}}
+{{- range $pool := .spec.pools -}}
+{{- $own := include "kvasir.pool" (dict "root" $.root "pool" $pool) | fromJson -}}
+{{- if lt (int $own.maxReplicas) (int $own.replicas) -}}
+{{- fail (printf "pools.%s.maxReplicas: %d is less than config.pools' replicas %d" $pool.name (int $own.maxReplicas) (int $own.replicas)) -}}
+{{- end -}}
+{{- end -}}
+{{- if and $values.router.autoscaling.enabled $values.router.keda.enabled -}}
+{{- fail "router.autoscaling and router.keda: routers have one owner of their number; disable one" -}}
+{{- end -}}
+{{- if and $values.redis.bundled $values.redis.url -}}
+{{- fail "redis.bundled and redis.url: use one or the other" -}}
+{{- end -}}
+{{- if and (not (include "kvasir.redis" .root)) (or $values.redis.limits $values.redis.tier $values.redis.ray) -}}
+{{- fail "redis: limits, tier and ray need a Redis; set redis.bundled or redis.url, or switch them off" -}}
+{{- end -}}
+{{- if and (eq $values.certificates.from "existingSecret") (not $values.certificates.existingSecret) -}}
+{{- fail "certificates.existingSecret: name the Secret with ca.pem, router.pem and a worker-POOL.pem for each pool" -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Everything about one pool that pods need: settings of all pools, of this one, and what follows from its spec.
+     (dict "root" $ "pool" entry of config.pools); JSON. */}}
+{{- define "kvasir.pool" -}}
+{{- $own := mergeOverwrite (deepCopy .root.Values.poolDefaults) (deepCopy (default dict (get .root.Values.pools .pool.name))) -}}
+{{- $replicas := int (dig "replicas" 1 .pool) -}}
+{{- $_ := set $own "replicas" $replicas -}}
+{{- if not $own.maxReplicas -}}
+{{- $_ := set $own "maxReplicas" (max 1 $replicas) -}}
+{{- end -}}
+{{- $_ := set $own "cpus" (int (ceil (dig "cpus" 0.5 .pool))) -}}
+{{- $_ := set $own "gpus" (int (ceil (dig "gpus" 0.0 .pool))) -}}
+{{- toJson $own -}}
+{{- end -}}

@@ -1,0 +1,181 @@
+"""The control process in the head pod of a RayCluster: the pools belong to the cluster, and outlive it.
+
+KubeRay makes the pods; this process starts Ray in its own and asks Serve for the pools, whose replicas take a
+pod each. Where Ray's head keeps its state in Redis, this pod may go and come back while every worker serves:
+the next control process finds the replicas and takes them over. So SIGTERM leaves the pools alone. They drain
+in their own pods, when those are stopped.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from kvasir.clock import MonotonicClock
+from kvasir.config.spec import is_loopback
+from kvasir.core.errors import ConfigError
+from kvasir.ports.clock import Clock
+from kvasir.telemetry.logs import configure_logging
+from kvasir_platform.apps.control_app import STATUS_PERIOD_S, STEADY_PERIOD_S, turn
+from kvasir_platform.apps.pod import POD, host_port, pod_ip
+from kvasir_platform.apps.reporter import Reporter
+from kvasir_platform.apps.spec_file import SpecFile
+from kvasir_platform.apps.stopping import Stop, stop_on_signals
+from kvasir_platform.apps.worker_node import start_node
+from kvasir_platform.control.commands import listening, socket_path
+from kvasir_platform.control.pool_commands import PoolCommands
+from kvasir_platform.control.ray_command import DEFAULT_PORT, option, ray_start, require_token
+from kvasir_platform.control.ray_head import ray_settings
+from kvasir_platform.control.ray_membership import is_there
+from kvasir_platform.control.ray_node import RayNode
+from kvasir_platform.control.ray_pools import RayPools
+
+log = logging.getLogger(__name__)
+
+# Redis may have to be waited for, and it holds the state of a whole cluster.
+HEAD_START_S = 120.0
+# Nothing that is asked of Ray takes as long. The next control process takes over what this one has.
+STUCK_S = 120.0
+LOOK_S = 0.25
+REDIS = "RAY_REDIS_ADDRESS"
+
+
+class ClusterControl:
+    """One run. `temp_dir` holds the command socket; Ray's own folder is in it where the command that KubeRay
+    makes names none. `command` starts Ray's head, `address` is where it then is. Raises ConfigError for what
+    the chart should have seen to."""
+
+    def __init__(self, spec_file: SpecFile, token: str, temp_dir: Path, redis_password: Path | None) -> None:
+        deployment = spec_file.deployment
+        if deployment.worker.host != POD and is_loopback(deployment.worker.host):
+            raise ConfigError(
+                f"worker.host: {deployment.worker.host} cannot be reached from other pods; set it to pod"
+            )
+        if deployment.worker.port == 0:
+            raise ConfigError("worker.port: routers find workers in pods at a fixed port; set one")
+        self._spec_file = spec_file
+        self._token = token
+        self._temp_dir = temp_dir
+        self._reporter = Reporter(sys.stdout)
+        require_token(os.environ)
+        os.environ.update(ray_settings())
+        self.command = ray_start(os.environ, "head")
+        port = int(option(self.command, "--port") or DEFAULT_PORT)
+        self.address = host_port(pod_ip(os.environ), port)
+        if option(self.command, "--temp-dir") is None:
+            self.command.append(f"--temp-dir={temp_dir / 'ray'}")
+        if redis_password is not None:
+            self.command.append(f"--redis-password={_secret(redis_password)}")
+        self._outlived = outlived(os.environ)
+        self._turned_s = 0.0
+
+    def run(self, stop: Stop) -> int:
+        """Start Ray and the pools, and keep them until a stop is requested or Ray's head ends; returns the
+        exit status."""
+        configure_logging(self._spec_file.deployment.telemetry.log_level)
+        self._temp_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+        # Of a process that was killed in this pod before.
+        socket_path(self._temp_dir).unlink(missing_ok=True)
+        if not self._outlived:
+            log.warning("%s is not set: when this pod ends, so do all workers of the deployment", REDIS)
+        node = RayNode.start(self.command, os.environ)
+        clock = MonotonicClock()
+        try:
+            if not self._comes_up(node, clock, stop):
+                return 0 if stop.requested else self._lost(node)
+            self._reporter.event("ray", address=self.address)
+            with self._watched(node, clock, stop):
+                self._keep(clock, stop)
+            return 0
+        finally:
+            node.stop()
+            self._reporter.event("stopped")
+
+    def _comes_up(self, node: RayNode, clock: Clock, stop: Stop) -> bool:
+        """Wait until drivers are accepted."""
+        deadline = clock.now() + HEAD_START_S
+        while node.status is None and not stop.requested and clock.now() < deadline:
+            if is_there(self.address, pod_ip(os.environ)):
+                return True
+            threading.Event().wait(LOOK_S)
+        return False
+
+    @contextlib.contextmanager
+    def _watched(self, node: RayNode, clock: Clock, stop: Stop) -> Iterator[None]:
+        """End this process with the head, or where that does not answer: whoever asks Ray anything waits for
+        ever, and KubeRay starts the pod anew only when its process has ended."""
+        ended = threading.Event()
+        self._turned_s = clock.now()
+
+        def watch() -> None:
+            while not ended.wait(LOOK_S):
+                if node.status is not None or clock.now() - self._turned_s > STUCK_S:
+                    status = 0 if stop.requested else self._lost(node)
+                    node.stop()
+                    os._exit(status)
+
+        thread = threading.Thread(target=watch, name="watcher of Ray's head", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join()
+
+    def _keep(self, clock: Clock, stop: Stop) -> None:
+        pools = RayPools(self._spec_file.deployment, self.address, in_pods=True)
+        with listening(socket_path(self._temp_dir)) as commands:
+            pools.connect()
+            # Ray's driver replaces the handlers of the process it is in by one that aborts.
+            stop_on_signals(stop)
+            try:
+                pools.deploy(start_node, clock, self._token)
+                work = PoolCommands(pools, clock, drain_s=self._spec_file.deployment.worker.drain_s)
+                look_at = clock.now()
+                while not stop.requested:
+                    self._turned_s = clock.now()
+                    asked = commands.wait(STATUS_PERIOD_S)
+                    if asked is None and clock.now() < look_at:
+                        continue
+                    if not work.busy and (changed := self._spec_file.changed()) is not None:
+                        pools.adopt(changed)
+                        work = PoolCommands(pools, clock, drain_s=changed.worker.drain_s)
+                        self._reporter.event("adopted")
+                    steady = turn(asked, work, pools, self._reporter, there=True, failure=None)
+                    if not steady and not work.busy:
+                        self._settle(pools)
+                    look_at = clock.now() + (STEADY_PERIOD_S if steady else 0.0)
+            finally:
+                self._reporter.event("stopping")
+                if self._outlived:
+                    pools.leave()
+                else:
+                    pools.shutdown()
+
+    def _settle(self, pools: RayPools) -> None:
+        """Where a changed spec does not come up, go on with the one before."""
+        for status in pools.status():
+            if status.failed and pools.settle(status.pool):
+                self._reporter.event("settled", pool=status.pool, message=status.message)
+
+    def _lost(self, node: RayNode) -> int:
+        how = "does not answer" if node.status is None else f"ended ({node.status})"
+        self._reporter.lost(f"Ray's head in this pod {how}; its output says why")
+        return 1
+
+
+def outlived(environ: Mapping[str, str]) -> bool:
+    """Whether Ray's head keeps its state outside of this pod, so that the workers outlive it."""
+    return bool(environ.get(REDIS))
+
+
+def _secret(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"the file of Redis' password {path} cannot be read: {error}") from error

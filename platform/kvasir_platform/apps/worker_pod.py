@@ -1,0 +1,105 @@
+"""The process of a worker pod in a cluster: Ray, and an orderly end.
+
+    python -m kvasir_platform.apps.worker_pod --grace-s 90
+
+Ray Serve places one engine replica here and watches it. What it cannot see is that Kubernetes is about to
+take the pod. So this process keeps Ray's part of the pod, and on SIGTERM tells Ray that nothing may be placed
+here any more, so that a successor starts elsewhere at once; lets the replica drain; and ends Ray last.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import sys
+import threading
+import time
+from collections.abc import Sequence
+
+from kvasir.clock import MonotonicClock
+from kvasir.core.errors import ConfigError, KvasirError
+from kvasir.ports.clock import Clock
+from kvasir.telemetry.logs import configure_logging
+from kvasir_platform.apps.pod import pod_ip
+from kvasir_platform.apps.reporter import Reporter
+from kvasir_platform.apps.stopping import Stop, stop_on_signals
+from kvasir_platform.control.ray_command import option, ray_start, require_token
+from kvasir_platform.control.ray_head import ray_settings
+from kvasir_platform.control.ray_node import RayNode, ask_to_end
+
+log = logging.getLogger(__name__)
+
+LOOK_S = 0.25
+DEFAULT_GRACE_S = 90.0
+
+
+def drain(node: RayNode, address: str, ip: str, grace_s: float, clock: Clock) -> None:
+    """Have no more placed here, and let what is placed here end within `grace_s` seconds."""
+    # Ray is a hundred megabytes that only the end needs.
+    from kvasir_platform.control.ray_membership import leave_cluster
+
+    deadline = clock.now() + grace_s
+    leave_cluster(address, ip, "the pod is being stopped", time.time() + grace_s)
+    asked: set[int] = set()
+    while (replicas := node.replicas()) and clock.now() < deadline and node.status is None:
+        # One that was being placed as we told Ray may come up after the others were asked.
+        ask_to_end([each for each in replicas if each.pid not in asked])
+        asked |= {each.pid for each in replicas}
+        pause(LOOK_S)
+    if node.replicas():
+        log.warning("some streams did not end within %.0f s and are cut", grace_s)
+
+
+def run(grace_s: float, stop: Stop, reporter: Reporter) -> int:
+    """Keep Ray in this pod until a stop is requested or it ends by itself; returns the exit status."""
+    require_token(os.environ)
+    os.environ.update(ray_settings())
+    ip, command = pod_ip(os.environ), ray_start(os.environ, "worker")
+    address = option(command, "--address")
+    if address is None:
+        raise ConfigError("the command of Ray names no head to join")
+    node = RayNode.start(command, os.environ)
+    try:
+        reporter.event("ray", address=address)
+        while not stop.requested:
+            if (status := node.status) is not None:
+                reporter.event("failed", code="ray_node_lost", message=f"Ray ended in this pod ({status})")
+                return 1
+            pause(LOOK_S)
+        reporter.event("draining")
+        drain(node, address, ip, grace_s, MonotonicClock())
+    finally:
+        node.stop()
+        reporter.event("stopped")
+    return 0
+
+
+def pause(seconds: float) -> None:
+    """Wait; signals are taken meanwhile."""
+    threading.Event().wait(seconds)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="kvasir-worker-pod", description="Run Ray in a worker pod.")
+    parser.add_argument(
+        "--grace-s",
+        type=float,
+        default=DEFAULT_GRACE_S,
+        help="seconds for streams to end after SIGTERM: more than worker.drain_s, and at least 20 less than "
+        "the pod's terminationGracePeriodSeconds",
+    )
+    parser.add_argument("--log-level", default="info", choices=("debug", "info", "warning", "error"))
+    args = parser.parse_args(argv)
+    configure_logging(args.log_level)
+    stop, reporter = Stop(), Reporter(sys.stdout)
+    stop_on_signals(stop)
+    try:
+        return run(args.grace_s, stop, reporter)
+    except KvasirError as error:
+        reporter.event("failed", code=error.code, message=error.message)
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,60 @@
+"""What the process of a pod asks and tells Ray of its own node, without being a driver.
+
+Of a node that is about to go, Ray is told first: it then places nothing more on it, and Serve starts a
+successor of each replica there at once, instead of when the replica has ended.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+
+from ray._raylet import GcsClient  # type: ignore[attr-defined]  # compiled, without stubs
+from ray.core.generated.autoscaler_pb2 import DrainNodeReason
+from ray.core.generated.gcs_pb2 import GcsNodeInfo
+
+log = logging.getLogger(__name__)
+
+ASK_S = 2.0
+
+
+def is_there(address: str, ip: str) -> bool:
+    """Whether the head at `address` answers and has a living node at `ip`."""
+    try:
+        # Ray's client would try for half a minute.
+        with socket.create_connection(_pair(address), timeout=ASK_S):
+            pass
+        return bool(_nodes(GcsClient(address=address), ip))
+    except Exception:  # noqa: BLE001 - Ray raises several private types, and is not there with any of them
+        return False
+
+
+def leave_cluster(address: str, ip: str, why: str, until_s: float) -> bool:
+    """Tell the head at `address` that the nodes at `ip` end by `until_s` (Unix time, seconds). False where it
+    could not be told, which is logged: replicas are replaced all the same, once they have ended."""
+    try:
+        gcs = GcsClient(address=address)
+        here = _nodes(gcs, ip)
+        for node in here:
+            gcs.drain_node(
+                # Bytes would be taken for no node at all, and that without a word.
+                node.node_id.hex(),
+                DrainNodeReason.Value("DRAIN_NODE_REASON_PREEMPTION"),
+                why,
+                int(until_s * 1000),
+                timeout=ASK_S,
+            )
+    except Exception as error:  # noqa: BLE001 - Ray raises several private types; the pod ends all the same
+        log.warning("cannot tell Ray's head at %s that this node is about to end: %s", address, error)
+        return False
+    return bool(here)
+
+
+def _nodes(gcs: GcsClient, ip: str) -> list[GcsNodeInfo]:
+    nodes = gcs.get_all_node_info(timeout=ASK_S, state_filter=GcsNodeInfo.GcsNodeState.ALIVE)
+    return [node for node in nodes.values() if node.node_manager_address == ip]
+
+
+def _pair(address: str) -> tuple[str, int]:
+    host, _, port = address.rpartition(":")
+    return host.strip("[]"), int(port)

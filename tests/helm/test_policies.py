@@ -1,0 +1,168 @@
+"""Policies over what the chart makes; and that each of them bites."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from tests.helm import policies
+from tests.helm.policies import POLICIES, Policy
+from tests.helm.rendering import EXAMPLES, Object, Release, everything, example, render
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: str(policy.__name__))
+@pytest.mark.parametrize("name", [path.stem for path in EXAMPLES])
+def test_an_example_keeps_every_policy(policy: Policy, name: str) -> None:
+    assert list(policy(example(name))) == []
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: str(policy.__name__))
+def test_the_chart_as_it_comes_keeps_every_policy(policy: Policy) -> None:
+    assert list(policy(render())) == []
+
+
+def test_locking_memory_for_rdma_is_all_that_is_ever_asked_beyond_the_restricted_standard() -> None:
+    found = list(policies.no_pod_is_privileged(everything()))
+    assert found
+    assert {each.partition(": ")[2] for each in found} == {"has capabilities"}
+    assert all(" wide" in each for each in found)
+    for policy in POLICIES:
+        if policy is not policies.no_pod_is_privileged:
+            assert list(policy(everything())) == []
+
+
+def _router(release: Release) -> Any:
+    return release.one("Deployment", "llm-kvasir-router")["spec"]["template"]["spec"]
+
+
+def _container(release: Release) -> Any:
+    return _router(release)["containers"][0]
+
+
+def _worker(release: Release) -> Any:
+    (cluster,) = release.of_kind("RayCluster")
+    return cluster["spec"]["workerGroupSpecs"][0]["template"]["spec"]
+
+
+def _head(release: Release) -> Any:
+    (cluster,) = release.of_kind("RayCluster")
+    return cluster["spec"]["headGroupSpec"]["template"]["spec"]
+
+
+def _without(value: Object, key: str) -> None:
+    del value[key]
+
+
+def _tell_the_token(release: Release) -> None:
+    token = release.one("Secret", "llm-kvasir-session")["data"]["token"]
+    _container(release)["args"].append(f"--banner={base64.b64decode(token).decode()}")
+
+
+def _hand_the_autoscalers_token_on(release: Release) -> None:
+    mount = {"name": "autoscaler-token", "mountPath": "/var/run/secrets/kubernetes.io/serviceaccount"}
+    _head(release)["containers"][0]["volumeMounts"].append(mount)
+
+
+def _drop(release: Release, kind: str, name: str) -> None:
+    release.objects.remove(release.one(kind, name))
+
+
+SECRET_VARIABLE = {"name": "X", "valueFrom": {"secretKeyRef": {"name": "llm-kvasir-session", "key": "token"}}}
+BREAKS: list[tuple[Policy, Callable[[Release], object]]] = [
+    (policies.no_pod_is_privileged, lambda r: _container(r)["securityContext"].update(privileged=True)),
+    (policies.no_pod_is_privileged, lambda r: _worker(r)["securityContext"].update(runAsNonRoot=False)),
+    (policies.no_pod_is_privileged, lambda r: _without(_worker(r)["securityContext"], "seccompProfile")),
+    (policies.no_pod_is_privileged, lambda r: _worker(r).update(hostNetwork=True)),
+    (policies.no_pod_is_privileged, lambda r: _without(_container(r)["securityContext"], "capabilities")),
+    (
+        policies.no_pod_is_privileged,
+        lambda r: _container(r)["securityContext"].update(readOnlyRootFilesystem=False),
+    ),
+    (
+        policies.no_pod_is_privileged,
+        lambda r: _worker(r)["volumes"].append({"name": "x", "hostPath": {"path": "/"}}),
+    ),
+    (policies.no_token_where_none_is_needed, lambda r: _worker(r).update(automountServiceAccountToken=True)),
+    (
+        policies.no_token_where_none_is_needed,
+        lambda r: _without(r.one("ServiceAccount", "llm-kvasir-head"), "automountServiceAccountToken"),
+    ),
+    (policies.no_token_where_none_is_needed, _hand_the_autoscalers_token_on),
+    (
+        policies.rights_are_the_least,
+        lambda r: r.one("Role", "llm-kvasir-router")["rules"][0]["resources"].append("secrets"),
+    ),
+    (
+        policies.rights_are_the_least,
+        lambda r: _without(r.one("Role", "llm-kvasir-certify")["rules"][0], "resourceNames"),
+    ),
+    (
+        policies.rights_are_the_least,
+        lambda r: r.objects.append({"kind": "ClusterRole", "metadata": {"name": "all"}}),
+    ),
+    (policies.limits_are_everywhere, lambda r: _without(_worker(r)["containers"][0]["resources"], "limits")),
+    (
+        policies.limits_are_everywhere,
+        lambda r: _worker(r)["volumes"].append({"name": "x", "emptyDir": {}}),
+    ),
+    (policies.images_are_named_exactly, lambda r: _container(r).update(image="kvasir/router:latest")),
+    (policies.images_are_named_exactly, lambda r: _container(r).update(image="kvasir/router")),
+    (
+        policies.no_secret_is_in_a_variable_or_an_argument,
+        lambda r: _container(r)["env"].append(SECRET_VARIABLE),
+    ),
+    (
+        policies.no_secret_is_in_a_variable_or_an_argument,
+        lambda r: _container(r)["args"].append("--session-token=abc"),
+    ),
+    (policies.no_secret_is_in_a_variable_or_an_argument, _tell_the_token),
+    (
+        policies.no_secret_is_in_a_variable_or_an_argument,
+        lambda r: r.of_kind("RayCluster")[0]["spec"]["gcsFaultToleranceOptions"].update(redisPassword={}),
+    ),
+    (policies.what_serves_is_probed, lambda r: _without(_container(r), "readinessProbe")),
+    (policies.what_serves_is_probed, lambda r: _without(_worker(r)["containers"][0], "startupProbe")),
+    (
+        policies.what_serves_has_a_disruption_budget,
+        lambda r: _drop(r, "PodDisruptionBudget", "llm-kvasir-pool-decode"),
+    ),
+    (
+        policies.what_serves_has_a_disruption_budget,
+        lambda r: r.one("PodDisruptionBudget", "llm-kvasir-pool-decode")["spec"].update(minAvailable="50%"),
+    ),
+    (policies.every_pod_has_a_network_policy, lambda r: _drop(r, "NetworkPolicy", "llm-kvasir-worker")),
+    (
+        policies.every_pod_has_a_network_policy,
+        lambda r: r.one("NetworkPolicy", "llm-kvasir-worker")["spec"]["egress"].append({}),
+    ),
+    (
+        policies.every_pod_has_a_network_policy,
+        lambda r: r.one("NetworkPolicy", "llm-kvasir-redis")["spec"]["ingress"].append({}),
+    ),
+    (
+        policies.the_api_server_is_reached_by_those_who_need_it,
+        lambda r: r.one("NetworkPolicy", "llm-kvasir-worker")["spec"]["egress"].append(
+            {"to": [{"ipBlock": {"cidr": "0.0.0.0/0"}}], "ports": [{"port": 6443}]}
+        ),
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("policy", "broken"), BREAKS, ids=[f"{policy.__name__}-{n}" for n, (policy, _) in enumerate(BREAKS)]
+)
+def test_a_policy_finds_what_breaks_it(policy: Policy, broken: Callable[[Release], object]) -> None:
+    release = example("cpu-try-out")
+    broken(release)
+    assert list(policy(release)) != []
+
+
+def test_every_policy_is_broken_at_least_once() -> None:
+    assert {policy for policy, _ in BREAKS} == set(POLICIES)
+
+
+def test_latest_is_refused_before_anything_is_rendered() -> None:
+    with pytest.raises(Exception, match="whatever was built last"):
+        render({"images": {"router": {"tag": "latest"}}})

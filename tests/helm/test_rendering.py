@@ -1,0 +1,211 @@
+"""What the chart makes of its examples: objects that a cluster accepts, and a spec that processes accept."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import helm_python
+import pytest
+import yaml
+from tests.helm.rendering import (
+    CHART,
+    EXAMPLES,
+    GOLDEN,
+    RELEASE,
+    Release,
+    everything,
+    example,
+    golden_text,
+    render,
+    spec_text,
+    values,
+)
+from tests.helm.schemas import VERSIONS, violations
+
+from kvasir.config.loader import loads
+from kvasir.config.spec_discovery import DEPLOYMENT_LABEL, POOL_LABEL
+from kvasir.config.support import refusals
+
+NAMES = [path.stem for path in EXAMPLES]
+# The first and the last always; those between where there is time.
+SUPPORTED = [
+    pytest.param(version, marks=() if version in (VERSIONS[0], VERSIONS[-1]) else pytest.mark.slow)
+    for version in VERSIONS
+]
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=NAMES)
+@pytest.mark.parametrize("version", ["v1.30.0", "v1.37.0"])
+def test_strict_lint_finds_nothing_in_an_example(path: Path, version: str) -> None:
+    report = helm_python.lint(CHART, values(path), strict=True, kube_version=version)
+    # Severity 1 is advice: there is no icon.
+    assert [each for each in report["messages"] if each["severity"] > 1] == []
+    assert report["errors"] == []
+
+
+@pytest.mark.parametrize("version", SUPPORTED)
+@pytest.mark.parametrize("name", [*NAMES, "everything"])
+def test_every_object_is_valid_in_every_supported_version_of_kubernetes(name: str, version: str) -> None:
+    release = everything() if name == "everything" else example(name)
+    assert list(violations(release, version)) == []
+
+
+def test_a_field_that_no_schema_knows_is_found() -> None:
+    release = example("cpu-try-out")
+    (cluster,) = release.of_kind("RayCluster")
+    cluster["spec"]["workerGroupSpecs"][0]["maxReplica"] = 3
+    release.of_kind("Deployment")[0]["spec"]["replica"] = 3
+    found = "\n".join(violations(release, "1.37"))
+    assert "maxReplica" in found
+    assert "replica" in found.replace("maxReplica", "")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_example_renders_as_it_did(name: str) -> None:
+    """After a wanted change: python -m tests.helm.rendering"""
+    assert golden_text(name) == (GOLDEN / f"{name}.yaml").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_processes_accept_the_spec_that_is_rendered(name: str) -> None:
+    release = example(name)
+    deployment = loads(spec_text(release), "kvasir.yaml")
+    assert deployment.name == f"{RELEASE}-kvasir"
+    assert deployment.discovery.kind == "kubernetes"
+    assert (deployment.worker.host, deployment.transfer.host) == ("pod", "pod")
+    assert deployment.gateway.asks_for_keys
+    assert refusals(deployment, platform="cpu" if name.startswith("cpu") else "cuda") == []
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_numbers_of_the_spec_survive_rendering(name: str) -> None:
+    """Helm reads numbers as floats: 40 GiB must not become 4.294967296e+10."""
+    given = yaml.safe_load((CHART / "examples" / f"{name}.yaml").read_text()).get("config", {})
+    rendered = yaml.safe_load(spec_text(example(name)))
+    for pool, made in zip(
+        given.get("pools", []), rendered["pools"] if given.get("pools") else [], strict=True
+    ):
+        assert made == pool
+    assert rendered.get("slo") == given.get("slo")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_routers_find_each_pools_workers_and_no_others(name: str) -> None:
+    release = example(name)
+    deployment = loads(spec_text(release), "kvasir.yaml")
+    found = {}
+    for service in release.of_kind("Service"):
+        if (pool := service["metadata"]["labels"].get(POOL_LABEL)) is None:
+            continue
+        assert service["metadata"]["labels"][DEPLOYMENT_LABEL] == deployment.name
+        assert service["spec"]["clusterIP"] == "None"
+        assert [port["name"] for port in service["spec"]["ports"]] == [deployment.discovery.kubernetes.port]
+        selected = [
+            pod for pod in release.pods() if service["spec"]["selector"].items() <= pod.labels.items()
+        ]
+        found[pool] = {pod.of.rpartition(" ")[2] for pod in selected}
+        ports = {port["name"]: port["containerPort"] for port in selected[0].spec["containers"][0]["ports"]}
+        assert ports["session"] == deployment.worker.port
+        assert ports["health"] == deployment.worker.health_port
+    assert found == {pool.name: {pool.name} for pool in deployment.pools}
+
+
+def test_labels_that_kuberay_selects_its_pods_by_are_left_to_it() -> None:
+    for pod in example("cpu-try-out").pods():
+        if pod.of.startswith("RayCluster/"):
+            assert "app.kubernetes.io/name" not in pod.labels
+            assert not [label for label in pod.labels if label.startswith("ray.io/")]
+
+
+def test_a_replica_has_a_pod_of_its_own_with_all_its_devices() -> None:
+    (cluster,) = everything().of_kind("RayCluster")
+    (group,) = cluster["spec"]["workerGroupSpecs"]
+    (container,) = group["template"]["spec"]["containers"]
+    assert container["resources"]["limits"]["nvidia.com/gpu"] == 8
+    assert container["resources"]["limits"]["rdma/hca"] == 1
+    assert group["rayStartParams"]["num-gpus"] == "8"
+    assert group["rayStartParams"]["resources"] == '"{\\"kvasir-pool-wide\\": 1}"'
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_volume_that_is_mounted_is_there_and_every_object_it_names(name: str) -> None:
+    release = example(name)
+    # Secrets that the example's user brings, and those that cert-manager fills.
+    brought = {"hugging-face", "kvasir-clients", "kvasir-operator"} | {
+        each["spec"]["secretName"] for each in release.of_kind("Certificate")
+    }
+    kinds = {"configMap": ("ConfigMap", "name"), "secret": ("Secret", "secretName")}
+    made = {(each["kind"], each["metadata"]["name"]) for each in release.objects}
+    for pod in release.pods():
+        volumes = {each["name"]: each for each in pod.spec.get("volumes", [])}
+        assert len(volumes) == len(pod.spec.get("volumes", []))
+        for container in pod.containers:
+            paths = [mount["mountPath"] for mount in container.get("volumeMounts", [])]
+            assert len(set(paths)) == len(paths), pod.of
+            for mount in container.get("volumeMounts", []):
+                claimed = name_of_claims(release)
+                assert mount["name"] in volumes or mount["name"] in claimed, (pod.of, mount)
+        for volume in volumes.values():
+            for kind, (of, key) in kinds.items():
+                if kind in volume and volume[kind][key] not in brought:
+                    assert (of, volume[kind][key]) in made, (pod.of, volume)
+
+
+def name_of_claims(release: Release) -> set[str]:
+    """Volumes that a StatefulSet makes for its pods."""
+    return {
+        claim["metadata"]["name"]
+        for each in release.of_kind("StatefulSet")
+        for claim in each["spec"].get("volumeClaimTemplates", [])
+    }
+
+
+def test_a_worker_reads_the_key_of_its_own_pool_only() -> None:
+    for pod in example("cpu-try-out").pods():
+        (tls,) = [each["secret"] for each in pod.spec["volumes"] if each["name"] == "tls"] or [None]
+        if pod.component == "worker":
+            pool = pod.labels[POOL_LABEL]
+            assert tls is not None
+            assert [item["path"] for item in tls["items"]] == ["ca.pem", f"worker-{pool}.pem"]
+        elif pod.component == "router":
+            assert tls is not None
+            assert [item["path"] for item in tls["items"]] == ["ca.pem", "router.pem"]
+        else:
+            assert tls is None
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_streams_may_end_before_a_pod_is_killed(name: str) -> None:
+    release = example(name)
+    deployment = loads(spec_text(release), "kvasir.yaml")
+    for pod in release.pods():
+        grace = pod.spec.get("terminationGracePeriodSeconds", 30)
+        if pod.component == "router":
+            (container,) = pod.spec["containers"]
+            before = container["lifecycle"]["preStop"]["sleep"]["seconds"]
+            assert before >= 5
+            assert grace > before + deployment.gateway.drain_timeout_s
+        elif pod.component == "worker":
+            (container,) = pod.spec["containers"]
+            (told,) = (float(each.partition("=")[2]) for each in container["args"] if "--grace-s" in each)
+            assert deployment.worker.drain_s < told <= grace - 20
+
+
+def test_a_change_of_the_spec_replaces_routers() -> None:
+    def mark(release: Release) -> str:
+        (deployment,) = release.of_kind("Deployment")
+        return str(deployment["spec"]["template"]["metadata"]["annotations"]["kvasir.dev/config"])
+
+    before = render()
+    assert mark(before) == mark(render())
+    assert mark(before) != mark(render({"config": {"routing": {"queue_timeout_s": 9}}}))
+
+
+def test_streams_pass_an_ingress_and_a_gateway_unbuffered_and_unbounded() -> None:
+    release = everything()
+    (ingress,) = release.of_kind("Ingress")
+    notes = ingress["metadata"]["annotations"]
+    assert notes["nginx.ingress.kubernetes.io/proxy-buffering"] == "off"
+    assert int(notes["nginx.ingress.kubernetes.io/proxy-read-timeout"]) >= 3600
+    (route,) = release.of_kind("HTTPRoute")
+    assert route["spec"]["rules"][0]["timeouts"] == {"request": "0s", "backendRequest": "0s"}

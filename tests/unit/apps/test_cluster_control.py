@@ -1,0 +1,78 @@
+"""What the control process of a cluster needs of its pod is asked for before Ray is started."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from kvasir.core.errors import ConfigError
+from kvasir_platform.apps.cluster_control import ClusterControl, outlived
+from kvasir_platform.apps.spec_file import SpecFile
+from kvasir_platform.control.ray_command import option
+
+POD = {
+    "KUBERAY_GEN_RAY_START_CMD": "ray start --head --block --num-cpus=0",
+    "KVASIR_POD_IP": "fd00::7",
+    "RAY_AUTH_MODE": "token",
+    "RAY_AUTH_TOKEN_PATH": "/etc/kvasir/ray/auth_token",
+}
+SPEC = "worker: {host: pod, port: 7001}"
+
+
+@pytest.fixture
+def environ(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    pod = dict(POD)
+    monkeypatch.setattr(os, "environ", pod)
+    return pod
+
+
+def made(tmp_path: Path, spec: str = SPEC, redis_password: Path | None = None) -> ClusterControl:
+    path = tmp_path / "kvasir.yaml"
+    path.write_text(spec)
+    return ClusterControl(SpecFile(path, None), "token", tmp_path / "t", redis_password)
+
+
+def test_rays_command_gets_its_folder_and_the_password_of_its_redis(
+    tmp_path: Path, environ: dict[str, str]
+) -> None:
+    (tmp_path / "password").write_text("s3cret\n")
+    control = made(tmp_path, redis_password=tmp_path / "password")
+    assert option(control.command, "--temp-dir") == str(tmp_path / "t" / "ray")
+    assert option(control.command, "--redis-password") == "s3cret"
+    assert control.address == "[fd00::7]:6379"
+    assert environ["RAY_USAGE_STATS_ENABLED"] == "0"
+
+
+@pytest.mark.parametrize(
+    ("spec", "said"),
+    [("worker: {port: 7001}", r"worker\.host"), ("worker: {host: pod}", r"worker\.port")],
+    ids=["workers on loopback", "workers at any port"],
+)
+def test_workers_that_no_router_would_find_are_refused(
+    tmp_path: Path, environ: dict[str, str], spec: str, said: str
+) -> None:
+    assert environ
+    with pytest.raises(ConfigError, match=said):
+        made(tmp_path, spec)
+
+
+@pytest.mark.parametrize("lacking", sorted(set(POD)))
+def test_a_pod_that_lacks_a_variable_is_told_which(
+    tmp_path: Path, environ: dict[str, str], lacking: str
+) -> None:
+    del environ[lacking]
+    with pytest.raises(ConfigError, match=lacking):
+        made(tmp_path)
+
+
+def test_a_password_that_cannot_be_read_is_named(tmp_path: Path, environ: dict[str, str]) -> None:
+    assert environ
+    with pytest.raises(ConfigError, match="absent"):
+        made(tmp_path, redis_password=tmp_path / "absent")
+
+
+def test_workers_outlive_a_head_that_keeps_its_state_in_redis() -> None:
+    assert outlived({"RAY_REDIS_ADDRESS": "redis://redis:6379"})
+    assert not outlived({})

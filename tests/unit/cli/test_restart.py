@@ -1,0 +1,35 @@
+"""`kvasir restart` in the pod of a control process asks the socket that the pod's template names."""
+
+from __future__ import annotations
+
+import io
+import threading
+from pathlib import Path
+
+import pytest
+
+from kvasir_platform.cli.output import Output
+from kvasir_platform.cli.restart import restart
+from kvasir_platform.control.commands import SOCKET, listening
+
+
+def test_the_pod_s_control_process_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "control.sock"
+    monkeypatch.setenv(SOCKET, str(path))
+    pools: list[tuple[str, str]] = []
+
+    def answer() -> None:
+        asked = commands.wait(10)
+        assert asked is not None
+        ask, caller = asked
+        pools.append((ask.command, ask.pool))
+        caller.tell("done", pool=ask.pool, replaced=1, wanted=1)
+
+    with listening(path) as commands:
+        thread = threading.Thread(target=answer)
+        thread.start()
+        try:
+            assert restart("decode", None, Output(json=True, out=io.StringIO())) == 0
+        finally:
+            thread.join()
+    assert pools == [("restart", "decode")]

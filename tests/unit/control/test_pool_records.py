@@ -1,0 +1,69 @@
+"""A control process goes on with the pools that an earlier one left, and replaces only what has changed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from kvasir.config.spec import Deployment, GatewaySpec
+from kvasir_platform.control.pool_records import PoolRecord, record_key, resumed, spec_digest
+
+DEPLOYMENT = Deployment()
+DECODE = DEPLOYMENT.pool("decode")
+
+
+def with_decode(**update: object) -> Deployment:
+    pools = [pool.model_dump() for pool in DEPLOYMENT.pools]
+    pools[1] |= update
+    return Deployment.model_validate({"pools": pools})
+
+
+def test_a_pool_that_nobody_left_begins_as_the_spec_says() -> None:
+    record = resumed(None, with_decode(replicas=3), with_decode(replicas=3).pool("decode"))
+    assert (record.version, record.wanted) == (1, 3)
+    assert Deployment.model_validate_json(record.spec).pool("decode").replicas == 3
+
+
+def test_an_unchanged_pool_goes_on_as_it_was_left_with_the_replicas_that_were_asked_for() -> None:
+    left = replace(resumed(None, DEPLOYMENT, DECODE), wanted=5, version=7)
+    assert resumed(PoolRecord.decode(left.encode()), DEPLOYMENT, DECODE) == left
+
+
+def test_another_number_in_the_spec_wins_over_what_was_asked_for_before() -> None:
+    left = PoolRecord(1, 5, 1, spec_digest(DEPLOYMENT, DECODE), "{}")
+    changed = with_decode(replicas=2)
+    record = resumed(left, changed, changed.pool("decode"))
+    assert (record.version, record.wanted) == (1, 2)
+
+
+def test_a_changed_engine_makes_another_version_of_its_own_pool_only() -> None:
+    changed = with_decode(engine={"max_num_seqs": 32})
+    for pool, version in (("prefill", 1), ("decode", 2)):
+        left = resumed(None, DEPLOYMENT, DEPLOYMENT.pool(pool))
+        assert resumed(left, changed, changed.pool(pool)).version == version
+
+
+@pytest.mark.parametrize(
+    "update",
+    [{"gateway": GatewaySpec(port=9000)}, {"ready_when": "any_model"}],
+    ids=["the gateway", "readiness"],
+)
+def test_what_only_routers_read_restarts_no_worker(update: dict[str, object]) -> None:
+    assert spec_digest(DEPLOYMENT.model_copy(update=update), DECODE) == spec_digest(DEPLOYMENT, DECODE)
+
+
+def test_every_field_of_the_spec_is_known_to_concern_workers_or_routers() -> None:
+    """A field that is added must be put on one side: one that workers read and the digest does not see would
+    be taken over by no replica."""
+    routers = {
+        *("version", "models", "ready_when", "pools", "routing", "admission", "slo", "tenancy", "gateway"),
+        *("tokenizer", "api", "output_filters", "discovery", "ray", "telemetry"),
+    }
+    workers = {"name", "model", "lora", "disaggregation", "transfer", "tiers", "worker", "tls"}
+    assert set(Deployment.model_fields) == routers | workers
+
+
+def test_two_deployments_and_two_pools_keep_their_records_apart() -> None:
+    keys = {record_key(name, pool) for name in ("a", "b") for pool in ("c", "d")}
+    assert len(keys) == 4
