@@ -82,6 +82,7 @@ class GenerateApi:
         """Find what is to serve a call, which is made for that model."""
         caller.check_model(body.model)
         asked = self._tools.models.find(body.model)
+        exchange.model = asked.model.name
         wish = self._wish(caller, exchange, body, asked)
         brownout = self._tools.router.brownout(asked.model.name)
         if brownout.level:
@@ -193,6 +194,7 @@ class GenerateApi:
 
         def ended(generation: Generation) -> None:
             self._active.discard(generation)
+            wish.caller.turned_away(generation.error)
             if generation.worked:
                 charge.settle(generation.usage.prompt_tokens, generation.usage.output_tokens)
             else:
@@ -248,7 +250,7 @@ class GenerateApi:
             sampling = fit_context(call.sampling, len(tokens), context, default_output, param)
             if sampling.seed is not None and i:
                 # Equal prompts in one call are meant to differ, as the choices of n are.
-                sampling = replace(sampling, seed=(sampling.seed + i) % (1 << 63))
+                sampling = replace(sampling, seed=(sampling.seed + i * sampling.n) % (1 << 63))
             made.append(
                 Request(
                     request_id=name if len(call.prompts) == 1 else f"{name}-{i}",

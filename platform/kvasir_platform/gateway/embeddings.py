@@ -76,6 +76,7 @@ class EmbeddingApi:
         body = decode_embedding(exchange.request.body)
         caller.check_model(self._tools.models.first.name if body.model is None else body.model)
         served = self._tools.models.find(body.model)
+        exchange.model = served.model.name
         model = served.model
         call = embedding_call(body, model.tokenizer.vocabulary, model.powers)
         check_dimensions(call.dimensions, model)
@@ -302,6 +303,7 @@ class _Run:
         self._on_end = on_end
         self._live: dict[int, _Input] = {}
         self._next = 0
+        self._again: list[int] = []
         self._window = _WINDOW
         self._refill_due = False
         self.usage = Usage()
@@ -335,12 +337,18 @@ class _Run:
 
     def ended(self, entry: _Input, summary: RequestSummary, error: KvasirError | None) -> None:
         """An input is over, well or badly, and with the last one the call."""
+        if summary.refused and isinstance(error, CapacityError) and len(self._live) > 1 and not self._ended:
+            # As where the router refuses at once: fewer at a time, and this one again.
+            if self._live.pop(entry.index, None) is not None:
+                self._window = len(self._live)
+                self._again.append(entry.index)
+            return
         self._count(entry, summary)
         if self._ended:
             return
         if error is not None:
             self.abandon(error)
-        elif not self._live and self._next == self._inputs:
+        elif not self._live and not self._waiting:
             self._end()
             self._answer.finish(self.usage, server_timing(summary, self._submitted_s))
         else:
@@ -360,7 +368,7 @@ class _Run:
             self._end()
 
     def _refill_soon(self) -> None:
-        if self._next < self._inputs and not self._refill_due:
+        if self._waiting and not self._refill_due:
             self._refill_due = True
             asyncio.get_running_loop().call_soon(self._refill_later)
 
@@ -376,24 +384,32 @@ class _Run:
     def _refill(self) -> None:
         """Have as many inputs in the router as it takes, and no more than the window, by and by. Raises
         CapacityError where it takes none and none is there."""
-        until = min(self._inputs, self._next + _SLICE)
-        while self._next < until and len(self._live) < self._window and not self._ended:
-            entry = _Input(self, self._next, self._request(self._next))
-            self._live[entry.index] = entry
+        for _ in range(_SLICE):
+            if not self._waiting or len(self._live) >= self._window or self._ended:
+                return
+            index = self._again.pop() if self._again else self._next
+            entry = _Input(self, index, self._request(index))
+            self._live[index] = entry
             try:
                 self._tools.router.submit(entry.request, entry)
             except CapacityError:
-                del self._live[entry.index]
+                del self._live[index]
                 if not self._live:
                     raise
                 self._window = len(self._live)
+                if index != self._next:
+                    self._again.append(index)
                 return
             except KvasirError:
-                del self._live[entry.index]
+                del self._live[index]
                 raise
-            self._next += 1
-        if len(self._live) < self._window and not self._ended:
-            self._refill_soon()
+            self._next += index == self._next
+        self._refill_soon()
+
+    @property
+    def _waiting(self) -> bool:
+        """Whether there are inputs that have not come to the router."""
+        return bool(self._again) or self._next < self._inputs
 
     def _cancel(self, code: str) -> None:
         for entry in list(self._live.values()):

@@ -11,16 +11,19 @@ from types import MappingProxyType
 @dataclass(frozen=True, slots=True)
 class BrownoutStep:
     """One thing that is done under pressure; exactly one field is set. `shed` is the number of a priority
-    class: requests of it, and of those less urgent, are refused."""
+    class: requests of it, and of those less urgent, are refused; `shed_name` is what people call it."""
 
     cap_max_tokens: int | None = None
     fallback_model: str | None = None
     shed: int | None = None
+    shed_name: str = ""
 
     def __str__(self) -> str:
         if self.cap_max_tokens is not None:
             return f"cap_max_tokens={self.cap_max_tokens}"
-        return f"fallback_model={self.fallback_model}" if self.fallback_model else f"shed={self.shed}"
+        if self.fallback_model is not None:
+            return f"fallback_model={self.fallback_model}"
+        return f"shed={self.shed_name or self.shed}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -116,6 +116,15 @@ async def test_requests_beyond_the_limit_are_told_when_to_come_back(edge: Any) -
     assert len(edge.router.streams) == 3
 
 
+async def test_tokenizing_costs_a_request_and_no_tokens(edge: Any) -> None:
+    body = json.dumps({"model": "kvasir-tiny", "prompt": "x"}).encode()
+    for left in ("1", "0"):
+        reply = await edge.post("/tokenize", body, bearer("few"))
+        assert (reply.status, reply.headers["x-ratelimit-remaining-requests"]) == (200, left)
+    reply = await edge.post("/detokenize", b'{"model":"kvasir-tiny","tokens":[1]}', bearer("few"))
+    assert (reply.status, json.loads(reply.body)["error"]["code"]) == (429, "rate_limit_requests")
+
+
 async def test_tokens_that_were_not_used_are_given_back(edge: Any) -> None:
     prompt = len((await chat(edge, "free"), edge.router.streams[-1])[1].request.tokens)
     await chat(edge, "small", max_tokens=300)

@@ -10,14 +10,13 @@ from kvasir.config.spec import Deployment, SloSpec
 from kvasir.config.spec_redis import LimitsRedisSpec
 from kvasir.config.spec_tenants import DEFAULT_TENANT
 from kvasir.ports.clock import Clock, Rng
-from kvasir.ports.limits import RateLimits
+from kvasir.ports.limits import RateLimits, SharedLimits
 from kvasir.telemetry.tenant_series import LimitsState, TenantFigures
 from kvasir_platform.gateway.hints import SloClasses
 from kvasir_platform.gateway.tenants.caller import Caller
 from kvasir_platform.gateway.tenants.key_ring import KeyRing
 from kvasir_platform.gateway.tenants.keys import read_sources
 from kvasir_platform.gateway.tenants.memory_limits import MemoryLimits
-from kvasir_platform.gateway.tenants.redis_limits import RedisLimits
 from kvasir_platform.gateway.tenants.salts import Open, Scope, cache_secret
 
 _REFRESH_S = 1.0
@@ -97,12 +96,15 @@ def make_limits(redis: LimitsRedisSpec | None, clock: Clock, rng: Rng) -> RateLi
     """What counts what tenants use. `rng` names this router among those that count together."""
     if redis is None:
         return MemoryLimits(clock.now)
+    # The Redis client takes megabytes that only those who use it are to pay.
+    from kvasir_platform.gateway.tenants.redis_limits import RedisLimits
+
     return RedisLimits(redis, clock, f"{rng.getrandbits(64):016x}")
 
 
 def limits_state(limits: RateLimits) -> LimitsState | None:
     """How rate limits are counted that routers share; None for others."""
-    return LimitsState(limits.shared, limits.decided_alone) if isinstance(limits, RedisLimits) else None
+    return LimitsState(limits.shared, limits.decided_alone) if isinstance(limits, SharedLimits) else None
 
 
 def _slo_classes(there_are: tuple[SloSpec, ...], allowed: tuple[str, ...] | None) -> SloClasses:
