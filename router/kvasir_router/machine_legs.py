@@ -33,9 +33,7 @@ class Legs:
         """Run a leg of the request at `target`."""
         request = flight.current
         worker = self._fleet.workers[target.worker_id]
-        leg_id = f"{request.request_id}~{flight.attempts}" if flight.attempts else request.request_id
-        while leg_id in worker.legs or leg_id in worker.ghosts:
-            leg_id += "~"
+        leg_id = worker.free_leg_id(request.request_id, flight.attempts)
         worker.legs[leg_id] = request.request_id
         flight.leg = RunningLeg(leg_id, kind, target)
         leg = EngineRequest(

@@ -93,6 +93,13 @@ class Worker:
         """What it has reported, with the last word on tiers; made anew by each call."""
         return None if self.reported is None else replace(self.reported, tiers=self.tiers)
 
+    def free_leg_id(self, request_id: str, attempt: int) -> str:
+        """A name for a leg of the request that no other has here; of its first attempt, the request's own."""
+        leg_id = f"{request_id}~{attempt}" if attempt else request_id
+        while leg_id in self.legs or leg_id in self.ghosts:
+            leg_id += "~"
+        return leg_id
+
     def abandon(self, leg_id: str, now: float) -> None:
         """The leg is no longer ours, and will still say its last."""
         del self.legs[leg_id]
