@@ -21,6 +21,7 @@ from tests.helpers.http_edge import Edge, serving
 from kvasir.config.spec import GatewaySpec
 from kvasir.core.errors import ConfigError
 from kvasir_platform.control.certificates import Authority
+from kvasir_platform.edge_link.address import shared
 
 NAME = "api.example.com"
 PATIENCE_S = 10.0
@@ -197,6 +198,19 @@ def expiry(edge: Edge) -> float:
     """When the certificate expires, in seconds since the epoch."""
     (line,) = [line for line in edge.metrics.render().decode().splitlines() if line.startswith(SERIES)]
     return float(line.split()[1])
+
+
+async def test_a_socket_that_others_share_is_listened_on(tmp_path: Path) -> None:
+    files = Certificates(tmp_path)
+    spec = GatewaySpec.model_validate(
+        {"port": 0, "drain_timeout_s": 0.0, "tls": {"cert_file": str(files.own), "key_file": str(files.own)}}
+    )
+    async with (
+        serving(spec, listen=shared("127.0.0.1", 0)) as edge,
+        connected((edge, files)) as (reader, writer),
+    ):
+        writer.write(canary("shared"))
+        assert (await read_answer(reader)).request_id == "shared"
 
 
 SPOILT: dict[str, Callable[[Certificates], None]] = {

@@ -6,7 +6,7 @@ import asyncio
 import sys
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import Random
 from typing import Any, Literal
@@ -83,13 +83,14 @@ def whole(spec: EngineSpec | None = None, **fields: Any) -> Deployment:
 
 @asynccontextmanager
 async def exercise(
-    trial: Trial, deployment: Deployment, layout: Layout, rest_s: float = 15.0
+    trial: Trial, deployment: Deployment, layout: Layout, rest_s: float = 15.0, key: str = ""
 ) -> AsyncIterator[Fleet]:
-    """A fleet for the trial; afterwards all invariants are checked. Raises Violated."""
-    async with Fleet(trial.folder, deployment, layout, clock=trial.clock, seed=trial.seed) as fleet:
+    """A fleet for the trial; afterwards all invariants are checked. Raises Violated. `key` as of Fleet."""
+    async with Fleet(trial.folder, deployment, layout, clock=trial.clock, seed=trial.seed, key=key) as fleet:
         trial.say(f"{len(fleet.pids())} processes are up")
         # First connections and first requests open what stays open.
-        warm = asks(trial.rng(99), 8, 2)
+        headers = (f"Authorization: Bearer {key}",) if key else ()
+        warm = (replace(ask, headers=headers) for ask in asks(trial.rng(99), 8, 2))
         for router in fleet.routers:
             await finished([await open_stream(router.address, next(warm), trial.clock) for _ in range(32)])
         before = Descriptors(fleet)

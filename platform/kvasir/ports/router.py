@@ -174,7 +174,7 @@ class DecisionRecord:
 @dataclass(frozen=True, slots=True)
 class BrownoutView:
     """What is done under pressure: how many steps are in force, what they do in words, as in
-    "2; cap_max_tokens=256; shed=batch" ("" for nothing), and the model that is to answer instead, if one is."""
+    "2; cap_max_tokens=256; shed=batch" ("" for nothing), and the model that is to answer instead."""
 
     level: int = 0
     text: str = ""

@@ -126,6 +126,8 @@ class Gateway:
             now=self._clock.now,
             wall=self._wall,
         )
+        if self._listener.certificate is not None:
+            self._metrics.track_certificate(self._listener.certificate.expires_s)
         host, port = await self._listener.open(listen or (spec.host, spec.port))
         on_started(host, port)
         counting = asyncio.create_task(self._callers.run(), name="tenants")

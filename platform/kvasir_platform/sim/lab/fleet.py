@@ -229,7 +229,10 @@ class Fleet:
 
     def _router_file(self) -> Path:
         endpoints = [f"{worker.pool}={worker.address}" for worker in self.workers]
-        edge = self._deployment.gateway.model_copy(update={"port": 0})
+        wanted = self._deployment.gateway
+        # As many processes on every machine.
+        edges = wanted.edges or 0
+        edge = wanted.model_copy(update={"port": 0, "edges": edges})
         return self._write(
             "router",
             {

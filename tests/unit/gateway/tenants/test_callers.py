@@ -22,6 +22,7 @@ from kvasir.telemetry.tenant_series import LimitsState, TenantFigures, TenantUse
 from kvasir_platform.gateway.errors import error_body, error_headers
 from kvasir_platform.gateway.tenants.caller import Caller, Charge, LimitReached
 from kvasir_platform.gateway.tenants.callers import Callers, make_callers
+from kvasir_platform.gateway.tenants.salts import salt_secret
 
 NOW_S = 1_800_000_000.0
 CLIENT_SALT = "my-own-salt"
@@ -68,7 +69,7 @@ def hashed(key: str) -> str:
 
 
 def callers(spec: Deployment, clock: Clock) -> Callers:
-    return make_callers(spec, clock, lambda: NOW_S, random.Random(7), {})
+    return make_callers(spec, clock, lambda: NOW_S, random.Random(7), {}, secret=salt_secret(spec))
 
 
 def of(made: Callers, key: str) -> Caller:
