@@ -151,7 +151,7 @@ def _fields(url: str, file: str) -> list[Sent]:
         _chat("an argument of the engine's", {"vllm_xargs": {"url": url}}),
         _chat("a tool of another server's", {"tools": [{"type": "mcp", "server_url": url}]}),
         _chat("a session named by a URL", {"user": url, "metadata": {"url": url}}, refused=False),
-        _chat("a picture beside a text", {}, [beside], refused=False),
+        _chat("a picture beside a text", {}, [beside]),
         _completion("a prompt that is a URL", {"prompt": url}, refused=False),
         _completion("embeddings as a prompt", {"prompt_embeds": url}),
         Sent("an embedding of what is at a URL", "POST /v1/embeddings",
@@ -177,13 +177,11 @@ def schema_requests(url: str, file: str) -> list[Sent]:
         forced = {"tools": [tool], "tool_choice": "required"}
         grammar = f"%import {ref}\nstart: X\n"
         found += [
-            _chat(f"a format that refers to {where}", {"response_format": shape}, refused=False),
-            _chat(
-                f"a schema that refers to {where}", {"structured_outputs": {"json": schema}}, refused=False
-            ),
-            _chat(f"a guide that refers to {where}", {"guided_json": schema}, refused=False),
-            _chat(f"a tag that refers to {where}", {"response_format": tag}, refused=False),
-            _chat(f"a forced tool that refers to {where}", forced, refused=False),
+            _chat(f"a format that refers to {where}", {"response_format": shape}),
+            _chat(f"a schema that refers to {where}", {"structured_outputs": {"json": schema}}),
+            _chat(f"a guide that refers to {where}", {"guided_json": schema}),
+            _chat(f"a tag that refers to {where}", {"response_format": tag}),
+            _chat(f"a forced tool that refers to {where}", forced),
             _chat(f"a grammar that imports {where}", {"guided_grammar": grammar}),
         ]
     base = {"$schema": url, "$id": url, "type": "object", "properties": {"a": {"$dynamicRef": "other#a"}}}

@@ -12,9 +12,10 @@ from kvasir.core.errors import KvasirError
 from kvasir.core.identity import WorkerIdentity
 from kvasir.core.kv import KvStatus
 from kvasir.core.requests import DEFAULT_SLO, Delta, EngineLoad, Request, SloClass, Usage
+from kvasir.core.values import value
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class RequestSummary:
     """What happened to a finished request: metrics, spans, `Server-Timing` and decision records are
     all made from this one value.

@@ -43,14 +43,14 @@ else:
     # `array[int]` is a type to type checkers only, so the decoder is told of arrays in its own words; all
     # other fields are those of the values.
     LinkDelta = make_dataclass(
-        "LinkDelta", [("embedding", array | None, None)], bases=(Delta,), frozen=True, slots=True
+        "LinkDelta", [("embedding", array | None, None)], bases=(Delta,), slots=True, unsafe_hash=True
     )
     LinkRequest = make_dataclass(
         "LinkRequest",
         [("tokens", array), ("block_hashes", array, field(default_factory=lambda: array("Q"), repr=False))],
         bases=(Request,),
-        frozen=True,
         slots=True,
+        unsafe_hash=True,
     )
 
 

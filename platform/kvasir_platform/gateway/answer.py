@@ -22,6 +22,7 @@ from kvasir.core.requests import (
     ToolCallDelta,
     Usage,
 )
+from kvasir.core.values import value
 
 Positions = Sequence[PositionLogprobs | None]
 
@@ -44,7 +45,7 @@ class Prompt:
     first: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class AnswerHead:
     """What an answer needs to know of its call.
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from kvasir.core.errors import CapacityError, KvasirError, RequestError
 from kvasir.core.requests import Request, SloClass
+from kvasir.core.values import value
 from kvasir.ports.router import BrownoutView
 from kvasir.telemetry.reasons import CLIENT_CLOSED
 from kvasir.telemetry.spans import TraceContext
@@ -24,7 +25,7 @@ from kvasir_platform.gateway.tenants.caller import Caller, Charge
 from kvasir_platform.gateway.tracing import trace_header, trace_of
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class _Wish:
     """How a call is to be served: for whom, by what, how fast, and near what else. `otherwise` begins again
     with the model that the client named, where `served` is a fallback that may not be able to."""

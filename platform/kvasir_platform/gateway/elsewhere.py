@@ -14,7 +14,8 @@ from kvasir_platform.gateway.http import Exchange
 @dataclass(frozen=True, slots=True)
 class Elsewhere:
     """What is done there for this gateway and for others: requests, the counting of rate limits, and the
-    memory of calls. `cache_secret` is what the salts of caches are made from; `show` answers what is asked of the whole deployment, or raises KvasirError."""
+    memory of calls. `cache_secret` is what the salts of caches are made from; `show` answers what is asked of
+    the whole deployment, or raises KvasirError."""
 
     router: RequestPort
     limits: RateLimits

@@ -7,10 +7,10 @@ fan-out into the transport by one function call, which is what keeps a token che
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Protocol
 
+from kvasir.core.values import value
 from kvasir_platform.gateway.errors import error_body
 
 JSON = b"application/json"
@@ -24,7 +24,7 @@ _STATUS_LINES = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class HttpRequest:
     """A complete request. Header names are lower case; a header sent twice has its values joined by a
     comma. `path` is percent-encoded as sent, without scheme, host and query."""
