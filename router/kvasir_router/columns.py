@@ -21,12 +21,36 @@ from kvasir_router.work import Work, Worker
 
 QUEUED, WAITING, STREAMS, RESERVED, HELD, KV_TOKENS, BLOCK_SIZE, WORKER, TROUBLED = range(9)
 _INTS = 9
-TOKEN_BYTES, HEAD_TOKENS, HEAD_SINCE, TOKENS_PER_S = range(RATE_ROWS, RATE_ROWS + 4)
-_FLOATS = RATE_ROWS + 4
+TOKEN_BYTES, HEAD_TOKENS, HEAD_SINCE, TOKENS_PER_S, PACE = range(RATE_ROWS, RATE_ROWS + 5)
+_FLOATS = RATE_ROWS + 5
 # Faster than any engine, so that dividing by a rate of nothing gives a number.
 _FASTEST_TOKEN_S = 1e-12
+_PACE_KEEPS = 0.9
+_BELIEVED_TOKENS = 256.0
 # Of the column TROUBLED: a bit for each lower tier.
 _TIER_BITS = 1 << np.arange(LOWER_TIERS)
+
+
+@dataclass(slots=True)
+class Pace:
+    """Prompt tokens that a place computes in a second while it has any to compute: what has been done of
+    late, in which older prompts count for ever less.
+
+    It tells what rates that are fitted to single prompts cannot: of prompts that are all of one length nobody
+    knows how much of their time is fixed, and of short ones an engine computes many at once. `since_s` is
+    when the last one was done, or the first one came.
+    """
+
+    since_s: float = 0.0
+    tokens: float = 0.0
+    seconds: float = 0.0
+
+    def done(self, tokens: int, now: float) -> float:
+        """So many more have been computed; returns the rate, in tokens a second."""
+        self.tokens = _PACE_KEEPS * self.tokens + tokens
+        self.seconds = _PACE_KEEPS * self.seconds + now - self.since_s
+        self.since_s = now
+        return self.tokens / max(self.seconds, _FASTEST_TOKEN_S)
 
 
 @dataclass(slots=True)
@@ -34,7 +58,8 @@ class Place:
     """One row. `own` is what is accounted there, `unreported` the part of it that was sent after the
     worker's last report, `computed_tokens` a running count of prompt tokens that were computed there.
     `prompts` are those that are not, in the order in which they were sent: uncached tokens by the identity
-    of the charge. `head_since_s` is when the first of them came to be that."""
+    of the charge. `head_since_s` is when the first of them came to be that, `pace` how fast they are done.
+    `kv_tokens` is its capacity, `ranks` the number of its worker's places."""
 
     target: Target
     worker: Worker
@@ -44,12 +69,14 @@ class Place:
     computed_tokens: int = 0
     prompts: dict[int, int] = field(default_factory=dict)
     head_since_s: float = 0.0
+    pace: Pace = field(default_factory=Pace)
+    kv_tokens: int = field(init=False)
+    ranks: int = field(init=False)
 
-    @property
-    def kv_tokens(self) -> int:
-        """Its capacity."""
+    def __post_init__(self) -> None:
         identity = self.worker.identity
-        return max(1, identity.kv_blocks * identity.kv.block_size)
+        self.kv_tokens = max(1, identity.kv_blocks * identity.kv.block_size)
+        self.ranks = identity.data_parallel_size
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -91,7 +118,7 @@ class Selection:
         if self.rows is not None:
             ints, floats = ints.take(self.rows, 1), floats.take(self.rows, 1)
             rates = rate_columns(floats)
-        queued, waiting, streams, reserved, held, kv_tokens, size, worker, troubled = ints
+        size = ints[BLOCK_SIZE]
         done = now - floats[HEAD_SINCE]
         done *= floats[TOKENS_PER_S]
         np.minimum(done, floats[HEAD_TOKENS], out=done)
@@ -106,21 +133,21 @@ class Selection:
             reach[prefilled_on] = whole_blocks[prefilled_on]
         reach *= size[:, None]
         below: IntColumn = reach[:, 1:] - reach[:, :-1]
-        if np.count_nonzero(troubled):
-            _without(below, troubled)
+        if np.count_nonzero(ints[TROUBLED]):
+            _without(below, ints[TROUBLED])
         return Candidates(
             targets=self.targets,
-            worker=worker,
+            worker=ints[WORKER],
             prefills=prefills,
             decodes=self.decodes,
             cached_tokens=reach[:, 0],
             tier_tokens=below,
-            queued_prefill_tokens=queued - done.astype(np.int64),
-            waiting=waiting,
-            streams=streams,
-            reserved_kv_tokens=reserved,
-            held_tokens=held,
-            kv_tokens=kv_tokens,
+            queued_prefill_tokens=ints[QUEUED] - done.astype(np.int64),
+            waiting=ints[WAITING],
+            streams=ints[STREAMS],
+            reserved_kv_tokens=ints[RESERVED],
+            held_tokens=ints[HELD],
+            kv_tokens=ints[KV_TOKENS],
             kv_token_bytes=floats[TOKEN_BYTES],
             block_size=size,
             rates=rates,
@@ -143,6 +170,7 @@ class Columns:
         self.places: dict[Target, Place] = {}
         self.ints: NDArray[np.int64] = np.zeros((_INTS, 0), dtype=np.int64)
         self.floats: NDArray[np.float64] = np.zeros((_FLOATS, 0))
+        self._of_workers: dict[str, list[Place]] = {}
         self._joined = 0
 
     def join(self, worker: Worker, rates: Rates) -> None:
@@ -154,12 +182,16 @@ class Columns:
         ints, floats = np.zeros((_INTS, ranks), dtype=np.int64), np.zeros((_FLOATS, ranks))
         for offset, target in enumerate(targets):
             self.places[target] = Place(target, worker, first + offset)
+        self._of_workers[worker.worker_id] = [self.places[target] for target in targets]
         ints[WORKER] = self._joined
         ints[KV_TOKENS] = self.places[targets[0]].kv_tokens
         ints[BLOCK_SIZE] = max(1, identity.kv.block_size)
         floats[TOKEN_BYTES] = kv_token_bytes(identity)
         write_rates(floats, slice(None), rates)
-        floats[TOKENS_PER_S] = 1.0 / max(rates.prefill_token_s, _FASTEST_TOKEN_S)
+        floats[TOKENS_PER_S] = floats[PACE] = 1.0 / max(rates.prefill_token_s, _FASTEST_TOKEN_S)
+        for target in targets:
+            believed = Pace(0.0, _BELIEVED_TOKENS, _BELIEVED_TOKENS * rates.prefill_token_s)
+            self.places[target].pace = believed
         self._joined += 1
         self.targets = (*self.targets, *targets)
         self.ints = np.concatenate((self.ints, ints), axis=1)
@@ -168,9 +200,8 @@ class Columns:
     def leave(self, worker_id: str) -> None:
         """A worker's rows are gone."""
         kept = [row for row, target in enumerate(self.targets) if target.worker_id != worker_id]
-        for target in self.targets:
-            if target.worker_id == worker_id:
-                del self.places[target]
+        for place in self._of_workers.pop(worker_id, ()):
+            del self.places[place.target]
         self.targets = tuple(self.targets[row] for row in kept)
         self.ints = np.ascontiguousarray(self.ints[:, kept])
         self.floats = np.ascontiguousarray(self.floats[:, kept])
@@ -178,16 +209,21 @@ class Columns:
             self.places[target].row = row
 
     def of_worker(self, worker_id: str) -> list[Place]:
-        """The places of a worker, by rank."""
-        place = self.places.get(Target(worker_id))
-        ranks = 0 if place is None else place.worker.identity.data_parallel_size
-        return [self.places[Target(worker_id, rank)] for rank in range(ranks)]
+        """The places of a worker, by rank; not to be changed."""
+        return self._of_workers.get(worker_id, [])
 
     def write_rates(self, worker_ids: Iterable[str], rates: Rates) -> None:
         """Another estimate of what work costs on some workers."""
-        rows = np.array([place.row for each in worker_ids for place in self.of_worker(each)], dtype=np.int64)
+        theirs = [place.row for each in worker_ids for place in self.of_worker(each)]
+        # Most often it is everybody's, and a slice takes half as long.
+        everybody = len(theirs) == len(self.targets)
+        rows = slice(None) if everybody else np.array(theirs, dtype=np.int64)
         write_rates(self.floats, rows, rates)
         self.floats[TOKENS_PER_S, rows] = 1.0 / max(rates.prefill_token_s, _FASTEST_TOKEN_S)
+
+    def write_pace(self, place: Place, tokens: int, now: float) -> None:
+        """A prompt with so many tokens to compute has been computed."""
+        self.floats[PACE, place.row] = place.pace.done(tokens, now)
 
     def write_troubled(self, worker_id: str, media: Iterable[int]) -> None:
         """Which of a worker's lower tiers (kvasir.core.kv.Medium) are not used for the time being."""

@@ -105,7 +105,8 @@ class Output:
             self.text_length += delta.raw_length
             self.parts = self.parts or Parts()
             self.parts.add(delta)
-        self.finished = self.finished or delta.finish is not None
+        if delta.finish is not None:
+            self.finished = True
 
 
 def extended(request: Request, output: Output) -> tuple[Request, Continuation]:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from kvasir.core.errors import KvasirError, RequestError, UpstreamError
 from kvasir.core.requests import Delta
 from kvasir_router.admission import Admission
-from kvasir_router.continuation import Way, way_on
+from kvasir_router.continuation import Output, Way, way_on
 from kvasir_router.fleet import Fleet
 from kvasir_router.machine_events import Effect, Emit, Fail, Finish, Gone
 from kvasir_router.machine_legs import Legs
@@ -63,10 +63,10 @@ class Ends:
             )
         return None if self.restarts.counted(flight, error, moved=lost or flight.begun) else error
 
-    def emit(self, flight: Flight, delta: Delta) -> None:
-        """Pass on what the client does not have."""
+    def emit(self, flight: Flight, output: Output, delta: Delta) -> None:
+        """Pass on what the client does not have of a choice; `output` is what it has."""
         request_id = flight.request.request_id
-        flight.outputs[delta.index].add(delta)
+        output.add(delta)
         if delta.request_id != request_id:
             delta = replace(delta, request_id=request_id)
         self._out.append(Emit(request_id, delta))
@@ -84,7 +84,9 @@ class Ends:
             if delta.usage is not None:
                 timings = flight.beyond_prefill(delta.timings)
                 self._fleet.measured(target, delta.usage, timings, flight.charges)
-        self.emit(flight, replace(delta, usage=flight.usage, handoff=None))
+        if flight.usage is not delta.usage or delta.handoff is not None:
+            delta = replace(delta, usage=flight.usage, handoff=None)
+        self.emit(flight, flight.outputs[delta.index], delta)
         self._remove(flight)
         self._out.append(Finish(flight.request.request_id, flight.summary("ok", now)))
 

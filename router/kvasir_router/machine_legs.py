@@ -7,7 +7,6 @@ is taken here is given back here, whichever way the request ends.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 
 from kvasir.core.requests import Delta, EngineRequest, FinishReason, KvHandoff, Leg
 from kvasir.ports.routing import Target
@@ -117,15 +116,16 @@ class Legs:
     def prefilled(self, flight: Flight, target: Target, now: float, *, leaves: bool) -> None:
         """The prompt is computed at `target`, where the request either stays or has nothing more."""
         self._fleet.confirm(flight.request.request_id, target, now)
+        self._fleet.computed(flight.charges, target, now)
         charged = flight.charges.get(target, Work())
-        done = replace(charged) if leaves else charged.prompt()
+        done = charged.copy() if leaves else charged.prompt()
         self._fleet.settle(flight.charges, target, done)
 
     def settle(self, flight: Flight, target: Target) -> None:
         """Nothing of the request is accounted at `target` any more."""
         charged = flight.charges.get(target)
         if charged is not None:
-            self._fleet.settle(flight.charges, target, replace(charged))
+            self._fleet.settle(flight.charges, target, charged.copy())
 
     def discharge(self, flight: Flight) -> None:
         """Nothing of the request is accounted any more, nor foreseen beyond what was computed."""

@@ -193,17 +193,15 @@ class Flight:
         else:
             self.replay = Replay(self.outputs)
 
-    def continues(self, delta: Delta) -> bool:
-        """Whether `delta` is just the next piece of a stream that the client is reading."""
-        return (
-            self.streaming
-            and delta.finish is None
-            and not delta.last
-            and self.replay is None
-            and 0 <= delta.index < len(self.outputs)
-            and not self.outputs[delta.index].finished
-            and delta.offset == len(self.outputs[delta.index].tokens)
-        )
+    def continued(self, delta: Delta) -> Output | None:
+        """What `delta` is just the next piece of, where it is that of a stream that the client is reading."""
+        index, outputs = delta.index, self.outputs
+        if not self.streaming or delta.finish is not None or delta.last or self.replay is not None:
+            return None
+        if not 0 <= index < len(outputs):
+            return None
+        output = outputs[index]
+        return None if output.finished or delta.offset != len(output.tokens) else output
 
     def fault(self, delta: Delta) -> str | None:
         """How `delta` breaks the stream's order, or None: nothing may be lost, repeated or invented."""

@@ -54,9 +54,10 @@ class Steps:
                 self._legs.unowned(worker, delta)
                 continue
             flight = self._flights[request_id]
-            if flight.continues(delta):
+            output = flight.continued(delta)
+            if output is not None:
                 # Nearly every delta: the checks below, in one look.
-                self._ends.emit(flight, delta)
+                self._ends.emit(flight, output, delta)
             elif is_leg(flight.prefilling, worker_id, delta):
                 self._prefill_delta(flight, worker, delta, now)
             else:
@@ -116,7 +117,7 @@ class Steps:
         if delta.last:
             self._ends.finish(flight, delta, now)
         elif says_something(delta):
-            self._ends.emit(flight, delta)
+            self._ends.emit(flight, flight.outputs[delta.index], delta)
 
     def _first_token(self, flight: Flight, now: float) -> None:
         """The running leg has said something."""

@@ -78,4 +78,4 @@ class PlaceLoads:
 
 def share(requests: int, place: Place) -> int:
     """One rank's part of what a worker reports for all."""
-    return -(-requests // place.worker.identity.data_parallel_size)
+    return -(-requests // place.ranks)

@@ -45,6 +45,15 @@ class Work:
         self.streams = min(self.streams, other.streams)
         self.kv_tokens = min(self.kv_tokens, other.kv_tokens)
 
+    @property
+    def nothing(self) -> bool:
+        """Whether none of it is left."""
+        return not (self.prefill_tokens or self.waiting or self.streams or self.kv_tokens)
+
+    def copy(self) -> Work:
+        """As much again, without the mark."""
+        return Work(self.prefill_tokens, self.waiting, self.streams, self.kv_tokens)
+
     def prompt(self) -> Work:
         """The part of it that is over once the prompt is computed, where the request stays."""
         return Work(prefill_tokens=self.prefill_tokens, waiting=self.waiting)

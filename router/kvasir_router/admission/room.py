@@ -22,6 +22,7 @@ from kvasir_router.admission.contract import Rules, Ticket
 from kvasir_router.columns import (
     HEAD_SINCE,
     HEAD_TOKENS,
+    PACE,
     QUEUED,
     RESERVED,
     STREAMS,
@@ -129,7 +130,7 @@ class Room:
         if not len(rows) or ahead_s == math.inf:
             return None
         ints, floats = self._columns.ints, self._columns.floats
-        per_s = floats[TOKENS_PER_S, rows]
+        per_s = floats[PACE, rows]
         to_do = ints[QUEUED, rows] - ahead_s * per_s
         when: NDArray[np.float64] = np.where(
             to_do < floats[HEAD_TOKENS, rows], floats[HEAD_SINCE, rows] + to_do / per_s, math.inf
@@ -207,7 +208,7 @@ class Room:
     def _left_s(self, row: int, now: float) -> float:
         """What a place has left to compute, in seconds."""
         floats = self._columns.floats
-        per_s: float = floats.item(TOKENS_PER_S, row)
+        per_s: float = floats.item(PACE, row)
         head: float = floats.item(HEAD_TOKENS, row)
         done = min(head, (now - floats.item(HEAD_SINCE, row)) * per_s)
         left: float = (self._columns.ints.item(QUEUED, row) - done) / per_s
@@ -215,7 +216,7 @@ class Room:
 
     def _all_left_s(self, rows: IntColumn, now: float) -> NDArray[np.float64]:
         floats = self._columns.floats
-        per_s = floats[TOKENS_PER_S, rows]
+        per_s = floats[PACE, rows]
         done = np.minimum(floats[HEAD_TOKENS, rows], (now - floats[HEAD_SINCE, rows]) * per_s)
         left: NDArray[np.float64] = (self._columns.ints[QUEUED, rows] - done) / per_s
         return left
