@@ -32,7 +32,7 @@ _TIER_BITS = 1 << np.arange(LOWER_TIERS)
 
 
 @dataclass(slots=True)
-class Pace:
+class PromptPace:
     """Prompt tokens that a place computes in a second while it has any to compute: what has been done of
     late, in which older prompts count for ever less.
 
@@ -69,7 +69,7 @@ class Place:
     computed_tokens: int = 0
     prompts: dict[int, int] = field(default_factory=dict)
     head_since_s: float = 0.0
-    pace: Pace = field(default_factory=Pace)
+    pace: PromptPace = field(default_factory=PromptPace)
     kv_tokens: int = field(init=False)
     ranks: int = field(init=False)
 
@@ -190,7 +190,7 @@ class Columns:
         write_rates(floats, slice(None), rates)
         floats[TOKENS_PER_S] = floats[PACE] = 1.0 / max(rates.prefill_token_s, _FASTEST_TOKEN_S)
         for target in targets:
-            believed = Pace(0.0, _BELIEVED_TOKENS, _BELIEVED_TOKENS * rates.prefill_token_s)
+            believed = PromptPace(0.0, _BELIEVED_TOKENS, _BELIEVED_TOKENS * rates.prefill_token_s)
             self.places[target].pace = believed
         self._joined += 1
         self.targets = (*self.targets, *targets)

@@ -15,9 +15,9 @@ from load_tests.scenarios.gateway.usage import cpu_s, resident_bytes
 
 DELTAS_A_MESSAGE = (1, 8, 32, 128)
 STREAMS = 512
-SINGLE_STREAMS = 64
-"""With one delta a message: each of them is a message of the session, and 512 streams would be 25,600 a
-second, more than a worker in Python can send on one core."""
+FEWER_STREAMS = {1: 64, 8: 256}
+"""With few deltas a message: of 512 streams, one a message would be 25,600 messages a second, more than a
+worker in Python can send on one core, and eight a message leave no time to a router that shares two."""
 TTFT_REQUESTS = 100
 WINDOW_S = 4.0
 _SETTLE_S, _IDLE_CORES = 60.0, 0.1
@@ -83,7 +83,7 @@ def one_round(client: Child, systems: Sequence[System], samples: Samples, scale:
 
 def _chunks(client: Child, system: System, deltas: int, scale: float) -> Figures:
     """Streams that go on. `deltas` a message where the system's workers put several into one."""
-    streams = SINGLE_STREAMS if deltas == 1 else STREAMS
+    streams = FEWER_STREAMS.get(deltas, STREAMS)
     before: Figures = {}
     if system.workers is not None:
         system.workers.ask({"groups": streams // WORKERS // deltas})
