@@ -21,36 +21,12 @@ from kvasir_router.work import Work, Worker
 
 QUEUED, WAITING, STREAMS, RESERVED, HELD, KV_TOKENS, BLOCK_SIZE, WORKER, TROUBLED = range(9)
 _INTS = 9
-TOKEN_BYTES, HEAD_TOKENS, HEAD_SINCE, TOKENS_PER_S, PACE = range(RATE_ROWS, RATE_ROWS + 5)
-_FLOATS = RATE_ROWS + 5
+TOKEN_BYTES, HEAD_TOKENS, HEAD_SINCE, TOKENS_PER_S = range(RATE_ROWS, RATE_ROWS + 4)
+_FLOATS = RATE_ROWS + 4
 # Faster than any engine, so that dividing by a rate of nothing gives a number.
 _FASTEST_TOKEN_S = 1e-12
-_PACE_KEEPS = 0.9
-_BELIEVED_TOKENS = 256.0
 # Of the column TROUBLED: a bit for each lower tier.
 _TIER_BITS = 1 << np.arange(LOWER_TIERS)
-
-
-@dataclass(slots=True)
-class PromptPace:
-    """Prompt tokens that a place computes in a second while it has any to compute: what has been done of
-    late, in which older prompts count for ever less.
-
-    It tells what rates that are fitted to single prompts cannot: of prompts that are all of one length nobody
-    knows how much of their time is fixed, and of short ones an engine computes many at once. `since_s` is
-    when the last one was done, or the first one came.
-    """
-
-    since_s: float = 0.0
-    tokens: float = 0.0
-    seconds: float = 0.0
-
-    def done(self, tokens: int, now: float) -> float:
-        """So many more have been computed; returns the rate, in tokens a second."""
-        self.tokens = _PACE_KEEPS * self.tokens + tokens
-        self.seconds = _PACE_KEEPS * self.seconds + now - self.since_s
-        self.since_s = now
-        return self.tokens / max(self.seconds, _FASTEST_TOKEN_S)
 
 
 @dataclass(slots=True)
@@ -58,7 +34,7 @@ class Place:
     """One row. `own` is what is accounted there, `unreported` the part of it that was sent after the
     worker's last report, `computed_tokens` a running count of prompt tokens that were computed there.
     `prompts` are those that are not, in the order in which they were sent: uncached tokens by the identity
-    of the charge. `head_since_s` is when the first of them came to be that, `pace` how fast they are done.
+    of the charge. `head_since_s` is when the first of them came to be that.
     `kv_tokens` is its capacity, `ranks` the number of its worker's places."""
 
     target: Target
@@ -69,7 +45,6 @@ class Place:
     computed_tokens: int = 0
     prompts: dict[int, int] = field(default_factory=dict)
     head_since_s: float = 0.0
-    pace: PromptPace = field(default_factory=PromptPace)
     kv_tokens: int = field(init=False)
     ranks: int = field(init=False)
 
@@ -188,10 +163,7 @@ class Columns:
         ints[BLOCK_SIZE] = max(1, identity.kv.block_size)
         floats[TOKEN_BYTES] = kv_token_bytes(identity)
         write_rates(floats, slice(None), rates)
-        floats[TOKENS_PER_S] = floats[PACE] = 1.0 / max(rates.prefill_token_s, _FASTEST_TOKEN_S)
-        for target in targets:
-            believed = PromptPace(0.0, _BELIEVED_TOKENS, _BELIEVED_TOKENS * rates.prefill_token_s)
-            self.places[target].pace = believed
+        floats[TOKENS_PER_S] = 1.0 / max(rates.prefill_token_s, _FASTEST_TOKEN_S)
         self._joined += 1
         self.targets = (*self.targets, *targets)
         self.ints = np.concatenate((self.ints, ints), axis=1)
@@ -220,10 +192,6 @@ class Columns:
         rows = slice(None) if everybody else np.array(theirs, dtype=np.int64)
         write_rates(self.floats, rows, rates)
         self.floats[TOKENS_PER_S, rows] = 1.0 / max(rates.prefill_token_s, _FASTEST_TOKEN_S)
-
-    def write_pace(self, place: Place, tokens: int, now: float) -> None:
-        """A prompt with so many tokens to compute has been computed."""
-        self.floats[PACE, place.row] = place.pace.done(tokens, now)
 
     def write_troubled(self, worker_id: str, media: Iterable[int]) -> None:
         """Which of a worker's lower tiers (kvasir.core.kv.Medium) are not used for the time being."""

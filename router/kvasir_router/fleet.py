@@ -238,7 +238,7 @@ class Fleet:
             place = self._columns.places[target]
             if work.waiting:
                 if not place.prompts:
-                    place.head_since_s = place.pace.since_s = now
+                    place.head_since_s = now
                 place.prompts[id(work)] = work.prefill_tokens
             place.own.add(work)
             place.unreported.add(work)
@@ -288,12 +288,6 @@ class Fleet:
             del charges[target]
             if place is not None:
                 self._count(place.worker, -1)
-
-    def computed(self, charges: Charges, target: Target, now: float) -> None:
-        """What `charges` have to be prefilled at `target` has been; to be told before it is settled."""
-        charged, place = charges.get(target), self._columns.places.get(target)
-        if charged is not None and charged.waiting and place is not None:
-            self._columns.write_pace(place, charged.prefill_tokens, now)
 
     def confirm(self, request_id: str, target: Target, now: float) -> None:
         """The request's prompt has been computed at `target`, or has arrived there: what it was predicted

@@ -116,7 +116,6 @@ class Legs:
     def prefilled(self, flight: Flight, target: Target, now: float, *, leaves: bool) -> None:
         """The prompt is computed at `target`, where the request either stays or has nothing more."""
         self._fleet.confirm(flight.request.request_id, target, now)
-        self._fleet.computed(flight.charges, target, now)
         charged = flight.charges.get(target, Work())
         done = charged.copy() if leaves else charged.prompt()
         self._fleet.settle(flight.charges, target, done)

@@ -49,8 +49,8 @@ def _unlimited() -> Mapping[str, int]:
 @dataclass(frozen=True, slots=True)
 class Rules:
     """See kvasir.config.spec_admission; the defaults limit nothing. `weights` are by tenant, 1 for one that
-    is not named; `seats` by pool: the sequences that an engine of it runs at once. `disaggregation` as in the
-    spec: always, auto or never."""
+    is not named; by pool, `seats` are the sequences that an engine of it runs at once, and `step_tokens` the
+    tokens that it computes in a step. `disaggregation` as in the spec: always, auto or never."""
 
     max_queue: int = 1024
     max_queue_tokens: int = 1 << 40
@@ -68,6 +68,7 @@ class Rules:
     class_factor: float | None = None
     weights: Mapping[str, float] = field(default_factory=_nobody)
     seats: Mapping[str, int] = field(default_factory=_unlimited)
+    step_tokens: Mapping[str, int] = field(default_factory=dict)
     disaggregation: str = "auto"
     brownout: BrownoutRules = BrownoutRules()
 

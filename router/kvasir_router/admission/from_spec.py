@@ -30,6 +30,7 @@ def rules_of(deployment: Deployment) -> Rules:
         class_factor=spec.class_factor if spec.priorities == "weighted" else None,
         weights=tenancy.weights(),
         seats={pool.name: pool.engine.max_num_seqs for pool in deployment.pools},
+        step_tokens={pool.name: pool.engine.max_num_batched_tokens for pool in deployment.pools},
         disaggregation=deployment.disaggregation,
         brownout=BrownoutRules(
             # The model that others fall back to has nothing to fall back to itself.
