@@ -258,7 +258,7 @@ async def test_what_one_worker_computed_another_loads_from_redis_and_serves_on_w
             redis.freeze()
             fresh = [reader.prompt(300) for _ in range(4)]
             done = [await reader.serve(each) for each in fresh]
-            assert all(timings(each).tier_s < 1.0 for each in done)
+            assert all(timings(each).tier_s < 0.1 for each in done)
             redis.thaw()
             redis.kill()
             assert (await reader.serve(prompt)).choice().tokens == first.choice().tokens

@@ -314,6 +314,8 @@ async def _survived(
     expected: Callable[[], Awaitable[list[Heard]]],
 ) -> Survived:
     await stage.kill_the_busiest(pool)
+    if any(each.finish is not None for each in heard):
+        raise NotProven("streams had ended before the fault")
     await ended
     moved = int(await stage.moved() - before)
     if not moved:
