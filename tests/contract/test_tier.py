@@ -71,7 +71,7 @@ def settle(tier: KvTier) -> Change:
     """All that the tier does for itself at once."""
     stored: list[Block] = []
     removed: list[Block] = []
-    while (change := tier.tend()) != Change():
+    while (change := tier.tend()) != Change() or tier.tending:
         stored += change.stored
         removed += change.removed
     return Change(tuple(stored), tuple(removed))
