@@ -51,6 +51,12 @@ class Pace:
                 self._fold(now)
             self._since_s = None
 
+    def grown(self, factor: float) -> None:
+        """There are so many times the places that were measured: nobody is turned away until the new ones
+        are."""
+        if self._rate is not None:
+            self._rate *= factor
+
     def first_token(self, seconds: float) -> None:
         """A request gave its first token so long after its start."""
         weight = SERVICE_WEIGHT if self.service_s else 1.0

@@ -111,9 +111,9 @@ class Room:
         self.kv_tokens = int(self._limits.kv[False][self._decode.rows].sum())
 
     @property
-    def prefill_places(self) -> int:
-        """Places that compute prompts."""
-        return len(self._prefill.listed)
+    def places(self) -> tuple[int, int]:
+        """How many places compute prompts, and how many decode."""
+        return len(self._prefill.listed), len(self._decode.listed)
 
     def computes(self, ticket: Ticket, ahead_s: float, now: float, *, over: bool) -> bool:
         """Whether some place has less than `ahead_s` left to compute, or none serves. `over`: for a tenant

@@ -96,6 +96,16 @@ def test_a_pace_from_when_workers_hung_is_forgotten_when_nobody_has_waited_for_a
     assert pace.rate(20.2) == pytest.approx(5000, rel=0.1)
 
 
+def test_places_that_come_are_reckoned_with_before_they_are_measured() -> None:
+    pace = Pace()
+    pace.grown(2.0)
+    assert pace.rate(0.0) is None
+    pace.waited(0.0)
+    pace.began(500, 0.5)
+    pace.grown(2.0)
+    assert pace.rate(0.6) == pytest.approx(2000)
+
+
 def test_a_queue_that_stands_still_gets_slower_by_the_second() -> None:
     pace = Pace()
     pace.waited(0.0)
