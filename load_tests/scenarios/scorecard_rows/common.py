@@ -12,7 +12,7 @@ from random import Random
 from typing import Any, Literal
 
 from kvasir.clock import MonotonicClock
-from kvasir.config.spec import Deployment, EngineSpec, PoolSpec, SimSpec
+from kvasir.config.spec import Deployment, EngineSpec, PoolSpec, SimSpec, SloSpec
 from kvasir.core.requests import Role
 from kvasir_platform.sim.lab import gateway
 from kvasir_platform.sim.lab.fleet import Fleet, LabWorker, Layout
@@ -22,6 +22,8 @@ from kvasir_platform.sim.lab.stream import Ask, Outcome, Stream, open_stream
 
 STREAM_S = 120.0
 """No stream of a trial may take longer."""
+PATIENT = (SloSpec(name="default", ttft_s=30.0, itl_s=1.0),)
+"""So that faults are tried, and not whether a loaded machine is in time: refusals have rows of their own."""
 
 
 class NotProven(AssertionError):
@@ -72,13 +74,14 @@ def split(prefill: EngineSpec | None = None, decode: EngineSpec | None = None, *
         PoolSpec(name="prefill", role=Role.PREFILL, engine=prefill or engine()),
         PoolSpec(name="decode", role=Role.DECODE, engine=decode or engine()),
     )
-    return Deployment(name="scorecard", pools=pools, **fields)
+    return Deployment(**{"name": "scorecard", "pools": pools, "slo": PATIENT, **fields})
 
 
 def whole(spec: EngineSpec | None = None, **fields: Any) -> Deployment:
     """One pool that does both."""
     pools = (PoolSpec(name="both", role=Role.BOTH, engine=spec or engine()),)
-    return Deployment(name="scorecard", disaggregation="never", pools=pools, **fields)
+    usual = {"name": "scorecard", "disaggregation": "never", "pools": pools, "slo": PATIENT}
+    return Deployment(**{**usual, **fields})
 
 
 @asynccontextmanager

@@ -26,7 +26,7 @@ from kvasir.core.requests import Role
 from kvasir_platform.sim.lab import gateway
 from kvasir_platform.sim.lab.invariants import unrest
 from kvasir_platform.sim.lab.processes import LabProcess, Processes
-from load_tests.scenarios.scorecard_rows.common import Figure, NotProven
+from load_tests.scenarios.scorecard_rows.common import PATIENT, Figure, NotProven
 
 WORDS = ("the", "king", "came", "to", "his", "people", "and", "said", "all", "of", "night", "great", "water")
 REST_S = 20.0
@@ -194,6 +194,7 @@ def apart(**fields: Any) -> Deployment:
             PoolSpec(name="decode", role=Role.DECODE, engine=engine()),
         ),
         gateway=GatewaySpec(port=0),
+        slo=PATIENT,
         **fields,
     )
 
@@ -205,6 +206,7 @@ def together(spec: EngineSpec | None = None, **fields: Any) -> Deployment:
         disaggregation="never",
         pools=(PoolSpec(name="both", role=Role.BOTH, engine=spec or engine()),),
         gateway=GatewaySpec(port=0),
+        slo=PATIENT,
         **fields,
     )
 
