@@ -23,7 +23,7 @@ SOURCES := pyproject.toml setup.py $(wildcard platform/kvasir/native/src/*)
 UP_ARGS := $(if $(FILE),-f $(FILE)) $(if $(PORT),--port $(PORT)) $(ARGS)
 
 .PHONY: help install install-dev up down status test test-fast lint types arch fmt proto pages lock sbom \
-	bench-foundation bench-edge bench-tokenizing bench-index bench-policies bench-eviction bench-kv bench-parity bench-overlap scorecard clean
+	bench-foundation bench-edge bench-edge-link bench-tokenizing bench-gateway bench-index bench-policies bench-eviction bench-kv bench-parity bench-overlap scorecard clean
 
 help: ## list the targets
 	@echo "Kvasir. First: make up"
@@ -91,6 +91,7 @@ pages: install-dev ## write what of docs/ is made from the code
 	@$(BIN)/kvasir config schema > docs/kvasir.schema.json
 	@page=$$($(BIN)/python -m kvasir.telemetry.reasons < docs/errors.md) && printf '%s\n' "$$page" > docs/errors.md
 	@$(BIN)/python -m kvasir_platform.gateway.openapi > docs/openapi.json
+	@$(BIN)/python helm/values_pages.py
 
 sbom: ## print which packages are installed, as CycloneDX (EXTRA=cpu, gpu or base)
 	@$(PYTHON) requirements/sbom.py $(EXTRA)
@@ -105,8 +106,14 @@ bench-foundation: install-dev ## measure start, memory, TTFT and throughput into
 bench-edge: install-dev ## measure the HTTP edge alone, in front of a scripted router
 	@$(BIN)/python -m load_tests.scenarios.edge
 
+bench-edge-link: install-dev ## measure what an edge process costs beside one process that does all
+	@$(BIN)/python -m load_tests.scenarios.edge_link
+
 bench-tokenizing: install-dev ## measure what it costs to turn prompts into tokens, with a vocabulary of full size
 	@$(BIN)/python -m load_tests.scenarios.tokenizing
+
+bench-gateway: install-dev ## measure the whole gateway path, beside proxies and other routers (minutes)
+	@$(BIN)/python -m load_tests.scenarios.gateway $(ARGS)
 
 bench-index: install-dev ## measure the prefix index and the decision, beside Dynamo's index
 	@$(BIN)/python -m load_tests.scenarios.index $(ARGS)

@@ -24,7 +24,7 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,6 +37,7 @@ from load_tests.report import Row, median, write
 
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = "kvasir-tiny"
+LONGEST_S = 30.0
 MAKE_UP = ("make", "--no-print-directory", "up", "ARGS=--port 0 -o json")
 WORDS = ("and", "the", "of", "that", "in", "he", "shall", "unto", "for", "his", "a", "lord", "they", "thou")
 
@@ -192,21 +193,16 @@ async def stack_rate(address: str, streams: int, tokens: int, seed: int) -> floa
 
 def cancel(address: str, rounds: int) -> Row:
     """From the client's hang-up until the engine has stopped, as the workers' own load tells."""
-    host, _, port = address.rpartition(":")
     took = []
     for round_ in range(rounds):
         wanted = {"model": MODEL, "prompt": f"{round_} and", "max_tokens": 3000, "ignore_eos": True}
-        body = json.dumps(wanted | {"stream": True}).encode()
-        head = f"POST /v1/completions HTTP/1.1\r\nHost: {address}\r\nContent-Type: application/json\r\n"
-        with socket.create_connection((host, int(port)), timeout=30) as client:
-            client.sendall(head.encode() + f"Content-Length: {len(body)}\r\n\r\n".encode() + body)
+        with _sent(address, wanted | {"stream": True}) as client:
             while b"data: " not in client.recv(65536):
                 pass
             if _idle(address):
                 raise RuntimeError("the request does not run, so its end cannot be measured")
             began = time.perf_counter()
-        while not _idle(address):
-            pass
+        _await(lambda: _idle(address), "the engine did not stop")
         took.append((time.perf_counter() - began) * 1e3)
     value, spread = median(took)
     return Row(
@@ -222,20 +218,14 @@ def cancel(address: str, rounds: int) -> Row:
 
 def cancel_at_hand_off(address: str, rounds: int) -> Row:
     """From the client's hang-up before its first token until no engine holds KV for it, on either side."""
-    host, _, port = address.rpartition(":")
     rng = random.Random(5)
     took = []
     for round_ in range(rounds):
-        body = json.dumps({"model": MODEL, "prompt": _prompt(rng, 2000), "max_tokens": 200}).encode()
-        head = f"POST /v1/completions HTTP/1.1\r\nHost: {address}\r\nContent-Type: application/json\r\n"
-        with socket.create_connection((host, int(port)), timeout=30) as client:
-            client.sendall(head.encode() + f"Content-Length: {len(body)}\r\n\r\n".encode() + body)
-            while _free(address):
-                pass
+        with _sent(address, {"model": MODEL, "prompt": _prompt(rng, 2000), "max_tokens": 200}):
+            _await(lambda: not _free(address), "the request did not begin")
             time.sleep(0.05 * round_)  # from the middle of the prefill to the decoding
             began = time.perf_counter()
-        while not _free(address):
-            pass
+        _await(lambda: _free(address), "an engine still holds KV")
         took.append((time.perf_counter() - began) * 1e3)
     _, spread = median(took)
     return Row(
@@ -247,6 +237,25 @@ def cancel_at_hand_off(address: str, rounds: int) -> Row:
         spread=spread,
         note=f"{rounds} hang-ups, each 50 ms later than the last, by the engines' own KV usage and leases",
     )
+
+
+@contextlib.contextmanager
+def _sent(address: str, wanted: dict[str, object]) -> Iterator[socket.socket]:
+    """A completion that was asked for, until the client hangs up at the end of the context."""
+    host, _, port = address.rpartition(":")
+    body = json.dumps(wanted).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: {address}\r\nContent-Type: application/json\r\n"
+    with socket.create_connection((host, int(port)), timeout=30) as client:
+        client.sendall(head.encode() + f"Content-Length: {len(body)}\r\n\r\n".encode() + body)
+        yield client
+
+
+def _await(true: Callable[[], bool], failure: str) -> None:
+    """Look until it is true. Raises RuntimeError when that takes longer than anything here may."""
+    until = time.perf_counter() + LONGEST_S
+    while not true():
+        if time.perf_counter() > until:
+            raise RuntimeError(f"{failure} within {LONGEST_S:g} s")
 
 
 def _workers(address: str) -> list[dict[str, Any]]:

@@ -36,6 +36,7 @@ ROWS: dict[int, str] = {
     6: "a router is killed",
     8: "a tier is killed, stopped, slow, full, read-only",
     9: "garbage, old and foreign blobs in a tier",
+    10: "overload, greedy tenants, long prompts",
     11: "every worker answers 503",
     12: "most workers unhealthy, or loads stale",
     13: "rolling restarts",
@@ -44,7 +45,9 @@ ROWS: dict[int, str] = {
     16: "slow readers",
     17: "slow and oversized requests",
     18: "malformed requests, also through a proxy",
+    19: "a tenant probes the cache of another",
     20: "wrong or expired certificates",
+    21: "URLs that lead inside",
     22: "secrets and dependencies",
     23: "simulated failures replay",
 }

@@ -34,7 +34,8 @@ class Place:
     """One row. `own` is what is accounted there, `unreported` the part of it that was sent after the
     worker's last report, `computed_tokens` a running count of prompt tokens that were computed there.
     `prompts` are those that are not, in the order in which they were sent: uncached tokens by the identity
-    of the charge. `head_since_s` is when the first of them came to be that."""
+    of the charge. `head_since_s` is when the first of them came to be that.
+    `kv_tokens` is its capacity, `ranks` the number of its worker's places."""
 
     target: Target
     worker: Worker
@@ -44,12 +45,13 @@ class Place:
     computed_tokens: int = 0
     prompts: dict[int, int] = field(default_factory=dict)
     head_since_s: float = 0.0
+    kv_tokens: int = field(init=False)
+    ranks: int = field(init=False)
 
-    @property
-    def kv_tokens(self) -> int:
-        """Its capacity."""
+    def __post_init__(self) -> None:
         identity = self.worker.identity
-        return max(1, identity.kv_blocks * identity.kv.block_size)
+        self.kv_tokens = max(1, identity.kv_blocks * identity.kv.block_size)
+        self.ranks = identity.data_parallel_size
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -91,7 +93,7 @@ class Selection:
         if self.rows is not None:
             ints, floats = ints.take(self.rows, 1), floats.take(self.rows, 1)
             rates = rate_columns(floats)
-        queued, waiting, streams, reserved, held, kv_tokens, size, worker, troubled = ints
+        size = ints[BLOCK_SIZE]
         done = now - floats[HEAD_SINCE]
         done *= floats[TOKENS_PER_S]
         np.minimum(done, floats[HEAD_TOKENS], out=done)
@@ -106,21 +108,21 @@ class Selection:
             reach[prefilled_on] = whole_blocks[prefilled_on]
         reach *= size[:, None]
         below: IntColumn = reach[:, 1:] - reach[:, :-1]
-        if np.count_nonzero(troubled):
-            _without(below, troubled)
+        if np.count_nonzero(ints[TROUBLED]):
+            _without(below, ints[TROUBLED])
         return Candidates(
             targets=self.targets,
-            worker=worker,
+            worker=ints[WORKER],
             prefills=prefills,
             decodes=self.decodes,
             cached_tokens=reach[:, 0],
             tier_tokens=below,
-            queued_prefill_tokens=queued - done.astype(np.int64),
-            waiting=waiting,
-            streams=streams,
-            reserved_kv_tokens=reserved,
-            held_tokens=held,
-            kv_tokens=kv_tokens,
+            queued_prefill_tokens=ints[QUEUED] - done.astype(np.int64),
+            waiting=ints[WAITING],
+            streams=ints[STREAMS],
+            reserved_kv_tokens=ints[RESERVED],
+            held_tokens=ints[HELD],
+            kv_tokens=ints[KV_TOKENS],
             kv_token_bytes=floats[TOKEN_BYTES],
             block_size=size,
             rates=rates,
@@ -143,6 +145,7 @@ class Columns:
         self.places: dict[Target, Place] = {}
         self.ints: NDArray[np.int64] = np.zeros((_INTS, 0), dtype=np.int64)
         self.floats: NDArray[np.float64] = np.zeros((_FLOATS, 0))
+        self._of_workers: dict[str, list[Place]] = {}
         self._joined = 0
 
     def join(self, worker: Worker, rates: Rates) -> None:
@@ -154,6 +157,7 @@ class Columns:
         ints, floats = np.zeros((_INTS, ranks), dtype=np.int64), np.zeros((_FLOATS, ranks))
         for offset, target in enumerate(targets):
             self.places[target] = Place(target, worker, first + offset)
+        self._of_workers[worker.worker_id] = [self.places[target] for target in targets]
         ints[WORKER] = self._joined
         ints[KV_TOKENS] = self.places[targets[0]].kv_tokens
         ints[BLOCK_SIZE] = max(1, identity.kv.block_size)
@@ -168,9 +172,8 @@ class Columns:
     def leave(self, worker_id: str) -> None:
         """A worker's rows are gone."""
         kept = [row for row, target in enumerate(self.targets) if target.worker_id != worker_id]
-        for target in self.targets:
-            if target.worker_id == worker_id:
-                del self.places[target]
+        for place in self._of_workers.pop(worker_id, ()):
+            del self.places[place.target]
         self.targets = tuple(self.targets[row] for row in kept)
         self.ints = np.ascontiguousarray(self.ints[:, kept])
         self.floats = np.ascontiguousarray(self.floats[:, kept])
@@ -178,14 +181,15 @@ class Columns:
             self.places[target].row = row
 
     def of_worker(self, worker_id: str) -> list[Place]:
-        """The places of a worker, by rank."""
-        place = self.places.get(Target(worker_id))
-        ranks = 0 if place is None else place.worker.identity.data_parallel_size
-        return [self.places[Target(worker_id, rank)] for rank in range(ranks)]
+        """The places of a worker, by rank; not to be changed."""
+        return self._of_workers.get(worker_id, [])
 
     def write_rates(self, worker_ids: Iterable[str], rates: Rates) -> None:
         """Another estimate of what work costs on some workers."""
-        rows = np.array([place.row for each in worker_ids for place in self.of_worker(each)], dtype=np.int64)
+        theirs = [place.row for each in worker_ids for place in self.of_worker(each)]
+        # Most often it is everybody's, and a slice takes half as long.
+        everybody = len(theirs) == len(self.targets)
+        rows = slice(None) if everybody else np.array(theirs, dtype=np.int64)
         write_rates(self.floats, rows, rates)
         self.floats[TOKENS_PER_S, rows] = 1.0 / max(rates.prefill_token_s, _FASTEST_TOKEN_S)
 

@@ -3,13 +3,13 @@
     extend   the next worker is given prompt + output so far, and generates what comes after. Exact wherever
              the next token depends on the tokens before it alone: greedy and unseeded sampling, any logit
              bias, repetition penalty (it counts prompt and output alike), stop strings, limits, logprobs.
-             Text that is taken apart is no obstacle: the next worker's parser reads the output so far.
+             Text that is taken apart and text that follows a grammar are no obstacle: the next worker's
+             parser reads the output so far, and its grammar accepts it.
     replay   the next worker begins anew; what the client has is compared token by token and dropped. For
              what depends on more than the tokens before: a seed (the generator's state is the number of
              draws), presence and frequency penalties and forbidden words (they look at output only), a bound
-             on reasoning, a grammar (its state is not in the tokens), several choices. It takes as long as
-             the output so far took to make, and ends with a clean error where an engine does not repeat
-             itself.
+             on reasoning, several choices. It takes as long as the output so far took to make, and ends with
+             a clean error where an engine does not repeat itself.
     neither  draws without a seed that also need the second way: what follows would not be the same request's.
 
 A sampled stream without a seed goes on with fresh draws: as likely as any other continuation.
@@ -17,15 +17,11 @@ A sampled stream without a seed goes on with fresh draws: as likely as any other
 
 from __future__ import annotations
 
-import re
 from array import array
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
-from kvasir.core.requests import Continuation, Delta, Parsing, Request, Sampling, ToolCallDelta, token_ids
-
-_STRICT = re.compile(r'"strict"\s*:\s*true')
-"""Stands in a tool whose arguments are bound to their schema."""
+from kvasir.core.requests import Continuation, Delta, Request, Sampling, ToolCallDelta, token_ids
 
 
 class Way(StrEnum):
@@ -36,7 +32,7 @@ class Way(StrEnum):
     NEITHER = "neither"
 
 
-def way_on(sampling: Sampling, parsing: Parsing | None = None) -> Way:
+def way_on(sampling: Sampling) -> Way:
     """The cheapest exact way for a stream that has begun."""
     greedy = sampling.temperature == 0
     drawn_by_seed = not greedy and sampling.seed is not None
@@ -46,20 +42,9 @@ def way_on(sampling: Sampling, parsing: Parsing | None = None) -> Way:
         or bool(sampling.bad_words)
         or sampling.thinking_tokens is not None
     )
-    tokens_tell_all = not (drawn_by_seed or looks_at_output or _constrained(sampling, parsing))
-    if sampling.n == 1 and tokens_tell_all:
+    if sampling.n == 1 and not (drawn_by_seed or looks_at_output):
         return Way.EXTEND
     return Way.REPLAY if greedy or drawn_by_seed else Way.NEITHER
-
-
-def _constrained(sampling: Sampling, parsing: Parsing | None) -> bool:
-    """Whether a grammar decides which tokens may follow: the client's own, or one that engines make of tools
-    that have to be called, or whose arguments have to follow their schema."""
-    if sampling.structured is not None:
-        return True
-    if parsing is None or not parsing.tools or parsing.tool_choice == "none":
-        return False
-    return parsing.tool_choice != "auto" or _STRICT.search(parsing.tools) is not None
 
 
 @dataclass(slots=True)
@@ -120,7 +105,8 @@ class Output:
             self.text_length += delta.raw_length
             self.parts = self.parts or Parts()
             self.parts.add(delta)
-        self.finished = self.finished or delta.finish is not None
+        if delta.finish is not None:
+            self.finished = True
 
 
 def extended(request: Request, output: Output) -> tuple[Request, Continuation]:

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Iterable
 
 from kvasir.core.errors import ConfigError
-from kvasir.core.membership import Endpoint, Members
+from kvasir.core.membership import Endpoint, Members, is_worker_address
 
 
 class StaticDiscovery:
@@ -35,7 +35,6 @@ class StaticDiscovery:
 def parse_endpoint(text: str) -> Endpoint:
     """Raises ConfigError for anything but `pool=host:port`."""
     pool, equals, address = text.partition("=")
-    host, colon, port = address.rpartition(":")
-    if not (pool and equals and host and colon and port.isdigit()):
+    if not (pool and equals and is_worker_address(address)):
         raise ConfigError(f"endpoint {text!r} is not `pool=host:port`")
     return Endpoint(worker_id=f"{pool}@{address}", address=address, pool=pool)

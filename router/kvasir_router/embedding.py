@@ -12,15 +12,17 @@ whole of recovery is to run it elsewhere.
 from __future__ import annotations
 
 import heapq
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from kvasir.core.errors import CapacityError, KvasirError, RequestError, UpstreamError
 from kvasir.core.identity import WorkerIdentity
-from kvasir.core.requests import Delta, EngineRequest, FinishReason, Leg, Request, StepBatch, Usage
+from kvasir.core.requests import Delta, EngineRequest, Leg, Request, StepBatch, Usage
 from kvasir.ports.router import NO_BROWNOUT, AdmissionView, Books, BrownoutView, RequestSummary
 from kvasir_router.embedding_fleet import EmbeddingFleet
+from kvasir_router.embedding_flight import EmbeddingFlight, EmbeddingLimits
 from kvasir_router.invariants import require
-from kvasir_router.machine_ends import BLAMELESS, FREE
+from kvasir_router.machine_elsewhere import ENGINE_DEAD, LEAST_PATIENCE_S
+from kvasir_router.machine_ends import BLAMELESS
 from kvasir_router.machine_events import (
     AbortOn,
     Arrived,
@@ -41,72 +43,15 @@ from kvasir_router.machine_events import (
     WorkerReady,
     WorkerRestored,
 )
-from kvasir_router.machine_state import error_of, waited_for_nothing
-from kvasir_router.retry_budget import RetryBudget
+from kvasir_router.machine_legs import FAILED
+from kvasir_router.machine_state import check_arrival, error_of, waited_for_nothing
+from kvasir_router.restarts import Restarts
+from kvasir_router.timers import Timers
 from kvasir_router.work import Worker
 
-REASON = "fewest_tokens"
-_FAILED = (FinishReason.ERROR, FinishReason.ABORT)
-_LEAST_PATIENCE_S = 0.25
+__all__ = ["EmbeddingLimits", "EmbeddingMachine"]
 
-
-@dataclass(frozen=True, slots=True)
-class EmbeddingLimits:
-    """See kvasir.config.spec_routing; `migrate_s` is how long legs on a broken connection wait for it to come
-    back, `ghost_ttl_s` bounds the memory of aborted legs whose worker never reports their end."""
-
-    max_in_flight: int = 4096
-    max_retries: int = 2
-    max_migrations: int = 3
-    retry_budget: float = 0.15
-    migrate_s: float = 0.5
-    queue_timeout_s: float = 60.0
-    ghost_ttl_s: float = 60.0
-
-
-@dataclass(slots=True)
-class _Flight:
-    """A request, which either `waits` (until `queued_until` at most) or runs in a leg on a worker."""
-
-    request: Request
-    order: int
-    waits: bool = False
-    queued_until: float = 0.0
-    worker_id: str | None = None
-    leg_id: str = ""
-    starts: int = 0
-    retries: int = 0
-    migrations: int = 0
-    routed_s: float | None = None
-    done_s: float | None = None
-    usage: Usage = field(default_factory=Usage)
-    avoid: set[str] = field(default_factory=set)
-    last_error: KvasirError | None = None
-
-    @property
-    def tokens(self) -> int:
-        return len(self.request.tokens)
-
-    def summary(self, outcome: str, now: float) -> RequestSummary:
-        """What happened, as of now. The vector counts as the first token."""
-        request = self.request
-        return RequestSummary(
-            request_id=request.request_id,
-            model=request.model,
-            outcome=outcome,
-            arrival_s=request.arrival_s,
-            finished_s=now,
-            routed_s=self.routed_s,
-            prefill_done_s=self.done_s,
-            first_token_s=self.done_s,
-            prefill_worker=self.worker_id,
-            reason="" if self.worker_id is None else REASON,
-            retries=self.retries,
-            migrations=self.migrations,
-            usage=self.usage,
-            trace_context=request.trace_context,
-            slo=request.slo,
-        )
+_SPARE = 64
 
 
 class EmbeddingMachine:
@@ -117,12 +62,16 @@ class EmbeddingMachine:
     def __init__(self, fleet: EmbeddingFleet, limits: EmbeddingLimits) -> None:
         self.fleet = fleet
         self._limits = limits
-        self._flights: dict[str, _Flight] = {}
+        self._flights: dict[str, EmbeddingFlight] = {}
         self._waiting: list[tuple[int, int, str]] = []
         self._queued = 0
-        self._timers: list[tuple[float, str]] = []
+        self._timers = Timers()
         self._evacuations: dict[str, float] = {}
-        self._budget = RetryBudget(limits.retry_budget)
+        self._restarts = Restarts(
+            max_retries=limits.max_retries,
+            max_migrations=limits.max_migrations,
+            budget_ratio=limits.retry_budget,
+        )
         self._arrivals = 0
         self._closing = False
         self._out: list[Effect] = []
@@ -159,7 +108,7 @@ class EmbeddingMachine:
     def next_wakeup(self) -> float | None:
         """When a Tick is due, on the same clock as `now`; None when nothing waits for time."""
         due = (
-            self._timers[0][0] if self._timers else None,
+            self._timers.next(),
             min(self._evacuations.values(), default=None),
             self.fleet.health.next_due(),
         )
@@ -202,28 +151,28 @@ class EmbeddingMachine:
     # -- arrival ---------------------------------------------------------------------------------
 
     def _arrived(self, request: Request, now: float) -> None:
-        if self._closing:
-            raise CapacityError("the router is stopping", code="shutting_down")
-        if request.request_id in self._flights:
-            raise RequestError(
-                f"request id {request.request_id} is in flight", status=409, code="duplicate_request"
-            )
+        check_arrival(request, self._flights, closing=self._closing)
         if len(self._flights) >= self._limits.max_in_flight:
             raise CapacityError(
                 f"{len(self._flights)} inputs wait or are being embedded, the most allowed", code="queue_full"
             )
         self._arrivals += 1
-        self._budget.deposit()
-        flight = self._flights[request.request_id] = _Flight(request, self._arrivals)
+        self._restarts.budget.deposit()
+        flight = self._flights[request.request_id] = EmbeddingFlight(request, self._arrivals)
         if request.deadline_s is not None:
-            self._watch(request.deadline_s, request.request_id)
+            self._timers.set(request.deadline_s, request.request_id)
         self._wait(flight, now)
 
-    def _wait(self, flight: _Flight, now: float) -> None:
+    def _wait(self, flight: EmbeddingFlight, now: float) -> None:
         request = flight.request
         flight.waits, flight.queued_until = True, now + self._limits.queue_timeout_s
-        self._watch(flight.queued_until, request.request_id)
+        self._timers.sweep(self._flights)
+        self._timers.set(flight.queued_until, request.request_id)
         self._queued += 1
+        if len(self._waiting) > _SPARE + 4 * len(self._flights):
+            # Of those that ended as they waited, behind others that still do.
+            self._waiting = [entry for entry in self._waiting if entry[2] in self._flights]
+            heapq.heapify(self._waiting)
         heapq.heappush(self._waiting, (request.priority, flight.order, request.request_id))
 
     def _start_waiting(self, now: float) -> None:
@@ -247,11 +196,9 @@ class EmbeddingMachine:
         for entry in passed:
             heapq.heappush(self._waiting, entry)
 
-    def _start(self, flight: _Flight, worker_id: str, now: float) -> None:
+    def _start(self, flight: EmbeddingFlight, worker_id: str, now: float) -> None:
         request, worker = flight.request, self.fleet.workers[worker_id]
-        leg_id = f"{request.request_id}~{flight.starts}" if flight.starts else request.request_id
-        while leg_id in worker.legs or leg_id in worker.ghosts:
-            leg_id += "~"
+        leg_id = worker.free_leg_id(request.request_id, flight.starts)
         flight.worker_id, flight.leg_id = worker_id, leg_id
         flight.waits = False
         self._queued -= 1
@@ -289,7 +236,7 @@ class EmbeddingMachine:
             return
         flight = self._flights[request_id]
         self._release(flight, now, aborted=False)
-        if delta.finish in _FAILED or delta.embedding is None:
+        if delta.finish in FAILED or delta.embedding is None:
             self._elsewhere(flight, error_of(delta), worker.worker_id, now)
             return
         self.fleet.health.succeeded(worker.worker_id, now)
@@ -301,7 +248,7 @@ class EmbeddingMachine:
         self._out.append(Emit(request_id, delta))
         self._out.append(Finish(request_id, flight.summary("ok", now)))
 
-    def _release(self, flight: _Flight, now: float, *, aborted: bool) -> None:
+    def _release(self, flight: EmbeddingFlight, now: float, *, aborted: bool) -> None:
         """Nothing of the request runs any more."""
         if flight.worker_id is not None:
             self.fleet.discharge(flight.worker_id, flight.leg_id, flight.tokens, now, aborted=aborted)
@@ -310,35 +257,22 @@ class EmbeddingMachine:
             flight.worker_id = None
 
     def _elsewhere(
-        self, flight: _Flight, error: KvasirError, worker_id: str, now: float, *, lost: bool = False
+        self, flight: EmbeddingFlight, error: KvasirError, worker_id: str, now: float, *, lost: bool = False
     ) -> None:
         """A leg is over and has failed: once more, on another worker, if that is within bounds."""
-        lost = lost or error.code == "engine_dead"
+        lost = lost or error.code == ENGINE_DEAD
         if not lost and not isinstance(error, RequestError) and error.code not in BLAMELESS:
             self.fleet.health.failed(worker_id, error.code, now)
         flight.last_error = error
-        if isinstance(error, RequestError) or not self._counted(flight, error, lost=lost):
+        if isinstance(error, RequestError) or not self._restarts.counted(flight, error, moved=lost):
             self._fail(flight, error, now)
             return
         flight.avoid.add(worker_id)
         self._wait(flight, now)
 
-    def _counted(self, flight: _Flight, error: KvasirError, *, lost: bool) -> bool:
-        """Whether one more start is within bounds; it is counted then."""
-        limits = self._limits
-        if lost:
-            if flight.migrations >= limits.max_migrations:
-                return False
-            flight.migrations += 1
-            return True
-        if flight.retries >= limits.max_retries or not (error.code in FREE or self._budget.withdraw()):
-            return False
-        flight.retries += 1
-        return True
-
     # -- ends ------------------------------------------------------------------------------------
 
-    def _fail(self, flight: _Flight, error: KvasirError, now: float) -> None:
+    def _fail(self, flight: EmbeddingFlight, error: KvasirError, now: float) -> None:
         summary = self._remove(flight, error.code, now)
         self._out.append(Fail(flight.request.request_id, error, summary))
 
@@ -348,7 +282,7 @@ class EmbeddingMachine:
             summary = self._remove(flight, outcome, now)
             self._out.append(Gone(request_id, summary))
 
-    def _remove(self, flight: _Flight, outcome: str, now: float) -> RequestSummary:
+    def _remove(self, flight: EmbeddingFlight, outcome: str, now: float) -> RequestSummary:
         summary = flight.summary(outcome, now)
         request_id = flight.request.request_id
         self._queued -= flight.waits
@@ -401,28 +335,22 @@ class EmbeddingMachine:
                 self._release(flight, now, aborted=True)
                 self._elsewhere(flight, error, worker_id, now, lost=True)
         if worker.legs:
-            self._evacuations[worker_id] = now + max(self._limits.migrate_s, _LEAST_PATIENCE_S)
+            self._evacuations[worker_id] = now + max(self._limits.migrate_s, LEAST_PATIENCE_S)
         else:
             del self._evacuations[worker_id]
-
-    def _watch(self, when: float, request_id: str) -> None:
-        if len(self._timers) > 64 + 4 * len(self._flights):
-            self._timers = [entry for entry in self._timers if entry[1] in self._flights]
-            heapq.heapify(self._timers)
-        heapq.heappush(self._timers, (when, request_id))
 
     def _tick(self, now: float) -> None:
         self.fleet.health.tick(now)
         for worker_id in [worker_id for worker_id, when in self._evacuations.items() if when <= now]:
             self._evacuate(worker_id, now)
-        while self._timers and self._timers[0][0] <= now:
-            flight = self._flights.get(heapq.heappop(self._timers)[1])
+        for request_id in self._timers.due(now):
+            flight = self._flights.get(request_id)
             if flight is not None:
                 self._check_time(flight, now)
         for worker in self.fleet.workers.values():
             worker.forget_ghosts(now - self._limits.ghost_ttl_s)
 
-    def _check_time(self, flight: _Flight, now: float) -> None:
+    def _check_time(self, flight: EmbeddingFlight, now: float) -> None:
         deadline = flight.request.deadline_s
         if deadline is not None and deadline <= now:
             took = now - flight.request.arrival_s
@@ -440,11 +368,11 @@ class EmbeddingMachine:
         for request_id, flight in flights.items():
             require(flight.waits == (flight.worker_id is None), "a request that neither runs nor waits")
             deadline = flight.request.deadline_s
-            require(deadline is None or (deadline, request_id) in self._timers, "a deadline nobody watches")
+            require(deadline is None or self._timers.holds(deadline, request_id), "a deadline nobody watches")
             if flight.waits:
                 entry = (flight.request.priority, flight.order, request_id)
                 require(entry in self._waiting, "waits, and is not in the queue")
-                require((flight.queued_until, request_id) in self._timers, "waits without an end")
+                require(self._timers.holds(flight.queued_until, request_id), "waits without an end")
             elif flight.worker_id is not None:
                 legs = fleet.workers[flight.worker_id].legs
                 require(legs.get(flight.leg_id) == request_id, "a leg its worker does not know")
@@ -453,6 +381,7 @@ class EmbeddingMachine:
         for worker_id, worker in fleet.workers.items():
             tokens = sum(flights[request_id].tokens for request_id in worker.legs.values())
             require(fleet.tokens[worker_id] == tokens, f"{worker_id} is charged otherwise than it works")
+        require(len(self._waiting) <= 1 + _SPARE + 4 * self._limits.max_in_flight, "the ended wait in heaps")
         require(self._queued == sum(flight.waits for flight in flights.values()), "the queue is miscounted")
         require(len(flights) <= self._limits.max_in_flight, "too many requests in flight")
         require(self.books().balanced, f"the books do not balance: {self.books()}")

@@ -1,9 +1,7 @@
 """What the router knows of its workers, and what it has put on them: the ground that policies decide on.
 
-Reported loads lag by a step and a network, so the router counts its own work from the moment it decides; a
-report only adds what other routers have put there. Until the next report those are supposed to send in the
-proportion in which they have sent so far: several routers that see the same idle worker would otherwise all
-take it. So a report counts for less the more has happened since it was made.
+Workers tell of themselves too late to decide by their word alone, so every decision is accounted here as it
+is made, and what it was made for gives it back piece by piece.
 """
 
 from __future__ import annotations
@@ -17,21 +15,12 @@ from kvasir.core.identity import WorkerIdentity
 from kvasir.core.kv import KvStatus, Medium
 from kvasir.core.requests import EngineLoad, Request, Role, Timings, Usage
 from kvasir.ports.routing import Plan, RequestView, RoutingPolicy, Target
-from kvasir_router.columns import (
-    HEAD_SINCE,
-    HEAD_TOKENS,
-    HELD,
-    QUEUED,
-    RESERVED,
-    STREAMS,
-    WAITING,
-    Columns,
-    Place,
-)
+from kvasir_router.columns import Columns
 from kvasir_router.decide.rates import RateBook
 from kvasir_router.decide.roofline import Rates
 from kvasir_router.health import Health
 from kvasir_router.index import FleetIndex, IndexMode
+from kvasir_router.place_loads import PlaceLoads, share
 from kvasir_router.reconcile import Reconciler
 from kvasir_router.records import Decided, DecisionLog
 from kvasir_router.selections import Selections
@@ -40,10 +29,6 @@ from kvasir_router.work import Charges, Work, Worker, WorkerState
 __all__ = ["Charges", "Fleet", "HashBlocks", "Work", "Worker", "WorkerState"]
 
 HashBlocks = Callable[[Request, int], "array[int]"]
-
-MOST_OTHERS = 8.0
-"""At most so many times our own requests are others' supposed to have been sent since a report."""
-_TYPICAL_WEIGHT = 0.05
 
 
 class Fleet:
@@ -77,11 +62,10 @@ class Fleet:
         self._index_modes = index_modes or {}
         self._decisions = decisions
         self._columns = Columns()
+        self._loads = PlaceLoads(self._columns, index.held_blocks)
         self._selections = Selections(self._columns, self.workers, index)
         self._reconciler = Reconciler()
         self._foreseen: dict[str, dict[Target, int]] = {}
-        self._typical_prefill_tokens = 0.0
-        self._foreign = self._own_at_reports = 0
         # The newest reading of the clock that anybody came with.
         self._now = 0.0
         self.eased = self.changed = 0
@@ -119,8 +103,7 @@ class Fleet:
         self._reconciler.forget(worker_id)
         self._columns.leave(worker_id)
         self._serving_changed()
-        self._foreign -= worker.foreign
-        self._own_at_reports -= worker.own_at_report
+        self._loads.forget(worker)
         return worker
 
     def mark(
@@ -150,17 +133,13 @@ class Fleet:
         """Take in a load that was measured by the worker, after all deltas of the same step."""
         self.eased += 1
         worker = self.workers[worker_id]
-        self._foreign -= worker.foreign
-        self._own_at_reports -= worker.own_at_report
-        worker.report(load)
+        self._loads.report(worker, load)
         if load.tiers:
             self._believe(self._rates.loaded(worker_id, load.tiers))
             self._columns.write_troubled(worker_id, [tier.medium for tier in load.tiers if not tier.readable])
-        self._foreign += worker.foreign
-        self._own_at_reports += worker.own_at_report
         for place in self._columns.of_worker(worker_id):
             place.unreported = Work()
-            self._refresh(place)
+            self._loads.write(place)
 
     def succeeded(self, worker_id: str, now: float, slowness: float | None = None) -> None:
         """A leg on the worker gave its first token; see Health."""
@@ -258,14 +237,15 @@ class Fleet:
             foreseen[target] = self.index.predict(target, names, now)
             place = self._columns.places[target]
             if work.waiting:
-                place.head_since_s = place.head_since_s if place.prompts else now
+                if not place.prompts:
+                    place.head_since_s = now
                 place.prompts[id(work)] = work.prefill_tokens
             place.own.add(work)
             place.unreported.add(work)
-            self._refresh(place)
+            self._loads.write(place)
             self._count(place.worker, 1)
         self._foreseen[request.request_id] = foreseen
-        self._typical_prefill_tokens += _TYPICAL_WEIGHT * (uncached - self._typical_prefill_tokens)
+        self._loads.sent(uncached)
         return charges
 
     def cached_tokens(self, names: array[int]) -> int:
@@ -274,7 +254,8 @@ class Fleet:
         if worker is None or not names:
             return 0
         depths = self.index.match(names)
-        return int(depths.max()) * worker.identity.kv.block_size if depths.size else 0
+        # Where the most is, and then how much: numpy takes three times as long over the greatest itself.
+        return int(depths.item(depths.argmax())) * worker.identity.kv.block_size if depths.size else 0
 
     def kv_need(self, request: Request, plan: Plan) -> tuple[int, int]:
         """The KV tokens that a plan takes where it decodes, and where it prefills if that is elsewhere. A
@@ -302,8 +283,8 @@ class Fleet:
                 if id(charged) == next(iter(place.prompts)):
                     place.head_since_s = self._now
                 del place.prompts[id(charged)]
-            self._refresh(place)
-        if charged == Work():
+            self._loads.write(place)
+        if charged.nothing:
             del charges[target]
             if place is not None:
                 self._count(place.worker, -1)
@@ -333,7 +314,7 @@ class Fleet:
         place = self._columns.places[target]
         charged = None if charges is None else charges.get(target)
         beside = 0 if charged is None or charged.waiting else place.computed_tokens - charged.mark
-        streams = place.own.streams + _share(place.worker.foreign, place)
+        streams = place.own.streams + share(place.worker.foreign, place)
         self._believe(
             self._rates.observe(
                 target.worker_id, usage, timings, streams=streams, beside_tokens=max(0, beside)
@@ -373,12 +354,8 @@ class Fleet:
 
     def accounted(self) -> Charges:
         """All accounted work by target; for checks and metrics."""
-        none = Work()
-        return {
-            target: Work(own.prefill_tokens, own.waiting, own.streams, own.kv_tokens)
-            for target, own in ((target, place.own) for target, place in self._columns.places.items())
-            if own != none
-        }
+        places = self._columns.places.items()
+        return {target: place.own.copy() for target, place in places if not place.own.nothing}
 
     @property
     def foreseen(self) -> int:
@@ -402,28 +379,3 @@ class Fleet:
         limit = request.sampling.max_tokens
         expected = self._expected_output_tokens
         return expected if limit is None else min(limit, expected)
-
-    def _refresh(self, place: Place) -> None:
-        """Write what is known of a place to its columns."""
-        worker, own, unreported = place.worker, place.own, place.unreported
-        foreign, waiting = _share(worker.foreign, place), _share(worker.foreign_waiting, place)
-        if worker.identity.role is Role.PREFILL:
-            waiting, foreign = foreign, 0
-        others = min(MOST_OTHERS, self._foreign / self._own_at_reports) if self._own_at_reports else 0.0
-        used = 0.0 if worker.reported is None else worker.reported.kv_usage * place.kv_tokens
-        ints, floats, row = self._columns.ints, self._columns.floats, place.row
-        floats[HEAD_TOKENS, row] = next(iter(place.prompts.values()), 0)
-        floats[HEAD_SINCE, row] = place.head_since_s
-        # Of a foreign request nothing is known but that it waits: suppose that it is a typical one.
-        ints[QUEUED, row] = (
-            own.prefill_tokens + unreported.prefill_tokens * others + waiting * self._typical_prefill_tokens
-        )
-        ints[WAITING, row] = own.waiting + unreported.waiting * others + waiting
-        ints[STREAMS, row] = own.streams + unreported.streams * others + foreign
-        ints[RESERVED, row] = max(own.kv_tokens, used + unreported.kv_tokens * (1.0 + others))
-        ints[HELD, row] = self.index.held_blocks(place.target) * worker.identity.kv.block_size
-
-
-def _share(requests: int, place: Place) -> int:
-    """One rank's part of what a worker reports for all."""
-    return -(-requests // place.worker.identity.data_parallel_size)

@@ -14,13 +14,13 @@ waits for nothing, so that production, tests under virtual time and trace replay
 
 from __future__ import annotations
 
-from kvasir.core.errors import CapacityError, RequestError
+from kvasir.core.errors import CapacityError
 from kvasir.core.identity import WorkerIdentity
-from kvasir.core.requests import Delta, Leg, Request, StepBatch
+from kvasir.core.requests import Leg, Request
 from kvasir.ports.router import AdmissionView, Books, BrownoutView
 from kvasir.ports.routing import Plan
 from kvasir_router.admission import Admission, Rules
-from kvasir_router.fleet import Fleet, Worker
+from kvasir_router.fleet import Fleet
 from kvasir_router.invariants import require
 from kvasir_router.machine_checks import check_limits, check_requests, check_work
 from kvasir_router.machine_elsewhere import Elsewhere
@@ -44,19 +44,11 @@ from kvasir_router.machine_events import (
     WorkerRestored,
 )
 from kvasir_router.machine_handover import HandOver
-from kvasir_router.machine_legs import FAILED, Legs, is_leg, running
+from kvasir_router.machine_legs import Legs
 from kvasir_router.machine_plans import NO_ROOM, Plans
-from kvasir_router.machine_state import (
-    Flight,
-    MachineLimits,
-    Phase,
-    Timers,
-    broken_stream,
-    error_of,
-    not_repeated,
-    says_something,
-    waited_for_nothing,
-)
+from kvasir_router.machine_state import Flight, MachineLimits, Phase, check_arrival, waited_for_nothing
+from kvasir_router.machine_steps import Steps
+from kvasir_router.timers import Timers
 
 __all__ = ["MachineLimits", "RequestMachine"]
 
@@ -81,7 +73,7 @@ class RequestMachine:
             fleet, self._legs, limits, out=self._out, flights=self._flights, admission=self._admission
         )
         self._plans = Plans(fleet, self._admission)
-        self._hand_over = HandOver(fleet, self._legs, plan=self._plans.plan)
+        hand_over = HandOver(fleet, self._legs, plan=self._plans.plan).start
         self._elsewhere = Elsewhere(
             fleet,
             self._legs,
@@ -90,7 +82,16 @@ class RequestMachine:
             flights=self._flights,
             foresee=self._plans.foresee,
             route=self._route,
-            hand_over=self._hand_over.start,
+            hand_over=hand_over,
+        )
+        self._steps = Steps(
+            fleet,
+            self._legs,
+            self._ends,
+            self._elsewhere,
+            flights=self._flights,
+            admission=self._admission,
+            hand_over=hand_over,
         )
 
     @property
@@ -143,7 +144,7 @@ class RequestMachine:
         """Take in one event. Raises, for Arrived only and then without any change, CapacityError
         (no_capacity, shutting_down, or what Admission refuses with) or RequestError (duplicate_request)."""
         if isinstance(event, Step):
-            self._step(event.worker_id, event.batch, now)
+            self._steps.take(event.worker_id, event.batch, now)
         elif isinstance(event, MembershipEvent):
             self._membership(event, now)
         else:
@@ -188,18 +189,13 @@ class RequestMachine:
     # -- arrival and routing ---------------------------------------------------------------------
 
     def _arrived(self, request: Request, now: float) -> None:
-        if self._closing:
-            raise CapacityError("the router is stopping", code="shutting_down")
-        if request.request_id in self._flights:
-            raise RequestError(
-                f"request id {request.request_id} is in flight", status=409, code="duplicate_request"
-            )
+        check_arrival(request, self._flights, closing=self._closing)
         if len(self._flights) >= self._limits.max_in_flight:
             raise CapacityError(f"{len(self._flights)} requests are in flight, the most allowed")
         admission = self._admission
         request = admission.reduced(request)
         flight = Flight(request, admission.ticket(request, now), admission.brownout.view.text)
-        self._ends.budget.deposit()
+        self._ends.restarts.budget.deposit()
         if flight.ticket.long:
             flight.hashes = self.fleet.hashes(request)
             flight.ticket.fresh_tokens = len(request.tokens) - self.fleet.cached_tokens(flight.hashes)
@@ -268,104 +264,6 @@ class RequestMachine:
             patience = max(self._limits.hedge_min_s, self._limits.hedge_after * plan.predicted_ttft_s)
             flight.hedge_at = now + patience
             self._timers.set(flight.hedge_at, flight.request.request_id)
-
-    # -- what workers say ------------------------------------------------------------------------
-
-    def _step(self, worker_id: str, batch: StepBatch, now: float) -> None:
-        worker = self.fleet.workers.get(worker_id)
-        if worker is None:
-            return
-        if batch.kv is not None:
-            # Before the deltas, which may end what was only foreseen.
-            self.fleet.index.apply(worker_id, batch.kv, now)
-        for delta in batch.deltas:
-            request_id = worker.legs.get(delta.request_id)
-            if request_id is None:
-                self._legs.unowned(worker, delta)
-                continue
-            flight = self._flights[request_id]
-            if flight.continues(delta):
-                # Nearly every delta: the checks below, in one look.
-                self._ends.emit(flight, delta)
-            elif is_leg(flight.prefilling, worker_id, delta):
-                self._prefill_delta(flight, worker, delta, now)
-            else:
-                self._decode_delta(flight, worker, delta, now)
-        if batch.load is not None:
-            self.fleet.report(worker_id, batch.load)
-
-    def _prefill_delta(self, flight: Flight, worker: Worker, delta: Delta, now: float) -> None:
-        if delta.handoff is not None:
-            self._legs.hold(flight, worker.worker_id, delta.handoff, now)
-        beside = flight.ahead is not None
-        if not delta.last:
-            if delta.handoff is not None and not beside:
-                self._hand_over.start(flight, now)
-            return
-        if beside:
-            self._legs.ended_ahead(flight)
-        else:
-            self._legs.ended(flight)
-        self._admission.computed(flight.ticket)
-        if delta.finish in FAILED or delta.handoff is None:
-            self._elsewhere.again_or_fail(flight, error_of(delta), worker.worker_id, now)
-            return
-        source = flight.planned.prefill_target
-        flight.prefill_done_s = now if flight.prefill_done_s is None else flight.prefill_done_s
-        flight.prefill_usage = delta.usage
-        if delta.usage is not None and delta.timings is not None:
-            flight.prefill_tier_s = delta.timings.tier_s
-            self.fleet.measured(source, delta.usage, delta.timings, flight.charges)
-        if beside:
-            flight.overlap_s = now - flight.decode_s
-            self._legs.prefilled(flight, source, now, leaves=True)
-        elif not self._hand_over.start(flight, now):
-            self._elsewhere.start_again(flight, now)
-
-    def _decode_delta(self, flight: Flight, worker: Worker, delta: Delta, now: float) -> None:
-        if delta.finish in FAILED:
-            self._stop(flight, ended=delta.last, now=now)
-            self._elsewhere.on_or_fail(flight, error_of(delta), worker.worker_id, now)
-            return
-        self._legs.stop_ahead(flight, now)
-        self._legs.release(flight)
-        fault = flight.fault(delta)
-        if fault is not None:
-            self._stop(flight, ended=delta.last, now=now)
-            self._ends.fail(flight, broken_stream(worker.worker_id, fault), now)
-            return
-        if not flight.streaming and says_something(delta):
-            self._first_token(flight, now)
-        if flight.replay is not None:
-            fault = flight.replay.fault(delta)
-            if fault is not None:
-                self._stop(flight, ended=delta.last, now=now)
-                self._ends.fail(flight, not_repeated(flight.last_error, fault), now)
-                return
-            delta = flight.replay.rest(delta)
-        if delta.last:
-            self._ends.finish(flight, delta, now)
-        elif says_something(delta):
-            self._ends.emit(flight, delta)
-
-    def _first_token(self, flight: Flight, now: float) -> None:
-        """The running leg has said something."""
-        flight.streaming = True
-        flight.hedge_at = None
-        flight.first_token_s = now if flight.first_token_s is None else flight.first_token_s
-        self._admission.first_token(flight.ticket, now - flight.started_s)
-        target, plan = running(flight).target, flight.planned
-        self._legs.prefilled(flight, target, now, leaves=False)
-        slowness = flight.slowness(now)
-        prompt = (plan.prefill_target.worker_id,) if flight.prefilled else ()
-        for worker_id in dict.fromkeys((*prompt, target.worker_id)):
-            self.fleet.succeeded(worker_id, now, slowness)
-
-    def _stop(self, flight: Flight, *, ended: bool, now: float) -> None:
-        if ended:
-            self._legs.ended(flight)
-        else:
-            self._legs.stop_decode(flight, now)
 
     # -- membership and time ---------------------------------------------------------------------
 

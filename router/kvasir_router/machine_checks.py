@@ -9,7 +9,8 @@ from kvasir.ports.routing import Target
 from kvasir_router.admission import Admission
 from kvasir_router.fleet import Fleet
 from kvasir_router.invariants import require
-from kvasir_router.machine_state import Flight, MachineLimits, Phase, Timers
+from kvasir_router.machine_state import Flight, MachineLimits, Phase
+from kvasir_router.timers import Timers
 from kvasir_router.work import Work
 
 
@@ -22,12 +23,12 @@ def check_requests(flights: Mapping[str, Flight], admission: Admission, timers: 
         require(waits == (flight.plan is None), "a plan without a leg, or the reverse")
         if waits:
             until = flight.queued_until
-            require(until is not None and timers.covers(request_id, until), "waits without an end")
+            require(until is not None and timers.holds(until, request_id), "waits without an end")
             require(not flight.charges, "waits, and is accounted as work")
         else:
             require(flight.ticket.holds and not flight.ticket.waiting, "runs, and was not admitted")
         deadline = flight.request.deadline_s
-        require(deadline is None or timers.covers(request_id, deadline), "a deadline nobody watches")
+        require(deadline is None or timers.holds(deadline, request_id), "a deadline nobody watches")
         for leg in (flight.leg, flight.ahead):
             if leg is not None:
                 worker = fleet.workers[leg.target.worker_id]

@@ -129,7 +129,7 @@ class Elsewhere:
         plan = self._foresee(flight, now)
         if plan is None or {plan.decode.worker_id, plan.prefill_target.worker_id} & flight.avoid:
             return
-        if not self._ends.budget.withdraw():
+        if not self._ends.restarts.budget.withdraw():
             return
         flight.hedged = True
         slowness = flight.slowness(now)

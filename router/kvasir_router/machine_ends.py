@@ -7,23 +7,21 @@ from dataclasses import replace
 from kvasir.core.errors import KvasirError, RequestError, UpstreamError
 from kvasir.core.requests import Delta
 from kvasir_router.admission import Admission
-from kvasir_router.continuation import Way, way_on
+from kvasir_router.continuation import Output, Way, way_on
 from kvasir_router.fleet import Fleet
 from kvasir_router.machine_events import Effect, Emit, Fail, Finish, Gone
 from kvasir_router.machine_legs import Legs
 from kvasir_router.machine_state import Flight, MachineLimits
-from kvasir_router.retry_budget import RetryBudget
+from kvasir_router.restarts import FREE, Restarts
 
-FREE = frozenset({"worker_draining", "session_lost"})
-"""Refusals of workers that did nothing for the request, and whose number their own going bounds."""
 TRANSFER_FAILED = "transfer_failed"
 BLAMELESS = FREE | {TRANSFER_FAILED}
 """Failures that say nothing of the worker on which they show: KV that did not come lay on another one."""
 
 
 class Ends:
-    """Takes requests out of `flights` and the queue, giving back what they hold. `budget` bounds starts after
-    failures by the number of requests that arrive."""
+    """Takes requests out of `flights` and the queue, giving back what they hold. `restarts` counts those that
+    run again."""
 
     def __init__(
         self,
@@ -37,11 +35,14 @@ class Ends:
     ) -> None:
         self._fleet = fleet
         self._legs = legs
-        self._limits = limits
         self._out = out
         self._flights = flights
         self._admission = admission
-        self.budget = RetryBudget(limits.retry_budget)
+        self.restarts = Restarts(
+            max_retries=limits.max_retries,
+            max_migrations=limits.max_migrations,
+            budget_ratio=limits.retry_budget,
+        )
 
     def blame(self, worker_id: str, error: KvasirError, now: float) -> None:
         """A leg failed on the worker; what only the client can mend is no worker's fault."""
@@ -53,32 +54,19 @@ class Ends:
         counted. The loss of a worker is counted for itself: it is bounded by the workers that can be lost."""
         if isinstance(error, RequestError):
             return error
-        if flight.begun and way_on(flight.request.sampling, flight.request.parsing) is Way.NEITHER:
+        if flight.begun and way_on(flight.request.sampling) is Way.NEITHER:
             return UpstreamError(
                 f"{error.message}; a stream that is sampled without a seed and with penalties, forbidden "
-                "words, a structure, a bound on reasoning or several choices cannot go on exactly elsewhere: "
-                "send the request again",
+                "words, a bound on reasoning or several choices cannot go on exactly elsewhere: send the "
+                "request again",
                 code=error.code,
             )
-        return None if self._counted(flight, error, lost=lost) else error
+        return None if self.restarts.counted(flight, error, moved=lost or flight.begun) else error
 
-    def _counted(self, flight: Flight, error: KvasirError, *, lost: bool) -> bool:
-        """Whether one more start is within bounds; it is counted then."""
-        limits = self._limits
-        if lost or flight.begun:
-            if flight.migrations >= limits.max_migrations:
-                return False
-            flight.migrations += 1
-            return True
-        if flight.retries >= limits.max_retries or not (error.code in FREE or self.budget.withdraw()):
-            return False
-        flight.retries += 1
-        return True
-
-    def emit(self, flight: Flight, delta: Delta) -> None:
-        """Pass on what the client does not have."""
+    def emit(self, flight: Flight, output: Output, delta: Delta) -> None:
+        """Pass on what the client does not have of a choice; `output` is what it has."""
         request_id = flight.request.request_id
-        flight.outputs[delta.index].add(delta)
+        output.add(delta)
         if delta.request_id != request_id:
             delta = replace(delta, request_id=request_id)
         self._out.append(Emit(request_id, delta))
@@ -96,7 +84,9 @@ class Ends:
             if delta.usage is not None:
                 timings = flight.beyond_prefill(delta.timings)
                 self._fleet.measured(target, delta.usage, timings, flight.charges)
-        self.emit(flight, replace(delta, usage=flight.usage, handoff=None))
+        if flight.usage is not delta.usage or delta.handoff is not None:
+            delta = replace(delta, usage=flight.usage, handoff=None)
+        self.emit(flight, flight.outputs[delta.index], delta)
         self._remove(flight)
         self._out.append(Finish(flight.request.request_id, flight.summary("ok", now)))
 

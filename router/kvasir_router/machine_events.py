@@ -12,11 +12,12 @@ from kvasir.core.errors import KvasirError
 from kvasir.core.identity import WorkerIdentity
 from kvasir.core.kv import KvSnapshotPart
 from kvasir.core.requests import Delta, EngineRequest, Request, StepBatch
+from kvasir.core.values import value
 from kvasir.ports.router import RequestSummary
 from kvasir_router.index import CancelSnapshot, FetchSnapshot
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Arrived:
     """A client's request. The only event that `handle` may refuse, by raising."""
 
@@ -70,7 +71,7 @@ class WorkerLost:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Step:
     """One message of a worker."""
 
@@ -113,7 +114,7 @@ SnapshotEvent = SnapshotPart | SnapshotEnded
 Event = Arrived | Cancelled | MembershipEvent | Step | SnapshotEvent | Tick | ShuttingDown
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class SubmitTo:
     """Start a leg on a worker."""
 
@@ -129,7 +130,7 @@ class AbortOn:
     leg_ids: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class ReleaseOn:
     """End leases on a worker; harmless where they have ended by themselves."""
 
@@ -137,7 +138,7 @@ class ReleaseOn:
     lease_ids: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Emit:
     """Pass a delta on to the client. Its `request_id` is the client's."""
 
@@ -145,7 +146,7 @@ class Emit:
     delta: Delta
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Finish:
     """The request ended well; nothing follows."""
 

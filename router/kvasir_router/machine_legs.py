@@ -7,7 +7,6 @@ is taken here is given back here, whichever way the request ends.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 
 from kvasir.core.requests import Delta, EngineRequest, FinishReason, KvHandoff, Leg
 from kvasir.ports.routing import Target
@@ -33,9 +32,7 @@ class Legs:
         """Run a leg of the request at `target`."""
         request = flight.current
         worker = self._fleet.workers[target.worker_id]
-        leg_id = f"{request.request_id}~{flight.attempts}" if flight.attempts else request.request_id
-        while leg_id in worker.legs or leg_id in worker.ghosts:
-            leg_id += "~"
+        leg_id = worker.free_leg_id(request.request_id, flight.attempts)
         worker.legs[leg_id] = request.request_id
         flight.leg = RunningLeg(leg_id, kind, target)
         leg = EngineRequest(
@@ -120,14 +117,14 @@ class Legs:
         """The prompt is computed at `target`, where the request either stays or has nothing more."""
         self._fleet.confirm(flight.request.request_id, target, now)
         charged = flight.charges.get(target, Work())
-        done = replace(charged) if leaves else charged.prompt()
+        done = charged.copy() if leaves else charged.prompt()
         self._fleet.settle(flight.charges, target, done)
 
     def settle(self, flight: Flight, target: Target) -> None:
         """Nothing of the request is accounted at `target` any more."""
         charged = flight.charges.get(target)
         if charged is not None:
-            self._fleet.settle(flight.charges, target, replace(charged))
+            self._fleet.settle(flight.charges, target, charged.copy())
 
     def discharge(self, flight: Flight) -> None:
         """Nothing of the request is accounted any more, nor foreseen beyond what was computed."""

@@ -1,9 +1,9 @@
-"""One request on its way through the router, and the clockwork that the machine keeps for it."""
+"""One request on its way through the router: what the machine keeps of it, and the errors it may end with."""
 
 from __future__ import annotations
 
-import heapq
 from array import array
+from collections.abc import Container
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
@@ -187,23 +187,21 @@ class Flight:
         self.attempts += 1
         if not self.begun:
             self.routed_s = self.prefill_done_s = None
-        elif way_on(self.request.sampling, self.request.parsing) is Way.EXTEND:
+        elif way_on(self.request.sampling) is Way.EXTEND:
             self.current, self.continuation = extended(self.request, self.outputs[0])
             self.hashes = no_names()
         else:
             self.replay = Replay(self.outputs)
 
-    def continues(self, delta: Delta) -> bool:
-        """Whether `delta` is just the next piece of a stream that the client is reading."""
-        return (
-            self.streaming
-            and delta.finish is None
-            and not delta.last
-            and self.replay is None
-            and 0 <= delta.index < len(self.outputs)
-            and not self.outputs[delta.index].finished
-            and delta.offset == len(self.outputs[delta.index].tokens)
-        )
+    def continued(self, delta: Delta) -> Output | None:
+        """What `delta` is just the next piece of, where it is that of a stream that the client is reading."""
+        index, outputs = delta.index, self.outputs
+        if not self.streaming or delta.finish is not None or delta.last or self.replay is not None:
+            return None
+        if not 0 <= index < len(outputs):
+            return None
+        output = outputs[index]
+        return None if output.finished or delta.offset != len(output.tokens) else output
 
     def fault(self, delta: Delta) -> str | None:
         """How `delta` breaks the stream's order, or None: nothing may be lost, repeated or invented."""
@@ -291,43 +289,17 @@ def not_repeated(lost: KvasirError | None, fault: str) -> UpstreamError:
     return UpstreamError(f"{why}the stream could not be repeated elsewhere: {fault}", code="worker_lost")
 
 
+def check_arrival(request: Request, flights: Container[str], *, closing: bool) -> None:
+    """Raise CapacityError when the machine is `closing`, RequestError when the request's id is in flight."""
+    if closing:
+        raise CapacityError("the router is stopping", code="shutting_down")
+    if request.request_id in flights:
+        raise RequestError(
+            f"request id {request.request_id} is in flight", status=500, code="duplicate_request"
+        )
+
+
 def waited_for_nothing(queue_timeout_s: float, why: object) -> CapacityError:
     """No worker took a request in time."""
     message = f"no worker could take the request within {queue_timeout_s:g} s: {why}"
     return CapacityError(message, code="no_workers", retry_after_s=5.0)
-
-
-class Timers:
-    """When to look at which request again. Entries of requests that ended are skipped when they come
-    up, and swept when they are the most."""
-
-    def __init__(self) -> None:
-        self._heap: list[tuple[float, str]] = []
-
-    def __len__(self) -> int:
-        return len(self._heap)
-
-    def set(self, when: float, request_id: str) -> None:
-        """Look at the request at `when`."""
-        heapq.heappush(self._heap, (when, request_id))
-
-    def next(self) -> float | None:
-        """The earliest, which may turn out to be void."""
-        return self._heap[0][0] if self._heap else None
-
-    def due(self, now: float) -> list[str]:
-        """Take all that have come up."""
-        due = []
-        while self._heap and self._heap[0][0] <= now:
-            due.append(heapq.heappop(self._heap)[1])
-        return due
-
-    def sweep(self, live: dict[str, Flight]) -> None:
-        """Drop the entries of ended requests when they outnumber the rest."""
-        if len(self._heap) > 64 + 4 * len(live):
-            self._heap = [entry for entry in self._heap if entry[1] in live]
-            heapq.heapify(self._heap)
-
-    def covers(self, request_id: str, by: float) -> bool:
-        """Whether the request will be looked at no later than `by`; for checks."""
-        return any(when <= by and name == request_id for when, name in self._heap)

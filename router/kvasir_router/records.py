@@ -1,8 +1,8 @@
 """Why each request ran where it ran: kept for `kvasir explain`, and told to nobody else.
 
 People ask about a few of thousands of decisions, so a decision is kept as the arrays that it was made of,
-trimmed to the best places, and becomes a record of words and numbers when somebody asks. Of a request in
-flight it is always kept, of those that ended as many as the deployment spec says.
+of many places trimmed to the best, and becomes a record of words and numbers when somebody asks. Of a
+request in flight it is always kept, of those that ended as many as the deployment spec says.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from operator import attrgetter
 from typing import NamedTuple
 
 import numpy as np
@@ -20,7 +21,6 @@ from kvasir.ports.routing import (
     SCORE,
     Candidates,
     FloatColumn,
-    IntColumn,
     Plan,
     RequestView,
     Target,
@@ -40,6 +40,7 @@ _FACTS = (
     "held_tokens",
     "kv_tokens",
 )
+_FACTS_OF = attrgetter(*_FACTS)
 _TIERS = ("cpu_tokens", "disk_tokens", "remote_tokens")
 
 About = Callable[[str], tuple[str, str]]
@@ -56,8 +57,8 @@ class Decided(NamedTuple):
 
 
 class _Entry:
-    """One decision. Of each row of each table, in that order, `targets` has the place, `about` its pool
-    and KV state, and `facts` a row of what was known of it."""
+    """One decision. The rows of its tables are places in `targets`; of the same places `about` has the pool
+    and the KV state, `facts` a row for each of _FACTS, and `tiers` a column for each of _TIERS."""
 
     __slots__ = (
         "about",
@@ -72,6 +73,7 @@ class _Entry:
         "summary",
         "tables",
         "targets",
+        "tiers",
     )
 
     def __init__(
@@ -93,14 +95,19 @@ class _Entry:
         self.summary: RequestSummary | None = None
         tables = plan.tables or _unscored(candidates, plan)
         self.omitted: int = sum([max(0, len(table.rows) - PLACES) for table in tables])
-        if self.omitted:
+        self.facts = np.array(_FACTS_OF(candidates))
+        self.tiers = candidates.tier_tokens.copy()
+        self.targets = candidates.targets
+        if len(candidates) > PLACES:
+            # What is kept must not be as large as the fleet.
             tables = tuple([_trimmed(table, candidates, plan) for table in tables])
+            rows = np.concatenate([table.rows for table in tables])
+            self.facts, self.tiers = self.facts[:, rows], self.tiers[rows]
+            self.targets = tuple([candidates.targets[row] for row in rows.tolist()])
+            tables = _renumbered(tables)
             plan = replace(plan, tables=())
         self.plan = plan
         self.tables = tables
-        rows = np.concatenate([table.rows for table in tables])
-        self.facts = _facts(candidates, rows)
-        self.targets = [candidates.targets[row] for row in rows.tolist()]
         self.about = [about(target.worker_id) for target in self.targets]
 
 
@@ -200,12 +207,15 @@ def _trimmed(table: TermTable, candidates: Candidates, plan: Plan) -> TermTable:
     return TermTable(table.part, table.unit, table.rows[best], table.names, table.values[best])
 
 
-def _facts(candidates: Candidates, rows: IntColumn) -> IntColumn:
-    """A copy of what was known of these places: one row each, in the order of _FACTS and _TIERS."""
-    facts = np.empty((len(_FACTS), len(rows)), np.int64)
-    for i, name in enumerate(_FACTS):
-        getattr(candidates, name).take(rows, out=facts[i], mode="clip")
-    return np.concatenate((facts, candidates.tier_tokens[rows].T)).T
+def _renumbered(tables: tuple[TermTable, ...]) -> tuple[TermTable, ...]:
+    """The tables with rows that count on from one to the next."""
+    ends = np.cumsum([len(table.rows) for table in tables]).tolist()
+    return tuple(
+        [
+            replace(table, rows=np.arange(end - len(table.rows), end))
+            for table, end in zip(tables, ends, strict=True)
+        ]
+    )
 
 
 def _record(request_id: str, policy: str, entry: _Entry) -> DecisionRecord:
@@ -242,28 +252,27 @@ def _record(request_id: str, policy: str, entry: _Entry) -> DecisionRecord:
 
 
 def _parts(entry: _Entry) -> Iterator[PartRecord]:
-    at = 0
     for table in entry.tables:
         target = _chosen(table.part, entry.plan)
         ranked: list[tuple[float, bool, PlaceRecord]] = []
-        for i, (values, cost) in enumerate(zip(table.values, _costs(table), strict=True), at):
-            place = _place(entry, i, table, values, target)
+        for row, values, cost in zip(table.rows.tolist(), table.values, _costs(table), strict=True):
+            place = _place(entry, row, table, values, target)
             ranked.append((float(cost), not place.chosen, place))
-        at += len(table.rows)
         ranked.sort(key=lambda each: each[:2])
         yield PartRecord(table.part, table.unit, tuple(place for *_, place in ranked))
 
 
 def _place(
-    entry: _Entry, i: int, table: TermTable, values: FloatColumn, chosen: Target | None
+    entry: _Entry, row: int, table: TermTable, values: FloatColumn, chosen: Target | None
 ) -> PlaceRecord:
-    target, (pool, kv_state) = entry.targets[i], entry.about[i]
+    target, (pool, kv_state) = entry.targets[row], entry.about[row]
+    facts = (*entry.facts[:, row].tolist(), *entry.tiers[row].tolist())
     return PlaceRecord(
         worker_id=target.worker_id,
         rank=target.rank,
         pool=pool,
         kv_state=kv_state,
-        facts=dict(zip((*_FACTS, *_TIERS), map(float, entry.facts[i]), strict=True)),
+        facts=dict(zip((*_FACTS, *_TIERS), map(float, facts), strict=True)),
         terms=dict(zip(table.names, map(float, values), strict=True)),
         total=float(values.sum()),
         chosen=target == chosen,

@@ -27,6 +27,7 @@ from kvasir.core.messages import (
     WorkerMessage,
 )
 from kvasir.core.requests import EngineRequest
+from kvasir.core.values import value
 from kvasir.ports.clock import Clock, Rng
 from kvasir.ports.session import ConnectionLost, Dialer, RouterConnection
 from kvasir.wire.pump import Pump
@@ -42,7 +43,7 @@ class SessionReady:
     resumed: bool
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class SessionMessage:
     """The worker said this; exactly once, in order."""
 
@@ -155,10 +156,14 @@ class WorkerSession:
             if isinstance(message, Submit | SetDraining):
                 raise UpstreamError(f"no session with {self._worker_id}", code="session_lost")
             return
-        parts: list[RouterMessage] = list(self._split(message)) if isinstance(message, Submit) else [message]
+        parts: list[tuple[RouterMessage, int]]
+        if isinstance(message, Submit):
+            parts = list(self._split(message))
+        else:
+            parts = [(message, payload_bytes(message))]
         try:
-            for part in parts:
-                link.push(part, payload_bytes(part))
+            for part, size in parts:
+                link.push(part, size)
         except ProtocolError as error:
             self._doomed = True
             asyncio.get_running_loop().call_soon(self._lose, link, error.message)
@@ -321,7 +326,8 @@ class WorkerSession:
             self._window.cancel()
             self._window = None
 
-    def _split(self, submit: Submit) -> Iterator[Submit]:
+    def _split(self, submit: Submit) -> Iterator[tuple[Submit, int]]:
+        """In order, with the bytes that each takes."""
         part: list[EngineRequest] = []
         room = self._limits.submit_bytes
         for request in submit.requests:
@@ -333,9 +339,9 @@ class WorkerSession:
                     code="request_too_large",
                 )
             if part and size > room:
-                yield Submit(tuple(part))
+                yield Submit(tuple(part)), self._limits.submit_bytes - room
                 part, room = [], self._limits.submit_bytes
             part.append(request)
             room -= size
         if part:
-            yield Submit(tuple(part))
+            yield Submit(tuple(part)), self._limits.submit_bytes - room

@@ -99,7 +99,7 @@ class Router:
         self._sinks: dict[str, StreamSink] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._to_flush: set[str] = set()
-        self._flush_due = False
+        self._turn_ends = False
         self._shown_s: dict[str, float] = {}
         self._armed_for: float | None = None
         self._rearm = asyncio.Event()
@@ -115,8 +115,8 @@ class Router:
         """See RouterPort. Raises also RequestError (`duplicate_request`)."""
         effects = self._machine.handle(Arrived(request), self._clock.now())
         self._sinks[request.request_id] = sink
+        self._after_turn()
         self._perform(effects)
-        self._arm()
 
     def cancel(self, request_id: str) -> None:
         """See RouterPort."""
@@ -261,8 +261,9 @@ class Router:
     # -- the machine -----------------------------------------------------------------------------
 
     def _feed(self, event: Event) -> None:
-        self._perform(self._machine.handle(event, self._clock.now()))
-        self._arm()
+        effects = self._machine.handle(event, self._clock.now())
+        self._after_turn()
+        self._perform(effects)
         if isinstance(event, SnapshotEnded):
             self._show(event.worker_id)
         elif isinstance(event, Step):
@@ -321,9 +322,6 @@ class Router:
             case ReleaseOn(_, lease_ids):
                 member.outbox.release(lease_ids)
         self._to_flush.add(effect.worker_id)
-        if not self._flush_due:
-            self._flush_due = True
-            asyncio.get_running_loop().call_soon(self._flush)
 
     def _fetch(self, effect: FetchSnapshot | CancelSnapshot) -> None:
         member = self._members.get(effect.worker_id)
@@ -332,8 +330,18 @@ class Router:
         else:
             self._snapshots.cancel(effect.worker_id)
 
+    def _after_turn(self) -> None:
+        """Have what a turn of the loop leads to, in however many events, done once at its end."""
+        if not self._turn_ends:
+            self._turn_ends = True
+            asyncio.get_running_loop().call_soon(self._end_turn)
+
+    def _end_turn(self) -> None:
+        self._turn_ends = False
+        self._flush()
+        self._arm()
+
     def _flush(self) -> None:
-        self._flush_due = False
         to_flush, self._to_flush = sorted(self._to_flush), set()
         for worker_id in to_flush:
             member = self._members.get(worker_id)

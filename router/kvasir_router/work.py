@@ -45,6 +45,15 @@ class Work:
         self.streams = min(self.streams, other.streams)
         self.kv_tokens = min(self.kv_tokens, other.kv_tokens)
 
+    @property
+    def nothing(self) -> bool:
+        """Whether none of it is left."""
+        return not (self.prefill_tokens or self.waiting or self.streams or self.kv_tokens)
+
+    def copy(self) -> Work:
+        """As much again, without the mark."""
+        return Work(self.prefill_tokens, self.waiting, self.streams, self.kv_tokens)
+
     def prompt(self) -> Work:
         """The part of it that is over once the prompt is computed, where the request stays."""
         return Work(prefill_tokens=self.prefill_tokens, waiting=self.waiting)
@@ -92,6 +101,13 @@ class Worker:
     def load(self) -> EngineLoad | None:
         """What it has reported, with the last word on tiers; made anew by each call."""
         return None if self.reported is None else replace(self.reported, tiers=self.tiers)
+
+    def free_leg_id(self, request_id: str, attempt: int) -> str:
+        """A name for a leg of the request that no other has here; of its first attempt, the request's own."""
+        leg_id = f"{request_id}~{attempt}" if attempt else request_id
+        while leg_id in self.legs or leg_id in self.ghosts:
+            leg_id += "~"
+        return leg_id
 
     def abandon(self, leg_id: str, now: float) -> None:
         """The leg is no longer ours, and will still say its last."""

@@ -39,6 +39,7 @@ assert not {"torch", "vllm", "ray", "nixl"} & set(sys.modules)
 BASE_INSTALL = ["kvasir", "kvasir_router", "kvasir_platform.gateway", "kvasir_platform.cli"]
 ROUTER_PROCESS = [
     "kvasir_platform.apps.router_app",
+    "kvasir_platform.apps.edge_app",
     "kvasir_platform.apps.up_app",
     "kvasir_platform.apps.fetch_model",
 ]

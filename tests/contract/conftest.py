@@ -1,10 +1,11 @@
-"""Engines that must keep the Engine port's contract, behind one factory each."""
+"""What contract tests stand on: engines behind one factory each, vLLM's own parts, and a real Redis."""
 
 from __future__ import annotations
 
+import os
 import random
-from collections.abc import AsyncIterator
-from typing import Protocol
+from collections.abc import AsyncIterator, Iterator
+from typing import Any, Protocol
 
 import pytest
 import pytest_asyncio
@@ -15,6 +16,8 @@ from kvasir.config.spec import Deployment, EngineSpec, ModelSpec, PoolSpec, SimS
 from kvasir.core.requests import Role
 from kvasir.ports.engine import Engine
 from kvasir_platform.sim.bench import EngineBench, FreshPrompts, start_bench
+from kvasir_platform.sim.lab.redis_server import RedisServer, find_redis
+from kvasir_workers.engines.vllm.arguments import environment
 
 BLOCK = 32
 CONTEXT = 512
@@ -103,3 +106,25 @@ async def bench(engine_factory: EngineFactory) -> AsyncIterator[EngineBench]:
 @pytest.fixture(scope="module")
 def prompts() -> FreshPrompts:
     return FreshPrompts(random.Random(1))
+
+
+@pytest.fixture(scope="module")
+def runtime() -> Iterator[Any]:
+    """The worker's module that touches vLLM, imported under the environment that a worker gives it."""
+    pytest.importorskip("vllm")
+    before = dict(os.environ)
+    deployment = Deployment()
+    os.environ.update(environment(deployment, deployment.pools[0], cpus=1, platform="cpu"))
+    from kvasir_workers.engines.vllm import runtime as module
+
+    yield module
+    os.environ.clear()
+    os.environ.update(before)
+
+
+@pytest.fixture(scope="module")
+def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+    if find_redis() is None:
+        pytest.skip("redis-server is not installed")
+    with RedisServer(tmp_path_factory.mktemp("redis")) as server:
+        yield server

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import random
 from array import array
 from collections.abc import AsyncIterator
 
@@ -59,11 +58,6 @@ async def bench(request: pytest.FixtureRequest) -> AsyncIterator[EngineBench]:
     yield bench
     await bench.engine.stop()
     assert bench.recorder.violations == []
-
-
-@pytest.fixture(scope="module")
-def prompts() -> FreshPrompts:
-    return FreshPrompts(random.Random(1))
 
 
 async def embed(bench: EngineBench, tokens: list[int], leg: Leg = Leg.EMBED, salt: str = "") -> Recorded:

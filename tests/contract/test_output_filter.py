@@ -38,8 +38,8 @@ class Text:
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     judge: Judge = field(init=False)
 
-    def begin(self, under: OutputFilter) -> Text:
-        self.judge = under.judge(SUBJECT, self.rule)
+    def begin(self, under: OutputFilter, before: str = "") -> Text:
+        self.judge = under.judge(SUBJECT, self.rule, before)
         return self
 
     def rule(self, until: int, act: Act) -> None:
@@ -131,6 +131,18 @@ async def test_the_choice_ends_before_what_is_found(make: Make) -> None:
     await text.decided()
     assert text.ended
     assert text.shown == "this is "
+
+
+async def test_what_begins_before_an_interruption_is_found_after_it(make: Make) -> None:
+    for before in ("so b", "x" * (HELD + 8) + "b"):
+        text = Text().begin(make(act="redact"), before)
+        text.feed("ad, you")
+        text.feed(" know")
+        assert (await text.decided()).shown == "#, you know"
+        ended = Text().begin(make(act="end"), before)
+        ended.feed("ad, you know")
+        assert (await ended.decided()).ended
+        assert ended.shown == ""
 
 
 async def test_no_more_waits_than_the_bound(make: Make) -> None:

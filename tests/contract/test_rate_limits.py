@@ -1,4 +1,4 @@
-"""What every adapter of the rate limits' port must hold: memory, and a real Redis."""
+"""What every adapter of the rate limits' port must hold: memory, an edge's link to it, and a real Redis."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
+from tests.helpers.edge_link import core_parts, linked
 
 from kvasir.clock import MonotonicClock
 from kvasir.config.spec_redis import LimitsRedisSpec
@@ -19,6 +20,7 @@ from kvasir.ports.limits import Grant, Levels, Quota, RateLimits, Refusal
 from kvasir_platform.gateway.tenants.memory_limits import MemoryLimits
 from kvasir_platform.gateway.tenants.redis_limits import RedisLimits
 from kvasir_platform.sim.lab.redis_server import RedisServer, find_redis
+from kvasir_platform.sim.scripted_router import ScriptedRouter
 
 PATIENCE_S = 30.0
 NEAR = 5.0
@@ -78,14 +80,6 @@ def near(levels: Levels, requests_s: float, tokens_s: float) -> bool:
     )
 
 
-@pytest.fixture(scope="module")
-def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
-    if find_redis() is None:
-        pytest.skip("redis-server is not installed")
-    with RedisServer(tmp_path_factory.mktemp("redis")) as server:
-        yield server
-
-
 def spec(server: RedisServer, **changes: object) -> LimitsRedisSpec:
     # A loaded machine takes its time; the deadline has tests of its own.
     return LimitsRedisSpec.model_validate({"url": server.url, "timeout_s": 5.0, **changes})
@@ -106,10 +100,17 @@ def over(server: RedisServer, clock: MonotonicClock | None = None, **changes: ob
     return RedisLimits(spec(server, **changes), clock or MonotonicClock(), f"{random.getrandbits(64):x}")
 
 
-@pytest_asyncio.fixture(params=["memory", "redis"])
+@pytest_asyncio.fixture(params=["memory", "edge", "redis"])
 async def bench(request: pytest.FixtureRequest) -> AsyncIterator[Bench]:
     if request.param == "memory":
         made = Bench(lambda: MemoryLimits(MonotonicClock().now))
+    elif request.param == "edge":
+        clock = MonotonicClock()
+        stack = AsyncExitStack()
+        both = await stack.enter_async_context(
+            linked(core_parts(ScriptedRouter(clock), MemoryLimits(clock.now)))
+        )
+        made = Bench(lambda: both.link.limits, stack)
     else:
         server: RedisServer = request.getfixturevalue("redis")
         assert server.ask("FLUSHALL") == "+OK"

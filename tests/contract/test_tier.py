@@ -15,7 +15,7 @@ from kvasir.config.spec_tiers import DiskTierSpec, RedisTierSpec
 from kvasir.core.identity import KvLayout
 from kvasir.core.kv import Medium
 from kvasir.ports.tier import Block, Change, KvTier, Read, Write
-from kvasir_platform.sim.lab.redis_server import RedisServer, find_redis
+from kvasir_platform.sim.lab.redis_server import RedisServer
 from kvasir_workers.tiers.blob import fingerprint
 from kvasir_workers.tiers.disk import DiskTier
 from kvasir_workers.tiers.redis_tier import RedisTier
@@ -41,14 +41,6 @@ class Bench:
         self.tiers.append(tier)
         settle(tier)
         return tier
-
-
-@pytest.fixture(scope="module")
-def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
-    if find_redis() is None:
-        pytest.skip("redis-server is not installed")
-    with RedisServer(tmp_path_factory.mktemp("redis")) as server:
-        yield server
 
 
 def redis_spec(server: RedisServer, **changes: object) -> RedisTierSpec:
@@ -79,7 +71,7 @@ def settle(tier: KvTier) -> Change:
     """All that the tier does for itself at once."""
     stored: list[Block] = []
     removed: list[Block] = []
-    while (change := tier.tend()) != Change():
+    while (change := tier.tend()) != Change() or tier.tending:
         stored += change.stored
         removed += change.removed
     return Change(tuple(stored), tuple(removed))

@@ -6,8 +6,6 @@ The control is vLLM's own output processor, untouched, fed with the whole output
 from __future__ import annotations
 
 import inspect
-import os
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,9 +13,7 @@ import numpy as np
 import pytest
 
 from kvasir.config.model_files import resolve_model
-from kvasir.config.spec import Deployment
 from kvasir.core.requests import Continuation, EngineRequest, Sampling, token_ids
-from kvasir_workers.engines.vllm.arguments import environment
 
 pytestmark = pytest.mark.slow
 
@@ -37,19 +33,6 @@ STOPS: tuple[tuple[str, ...], ...] = (
     ("😀 日", "語 "),
     ("nothing like this at all", "😀😀"),
 )
-
-
-@pytest.fixture(scope="module")
-def runtime() -> Iterator[Any]:
-    pytest.importorskip("vllm")
-    before = dict(os.environ)
-    deployment = Deployment()
-    os.environ.update(environment(deployment, deployment.pools[0], cpus=1, platform="cpu"))
-    from kvasir_workers.engines.vllm import runtime as module
-
-    yield module
-    os.environ.clear()
-    os.environ.update(before)
 
 
 @pytest.fixture(scope="module")

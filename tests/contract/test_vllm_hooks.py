@@ -9,7 +9,6 @@ import dataclasses
 import inspect
 import os
 import sys
-from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,19 +19,6 @@ from kvasir.core.requests import EngineRequest, KvHandoff, Leg, Role, Sampling, 
 from kvasir_workers.engines.vllm.arguments import engine_arguments, environment
 
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(scope="module")
-def runtime() -> Iterator[Any]:
-    pytest.importorskip("vllm")
-    before = dict(os.environ)
-    deployment = Deployment()
-    os.environ.update(environment(deployment, deployment.pools[0], cpus=1, platform="cpu"))
-    from kvasir_workers.engines.vllm import runtime as module
-
-    yield module
-    os.environ.clear()
-    os.environ.update(before)
 
 
 def names(kind: Any) -> set[str]:

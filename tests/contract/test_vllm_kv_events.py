@@ -9,9 +9,8 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import inspect
-import os
 import random
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -28,7 +27,7 @@ from kvasir_platform.sim.bench import EngineBench, FreshPrompts, start_bench
 from kvasir_platform.sim.kv_follower import KvFollower
 from kvasir_platform.sim.recorder import Recorded
 from kvasir_workers.engines.vllm import arguments
-from kvasir_workers.engines.vllm.arguments import EventEndpoints, engine_arguments, environment
+from kvasir_workers.engines.vllm.arguments import EventEndpoints, engine_arguments
 from kvasir_workers.engines.vllm.kv_events import KvEvents
 from kvasir_workers.holdings import Holdings
 
@@ -39,17 +38,11 @@ GREEDY = Sampling(temperature=0.0, max_tokens=12, ignore_eos=True)
 
 
 @pytest.fixture(scope="module")
-def vllm() -> Iterator[Any]:
-    """vLLM, imported under the environment that a worker gives it."""
-    pytest.importorskip("vllm")
-    before = dict(os.environ)
-    deployment = Deployment()
-    os.environ.update(environment(deployment, deployment.pools[0], cpus=1, platform="cpu"))
+def vllm(runtime: Any) -> Any:
+    """vLLM's module of that name."""
     import vllm.distributed.kv_events as module
 
-    yield module
-    os.environ.clear()
-    os.environ.update(before)
+    return module
 
 
 # -- what we lean on -------------------------------------------------------------------------------

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import inspect
 import json
-import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,10 +16,8 @@ import pytest
 
 from kvasir.config.model_files import resolve_model
 from kvasir.config.parsers import REASONING_PARSERS, TOOL_PARSERS
-from kvasir.config.spec import Deployment
 from kvasir.core.requests import Parsing, Sampling
 from kvasir_workers.engines.parts import Parts
-from kvasir_workers.engines.vllm.arguments import environment
 
 pytestmark = pytest.mark.slow
 
@@ -115,19 +112,6 @@ SCRIPTS = {
     "no parser, named": Script('{"city": "London"}', NAMED, calls=(LONDON,)),
     "no parser": Script("Sun, and <b>rain</b>.", Parsing(), content="Sun, and <b>rain</b>."),
 }
-
-
-@pytest.fixture(scope="module")
-def runtime() -> Iterator[Any]:
-    pytest.importorskip("vllm")
-    before = dict(os.environ)
-    deployment = Deployment()
-    os.environ.update(environment(deployment, deployment.pools[0], cpus=1, platform="cpu"))
-    from kvasir_workers.engines.vllm import runtime as module
-
-    yield module
-    os.environ.clear()
-    os.environ.update(before)
 
 
 @pytest.fixture(scope="module")

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import inspect
 import json
-import os
-from collections.abc import Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import Any
@@ -19,7 +17,7 @@ import pytest
 from kvasir.config.model_files import resolve_model
 from kvasir.config.spec import Deployment, EngineSpec, PoolSpec
 from kvasir.core.requests import Constraint, EngineRequest, Role, Sampling, Structured, token_ids
-from kvasir_workers.engines.vllm.arguments import CORE_GRAMMARS, compilers, engine_arguments, environment
+from kvasir_workers.engines.vllm.arguments import CORE_GRAMMARS, compilers, engine_arguments
 
 pytestmark = [
     pytest.mark.slow,
@@ -33,19 +31,6 @@ PERSON = {
 }
 SEVENS = {"type": "integer", "multipleOf": 7, "minimum": 10, "maximum": 99}
 PROMPT = [300, 301, 302]
-
-
-@pytest.fixture(scope="module")
-def runtime() -> Iterator[Any]:
-    pytest.importorskip("vllm")
-    before = dict(os.environ)
-    deployment = Deployment()
-    os.environ.update(environment(deployment, deployment.pools[0], cpus=1, platform="cpu"))
-    from kvasir_workers.engines.vllm import runtime as module
-
-    yield module
-    os.environ.clear()
-    os.environ.update(before)
 
 
 @dataclass
@@ -251,6 +236,30 @@ def test_a_judged_rule_is_not_judged_again_when_it_is_added(runtime: Any, core: 
     params.structured_outputs = replace(rule)
     params.structured_outputs.regex, params.structured_outputs.grammar = "(", None
     processor.process_inputs("r", runtime.prompt(request), params, supported_tasks=("generate",))
+
+
+def test_tags_leave_little_white_space_where_json_is_to_be_compact(core: Core) -> None:
+    from kvasir_workers.engines.vllm.structured import Rules, structured_params
+
+    tag = {
+        "type": "tag",
+        "begin": "<a>",
+        "content": {"type": "json_schema", "json_schema": PERSON},
+        "end": "</a>",
+    }
+    several = {"type": "tags_with_separator", "tags": [tag], "separator": "", "at_least_one": True}
+    spec = json.dumps({"type": "structural_tag", "format": several})
+    roomy = '<a>{"name":  "b", "age": 1}</a>'
+    for compact in (False, True):
+        config = replace(core.config.structured_outputs_config, disable_any_whitespace=compact)
+        rules = Rules(config, ("xgrammar",), model_config=core.config.model_config, tokenizer=core.tokenizer)
+        rule = rules.vetted(structured_params(Structured(Constraint.STRUCTURAL_TAG, spec)))
+        for text, good in ((roomy, not compact), (roomy.replace(":  ", ": "), True)):
+            manager = core.manager()
+            request = core.request(rule, list(PROMPT))
+            core.grammar(manager, request)
+            assert all(manager.accept_tokens(request, [token]) for token in core.encode(text)) is good
+            manager.clear_backend()
 
 
 def test_a_judged_rule_reaches_the_core_as_any_other(runtime: Any, core: Core) -> None:

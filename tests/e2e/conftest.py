@@ -9,8 +9,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,30 +25,33 @@ START_S = 240.0
 
 @dataclass(slots=True)
 class Stack:
-    """A deployment that answers. `home` is its KVASIR_HOME."""
+    """A deployment that answers. `home` is its KVASIR_HOME, and `headers` go with questions about itself."""
 
     process: subprocess.Popen[str]
     address: str
     home: Path
+    headers: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def url(self) -> str:
         return f"http://{self.address}"
 
+    def page(self, path: str) -> httpx.Response:
+        """One of the gateway's own pages; raises httpx.HTTPError."""
+        return httpx.get(f"{self.url}{path}", headers=self.headers, timeout=10).raise_for_status()
+
     def workers(self) -> list[dict[str, Any]]:
-        answer = httpx.get(f"{self.url}/status", timeout=10)
-        answer.raise_for_status()
-        body = answer.json()
+        body = self.page("/status").json()
         found: list[dict[str, Any]] = body["workers"] if isinstance(body, dict) else body
         return found
 
-    def metric(self, name: str) -> float:
-        """The sum of a metric's samples over its labels."""
-        text = httpx.get(f"{self.url}/metrics", timeout=10).text
+    def metric(self, name: str, **labels: str) -> float:
+        """The sum of a metric's samples with these labels."""
+        wanted = [f'{label}="{value}"' for label, value in labels.items()]
         return sum(
             float(line.rsplit(" ", 1)[1])
-            for line in text.splitlines()
-            if line.split("{")[0].split(" ")[0] == name
+            for line in self.page("/metrics").text.splitlines()
+            if line.split("{")[0].split(" ")[0] == name and all(each in line for each in wanted)
         )
 
     def processes(self) -> list[psutil.Process]:
@@ -93,7 +96,7 @@ class Stack:
 
 
 @contextlib.contextmanager
-def _start_stack(home: Path, *arguments: str) -> Iterator[Stack]:
+def _start_stack(home: Path, *arguments: str, headers: Mapping[str, str] | None = None) -> Iterator[Stack]:
     """`kvasir up` with these arguments on a free port; Ctrl-C at the end."""
     log = (home / "up.log").open("w")
     process = subprocess.Popen(
@@ -105,7 +108,7 @@ def _start_stack(home: Path, *arguments: str) -> Iterator[Stack]:
         start_new_session=True,
     )
     try:
-        yield Stack(process, _await_ready(process, home), home)
+        yield Stack(process, _await_ready(process, home), home, headers or {})
     finally:
         if process.poll() is None:
             process.send_signal(signal.SIGINT)
@@ -151,8 +154,7 @@ def invariants(request: pytest.FixtureRequest) -> Iterator[None]:
     left: list[str] = []
 
     def at_rest() -> bool:
-        status = httpx.get(f"{running.url}/status", timeout=10).json()
-        left[:] = unrest(status, httpx.get(f"{running.url}/metrics", timeout=10).text)
+        left[:] = unrest(running.page("/status").json(), running.page("/metrics").text)
         return not left
 
     try:

@@ -241,7 +241,7 @@ async def test_what_one_worker_computed_another_loads_from_redis_and_serves_on_w
     tmp_path: Path,
 ) -> None:
     with RedisServer(tmp_path) as redis:
-        tiers = TiersSpec(cpu=MEMORY, redis=RedisTierSpec(url=redis.url))
+        tiers = TiersSpec(cpu=MEMORY, redis=RedisTierSpec(url=redis.url, lookup_timeout_s=0.05))
         async with AsyncExitStack() as stack:
             writer = await stack.enter_async_context(running(deployment(tiers), "main-0", 1))
             reader = await stack.enter_async_context(running(deployment(tiers), "main-1", 2))
@@ -258,7 +258,7 @@ async def test_what_one_worker_computed_another_loads_from_redis_and_serves_on_w
             redis.freeze()
             fresh = [reader.prompt(300) for _ in range(4)]
             done = [await reader.serve(each) for each in fresh]
-            assert all(timings(each).tier_s < 1.0 for each in done)
+            assert all(timings(each).tier_s < 0.1 for each in done)
             redis.thaw()
             redis.kill()
             assert (await reader.serve(prompt)).choice().tokens == first.choice().tokens
@@ -281,7 +281,9 @@ async def test_an_idle_engine_says_by_itself_that_its_tier_is_well_again(tmp_pat
 
 
 async def test_a_killed_worker_s_successor_loads_from_its_disk(tmp_path: Path) -> None:
-    tiers = TiersSpec(cpu=MEMORY, disk=DiskTierSpec(path=str(tmp_path / "kv")))
+    # What is tried is what outlives the worker, and not whether a loaded machine keeps the deadline.
+    disk = DiskTierSpec(path=str(tmp_path / "kv"), lookup_timeout_s=1.0)
+    tiers = TiersSpec(cpu=MEMORY, disk=disk)
     others = set(psutil.Process().children(recursive=True))
     async with running(deployment(tiers)) as worker:
         prompt = worker.prompt(1400)

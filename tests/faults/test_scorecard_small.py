@@ -8,7 +8,18 @@ from pathlib import Path
 import pytest
 from load_tests.report import Row
 from load_tests.scenarios import scorecard
-from load_tests.scenarios.scorecard_rows import row01, row02, row03, row04, row05, row08, row09, tier_faults
+from load_tests.scenarios.scorecard_rows import (
+    fair_shares,
+    row01,
+    row02,
+    row03,
+    row04,
+    row05,
+    row08,
+    row09,
+    row10,
+    tier_faults,
+)
 from load_tests.scenarios.scorecard_rows.common import Figure, Trial
 
 from kvasir_platform.sim.lab import netns
@@ -60,6 +71,19 @@ async def test_what_was_tampered_with_in_a_tier_is_a_miss(tmp_path: Path) -> Non
     if find_redis() is None:
         pytest.skip("redis-server is not installed")
     assert_met(await row09.measure(Trial(tmp_path, 18, quiet=True), row09.Size(rounds=1, words=120)))
+
+
+@pytest.mark.slow
+async def test_what_is_too_much_is_refused_and_the_rest_is_served(tmp_path: Path) -> None:
+    size = row10.Size(capacity_asks=60, window_s=4.0, near=(1.0,), above=(5.0,), shares=None)
+    assert_met(await row10.measure(Trial(tmp_path, 19, quiet=True), size))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+async def test_a_greedy_tenant_is_refused_and_the_other_one_is_not(tmp_path: Path) -> None:
+    size = fair_shares.Size(prefill=4, decode=1, slower=4.0, long_tokens=20_000, long_prompts=2, window_s=6.0)
+    assert_met(await fair_shares.measure(Trial(tmp_path, 20, quiet=True), size))
 
 
 @pytest.mark.slow

@@ -8,8 +8,9 @@ from collections.abc import Callable
 from typing import Any, cast
 
 from kvasir.core.errors import CapacityError, KvasirError
-from kvasir_platform.gateway.connection import Connection, HttpLimits
+from kvasir_platform.gateway.connection import Connection
 from kvasir_platform.gateway.http import Exchange, HttpRequest, Wire
+from kvasir_platform.gateway.http_limits import HttpLimits
 from kvasir_platform.gateway.listener import Listener
 
 

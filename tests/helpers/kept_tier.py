@@ -41,6 +41,10 @@ class KeptTier:
     def tend(self) -> Change:
         return Change()
 
+    @property
+    def tending(self) -> bool:
+        return False
+
     def held(self) -> Iterable[Block]:
         return tuple(self.kept.values())
 

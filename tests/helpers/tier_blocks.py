@@ -56,7 +56,7 @@ def tend_until(tier: KvTier, condition: Callable[[], bool]) -> Change:
         change = tier.tend()
         stored += change.stored
         removed += change.removed
-        if condition() and change == Change():
+        if condition() and change == Change() and not tier.tending:
             return Change(tuple(stored), tuple(removed))
         assert time.monotonic() < deadline, tier.load()
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from load_tests.scenarios import scorecard
-from load_tests.scenarios.scorecard_rows import row17, row18, row22
+from load_tests.scenarios.scorecard_rows import row17, row18, row21, row22
 from load_tests.scenarios.scorecard_rows.common import Figure, Trial
 
 
@@ -27,6 +27,17 @@ async def test_dawdlers_and_bombs_are_cut_and_others_are_served(tmp_path: Path) 
 @pytest.mark.slow
 async def test_malformed_requests_desynchronize_nobody(tmp_path: Path) -> None:
     assert_met(await row18.measure(Trial(tmp_path, 22, quiet=True), row18.Size(victims=1, rounds=1)))
+
+
+@pytest.mark.slow
+async def test_no_url_of_anybodys_is_fetched(tmp_path: Path) -> None:
+    assert_met(await row21.measure(Trial(tmp_path, 24, quiet=True), row21.Size(real=False, linger_s=0.3)))
+
+
+@pytest.mark.slow
+async def test_no_engine_fetches_what_a_schema_refers_to(tmp_path: Path) -> None:
+    pytest.importorskip("vllm")
+    assert_met(await row21.measure(Trial(tmp_path, 25, quiet=True), row21.Size(linger_s=0.3)))
 
 
 @pytest.mark.slow

@@ -21,12 +21,14 @@ from tests.helpers.http_edge import Edge, serving
 from kvasir.config.spec import GatewaySpec
 from kvasir.core.errors import ConfigError
 from kvasir_platform.control.certificates import Authority
+from kvasir_platform.edge_link.address import shared
 
 NAME = "api.example.com"
 PATIENCE_S = 10.0
 BODY = b'{"model":"kvasir-tiny","messages":[{"role":"user","content":"hi"}]}'
 STREAM = BODY[:-1] + b',"stream":true}'
 DAY_S = 86_400.0
+SERIES = "kvasir_gateway_certificate_expiry_timestamp_seconds"
 OURS = Authority.make("ours", time.time() - DAY_S, time.time() + DAY_S)
 THEIRS = Authority.make("theirs", time.time() - DAY_S, time.time() + DAY_S)
 
@@ -179,6 +181,38 @@ async def test_a_changed_certificate_is_taken_up_and_no_stream_ends(tmp_path: Pa
         assert b"still here" in (await read_answer(reader)).body
 
 
+async def test_the_metrics_say_when_the_shown_certificate_expires(tmp_path: Path) -> None:
+    async with secure(tmp_path) as server:
+        first = expiry(server[0])
+        assert 3500.0 < first - time.time() <= 3600.0
+        server[1].issue(ends_s=7200.0)
+        while expiry(server[0]) == first:
+            async with connected(server):
+                await asyncio.sleep(0.05)
+        assert 7100.0 < expiry(server[0]) - time.time() <= 7200.0
+    async with serving(GatewaySpec(port=0, drain_timeout_s=0.0)) as plain:
+        assert SERIES.encode() not in plain.metrics.render()
+
+
+def expiry(edge: Edge) -> float:
+    """When the certificate expires, in seconds since the epoch."""
+    (line,) = [line for line in edge.metrics.render().decode().splitlines() if line.startswith(SERIES)]
+    return float(line.split()[1])
+
+
+async def test_a_socket_that_others_share_is_listened_on(tmp_path: Path) -> None:
+    files = Certificates(tmp_path)
+    spec = GatewaySpec.model_validate(
+        {"port": 0, "drain_timeout_s": 0.0, "tls": {"cert_file": str(files.own), "key_file": str(files.own)}}
+    )
+    async with (
+        serving(spec, listen=shared("127.0.0.1", 0)) as edge,
+        connected((edge, files)) as (reader, writer),
+    ):
+        writer.write(canary("shared"))
+        assert (await read_answer(reader)).request_id == "shared"
+
+
 SPOILT: dict[str, Callable[[Certificates], None]] = {
     "half a file": lambda files: files.swap(files.own.read_bytes()[:200]),
     "expired": lambda files: files.issue(-7200.0, -3600.0),
@@ -260,6 +294,15 @@ async def test_with_an_authority_for_clients_only_its_own_may_connect(
                 assert welcome
         except (ssl.SSLError, ConnectionError, EOFError):
             assert not welcome
+
+
+async def test_a_bad_operators_certificate_stops_the_start_with_the_reason(tmp_path: Path) -> None:
+    operator = tmp_path / "operator.pem"
+    operator.write_text("nothing")
+    tls = {"client_ca_file": str(tmp_path / "clients.pem"), "operator_cert_file": str(operator)}
+    with pytest.raises(ConfigError, match=r"operator\.pem holds no whole PEM certificate"):
+        async with secure(tmp_path, tls):
+            pass
 
 
 async def test_a_certificate_that_cannot_serve_stops_the_start_with_the_reason(tmp_path: Path) -> None:

@@ -152,6 +152,48 @@ def test_goodput_stays_at_its_peak_under_five_times_the_load_and_the_excess_is_r
     assert all(1.0 <= error.retry_after_s <= 60.0 for error in refused)
 
 
+SLOW_STEP_S = 0.03
+
+
+def slow(mode: str) -> Deployment:
+    """Engines that compute a twentieth of what is believed of them before anything is measured."""
+    engine = {
+        "kind": "sim",
+        "block_size": 32,
+        "max_num_batched_tokens": 112,
+        "sim": {
+            "prefill_tokens_per_s": 1000.0,
+            "decode_step_s": SLOW_STEP_S,
+            "decode_step_per_seq_s": 0.0,
+        },
+    }
+    roles = {"never": [("both", 2)], "always": [("prefill", 2), ("decode", 1)]}[mode]
+    pools = [{"name": role, "role": role, "replicas": number, "engine": engine} for role, number in roles]
+    slo = [{"name": SLO.name, "ttft_s": SLO.ttft_s, "itl_s": 0.3}]
+    return Deployment.model_validate({"disaggregation": mode, "pools": pools, "slo": slo})
+
+
+def alike(rate: float, seconds: float, tokens: int, output: int) -> Iterable[tuple[float, Request]]:
+    """Prompts of one length, whose time tells nobody which part of it is fixed."""
+    rng, at_s = Random(1), 0.0
+    sampling = Sampling(max_tokens=output, temperature=0.0, ignore_eos=True)
+    while (at_s := at_s + rng.expovariate(rate)) < seconds:
+        prompt = token_ids(rng.randrange(100, 4000) for _ in range(tokens))
+        yield at_s, Request("", "", prompt, sampling, tenant="default", slo=SloClass("default", 1.0, 0.3))
+
+
+@pytest.mark.parametrize("mode", ["never", "always"])
+def test_goodput_stays_with_prompts_of_one_length_on_engines_slower_than_is_believed(mode: str) -> None:
+    peak = max(played(slow(mode), alike(rate, 20.0, 100, 8)).good() for rate in (13.0, 16.0))
+    assert played(slow(mode), alike(67.0, 20.0, 100, 8)).good() >= 0.9 * peak
+
+
+def test_short_prompts_are_computed_many_in_a_step() -> None:
+    rate = 4.0 * 2 / SLOW_STEP_S
+    crowd = played(slow("never"), alike(rate, 10.0, 4, 1))
+    assert crowd.good() >= 0.99 * crowd.sent, "one in a step would be a quarter of them"
+
+
 def test_a_greedy_tenant_does_not_slow_another_down() -> None:
     spec = deployment(8, 2, tenancy={"tenants": [{"name": "victim"}, {"name": "greedy"}]})
     mine = TrafficShape(

@@ -93,16 +93,18 @@ async def _hour(seed: int, replicas: int) -> Summary:
 
 @pytest.mark.timeout(120)
 def test_an_hour_of_poisson_traffic_passes_in_seconds() -> None:
-    started = time.perf_counter()
+    # Processor time, which does not depend on what else the machine does.
+    started = time.process_time()
     summary = run_virtual(_hour(seed=1, replicas=2))
-    wall_s = time.perf_counter() - started
-    speed_up = summary.virtual_s / wall_s
-    log.info("%s in %.1f s: %.0f times as fast", summary, wall_s, speed_up)
+    cpu_s = time.process_time() - started
+    speed_up = summary.virtual_s / cpu_s
+    log.info("%s in %.1f CPU s: %.0f times as fast", summary, cpu_s, speed_up)
     assert summary.requests > 3400
     assert summary.virtual_s > 3590
     assert summary.tokens > 40 * summary.requests
     # The common prefixes are found again, and only the rest is computed or moved.
     assert summary.cached_tokens > 128 * summary.requests
+    assert speed_up > 60
 
 
 @pytest.mark.timeout(120)
@@ -129,12 +131,13 @@ def test_an_hour_of_poisson_traffic_through_the_router_ends_with_every_stream_wh
             assert (load.running, load.waiting, load.kv_usage, load.kv_blocks_leased) == (0, 0, 0.0, 0)
             assert (worker.host.live_requests, worker.host.held_leases) == (0, 0)
 
-    started = time.perf_counter()
+    started = time.process_time()
     cluster = simulate(small_deployment(), story, seed=2)
-    wall_s = time.perf_counter() - started
+    cpu_s = time.process_time() - started
     virtual_s = max(summary.finished_s for summary in cluster.summaries)
-    log.info("%d requests in %.1f s: %.0f times as fast", len(streams), wall_s, virtual_s / wall_s)
+    log.info("%d requests in %.1f CPU s: %.0f times as fast", len(streams), cpu_s, virtual_s / cpu_s)
     assert len(streams) == len(cluster.summaries) > 850
     assert virtual_s > 3590
     # The router sends a common prefix back to where it is, and foresees what the engines find.
     assert sum(summary.usage.cached_tokens for summary in cluster.summaries) > 100 * len(streams)
+    assert virtual_s / cpu_s > 60

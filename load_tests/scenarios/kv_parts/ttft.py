@@ -43,7 +43,7 @@ async def measure(*, quick: bool, say: Say) -> list[Row]:
         with RedisServer(Path(folder)) as server:
             # What is measured is the fetch, and not whether a loaded machine keeps the deadline.
             redis = RedisTierSpec(url=server.url, lookup_timeout_s=1.0, timeout_s=5.0)
-            disk = DiskTierSpec(path=str(Path(folder) / "disk"))
+            disk = DiskTierSpec(path=str(Path(folder) / "disk"), lookup_timeout_s=1.0)
             # Each reader has prompts of its own: what it has read once is in its device's cache.
             kept = {name: _each_length(prompts, repeats) for name in ("Redis", "disk")}
             await _write(TiersSpec(cpu=MEMORY, redis=redis, disk=disk), list(kept.values()), say)

@@ -6,13 +6,13 @@ import asyncio
 import sys
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import Random
 from typing import Any, Literal
 
 from kvasir.clock import MonotonicClock
-from kvasir.config.spec import Deployment, EngineSpec, PoolSpec, SimSpec
+from kvasir.config.spec import Deployment, EngineSpec, PoolSpec, SimSpec, SloSpec
 from kvasir.core.requests import Role
 from kvasir_platform.sim.lab import gateway
 from kvasir_platform.sim.lab.fleet import Fleet, LabWorker, Layout
@@ -22,6 +22,8 @@ from kvasir_platform.sim.lab.stream import Ask, Outcome, Stream, open_stream
 
 STREAM_S = 120.0
 """No stream of a trial may take longer."""
+PATIENT = (SloSpec(name="default", ttft_s=30.0, itl_s=1.0),)
+"""So that faults are tried, and not whether a loaded machine is in time: refusals have rows of their own."""
 
 
 class NotProven(AssertionError):
@@ -72,24 +74,26 @@ def split(prefill: EngineSpec | None = None, decode: EngineSpec | None = None, *
         PoolSpec(name="prefill", role=Role.PREFILL, engine=prefill or engine()),
         PoolSpec(name="decode", role=Role.DECODE, engine=decode or engine()),
     )
-    return Deployment(name="scorecard", pools=pools, **fields)
+    return Deployment(**{"name": "scorecard", "pools": pools, "slo": PATIENT, **fields})
 
 
 def whole(spec: EngineSpec | None = None, **fields: Any) -> Deployment:
     """One pool that does both."""
     pools = (PoolSpec(name="both", role=Role.BOTH, engine=spec or engine()),)
-    return Deployment(name="scorecard", disaggregation="never", pools=pools, **fields)
+    usual = {"name": "scorecard", "disaggregation": "never", "pools": pools, "slo": PATIENT}
+    return Deployment(**{**usual, **fields})
 
 
 @asynccontextmanager
 async def exercise(
-    trial: Trial, deployment: Deployment, layout: Layout, rest_s: float = 15.0
+    trial: Trial, deployment: Deployment, layout: Layout, rest_s: float = 15.0, key: str = ""
 ) -> AsyncIterator[Fleet]:
-    """A fleet for the trial; afterwards all invariants are checked. Raises Violated."""
-    async with Fleet(trial.folder, deployment, layout, clock=trial.clock, seed=trial.seed) as fleet:
+    """A fleet for the trial; afterwards all invariants are checked. Raises Violated. `key` as of Fleet."""
+    async with Fleet(trial.folder, deployment, layout, clock=trial.clock, seed=trial.seed, key=key) as fleet:
         trial.say(f"{len(fleet.pids())} processes are up")
         # First connections and first requests open what stays open.
-        warm = asks(trial.rng(99), 8, 2)
+        headers = (f"Authorization: Bearer {key}",) if key else ()
+        warm = (replace(ask, headers=headers) for ask in asks(trial.rng(99), 8, 2))
         for router in fleet.routers:
             await finished([await open_stream(router.address, next(warm), trial.clock) for _ in range(32)])
         before = Descriptors(fleet)

@@ -26,7 +26,7 @@ from kvasir.core.requests import Role
 from kvasir_platform.sim.lab import gateway
 from kvasir_platform.sim.lab.invariants import unrest
 from kvasir_platform.sim.lab.processes import LabProcess, Processes
-from load_tests.scenarios.scorecard_rows.common import Figure, NotProven
+from load_tests.scenarios.scorecard_rows.common import PATIENT, Figure, NotProven
 
 WORDS = ("the", "king", "came", "to", "his", "people", "and", "said", "all", "of", "night", "great", "water")
 REST_S = 20.0
@@ -67,10 +67,10 @@ class Heard:
 class Client:
     """OpenAI's own client; it does not try again by itself."""
 
-    def __init__(self, address: str, clock: MonotonicClock) -> None:
+    def __init__(self, address: str, clock: MonotonicClock, key: str = "") -> None:
         self._clock = clock
         self._client = openai.AsyncOpenAI(
-            base_url=f"http://{address}/v1", api_key="none", max_retries=0, timeout=90
+            base_url=f"http://{address}/v1", api_key=key or "none", max_retries=0, timeout=90
         )
 
     async def stream(self, heard: Heard, prompt: str, salt: str = "", **options: Any) -> None:
@@ -106,12 +106,14 @@ class Client:
 
 @dataclass
 class Stage:
-    """A router's gateway at `address`, its workers by the addresses where it knows them, and a client."""
+    """A router's gateway at `address`, its workers by the addresses where it knows them, and a client. `key`
+    is an operator's, where the gateway asks for keys."""
 
     address: str
     workers: dict[str, LabProcess]
     client: Client
     clock: MonotonicClock
+    key: str = ""
 
     def begin(self, work: Sequence[dict[str, Any]]) -> tuple[list[Heard], asyncio.Future[list[None]]]:
         """Send all of `work` at once; the future ends with the last stream, or with the first error."""
@@ -130,14 +132,14 @@ class Stage:
 
     async def moved(self) -> float:
         """Requests that have gone on after the loss of their worker."""
-        return gateway.metric(await gateway.metrics(self.address), "kvasir_migrations_total")
+        return gateway.metric(await gateway.metrics(self.address, self.key), "kvasir_migrations_total")
 
     async def kill_the_busiest(self, pool: str) -> None:
         """SIGKILL of the worker of a pool on which most requests run, of which there is at least one."""
         found: list[dict[str, Any]] = []
 
         async def busy() -> bool:
-            views = (await gateway.workers(self.address)).values()
+            views = (await gateway.workers(self.address, self.key)).values()
             alive = (view for view in views if view["pool"] == pool and self.workers[view["address"]].alive)
             found[:] = sorted(alive, key=lambda view: int(view["in_flight"]))[-1:]
             return bool(found[0]["in_flight"])
@@ -149,7 +151,7 @@ class Stage:
 
     async def ready(self) -> bool:
         """Whether the router has a session with every worker."""
-        views = await gateway.workers(self.address)
+        views = await gateway.workers(self.address, self.key)
         return all(views[address]["state"] == "ready" for address in self.workers)
 
     async def one(self, prompt: str, tokens: int, salt: str = "") -> Heard:
@@ -160,7 +162,7 @@ class Stage:
 
     async def loads(self, pool: str) -> list[dict[str, Any]]:
         """What the workers of a pool last said of themselves."""
-        views = (await gateway.workers(self.address)).values()
+        views = (await gateway.workers(self.address, self.key)).values()
         return [view["load"] or {} for view in views if view["pool"] == pool]
 
     def worker(self, pool: str) -> LabProcess:
@@ -171,7 +173,8 @@ class Stage:
         """Seconds until nothing is accounted for, runs or is pinned any more. Raises TimeoutError."""
 
         async def resting() -> bool:
-            return not unrest(await gateway.status(self.address), await gateway.metrics(self.address))
+            page = await gateway.status(self.address, self.key)
+            return not unrest(page, await gateway.metrics(self.address, self.key))
 
         return await gateway.until(resting, REST_S, "rest", self.clock)
 
@@ -191,6 +194,7 @@ def apart(**fields: Any) -> Deployment:
             PoolSpec(name="decode", role=Role.DECODE, engine=engine()),
         ),
         gateway=GatewaySpec(port=0),
+        slo=PATIENT,
         **fields,
     )
 
@@ -202,6 +206,7 @@ def together(spec: EngineSpec | None = None, **fields: Any) -> Deployment:
         disaggregation="never",
         pools=(PoolSpec(name="both", role=Role.BOTH, engine=spec or engine()),),
         gateway=GatewaySpec(port=0),
+        slo=PATIENT,
         **fields,
     )
 
@@ -213,9 +218,12 @@ async def stage(
     pools: Sequence[str] = ("prefill", "prefill", "decode", "decode"),
     env: Mapping[str, str] | None = None,
     programs: Mapping[str, str] | None = None,
+    *,
+    key: str = "",
 ) -> AsyncIterator[Stage]:
     """The processes, until the end of the context: a worker for each of `pools`. `env` is added to their
-    environment; `programs` names the module that runs a pool's workers where it is not the usual one."""
+    environment; `programs` names the module that runs a pool's workers where it is not the usual one; `key`
+    as of Stage."""
     deployment = deployment or apart()
     programs = programs or {}
     processes, clock = Processes(folder, {**os.environ, **(env or {})}), MonotonicClock()
@@ -236,7 +244,7 @@ async def stage(
         started = await asyncio.gather(*(start("worker_node", unused, "serving", pool) for pool in pools))
         endpoints = [f"{pool}={address}" for pool, (address, _) in zip(pools, started, strict=True)]
         address, _ = await start("router_app", endpoints, "listening")
-        made = Stage(address, dict(started), Client(address, clock), clock)
+        made = Stage(address, dict(started), Client(address, clock, key), clock, key)
         try:
             await gateway.until(made.ready, REST_S, "all workers ready", clock)
             yield made
@@ -308,6 +316,8 @@ async def _survived(
     expected: Callable[[], Awaitable[list[Heard]]],
 ) -> Survived:
     await stage.kill_the_busiest(pool)
+    if any(each.finish is not None for each in heard):
+        raise NotProven("streams had ended before the fault")
     await ended
     moved = int(await stage.moved() - before)
     if not moved:

@@ -35,7 +35,7 @@ Earlier = Iterator[tuple[str, Heard]]
 @dataclass(frozen=True, slots=True)
 class Size:
     """`requests` prompts of `words` words, one every `every_s`, while nothing is wrong, and as many under
-    each fault, from before it begins. `tiers` are tried, each by itself; `lookup_timeout_s` is Redis's."""
+    each fault, from before it begins. `tiers` are tried, each by itself; `lookup_timeout_s` is theirs."""
 
     tiers: tuple[str, ...] = ("Redis", "disk")
     requests: int = 100

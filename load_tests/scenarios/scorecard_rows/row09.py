@@ -138,8 +138,8 @@ async def measure(trial: Trial, size: Size = Size()) -> list[Figure]:
     with RedisServer(trial.folder) as server:
         tiers = TiersSpec(
             cpu=CpuTierSpec(bytes=64 << 20),
-            disk=DiskTierSpec(path=str(disk), timeout_s=10.0),
             # What is tried is what lies there, and not whether a loaded machine keeps the deadline.
+            disk=DiskTierSpec(path=str(disk), lookup_timeout_s=1.0, timeout_s=10.0),
             redis=RedisTierSpec(url=server.url, lookup_timeout_s=1.0, timeout_s=10.0),
         )
         stores = Stores(disk, server)
@@ -151,7 +151,7 @@ async def measure(trial: Trial, size: Size = Size()) -> list[Figure]:
             if not changed:
                 raise NotProven("nothing was tampered with")
             trial.say(f"{changed} blobs were tampered with; the worker that reads is starting")
-            return await _read(trial, tiers, cases, changed)
+            return await _read(trial, tiers, stores, cases, changed)
         finally:
             stores.close()
 
@@ -192,13 +192,16 @@ async def _kept(
     return found
 
 
-async def _read(trial: Trial, tiers: TiersSpec, cases: list[Case], changed: int) -> list[Figure]:
+async def _read(
+    trial: Trial, tiers: TiersSpec, stores: Stores, cases: list[Case], changed: int
+) -> list[Figure]:
     """The same prompts from a worker that has computed none of them."""
     folder = trial.folder / "reader"
     folder.mkdir()
     wrong, believed = [], []
     async with real_engines.stage(folder, real_engines.together(tiers=tiers), ("both",)) as stage:
         await stage.one("the king", TOKENS)
+        await _taken_over(stage, stores)
         for case in cases:
             heard = await stage.one(case.text, TOKENS)
             name = f"{case.how} in {case.where}"
@@ -223,6 +226,18 @@ async def _read(trial: Trial, tiers: TiersSpec, cases: list[Case], changed: int)
         Figure("tampered prompts, less what the tiers counted as corrupt", uncounted, "prompts", "lower", 0.0,
                note),
     ]  # fmt: skip
+
+
+async def _taken_over(stage: Stage, stores: Stores) -> None:
+    """Until the worker has found all files that it did not delete: before that they are misses of another
+    kind."""
+
+    async def all_found() -> bool:
+        (load,) = await stage.loads("both")
+        held = [tier["blocks"] for tier in load["tiers"] if tier["medium"] == Medium.DISK]
+        return held == [len(stores.files())]
+
+    await gateway.until(all_found, WAIT_S, "the disk's blocks are found", stage.clock, 0.05)
 
 
 async def _uncounted(stage: Stage, where: str, prompts: int) -> int:

@@ -102,12 +102,8 @@ async def _window(
     for stream in streams:
         stream.disconnect()
     outcomes = await load.stop()
-    gaps = [
-        after - first
-        for outcome in outcomes
-        for first, after in zip(outcome.times_s, outcome.times_s[1:], strict=False)
-        if start <= first < start + size.window_s
-    ]
+    end = start + size.window_s
+    gaps = [gap for outcome in outcomes for gap in outcome.gaps_s(start, end)]
     return outcomes, quantile(gaps, 0.99), (peak - before) / size.slow
 
 

@@ -121,12 +121,8 @@ async def _window(
         cuts = dict(zip((attack.name for attack in ATTACKS), worst, strict=True))
     await trial.clock.sleep(max(0.0, start + size.window_s - trial.clock.now()))
     outcomes = await load.stop()
-    gaps = [
-        after - first
-        for outcome in outcomes
-        for first, after in zip(outcome.times_s, outcome.times_s[1:], strict=False)
-        if start <= first < start + size.window_s
-    ]
+    end = start + size.window_s
+    gaps = [gap for outcome in outcomes for gap in outcome.gaps_s(start, end)]
     return outcomes, cuts, quantile(gaps, 0.99)
 
 

@@ -104,7 +104,7 @@ async def disk(trial: Trial, lookup_timeout_s: float) -> AsyncIterator[Tier]:
             Fault("read-only", _blocking(small.forbid_writes), _blocking(small.allow_writes),
                   "mount it writable", read=True),
         )  # fmt: skip
-        spec = DiskTierSpec(path=str(path), bytes=2 * DISK_BYTES)
+        spec = DiskTierSpec(path=str(path), bytes=2 * DISK_BYTES, lookup_timeout_s=lookup_timeout_s)
         tiers = TiersSpec(cpu=MEMORY, disk=spec)
         yield Tier("disk", "disk", "the disk tier at", tiers, faults)
 

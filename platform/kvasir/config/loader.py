@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import difflib
 import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,8 @@ from kvasir.config.yaml_document import (
     shorten,
 )
 
+_CREDENTIALS = re.compile(r'(://)[^\s"]*@')
+"""What stands before the host of a URL. Such URLs are refused, and what is refused is shown."""
 _SCHEMA_ID = "https://json-schema.org/draft/2020-12/schema"
 
 
@@ -253,5 +256,5 @@ def _show(value: object) -> str:
         return "a mapping"
     if isinstance(value, list):
         return f"a list of {len(value)}" if value else "an empty list"
-    text = shorten(json.dumps(value, ensure_ascii=False))
+    text = shorten(_CREDENTIALS.sub(r"\1…@", json.dumps(value, ensure_ascii=False)))
     return f"{text} (text)" if isinstance(value, str) else text

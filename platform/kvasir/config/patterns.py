@@ -14,7 +14,10 @@ from dataclasses import dataclass, field, replace
 from enum import IntEnum
 
 MAX_STATES = 20_000
-"""Of all patterns of one filter together: what bounds the time of a step and the memory of an automaton."""
+"""Of all patterns of one filter together: what bounds the memory of an automaton."""
+MAX_REPEATED_STATES = 2_000
+"""Of the counted repeats of one pattern, which are written out. A match may have come to all of these at the
+same time, so that they bound the time of a step."""
 _MAX_NESTING = 50
 
 _REPEAT = re.compile(r"\{(?:(\d+)(,)?(\d*)|(,)(\d*))\}")
@@ -301,8 +304,12 @@ class _Builder:
     states: list[State] = field(default_factory=lambda: [State()])
     accept: int = 0
     _tests: dict[str, re.Pattern[str]] = field(default_factory=dict)
+    _repeats: int = 0
+    """How many counted repeats the state that is made lies in."""
+    _repeated_states: int = 0
 
     def add(self, node: _Node) -> int:
+        self._repeated_states = 0
         return self._enter(node, self.accept)
 
     def state(self, state: State) -> int:
@@ -311,6 +318,13 @@ class _Builder:
                 f"the patterns up to this one need more than {MAX_STATES} states; shorten its repeats, or "
                 "give it a filter of its own"
             )
+        if self._repeats:
+            self._repeated_states += 1
+            if self._repeated_states > MAX_REPEATED_STATES:
+                raise PatternError(
+                    f"its counted repeats need more than {MAX_REPEATED_STATES} states; use *, + or smaller "
+                    "counts"
+                )
         self.states.append(state)
         return len(self.states) - 1
 
@@ -341,10 +355,13 @@ class _Builder:
             again = self.state(State())
             self.states[again] = State((self._enter(item, again), onward))
             onward = again
-        else:
+        counted = least > 1 or (most or 0) > 1
+        self._repeats += counted
+        if most is not None:
             after = onward
             for _ in range(most - least):
                 onward = self.state(State((self._enter(item, onward), after)))
         for _ in range(least):
             onward = self._enter(item, onward)
+        self._repeats -= counted
         return onward

@@ -123,7 +123,8 @@ class EngineSpec(Spec):
     structured_outputs: Literal["auto", "xgrammar", "guidance"] = "auto"
     """What compiles schemas and grammars; `auto` takes for each request one that knows all it asks for."""
     compact_json: bool = False
-    """Leave models no white space between the parts of JSON; small ones may never stop to write it."""
+    """Leave models no white space between the parts of JSON, in tool calls one character at most; small ones
+    may never stop to write it."""
     sim: SimSpec = SimSpec()
 
 

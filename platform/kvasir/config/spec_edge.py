@@ -10,6 +10,7 @@ from pydantic import Field, field_validator, model_validator
 
 from kvasir.config.spec_base import Spec, is_loopback
 from kvasir.config.spec_discovery import KubernetesDiscoverySpec
+from kvasir.core.membership import is_worker_address
 
 _COLLECTOR = re.compile(
     r"(?:https?://)?(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9](?:[-A-Za-z0-9._]*[A-Za-z0-9])?):(\d{1,5})"
@@ -26,6 +27,9 @@ class EdgeTlsSpec(Spec):
     """PEM private key of that certificate, without a passphrase. It may be the same file."""
     client_ca_file: str | None = None
     """PEM certificates of authorities. With it, only clients that one of them has certified may connect."""
+    operator_cert_file: str | None = None
+    """PEM certificate of a client, and its private key, by which `kvasir` on this machine connects where
+    client_ca_file is set. Unset: `kvasir up` makes one for its run, which its gateway accepts too."""
     minimum: Literal["1.2", "1.3"] = "1.2"
     """The oldest version of TLS that is spoken."""
     handshake_timeout_s: float = Field(default=8.0, gt=0, le=60)
@@ -37,6 +41,8 @@ class EdgeTlsSpec(Spec):
             raise ValueError("cert_file and key_file belong together: name both, or neither for plain HTTP")
         if self.client_ca_file is not None and self.cert_file is None:
             raise ValueError("client_ca_file needs HTTPS: name cert_file and key_file too")
+        if self.operator_cert_file is not None and self.client_ca_file is None:
+            raise ValueError("operator_cert_file is for gateways that ask for one: name client_ca_file too")
         return self
 
 
@@ -85,6 +91,10 @@ class GatewaySpec(Spec):
     lines that name none."""
     api_keys_env: str | None = Field(default=None, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")
     """Environment variable of the router that holds such lines, ended by line ends or commas."""
+    edges: int | None = Field(default=None, ge=0, le=64)
+    """How many processes of the router speak HTTP, beside the one that routes. 0: that one does it itself.
+    Unset: 0 on fewer than four usable CPUs, else one less than there are, at most 8. Bounds on connections
+    and bodies are each process's own."""
     tls: EdgeTlsSpec = EdgeTlsSpec()
     cors: CorsSpec = CorsSpec()
     max_body_bytes: int = Field(default=8 << 20, ge=1024)
@@ -175,7 +185,6 @@ class DiscoverySpec(Spec):
             raise ValueError("static discovery needs endpoints, each `pool=host:port`")
         for endpoint in self.endpoints:
             pool, eq, address = endpoint.partition("=")
-            host, colon, port = address.rpartition(":")
-            if not (pool and eq and host and colon and port.isdigit()):
+            if not (pool and eq and is_worker_address(address)):
                 raise ValueError(f"endpoint {endpoint!r} is not `pool=host:port`")
         return self

@@ -121,8 +121,3 @@ class TenancySpec(Spec):
                             "there; correct the name or remove it"
                         )
         return None
-
-
-def priority_class(priority: int) -> int:
-    """The number of the class that a request's priority lies in."""
-    return priority // PRIORITY_SPAN

@@ -27,8 +27,15 @@ class DiskTierSpec(Spec):
     subfolders for itself."""
     bytes: int = Field(default=10 << 30, ge=1 << 20, le=1 << 50)
     """Disk space of each engine."""
+    lookup_timeout_s: float = Field(default=0.008, gt=0, le=10)
+    """A question whether blocks are there that waits longer for reads and writes before it is a miss."""
     timeout_s: float = Field(default=1.0, gt=0, le=60)
     """A read that takes longer is a miss."""
+
+    @model_validator(mode="after")
+    def _looked_up_before_read(self) -> Self:
+        _check_order(self.lookup_timeout_s, self.timeout_s)
+        return self
 
 
 class RedisTierSpec(RedisServerSpec):
@@ -50,10 +57,7 @@ class RedisTierSpec(RedisServerSpec):
 
     @model_validator(mode="after")
     def _looked_up_before_read(self) -> Self:
-        if self.lookup_timeout_s > self.timeout_s:
-            raise ValueError(
-                f"lookup_timeout_s {self.lookup_timeout_s:g} exceeds timeout_s {self.timeout_s:g}; lower it"
-            )
+        _check_order(self.lookup_timeout_s, self.timeout_s)
         return self
 
 
@@ -79,3 +83,8 @@ class TiersSpec(Spec):
     def memory(self) -> CpuTierSpec:
         """The memory that lower tiers pass through: the CPU tier, or one of default size."""
         return self.cpu or CpuTierSpec()
+
+
+def _check_order(lookup_timeout_s: float, timeout_s: float) -> None:
+    if lookup_timeout_s > timeout_s:
+        raise ValueError(f"lookup_timeout_s {lookup_timeout_s:g} exceeds timeout_s {timeout_s:g}; lower it")

@@ -7,7 +7,9 @@ goes stale by itself.
 
 from __future__ import annotations
 
+import ipaddress
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -16,6 +18,23 @@ from kvasir.core.errors import ProtocolError
 NAMESPACE = b"kvasir"
 BEAT_S = 1.0
 STALE_S = 6.0
+_ADDRESS = re.compile(r"([A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?|\[[0-9A-Fa-f:.]+\]):(\d{1,5})")
+_SCHEMES = frozenset(("dns", "fd", "ipv4", "ipv6", "passthrough", "unix", "unix-abstract", "vsock", "xds"))
+"""What gRPC takes for the beginning of something else than a host and a port."""
+
+
+def is_worker_address(text: str) -> bool:
+    """Whether `text` is `host:port` and nothing that whoever dials it reads otherwise; and no address of a
+    link, where clouds serve credentials, or of a group."""
+    parts = _ADDRESS.fullmatch(text)
+    if parts is None or not 0 < int(parts[2]) < 65536 or parts[1].lower() in _SCHEMES:
+        return False
+    try:
+        address = ipaddress.ip_address(parts[1].strip("[]"))
+    except ValueError:
+        # What has only digits is an address to some who dial; what is in brackets is nothing else.
+        return not parts[1].startswith("[") and not parts[1].rpartition(".")[2].isdigit()
+    return not (address.is_link_local or address.is_multicast)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,9 +84,11 @@ class MemberRecord:
         """Raises ProtocolError on anything but a record."""
         try:
             data = json.loads(raw)
+            if not is_worker_address(address := str(data["address"])):
+                raise ValueError("its address is not host:port")
             return cls(
                 worker_id=str(data["worker_id"]),
-                address=str(data["address"]),
+                address=address,
                 pool=str(data["pool"]),
                 pid=int(data["pid"]),
                 beat=int(data["beat"]),

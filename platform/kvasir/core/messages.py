@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from kvasir.core.identity import PROTOCOL_VERSION, WorkerIdentity
 from kvasir.core.requests import EngineRequest, StepBatch
+from kvasir.core.values import value
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +43,7 @@ class Welcome:
     identity: WorkerIdentity
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Submit:
     """Start these legs. One message carries all that were admitted in one tick."""
 
@@ -95,7 +96,7 @@ RouterMessage = Submit | Abort | ReleaseLeases | Goodbye | SetDraining
 WorkerMessage = StepBatch | Draining | Serving
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class RouterFrame:
     """Router to worker. `seq` counts payloads from 1; a frame without payload only acknowledges
     and repeats the last seq. `ack` is the last worker seq processed."""
@@ -105,7 +106,7 @@ class RouterFrame:
     payload: RouterMessage | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class WorkerFrame:
     """Worker to router; as RouterFrame, in the other direction."""
 

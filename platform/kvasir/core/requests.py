@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from kvasir.core.kv import KvBatch, TierLoad
+from kvasir.core.values import value
 
 
 def token_ids(ids: Iterable[int]) -> array[int]:
@@ -98,7 +99,7 @@ class Parsing:
     template_kwargs: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Sampling:
     """Sampling parameters, with vLLM's meaning and defaults (vllm.SamplingParams).
 
@@ -159,7 +160,7 @@ class Continuation:
     text_length: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class EngineRequest:
     """One leg of one request, as an engine runs it.
 
@@ -208,7 +209,7 @@ class PositionLogprobs:
     top: tuple[TokenLogprob, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Timings:
     """Durations in seconds that only the worker can know. Zero where a leg has no such part."""
 
@@ -219,7 +220,7 @@ class Timings:
     tier_s: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Usage:
     """Token counts of one leg. `cached_tokens` is the engine's own prefix hit, `tier_tokens` of which came
     from a tier below the device; `transferred_tokens` came from another worker; all count within
@@ -244,7 +245,7 @@ class ToolCallDelta:
     arguments: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Delta:
     """What one engine step added to one choice of one request.
 
@@ -283,7 +284,7 @@ class Delta:
     embedding: array[float] | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class EngineLoad:
     """A worker's own view of its load at one step. Rates and the cost model build on it.
 
@@ -310,7 +311,7 @@ class EngineLoad:
     tiers: tuple[TierLoad, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class StepBatch:
     """All that one engine step produced, for every running request: one message on the wire. `kv` is
     what has changed in the worker's prefix cache since its last batch of changes."""
@@ -339,7 +340,7 @@ def _no_blocks() -> array[int]:
     return array("Q")
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Request:
     """A client's request inside the router: tokens in, no text of the prompt kept.
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
 WINDOW_S = 60.0
 
@@ -83,3 +83,15 @@ class RateLimits(Protocol):
     async def run(self) -> None:
         """What there is to do beside the calls, until it is cancelled."""
         ...
+
+
+@runtime_checkable
+class SharedLimits(RateLimits, Protocol):
+    """Limits that several routers count together. `shared`: they do at this moment; `decided_alone`: how many
+    requests were let in or refused without the others."""
+
+    @property
+    def shared(self) -> bool: ...
+
+    @property
+    def decided_alone(self) -> int: ...

@@ -14,7 +14,8 @@ from typing import Protocol
 
 
 class Part(StrEnum):
-    """What of an answer a text is. Arguments of tool calls are their JSON text, each call by itself."""
+    """What of an answer a text is. Arguments of tool calls are their JSON text, each call by itself; a name
+    that the model made up for one is a text too."""
 
     CONTENT = "content"
     REASONING = "reasoning"
@@ -82,8 +83,10 @@ class OutputFilter(Protocol):
         """Whether it judges such texts. Cheap."""
         ...
 
-    def judge(self, subject: Subject, rule: Rule) -> Judge:
-        """Begin a text."""
+    def judge(self, subject: Subject, rule: Rule, before: str = "") -> Judge:
+        """Begin a text. Where another part has interrupted it, `before` is the end of what it had said: at
+        least `max_held_chars` and one more, or all. That has been ruled on, and is not counted; what lies
+        across the interruption is to be found."""
         ...
 
     async def close(self) -> None:

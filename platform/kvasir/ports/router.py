@@ -12,9 +12,10 @@ from kvasir.core.errors import KvasirError
 from kvasir.core.identity import WorkerIdentity
 from kvasir.core.kv import KvStatus
 from kvasir.core.requests import DEFAULT_SLO, Delta, EngineLoad, Request, SloClass, Usage
+from kvasir.core.values import value
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class RequestSummary:
     """What happened to a finished request: metrics, spans, `Server-Timing` and decision records are
     all made from this one value.
@@ -23,7 +24,8 @@ class RequestSummary:
     `route_s` is what the last decision took, `tier_s` the wait for KV from tiers below the device, and
     `transfer_s` the decode worker's measured wait for KV. `retries` counts starts after a failure before
     the first token, `migrations` those after the loss of a worker. `outcome` is "ok" or a stable error code.
-    `brownout` is what was done under pressure when it came, as BrownoutView.text says it.
+    `brownout` is what was done under pressure when it came, as BrownoutView.text says it. `refused`: it was
+    never accepted, as if `submit` had raised; only a router in another process says so.
     """
 
     request_id: str
@@ -47,6 +49,7 @@ class RequestSummary:
     brownout: str = ""
     route_s: float = 0.0
     tier_s: float = 0.0
+    refused: bool = False
 
     @property
     def ttft_s(self) -> float | None:
@@ -172,7 +175,7 @@ class DecisionRecord:
 @dataclass(frozen=True, slots=True)
 class BrownoutView:
     """What is done under pressure: how many steps are in force, what they do in words, as in
-    "2; cap_max_tokens=256; shed=2" ("" for nothing), and the model that is to answer instead, if one is."""
+    "2; cap_max_tokens=256; shed=batch" ("" for nothing), and the model that is to answer instead."""
 
     level: int = 0
     text: str = ""
@@ -233,9 +236,10 @@ class StreamSink(Protocol):
     def on_error(self, error: KvasirError, summary: RequestSummary) -> None: ...
 
 
-class RouterPort(Protocol):
-    """Obligations: every accepted request ends in exactly one on_finish or on_error; after
-    `cancel` (which frees it on every worker) nothing more reaches its sink."""
+class RequestPort(Protocol):
+    """What the gateway needs of a router for requests. Obligations: every accepted request ends in exactly
+    one on_finish or on_error; after `cancel` (which frees it on every worker) nothing more reaches its sink.
+    """
 
     def submit(self, request: Request, sink: StreamSink) -> None:
         """Accept a request. Raises CapacityError when the system is full."""
@@ -244,6 +248,24 @@ class RouterPort(Protocol):
     def cancel(self, request_id: str) -> None:
         """The client is gone; unknown or finished ids are ignored."""
         ...
+
+    def brownout(self, model: str) -> BrownoutView:
+        """What is done under pressure to requests for a model; nothing for one that is not known. Cheap: to
+        be asked before each request."""
+        ...
+
+    def not_ready_reason(self) -> str | None:
+        """None when a request could be served at once, else what is missing."""
+        ...
+
+    def not_ready_models(self) -> dict[str, str | None]:
+        """For each model, by its name, None when a request of it could be served at once, else what is
+        missing."""
+        ...
+
+
+class RouterPort(RequestPort, Protocol):
+    """A router as its own process has it: requests, and what operators see and steer."""
 
     def workers(self) -> list[WorkerView]:
         """All known workers, by pool and id."""
@@ -260,20 +282,6 @@ class RouterPort(Protocol):
         that is not known, and UpstreamError (`session_lost`) for one that cannot be told."""
         ...
 
-    def brownout(self, model: str) -> BrownoutView:
-        """What is done under pressure to requests for a model; nothing for one that is not known. Cheap: to
-        be asked before each request."""
-        ...
-
     def admission(self) -> dict[str, AdmissionView]:
         """How much waits for workers, by model; a model that has no queue of this kind is left out."""
-        ...
-
-    def not_ready_reason(self) -> str | None:
-        """None when a request could be served at once, else what is missing."""
-        ...
-
-    def not_ready_models(self) -> dict[str, str | None]:
-        """For each model, by its name, None when a request of it could be served at once, else what is
-        missing."""
         ...

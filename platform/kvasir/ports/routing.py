@@ -92,12 +92,12 @@ def no_names() -> array[int]:
     return array("Q")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class RequestView:
-    """What a policy may know of a request. `output_tokens` is an expectation, per choice. `block_hashes`
-    are the prompt's whole blocks by name, as array('Q'). `session` is the client's own name for what
-    belongs together, "" for none. `undivided`: it has to run on one worker, as one with several choices
-    does."""
+    """What a policy may know of a request; not to be changed, as Candidates. `output_tokens` is an
+    expectation, per choice. `block_hashes` are the prompt's whole blocks by name, as array('Q'). `session`
+    is the client's own name for what belongs together, "" for none. `undivided`: it has to run on one
+    worker, as one with several choices does."""
 
     request_id: str
     prompt_tokens: int

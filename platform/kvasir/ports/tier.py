@@ -82,7 +82,13 @@ class KvTier(Protocol):
     def tend(self) -> Change:
         """What the tier does for itself: reads its index after a start, finds out whether a medium in trouble
         is back, and tells what `lookup` and `get` have found to be gone. To be called when nothing else is
-        wanted: soon after the start, again at once while a call returns changes, else about every second."""
+        wanted: soon after the start, again at once while a call returns changes or the tier is still
+        `tending`, else about every second."""
+        ...
+
+    @property
+    def tending(self) -> bool:
+        """Whether the newest `tend` left off in the middle, whatever it has changed."""
         ...
 
     def held(self) -> Iterable[Block]:

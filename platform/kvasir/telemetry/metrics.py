@@ -119,6 +119,12 @@ class Metrics:
         """Read what the tokenizer of `model` did from `read` at every scrape."""
         self._tokenizers.read[self._model(model)] = read
 
+    def track_certificate(self, expires_s: Callable[[], float]) -> None:
+        """Read when the gateway's certificate expires (seconds since the epoch) at every scrape."""
+        name = "kvasir_gateway_certificate_expiry_timestamp_seconds"
+        gauge = Gauge(name, "When the gateway's certificate expires", registry=self._registry)
+        gauge.set_function(expires_s)
+
     def track_admission(self, read: Callable[[], Mapping[str, AdmissionView]]) -> None:
         """Read what waits for each model's workers, and what is done about it, from `read` at each scrape."""
         self._admission.read = read
@@ -133,6 +139,9 @@ class Metrics:
 
     def request_finished(self, summary: RequestSummary) -> None:
         """Count a request that reached the router, however it ended."""
+        if summary.refused:
+            self.request_refused(summary.outcome, summary.model)
+            return
         model = self._model(summary.model)
         self._child(self._requests, model, outcome_label(summary.outcome)).inc()
         self._durations(model, summary)

@@ -298,7 +298,8 @@ def decode_step_batch(m: Any) -> StepBatch:
             Delta(
                 d.request_id,
                 d.offset,
-                tuple(d.token_ids),
+                # As a slice they come in one call.
+                tuple(d.token_ids[:]),
                 d.text,
                 d.index,
                 _decode_logprobs(logprobs) if logprobs else (),

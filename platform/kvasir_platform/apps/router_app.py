@@ -1,4 +1,4 @@
-"""The router process: gateway, request machine and sessions in one event loop.
+"""The router process: request machine, sessions and, where it has no edges, the gateway in one event loop.
 
 It knows workers through discovery and sessions only, and imports no engine. Progress and the address go
 to standard output as one JSON object a line.
@@ -31,6 +31,8 @@ from kvasir.ports.discovery import Discovery
 from kvasir.telemetry.logs import configure_logging
 from kvasir_platform.apps.peer_tls import router_files, tls_names, with_tls_dir
 from kvasir_platform.apps.session_token import session_token
+from kvasir_platform.control.cpus import usable_cpus
+from kvasir_platform.edge_link.edges import Edges, edge_count
 from kvasir_platform.gateway.golden import edge_golden
 from kvasir_platform.gateway.models import ModelTable
 from kvasir_platform.gateway.start import make_gateway, make_metrics, make_models
@@ -97,7 +99,13 @@ async def serve(deployment: Deployment, token: str | None, ray_address: str | No
     metrics.track_queued(lambda: router.queued)
     metrics.track_index(router.index_stats)
     metrics.track_books(router.books)
-    gateway = make_gateway(deployment, router, clock, metrics, models)
+    metrics.track_admission(router.admission)
+    edges = edge_count(deployment.gateway.edges, usable_cpus())
+    gateway = (
+        Edges(edges, deployment, router, clock=clock, metrics=metrics, models=models)
+        if edges
+        else make_gateway(deployment, router, clock, metrics, models)
+    )
     loop = asyncio.get_running_loop()
     for signum in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(signum, gateway.stop)

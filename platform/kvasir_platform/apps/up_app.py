@@ -18,6 +18,7 @@ from kvasir.config.loader import dump
 from kvasir.config.spec import Deployment, ModelSpec
 from kvasir.core.errors import StartError
 from kvasir_platform.apps.peer_tls import certified
+from kvasir_platform.control.certificates import self_signed
 from kvasir_platform.control.janitor import Janitor, adopt_orphans, marked_environment
 from kvasir_platform.control.launcher import Launcher, LauncherFactory, Session
 from kvasir_platform.control.processes import Children
@@ -28,6 +29,10 @@ from kvasir_platform.gateway.tenants.salts import keep_cache_secret
 # Beyond the drain: the control process, the router and Ray end one after the other.
 _STOP_MARGIN_S = 40.0
 _FETCH_GRACE_S = 5.0
+# Longer than a deployment runs: the file is as private as the session token, and made anew by each start.
+_OPERATOR_S = 10 * 365 * 86_400.0
+# A clock that is set back by so much does not make the certificate one of the future.
+_BACKDATE_S = 300.0
 # One Ctrl-C may arrive twice: from the terminal, and from a `make` or a wrapper that passes it on.
 _SAME_SIGNAL_S = 1.0
 # Ray puts Unix sockets below the temporary folder, and their paths may have 107 bytes at most.
@@ -61,6 +66,7 @@ async def serve(
     deployment = with_session_token(deployment, runtime.token_file)
     deployment = with_cache_secret(deployment, runtime.cache_secret_file)
     deployment, renewing = certified(deployment, runtime.path / "tls", MonotonicClock())
+    deployment = with_operator_certificate(deployment, runtime, time.time())
     limits = Limits(start_s=start_timeout_s, stop_s=deployment.worker.drain_s + _STOP_MARGIN_S)
     session = _session(deployment, runtime)
     state = State(
@@ -74,6 +80,8 @@ async def serve(
         logs=str(session.logs),
         temp_dir=str(session.temp_dir),
         stop_s=limits.stop_s,
+        certificate=_absolute(deployment.gateway.tls.cert_file),
+        operator_certificate=_absolute(deployment.gateway.tls.operator_cert_file),
     )
     launcher = make_launcher(deployment, session)
     supervisor = Supervisor(
@@ -108,6 +116,25 @@ def with_cache_secret(deployment: Deployment, path: Path) -> Deployment:
     keep_cache_secret(path)
     tenancy = deployment.tenancy.model_copy(update={"cache_secret_file": str(path)})
     return deployment.model_copy(update={"tenancy": tenancy})
+
+
+def with_operator_certificate(deployment: Deployment, runtime: RuntimeDir, now: float) -> Deployment:
+    """The deployment with a certificate by which `kvasir up` and the commands of its user may connect, made
+    for this run, where its gateway asks clients for one and it names none. `now` is in seconds since the
+    epoch."""
+    tls = deployment.gateway.tls
+    if tls.client_ca_file is None or tls.operator_cert_file is not None:
+        return deployment
+    made = self_signed(f"kvasir {deployment.name} operator", now - _BACKDATE_S, now + _OPERATOR_S)
+    runtime.write_private(runtime.operator_file, made)
+    tls = tls.model_copy(update={"operator_cert_file": str(runtime.operator_file)})
+    gateway = deployment.gateway.model_copy(update={"tls": tls})
+    return deployment.model_copy(update={"gateway": gateway})
+
+
+def _absolute(file: str | None) -> str:
+    """What other terminals find it by, whatever folder they are in."""
+    return "" if file is None else str(Path(file).absolute())
 
 
 def _session(deployment: Deployment, runtime: RuntimeDir) -> Session:

@@ -9,6 +9,7 @@ from typing import Any
 
 from kvasir.core.errors import UpstreamError
 from kvasir_platform.cli.gateway_client import ask_drain, workers
+from kvasir_platform.cli.gateway_site import Site
 from kvasir_platform.cli.output import Output, duration
 
 _DRAIN_S = 300.0
@@ -31,7 +32,7 @@ class DrainWish:
 
 def drain(
     wish: DrainWish,
-    address: str,
+    site: Site,
     output: Output,
     *,
     pause: Callable[[float], None] = time.sleep,
@@ -39,7 +40,7 @@ def drain(
 ) -> int:
     """Ask, and wait until it is so. Raises RequestError for an unknown worker, and UpstreamError when the
     gateway does not answer or (`drain_timeout`) the time is over."""
-    ask_drain(address, wish.worker_id, not wish.undo, wish.reason)
+    ask_drain(site, wish.worker_id, not wish.undo, wish.reason)
     if not wish.wait:
         what = "serve again" if wish.undo else "drain"
         _done(output, wish.worker_id, "asked", f"asked to {what}; watch it with: kvasir get workers")
@@ -50,7 +51,7 @@ def drain(
     watch = _Watch(wish.worker_id, output)
     step = watch.serves if wish.undo else watch.is_empty
     began = now()
-    while not step(_find(address, wish.worker_id)):
+    while not step(_find(site, wish.worker_id)):
         if now() - began >= timeout_s:
             watch.clear()
             raise UpstreamError(watch.too_late(wish, timeout_s), code="drain_timeout")
@@ -154,8 +155,8 @@ def _done(output: Output, worker_id: str, state: str, text: str) -> None:
     output.data({"worker_id": worker_id, "state": state})
 
 
-def _find(address: str, worker_id: str) -> dict[str, Any] | None:
-    return next((worker for worker in workers(address) if worker.get("worker_id") == worker_id), None)
+def _find(site: Site, worker_id: str) -> dict[str, Any] | None:
+    return next((worker for worker in workers(site) if worker.get("worker_id") == worker_id), None)
 
 
 def _streams(count: int) -> str:

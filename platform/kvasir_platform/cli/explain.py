@@ -6,8 +6,8 @@ from typing import Any
 
 from kvasir.ports.routing import SCORE
 from kvasir_platform.cli.gateway_client import decisions
+from kvasir_platform.cli.gateway_site import Site
 from kvasir_platform.cli.output import Output, number, table
-from kvasir_platform.cli.running import gateway_address
 
 _VERBS = {"prefill": "prefilled", "decode": "decoded", "whole": "run whole"}
 _FACTS = (
@@ -21,9 +21,9 @@ _NEAR = 1.1
 Record = dict[str, Any]
 
 
-def explain(request_id: str, name: str | None, address: str | None, output: Output) -> int:
+def explain(request_id: str, site: Site, output: Output) -> int:
     """Print each decision of the call. Raises what asking the gateway raises."""
-    answer = decisions(gateway_address(name, address), request_id)
+    answer = decisions(site, request_id)
     output.data(answer)
     for i, record in enumerate(answer.get("decisions", ())):
         output.text("\n".join(([""] if i else []) + story(record)))

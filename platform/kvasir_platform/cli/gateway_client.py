@@ -10,27 +10,46 @@ import asyncio
 import http.client
 import json
 import os
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from typing import Any
 from urllib.parse import quote
 
-from kvasir.core.errors import RequestError, UpstreamError
-from kvasir_platform.cli.progress import reachable
+from kvasir.core.errors import ConfigError, RequestError, UpstreamError
+from kvasir_platform.cli.gateway_site import AnotherCertificateError, Site
 
 _TIMEOUT_S = 3.0
+_RENEWAL_S = 1.5
+"""A gateway takes up a certificate that was replaced within a second."""
 _BODY_LIMIT = 8 << 20
 _REASON_LIMIT = 1000
 KEY_VARIABLE = "KVASIR_API_KEY"
 
 
-def get(address: str, path: str) -> tuple[int, bytes]:
-    """GET from `host:port`; (status, body). Raises UpstreamError when nobody answers in time."""
-    return _call("GET", address, path)
+def get(site: Site, path: str, pause: Callable[[float], None] = time.sleep) -> tuple[int, bytes]:
+    """GET; (status, body). Raises UpstreamError when nobody answers in time, or not the one who should, and
+    ConfigError for certificates that cannot be used."""
+    return _call("GET", site, path, None, pause)
 
 
-def _call(method: str, address: str, path: str, body: dict[str, Any] | None = None) -> tuple[int, bytes]:
-    connection = http.client.HTTPConnection(reachable(address), timeout=_TIMEOUT_S)
+def _call(
+    method: str,
+    site: Site,
+    path: str,
+    body: dict[str, Any] | None = None,
+    pause: Callable[[float], None] = time.sleep,
+) -> tuple[int, bytes]:
     try:
+        return _try(method, site, path, body)
+    except AnotherCertificateError:
+        pause(_RENEWAL_S)
+        return _try(method, site, path, body)
+
+
+def _try(method: str, site: Site, path: str, body: dict[str, Any] | None) -> tuple[int, bytes]:
+    connection: http.client.HTTPConnection | None = None
+    try:
+        connection = site.connect(_TIMEOUT_S)
         key = os.environ.get(KEY_VARIABLE)
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         if body is not None:
@@ -39,17 +58,17 @@ def _call(method: str, address: str, path: str, body: dict[str, Any] | None = No
         response = connection.getresponse()
         return response.status, response.read(_BODY_LIMIT)
     except (OSError, http.client.HTTPException) as error:
-        detail = str(error) or type(error).__name__
-        raise UpstreamError(f"the gateway at {address} does not answer: {detail}") from error
+        raise UpstreamError(f"the gateway at {site.authority} {site.explain(error)}") from error
     finally:
-        connection.close()
+        if connection is not None:
+            connection.close()
 
 
-async def missing_to_serve(address: str) -> str | None:
+async def missing_to_serve(site: Site) -> str | None:
     """None when the gateway is ready to serve, else what it says is missing."""
     try:
-        status, body = await asyncio.to_thread(get, address, "/health/ready")
-    except UpstreamError as error:
+        status, body = await asyncio.to_thread(get, site, "/health/ready")
+    except (UpstreamError, ConfigError) as error:
         return error.message
     return None if status == 200 else reason_in(body)
 
@@ -67,41 +86,42 @@ def reason_in(body: bytes) -> str:
     return str(value)[:_REASON_LIMIT]
 
 
-def workers(address: str) -> Sequence[dict[str, Any]]:
+def workers(site: Site) -> Sequence[dict[str, Any]]:
     """The gateway's view of its workers (`kvasir.ports.router.WorkerView` as JSON). Raises
     UpstreamError when it does not answer or answers something else."""
-    found = _asked(address, "/status").get("workers")
+    found = _asked(site, "/status").get("workers")
     if not isinstance(found, list):
         raise UpstreamError(
-            f"the gateway at {address} told of no workers at /status; is it a Kvasir gateway?"
+            f"the gateway at {site.authority} told of no workers at /status; is it a Kvasir gateway?"
         )
     return [worker for worker in found if isinstance(worker, dict)]
 
 
-def decisions(address: str, request_id: str) -> dict[str, Any]:
+def decisions(site: Site, request_id: str) -> dict[str, Any]:
     """`{"request_id", "decisions"}`, the latter as kvasir.ports.router.DecisionRecord in JSON. Raises
     RequestError for an id of which nothing is kept, and UpstreamError as above."""
-    return _asked(address, f"/decisions/{quote(request_id, safe='')}")
+    return _asked(site, f"/decisions/{quote(request_id, safe='')}")
 
 
-def ask_drain(address: str, worker_id: str, draining: bool, reason: str) -> None:
+def ask_drain(site: Site, worker_id: str, draining: bool, reason: str) -> None:
     """Ask for a worker to be taken out of service, or put back. Raises RequestError for a worker that the
     router does not know (the message lists those that it does), and UpstreamError as above."""
     path = f"/workers/{quote(worker_id, safe='')}/{'drain' if draining else 'undrain'}"
-    _checked(address, path, *_call("POST", address, path, {"reason": reason} if reason else {}))
+    _checked(site, path, *_call("POST", site, path, {"reason": reason} if reason else {}))
 
 
-def _asked(address: str, path: str) -> dict[str, Any]:
-    return _checked(address, path, *get(address, path))
+def _asked(site: Site, path: str) -> dict[str, Any]:
+    return _checked(site, path, *get(site, path))
 
 
-def _checked(address: str, path: str, status: int, body: bytes) -> dict[str, Any]:
+def _checked(site: Site, path: str, status: int, body: bytes) -> dict[str, Any]:
     if status == 401:
         sent = (
             f"refuses the key in ${KEY_VARIABLE}" if os.environ.get(KEY_VARIABLE) else "asks for an API key"
         )
         raise UpstreamError(
-            f"the gateway at {address} {sent}; set {KEY_VARIABLE} to one of its keys", code="invalid_api_key"
+            f"the gateway at {site.authority} {sent}; set {KEY_VARIABLE} to one of its keys",
+            code="invalid_api_key",
         )
     try:
         value = json.loads(body)
@@ -111,7 +131,7 @@ def _checked(address: str, path: str, status: int, body: bytes) -> dict[str, Any
     if status == 404 and code in ("decision_not_found", "worker_not_found"):
         raise RequestError(reason_in(body), status=404, code=str(code))
     if status not in (200, 202) or not isinstance(value, dict):
-        raise UpstreamError(f"the gateway at {address} answered {status} to {path}: {reason_in(body)}")
+        raise UpstreamError(f"the gateway at {site.authority} answered {status} to {path}: {reason_in(body)}")
     return value
 
 

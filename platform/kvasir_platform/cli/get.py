@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from kvasir_platform.cli.gateway_client import workers
+from kvasir_platform.cli.gateway_site import Site
 from kvasir_platform.cli.output import Output, number, table
-from kvasir_platform.cli.running import gateway_address
 from kvasir_platform.cli.tiers import tier_troubles, tiers_cell
 
 _HEAD = (
@@ -17,9 +17,9 @@ _NOT_JUDGED = ("connecting", "refused")
 _NUMBERS = range(_HEAD.index("BLOCKS"), _HEAD.index("TIERS"))
 
 
-def get_workers(name: str | None, address: str | None, output: Output) -> int:
+def get_workers(site: Site, output: Output) -> int:
     """One line for each worker that discovery names. Raises what asking the gateway raises."""
-    found = workers(gateway_address(name, address))
+    found = workers(site)
     output.data(list(found))
     if found:
         output.text(table(_HEAD, [_row(worker) for worker in found], _NUMBERS))

@@ -18,6 +18,7 @@ from kvasir.core.errors import ConfigError, KvasirError
 from kvasir_platform.cli.output import Output
 
 if TYPE_CHECKING:
+    from kvasir_platform.cli.gateway_site import Site
     from kvasir_platform.control.launcher import LauncherFactory
 
 _EPILOG = """\
@@ -68,7 +69,7 @@ BLOCKS are those that the worker reports, PREDICTED those that the router forese
 examples:
   kvasir get workers
   kvasir get workers -o json
-  KVASIR_API_KEY=… kvasir get workers --address gateway.example:8000"""
+  KVASIR_API_KEY=… kvasir get workers --address https://gateway.example:8000"""
 
 _EXPLAIN_EPILOG = """\
 REQUEST_ID is what the answer carried in its header x-request-id (or as `id` in its body). Shown are the
@@ -162,7 +163,16 @@ def parser() -> argparse.ArgumentParser:
 
     gateway = _Parser(add_help=False)
     gateway.add_argument("--name", help="which deployment, when several run on this machine")
-    gateway.add_argument("--address", metavar="HOST:PORT", help="another gateway than this machine's")
+    gateway.add_argument(
+        "--address",
+        metavar="HOST:PORT",
+        help="another gateway than this machine's, https://HOST:PORT where it serves HTTPS",
+    )
+    gateway.add_argument(
+        "--cacert", metavar="FILE", help="authorities that may certify it (PEM), not those of the system"
+    )
+    gateway.add_argument("--cert", metavar="FILE", help="your certificate (PEM), where it asks for one")
+    gateway.add_argument("--key", metavar="FILE", help="its key; by default in the same file")
 
     top = _Parser(
         prog="kvasir",
@@ -295,26 +305,31 @@ def _status(args: argparse.Namespace, output: Output) -> int:
     return status(args.name, output)
 
 
+def _site(args: argparse.Namespace) -> Site:
+    from kvasir_platform.cli.running import GatewayWish, gateway_site
+
+    return gateway_site(GatewayWish(args.name, args.address, args.cacert, args.cert, args.key))
+
+
 def _get(args: argparse.Namespace, output: Output) -> int:
     from kvasir_platform.cli.get import get_workers
 
-    return get_workers(args.name, args.address, output)
+    return get_workers(_site(args), output)
 
 
 def _explain(args: argparse.Namespace, output: Output) -> int:
     from kvasir_platform.cli.explain import explain
 
-    return explain(args.request_id, args.name, args.address, output)
+    return explain(args.request_id, _site(args), output)
 
 
 def _drain(args: argparse.Namespace, output: Output) -> int:
     from kvasir_platform.cli.drain import DrainWish, drain
-    from kvasir_platform.cli.running import gateway_address
 
     wish = DrainWish(
         args.worker, undo=args.undo, reason=args.reason, wait=not args.no_wait, timeout_s=args.timeout
     )
-    return drain(wish, gateway_address(args.name, args.address), output)
+    return drain(wish, _site(args), output)
 
 
 def _restart(args: argparse.Namespace, output: Output) -> int:

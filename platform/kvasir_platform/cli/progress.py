@@ -8,6 +8,7 @@ from pathlib import Path
 
 from kvasir.config.spec import Deployment
 from kvasir.core.errors import StartError
+from kvasir_platform.cli.gateway_site import reachable
 from kvasir_platform.cli.output import Output
 from kvasir_platform.control.processes import tail
 from kvasir_platform.control.supervisor import Progress
@@ -68,18 +69,13 @@ class ProgressDisplay:
     def _ready(self, progress: Progress) -> None:
         models = [view.model.name for view in self._deployment.views()]
         verb = "is" if len(models) == 1 else "are"
-        url = f"http://{reachable(progress.text)}"
+        tls = self._deployment.gateway.tls
+        url = f"{'http' if tls.cert_file is None else 'https'}://{reachable(progress.text)}"
         self._output.text(f"\n{', '.join(models)} {verb} served at {url} after {progress.elapsed_s:.0f} s\n")
         self._output.text(curl_line(self._deployment, url))
         self._output.text("\n  kvasir status   shows workers, load and memory")
         self._output.text("  kvasir down     stops everything, as Ctrl-C does here")
         self._output.text(f"  logs            {self._logs}\n")
-
-
-def reachable(address: str) -> str:
-    """The address that a client on this machine uses for a gateway that binds `address`."""
-    host, _, port = address.rpartition(":")
-    return f"127.0.0.1:{port}" if host in ("0.0.0.0", "[::]", "::", "") else address  # noqa: S104 - compared
 
 
 def curl_line(deployment: Deployment, url: str) -> str:

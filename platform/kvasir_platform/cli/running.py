@@ -2,8 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
+
 from kvasir.core.errors import ConfigError, UpstreamError
+from kvasir_platform.cli.gateway_site import Site, reachable, read_address
 from kvasir_platform.control.runtime_dir import RuntimeDir, State, default_base, deployments, ended
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayWish:
+    """Which gateway a command line means. None: what the one deployment on this machine says."""
+
+    name: str | None = None
+    address: str | None = None
+    ca_file: str | None = None
+    cert_file: str | None = None
+    key_file: str | None = None
 
 
 def chosen_deployments(name: str | None) -> list[tuple[RuntimeDir, State]]:
@@ -28,11 +42,37 @@ def chosen_one(name: str | None) -> tuple[RuntimeDir, State] | None:
     return found[0] if found else None
 
 
-def gateway_address(name: str | None, address: str | None) -> str:
-    """`address`, or that of the one deployment that runs here (or is named so). Raises ConfigError as
-    above, and UpstreamError where there is no gateway to ask."""
-    if address is not None:
-        return address.removeprefix("http://").rstrip("/")
+def gateway_site(wish: GatewayWish) -> Site:
+    """The gateway at `wish.address`, or that of the one deployment that runs here (or is named so). An
+    address of a deployment that runs here is asked as that one is, unless its scheme says otherwise. Raises
+    ConfigError as above and for options that do not fit, and UpstreamError where there is no gateway to ask.
+    """
+    site = _local(wish.name) if wish.address is None else _addressed(wish.address)
+    if wish.key_file is not None and wish.cert_file is None:
+        raise ConfigError("--key needs --cert: the certificate of that key")
+    if site.scheme == "http" and (wish.ca_file or wish.cert_file):
+        raise ConfigError(
+            f"--cacert, --cert and --key are for HTTPS, and {site.url} is plain HTTP; name the gateway "
+            f"--address https://{site.authority}"
+        )
+    if wish.ca_file is not None:
+        site = replace(site, ca_file=wish.ca_file, pinned=None)
+    if wish.cert_file is not None:
+        site = replace(site, cert_file=wish.cert_file, key_file=wish.key_file)
+    return site
+
+
+def _addressed(address: str) -> Site:
+    site = read_address(address)
+    for _, state in chosen_deployments(None):
+        if state.address and reachable(state.address) == reachable(site.authority):
+            ours = Site.of_state(state)
+            if "://" not in address or site.scheme == ours.scheme:
+                return ours
+    return site
+
+
+def _local(name: str | None) -> Site:
     found = chosen_one(name)
     if found is None:
         called = f" under the name {name}" if name else ""
@@ -45,4 +85,4 @@ def gateway_address(name: str | None, address: str | None) -> str:
         raise UpstreamError(
             f"{state.name} has no gateway yet (it is {state.phase}); see: kvasir status", code="not_ready"
         )
-    return state.address
+    return Site.of_state(state)

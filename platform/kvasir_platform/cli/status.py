@@ -11,6 +11,7 @@ import psutil
 
 from kvasir.core.errors import KvasirError
 from kvasir_platform.cli.gateway_client import workers
+from kvasir_platform.cli.gateway_site import Site
 from kvasir_platform.cli.output import Output, duration, size, table
 from kvasir_platform.cli.running import chosen_deployments
 from kvasir_platform.cli.tiers import tier_troubles, tiers_cell
@@ -45,11 +46,12 @@ def status(name: str | None, output: Output) -> int:
 
 def _report(runtime: RuntimeDir, state: State) -> dict[str, Any]:
     running = runtime.holder() is not None
+    site = Site.of_state(state) if state.address else None
     seen: Sequence[dict[str, Any]] = ()
     problem = "" if running else "its supervisor was killed; `kvasir down` cleans up"
-    if running and state.address:
+    if running and site is not None:
         try:
-            seen = workers(state.address)
+            seen = workers(site)
         except KvasirError as error:
             problem = error.message
     supervisor = ProcessRecord(state.pid, 0.0, "kvasir up")
@@ -59,6 +61,7 @@ def _report(runtime: RuntimeDir, state: State) -> dict[str, Any]:
         "model": state.model,
         "phase": state.phase if running else "crashed",
         "address": state.address,
+        "url": "" if site is None else site.url,
         "uptime_s": max(0.0, time.time() - state.started_at),
         "problem": problem,
         "workers": list(seen),
@@ -95,7 +98,7 @@ def measure(
 
 
 def _print(report: dict[str, Any], output: Output) -> None:
-    address = f"http://{report['address']}" if report["address"] else "no address yet"
+    address = report["url"] or "no address yet"
     uptime = duration(report["uptime_s"])
     output.text(f"{report['name']}: {report['phase']}, {report['model']} at {address}, up {uptime}")
     if report["problem"]:

@@ -14,6 +14,7 @@ from kvasir_platform.apps.up_app import ray_launcher, serve
 from kvasir_platform.cli.check import has_errors, print_findings
 from kvasir_platform.cli.detach import detach, follow
 from kvasir_platform.cli.gateway_client import missing_to_serve
+from kvasir_platform.cli.gateway_site import Site
 from kvasir_platform.cli.output import Output
 from kvasir_platform.cli.progress import ProgressDisplay, explain
 from kvasir_platform.cli.spec_file import chosen_deployment, chosen_file
@@ -61,7 +62,7 @@ def up(args: argparse.Namespace, output: Output, make_launcher: LauncherFactory 
                 fetch=[view.model for view in deployment.views() if machine.model_of(view).to_download],
                 start_timeout_s=args.timeout,
                 make_launcher=make_launcher or ray_launcher,
-                probe=missing_to_serve,
+                probe=lambda _: _missing(runtime),
                 report=display.show,
                 tick=display.tick,
             )
@@ -71,6 +72,12 @@ def up(args: argparse.Namespace, output: Output, make_launcher: LauncherFactory 
     return 0 if failure is None else 1
 
 
+async def _missing(runtime: RuntimeDir) -> str | None:
+    """What keeps the gateway from serving. It is asked as other terminals ask it, by what is on disk."""
+    state = runtime.read()
+    return "its state cannot be read" if state is None else await missing_to_serve(Site.of_state(state))
+
+
 class _AlreadyRuns(StartError):
     """Another supervisor holds the name."""
 
@@ -78,7 +85,7 @@ class _AlreadyRuns(StartError):
 
     def __init__(self, runtime: RuntimeDir) -> None:
         pid, state = runtime.holder(), runtime.read()
-        where = f" at http://{state.address}" if state is not None and state.address else ""
+        where = f" at {Site.of_state(state).url}" if state is not None and state.address else ""
         super().__init__(
             f"{runtime.name} already runs{where} (pid {pid}). Stop it with `kvasir down {runtime.name}`, "
             "or start another with --set name=another --port 0"

@@ -94,6 +94,24 @@ class Authority:
         return secret + certificate.public_bytes(Encoding.PEM)
 
 
+def self_signed(name: str, not_before: float, not_after: float) -> bytes:
+    """A private key and a certificate that nobody but itself vouches for, as one PEM text: for a
+    client, and certifying nobody. Times are seconds since the epoch."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name[:64])])
+    certificate = (
+        _builder(subject, key.public_key(), not_before, not_after)
+        .subject_name(subject)
+        .serial_number(x509.random_serial_number())
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(_usage(signs_certificates=False), critical=True)
+        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.CLIENT_AUTH]), critical=False)
+        .sign(key, SHA256())
+    )
+    secret = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    return secret + certificate.public_bytes(Encoding.PEM)
+
+
 class CertificateFolder:
     """The files of one deployment: `ca.pem`, and one for each role.
 

@@ -8,95 +8,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 
-from kvasir.config.spec import Deployment, PoolSpec, is_loopback
+from kvasir.config.spec import Deployment, is_loopback
 from kvasir.config.support import Platform, engine_platform, refusals
 from kvasir.core.requests import Role
 from kvasir_platform.control.finding import Finding
+from kvasir_platform.control.footprint import GIB, MIB, needed_bytes, replica_bytes
 from kvasir_platform.control.janitor import SHARED_MEMORY
-from kvasir_platform.control.preflight_kubernetes import KubernetesProbe, kubernetes_findings
-from kvasir_platform.control.preflight_tiers import TierProbe, arena_bytes, tier_findings
+from kvasir_platform.control.machine import Machine, ModelProbe
+from kvasir_platform.control.named_files import file_findings
+from kvasir_platform.control.preflight_kubernetes import kubernetes_findings
+from kvasir_platform.control.preflight_tiers import tier_findings
 
-MIB = 1 << 20
-GIB = 1 << 30
-
-# Resident memory beside weights and KV, measured on vLLM 0.32 for the CPU and on Ray 2.60.
-ENGINE_BYTES = 1_700_000_000
-SIM_ENGINE_BYTES = 250_000_000
-CLUSTER_BYTES = 700_000_000
-ROUTER_BYTES = 250_000_000
 # Ray's object store and Serve's controller; a rank's message queues and semaphores.
 SHM_BASE_BYTES = 96 * MIB
 SHM_PER_RANK_BYTES = 32 * MIB
 FILES_BESIDE_STREAMS = 512
-
-_DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
-
-
-@dataclass(frozen=True, slots=True)
-class ModelProbe:
-    """What lies in the model's folder. `problem` is why it cannot be used ("" when it can);
-    `to_download` means that a start has to fetch it first. `weight_bytes` is the size of all
-    safetensors files, `weight_dtype` that of the checkpoint; `missing` names absent files."""
-
-    folder: str = ""
-    problem: str = ""
-    to_download: bool = False
-    offline: bool = False
-    weight_bytes: int = 0
-    weight_dtype: str = ""
-    missing: tuple[str, ...] = ()
-    max_positions: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class PortProbe:
-    """Whether the gateway's port can be bound. `holder` describes who has it, "" when unknown."""
-
-    free: bool = True
-    error: str = ""
-    holder: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class FileProbe:
-    """A file or folder that `field` of the spec names. `problem` is why it cannot be used, "" when it can."""
-
-    field: str
-    path: str
-    problem: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Machine:
-    """This machine, as far as a deployment cares. Sizes in bytes; `memory_limit` names what bounds
-    the available memory. `model` is the deployment's first, and `further_models` are the others by their
-    names. `installed` and `pinned` map distributions to versions, the latter as this
-    release of Kvasir wants them."""
-
-    system: str
-    cpus: float
-    memory_available: int
-    memory_limit: str
-    shm_free: int | None
-    shm_writable: bool
-    open_files: int
-    gpus: int = 0
-    port: PortProbe = PortProbe()
-    model: ModelProbe = ModelProbe()
-    further_models: dict[str, ModelProbe] = field(default_factory=dict)
-    installed: dict[str, str] = field(default_factory=dict)
-    pinned: dict[str, str] = field(default_factory=dict)
-    native: bool = True
-    named_files: tuple[FileProbe, ...] = ()
-    tiers: TierProbe = TierProbe()
-    rdma: bool = False
-    kubernetes: KubernetesProbe | None = None
-
-    def model_of(self, view: Deployment) -> ModelProbe:
-        """The files of a view's model."""
-        return self.further_models.get(view.model.name, self.model)
 
 
 def examine(deployment: Deployment, machine: Machine) -> list[Finding]:
@@ -107,37 +34,9 @@ def examine(deployment: Deployment, machine: Machine) -> list[Finding]:
         return [finding for check in in_a_pod for finding in check(deployment, machine)]
     checks = (
         _system, _packages, _support, _pools, _models, _named_files, _port, _memory, _cpus, _gpus, _shm,
-        _open_files, _native, _fabric, _tiers,
+        _open_files, _native, _fabric, _tiers, _limits,
     )  # fmt: skip
     return [finding for check in checks for finding in check(deployment, machine)]
-
-
-def replica_bytes(deployment: Deployment, pool: PoolSpec, model: ModelProbe) -> int:
-    """Host memory that one replica of `pool` takes, estimated: weights in the dtype they are served
-    in, KV cache, tiers' memory, and what the engine's processes need besides. On a GPU only the last two are
-    on the host."""
-    engine = pool.engine
-    if engine.kind == "sim":
-        return SIM_ENGINE_BYTES
-    ranks = engine.tensor_parallel_size * engine.pipeline_parallel_size
-    processes = ranks * engine.data_parallel_size
-    arenas = arena_bytes(deployment) * engine.data_parallel_size
-    if pool.gpus:
-        return processes * ENGINE_BYTES + arenas
-    stored = _DTYPE_BYTES.get(model.weight_dtype, 2)
-    served = _DTYPE_BYTES.get(deployment.model.dtype, stored)
-    weights = model.weight_bytes * served // stored * engine.data_parallel_size
-    return weights + processes * (engine.kv_cache_bytes + ENGINE_BYTES) + arenas
-
-
-def needed_bytes(deployment: Deployment, machine: Machine) -> int:
-    """Host memory of the whole stack, estimated."""
-    pools = sum(
-        pool.replicas * replica_bytes(view, pool, machine.model_of(view))
-        for view in deployment.views()
-        for pool in view.pools
-    )
-    return pools + CLUSTER_BYTES + ROUTER_BYTES
 
 
 def _system(deployment: Deployment, machine: Machine) -> Iterator[Finding]:
@@ -220,38 +119,7 @@ def _pools(deployment: Deployment, machine: Machine) -> Iterator[Finding]:
 
 
 def _named_files(deployment: Deployment, machine: Machine) -> Iterator[Finding]:
-    remedies = {
-        "gateway.api_keys_file": "write one SHA-256 of an API key a line into it, or correct the path",
-        "gateway.api_keys_dir": "write lines of `kvasir keys new` into its files, or correct the path",
-        "gateway.api_keys_env": "set it to lines that `kvasir keys new` makes, or correct the name",
-        **dict.fromkeys(
-            ("tiers.redis.password_file", "tenancy.redis.password_file"),
-            "write the password into it, or leave it unset where none is asked for",
-        ),
-        **dict.fromkeys(
-            ("tiers.redis.ca_file", "tenancy.redis.ca_file"),
-            "write the PEM certificates that sign the server's into it, or correct the path",
-        ),
-        "tenancy.cache_secret_file": "write a long random secret into it, or leave it unset for `kvasir up`",
-        "gateway.tls.cert_file": "renew it, or correct the path; without gateway.tls plain HTTP is spoken",
-        "gateway.tls.key_file": "write the certificate's PEM private key into it, or correct the path",
-        "gateway.tls.client_ca_file": "write the authorities' PEM certificates into it, or correct the path",
-        "worker.session_token_file": "write a long random secret into it, or leave it unset for `kvasir up`",
-        "tls.ca_file": "write the authorities' PEM certificates into it, or leave tls unset for `kvasir up`",
-        "tls.cert_file": "write a PEM certificate chain into it, or leave tls unset for `kvasir up`",
-        "tls.key_file": "write the certificate's PEM private key into it, or leave tls unset for `kvasir up`",
-    }
-    adapter = "name the folder of a PEFT adapter: adapter_config.json and its weights"
-    for file in machine.named_files:
-        if file.problem:
-            yield Finding(
-                "paths",
-                "error",
-                f"{file.field}: {file.path} {file.problem}",
-                remedies.get(file.field, adapter),
-            )
-        else:
-            yield Finding("paths", "ok", f"{file.field}: {file.path}")
+    return file_findings(machine.named_files)
 
 
 def _models(deployment: Deployment, machine: Machine) -> Iterator[Finding]:
@@ -441,6 +309,18 @@ def _kubernetes(deployment: Deployment, machine: Machine) -> Iterator[Finding]:
 
 def _tiers(deployment: Deployment, machine: Machine) -> Iterator[Finding]:
     return tier_findings(deployment, machine.tiers)
+
+
+def _limits(deployment: Deployment, machine: Machine) -> Iterator[Finding]:
+    if machine.limits_problem:
+        yield Finding(
+            "redis",
+            "warning",
+            f"tenancy.redis: {machine.limits_problem}",
+            "start it, or correct tenancy.redis.url; until it answers each router counts limits by itself",
+        )
+    elif deployment.tenancy.redis is not None:
+        yield Finding("redis", "ok", "tenancy.redis can be reached")
 
 
 def _size(count: int) -> str:

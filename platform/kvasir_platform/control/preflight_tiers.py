@@ -35,7 +35,7 @@ class TierProbe:
 def probe_tiers(tiers: TiersSpec) -> TierProbe:
     """Look at the disk's folder, or where it will be made, and knock at the Redis. Touches nothing."""
     problem, blocked, free = _disk(Path(tiers.disk.path)) if tiers.disk is not None else ("", False, 0)
-    redis = _knock(tiers.redis.url) if tiers.redis is not None else ""
+    redis = knock(tiers.redis.url) if tiers.redis is not None else ""
     return TierProbe(problem, blocked, free, redis)
 
 
@@ -63,7 +63,8 @@ def _disk(path: Path) -> tuple[str, bool, int]:
     return "", False, shutil.disk_usage(there).free
 
 
-def _knock(url: str) -> str:
+def knock(url: str) -> str:
+    """Why nothing answers at the address of a Redis, "" when something does."""
     parts = urlsplit(url)
     host, port = parts.hostname or "", parts.port or _REDIS_PORT
     try:

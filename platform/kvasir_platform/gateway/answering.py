@@ -40,6 +40,7 @@ def answer_of(
         return_token_ids=call.return_token_ids,
         parsing=call.parsing,
         legacy_functions=call.legacy_functions,
+        stops=call.sampling.stop,
     )
     if not call.stream:
         return WholeAnswer(exchange, head, chat=call.chat)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from kvasir.core.errors import CapacityError, KvasirError, RequestError
 from kvasir.core.requests import Request, SloClass
+from kvasir.core.values import value
 from kvasir.ports.router import BrownoutView
 from kvasir.telemetry.reasons import CLIENT_CLOSED
 from kvasir.telemetry.spans import TraceContext
@@ -24,7 +25,7 @@ from kvasir_platform.gateway.tenants.caller import Caller, Charge
 from kvasir_platform.gateway.tracing import trace_header, trace_of
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class _Wish:
     """How a call is to be served: for whom, by what, how fast, and near what else. `otherwise` begins again
     with the model that the client named, where `served` is a fallback that may not be able to."""
@@ -82,6 +83,7 @@ class GenerateApi:
         """Find what is to serve a call, which is made for that model."""
         caller.check_model(body.model)
         asked = self._tools.models.find(body.model)
+        exchange.model = asked.model.name
         wish = self._wish(caller, exchange, body, asked)
         brownout = self._tools.router.brownout(asked.model.name)
         if brownout.level:
@@ -193,6 +195,7 @@ class GenerateApi:
 
         def ended(generation: Generation) -> None:
             self._active.discard(generation)
+            wish.caller.turned_away(generation.error)
             if generation.worked:
                 charge.settle(generation.usage.prompt_tokens, generation.usage.output_tokens)
             else:
@@ -248,7 +251,7 @@ class GenerateApi:
             sampling = fit_context(call.sampling, len(tokens), context, default_output, param)
             if sampling.seed is not None and i:
                 # Equal prompts in one call are meant to differ, as the choices of n are.
-                sampling = replace(sampling, seed=(sampling.seed + i) % (1 << 63))
+                sampling = replace(sampling, seed=(sampling.seed + i * sampling.n) % (1 << 63))
             made.append(
                 Request(
                     request_id=name if len(call.prompts) == 1 else f"{name}-{i}",

@@ -126,6 +126,8 @@ class Gateway:
             now=self._clock.now,
             wall=self._wall,
         )
+        if self._listener.certificate is not None:
+            self._metrics.track_certificate(self._listener.certificate.expires_s)
         host, port = await self._listener.open(listen or (spec.host, spec.port))
         on_started(host, port)
         counting = asyncio.create_task(self._callers.run(), name="tenants")
@@ -235,12 +237,12 @@ class Gateway:
         try:
             step()
         except KvasirError as error:
-            self._metrics.request_refused(error.code)
+            self._metrics.request_refused(error.code, exchange.model)
             exchange.fail(error_status(error), error, error_headers(error))
         # The last line of defence: a fault of ours must still be an answer, and must not end the server.
         except Exception as error:  # noqa: BLE001
             _log.error("a request failed", extra={"request_id": exchange.request_id}, exc_info=error)
-            self._metrics.request_refused("internal_error")
+            self._metrics.request_refused("internal_error", exchange.model)
             exchange.fail(500, error)
 
     def _in_flight(self) -> int:

@@ -13,6 +13,7 @@ from typing import Any
 
 from kvasir.core.errors import RequestError
 from kvasir.core.requests import Parsing, Sampling, Structured, token_ids
+from kvasir.core.values import value
 from kvasir_platform.gateway.chat_template import ChatTemplate
 from kvasir_platform.gateway.conversation import TemplateMessage, template_messages
 from kvasir_platform.gateway.powers import TEXT_ONLY, ModelPowers, check_generates
@@ -41,7 +42,7 @@ class Truncation:
     keep_start: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Call:
     """One API call, before tokenizing. Each prompt is text or ids; `n` choices are made of each.
 
@@ -73,7 +74,7 @@ class Call:
     priority: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class ChatOptions:
     """How a chat is rendered, beside its messages and tools."""
 
@@ -194,7 +195,8 @@ def render_chat(
         )
     if options.documents and not template.takes_documents:
         raise unsupported("documents", f"The chat template of {model!r} shows no documents.")
-    check_depth(kwargs, "chat_template_kwargs")
+    if kwargs:
+        check_depth(kwargs, "chat_template_kwargs")
     going_on = bool(options.continue_final_message)
     return template.render(
         messages,
@@ -265,7 +267,7 @@ def fit_context(
         raise bad(f"min_tokens {sampling.min_tokens} exceeds the output limit {limit}.", "min_tokens")
     if sampling.prompt_logprobs is not None:
         _check_prompt_logprobs(sampling.prompt_logprobs, prompt_tokens)
-    return replace(sampling, max_tokens=limit)
+    return sampling if limit == wanted else replace(sampling, max_tokens=limit)
 
 
 def _check_prompt_logprobs(alternatives: int, prompt_tokens: int) -> None:

@@ -78,6 +78,9 @@ class ChatTemplate:
         try:
             self._template = environment.from_string(source)
             self._with_tools = self._template if tool_source is None else environment.from_string(tool_source)
+            for template in (self._template, self._with_tools):
+                # Every rendering copies them, and a chain of maps is walked key by key.
+                template.globals = dict(template.globals)
             names = meta.find_undeclared_variables(environment.parse(source))
         except jinja2.TemplateError as error:
             raise ConfigError(f"the chat template does not compile: {error}") from error
@@ -208,7 +211,7 @@ def _in_parts(message: Message) -> Message:
 def _as_systems(messages: Sequence[Message]) -> Sequence[Message]:
     """Developers' messages as the system's, for templates that know no developers. Since such templates want
     the system first and once, all of its messages become one."""
-    if not any(message["role"] == "developer" for message in messages):
+    if "developer" not in [message["role"] for message in messages]:
         return messages
     is_system = [message["role"] in ("developer", "system") for message in messages]
     if is_system[0] and sum(is_system) == 1:

@@ -1,30 +1,26 @@
-"""One HTTP/1.1 connection, with a limit on everything that a client controls.
+"""One HTTP/1.1 connection, with a limit on everything that a client controls: its input side, and its turns.
 
 Parsing is llhttp's (strict: bare LF, and Content-Length beside Transfer-Encoding, are refused). What a
 parser does not do is here: deadlines for headers, body and idling, caps on headers, target and body, exactly
-one Host, one transfer coding, a bound on pipelining, a lingering close so that a refusal can be read, and a
-cut for clients that do not read their stream.
+one Host, one transfer coding, and a bound on pipelining. What the client is sent is in `connection_output`.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import math
 import re
-import socket
-import struct
 from collections import deque
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, NoReturn, Self, cast
+from typing import TYPE_CHECKING, NoReturn
 
 import httptools
 
-from kvasir.config.spec_edge import GatewaySpec
 from kvasir.core.errors import KvasirError, RequestError
 from kvasir.telemetry.reasons import CLIENT_CLOSED, SLOW_READER
+from kvasir_platform.gateway.connection_output import BODY, HEADERS, IDLE, LINGER, ConnectionOutput, Refusal
 from kvasir_platform.gateway.errors import error_headers, error_status
 from kvasir_platform.gateway.http import Exchange, HttpRequest
+from kvasir_platform.gateway.http_limits import HttpLimits
 from kvasir_platform.gateway.request_head import (
     check_coding,
     check_host,
@@ -46,66 +42,15 @@ _FRAMING = 8
 _SANE_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
 _ONLY_ONCE = frozenset((b"host", b"authorization", b"content-length", b"content-type", b"transfer-encoding"))
 
-_RESET = struct.pack("ii", 1, 0)
-_QUEUE_BYTES = 8 << 10
-"""What the loop may queue. Each queued write costs it most of a kilobyte beside its bytes, so that small ones
-wait for a slow reader in one piece of ours instead."""
-_KERNEL_BYTES = 64 << 10
-"""The kernel doubles it; without a bound it buffers megabytes for a client that does not read."""
-_OVERHEAD = 0.45
-"""The part of a stream's bound that queues and growing buffers take beside the bytes in them."""
 
-IDLE, HEADERS, BODY, LINGER = "idle", "headers", "body", "linger"
-
-
-@dataclass(frozen=True, slots=True)
-class HttpLimits:
-    """Bounds of one connection; bytes and seconds."""
-
-    header_bytes: int = 64 << 10
-    header_fields: int = 128
-    target_bytes: int = 8 << 10
-    body_bytes: int = 8 << 20
-    body_rate: int = 1024
-    header_s: float = 8.0
-    body_s: float = 30.0
-    idle_s: float = 75.0
-    linger_s: float = 2.0
-    stream_buffer_bytes: int = 256 << 10
-
-    @classmethod
-    def of(cls, spec: GatewaySpec) -> Self:
-        """As the deployment says."""
-        return cls(
-            header_bytes=spec.max_header_bytes,
-            header_fields=spec.max_header_fields,
-            target_bytes=spec.max_target_bytes,
-            body_bytes=spec.max_body_bytes,
-            body_rate=spec.min_body_bytes_per_s,
-            header_s=spec.header_timeout_s,
-            body_s=spec.body_timeout_s,
-            idle_s=spec.idle_timeout_s,
-            stream_buffer_bytes=spec.stream_buffer_bytes,
-        )
-
-
-class Connection(asyncio.Protocol):
+class Connection(ConnectionOutput):
     """One accepted socket. `deadline` is in the loop's time; the listener calls `expire` after it."""
 
     def __init__(self, listener: Listener, limits: HttpLimits) -> None:
-        self._listener = listener
-        self._limits = limits
+        super().__init__(listener, limits)
         self._parser = httptools.HttpRequestParser(self)
-        self._transport: asyncio.Transport
-        self._socket: socket.socket
-        self._exchange: Exchange | None = None
         self._waiting: deque[Exchange] = deque()
-        self._writable = True
-        self._backlog = bytearray()
-        self._overrun = False
-        self._draining = False
         self._refusal: KvasirError | None = None
-        self._reading = IDLE
         self._begun = False
         self._last = False
         self._upgrade = False
@@ -124,17 +69,11 @@ class Connection(asyncio.Protocol):
         self._held_bytes = 0
         self._body_due_s = 0.0
         self._judged_bytes = 0
-        self.deadline = math.inf
 
     # -- asyncio's side
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)
-        bound = self._limits.stream_buffer_bytes
-        self._transport.set_write_buffer_limits(high=min(_QUEUE_BYTES, bound // 4))
-        self._socket = sock = transport.get_extra_info("socket")
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, min(_KERNEL_BYTES, bound))
+        self._bound_output(transport)
         self._wait_for(HEADERS)
         full = self._listener.opened(self, transport.get_extra_info("peername"))
         if full is not None and self._reading != LINGER:
@@ -166,32 +105,10 @@ class Connection(asyncio.Protocol):
         except KvasirError as error:
             self._refuse(error)
 
-    def _drop(self, size: int) -> None:
-        """Of a client that goes on sending what nobody will read."""
-        self._wire_bytes += size
-        if self._wire_bytes > _DROPPED * self._limits.body_bytes:
-            self._cut(CLIENT_CLOSED)
-
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_reading()
         self._listener.closed(self)
         self._lose(CLIENT_CLOSED)
-
-    def pause_writing(self) -> None:
-        self._writable = False
-        if self._exchange is None or not self._exchange.streaming:
-            self._await_reader()
-        elif self._exchange.on_lagging is not None:
-            self._exchange.on_lagging()
-
-    def resume_writing(self) -> None:
-        self._writable = True
-        self._write_backlog()
-        if self._writable and self._exchange is not None and self._exchange.on_caught_up is not None:
-            self._exchange.on_caught_up()
-        if self._writable and self._reading != LINGER and self._exchange is None:
-            self._transport.resume_reading()
-            self._rest()
 
     # -- the parser's side
 
@@ -281,34 +198,6 @@ class Connection(asyncio.Protocol):
         if self._exchange is None:
             self._next()
 
-    # -- the exchange's side
-
-    def write(self, data: bytes) -> None:
-        if self._writable:
-            self._transport.write(data)
-        elif len(self._backlog) + len(data) <= self._limits.stream_buffer_bytes * (1.0 - _OVERHEAD):
-            self._backlog += data
-        elif not self._overrun:
-            self._overrun = True
-            # Later, because this runs inside the router's fan-out, which must not be re-entered.
-            self._listener.loop.call_soon(self._cut_slow)
-
-    def date(self) -> bytes:
-        return self._listener.date()
-
-    @property
-    def lagging(self) -> bool:
-        return not self._writable
-
-    def answered(self, *, close: bool) -> None:
-        self._exchange = None
-        if close or self._draining:
-            self._close()
-        elif self._writable:
-            self._rest()
-        else:
-            self._await_reader()
-
     # -- the listener's side
 
     def close_when_idle(self) -> None:
@@ -337,7 +226,6 @@ class Connection(asyncio.Protocol):
     # -- inside
 
     def _rest(self) -> None:
-        """What comes after an answer: the next request, the rest of one, or idling."""
         if self._waiting:
             # Later, because this may run inside the router's fan-out, which must not be re-entered.
             self._listener.loop.call_soon(self._next)
@@ -409,28 +297,6 @@ class Connection(asyncio.Protocol):
         self._judged_bytes = self._body_bytes
         self.deadline = min(self._body_due_s, now + window_s)
 
-    def _await_reader(self) -> None:
-        """A whole answer waits for its reader: take nothing more, and not for ever."""
-        self._transport.pause_reading()
-        self.deadline = self._listener.loop.time() + self._limits.body_s
-
-    def _cut_slow(self) -> None:
-        if self._reading != LINGER:
-            self._cut(SLOW_READER)
-
-    def _write_backlog(self) -> None:
-        """Hand over what waited for a slow reader."""
-        if self._backlog:
-            backlog, self._backlog = self._backlog, bytearray()
-            self._transport.write(backlog)
-
-    def _close(self) -> None:
-        """Close when what was written has left, within a bound."""
-        self._write_backlog()
-        self._stop_reading()
-        self.deadline = self._listener.loop.time() + self._limits.body_s
-        self._transport.close()
-
     def _wait_for(self, part: str) -> None:
         now, limits = self._listener.loop.time(), self._limits
         if part == BODY:
@@ -460,6 +326,12 @@ class Connection(asyncio.Protocol):
         self._header_bytes += size
         if self._header_bytes > self._limits.header_bytes or self._header_count > self._limits.header_fields:
             self._headers_too_large()
+
+    def _drop(self, size: int) -> None:
+        """Of a client that goes on sending what nobody will read."""
+        self._wire_bytes += size
+        if self._wire_bytes > _DROPPED * self._limits.body_bytes:
+            self._cut(CLIENT_CLOSED)
 
     def _check_wire(self) -> None:
         """Catch what the callbacks cannot see: one endless header, or a body that is all framing."""
@@ -495,13 +367,13 @@ class Connection(asyncio.Protocol):
             self._cut(CLIENT_CLOSED)
             return
         empty = HttpRequest(self._method, "", self._headers, b"", keep_alive=False, chunked=False)
-        exchange = self._listener.exchange(empty, self._request_id(), _Refusal(self))
+        exchange = self._listener.exchange(empty, self._request_id(), Refusal(self))
         self._listener.refused(error)
         exchange.fail(error_status(error), error, error_headers(error))
 
     def _stop_reading(self) -> None:
-        """Take nothing more, and let go of what was taken."""
         self._reading = LINGER
+        self._wire_bytes = 0
         self._waiting.clear()
         self._body = b""
         self._release(self._held_bytes)
@@ -509,47 +381,3 @@ class Connection(asyncio.Protocol):
     def _release(self, size: int) -> None:
         self._held_bytes -= size
         self._listener.hold(-size)
-
-    def linger(self) -> None:
-        """Half-close and drop what still comes: closing at once would reset the connection, and the
-        peer would never read the answer. TLS cannot half-close; the answer's length tells its end."""
-        self._write_backlog()
-        self._stop_reading()
-        self._wire_bytes = 0
-        self.deadline = self._listener.loop.time() + self._limits.linger_s
-        if self._transport.can_write_eof():
-            self._transport.write_eof()
-
-    def _cut(self, code: str) -> None:
-        self._stop_reading()
-        self._lose(code)
-        # Reset, so that the kernel too drops at once what the client did not read. A transport that is
-        # closing already may have let go of its socket; uvloop then raises ValueError.
-        with contextlib.suppress(OSError, ValueError):
-            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
-        self._transport.abort()
-
-    def _lose(self, code: str) -> None:
-        exchange, self._exchange = self._exchange, None
-        if exchange is not None:
-            exchange.gone(code)
-
-
-class _Refusal:
-    """The wire of an exchange that only refuses: it lingers where others close."""
-
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
-
-    def write(self, data: bytes) -> None:
-        self._connection.write(data)
-
-    def date(self) -> bytes:
-        return self._connection.date()
-
-    @property
-    def lagging(self) -> bool:
-        return self._connection.lagging
-
-    def answered(self, *, close: bool) -> None:
-        self._connection.linger()

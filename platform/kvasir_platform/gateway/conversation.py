@@ -20,15 +20,17 @@ TemplateMessage = dict[str, Any]
 
 def template_messages(messages: Sequence[Message]) -> list[TemplateMessage]:
     """`messages` for a chat template. Raises RequestError for arguments that nest too deep."""
-    return [_template_message(message, f"messages[{i}]") for i, message in enumerate(messages)]
+    return [_template_message(message, i) for i, message in enumerate(messages)]
 
 
-def _template_message(message: Message, path: str) -> TemplateMessage:
+def _template_message(message: Message, number: int) -> TemplateMessage:
     role = message.role
     if role == "assistant":
-        return _assistants(message, path)
-    shown: TemplateMessage = {"role": "tool" if role == "function" else role}
-    shown["content"] = _content(message.content)
+        return _assistants(message, number)
+    shown: TemplateMessage = {
+        "role": "tool" if role == "function" else role,
+        "content": _content(message.content),
+    }
     if role in ("tool", "function"):
         if message.tool_call_id is not None:
             shown["tool_call_id"] = message.tool_call_id
@@ -39,17 +41,11 @@ def _template_message(message: Message, path: str) -> TemplateMessage:
     return shown
 
 
-def _assistants(message: Message, path: str) -> TemplateMessage:
+def _assistants(message: Message, number: int) -> TemplateMessage:
     content = message.content if message.content is not None else message.refusal
     shown: TemplateMessage = {"role": "assistant", "content": _content(content)}
-    calls = [
-        _call(call.id, call.function, f"{path}.tool_calls[{i}]")
-        for i, call in enumerate(message.tool_calls or ())
-    ]
-    if message.function_call is not None:
-        calls.append(_call(f"call_{message.function_call.name}", message.function_call, path))
-    if calls:
-        shown["tool_calls"] = calls
+    if message.tool_calls or message.function_call is not None:
+        shown["tool_calls"] = _calls(message, f"messages[{number}]")
     reasoning = message.reasoning if message.reasoning is not None else message.reasoning_content
     if reasoning is not None:
         shown["reasoning"] = shown["reasoning_content"] = reasoning
@@ -62,6 +58,16 @@ def _content(content: str | list[ContentPart] | None) -> str | list[dict[str, st
     if content is None or isinstance(content, str):
         return content or ""
     return [{"type": "text", "text": part.text or part.refusal or ""} for part in content]
+
+
+def _calls(message: Message, path: str) -> list[dict[str, Any]]:
+    calls = [
+        _call(call.id, call.function, f"{path}.tool_calls[{i}]")
+        for i, call in enumerate(message.tool_calls or ())
+    ]
+    if message.function_call is not None:
+        calls.append(_call(f"call_{message.function_call.name}", message.function_call, path))
+    return calls
 
 
 def _call(call_id: str, function: FunctionCalled, path: str) -> dict[str, Any]:

@@ -18,8 +18,9 @@ from kvasir_platform.gateway.request_head import METHODS
 _METHODS = METHODS.encode()
 _EXPOSED = (
     b"x-request-id, retry-after, retry-after-ms, x-should-retry, server-timing, traceparent, "
-    b"x-ratelimit-limit-requests, x-ratelimit-limit-tokens, x-ratelimit-remaining-requests, "
-    b"x-ratelimit-remaining-tokens, x-ratelimit-reset-requests, x-ratelimit-reset-tokens"
+    b"x-kvasir-brownout, x-ratelimit-limit-requests, x-ratelimit-limit-tokens, "
+    b"x-ratelimit-remaining-requests, x-ratelimit-remaining-tokens, "
+    b"x-ratelimit-reset-requests, x-ratelimit-reset-tokens"
 )
 _FIELDS = re.compile(rb"[A-Za-z0-9-]{1,64}(?: ?, ?[A-Za-z0-9-]{1,64}){0,63}")
 _REQUESTED = b"access-control-request-headers"

@@ -16,11 +16,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
+from cryptography import x509
+from cryptography.hazmat.primitives.serialization import Encoding
+
 from kvasir.config.spec_edge import EdgeTlsSpec
 from kvasir.core.errors import ConfigError, KvasirError
 from kvasir.telemetry.reasons import TLS_FAILED
-from kvasir.wire.tls import certificate_problem
-from kvasir_platform.gateway.connection import Connection, HttpLimits
+from kvasir.wire.tls import certificate_problem, certificates_in, read_pem
+from kvasir_platform.gateway.connection import Connection
+from kvasir_platform.gateway.http_limits import HttpLimits
 
 if TYPE_CHECKING:
     from kvasir_platform.gateway.listener import Listener
@@ -45,10 +49,12 @@ class EdgeCertificate:
             raise ConfigError("gateway.tls: name cert_file and key_file")
         self._cert, self._key = Path(spec.cert_file), Path(spec.key_file)
         self._clients = None if spec.client_ca_file is None else Path(spec.client_ca_file)
+        self._operator = None if spec.operator_cert_file is None else Path(spec.operator_cert_file)
         self._minimum = _VERSIONS[spec.minimum]
         self._now = now
         self._wall = wall
         self._stamp = self._look()
+        self._expires_s = 0.0
         self._context = self._load()
         self._recheck_s = now() + _RECHECK_S
 
@@ -66,9 +72,13 @@ class EdgeCertificate:
                     _log.error("the gateway keeps its last good certificate: %s", error.message)
         return self._context
 
+    def expires_s(self) -> float:
+        """When the certificate that is shown expires, in seconds since the epoch."""
+        return self._expires_s
+
     def _look(self) -> Stamp:
         found = []
-        for path in (self._cert, self._key, self._clients):
+        for path in (self._cert, self._key, self._clients, self._operator):
             try:
                 status = None if path is None else path.stat()
             except OSError:
@@ -90,9 +100,19 @@ class EdgeCertificate:
             if self._clients is not None:
                 context.load_verify_locations(self._clients)
                 context.verify_mode = ssl.CERT_REQUIRED
+                if self._operator is not None:
+                    # Of this file one certificate, so that nobody else whom its authority certified gets in.
+                    context.load_verify_locations(cadata=_first(self._operator).public_bytes(Encoding.DER))
+            expires = _first(self._cert).not_valid_after_utc
         except OSError as error:
             raise ConfigError(f"gateway.tls: {self._cert} cannot be used: {error}") from error
+        self._expires_s = expires.timestamp()
         return context
+
+
+def _first(path: Path) -> x509.Certificate:
+    """The first certificate of a PEM file. Raises ConfigError."""
+    return certificates_in(path, read_pem(path))[0]
 
 
 class Handshake:

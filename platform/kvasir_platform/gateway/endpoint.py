@@ -8,7 +8,7 @@ from typing import NoReturn
 
 from kvasir.config.spec import Deployment
 from kvasir.ports.clock import Clock
-from kvasir.ports.router import RouterPort
+from kvasir.ports.router import RequestPort
 from kvasir.telemetry.metrics import Metrics
 from kvasir.telemetry.spans import SpanRecorder
 from kvasir_platform.gateway.decisions import RequestNames
@@ -26,7 +26,7 @@ class Tools:
     time of day in Unix seconds; `suffix` makes a few random characters."""
 
     deployment: Deployment
-    router: RouterPort
+    router: RequestPort
     names: RequestNames
     models: ModelTable
     metrics: Metrics

@@ -15,7 +15,7 @@ from dataclasses import replace
 from kvasir.core.errors import KvasirError
 from kvasir.core.requests import Delta, Request, Usage
 from kvasir.ports.clock import Clock
-from kvasir.ports.router import RequestSummary, RouterPort
+from kvasir.ports.router import RequestPort, RequestSummary
 from kvasir.telemetry.histogram import Histogram
 from kvasir.telemetry.metrics import Metrics
 from kvasir.telemetry.reasons import CONTENT_FILTER, OK
@@ -110,7 +110,7 @@ class Generation:
         exchange: Exchange,
         answer: Answer,
         *,
-        router: RouterPort,
+        router: RequestPort,
         metrics: Metrics,
         spans: SpanRecorder | None,
         clock: Clock,
@@ -130,6 +130,8 @@ class Generation:
         self._usage = Usage()
         self._submitted_s = 0.0
         self._worked = False
+        self.error = ""
+        """The code of what the router ended it with, "" where that was the last token."""
         self._ended = False
 
     @property
@@ -160,6 +162,7 @@ class Generation:
                 self._router.submit(request, leg)
             except KvasirError as error:
                 leg.live = False
+                self.error = error.code
                 self._cancel_live(error.code)
                 # Its other legs were cancelled in the turn of the loop in which they came.
                 self._worked = False
@@ -175,6 +178,7 @@ class Generation:
 
     def leg_failed(self, leg: Leg, error: KvasirError, summary: RequestSummary) -> None:
         """End the call with the error and stop the other legs."""
+        self.error = error.code
         self._leg_ended(leg, summary)
         if not self._ended:
             self._end()

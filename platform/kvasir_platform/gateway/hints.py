@@ -16,6 +16,8 @@ from kvasir_platform.gateway.schema.sampling import SamplingFields
 
 SLO_HEADER = "x-kvasir-slo"
 SESSION_HEADER = "x-session-id"
+TIMING_HEADER = "x-kvasir-server-timing"
+"""Asks for the Server-Timing of a stream's end, by the value `comment`."""
 
 
 class SloClasses:

@@ -7,10 +7,10 @@ fan-out into the transport by one function call, which is what keeps a token che
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Protocol
 
+from kvasir.core.values import value
 from kvasir_platform.gateway.errors import error_body
 
 JSON = b"application/json"
@@ -24,7 +24,7 @@ _STATUS_LINES = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class HttpRequest:
     """A complete request. Header names are lower case; a header sent twice has its values joined by a
     comma. `path` is percent-encoded as sent, without scheme, host and query."""
@@ -70,7 +70,7 @@ class Exchange:
     `on_gone` is called at most once, with a code, when the client left or was cut before the answer
     was complete; after it, everything written is ignored. `on_lagging` is called whenever a stream's client
     begins to lag (maybe from within a write), `on_caught_up` when it has read what waited for it. `lines` are
-    header lines that its answer carries whatever it is.
+    header lines that its answer carries whatever it is, `model` what it is for as metrics have it.
     """
 
     __slots__ = (
@@ -79,6 +79,7 @@ class Exchange:
         "_wire",
         "arrival_s",
         "lines",
+        "model",
         "on_caught_up",
         "on_gone",
         "on_lagging",
@@ -96,6 +97,7 @@ class Exchange:
         self.on_lagging: Callable[[], None] | None = None
         self.on_caught_up: Callable[[], None] | None = None
         self.lines = b""
+        self.model: str | None = None
         self._wire = wire
         self._open = True
         self._close = not request.keep_alive

@@ -15,12 +15,13 @@ from email.utils import formatdate
 from kvasir.config.spec_edge import GatewaySpec
 from kvasir.core.errors import CapacityError, KvasirError
 from kvasir_platform.gateway.clients import ClientConnections
-from kvasir_platform.gateway.connection import Connection, HttpLimits
+from kvasir_platform.gateway.connection import Connection
 from kvasir_platform.gateway.cors import Cors
 from kvasir_platform.gateway.edge_tls import EdgeCertificate, Handshake, Held, accept_secure
 from kvasir_platform.gateway.http import Exchange, HttpRequest, Wire
+from kvasir_platform.gateway.http_limits import HttpLimits
 
-Listen = socket.socket | tuple[str, int]
+Listen = socket.socket | list[socket.socket] | tuple[str, int]
 
 _MAX_SWEEP_S = 0.5
 _BACKLOG = 1024
@@ -60,7 +61,7 @@ class Listener:
         self._clients = ClientConnections(spec.max_connections_per_client, spec.trusted_proxies)
         self._bodies_bytes = 0
         self._max_bodies_bytes = spec.max_bodies_bytes
-        self._certificate = (
+        self.certificate = (
             None if spec.tls.cert_file is None else EdgeCertificate(spec.tls, now=now, wall=wall)
         )
         self._handshake_s = spec.tls.handshake_timeout_s
@@ -77,14 +78,18 @@ class Listener:
 
     async def open(self, listen: Listen) -> tuple[str, int]:
         """Bind and accept; returns the address. Raises OSError when the port is taken."""
-        sockets = [listen] if isinstance(listen, socket.socket) else await self._bind(*listen)
+        if isinstance(listen, tuple):
+            sockets = await self._bind(*listen)
+        else:
+            sockets = listen if isinstance(listen, list) else [listen]
         for sock in sockets:
             sock.setblocking(False)
-            if self._certificate is None:
+            if self.certificate is None:
                 server = await self.loop.create_server(self._plain, sock=sock, backlog=_BACKLOG)
                 self._stop_accepting.append(server.close)
             else:
-                accepting = accept_secure(self, sock, self._certificate, self._limits, self._handshake_s)
+                sock.listen(_BACKLOG)
+                accepting = accept_secure(self, sock, self.certificate, self._limits, self._handshake_s)
                 task = self.loop.create_task(accepting, name="accept-tls")
                 self._stop_accepting += [task.cancel, sock.close]
         address = sockets[0].getsockname()

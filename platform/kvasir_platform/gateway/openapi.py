@@ -18,7 +18,7 @@ import msgspec
 
 from kvasir.telemetry.reasons import REASONS
 from kvasir_platform.gateway.errors import error_type
-from kvasir_platform.gateway.hints import SESSION_HEADER, SLO_HEADER
+from kvasir_platform.gateway.hints import SESSION_HEADER, SLO_HEADER, TIMING_HEADER
 from kvasir_platform.gateway.http import Exchange
 from kvasir_platform.gateway.schema import answers
 from kvasir_platform.gateway.schema.chat import ChatBody
@@ -145,7 +145,7 @@ _OPERATIONS = (
     _Operation(OPENAPI, "get", "openapi", "This document.", "application/json", key=False, tag="Operation"),
 )
 _HINTS = ("RequestId", "TraceParent", "TraceState")
-_STEERING = (*_HINTS, "SessionId", "SloClass")
+_STEERING = (*_HINTS, "SessionId", "SloClass", "ServerTimingWish")
 
 
 def openapi_page(exchange: Exchange) -> None:
@@ -223,6 +223,8 @@ def _good(operation: _Operation) -> Json:
     headers = ["x-request-id", "traceparent"]
     if operation.body is not None and operation.tag == "API":
         headers += ["server-timing", *_LIMIT_HEADERS]
+    if operation.chunk is not None:
+        headers.append("x-kvasir-brownout")
     content: Json = {}
     if isinstance(operation.answer, str):
         content[operation.answer] = {"schema": {"type": "object"} if "json" in operation.answer else _TEXT}
@@ -305,7 +307,9 @@ def _error_schema() -> Json:
 
 def _error(status: int) -> Json:
     lines = [f"- `{code}`: {REASONS[code].meaning} {REASONS[code].remedy}" for code in _codes(status)]
-    names = ["x-request-id", *(["retry-after"] if status in (429, 503) else [])]
+    names = ["x-request-id", *(["retry-after", "retry-after-ms"] if status in (429, 503) else [])]
+    if status >= 500:
+        names.append("x-should-retry")
     if status == 429:
         names += _LIMIT_HEADERS
     return {
@@ -351,6 +355,9 @@ def _parameters() -> Json:
             SESSION_HEADER, "What belongs together, so that it runs near its cache.", maxLength=MAX_HINT
         ),
         "SloClass": header(SLO_HEADER, "The deployment's class of service that the request wants."),
+        "ServerTimingWish": header(
+            TIMING_HEADER, "`comment`: a stream is to end with its whole Server-Timing as a comment."
+        ),
     }
 
 
@@ -372,6 +379,9 @@ def _headers() -> Json:
         "x-request-id": shown("Names the request in logs, metrics, traces and /decisions.", _TEXT),
         "traceparent": shown("The gateway's span of the request, where it is traced.", _TEXT),
         "retry-after": shown("Seconds to wait.", {"type": "integer", "minimum": 1}),
+        "retry-after-ms": shown("The same in milliseconds.", {"type": "integer", "minimum": 1}),
+        "x-should-retry": shown("`false` where repeating gives the same or makes it worse.", _TEXT),
+        "x-kvasir-brownout": shown("What is done under pressure, as in `1; cap_max_tokens=256`.", _TEXT),
         "server-timing": shown("Where the time went, in milliseconds, as far as it is known by then.", _TEXT),
         **{name: shown(*limits[name.split("-")[2]]) for name in _LIMIT_HEADERS},
     }

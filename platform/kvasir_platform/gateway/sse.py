@@ -22,15 +22,17 @@ from kvasir_platform.gateway.answer import (
     finish_reason,
     prompt_ids,
     prompt_logprobs,
+    stop_reason,
     usage_object,
     wanted_calls,
     without_output,
 )
 from kvasir_platform.gateway.errors import error_body, error_headers, error_status
+from kvasir_platform.gateway.hints import TIMING_HEADER
 from kvasir_platform.gateway.http import Exchange, HttpRequest
 
 _DONE = b"data: [DONE]\n\n"
-_TIMING_WISH = b"x-kvasir-server-timing"
+_TIMING_WISH = TIMING_HEADER.encode()
 _MAX_HELD_CHARS = 16 << 10
 _PIECE_CHARS = 16
 """What holding one piece costs beside its characters."""
@@ -277,7 +279,7 @@ class StreamedAnswer:
             return b""
         choice["finish_reason"] = finish_reason(self._head, delta.finish, at.called)
         if delta.stop_reason is not None:
-            choice["stop_reason"] = delta.stop_reason
+            choice["stop_reason"] = stop_reason(self._head, delta.stop_reason)
         return self._frame({"choices": [choice]}, at)
 
     def _start(self, index: int, delta: Delta) -> _Progress:

@@ -21,6 +21,7 @@ from kvasir_platform.gateway.fast_tokenizer import return_memory
 from kvasir_platform.gateway.filters.build import output_filters
 from kvasir_platform.gateway.models import EdgeModel, ModelTable
 from kvasir_platform.gateway.tenants.callers import make_callers
+from kvasir_platform.gateway.tenants.salts import salt_secret
 from kvasir_platform.gateway.tokenization import ModelTokenizer, TokenizerPool
 
 
@@ -57,6 +58,7 @@ def make_gateway(
     ConfigError when a model's files, API keys, or what the filters name cannot be read."""
     metrics = make_metrics(deployment) if metrics is None else metrics
     rng = random.SystemRandom()
+    far = router if isinstance(router, Elsewhere) else None
     return Gateway(
         deployment,
         router,
@@ -69,7 +71,8 @@ def make_gateway(
             time.time,
             rng,
             os.environ,
-            limits=router.limits if isinstance(router, Elsewhere) else None,
+            secret=salt_secret(deployment) if far is None else far.cache_secret,
+            limits=None if far is None else far.limits,
         ),
         filters=output_filters(deployment.output_filters, metrics, now=clock.now, rng=rng),
         spans=otlp_recorder(deployment.telemetry.otlp_endpoint, deployment.name) if spans is None else spans,

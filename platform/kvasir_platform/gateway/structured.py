@@ -15,6 +15,7 @@ from kvasir_platform.gateway.schema.limits import (
     MAX_TAG_DEPTH,
     bad,
     check_depth,
+    check_references,
     check_size,
     missing,
 )
@@ -106,6 +107,7 @@ def _json_text(value: str | dict[str, Any], param: str, levels: int) -> str:
         check_size(value, MAX_SCHEMA_BYTES, param)
         value = _object(value, param)
     check_depth(value, param, levels)
+    check_references(value, param)
     text = msgspec.json.encode(value)
     check_size(text, MAX_SCHEMA_BYTES, param)
     return text.decode()

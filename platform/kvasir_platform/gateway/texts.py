@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -12,7 +13,7 @@ from kvasir_platform.gateway.http import Exchange
 from kvasir_platform.gateway.models import EdgeModel, ModelTable
 from kvasir_platform.gateway.schema.decode import decode_detokenize, decode_tokenize
 from kvasir_platform.gateway.side_calls import detokenize_ids, tokenize_call
-from kvasir_platform.gateway.tenants.caller import Caller
+from kvasir_platform.gateway.tenants.caller import Caller, Charge
 
 
 class TextApi:
@@ -25,30 +26,51 @@ class TextApi:
     def tokenize(self, caller: Caller, exchange: Exchange) -> None:
         """POST /tokenize: the ids of a text, or of a chat as the model's template shows it."""
         body = decode_tokenize(exchange.request.body)
-        model = self._model(caller, body.model)
+        model = self._model(caller, exchange, body.model)
         call = tokenize_call(body, model.name, model.tokenizer.template, model.powers)
         strings = call.show_strings
-        model.tokenizers.encode(
-            [call.text],
-            add_special_tokens=call.add_special_tokens,
-            salt=caller.salt(""),
-            then=lambda ids: self._guard(exchange, lambda: _answer_ids(exchange, model, ids[0], strings)),
-            failed=lambda error: self._guard(exchange, lambda: raised(error)),
-        )
+
+        def encode() -> None:
+            model.tokenizers.encode(
+                [call.text],
+                add_special_tokens=call.add_special_tokens,
+                salt=caller.salt(""),
+                then=lambda ids: self._guard(exchange, lambda: _answer_ids(exchange, model, ids[0], strings)),
+                failed=lambda error: self._guard(exchange, lambda: raised(error)),
+            )
+
+        self._charge(caller, exchange, encode)
 
     def detokenize(self, caller: Caller, exchange: Exchange) -> None:
         """POST /detokenize: the text of ids, special tokens and all."""
         body = decode_detokenize(exchange.request.body)
-        model = self._model(caller, body.model)
-        model.tokenizers.decode(
-            detokenize_ids(body, model.tokenizer.vocabulary),
-            then=lambda text: self._guard(exchange, lambda: _json(exchange, {"prompt": text})),
-            failed=lambda error: self._guard(exchange, lambda: raised(error)),
-        )
+        model = self._model(caller, exchange, body.model)
+        ids = detokenize_ids(body, model.tokenizer.vocabulary)
 
-    def _model(self, caller: Caller, name: str | None) -> EdgeModel:
+        def decode() -> None:
+            model.tokenizers.decode(
+                ids,
+                then=lambda text: self._guard(exchange, lambda: _json(exchange, {"prompt": text})),
+                failed=lambda error: self._guard(exchange, lambda: raised(error)),
+            )
+
+        self._charge(caller, exchange, decode)
+
+    def _charge(self, caller: Caller, exchange: Exchange, work: Callable[[], None]) -> None:
+        """Do what costs the tenant a request and no tokens."""
+
+        def admitted(charge: Charge) -> None:
+            charge.settle(0, 0)
+            exchange.lines += charge.header_lines
+            self._guard(exchange, work)
+
+        caller.admit(0, then=admitted, failed=lambda error: self._guard(exchange, lambda: raised(error)))
+
+    def _model(self, caller: Caller, exchange: Exchange, name: str | None) -> EdgeModel:
         caller.check_model(self._models.first.name if name is None else name)
-        return self._models.find(name).model
+        model = self._models.find(name).model
+        exchange.model = model.name
+        return model
 
 
 def _answer_ids(exchange: Exchange, model: EdgeModel, ids: array[int], strings: bool) -> None:

@@ -13,13 +13,13 @@ import time
 from array import array
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Protocol, TypeVar
 
 from kvasir.config.spec_tokenizer import TokenizerSpec
 from kvasir.core.errors import CapacityError, RequestError
+from kvasir.core.values import value
 from kvasir.telemetry.tokenizer_series import TokenizerSizes
 from kvasir_platform.gateway.chat_template import ChatTemplate
 from kvasir_platform.gateway.fast_tokenizer import ProvenEncoder, Reference, load_encoder
@@ -45,7 +45,7 @@ _MAX_PENDING = 256
 _T = TypeVar("_T")
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Encoding:
     """An encoding that was begun. `finish` gives the ids of each text, may be called once and in any thread,
     and takes about `work_us` microseconds."""

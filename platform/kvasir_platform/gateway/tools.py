@@ -11,7 +11,14 @@ import msgspec
 from kvasir.core.requests import Parsing
 from kvasir_platform.gateway.powers import ModelPowers
 from kvasir_platform.gateway.schema.chat import ChatBody, Function, NamedFunction, NamedTool, Tool
-from kvasir_platform.gateway.schema.limits import MAX_TOOL_BYTES, bad, check_depth, check_size, unsupported
+from kvasir_platform.gateway.schema.limits import (
+    MAX_TOOL_BYTES,
+    bad,
+    check_depth,
+    check_references,
+    check_size,
+    unsupported,
+)
 
 TemplateTool = dict[str, Any]
 
@@ -126,6 +133,7 @@ def _shown(functions: Sequence[Function], param: str, part: str) -> tuple[Templa
             raise bad(f"{where}.name {function.name!r} is there twice.", f"{where}.name")
         names.add(function.name)
         check_depth(function.parameters, f"{where}.parameters")
+        check_references(function.parameters, f"{where}.parameters")
         told: dict[str, Any] = {
             "name": function.name,
             "description": function.description,

@@ -17,6 +17,7 @@ from kvasir_platform.gateway.answer import (
     finish_reason,
     prompt_ids,
     prompt_logprobs,
+    stop_reason,
     usage_object,
     wanted_calls,
     without_output,
@@ -119,7 +120,7 @@ class WholeAnswer:
             self._add_prompt(made, index)
         made["finish_reason"] = finish_reason(head, choice.finish, bool(calls))
         if choice.stop_reason is not None:
-            made["stop_reason"] = choice.stop_reason
+            made["stop_reason"] = stop_reason(head, choice.stop_reason)
         if head.shows_token_ids:
             made["token_ids"] = choice.token_ids
         return made

@@ -1,8 +1,8 @@
 """A Launcher of cheap processes: what `kvasir up` does around a deployment, without Ray or an engine.
 
 Each replica is a sleeping process, optionally with a shared-memory file as engines leave them and with
-a daemonised child; the gateway is a small HTTP server that says it is ready. Everything can be told to
-fail, hang or refuse to die.
+a daemonised child; the gateway is a small HTTP or HTTPS server that says it is ready. Everything can be
+told to fail, hang or refuse to die.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ time.sleep(600)
 """
 
 _GATEWAY = """
-import http.server, json
+import http.server, json, ssl
 class Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
         worker = {"worker_id": "w-1", "address": "mem", "pool": "decode", "state": "ready",
@@ -47,8 +47,16 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
-server = http.server.HTTPServer(("127.0.0.1", %d), Handler)
-print("listening on %%d" %% server.server_port, flush=True)
+server = http.server.HTTPServer(("127.0.0.1", {port}), Handler)
+cert, key, *clients = {tls}
+if cert:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(cert, key)
+    for file in filter(None, clients):
+        context.load_verify_locations(file)
+        context.verify_mode = ssl.CERT_REQUIRED
+    server.socket = context.wrap_socket(server.socket, server_side=True)
+print("listening on", server.server_port, flush=True)
 server.serve_forever()
 """
 
@@ -115,7 +123,10 @@ class CheapLauncher:
             if line.startswith("listening on ") and not listening.done():
                 listening.set_result(line.removeprefix("listening on "))
 
-        program = _GATEWAY % self._deployment.gateway.port
+        gateway = self._deployment.gateway
+        files = gateway.tls.cert_file, gateway.tls.key_file
+        clients = gateway.tls.client_ca_file, gateway.tls.operator_cert_file
+        program = _GATEWAY.replace("{port}", str(gateway.port)).replace("{tls}", repr([*files, *clients]))
         child = await self._children.spawn("router", [sys.executable, "-c", program], on_line=on_line)
         exited = asyncio.ensure_future(child.wait())
         ends: set[asyncio.Future[Any]] = {listening, exited}

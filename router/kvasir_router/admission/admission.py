@@ -229,9 +229,10 @@ class Admission:
         """The prompt has been computed."""
         self._long_prompts.discard(ticket.request_id)
 
-    def first_token(self, ticket: Ticket, seconds: float) -> None:
-        """The first token came so long after the request began."""
-        self._paces[ticket.long].first_token(seconds)
+    def first_token(self, ticket: Ticket, seconds: float | None) -> None:
+        """The first token came so long after the request began; None where that is not typical."""
+        if seconds is not None:
+            self._paces[ticket.long].first_token(seconds)
         self.computed(ticket)
 
     def ended(self, ticket: Ticket) -> None:
@@ -324,7 +325,7 @@ class Admission:
     def _long_is_shut(self, ticket: Ticket, room: Room) -> bool:
         rules = self._rules
         if ticket.fresh_tokens >= rules.long_tokens:
-            most = max(1, int(rules.long_share * room.prefill_places))
+            most = max(1, int(rules.long_share * room.places[0]))
             if len(self._long_prompts) >= most:
                 return True
         return bool(self._long_kv) and self._long_kv + ticket.cost > rules.long_share * room.kv_tokens
@@ -351,7 +352,12 @@ class Admission:
         avoided = fleet.health.avoided(now)
         if fleet.changed != self._known or avoided != self._avoided:
             self._known, self._avoided = fleet.changed, avoided
+            before = self._room.places
             self._room.renew(avoided)
+            grown = [new / old for new, old in zip(self._room.places, before, strict=True) if old]
+            if grown and max(grown) > 1.0:
+                for pace in self._paces:
+                    pace.grown(max(grown))
         return self._room
 
     def _over(self, ticket: Ticket) -> bool:

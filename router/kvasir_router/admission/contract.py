@@ -11,16 +11,19 @@ from types import MappingProxyType
 @dataclass(frozen=True, slots=True)
 class BrownoutStep:
     """One thing that is done under pressure; exactly one field is set. `shed` is the number of a priority
-    class: requests of it, and of those less urgent, are refused."""
+    class: requests of it, and of those less urgent, are refused; `shed_name` is what people call it."""
 
     cap_max_tokens: int | None = None
     fallback_model: str | None = None
     shed: int | None = None
+    shed_name: str = ""
 
     def __str__(self) -> str:
         if self.cap_max_tokens is not None:
             return f"cap_max_tokens={self.cap_max_tokens}"
-        return f"fallback_model={self.fallback_model}" if self.fallback_model else f"shed={self.shed}"
+        if self.fallback_model is not None:
+            return f"fallback_model={self.fallback_model}"
+        return f"shed={self.shed_name or self.shed}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +49,8 @@ def _unlimited() -> Mapping[str, int]:
 @dataclass(frozen=True, slots=True)
 class Rules:
     """See kvasir.config.spec_admission; the defaults limit nothing. `weights` are by tenant, 1 for one that
-    is not named; `seats` by pool: the sequences that an engine of it runs at once. `disaggregation` as in the
-    spec: always, auto or never."""
+    is not named; by pool, `seats` are the sequences that an engine of it runs at once, and `step_tokens` the
+    tokens that it computes in a step. `disaggregation` as in the spec: always, auto or never."""
 
     max_queue: int = 1024
     max_queue_tokens: int = 1 << 40
@@ -65,6 +68,7 @@ class Rules:
     class_factor: float | None = None
     weights: Mapping[str, float] = field(default_factory=_nobody)
     seats: Mapping[str, int] = field(default_factory=_unlimited)
+    step_tokens: Mapping[str, int] = field(default_factory=dict)
     disaggregation: str = "auto"
     brownout: BrownoutRules = BrownoutRules()
 

@@ -30,9 +30,15 @@ def rules_of(deployment: Deployment) -> Rules:
         class_factor=spec.class_factor if spec.priorities == "weighted" else None,
         weights=tenancy.weights(),
         seats={pool.name: pool.engine.max_num_seqs for pool in deployment.pools},
+        step_tokens={pool.name: pool.engine.max_num_batched_tokens for pool in deployment.pools},
         disaggregation=deployment.disaggregation,
         brownout=BrownoutRules(
-            steps=tuple(_step(each, tenancy.priorities) for each in brownout.steps),
+            # The model that others fall back to has nothing to fall back to itself.
+            steps=tuple(
+                _step(each, tenancy.priorities)
+                for each in brownout.steps
+                if each.fallback_model != deployment.model.name
+            ),
             enter=brownout.enter,
             leave=brownout.leave,
             enter_s=brownout.enter_s,
@@ -43,4 +49,4 @@ def rules_of(deployment: Deployment) -> Rules:
 
 def _step(spec: BrownoutStepSpec, priorities: tuple[str, ...]) -> BrownoutStep:
     shed = None if spec.shed is None else priorities.index(spec.shed)
-    return BrownoutStep(spec.cap_max_tokens, spec.fallback_model, shed)
+    return BrownoutStep(spec.cap_max_tokens, spec.fallback_model, shed, spec.shed or "")

@@ -1,7 +1,8 @@
 """How fast requests get on, as measured: what waits of clients and `Retry-After` are told from.
 
 The rate is what was begun per second while others waited, so that idle times do not count. Nothing is known
-until there was such a time.
+until there was such a time, nor for long after it: a rate from when workers hung must not turn away those who
+come when they are well again and idle.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ WINDOW_S = 0.5
 """Measurements shorter than this are not taken into the mean, and those below a fifth of it not at all."""
 MEMORY_S = 2.0
 """The mean's: older measurements weigh exponentially less."""
+FORGET_S = 5 * MEMORY_S
+"""What was measured longer ago says nothing any more."""
 SERVICE_WEIGHT = 0.05
 
 
@@ -20,6 +23,7 @@ class Pace:
 
     def __init__(self) -> None:
         self._rate: float | None = None
+        self._measured_s = 0.0
         self._since_s: float | None = None
         self._cost = 0
         self.service_s = 0.0
@@ -29,6 +33,8 @@ class Pace:
         """Somebody waits from here on, if nobody did."""
         if self._since_s is None:
             self._since_s, self._cost = now, 0
+            if now - self._measured_s > FORGET_S:
+                self._rate = None
 
     def began(self, cost: int, now: float) -> None:
         """A request begins; it counts while somebody waits."""
@@ -45,6 +51,12 @@ class Pace:
                 self._fold(now)
             self._since_s = None
 
+    def grown(self, factor: float) -> None:
+        """There are so many times the places that were measured: nobody is turned away until the new ones
+        are."""
+        if self._rate is not None:
+            self._rate *= factor
+
     def first_token(self, seconds: float) -> None:
         """A request gave its first token so long after its start."""
         weight = SERVICE_WEIGHT if self.service_s else 1.0
@@ -53,7 +65,7 @@ class Pace:
     def rate(self, now: float) -> float | None:
         """Tokens a second; None where nothing is known."""
         if self._since_s is None:
-            return self._rate
+            return None if now - self._measured_s > FORGET_S else self._rate
         elapsed = now - self._since_s
         if elapsed >= WINDOW_S:
             self._fold(now)
@@ -72,5 +84,6 @@ class Pace:
         if self._rate is None:
             self._rate = measured if self._cost else None
         else:
-            self._rate += (1.0 - math.exp(-elapsed / MEMORY_S)) * (measured - self._rate)
-        self._since_s, self._cost = now, 0
+            age = now - self._measured_s
+            self._rate += (1.0 - math.exp(-age / MEMORY_S)) * (measured - self._rate)
+        self._since_s, self._cost, self._measured_s = now, 0, now

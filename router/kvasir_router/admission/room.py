@@ -5,6 +5,10 @@ the output that is expected. Seats: sequences that an engine runs at once, and t
 each its next token in the promised time. And prompts that wait to be computed: a worker is given another one
 when it has little left to do, so that the order stays the router's to choose; where a request goes remains
 the policy's choice, which may well be to wait for a prefix. A place where nothing runs takes any request.
+
+Prompts take the time of their tokens, and that of each step of the engine after the first. What a step takes
+however little is in it is no reason to hold back what still fits into it: engines compute many short prompts
+in one.
 """
 
 from __future__ import annotations
@@ -28,9 +32,10 @@ from kvasir_router.columns import (
     TOKENS_PER_S,
     Columns,
 )
+from kvasir_router.decide.rates import CHUNK_TOKENS
 from kvasir_router.work import Worker, WorkerState
 
-_STEP_FIXED, _STEP_STREAM = 2, 3
+_PREFILL_FIXED, _STEP_FIXED, _STEP_STREAM = 0, 2, 3
 """Rows of the rates (RateColumns)."""
 _NO_LIMIT = 1 << 60
 _GRAIN_S = 1e-3
@@ -77,6 +82,7 @@ class Room:
         self._prefill = self._decode = self._whole = _Rows(np.empty(0, dtype=np.int64))
         nothing = np.empty(0, dtype=np.int64)
         self._limits = _Limits((nothing, nothing), (nothing, nothing))
+        self._step_tokens = nothing
         self.booking: Booking | None = None
         self.kv_tokens = 0
         """What all places that decode hold."""
@@ -100,12 +106,14 @@ class Room:
             anywhere = rules.disaggregation == "auto"
             self._prefill = _usable([anywhere or one for one in computes], well, ready)
         self._limits = self._limited()
+        pools = [self._workers[target.worker_id].identity.pool for target in columns.targets]
+        self._step_tokens = np.array([rules.step_tokens.get(pool, CHUNK_TOKENS) for pool in pools], np.int64)
         self.kv_tokens = int(self._limits.kv[False][self._decode.rows].sum())
 
     @property
-    def prefill_places(self) -> int:
-        """Places that compute prompts."""
-        return len(self._prefill.listed)
+    def places(self) -> tuple[int, int]:
+        """How many places compute prompts, and how many decode."""
+        return len(self._prefill.listed), len(self._decode.listed)
 
     def computes(self, ticket: Ticket, ahead_s: float, now: float, *, over: bool) -> bool:
         """Whether some place has less than `ahead_s` left to compute, or none serves. `over`: for a tenant
@@ -130,7 +138,7 @@ class Room:
             return None
         ints, floats = self._columns.ints, self._columns.floats
         per_s = floats[TOKENS_PER_S, rows]
-        to_do = ints[QUEUED, rows] - ahead_s * per_s
+        to_do = ints[QUEUED, rows] - self._ahead_tokens(rows, ahead_s)
         when: NDArray[np.float64] = np.where(
             to_do < floats[HEAD_TOKENS, rows], floats[HEAD_SINCE, rows] + to_do / per_s, math.inf
         )
@@ -210,15 +218,28 @@ class Room:
         per_s: float = floats.item(TOKENS_PER_S, row)
         head: float = floats.item(HEAD_TOKENS, row)
         done = min(head, (now - floats.item(HEAD_SINCE, row)) * per_s)
-        left: float = (self._columns.ints.item(QUEUED, row) - done) / per_s
+        tokens: float = self._columns.ints.item(QUEUED, row) - done
+        steps = max(0.0, tokens - 1.0) // self._step_tokens.item(row)
+        left: float = tokens / per_s + steps * floats.item(_PREFILL_FIXED, row)
         return left
 
     def _all_left_s(self, rows: IntColumn, now: float) -> NDArray[np.float64]:
         floats = self._columns.floats
         per_s = floats[TOKENS_PER_S, rows]
         done = np.minimum(floats[HEAD_TOKENS, rows], (now - floats[HEAD_SINCE, rows]) * per_s)
-        left: NDArray[np.float64] = (self._columns.ints[QUEUED, rows] - done) / per_s
+        tokens = self._columns.ints[QUEUED, rows] - done
+        steps = np.maximum(tokens - 1.0, 0.0) // self._step_tokens[rows]
+        left: NDArray[np.float64] = tokens / per_s + steps * floats[_PREFILL_FIXED, rows]
         return left
+
+    def _ahead_tokens(self, rows: IntColumn, ahead_s: float) -> NDArray[np.float64]:
+        """With how many tokens left a place has `ahead_s` left to compute."""
+        floats, a_step = self._columns.floats, self._step_tokens[rows]
+        per_s = floats[TOKENS_PER_S, rows]
+        whole_s = a_step / per_s + floats[_PREFILL_FIXED, rows]
+        steps = ahead_s // whole_s
+        tokens: NDArray[np.float64] = steps * a_step + np.minimum(a_step, (ahead_s - steps * whole_s) * per_s)
+        return tokens
 
     def _takes(self, row: int, ticket: Ticket, kv_tokens: int, *, over: bool) -> bool:
         ints, floats = self._columns.ints, self._columns.floats

@@ -27,8 +27,10 @@ class LinearFit:
         else:
             self.fixed_s, self.per_unit_s = fixed_s, per_unit_s
 
-    def observe(self, units: float, seconds: float) -> None:
-        """One measurement. Both are non-negative."""
+    def observe(self, units: float, seconds: float, drawn_to: LinearFit | None = None) -> None:
+        """One measurement. Both are non-negative. With `drawn_to`, believe that where there are none."""
+        if drawn_to is not None:
+            self._prior = (drawn_to.fixed_s, drawn_to.per_unit_s * self._scale)
         x = units / self._scale
         self._n = self._n * FORGETTING + 1.0
         self._sx = self._sx * FORGETTING + x

@@ -202,8 +202,7 @@ class RateBook:
         pool, scale = worker.pool, _SCALES[kind]
         together, own = pool.fits[kind], worker.fits[kind]
         together.observe(units, seconds)
-        own.draw_to(together.fixed_s, together.per_unit_s)
-        own.observe(units, seconds)
+        own.observe(units, seconds, drawn_to=together)
         (worker.apart.add if _differ(own, together, scale, _APART) else worker.apart.discard)(kind)
         news.add(worker_id)
         told = pool.told[kind]

@@ -11,6 +11,7 @@ import pytest
 
 from kvasir.core.errors import RequestError, UpstreamError
 from kvasir_platform.cli.drain import DrainWish, drain
+from kvasir_platform.cli.gateway_site import Site
 from kvasir_platform.cli.main import main
 from kvasir_platform.cli.output import Output
 
@@ -47,7 +48,7 @@ class Watcher:
         *self.gateway.later["/status"], self.gateway.answers["/status"] = seen
         output = Output(json=json_mode, out=self.out)
         asked = DrainWish("decode-7f", **wish)
-        return drain(asked, self.gateway.address, output, pause=self._pause, now=lambda: self.waited_s)
+        return drain(asked, Site(self.gateway.address), output, pause=self._pause, now=lambda: self.waited_s)
 
     def said(self) -> list[str]:
         return self.out.getvalue().splitlines()

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from pathlib import Path
 
 import pytest
 
 from kvasir.config.loader import load
 from kvasir_platform.cli.main import main
-from kvasir_platform.control.probe import probe_named_files
+from kvasir_platform.control.named_files import probe_named_files
 from kvasir_platform.gateway.tenants.keys import KeyText, parse_keys
 
 
@@ -56,7 +57,7 @@ def test_the_check_reads_keys_as_the_gateway_would(tmp_path: Path, monkeypatch: 
 
     def problems(*overrides: str) -> dict[str, str]:
         deployment = load(None, ["tenancy.tenants=[{name: research}]", *overrides])
-        return {file.field: file.problem for file in probe_named_files(deployment)}
+        return {file.field: file.problem for file in probe_named_files(deployment, os.environ, 0.0)}
 
     assert problems(
         f"gateway.api_keys_file={tmp_path / 'keys'}",

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import re
 import socket
 import struct
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,25 +12,15 @@ import pytest
 
 from kvasir.config.loader import load
 from kvasir.config.spec import Deployment
-from kvasir_platform.control.certificates import Authority
+from kvasir_platform.control.cpus import usable_cpus
 from kvasir_platform.control.finding import Finding
-from kvasir_platform.control.preflight import (
-    ENGINE_BYTES,
-    GIB,
-    FileProbe,
-    Machine,
-    ModelProbe,
-    PortProbe,
-    examine,
-    needed_bytes,
-    replica_bytes,
-)
+from kvasir_platform.control.footprint import ENGINE_BYTES, GIB, needed_bytes, replica_bytes
+from kvasir_platform.control.machine import FileProbe, Machine, ModelProbe, PortProbe
+from kvasir_platform.control.preflight import examine
 from kvasir_platform.control.probe import (
-    _cpus,
     _memory,
     probe,
     probe_model,
-    probe_named_files,
     probe_port,
 )
 
@@ -235,51 +223,6 @@ def test_a_named_file_that_cannot_be_used_is_an_error_with_its_field() -> None:
     assert "SHA-256" in finding.remedy
 
 
-def test_the_probe_looks_at_every_file_that_the_spec_names(tmp_path: Path) -> None:
-    (tmp_path / "whole").mkdir()
-    (tmp_path / "whole" / "adapter_config.json").write_text("{}")
-    (tmp_path / "bare").mkdir()
-    (tmp_path / "keys").write_text("")
-    names = ["whole", "bare", "absent", "keys"]
-    deployment = load(
-        None,
-        [
-            "lora=[" + ", ".join(f"{{name: {name}, path: {tmp_path / name}}}" for name in names) + "]",
-            f"gateway.api_keys_file={tmp_path / 'keys'}",
-            f"worker.session_token_file={tmp_path}",
-            f"tls={{ca_file: {tmp_path / 'none'}, cert_file: {tmp_path / 'keys'}, key_file: {tmp_path}}}",
-        ],
-    )
-    assert {file.field: file.problem for file in probe_named_files(deployment)} == {
-        "lora.whole.path": "",
-        "lora.bare.path": "cannot be read: adapter_config.json: No such file or directory",
-        "lora.absent.path": "does not exist",
-        "lora.keys.path": "is not a folder",
-        "gateway.api_keys_file": "holds no key",
-        "worker.session_token_file": "is a folder",
-        "tls.ca_file": "cannot be read: none: No such file or directory",
-        "tls.cert_file": "is empty",
-        "tls.key_file": "is a folder",
-    }
-    assert probe(deployment).named_files == tuple(probe_named_files(deployment))
-
-
-@pytest.mark.parametrize(
-    ("ends_s", "problem"),
-    [(3600.0, ""), (-60.0, "cannot serve HTTPS: .*edge.pem expired at .*; renew it, .*")],
-)
-def test_the_probe_says_whether_the_gateways_certificate_can_be_served(
-    tmp_path: Path, ends_s: float, problem: str
-) -> None:
-    now, file = time.time(), tmp_path / "edge.pem"
-    authority = Authority.make("test", now - 7200, now + 7200)
-    file.write_bytes(authority.certify("spiffe://x/y", "api.example.com", now - 3600, now + ends_s))
-    deployment = load(None, [f"gateway.tls={{cert_file: {file}, key_file: {file}}}"])
-    found = {probed.field: probed.problem for probed in probe_named_files(deployment)}
-    assert re.fullmatch(problem, found["gateway.tls.cert_file"])
-    assert found["gateway.tls.key_file"] == ""
-
-
 def test_a_model_to_download_is_a_warning_and_offline_an_error() -> None:
     absent = replace(SOUND, model=ModelProbe(to_download=True))
     assert the_trouble(absent, "model.source=a/b").level == "warning"
@@ -384,4 +327,4 @@ def test_without_a_limit_the_machines_memory_counts(tmp_path: Path) -> None:
 
 def test_a_control_groups_cpu_quota_counts(tmp_path: Path) -> None:
     (tmp_path / "cpu.max").write_text("50000 100000")
-    assert _cpus(tmp_path) == 0.5
+    assert usable_cpus(tmp_path) == 0.5

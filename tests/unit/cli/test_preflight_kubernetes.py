@@ -19,7 +19,8 @@ from tests.helpers.slices import Pod, endpoint_slice
 from kvasir.config.loader import load
 from kvasir.config.spec import Deployment
 from kvasir_platform.control.finding import Finding
-from kvasir_platform.control.preflight import Machine, ModelProbe, examine
+from kvasir_platform.control.machine import Machine, ModelProbe
+from kvasir_platform.control.preflight import examine
 from kvasir_platform.control.preflight_kubernetes import (
     KubernetesProbe,
     kubernetes_findings,

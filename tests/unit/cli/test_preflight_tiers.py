@@ -12,7 +12,8 @@ import pytest
 from kvasir.config.loader import load
 from kvasir.config.spec import Deployment
 from kvasir_platform.control.finding import Finding
-from kvasir_platform.control.preflight import ModelProbe, replica_bytes
+from kvasir_platform.control.footprint import replica_bytes
+from kvasir_platform.control.machine import ModelProbe
 from kvasir_platform.control.preflight_tiers import TierProbe, probe_tiers, tier_findings
 
 GB = 10**9

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import io
+from pathlib import Path
+
 import pytest
 
 from kvasir.config.loader import loads
-from kvasir_platform.cli.progress import curl_line
+from kvasir_platform.cli.output import Output
+from kvasir_platform.cli.progress import ProgressDisplay, curl_line
+from kvasir_platform.control.supervisor import Progress
 
 EMBEDS = "pools: [{name: v, role: embed}]"
 BOTH = """
@@ -27,3 +32,18 @@ def test_the_request_is_one_that_the_deployment_can_serve(spec: str, path: str, 
     shown = curl_line(loads(spec, "t.yaml"), "http://h:1")
     assert f"http://h:1{path} " in shown
     assert f'"model": "{model}"' in shown
+
+
+@pytest.mark.parametrize(
+    ("spec", "url"),
+    [
+        ("", "http://127.0.0.1:8000"),
+        ("gateway: {tls: {cert_file: own.pem, key_file: own.pem}}", "https://127.0.0.1:8000"),
+    ],
+)
+def test_the_address_is_one_to_open(spec: str, url: str) -> None:
+    out = io.StringIO()
+    display = ProgressDisplay(loads(spec, "t.yaml"), Output(json=False, out=out), Path("logs"), lambda: 1.0)
+    display.show(Progress("ready", text="0.0.0.0:8000"))
+    assert f"kvasir-tiny is served at {url} after" in out.getvalue()
+    assert f"curl -N {url}/v1/" in out.getvalue()

@@ -15,6 +15,7 @@ from typing import Any
 import psutil
 import pytest
 
+from kvasir_platform.control.certificates import Authority
 from kvasir_platform.control.janitor import MARKER
 from kvasir_platform.control.runtime_dir import RuntimeDir, State
 
@@ -233,6 +234,27 @@ def test_status_shows_workers_and_processes(kvasir: Kvasir) -> None:
     (report,) = json.loads(kvasir.run("-o", "json", "status").stdout)
     assert report["workers"][0]["load"]["kv_usage"] == 0.25
     assert report["processes"][0]["rss"] > 1 << 20
+
+
+@pytest.mark.parametrize("clients", [False, True], ids=["any client", "certified clients"])
+def test_over_https_it_gets_ready_and_is_asked_by_every_command(
+    kvasir: Kvasir, tmp_path: Path, clients: bool
+) -> None:
+    now = time.time()
+    authority = Authority.make("test", now - 60.0, now + 86_400.0)
+    own, ca_file = tmp_path / "own.pem", tmp_path / "ca.pem"
+    own.write_bytes(authority.certify("spiffe://x/y", "api.example.com", now - 60.0, now + 86_400.0))
+    ca_file.write_bytes(authority.pem)
+    asks = f", client_ca_file: {ca_file}" if clients else ""
+    kvasir.up("--set", f"gateway.tls={{cert_file: {own}, key_file: {own}{asks}}}")
+    url = f"https://{kvasir.state().address}"
+    (report,) = json.loads(kvasir.run("-o", "json", "status").stdout)
+    assert (report["url"], report["problem"]) == (url, "")
+    assert report["workers"][0]["worker_id"] == "w-1"
+    assert f"kvasir-tiny at {url}, up" in kvasir.run("status").stdout
+    assert "w-1" in kvasir.run("get", "workers").stdout
+    assert f"already runs at {url}" in kvasir.run("up", "--port", "0").stderr
+    assert kvasir.state().operator_certificate == (str(kvasir.runtime.operator_file) if clients else "")
 
 
 def test_detached_it_returns_when_ready_and_goes_on(kvasir: Kvasir) -> None:

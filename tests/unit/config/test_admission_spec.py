@@ -30,7 +30,7 @@ def steps(*each: dict[str, Any]) -> dict[str, Any]:
 def test_rules_have_the_specs_names_and_numbers() -> None:
     spec = deployment(brownout=steps({"cap_max_tokens": 9}, {"shed": "silver"}), spare=0.1)
     rules = rules_of(spec)
-    assert rules.brownout.steps == (BrownoutStep(cap_max_tokens=9), BrownoutStep(shed=1))
+    assert rules.brownout.steps == (BrownoutStep(cap_max_tokens=9), BrownoutStep(shed=1, shed_name="silver"))
     assert rules.spare == 0.1
     assert rules.weights["a"] == 3.0
     assert rules.seats == {"prefill": 64, "decode": 64}

@@ -230,6 +230,13 @@ def test_what_is_no_collectors_address_is_refused(endpoint: str) -> None:
     assert "host:port" in problem.expected
 
 
+@pytest.mark.parametrize("tier", ["disk: {path: /kv, ", "redis: {url: 'redis://h:1/0', "])
+def test_a_tier_s_question_may_not_outlast_its_reads(tier: str) -> None:
+    (problem,) = problems(f"tiers: {{{tier}lookup_timeout_s: 2, timeout_s: 0.5}}}}")
+    assert problem.field.endswith(".lookup_timeout_s")
+    assert problem.expected == "lookup_timeout_s 2 exceeds timeout_s 0.5; lower it"
+
+
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.2", "::1", "localhost"])
 def test_a_gateway_on_loopback_asks_for_no_keys(host: str) -> None:
     assert load(None, [f"gateway.host='{host}'"]).gateway.host == host

@@ -155,4 +155,3 @@ def test_an_unreadable_config_is_named(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(ConfigError, match=r"config\.json: not valid JSON"):
         matryoshka(tmp_path)
-

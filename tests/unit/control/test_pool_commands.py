@@ -47,8 +47,9 @@ class Pools:
         self.calls.append(("restart", pool))
         return True
 
-    def settle(self, pool: str) -> None:
+    def settle(self, pool: str) -> bool:
         self.calls.append(("settle", pool))
+        return True
 
     def scale(self, pool: str, replicas: int) -> None:
         self.calls.append(("scale", pool, replicas))

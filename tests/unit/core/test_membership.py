@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kvasir.core.errors import ProtocolError
-from kvasir.core.membership import Liveness, MemberRecord
+from kvasir.core.membership import Liveness, MemberRecord, is_worker_address
 
 
 def _record(beat: int, worker: str = "w1") -> MemberRecord:
@@ -49,3 +49,39 @@ def test_a_withdrawn_record_is_forgotten() -> None:
     liveness.live({"w1": _record(1)}, now=0.0)
     assert not liveness.live({}, now=1.0)
     assert liveness.long_stale(now=1000.0, age_s=1) == []
+
+
+@pytest.mark.parametrize(
+    "address", ["10.0.0.7:7001", "worker-0.workers:7001", "[fd00::7]:7001", "localhost:1"]
+)
+def test_a_host_and_a_port_are_a_workers_address(address: str) -> None:
+    assert is_worker_address(address)
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "",
+        "host",
+        "host:",
+        "host:0",
+        "host:65536",
+        "http://host:80",
+        "dns://1.2.3.4:53/host:80",
+        "unix:7001",
+        "unix:/run/docker.sock:1",
+        "user@host:80",
+        "host:80/path:1",
+        "2130706433:80",
+        "127.1:80",
+        "[host]:80",
+        "169.254.169.254:80",
+        "[fe80::1]:80",
+        "224.0.0.1:80",
+    ],
+)
+def test_what_may_be_dialed_as_something_else_is_no_workers_address(address: str) -> None:
+    assert not is_worker_address(address)
+    record = MemberRecord("w1", address, "decode", pid=1, beat=1)
+    with pytest.raises(ProtocolError):
+        MemberRecord.decode(record.encode())

@@ -225,13 +225,19 @@ def test_the_time_at_the_end_of_a_stream_is_a_trailer_or_a_comment_for_those_who
         assert (b": server-timing: total;dur=2.00\n\ndata: [DONE]\n\n" in answer.body) is comment
 
 
-def test_a_failing_stream_gives_what_a_lagging_client_had_not_been_sent_yet() -> None:
+def lagging() -> tuple[RecordingWire, StreamedAnswer]:
+    """A stream that has begun, and whose client lags."""
     wire = RecordingWire()
     exchange = exchange_on(wire)
     answer = StreamedAnswer(exchange, head(parsing=None), ChatShape(), lambda: b"")
     answer.delta(0, Delta("r", 0, (1,), "a"))
     assert exchange.on_lagging is not None
     exchange.on_lagging()
+    return wire, answer
+
+
+def test_a_failing_stream_gives_what_a_lagging_client_had_not_been_sent_yet() -> None:
+    wire, answer = lagging()
     answer.delta(0, Delta("r", 1, (2,), "b"))
     assert b'"b"' not in wire.sent
     answer.fail(CapacityError("lost"))
@@ -241,12 +247,7 @@ def test_a_failing_stream_gives_what_a_lagging_client_had_not_been_sent_yet() ->
 
 
 def test_what_is_held_for_a_client_that_lags_is_bounded() -> None:
-    wire = RecordingWire()
-    exchange = exchange_on(wire)
-    answer = StreamedAnswer(exchange, head(parsing=None), ChatShape(), lambda: b"")
-    answer.delta(0, Delta("r", 0, (1,), "a"))
-    assert exchange.on_lagging is not None
-    exchange.on_lagging()
+    wire, answer = lagging()
     before = wire.writes
     for i in range(1000):
         answer.delta(0, Delta("r", 1 + i, (2,), "x" * 100))

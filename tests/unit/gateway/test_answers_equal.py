@@ -62,7 +62,7 @@ def choice(draw: st.DrawFn, index: int, *, parsed: bool) -> list[Delta]:
                 index,
                 logprobs=tuple(position(draw, token) for token in tokens),
                 finish=draw(ENDS) if end else None,
-                stop_reason=draw(st.none() | st.just("END")) if end else None,
+                stop_reason=draw(st.none() | st.sampled_from(("END", "17"))) if end else None,
                 reasoning=draw(TEXTS) if parsed and "reasoning" in kinds else "",
                 tool_calls=tuple(pieces),
                 reasoning_tokens=draw(st.integers(0, 9)) if end and parsed else 0,

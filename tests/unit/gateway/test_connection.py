@@ -6,8 +6,8 @@ import pytest
 from tests.helpers.connection_bench import Bench
 
 from kvasir.core.errors import RequestError
-from kvasir_platform.gateway.connection import HttpLimits
 from kvasir_platform.gateway.http import Exchange, HttpRequest
+from kvasir_platform.gateway.http_limits import HttpLimits
 
 LIMITS = HttpLimits(header_s=8.0, body_s=30.0, idle_s=75.0, body_rate=1024)
 GET = b"GET /x HTTP/1.1\r\nHost: t\r\n\r\n"

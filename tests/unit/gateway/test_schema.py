@@ -107,6 +107,12 @@ CHAT: list[tuple[dict[str, Any], str, str | None]] = [
     (tools(function(""), ), "invalid_value", "tools[0].function.name"),
     (tools(function("f"), function("f")), "invalid_value", "tools[1].function.name"),
     (tools(function("f", parameters=nested(65))), "invalid_value", "tools[0].function.parameters"),
+    (tools(function("f", parameters={"$defs": {"a": {"$ref": "file:///a"}}})), "invalid_value",
+     "tools[0].function.parameters"),
+    (json_schema({"items": [{"$ref": "https://a.example/b.json"}]}), "invalid_value",
+     "response_format.json_schema.schema"),
+    ({"messages": [{"role": "user", "content": [{"type": "text", "text": "x", "image_url": {"url": "u"}}]}]},
+     "unsupported_modality", "messages[0].content[0].image_url"),
     (tools(function("f", description="x" * 65536)), "invalid_value", "tools[0].function"),
     (tools(*(function(f"f{i}") for i in range(129))), "invalid_value", "tools"),
     (tools(function("f"), tool_choice="sometimes"), "invalid_value", "tool_choice"),
@@ -244,6 +250,11 @@ def test_what_cannot_be_served_is_named(
 )
 def test_what_asks_for_nothing_passes(body: dict[str, Any]) -> None:
     chat(body)
+
+
+def test_schemas_may_refer_to_themselves_and_name_a_field_like_a_reference() -> None:
+    chat(json_schema({"$defs": {"a": {"type": "null"}}, "items": {"$ref": "#/$defs/a"}}))
+    chat(json_schema({"properties": {"$ref": {"type": "string"}}}))
 
 
 @pytest.mark.parametrize("levels", [1, 64])

@@ -12,7 +12,6 @@ from kvasir.core.requests import (
     Constraint,
     Delta,
     FinishReason,
-    Parsing,
     Request,
     Sampling,
     Structured,
@@ -38,29 +37,13 @@ from kvasir_router.continuation import Output, Replay, Way, extended, way_on
         (Sampling(temperature=1.0, allowed_token_ids=(1, 2), prompt_logprobs=1), Way.EXTEND),
         (Sampling(temperature=0.0, bad_words=("x y",)), Way.REPLAY),
         (Sampling(temperature=1.0, thinking_tokens=9), Way.NEITHER),
-        (Sampling(temperature=0.0, structured=Structured(Constraint.JSON_OBJECT)), Way.REPLAY),
+        (Sampling(temperature=0.0, structured=Structured(Constraint.JSON_OBJECT)), Way.EXTEND),
         (Sampling(temperature=1.0, seed=1, structured=Structured(Constraint.REGEX, "a")), Way.REPLAY),
-        (Sampling(temperature=1.0, structured=Structured(Constraint.REGEX, "a")), Way.NEITHER),
+        (Sampling(temperature=1.0, structured=Structured(Constraint.REGEX, "a")), Way.EXTEND),
     ],
 )
 def test_the_way_on_is_the_cheapest_that_is_exact(sampling: Sampling, way: Way) -> None:
     assert way_on(sampling) is way
-
-
-@pytest.mark.parametrize(
-    ("parsing", "way"),
-    [
-        (Parsing(), Way.EXTEND),
-        (Parsing(tools="[]", tool_choice="none"), Way.EXTEND),
-        (Parsing(tools='[{"strict":false}]', tool_choice="auto"), Way.EXTEND),
-        (Parsing(tools='[{"strict": true}]', tool_choice="none"), Way.EXTEND),
-        (Parsing(tools='[{"strict": true}]', tool_choice="auto"), Way.REPLAY),
-        (Parsing(tools="[]", tool_choice="required"), Way.REPLAY),
-        (Parsing(tools="[]", tool_choice="function", function="f"), Way.REPLAY),
-    ],
-)
-def test_text_that_is_taken_apart_goes_on_but_where_a_grammar_decides(parsing: Parsing, way: Way) -> None:
-    assert way_on(Sampling(temperature=0.0), parsing) is way
 
 
 def test_the_prompts_logprobs_are_not_asked_for_again() -> None:

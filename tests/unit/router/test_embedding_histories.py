@@ -270,3 +270,14 @@ class Histories(RuleBasedStateMachine):
 
 TestHistories = Histories.TestCase
 TestHistories.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+
+
+def test_what_was_cancelled_behind_one_that_waits_is_not_kept() -> None:
+    machine = EmbeddingMachine(EmbeddingFleet({"vectors": BATCH}, random.Random(7)), LIMITS)
+    machine.handle(Arrived(Request("first", "m", token_ids((1,)), task=Task.EMBED)), 0.0)
+    for n in range(500):
+        later = Request(f"r{n}", "m", token_ids((1,)), priority=1, task=Task.EMBED)
+        machine.handle(Arrived(later), 0.0)
+        machine.handle(Cancelled(later.request_id), 0.0)
+    machine.validate_state()
+    assert machine.queued == 1

@@ -211,6 +211,18 @@ def test_a_capacity_of_nothing_keeps_nothing_and_still_measures(took: list[float
     assert (len(log), log.explain("r"), took) == (0, None, [20e-6])
 
 
+def test_a_record_of_a_few_places_outlives_their_columns(log: DecisionLog) -> None:
+    places = candidates(4)
+    decide(log, APART, places)
+    for name in ("cached_tokens", "streams", "kv_tokens", "tier_tokens"):
+        getattr(places, name)[:] = -1
+    record = log.explain("r")
+    assert record is not None
+    chosen = record.parts[1].places[0]
+    assert (chosen.worker_id, chosen.facts["cached_tokens"], chosen.facts["kv_tokens"]) == ("w3", 3.0, 1000.0)
+    assert (chosen.facts["streams"], chosen.facts["cpu_tokens"]) == (0.0, 30.0)
+
+
 def test_a_record_outlives_the_columns_and_holds_neither_prompt_nor_fleet(log: DecisionLog) -> None:
     places = candidates(200)
     rows = list(range(200))

@@ -63,7 +63,7 @@ def get(it: DiskTier, numbers: Sequence[int]) -> int:
 
 def settle(it: DiskTier) -> set[Block]:
     found: set[Block] = set()
-    while (change := it.tend()) != Change():
+    while (change := it.tend()) != Change() or it.tending:
         found |= set(change.stored)
     return found
 
@@ -153,6 +153,35 @@ def test_the_index_is_read_in_steps_and_blocks_are_a_miss_until_then(tmp_path: P
     assert steps > 4
     assert len(set(found)) == len(found)
     assert get(after, range(30)) == 30
+    after.close()
+
+
+def test_a_step_that_found_nothing_to_tell_is_not_the_last_one(tmp_path: Path) -> None:
+    before = tier(tmp_path)
+    put(before, range(30))
+    before.close()
+    for path in files(tmp_path)[:20]:
+        path.write_bytes(b"garbage")
+    after = tier(tmp_path, clock=Ticks(0.01))
+    assert after.tend() == Change()
+    assert after.tending
+    assert len(settle(after)) == 10
+    assert not after.tending
+    after.close()
+
+
+def test_a_disk_in_trouble_is_not_tended_at_once_again(tmp_path: Path) -> None:
+    before = tier(tmp_path)
+    put(before, range(30))
+    before.close()
+    after = tier(tmp_path, clock=Ticks(0.01))
+    after.tend()
+    assert after.tending
+    (tmp_path / "slot-0").rename(tmp_path / "gone")
+    assert get(after, [0]) == 0
+    while after.tending:
+        after.tend()
+    assert after.load().trouble
     after.close()
 
 

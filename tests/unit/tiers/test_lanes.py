@@ -103,6 +103,21 @@ def test_closing_does_not_wait_for_a_call_that_hangs(monkeypatch: pytest.MonkeyP
     bench.go_on.set()
 
 
+def test_what_is_still_tended_for_the_first_time_is_not_tended_yet() -> None:
+    entered, go_on = threading.Event(), threading.Event()
+
+    def tend() -> bool:
+        entered.set()
+        return not go_on.wait(WAIT_S)
+
+    lane = Lane("test", lambda: 0.0, tend)
+    assert entered.wait(WAIT_S)
+    assert not lane.tended
+    go_on.set()
+    assert lane.close(WAIT_S)
+    assert lane.tended
+
+
 def test_it_tends_soon_after_the_start_and_again_while_there_is_more_to_do() -> None:
     bench = Bench(more_to_tend=3)
     for _ in range(int(WAIT_S / 0.01)):

@@ -131,6 +131,11 @@ class DiskTier(BlobTier):
             self._settled()
         return self._held.take()
 
+    @property
+    def tending(self) -> bool:
+        """See KvTier."""
+        return not self._closed and self._reads.usable and self._chores is not None
+
     def close(self) -> None:
         """See KvTier."""
         self._closed = True

@@ -66,7 +66,7 @@ class Lane:
 
     @property
     def tended(self) -> bool:
-        """Whether the newest `tend` had nothing more to do at once."""
+        """Whether the newest `tend` that has ended had nothing more to do at once."""
         return self._tended
 
     def close(self, drain_s: float) -> bool:
@@ -101,5 +101,8 @@ class Lane:
                     return self._tend_once
 
     def _tend_once(self) -> None:
-        self._tended = True
-        self._tended = not self._tend()
+        more = False
+        try:
+            more = self._tend()
+        finally:
+            self._tended = not more

@@ -147,7 +147,7 @@ class Level:
     def _tend(self) -> bool:
         change = self.tier.tend()
         self._tell(change)
-        return bool(change.stored or change.removed)
+        return self.tier.tending or bool(change.stored or change.removed)
 
     def _announce(self) -> None:
         held: list[Block] = in_chains(self.tier.held())

@@ -134,6 +134,11 @@ class RedisTier(BlobTier):
                 self._failed(error, at_once=error.timed_out)
         return self._held.take()
 
+    @property
+    def tending(self) -> bool:
+        """See KvTier."""
+        return False
+
     def close(self) -> None:
         """See KvTier."""
         self._closed = True

@@ -19,7 +19,6 @@ from kvasir_workers.tiers.levels import Lower
 from kvasir_workers.tiers.memory import HostMemory
 from kvasir_workers.tiers.store import TierStore
 
-_DISK_LOOKUP_S = 0.008
 _HEAD_BYTES = 64 << 10
 _SAMPLES = 64
 _SAMPLE_BYTES = 4 << 10
@@ -49,7 +48,7 @@ def open_store(
         from kvasir_workers.tiers.disk import DiskTier
 
         disk = DiskTier(spec.disk, mark, size, now=now)
-        lower.append(Lower(disk, _DISK_LOOKUP_S, spec.disk.timeout_s, spec.write_back_bytes))
+        lower.append(Lower(disk, spec.disk.lookup_timeout_s, spec.disk.timeout_s, spec.write_back_bytes))
     if spec.redis is not None:
         from kvasir_workers.tiers.redis_tier import RedisTier
 

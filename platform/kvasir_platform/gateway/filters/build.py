@@ -11,8 +11,9 @@ from kvasir.core.errors import ConfigError
 from kvasir.ports.output_filter import OutputFilter, Part, Subject
 from kvasir.telemetry.metrics import Metrics
 from kvasir_platform.gateway.answer import Answer
+from kvasir_platform.gateway.calls import Call
 from kvasir_platform.gateway.filters.classifier import ClassifierFilter
-from kvasir_platform.gateway.filters.filtered_answer import FilteredAnswer, Timers, Watched
+from kvasir_platform.gateway.filters.filtered_answer import FilteredAnswer, Timers, Watched, watched_by
 from kvasir_platform.gateway.filters.regex import RegexFilter
 from kvasir_platform.gateway.outbound import Resolve, system_resolve
 
@@ -24,8 +25,12 @@ class OutputFilters:
         self._filters = tuple(filters)
         self._now = now
 
-    def around(self, answer: Answer, watched: Watched) -> FilteredAnswer | None:
-        """`answer` past the filters that apply; None where none does, and `answer` itself is the one."""
+    def around(self, answer: Answer, call: Call, *, choices: int, tenant: str) -> FilteredAnswer | None:
+        """`answer` to `call` past the filters that apply; None where none does, and `answer` itself is the
+        one. `tenant` is "" for nobody."""
+        if not self._filters:
+            return None
+        watched = watched_by(call, choices, tenant)
         filters = [each for each in self._filters if self._applies(each, watched)]
         if not filters:
             return None

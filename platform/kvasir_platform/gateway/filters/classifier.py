@@ -100,9 +100,10 @@ class ClassifierFilter:
         """Whether the spec names its model, tenant and part."""
         return self._scope.has(subject)
 
-    def judge(self, subject: Subject, rule: Rule) -> ClassifierJudge:
+    def judge(self, subject: Subject, rule: Rule, before: str = "") -> ClassifierJudge:
         """Begin a text."""
-        return ClassifierJudge(self, subject, rule)
+        overlap = self.spec.overlap_chars
+        return ClassifierJudge(self, subject, rule, before[-overlap:] if overlap else "")
 
     def ask(self, window: Window, then: Callable[[list[tuple[int, int]] | None], None]) -> asyncio.Task[None]:
         """Have a window judged: `then` gets what of it is flagged, as spans, none for nothing; or None where
@@ -125,9 +126,9 @@ class ClassifierFilter:
         self._poster.close()
 
     async def _verdict(self, window: Window) -> list[tuple[int, int]] | None:
-        body = self._body(window)
         problem = "it did not answer in time"
         try:
+            body = self._body(window)
             async with asyncio.timeout(self.spec.timeout_s):
                 for number in range(self.spec.retries + 1):
                     if number:
@@ -138,11 +139,13 @@ class ClassifierFilter:
                         problem = str(error)
                         if not error.again:
                             break
-                    except (msgspec.DecodeError, ValueError):
+                    except (msgspec.DecodeError, ValueError, RecursionError):
                         problem = "its answer is no verdict"
                         break
         except TimeoutError:
             pass
+        except UnicodeEncodeError:
+            problem = "the text has halves of characters, and cannot be sent"
         self._tell(problem)
         return None
 
@@ -163,7 +166,7 @@ class ClassifierFilter:
         )
 
     def _read(self, body: bytes, length: int) -> list[tuple[int, int]]:
-        """What an answer flags. Raises ValueError (of which msgspec's errors are) for what is no verdict."""
+        """What an answer flags. Raises ValueError and msgspec.DecodeError for what is no verdict."""
         whole = [(0, length)]
         if self.spec.protocol == "moderations":
             results = msgspec.json.decode(body, type=_Moderations).results
@@ -186,20 +189,21 @@ class ClassifierFilter:
 
 
 class ClassifierJudge:
-    """One text. `ruled`, `judged` and `end` count its characters: what has been ruled on, what has been in a
-    window that was sent, and all there are."""
+    """One text, which begins after `before`. `ruled`, `judged` and `end` count the characters of both: what
+    has been ruled on, what has been in a window that was sent, and all there are."""
 
-    def __init__(self, judged_by: ClassifierFilter, subject: Subject, rule: Rule) -> None:
+    def __init__(self, judged_by: ClassifierFilter, subject: Subject, rule: Rule, before: str) -> None:
         self._filter = judged_by
         self._spec = judged_by.spec
         self._subject = subject
         self._rule = rule
-        self._kept = ""
+        self._kept = before
         """The text from `_kept_from` on: what windows to come may need."""
         self._kept_from = 0
-        self._ruled = 0
-        self._judged = 0
-        self._end = 0
+        self._base = len(before)
+        self._ruled = self._base
+        self._judged = self._base
+        self._end = self._base
         self._whole = False
         self._over = False
         self._redacts = False
@@ -215,6 +219,11 @@ class ClassifierJudge:
         self._go_on()
         if self._end - self._ruled > self._spec.max_held_chars:
             self.expire()
+        # A window is never longer than what may wait: what has been let through is not asked of without end.
+        spare = len(self._kept) - self._spec.max_held_chars
+        if spare > 0:
+            self._kept = self._kept[spare:]
+            self._kept_from += spare
 
     def finish(self) -> None:
         """Have the rest judged."""
@@ -261,7 +270,7 @@ class ClassifierJudge:
         end = self._end
         window = Window(
             self._kept[begin - self._kept_from :],
-            self._judged - begin,
+            max(0, self._judged - begin),
             self._whole,
             self._subject,
         )
@@ -304,9 +313,9 @@ class ClassifierJudge:
                 self._redacts = True
                 self._filter.count("redacted")
             self._ruled = until
-            self._rule(until, act)
+            self._rule(until - self._base, act)
 
     def _finish_with(self, what: str, until: int | None = None) -> None:
         self.close()
         self._filter.count(what)
-        self._rule(self._ruled if until is None else until, Act.END)
+        self._rule((self._ruled if until is None else until) - self._base, Act.END)

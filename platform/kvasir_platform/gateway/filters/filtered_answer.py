@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
+import msgspec
+
 from kvasir.core.errors import KvasirError
-from kvasir.core.requests import Delta, Usage
+from kvasir.core.requests import Delta, Parsing, Usage
 from kvasir.ports.output_filter import OutputFilter, Part, Subject
 from kvasir_platform.gateway.answer import Answer
+from kvasir_platform.gateway.calls import Call
 from kvasir_platform.gateway.filters.hold_back import HoldBack
 from kvasir_platform.gateway.http import Exchange
+
+
+class _Function(msgspec.Struct):
+    name: str
+
+
+class _Tool(msgspec.Struct):
+    function: _Function
 
 
 class Timer(Protocol):
@@ -31,18 +43,41 @@ Timers = Callable[[float, Callable[[], None]], Timer]
 class Watched:
     """What filters need to know of a call. `model` is what the client sent; `choices` how many there are;
     `lag` None where the client is shown neither token ids nor logprobs, else how many characters the
-    engine's text may come later than its tokens (see `text_lag`)."""
+    engine's text may come later than its tokens; `functions` the names of those that the client offers to be
+    called. What is hidden from the client is not judged."""
 
     model: str
     choices: int
     tenant: str = ""
-    lag: int | None = None
+    lag: float | None = None
+    functions: frozenset[str] = frozenset()
+    hides_reasoning: bool = False
 
 
-def text_lag(stop: Sequence[str]) -> int:
+def watched_by(call: Call, choices: int, tenant: str) -> Watched:
+    """What filters need to know of `call`."""
+    parsing = call.parsing
+    shows_tokens = call.return_token_ids or call.answer_logprobs is not None
+    return Watched(
+        call.model,
+        choices,
+        tenant,
+        _text_lag(call) if shows_tokens else None,
+        _offered_functions(parsing),
+        parsing is not None and not parsing.reasoning,
+    )
+
+
+def _text_lag(call: Call) -> float:
     """How many characters an engine's text may come later than its tokens: those of an incomplete one, and
-    what may be the beginning of a stop string."""
-    return max([1, *map(len, stop)])
+    what may be the beginning of a stop string. Parsers may keep text for as long as they like."""
+    return max([1, *map(len, call.sampling.stop)]) if call.parsing is None else math.inf
+
+
+def _offered_functions(parsing: Parsing | None) -> frozenset[str]:
+    if parsing is None or not parsing.tools:
+        return frozenset()
+    return frozenset(each.function.name for each in msgspec.json.decode(parsing.tools, type=list[_Tool]))
 
 
 class FilteredAnswer:
@@ -63,6 +98,7 @@ class FilteredAnswer:
         self._timers = timers
         self._timer: Timer | None = None
         self._due_s = 0.0
+        self._least_held_s = min(each.max_held_s for each in filters)
         self._finish: tuple[Usage, bytes] | None = None
         self._over = False
         self._end_choice: Callable[[int], None] = _nothing
@@ -72,7 +108,14 @@ class FilteredAnswer:
             return Subject(watched.model, part, watched.tenant)
 
         self._choices = [
-            HoldBack(filters, subject, ruled=partial(self._ruled, index), lag=watched.lag)
+            HoldBack(
+                filters,
+                subject,
+                ruled=partial(self._ruled, index),
+                lag=watched.lag,
+                functions=watched.functions,
+                hides_reasoning=watched.hides_reasoning,
+            )
             for index in range(watched.choices)
         ]
 
@@ -97,13 +140,16 @@ class FilteredAnswer:
         held = self._choices[index]
         if self._over or held.over:
             return
-        shown = held.take(delta, self._now())
+        now = self._now()
+        shown = held.take(delta, now)
         if shown is not None:
             self._pass_on(index, held, shown)
         if delta.finish is not None and any(each.cut for each in self._choices):
             # A choice that ended by itself may have been the last one that its leg was still running for.
             self._end_choice(index)
-        self._arm(held)
+        # What has come now is not due before what was waited for already.
+        if held.waits and (self._timer is None or self._due_s > now + self._least_held_s):
+            self._arm(held)
 
     def finish(self, usage: Usage, timing: bytes) -> None:
         """Pass it on when everything has been ruled on."""

@@ -47,7 +47,9 @@ class _Answer:
     def __init__(self) -> None:
         self.body = bytearray()
         self.head_bytes = 0
+        self.status = 0
         self.complete = False
+        self.keeps = False
         self.parser = httptools.HttpResponseParser(self)
 
     def on_header(self, name: bytes, value: bytes) -> None:
@@ -60,8 +62,18 @@ class _Answer:
         if len(self.body) > MAX_BODY_BYTES:
             raise ValueError("its body is too large")
 
+    def on_message_begin(self) -> None:
+        if self.complete:
+            raise ValueError("it answers more than was asked")
+
     def on_message_complete(self) -> None:
-        self.complete = True
+        status = self.parser.get_status_code()
+        if status < 200:
+            # What comes before an answer, as 103 is.
+            return
+        self.status, self.complete = status, True
+        # The parser forgets it with the message's end.
+        self.keeps = self.parser.should_keep_alive()
 
 
 @dataclass(slots=True)
@@ -128,10 +140,13 @@ class Poster:
     async def _open(self) -> _Connection:
         endpoint = self._endpoint
         try:
+            token = b"" if endpoint.token_file is None else token_header(Path(endpoint.token_file))
+        except OSError as error:
+            raise PostError("the token for it cannot be read", again=False) from error
+        try:
             opened: Open = await connect(
                 endpoint.target, private=endpoint.private, context=endpoint.context, resolve=self._resolve
             )
-            token = b"" if endpoint.token_file is None else _token(Path(endpoint.token_file))
         except OutboundRefused as error:
             raise PostError(str(error), again=False) from error
         except OSError as error:
@@ -148,8 +163,8 @@ class Poster:
         try:
             connection.writer.write(b"%b%d\r\n\r\n%b" % (connection.head, len(body), body))
             answer = await self._read(connection.reader)
-            status = answer.parser.get_status_code()
-            kept = answer.parser.should_keep_alive() and not self._closed
+            status = answer.status
+            kept = answer.keeps and not self._closed
         finally:
             if kept:
                 self._idle.append(connection)
@@ -184,7 +199,7 @@ class Poster:
         return answer
 
 
-def _token(path: Path) -> bytes:
+def token_header(path: Path) -> bytes:
     """The header line with the token in a file. Raises OSError."""
     with path.open("rb") as file:
         token = file.read(_MAX_TOKEN_BYTES).strip()

@@ -15,6 +15,7 @@ from kvasir.config.spec_filters import RegexFilterSpec
 from kvasir.ports.output_filter import Act, Rule, Subject
 from kvasir_platform.gateway.filters.automaton import Automaton, Scan
 from kvasir_platform.gateway.filters.scope import Scope
+from kvasir_platform.gateway.filters.spans import Spans
 
 Count = Callable[[str], None]
 """Told what was done, in a word of the metrics."""
@@ -37,9 +38,15 @@ class RegexFilter:
         """Whether the spec names its model, tenant and part."""
         return self._scope.has(subject)
 
-    def judge(self, subject: Subject, rule: Rule) -> RegexJudge:
+    def judge(self, subject: Subject, rule: Rule, before: str = "") -> RegexJudge:
         """Begin a text."""
-        return RegexJudge(self._spec, Scan(self._automaton), rule, self._count)
+        scan = Scan(self._automaton)
+        kept = before[-self.max_held_chars :]
+        if len(kept) < len(before):
+            scan.enter(before[-len(kept) - 1])
+        # What it finds there has been ruled on.
+        scan.feed(kept)
+        return RegexJudge(self._spec, scan, rule, self._count)
 
     async def close(self) -> None:
         """Nothing is open."""
@@ -56,18 +63,27 @@ class RegexJudge:
         self._held = spec.max_held_chars
         self._ends = spec.act == "end"
         self._ends_at_bound = spec.at_bound == "end"
-        self._ruled = 0
-        self._covered: list[tuple[int, int]] = []
-        """Where matches lie that are not ruled on, in order and apart."""
+        self._base = scan.position
+        """Where this text begins: positions are those of the scan."""
+        self._ruled = scan.position
+        self._covered = Spans()
+        """Where matches lie that are not ruled on."""
         self._redacts = False
+        self._released = False
         self._over = False
 
     def feed(self, text: str) -> None:
         """Rule on what `text` decides."""
         if self._over:
             return
-        longest = self._held if self._ends_at_bound else None
-        self._settle(self._scan.feed(text, only_first=self._ends, longest=longest))
+        scan = self._scan
+        found = scan.feed(text, only_first=self._ends, longest=self._held if self._ends_at_bound else None)
+        if found or scan.starts or self._covered:
+            self._settle(found)
+        else:
+            # Most text.
+            self._ruled = scan.position
+            self._rule(scan.position - self._base, Act.PASS)
 
     def finish(self) -> None:
         """Rule on the rest."""
@@ -83,7 +99,9 @@ class RegexJudge:
         if self._ends_at_bound:
             self._end(self._ruled, "ended_at_bound")
         else:
-            self._count("released_at_bound")
+            if not self._released:
+                self._released = True
+                self._count("released_at_bound")
             self._advance(self._scan.position, Act.PASS)
 
     def close(self) -> None:
@@ -99,28 +117,25 @@ class RegexJudge:
             if self._ends:
                 self._end(begun, "ended")
                 return
-            self._cover(begun, end)
+            if begun < end:
+                self._covered.add(begun, end)
         waits = scan.starts[0] if scan.starts else scan.position
         bound = scan.position - held
         if waits < bound and self._ends_at_bound:
             self._rule_until(waits)
             self._end(max(waits, self._ruled), "ended_at_bound")
             return
+        if max(waits, self._ruled) < bound and not self._released:
+            self._released = True
+            self._count("released_at_bound")
         self._rule_until(max(waits, bound))
-
-    def _cover(self, begun: int, end: int) -> None:
-        covered = self._covered
-        while covered and covered[-1][1] >= begun:
-            begun = min(begun, covered.pop()[0])
-        covered.append((begun, end))
 
     def _rule_until(self, limit: int) -> None:
         """Let through up to `limit` what lies in no match; what lies in one is decided even beyond it."""
-        covered = self._covered
-        while covered and covered[0][0] <= max(limit, self._ruled):
-            begun, end = covered.pop(0)
-            self._advance(begun, Act.PASS)
-            self._advance(end, Act.REDACT)
+        while taken := self._covered.take(max(limit, self._ruled)):
+            for begun, end in taken:
+                self._advance(begun, Act.PASS)
+                self._advance(end, Act.REDACT)
         self._advance(limit, Act.PASS)
 
     def _advance(self, until: int, act: Act) -> None:
@@ -129,9 +144,9 @@ class RegexJudge:
                 self._redacts = True
                 self._count("redacted")
             self._ruled = until
-            self._rule(until, act)
+            self._rule(until - self._base, act)
 
     def _end(self, until: int, what: str) -> None:
         self._over = True
         self._count(what)
-        self._rule(until, Act.END)
+        self._rule(until - self._base, Act.END)

@@ -107,7 +107,8 @@ FinishReason = Literal["stop", "length", "tool_calls", "function_call", "content
 
 
 class ChatChoice(Struct, omit_defaults=True):
-    """One answer to a chat. `stop_reason` is the stop string that ended it."""
+    """One answer to a chat. `stop_reason` is the stop string that ended it, or the id of the
+    token that did."""
 
     index: int
     message: ChatMessage

@@ -8,19 +8,21 @@ the refusal can say "not supported" instead of "unknown".
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Sequence
+from operator import attrgetter
 from typing import Any, TypeVar
 
 import msgspec
 from msgspec import Struct
 
 from kvasir.core.errors import RequestError
-from kvasir_platform.gateway.schema.chat import ChatBody, Message
+from kvasir_platform.gateway.schema.chat import ChatBody, ContentPart, Message
 from kvasir_platform.gateway.schema.limits import bad, missing, unsupported
 from kvasir_platform.gateway.schema.sampling import SamplingFields, StreamOptions
 from kvasir_platform.gateway.schema.structured import StructuredOutputs
 from kvasir_platform.gateway.schema.texts import CompletionBody, DetokenizeBody, EmbeddingBody, TokenizeBody
 
-_MODALITIES = frozenset(("audio_url", "file", "image_url", "input_audio", "video_url"))
+_MODALITIES = ("audio_url", "file", "image_url", "input_audio", "video_url")
 _PARTS: dict[str, str] = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
 _EMPTY: tuple[Any, ...] = (False, [], {}, "")
 #: Values that ask for nothing beyond what is served, where they are other than empty ones.
@@ -47,6 +49,12 @@ def not_served(kind: type[Struct]) -> tuple[str, ...]:
     return tuple(name for name, annotation in annotations if annotation == "NotServed")
 
 
+def _values(names: tuple[str, ...]) -> Callable[[Struct], tuple[Any, ...]]:
+    """Reads those fields of a struct at once, which is many times cheaper than one by one."""
+    read = attrgetter(*names)
+    return read if len(names) > 1 else lambda struct: (read(struct),)
+
+
 _CHAT = msgspec.json.Decoder(ChatBody)
 _COMPLETION = msgspec.json.Decoder(CompletionBody)
 _EMBEDDING = msgspec.json.Decoder(EmbeddingBody)
@@ -56,6 +64,10 @@ _REFUSED: dict[type[Struct], tuple[str, ...]] = {
     kind: not_served(kind)
     for kind in (ChatBody, CompletionBody, EmbeddingBody, TokenizeBody, StreamOptions, StructuredOutputs)
 }
+_REFUSED_VALUES = {kind: _values(names) for kind, names in _REFUSED.items()}
+_ASSISTANTS = ("tool_calls", "function_call", "reasoning", "reasoning_content", "refusal")
+_ASSISTANTS_VALUES = _values(_ASSISTANTS)
+_MODALITIES_VALUES = _values(_MODALITIES)
 
 
 def decode_chat(body: bytes) -> ChatBody:
@@ -64,7 +76,7 @@ def decode_chat(body: bytes) -> ChatBody:
     _refuse_not_served(chat)
     _check_options(chat)
     for i, message in enumerate(chat.messages):
-        _check_message(message, f"messages[{i}]")
+        _check_message(message, i)
     if chat.top_logprobs and not chat.logprobs:
         raise bad("top_logprobs needs logprobs: true.", "top_logprobs")
     return chat
@@ -94,7 +106,7 @@ def decode_tokenize(body: bytes) -> TokenizeBody:
     if tokenize.prompt is not None and tokenize.messages is not None:
         raise bad("Send prompt or messages, not both.", "messages")
     for i, message in enumerate(tokenize.messages or ()):
-        _check_message(message, f"messages[{i}]")
+        _check_message(message, i)
     return tokenize
 
 
@@ -130,8 +142,10 @@ def _joined(path: str, name: str) -> str:
 
 
 def _refuse_not_served(body: Struct, at: str = "") -> None:
-    for name in _REFUSED[type(body)]:
-        value = getattr(body, name)
+    values = _REFUSED_VALUES[type(body)](body)
+    if values.count(None) == len(values):
+        return
+    for name, value in zip(_REFUSED[type(body)], values, strict=True):
         if value is None or value in _EMPTY or value in _HARMLESS.get(name, ()):
             continue
         if name in ("modalities", "audio"):
@@ -150,30 +164,36 @@ def _check_options(body: SamplingFields) -> None:
         raise bad("prompt_logprobs come with whole answers only: leave out stream.", "prompt_logprobs")
 
 
-def _check_message(message: Message, path: str) -> None:
+def _check_message(message: Message, number: int) -> None:
     if message.audio:
-        raise unsupported(f"{path}.audio")
+        raise unsupported(f"messages[{number}].audio")
     if message.role != "assistant":
-        _refuse_assistants_fields(message, path)
+        _refuse_assistants_fields(message, number)
     if message.role == "tool" and message.tool_call_id is None:
-        raise missing(f"{path}.tool_call_id")
+        raise missing(f"messages[{number}].tool_call_id")
     if message.role == "function" and message.name is None:
-        raise missing(f"{path}.name")
+        raise missing(f"messages[{number}].name")
     content = message.content
     if content is None:
         if not _speaks_otherwise(message):
-            raise missing(f"{path}.content")
+            raise missing(f"messages[{number}].content")
     elif not isinstance(content, str):
         for i, part in enumerate(content):
-            _check_part(part.type, part.text, part.refusal, f"{path}.content[{i}]")
+            _check_part(part, f"messages[{number}].content[{i}]")
 
 
-def _refuse_assistants_fields(message: Message, path: str) -> None:
-    for name in ("tool_calls", "function_call", "reasoning", "reasoning_content", "refusal"):
-        if getattr(message, name):
-            raise bad(f"{name} belongs to messages of the assistant.", f"{path}.{name}")
+def _refuse_assistants_fields(message: Message, number: int) -> None:
+    values = _ASSISTANTS_VALUES(message)
+    if any(values):
+        name = _named(_ASSISTANTS, values)
+        raise bad(f"{name} belongs to messages of the assistant.", f"messages[{number}].{name}")
     if message.tool_call_id and message.role != "tool":
-        raise bad("tool_call_id belongs to messages of the role tool.", f"{path}.tool_call_id")
+        raise bad("tool_call_id belongs to messages of the role tool.", f"messages[{number}].tool_call_id")
+
+
+def _named(names: Sequence[str], values: Sequence[object]) -> str:
+    """The first that has a value."""
+    return next(name for name, value in zip(names, values, strict=True) if value)
 
 
 def _speaks_otherwise(message: Message) -> bool:
@@ -187,13 +207,15 @@ def _speaks_otherwise(message: Message) -> bool:
     )
 
 
-def _check_part(kind: str, text: str | None, refusal: str | None, where: str) -> None:
-    if kind in _MODALITIES:
+def _check_part(part: ContentPart, where: str) -> None:
+    kind, beside = part.type, _MODALITIES_VALUES(part)
+    if kind in _MODALITIES or any(beside):
+        other, at = (kind, "type") if kind in _MODALITIES else (_named(_MODALITIES, beside),) * 2
         raise RequestError(
-            f"Only text is served, not {kind}.", code="unsupported_modality", param=f"{where}.type"
+            f"Only text is served, not {other}.", code="unsupported_modality", param=f"{where}.{at}"
         )
     field = _PARTS.get(kind)
     if field is None:
         raise bad(f"Unknown content part {kind!r}.", f"{where}.type")
-    if (text if field == "text" else refusal) is None:
+    if (part.text if field == "text" else part.refusal) is None:
         raise missing(f"{where}.{field}")

@@ -82,6 +82,25 @@ def check_depth(value: object, param: str, levels: int = MAX_DEPTH) -> None:
     raise bad(f"{param} nests deeper than {levels} levels.", param)
 
 
+def check_references(schema: object, param: str) -> None:
+    """Raise RequestError where a JSON schema refers to anything outside itself: nothing is fetched, and what
+    is not there would bind nobody. `schema` nests no deeper than `check_depth` allows."""
+    nodes = [schema]
+    while nodes:
+        node = nodes.pop()
+        if isinstance(node, Mapping):
+            target = node.get("$ref")
+            if isinstance(target, str) and not target.startswith("#"):
+                raise bad(
+                    f"{param} refers to {target[:128]!r}, and nothing is fetched: put it under $defs, and "
+                    "refer to it by #/$defs/NAME.",
+                    param,
+                )
+            nodes += node.values()
+        elif isinstance(node, list):
+            nodes += node
+
+
 def check_size(text: str | bytes, limit: int, param: str) -> None:
     """Raise RequestError where `text` has more than `limit` bytes, in UTF-8."""
     size = len(text)

@@ -24,6 +24,9 @@ _REFUSED: dict[Limit, tuple[str, str]] = {
 }
 
 
+_OVER_ITS_SHARE = frozenset(("tenant_queue_full", "tenant_over_share"))
+
+
 class LimitReached(CapacityError):
     """A tenant's own limit is in the way. `header_lines` say how it stands."""
 
@@ -128,14 +131,20 @@ class Caller:
                 code="output_limit_exceeded",
                 param="max_tokens",
             )
-        if context is not None and prompt_tokens + (max_tokens or 1) > context:
-            asked = f" and {max_tokens} of output were asked for" if max_tokens is not None else ""
+        if context is not None and prompt_tokens + (1 if max_tokens is None else max_tokens) > context:
+            asked = f" and {max_tokens} of output were asked for" if max_tokens else ""
             raise RequestError(
                 f"Your limit is {context} tokens of context; the prompt has {prompt_tokens}{asked}. "
                 "Shorten the prompt or lower max_tokens.",
                 code="context_length_exceeded",
                 param=param,
             )
+
+    def turned_away(self, code: str) -> None:
+        """Count a request that the router has ended with an error of this code, where that is for what the
+        tenant has there already."""
+        if code in _OVER_ITS_SHARE:
+            self.use.refused[code] = self.use.refused.get(code, 0) + 1
 
     def context(self, tokens: int) -> int:
         """The context for this tenant of a model with so many."""

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from pathlib import Path
 
 from kvasir.config.spec import Deployment, SloSpec
 from kvasir.config.spec_redis import LimitsRedisSpec
 from kvasir.config.spec_tenants import DEFAULT_TENANT
 from kvasir.ports.clock import Clock, Rng
-from kvasir.ports.limits import RateLimits
+from kvasir.ports.limits import RateLimits, SharedLimits
 from kvasir.telemetry.tenant_series import LimitsState, TenantFigures
 from kvasir_platform.gateway.hints import SloClasses
 from kvasir_platform.gateway.tenants.caller import Caller
 from kvasir_platform.gateway.tenants.key_ring import KeyRing
 from kvasir_platform.gateway.tenants.keys import read_sources
 from kvasir_platform.gateway.tenants.memory_limits import MemoryLimits
-from kvasir_platform.gateway.tenants.redis_limits import RedisLimits
-from kvasir_platform.gateway.tenants.salts import Open, Scope, cache_secret
+from kvasir_platform.gateway.tenants.salts import Open, Scope
 
 _REFRESH_S = 1.0
 
@@ -67,18 +65,17 @@ def make_callers(
     rng: Rng,
     environment: Mapping[str, str],
     *,
+    secret: bytes,
     limits: RateLimits | None = None,
 ) -> Callers:
-    """What the spec says of tenants, counted by `limits` where they are given. `wall` is the time of day in
-    Unix seconds; `rng` names this router among those that count together. Raises ConfigError for keys or a
-    secret that cannot be read."""
+    """What the spec says of tenants, counted by `limits` where they are given, with salts from `secret` (see
+    `cache_secret`). `wall` is the time of day in Unix seconds; `rng` names this router among those that count
+    together. Raises ConfigError for keys that cannot be read."""
     tenancy, gateway = deployment.tenancy, deployment.gateway
     tenants = {spec.name: spec for spec in tenancy.all_tenants()}
     keys = None
-    secret = b""
     if gateway.asks_for_keys:
         keys = KeyRing(lambda: read_sources(gateway, environment), frozenset(tenants), wall)
-        secret = cache_secret(Path(tenancy.cache_secret_file) if tenancy.cache_secret_file else None)
     limits = make_limits(tenancy.redis, clock, rng) if limits is None else limits
     callers = {
         name: Caller(
@@ -97,12 +94,15 @@ def make_limits(redis: LimitsRedisSpec | None, clock: Clock, rng: Rng) -> RateLi
     """What counts what tenants use. `rng` names this router among those that count together."""
     if redis is None:
         return MemoryLimits(clock.now)
+    # The Redis client takes megabytes that only those who use it are to pay.
+    from kvasir_platform.gateway.tenants.redis_limits import RedisLimits
+
     return RedisLimits(redis, clock, f"{rng.getrandbits(64):016x}")
 
 
 def limits_state(limits: RateLimits) -> LimitsState | None:
     """How rate limits are counted that routers share; None for others."""
-    return LimitsState(limits.shared, limits.decided_alone) if isinstance(limits, RedisLimits) else None
+    return LimitsState(limits.shared, limits.decided_alone) if isinstance(limits, SharedLimits) else None
 
 
 def _slo_classes(there_are: tuple[SloSpec, ...], allowed: tuple[str, ...] | None) -> SloClasses:

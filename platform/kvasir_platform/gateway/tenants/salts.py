@@ -23,6 +23,7 @@ import os
 import secrets
 from pathlib import Path
 
+from kvasir.config.spec import Deployment
 from kvasir.core.errors import ConfigError
 
 _log = logging.getLogger(__name__)
@@ -62,9 +63,17 @@ class Open:
         return client
 
 
+def salt_secret(deployment: Deployment) -> bytes:
+    """What the salts of a deployment are made from; empty where nobody is told apart. Raises ConfigError."""
+    if not deployment.gateway.asks_for_keys:
+        return b""
+    named = deployment.tenancy.cache_secret_file
+    return cache_secret(None if named is None else Path(named))
+
+
 def cache_secret(path: Path | None) -> bytes:
-    """The deployment's secret from its file, or one for this process alone. Raises ConfigError for a file
-    that cannot be read, or that holds too little to be one."""
+    """The deployment's secret from its file, or one for this run alone. Raises ConfigError for a file that
+    cannot be read, or that holds too little to be one."""
     if path is None:
         _log.warning(
             "no tenancy.cache_secret_file: KV that tiers keep is not found again after a restart, nor by "

@@ -77,12 +77,21 @@ class Layout:
 
 class Fleet:
     """Starts all of `layout` for `deployment`, whose discovery and ports it fills in, in `folder`. Use as
-    `async with`; afterwards no process and no namespace remains."""
+    `async with`; afterwards no process and no namespace remains. `key` is an operator's, where the
+    deployment asks for keys."""
 
     def __init__(
-        self, folder: Path, deployment: Deployment, layout: Layout, *, clock: Clock, seed: int = 0
+        self,
+        folder: Path,
+        deployment: Deployment,
+        layout: Layout,
+        *,
+        clock: Clock,
+        seed: int = 0,
+        key: str = "",
     ) -> None:
         self.clock = clock
+        self.key = key
         self.workers: list[LabWorker] = []
         self.routers: list[LabRouter] = []
         self._folder = folder
@@ -161,7 +170,7 @@ class Fleet:
         wanted = {w.address for w in self.workers if w.process is not None and w.process.alive}
 
         async def ready() -> bool:
-            seen = await gateway.workers(address)
+            seen = await gateway.workers(address, self.key)
             return all(at in seen and seen[at]["state"] == "ready" for at in wanted)
 
         return await gateway.until(ready, within_s, f"all of {sorted(wanted)} ready", self.clock, 0.05)
@@ -220,7 +229,10 @@ class Fleet:
 
     def _router_file(self) -> Path:
         endpoints = [f"{worker.pool}={worker.address}" for worker in self.workers]
-        edge = self._deployment.gateway.model_copy(update={"port": 0})
+        wanted = self._deployment.gateway
+        # As many processes on every machine.
+        edges = wanted.edges or 0
+        edge = wanted.model_copy(update={"port": 0, "edges": edges})
         return self._write(
             "router",
             {

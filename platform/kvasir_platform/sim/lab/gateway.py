@@ -15,14 +15,17 @@ _ANSWER_S = 5.0
 _BODY_BYTES = 16 << 20
 
 
-async def get(address: str, path: str) -> bytes:
-    """The body of a page at `host:port`. Raises UpstreamError for an answer other than 200, or for none."""
+async def get(address: str, path: str, key: str = "") -> bytes:
+    """The body of a page at `host:port`, with an operator's API key where one is asked for. Raises
+    UpstreamError for an answer other than 200, or for none."""
+    shown = f"Authorization: Bearer {key}\r\n" if key else ""
     host, _, port = address.rpartition(":")
     try:
         async with asyncio.timeout(_ANSWER_S):
             reader, writer = await asyncio.open_connection(host, int(port), limit=_BODY_BYTES)
             try:
-                writer.write(f"GET {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n".encode())
+                head_lines = f"GET {path} HTTP/1.1\r\nHost: {address}\r\n{shown}Connection: close\r\n\r\n"
+                writer.write(head_lines.encode())
                 head = await reader.readuntil(b"\r\n\r\n")
                 body = await reader.read(-1)
             finally:
@@ -34,15 +37,15 @@ async def get(address: str, path: str) -> bytes:
     return body
 
 
-async def status(address: str) -> dict[str, Any]:
+async def status(address: str, key: str = "") -> dict[str, Any]:
     """GET /status."""
-    page: dict[str, Any] = msgspec.json.decode(await get(address, "/status"))
+    page: dict[str, Any] = msgspec.json.decode(await get(address, "/status", key))
     return page
 
 
-async def workers(address: str) -> dict[str, dict[str, Any]]:
+async def workers(address: str, key: str = "") -> dict[str, dict[str, Any]]:
     """The workers of /status by their address."""
-    return {worker["address"]: worker for worker in (await status(address))["workers"]}
+    return {worker["address"]: worker for worker in (await status(address, key))["workers"]}
 
 
 async def decision(address: str, request_id: str) -> dict[str, Any]:
@@ -62,9 +65,9 @@ def metric(text: str, name: str, **labels: str) -> float:
     return total
 
 
-async def metrics(address: str) -> str:
+async def metrics(address: str, key: str = "") -> str:
     """GET /metrics."""
-    return (await get(address, "/metrics")).decode()
+    return (await get(address, "/metrics", key)).decode()
 
 
 async def until(

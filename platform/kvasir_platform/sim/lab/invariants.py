@@ -72,7 +72,8 @@ async def at_rest(fleet: Fleet, within_s: float) -> float:
         for router in fleet.routers:
             if router.process.alive:
                 try:
-                    page, series = await gateway.status(router.address), await gateway.metrics(router.address)
+                    page = await gateway.status(router.address, fleet.key)
+                    series = await gateway.metrics(router.address, fleet.key)
                 except UpstreamError as error:
                     left.append(str(error))
                 else:

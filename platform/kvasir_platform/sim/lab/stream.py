@@ -30,12 +30,14 @@ _ERROR_BYTES = 64 << 10
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """One greedy completion of exactly `tokens` tokens. `logprobs` fattens every chunk of the answer."""
+    """One greedy completion of exactly `tokens` tokens. `logprobs` fattens every chunk of the answer;
+    `headers` are whole lines, such as those of a key."""
 
     prompt: tuple[int, ...]
     tokens: int
     model: str = "kvasir-tiny"
     logprobs: int | None = None
+    headers: tuple[str, ...] = ()
 
     def body(self) -> bytes:
         """As /v1/completions takes it."""
@@ -69,7 +71,7 @@ def expected_text(ask: Ask, engine_seed: int = 0) -> str:
 class Outcome:
     """What one client saw. Times are readings of its clock; `error` is empty, a code of the gateway's, or
     `refused`, `reset`, `cut` or `malformed` where the connection told nothing better. `detail` is what the
-    gateway said of an error."""
+    gateway said of an error, `retry_after_s` when to come again. `status` is 0 without an answer."""
 
     ask: Ask
     sent_s: float
@@ -80,6 +82,8 @@ class Outcome:
     error: str = ""
     detail: str = ""
     request_id: str = ""
+    status: int = 0
+    retry_after_s: float | None = None
     ended_s: float | None = None
 
     @property
@@ -104,6 +108,11 @@ class Outcome:
         """The longest time between two chunks; 0 with fewer than two."""
         pairs = zip(self.times_s, self.times_s[1:], strict=False)
         return max((after - before for before, after in pairs), default=0.0)
+
+    def gaps_s(self, start_s: float, end_s: float) -> list[float]:
+        """The times between chunks of which the first came from `start_s` to before `end_s`."""
+        pairs = zip(self.times_s, self.times_s[1:], strict=False)
+        return [after - before for before, after in pairs if start_s <= before < end_s]
 
 
 class _Choice(msgspec.Struct):
@@ -162,10 +171,12 @@ class Stream(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
         body = self.outcome.ask.body()
+        headers = "".join(f"{line}\r\n" for line in self.outcome.ask.headers)
         self.outcome.sent_s = self._clock.now()
         self._transport.write(
             b"POST /v1/completions HTTP/1.1\r\nHost: %b\r\nContent-Type: application/json\r\n"
-            b"Content-Length: %d\r\nConnection: close\r\n\r\n" % (self._host.encode(), len(body)) + body
+            b"%bContent-Length: %d\r\nConnection: close\r\n\r\n%b"
+            % (self._host.encode(), headers.encode(), len(body), body)
         )
 
     def data_received(self, data: bytes) -> None:
@@ -183,9 +194,11 @@ class Stream(asyncio.Protocol):
     def on_header(self, name: bytes, value: bytes) -> None:
         if name.lower() == b"x-request-id":
             self.outcome.request_id = value.decode("latin-1")
+        elif name.lower() == b"retry-after":
+            self.outcome.retry_after_s = float(value)
 
     def on_headers_complete(self) -> None:
-        self._status = self._parser.get_status_code()
+        self._status = self.outcome.status = self._parser.get_status_code()
 
     def on_body(self, body: bytes) -> None:
         self.received_bytes += len(body)

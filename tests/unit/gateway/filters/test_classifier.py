@@ -6,6 +6,7 @@ import asyncio
 import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +25,10 @@ PATIENCE_S = 30.0
 class Text:
     """One text under a classifier's filter, and the rulings on it."""
 
-    def __init__(self, under: ClassifierFilter) -> None:
+    def __init__(self, under: ClassifierFilter, before: str = "") -> None:
         self.rulings: list[tuple[int, Act]] = []
         self._changed = asyncio.Event()
-        self.judge: ClassifierJudge = under.judge(SUBJECT, self._rule)
+        self.judge: ClassifierJudge = under.judge(SUBJECT, self._rule, before)
 
     def _rule(self, until: int, act: Act) -> None:
         self.rulings.append((until, act))
@@ -61,8 +62,12 @@ class Filtered:
             rng=random.Random(1),
         )
 
-    def text(self) -> Text:
-        return Text(self.filter)
+    def text(self, before: str = "") -> Text:
+        return Text(self.filter, before)
+
+
+def _same(said: object, asked: dict[str, Any]) -> object:
+    return said
 
 
 @asynccontextmanager
@@ -85,8 +90,22 @@ async def test_windows_overlap_and_their_end_waits_for_the_next() -> None:
         text.judge.finish()
         assert await text.ruled(2) == [(12, Act.PASS), (19, Act.PASS)]
         assert bench.server.asked == [
-            {"text": "0123456789abcdef", "new_from": 0, "final": False, "part": "content", "model": "m", "tenant": "acme"},
-            {"text": "cdefghi", "new_from": 4, "final": True, "part": "content", "model": "m", "tenant": "acme"},
+            {
+                "text": "0123456789abcdef",
+                "new_from": 0,
+                "final": False,
+                "part": "content",
+                "model": "m",
+                "tenant": "acme",
+            },
+            {
+                "text": "cdefghi",
+                "new_from": 4,
+                "final": True,
+                "part": "content",
+                "model": "m",
+                "tenant": "acme",
+            },
         ]
         assert bench.server.connections == 1
 
@@ -158,6 +177,8 @@ BAD = {
     "no HTTP": b"SSH-2.0-OpenSSH\r\n",
     "half a body": None,
     "no end of headers": b"HTTP/1.1 200 OK\r\n" + b"x: " + b"y" * 20_000 + b"\r\n\r\n",
+    "two answers": b'HTTP/1.1 200 OK\r\ncontent-length: 17\r\n\r\n{"flagged":false}' + status(200),
+    "a deep one": b'HTTP/1.1 200 OK\r\ncontent-length: 200016\r\n\r\n{"flagged":true,"x":' + b"[" * 199_996,
     "a huge body": b"HTTP/1.1 200 OK\r\ncontent-length: 300000\r\n\r\n" + b" " * 300_000,
 }
 
@@ -206,6 +227,66 @@ async def test_a_classifier_that_says_nothing_is_waited_for_no_longer_than_the_s
         assert await text.ruled() == [(0, Act.END)]
 
 
+async def test_an_early_hint_is_no_answer() -> None:
+    async with filtered() as bench:
+        said = b'HTTP/1.1 200 OK\r\ncontent-length: 16\r\n\r\n{"flagged":true}'
+        bench.server.reply = lambda _: b"HTTP/1.1 103 Early Hints\r\nlink: x\r\n\r\n" + said
+        text = bench.text()
+        text.judge.feed("12345")
+        text.judge.finish()
+        assert await text.ruled() == [(0, Act.END)]
+        assert bench.counts == ["ended"]
+
+
+async def test_text_that_is_no_unicode_has_no_verdict() -> None:
+    async with filtered() as bench:
+        text = bench.text()
+        text.judge.feed("half \ud83d of it")
+        text.judge.finish()
+        assert await text.ruled() == [(0, Act.END)]
+        assert bench.counts == ["failed_closed"]
+
+
+async def test_a_window_is_never_longer_than_what_may_wait() -> None:
+    async with filtered(max_held_chars=20, at_bound="release") as bench:
+        bench.server.gate.clear()
+        text = bench.text()
+        text.judge.feed("0123456789abcdef")
+        await bench.server.met.wait()
+        for _ in range(100):
+            text.judge.feed("0123456789")
+        bench.server.gate.set()
+        text.judge.finish()
+        while text.rulings[-1][0] < 1016:
+            await text.ruled(len(text.rulings) + 1)
+        other = bench.text()
+        other.judge.feed("12345")
+        other.judge.finish()
+        await other.ruled()
+        assert max(len(each["text"]) for each in bench.server.asked) <= 20
+        assert text.rulings[-1][0] == 1016
+
+
+async def test_a_text_that_goes_on_is_asked_of_with_its_end_before_and_only_the_rest_is_ruled_on() -> None:
+    async with filtered(act="redact") as bench:
+        bench.server.reply = lambda _: {"flagged": True, "spans": [[2, 7]]}
+        text = bench.text(before="long ago sec")
+        text.judge.feed("ret or not")
+        text.judge.finish()
+        assert await text.ruled(2) == [(3, Act.REDACT), (10, Act.PASS)]
+        assert bench.server.asked[0]["text"] == " secret or not"
+        assert bench.server.asked[0]["new_from"] == 4
+
+
+async def test_no_connection_is_opened_without_the_token(tmp_path: Path) -> None:
+    async with filtered(token_file=str(tmp_path / "missing")) as bench:
+        text = bench.text()
+        text.judge.feed("12345")
+        text.judge.finish()
+        assert await text.ruled() == [(0, Act.END)]
+        assert bench.server.connections == 0
+
+
 async def test_nobody_listening_is_a_failure_like_others() -> None:
     async with classifier_server() as server:
         server.port = 1
@@ -252,7 +333,7 @@ async def test_the_token_is_read_anew_for_a_new_connection(tmp_path: Path) -> No
         for value in ("first", "second"):
             token.write_text(f"{value}\n")
             closing = b'HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: 17\r\n\r\n{"flagged":false}'
-            bench.server.reply = lambda _: closing
+            bench.server.reply = partial(_same, closing)
             text = bench.text()
             text.judge.feed("12345")
             text.judge.finish()

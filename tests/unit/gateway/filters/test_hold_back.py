@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import pytest
@@ -20,9 +22,9 @@ PATTERNS = ("ab", "a+b", r"\d{2,3}", "b.*c", "abcab", r"\bcat\b", "(a|bc)d", "c$
 TEXTS = st.text("abcd1 t", max_size=30)
 
 
-def regex(*patterns: str, **fields: object) -> RegexFilter:
+def regex(*patterns: str, count: Callable[[str], None] = lambda _: None, **fields: object) -> RegexFilter:
     spec = {"name": "f", "patterns": patterns, "act": "redact", "replacement": "#", "max_held_chars": 64}
-    return RegexFilter(RegexFilterSpec.model_validate(spec | fields), lambda _: None)
+    return RegexFilter(RegexFilterSpec.model_validate(spec | fields), count)
 
 
 @dataclass
@@ -30,7 +32,8 @@ class Choice:
     """A choice past filters, and what has come of it."""
 
     filters: Sequence[OutputFilter]
-    lag: int | None = None
+    lag: float | None = None
+    functions: frozenset[str] = frozenset()
     out: list[Delta] = field(default_factory=list)
     now: float = 0.0
 
@@ -40,6 +43,7 @@ class Choice:
             lambda part: Subject("m", part),
             ruled=lambda: self.keep(self.held.release()),
             lag=self.lag,
+            functions=self.functions,
         )
 
     def keep(self, shown: Delta | None) -> None:
@@ -68,7 +72,7 @@ class Choice:
 
 def cut(text: str, places: Sequence[int]) -> list[str]:
     edges = [0, *sorted(min(each, len(text)) for each in places), len(text)]
-    return [text[begin:end] for begin, end in zip(edges, edges[1:], strict=False)]
+    return [text[begin:end] for begin, end in itertools.pairwise(edges)]
 
 
 def covered(patterns: Sequence[str], text: str, longest: int) -> list[bool]:
@@ -180,6 +184,23 @@ def test_token_ids_never_tell_of_what_was_redacted_and_none_else_is_missing(
         assert told == list(range(len(text)))
 
 
+def test_a_match_is_redacted_though_what_it_waited_for_comes_to_nothing() -> None:
+    assert Choice([regex("xab1", "ab")]).texts(["xab", "q"]).text == "x#q"
+
+
+def test_a_match_that_a_slower_filter_finds_around_another_one_is_redacted_from_its_beginning() -> None:
+    choice = Choice([regex("x.*y"), regex("b")]).texts(["x1b2", "y."])
+    assert choice.text == "#."
+
+
+def test_text_goes_out_with_its_tokens_and_not_before() -> None:
+    choice = Choice([regex("secret")], lag=3)
+    choice.take(text="ab", token_ids=(1,))
+    choice.take(text="cde", token_ids=(2,))
+    choice.take(finish=FinishReason.STOP)
+    assert [(each.text, each.token_ids) for each in choice.out] == [("", ()), ("ab", (1,)), ("cde", (2,))]
+
+
 def test_ordinary_text_passes_through_as_the_same_object() -> None:
     choice = Choice([regex("secret")])
     delta = Delta("r", 0, (1,), text="hello")
@@ -196,13 +217,20 @@ def test_what_may_be_the_beginning_of_a_match_waits_and_the_rest_goes_at_once() 
 
 
 def test_no_more_than_the_bound_waits() -> None:
-    choice = Choice([regex("b.*c", max_held_chars=16)])
-    choice.take(text="b" + "d" * 40)
+    counts: list[str] = []
+    choice = Choice([regex("b.*c", max_held_chars=16, count=counts.append)])
+    choice.take(text="b" + "d" * 15)
+    assert (choice.text, counts) == ("", [])
+    choice.take(text="d" * 25)
     assert len(choice.text) == 41 - 16
+    choice.take(text="d")
+    assert counts == ["released_at_bound"]
 
 
 def test_at_the_bound_the_choice_ends_where_the_spec_wants_it() -> None:
-    for pieces in ([*("b" + "d" * 40)], ["xb" + "d" * 40]):
+    text = "xb" + "d" * 40
+    # What comes after the bound changes nothing, also in the same piece.
+    for pieces in ([*text], [text], [*text, "\n"], [text + "\nfine"]):
         choice = Choice([regex("b.*c", max_held_chars=16, at_bound="end")]).texts(pieces)
         assert choice.finish is FinishReason.CONTENT_FILTER
         assert "b" not in choice.text
@@ -216,13 +244,14 @@ def test_what_was_found_before_the_bound_is_redacted_where_the_choice_ends_at_it
 
 
 def test_text_that_has_waited_too_long_is_let_through_and_the_rest_of_a_match_still_redacted() -> None:
-    choice = Choice([regex("secret", max_held_s=5.0)])
+    counts: list[str] = []
+    choice = Choice([regex("secret", max_held_s=5.0, count=counts.append)])
     choice.take(text="sec")
     assert choice.held.due_s() == 5.0
     choice.keep(choice.held.expire(4.9))
     assert choice.text == ""
     choice.keep(choice.held.expire(5.0))
-    assert choice.text == "sec"
+    assert (choice.text, counts) == ("sec", ["released_at_bound"])
     assert choice.held.due_s() is None
     choice.take(text="ret!")
     assert choice.text == "sec#!"
@@ -247,6 +276,112 @@ def test_parts_are_texts_of_their_own_in_the_order_in_which_they_were_written() 
     calls = [call for each in choice.out for call in each.tool_calls]
     assert calls[0] == ToolCallDelta(0, "id", "f")
     assert "".join(call.arguments for call in calls) == '{"q":"#","r":"#"}'
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.lists(st.tuples(st.sampled_from(("content", "reasoning", "call")), st.text("abc", max_size=4))),
+    st.sampled_from(("redact", "end")),
+)
+@example([("content", "xab"), ("reasoning", "so"), ("content", "c")], "end")
+def test_what_lies_across_an_interruption_is_found(pieces: list[tuple[str, str]], act: str) -> None:
+    """The client puts the pieces of a part together, and reads what the filter is to keep from it."""
+    choice = Choice([regex("abc", "ca", act=act)])
+    said = {"content": "", "reasoning": "", "call": ""}
+    for part, text in pieces:
+        said[part] += text
+        if part == "content":
+            choice.take(text=text)
+        elif part == "reasoning":
+            choice.take(reasoning=text)
+        else:
+            choice.take(tool_calls=(ToolCallDelta(0, arguments=text),))
+    choice.take(finish=FinishReason.STOP)
+    shown = {
+        "content": choice.text,
+        "reasoning": "".join(each.reasoning for each in choice.out),
+        "call": "".join(call.arguments for each in choice.out for call in each.tool_calls),
+    }
+    bad = any("abc" in each or "ca" in each for each in said.values())
+    if bad and act == "end":
+        assert choice.finish is FinishReason.CONTENT_FILTER
+    for each in shown.values():
+        assert "abc" not in each
+        assert "ca" not in each
+    if not bad:
+        assert shown == said
+
+
+def test_a_part_that_goes_on_is_no_text_that_begins() -> None:
+    choice = Choice([regex(r"\Ax+b", r"\bcat", max_held_chars=16)])
+    choice.take(text="." + "x" * 40)
+    choice.take(reasoning="so")
+    choice.take(text="b")
+    choice.take(reasoning="so")
+    choice.take(text="cat", finish=FinishReason.STOP)
+    assert choice.text == "." + "x" * 40 + "bcat"
+
+
+@pytest.mark.parametrize(
+    "call_id", ["", "chatcmpl-tool-" + "0a" * 16, "functions.find:0", "call_2_" + "0a" * 16]
+)
+def test_a_call_of_what_the_client_offers_begins_at_once(call_id: str) -> None:
+    choice = Choice([regex("find")], functions=frozenset({"find"}))
+    call = ToolCallDelta(0, call_id, "find")
+    choice.take(tool_calls=(call,))
+    assert choice.out[0].tool_calls == (call,)
+
+
+@pytest.mark.parametrize(
+    ("call_id", "name"), [("chatcmpl-tool-" + "0a" * 16, "say_secret"), ("secret.find:0", "find")]
+)
+def test_a_name_or_an_id_that_the_model_made_up_is_judged(call_id: str, name: str) -> None:
+    call = ToolCallDelta(0, call_id, name)
+    for act, shown in (
+        ("redact", (ToolCallDelta(0, "call_0", '"'), ToolCallDelta(0, arguments="{}"))),
+        ("end", ()),
+    ):
+        choice = Choice([regex("secret", act=act, replacement='"')], functions=frozenset({"find"}))
+        choice.take(text="I say ", tool_calls=(call,))
+        choice.take(tool_calls=(ToolCallDelta(0, arguments="{}"),), finish=FinishReason.STOP)
+        assert tuple(each for delta in choice.out for each in delta.tool_calls) == shown
+        assert choice.text == "I say "
+    harmless = Choice([regex("nothing")], functions=frozenset({"find"}))
+    harmless.take(tool_calls=(call,), finish=FinishReason.STOP)
+    assert harmless.out[0].tool_calls == (call,)
+
+
+@pytest.mark.parametrize("act", ["redact", "end"])
+@pytest.mark.parametrize("said", ["fine", "a secret"])
+def test_where_text_may_come_much_later_tokens_wait_for_the_end_and_the_text_does_not(
+    act: str, said: str
+) -> None:
+    """A parser keeps the text of three tokens for a while."""
+    choice = Choice([regex("secret", act=act)], lag=math.inf)
+    choice.take(text="so ", token_ids=(0,))
+    assert choice.text == "so "
+    for number in (1, 2, 3):
+        choice.take(token_ids=(number,))
+    choice.take(text=said)
+    choice.take(text=".", token_ids=(4,), finish=FinishReason.STOP)
+    told = [each for delta in choice.out for each in delta.token_ids]
+    if said == "fine":
+        assert told == [0, 1, 2, 3, 4]
+    else:
+        assert told == ([4] if act == "redact" else [])
+
+
+def test_where_a_filter_ends_a_choice_its_reasoning_is_counted_all_the_same() -> None:
+    choice = Choice([regex("secret", act="end")])
+    choice.take(reasoning="hm", token_ids=(1, 2))
+    choice.take(text="a secret", token_ids=(3,))
+    assert choice.out[-1].reasoning_tokens == 2
+
+
+def test_much_that_waits_behind_one_filter_goes_out_as_it_may() -> None:
+    choice = Choice([regex(r"\d"), regex("x.*y", max_held_chars=4096)])
+    choice.texts(["x", *("1a" * 3000)])
+    assert choice.text == "x" + "#a" * 3000
 
 
 def test_a_replacement_leaves_the_json_of_arguments_whole() -> None:

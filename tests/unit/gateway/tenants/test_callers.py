@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry
 
 from kvasir.config.loader import load
 from kvasir.config.spec import Deployment
-from kvasir.config.spec_tenants import priority_class
+from kvasir.config.spec_tenants import PRIORITY_SPAN
 from kvasir.core.errors import KvasirError, RequestError
 from kvasir.telemetry.metrics import Metrics
 from kvasir.telemetry.reasons import http_status
@@ -22,6 +22,7 @@ from kvasir.telemetry.tenant_series import LimitsState, TenantFigures, TenantUse
 from kvasir_platform.gateway.errors import error_body, error_headers
 from kvasir_platform.gateway.tenants.caller import Caller, Charge, LimitReached
 from kvasir_platform.gateway.tenants.callers import Callers, make_callers
+from kvasir_platform.gateway.tenants.salts import salt_secret
 
 NOW_S = 1_800_000_000.0
 CLIENT_SALT = "my-own-salt"
@@ -68,7 +69,7 @@ def hashed(key: str) -> str:
 
 
 def callers(spec: Deployment, clock: Clock) -> Callers:
-    return make_callers(spec, clock, lambda: NOW_S, random.Random(7), {})
+    return make_callers(spec, clock, lambda: NOW_S, random.Random(7), {}, secret=salt_secret(spec))
 
 
 def of(made: Callers, key: str) -> Caller:
@@ -172,8 +173,8 @@ def test_only_an_operator_may_see_and_steer_the_deployment(made: Callers, red: C
 def test_what_a_client_asks_for_never_leaves_its_tenants_class(made: Callers, red: Caller) -> None:
     asked = (None, -5, 0, 1, 999, 1000, 10**9, -(10**9))
     assert [red.priority(each) for each in asked] == [2000, 2000, 2000, 2001, 2999, 2999, 2999, 2000]
-    assert {priority_class(red.priority(each)) for each in asked} == {2}
-    assert priority_class(of(made, "blue").priority(7)) == 1
+    assert {red.priority(each) // PRIORITY_SPAN for each in asked} == {2}
+    assert of(made, "blue").priority(7) // PRIORITY_SPAN == 1
 
 
 def test_a_tenant_asks_for_its_own_slo_classes_only(made: Callers, red: Caller) -> None:

@@ -271,6 +271,41 @@ def test_a_wait_that_would_be_too_long_is_refused_at_once_and_told(make_identity
     assert not stage.arrive("patient", slo=patient)
 
 
+def queue_up(stage: Stage) -> int:
+    """How many begin or wait before one is refused."""
+    for number in range(20):
+        try:
+            stage.arrive(f"queued{number}")
+        except CapacityError:
+            return number
+    raise AssertionError("nobody was refused")
+
+
+def test_a_worker_that_comes_ends_refusals_before_its_pace_is_measured(make_identity: MakeIdentity) -> None:
+    stage = Stage(make_identity, seats={"both": 1}, patience=1.0)
+    stage.ready("w")
+    drained(stage, 9, 0.25)
+    alone = queue_up(stage)
+    stage.ready("x", "y")
+    assert [stage.arrive(f"later{number}") for number in range(alone)] == [False] * alone
+
+
+def test_how_long_a_request_took_that_was_moved_is_not_what_others_take(make_identity: MakeIdentity) -> None:
+    def accepted(*, moved: bool) -> int:
+        stage = Stage(make_identity, seats={"both": 1}, patience=1.0)
+        stage.ready("w")
+        stage.arrive("first")
+        if moved:
+            stage.ready("x")
+            stage.tell(WorkerLost("w", "gone"))
+            stage.wait(3.0)
+        stage.say("first~1" if moved else "first", last=True)
+        drained(stage, 9, 0.25)
+        return queue_up(stage)
+
+    assert accepted(moved=True) == accepted(moved=False) > 2
+
+
 def test_a_wait_behind_ones_own_requests_is_ones_own_to_mend(make_identity: MakeIdentity) -> None:
     stage = Stage(make_identity, seats={"both": 1}, patience=1.0)
     stage.ready("w")

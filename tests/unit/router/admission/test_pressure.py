@@ -79,8 +79,31 @@ def test_the_pace_is_what_began_while_others_waited() -> None:
     for tenth in range(1, 31):
         pace.began(100, 10.0 + tenth / 10)
     pace.nobody_waits(13.0)
-    assert pace.rate(1000.0) == pytest.approx(1000, rel=0.1)
-    assert pace.wait_s(5000, 1000.0) == pytest.approx(5, rel=0.1)
+    assert pace.rate(20.0) == pytest.approx(1000, rel=0.1)
+    assert pace.wait_s(5000, 20.0) == pytest.approx(5, rel=0.1)
+
+
+def test_a_pace_from_when_workers_hung_is_forgotten_when_nobody_has_waited_for_a_while() -> None:
+    pace = Pace()
+    pace.waited(0.0)
+    pace.began(10, 5.0)
+    pace.nobody_waits(6.0)
+    assert pace.wait_s(1000, 7.0) is not None
+    assert pace.wait_s(1000, 20.0) is None
+    pace.waited(20.0)
+    assert pace.wait_s(1000, 20.05) is None
+    pace.began(1000, 20.2)
+    assert pace.rate(20.2) == pytest.approx(5000, rel=0.1)
+
+
+def test_places_that_come_are_reckoned_with_before_they_are_measured() -> None:
+    pace = Pace()
+    pace.grown(2.0)
+    assert pace.rate(0.0) is None
+    pace.waited(0.0)
+    pace.began(500, 0.5)
+    pace.grown(2.0)
+    assert pace.rate(0.6) == pytest.approx(2000)
 
 
 def test_a_queue_that_stands_still_gets_slower_by_the_second() -> None:

@@ -8,29 +8,18 @@ arrives while a batch is computed is the next one.
 from __future__ import annotations
 
 import asyncio
-import os
-from collections import deque
 from collections.abc import Sequence
-from functools import partial
-from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from kvasir.clock import MonotonicClock
-from kvasir.config.model_files import tokenizer_digest
 from kvasir.config.spec import Deployment, PoolSpec
-from kvasir.config.support import refusals
-from kvasir.core.errors import ConfigError
-from kvasir.core.identity import NO_KV, WorkerIdentity
-from kvasir.core.requests import Delta, EngineLoad, EngineRequest, FinishReason, StepBatch, Timings, Usage
-from kvasir.ports.engine import KvSource, StepSink
+from kvasir.core.identity import WorkerIdentity
+from kvasir.core.requests import Delta, EngineRequest, FinishReason, Timings, Usage
+from kvasir.ports.engine import KvSource
 from kvasir_workers.engines.embedding import ended, refusal
-from kvasir_workers.engines.vllm.arguments import engine_arguments, environment, ranks
-from kvasir_workers.engines.vllm.hardware import hardware_of
-from kvasir_workers.engines.vllm.quantize import quantized_folder
-
-if TYPE_CHECKING:
-    from kvasir_workers.engines.vllm.load import LoadRecorder
+from kvasir_workers.engines.vllm.arguments import engine_arguments
+from kvasir_workers.engines.vllm.identity import identity_of
+from kvasir_workers.engines.vllm.replica import VllmReplica
 
 _WARM_UP_TOKENS = 256
 
@@ -59,66 +48,10 @@ class _Input:
         self.collector: Any = None
 
 
-class VllmEmbeddingEngine:
-    """One replica of `pool`, loaded from the folder `model_path`. See VllmEngine."""
+class VllmEmbeddingEngine(VllmReplica[_Input]):
+    """See VllmReplica."""
 
-    def __init__(
-        self,
-        deployment: Deployment,
-        pool: PoolSpec,
-        *,
-        model_path: str,
-        cache_folder: Path | None = None,
-        max_live: int = 16_384,
-    ) -> None:
-        self._deployment = deployment
-        self._pool = pool
-        self._model_path = Path(model_path)
-        self._cache_folder = cache_folder or Path.home() / ".cache" / "kvasir"
-        self._max_live = max_live
-        self._clock = MonotonicClock()
-        self._live: dict[str, _Input] = {}
-        self._admissions: deque[_Input] = deque()
-        self._aborts: deque[_Input] = deque()
-        self._deltas: list[Delta] = []
-        self._flush_due = False
-        self._wake = asyncio.Event()
-        self._tasks: list[asyncio.Task[None]] = []
-        self._llm: Any = None
-        self._runtime: ModuleType | None = None
-        self._recorder: LoadRecorder | None = None
-        self._adapters: dict[str, Any] = {}
-        self._max_tokens = 0
-        self._sink: StepSink | None = None
-        self._failed: asyncio.Future[str] | None = None
-
-    async def start(self, sink: StepSink, *, worker_id: str, epoch: int) -> WorkerIdentity:
-        """Load the model and warm up. Raises ConfigError with the reason and the remedy."""
-        self._failed = asyncio.get_running_loop().create_future()
-        # vLLM reads part of its environment at import, and which platform it runs on is known after.
-        cpus = len(os.sched_getaffinity(0))
-        os.environ.update(environment(self._deployment, self._pool, cpus=cpus, platform="cpu"))
-        self._runtime = runtime = await asyncio.to_thread(_import_runtime)
-        platform = runtime.platform()
-        if reasons := refusals(self._deployment, platform=platform):
-            raise ConfigError("\n".join(reasons))
-        try:
-            digest = tokenizer_digest(self._model_path)
-            folder = await asyncio.to_thread(self._weights)
-            arguments = embedding_arguments(
-                self._deployment, self._pool, model_path=str(folder), platform=platform
-            )
-            self._llm = await asyncio.to_thread(runtime.build, arguments)
-            identity = await self._introduce(worker_id, epoch, digest)
-        except (ValueError, RuntimeError, OSError, runtime.DEAD) as error:
-            await self.stop()
-            raise ConfigError(
-                f"vLLM did not start pool {self._pool.name} with {self._model_path}: {error}"
-            ) from error
-        self._sink = sink
-        pump = asyncio.create_task(self._pump(), name="vllm-pump")
-        self._tasks = [pump, asyncio.create_task(self._watch(pump), name="vllm-watch")]
-        return identity
+    _max_tokens = 0
 
     def submit(self, requests: Sequence[EngineRequest]) -> None:
         """Queue inputs; what cannot run is refused by a delta."""
@@ -132,14 +65,6 @@ class VllmEmbeddingEngine:
             self._admissions.append(waiting)
         self._wake.set()
 
-    def abort(self, request_ids: Sequence[str]) -> None:
-        """Stop these; each live one ends with finish=ABORT."""
-        for request_id in request_ids:
-            ending = self._live.get(request_id)
-            if ending is not None:
-                self._aborts.append(ending)
-        self._wake.set()
-
     def release(self, lease_ids: Sequence[str]) -> None:
         """Nothing is ever offered here."""
 
@@ -148,82 +73,40 @@ class VllmEmbeddingEngine:
         """None: what is cached is the engine's own affair."""
         return None
 
-    def load(self) -> EngineLoad:
-        """The load after the newest step."""
-        if self._recorder is None:
-            return EngineLoad()
-        return self._recorder.newest(kv_blocks_total=0, idle=not self._live)
-
-    async def wait_failed(self) -> str:
-        """Return why the engine died, when it does."""
-        if self._failed is None:
-            raise RuntimeError("the engine has not been started")
-        return await asyncio.shield(self._failed)
-
-    async def stop(self) -> None:
-        """Abort what is left, end the processes below. Idempotent."""
-        self._sink = None
-        self._live.clear()
-        self._deltas.clear()
-        tasks, self._tasks = self._tasks, []
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        llm, self._llm = self._llm, None
-        if llm is not None:
-            await self._vllm().shut_down(llm)
-
     # -- inside ------------------------------------------------------------------------------------
 
-    def _weights(self) -> Path:
-        if self._deployment.model.quantization == "int8":
-            return quantized_folder(self._model_path, self._cache_folder / "int8")
-        return self._model_path
+    @staticmethod
+    def _import_runtime() -> ModuleType:
+        from kvasir_workers.engines.vllm import embedding_runtime  # only once its environment is set
+
+        return embedding_runtime
+
+    def _arguments(self, folder: str, platform: str, epoch: int) -> dict[str, Any]:
+        return embedding_arguments(self._deployment, self._pool, model_path=folder, platform=platform)
+
+    def _endless(self) -> list[asyncio.Task[None]]:
+        return [asyncio.create_task(self._pump(), name="vllm-pump")]
 
     async def _introduce(self, worker_id: str, epoch: int, digest: str) -> WorkerIdentity:
-        runtime, llm, model, pool = self._vllm(), self._llm, self._deployment.model, self._pool
-        await llm.collective_rpc("kvasir_leave_with", args=(os.getpid(),))
-        lora = self._deployment.lora
-        self._adapters = runtime.lora_requests({each.name: each.path for each in lora})
-        for adapter in self._adapters.values():
-            await llm.add_lora(adapter)
+        runtime, llm = self._vllm(), self._llm
         self._max_tokens = llm.model_config.max_model_len
         await runtime.warm_up(llm, min(_WARM_UP_TOKENS, self._max_tokens))
         self._recorder = runtime.recorder(llm)
         self._recorder.reset()
-        shares = await llm.collective_rpc("kvasir_model")
-        copies = pool.engine.data_parallel_size
-        return WorkerIdentity(
+        return await identity_of(
+            runtime,
+            llm,
+            self._deployment,
+            self._pool,
+            model_path=self._model_path,
             worker_id=worker_id,
             epoch=epoch,
-            pool=pool.name,
-            role=pool.role,
-            model=model.name,
-            revision=model.revision,
             tokenizer_digest=digest,
-            max_model_len=self._max_tokens,
-            kv=NO_KV,
-            kv_blocks=0,
-            engine="vllm",
-            engine_version=runtime.engine_version(),
-            adapters=tuple(each.name for each in lora),
-            data_parallel_size=copies,
-            hardware=hardware_of(
-                shares[0]["device"], devices=ranks(pool), element_bytes=shares[0]["element_bytes"]
-            ),
-            model_parameters=copies * sum(share["parameters"] for share in shares),
-            model_bytes=copies * sum(share["bytes"] for share in shares),
-            golden=await asyncio.to_thread(runtime.golden, llm, model.name),
+            reports_kv=False,
         )
 
     def _refusal(self, request: EngineRequest) -> tuple[str, str] | None:
-        if self._failed is not None and self._failed.done():
-            return "engine_dead", self._failed.result()
-        if request.request_id in self._live:
-            return "duplicate_request", f"request {request.request_id} is still running on this worker"
-        if len(self._live) >= self._max_live:
-            return "no_capacity", f"the worker holds {len(self._live)} requests already"
-        return refusal(request, adapters=self._adapters, max_tokens=self._max_tokens)
+        return self._full(request) or refusal(request, adapters=self._adapters, max_tokens=self._max_tokens)
 
     async def _pump(self) -> None:
         """Feed vLLM, in the order of arrival: admissions, then aborts."""
@@ -237,28 +120,18 @@ class VllmEmbeddingEngine:
                     await self._stop_one(self._aborts.popleft())
 
     async def _admit(self, entering: _Input) -> None:
-        runtime, request = self._vllm(), entering.request
         if entering in self._aborts:
             self._end(entering, FinishReason.ABORT)
-            return
+        else:
+            await self._enter(entering)
+
+    async def _give(self, entering: _Input) -> Any:
+        request = entering.request
         lora = self._adapters.get(request.adapter) if request.adapter else None
-        try:
-            collector = await runtime.add(self._llm, request, lora)
-        except runtime.DEAD as error:
-            self._end(entering, FinishReason.ERROR, "engine_dead", str(error))
-            return
-        except runtime.REFUSED as error:
-            self._end(entering, FinishReason.ERROR, "invalid_request", str(error))
-            return
-        except Exception as error:  # noqa: BLE001  # what vLLM trips over in one input must not end others
-            self._end(entering, FinishReason.ERROR, "worker_failed", f"{type(error).__name__}: {error}")
-            return
-        entering.collector = collector
-        early = collector.output
-        # vLLM calls `put` for the output of this input and never looks at the collector again.
-        collector.put = partial(self._deliver, entering)
-        if early is not None:
-            self._deliver(entering, early)
+        return await self._vllm().add(self._llm, request, lora)
+
+    def _fail(self, ending: _Input, code: str, message: str) -> None:
+        self._end(ending, FinishReason.ERROR, code, message)
 
     async def _stop_one(self, ending: _Input) -> None:
         if self._live.get(ending.request.request_id) is not ending:
@@ -272,8 +145,7 @@ class VllmEmbeddingEngine:
         if self._live.get(done.request.request_id) is not done:
             return
         if isinstance(output, Exception):
-            code = "engine_dead" if isinstance(output, self._vllm().DEAD) else "worker_failed"
-            self._end(done, FinishReason.ERROR, code, f"{type(output).__name__}: {output}")
+            self._broken(done, output)
             return
         request = done.request
         del self._live[request.request_id]
@@ -296,36 +168,3 @@ class VllmEmbeddingEngine:
     ) -> None:
         if self._live.pop(ending.request.request_id, None) is not None:
             self._emit(ended(ending.request, finish, code, message))
-
-    def _emit(self, delta: Delta) -> None:
-        self._deltas.append(delta)
-        if not self._flush_due:
-            self._flush_due = True
-            asyncio.get_running_loop().call_soon(self._flush)
-
-    def _flush(self) -> None:
-        self._flush_due = False
-        if self._sink is not None and self._deltas:
-            deltas, self._deltas = tuple(self._deltas), []
-            self._sink(StepBatch(deltas, self.load()))
-
-    async def _watch(self, pump: asyncio.Task[None]) -> None:
-        """vLLM's output handler ends only when the engine core is gone, and our own task never."""
-        gone, _ = await asyncio.wait([self._llm.output_handler, pump], return_when=asyncio.FIRST_COMPLETED)
-        cause = pump.exception() if pump in gone else self._llm.dead_error
-        reason = f"vLLM's engine core ended: {cause}"
-        if self._failed is not None and not self._failed.done():
-            self._failed.set_result(reason)
-        for lost in list(self._live.values()):
-            self._end(lost, FinishReason.ERROR, "engine_dead", reason)
-
-    def _vllm(self) -> Any:
-        if self._runtime is None:
-            raise RuntimeError("the engine has not been started")
-        return self._runtime
-
-
-def _import_runtime() -> ModuleType:
-    from kvasir_workers.engines.vllm import embedding_runtime  # only once its environment is set
-
-    return embedding_runtime

@@ -8,7 +8,8 @@ from types import ModuleType
 from typing import Any
 
 from kvasir.config.spec import Deployment, PoolSpec
-from kvasir.core.identity import KvLayout, WorkerIdentity
+from kvasir.core.identity import NO_KV, KvLayout, WorkerIdentity
+from kvasir.core.requests import Role
 from kvasir_workers.engines.vllm.arguments import ranks
 from kvasir_workers.engines.vllm.hardware import hardware_of
 
@@ -25,13 +26,11 @@ async def identity_of(
     tokenizer_digest: str,
     reports_kv: bool,
 ) -> WorkerIdentity:
-    """Of `llm`, vLLM's AsyncLLM, by what its ranks say. `runtime` is the module of that name, and
-    `model_path` the model's own folder, before any quantization."""
+    """Of `llm`, vLLM's AsyncLLM, by what its ranks say. `runtime` is the engine's module that touches it, and
+    `model_path` the model's own folder, before any quantization. Of a pool that embeds no KV is known."""
     copies = pool.engine.data_parallel_size
-    layout = KvLayout(
-        **(await llm.collective_rpc("kvasir_kv_layout"))[0],
-        tensor_parallel_size=pool.engine.tensor_parallel_size,
-    )
+    embeds = pool.role is Role.EMBED
+    layout = NO_KV if embeds else await _layout(llm, pool)
     shares = await llm.collective_rpc("kvasir_model")
     return WorkerIdentity(
         worker_id=worker_id,
@@ -44,10 +43,10 @@ async def identity_of(
         max_model_len=llm.model_config.max_model_len,
         kv=layout,
         # vLLM's front adds up the blocks of all data-parallel ranks.
-        kv_blocks=llm.vllm_config.cache_config.num_gpu_blocks // copies,
+        kv_blocks=0 if embeds else llm.vllm_config.cache_config.num_gpu_blocks // copies,
         engine="vllm",
         engine_version=runtime.engine_version(),
-        transfer=deployment.transfer.kind if deployment.disaggregated else "",
+        transfer=deployment.transfer.kind if deployment.disaggregated and not embeds else "",
         adapters=tuple(each.name for each in deployment.lora),
         data_parallel_size=copies,
         reports_kv=reports_kv,
@@ -57,7 +56,14 @@ async def identity_of(
         model_parameters=copies * sum(share["parameters"] for share in shares),
         model_bytes=copies * sum(share["bytes"] for share in shares),
         golden=await asyncio.to_thread(runtime.golden, llm, deployment.model.name),
-        shared_tier=await asyncio.to_thread(_shared_tier, deployment, layout, model_path),
+        shared_tier="" if embeds else await asyncio.to_thread(_shared_tier, deployment, layout, model_path),
+    )
+
+
+async def _layout(llm: Any, pool: PoolSpec) -> KvLayout:
+    return KvLayout(
+        **(await llm.collective_rpc("kvasir_kv_layout"))[0],
+        tensor_parallel_size=pool.engine.tensor_parallel_size,
     )
 
 

@@ -102,6 +102,8 @@ class Rules:
             raise ValueError(
                 f"the tools make a grammar of {size} bytes; at most {MAX_SPEC_BYTES} are compiled"
             )
+        if self._tags.disable_any_whitespace:
+            params = replace(params, structural_tag=_compact(params.structural_tag))
         return self._first(params, [self._tags])
 
     def _first(
@@ -116,6 +118,22 @@ class Rules:
                 return self._first(params, configs[1:])
             raise ValueError(words(error)) from error
         return judged.structured_outputs
+
+
+def _compact(tag: str) -> str:
+    """`tag` with the least white space that can be asked of tags: one character between the parts of JSON.
+    Raises ValueError for what is no JSON."""
+    whole = json.loads(tag)
+    formats = [whole.get("format")] if isinstance(whole, dict) else []
+    while formats:
+        part = formats.pop()
+        if isinstance(part, list):
+            formats += part
+        elif isinstance(part, dict) and part.get("type") == "json_schema":
+            part["max_whitespace_cnt"] = part.get("max_whitespace_cnt") or 1
+        elif isinstance(part, dict):
+            formats += part.values()
+    return json.dumps(whole)
 
 
 def words(error: BaseException) -> str:

@@ -1,0 +1,91 @@
+"""Dynamo's side of the gateway bench: a worker that knows one word, behind Dynamo's own runtime.
+
+Run in an environment that has `ai-dynamo`, with the folder of the bench's modules, the model's folder and the
+id of the word's token as arguments. It keeps the bench's tempo.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import AsyncGenerator
+from importlib import import_module
+from typing import Any
+
+
+class Phase:
+    """Streams whose tokens fall on the same moment: one timer for all of them."""
+
+    def __init__(self, ticker: Any, period_s: float, phase_s: float) -> None:
+        self._next: asyncio.Future[None] | None = None
+        self._ticker = ticker(self._tick, period_s, phase_s)
+
+    async def wait(self) -> None:
+        """Return at the next moment."""
+        if self._next is None:
+            self._next = asyncio.get_running_loop().create_future()
+        self._ticker.start()
+        await asyncio.shield(self._next)
+
+    def _tick(self) -> bool:
+        waiting, self._next = self._next, None
+        if waiting is not None:
+            waiting.set_result(None)
+        return waiting is not None
+
+
+class Worker:
+    """Answers token ids with the word's."""
+
+    def __init__(self, pacing: Any, token: int) -> None:
+        self._pacing = pacing
+        self._token = token
+        self._short = Phase(pacing.Ticker, pacing.SHORT_STEP_S, 0.0)
+        period = 1 / pacing.TOKENS_PER_S
+        self._long = [Phase(pacing.Ticker, period, at / 20 * period) for at in range(20)]
+        self._count = 0
+
+    async def generate(self, request: Any, context: Any) -> AsyncGenerator[dict[str, Any], None]:
+        """One answer."""
+        tokens = request["stop_conditions"]["max_tokens"] or 1
+        self._count += 1
+        phase = self._short if tokens <= self._pacing.SHORT else self._long[self._count % len(self._long)]
+        for left in range(tokens - 1, -1, -1):
+            if tokens > self._pacing.AT_ONCE:
+                await phase.wait()
+            if context.is_stopped():
+                return
+            word: dict[str, Any] = {"token_ids": [self._token]}
+            yield word if left else word | {"finish_reason": "length"}
+
+
+async def _serve() -> None:
+    sys.path.insert(0, sys.argv[1])
+    # Neither is installed where this is checked: the one lies in the folder given, the other is the peer's.
+    pacing: Any = import_module("pacing")
+    llm: Any = import_module("dynamo.llm")
+    runtime_module: Any = import_module("dynamo.runtime")
+    runtime = runtime_module.DistributedRuntime(asyncio.get_running_loop(), "file", "tcp")
+    endpoint = runtime.endpoint("bench.backend.generate")
+    config = llm.ModelRuntimeConfig()
+    config.total_kv_blocks = 4_000_000
+    config.max_num_seqs = 4096
+    config.max_num_batched_tokens = 1_000_000
+    config.context_length = 200_000
+    await llm.register_model(
+        llm.ModelInput.Tokens,
+        llm.ModelType.Chat,
+        endpoint,
+        sys.argv[2],
+        "bench",
+        worker_type=llm.WorkerType.Aggregated,
+        kv_cache_block_size=16,
+        runtime_config=config,
+        ignore_weights=True,
+    )
+    await endpoint.serve_endpoint(Worker(pacing, int(sys.argv[3])).generate)
+
+
+if __name__ == "__main__":
+    uvloop: Any = import_module("uvloop")
+    uvloop.run(_serve())

@@ -1,0 +1,1 @@
+"""What the whole gateway path costs, beside proxies and peers, in one run."""

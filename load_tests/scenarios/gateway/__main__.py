@@ -1,0 +1,162 @@
+"""The gateway path, end to end: CPU of a request and of a streamed chunk, added TTFT, and memory.
+
+Kvasir is the router process that `make up` starts, with all that it has on: a tokenizer of full size, API
+keys, a tenant's limits, admission, decision records, metrics and a filled index, in front of scripted workers
+behind real gRPC, each of which does all of a request; in the rows of `kvasir-apart` half of them compute
+prompts and half of them outputs. Peers stand in front of workers that answer the same in the same tempo and
+speak their protocol. Client, systems and workers share the machine; what is compared is CPU of the process
+under test.
+
+    make bench-gateway
+    make bench-gateway ARGS="--quick"                 a look; writes no report
+    make bench-gateway ARGS="--peers haproxy,dynamo"  or none
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from kvasir import native
+from load_tests.report import Row, write
+from load_tests.scenarios.gateway import bodies, measure, pacing
+from load_tests.scenarios.gateway.measure import Samples, fill, one_round, say, warm_up
+from load_tests.scenarios.gateway.packages import Packages
+from load_tests.scenarios.gateway.processes import Child, ProcessError
+from load_tests.scenarios.gateway.rows import chunk_rows, request_rows, rss_rows, ttft_rows
+from load_tests.scenarios.gateway.systems import WORKERS, Stand, System, await_serving, spec
+from load_tests.scenarios.gateway.usage import proportional_bytes, resident_bytes
+from load_tests.vocabulary import MERGED, large_model, vocabulary_hash
+
+ROUNDS, BLOCKS = 3, 1_000_000
+QUICK_SCALE, QUICK_BLOCKS = 0.15, 100_000
+PEERS = ("haproxy", "nginx", "sglang-router", "vllm-router", "dynamo")
+
+
+def configuration(vocabulary: Path, versions: dict[str, str], scale: float, blocks: int) -> tuple[str, str]:
+    """What was measured, as one line of JSON, and the first 12 hexadecimal digits of its SHA-256."""
+    said = {
+        "spec": spec(Path("model"), Path("run"), apart=False),
+        "vocabulary": vocabulary_hash(vocabulary),
+        "sizes": [[size.name, size.chars, size.count, size.connections] for size in bodies.SIZES],
+        "output_tokens": bodies.OUTPUT_TOKENS,
+        "short_step_s": pacing.SHORT_STEP_S,
+        "tokens_per_s": pacing.TOKENS_PER_S,
+        "streams": measure.STREAMS,
+        "workers": WORKERS,
+        "deltas_a_message": measure.DELTAS_A_MESSAGE,
+        "window_s": measure.WINDOW_S,
+        "scale": scale,
+        "blocks": blocks,
+        "versions": versions,
+    }
+    text = json.dumps(said, sort_keys=True)
+    return text, hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def start(stand: Stand, client: Child, names: list[str], samples: Samples) -> list[System]:
+    """All systems that start; why another does not is kept in the samples. Raises ProcessError for ours."""
+    begin: dict[str, Callable[[], System]] = {
+        "haproxy": stand.haproxy,
+        "nginx": stand.nginx,
+        "sglang-router": stand.sglang_router,
+        "vllm-router": stand.vllm_router,
+        "dynamo": stand.dynamo,
+    }
+    systems = [stand.direct(), stand.kvasir(), stand.kvasir(apart=True)]
+    for system in systems:
+        await_serving(client, system)
+    for name in names:
+        say(f"starting {name}")
+        try:
+            system = begin[name]()
+            await_serving(client, system)
+        except ProcessError as error:
+            samples.wrong[name] = str(error)
+            say(f"  {error}")
+        else:
+            systems.append(system)
+    return systems
+
+
+def run(folder: Path, peers: list[str], *, quick: bool) -> tuple[list[Row], str]:
+    """All rows, and the configuration's hash. Raises ProcessError."""
+    vocabulary = large_model()
+    samples = Samples()
+    scale, blocks = (QUICK_SCALE, QUICK_BLOCKS) if quick else (1.0, BLOCKS)
+    with Stand(folder, vocabulary, Packages()) as stand:
+        client = stand.client()
+        systems = start(stand, client, peers, samples)
+        kvasir = systems[1]
+        say(f"indexing {blocks:,} blocks")
+        held, before, filled = fill(kvasir, blocks)
+        say("warming up")
+        warm_up(client, systems, samples, min(0.3, scale))
+        for number in range(1 if quick else ROUNDS):
+            say(f"round {number + 1}")
+            one_round(client, systems, samples, scale)
+        pid = kvasir.process.pid
+        after, tree_mb = resident_bytes(pid), proportional_bytes(pid) / 1e6
+        if not kvasir.process.alive:
+            raise ProcessError(f"the router ended; {kvasir.process.words()}")
+        versions = {system.name: system.version for system in systems if system.version}
+    names = [system.name for system in systems[1:]]
+    text, digest = configuration(vocabulary, versions, scale, blocks)
+    rows = [*request_rows(samples, names), *chunk_rows(samples, names), *ttft_rows(samples, names)]
+    about = f"{WORKERS} workers; {MERGED:,} merged ids and 256 special tokens"
+    rows += rss_rows(held, (before, filled, after), tree_mb, about)
+    cores = len(os.sched_getaffinity(0))
+    rows.append(
+        Row(
+            "configuration",
+            float(cores),
+            "cores",
+            "higher",
+            note=f"{digest}: {text}; client, systems and workers share these cores",
+        )
+    )
+    for what, why in samples.wrong.items():
+        rows.append(Row(f"not measured: {what}", 0.0, "figures", "higher", note=why.replace("\n", " ")))
+    return rows, digest
+
+
+def main() -> None:
+    """Measure, write the report and show its table."""
+    parser = argparse.ArgumentParser(
+        prog="load_tests.scenarios.gateway",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--quick", action="store_true", help="one short round; writes no report")
+    parser.add_argument("--peers", default=",".join(PEERS), help="none, or names of: " + ", ".join(PEERS))
+    args = parser.parse_args()
+    peers = [] if args.peers == "none" else args.peers.split(",")
+    if unknown := [name for name in peers if name not in PEERS]:
+        sys.exit(f"no peer is called {', '.join(unknown)}; there are: {', '.join(PEERS)}")
+    if not native.IS_NATIVE:
+        sys.exit("the native extension is not built, and its Python twin is not what users get: make install")
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="kvasir-bench-") as folder:
+        try:
+            rows, digest = run(Path(folder), peers, quick=args.quick)
+        except ProcessError as error:
+            sys.exit(str(error))
+    say(f"configuration {digest}, {time.monotonic() - began:.0f} s")
+    if args.quick:
+        for row in rows:
+            aims = f"(target {row.target}, peer {row.peer})"
+            print(f"{row.name}: {row.value:.4g} {row.unit} {aims} {row.note[:300]}")
+        return
+    asked = "" if args.peers == ",".join(PEERS) else f' ARGS="--peers {args.peers}"'
+    print(write("gateway", f"make bench-gateway{asked}", rows).with_suffix(".md").read_text())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,262 @@
+"""The clients of the bench, in one process of their own: raw sockets and epoll, so that they cost little.
+
+They read the CPU time of the process under test themselves, right when a measurement begins and ends. Orders
+come as one JSON object a line, and each is answered by one:
+
+    {"do": "round", "scale": 1.0} makes the bodies of the next round
+    {"do": "requests", "address", "key", "pid", "size"} asks all of a size, in a closed loop
+    {"do": "streams", "address", "key", "pid", "streams", "window_s"} has streams that go on for ever
+    {"do": "ttft", "address", "key", "pid", "count"} asks one at a time
+"""
+
+from __future__ import annotations
+
+import json
+import select
+import socket
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from load_tests.scenarios.gateway.bodies import (
+    SIZES,
+    STREAM_TOKENS,
+    WARM,
+    Round,
+    payload,
+    request,
+    short_chat,
+)
+from load_tests.scenarios.gateway.pacing import AT_ONCE, TOKEN
+from load_tests.scenarios.gateway.usage import cpu_s
+from load_tests.scenarios.tokenizing import Texts
+
+_END = b"0\r\n\r\n"
+_TOKEN = TOKEN.encode()
+_PATIENCE_S = 20.0
+_SETTLE_S = 1.0
+_PAUSE_S = 0.002
+
+
+class BenchError(Exception):
+    """A system under test did not do what it was asked; the message says what it answered."""
+
+
+class Conversation:
+    """One non-blocking connection: what is still to be sent, and what has come of the answer."""
+
+    def __init__(self, address: str) -> None:
+        host, _, port = address.rpartition(":")
+        self.sock = socket.create_connection((host, int(port)))
+        self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.sock.setblocking(False)
+        self.tokens = 0
+        self.events = 0
+        self._unsent = memoryview(b"")
+        self._tail = b""
+        self._begun = False
+
+    def ask(self, data: bytes) -> bool:
+        """Begin a request; True when all of it was sent."""
+        self._unsent = memoryview(data)
+        self._tail, self._begun = b"", False
+        return self.send()
+
+    def send(self) -> bool:
+        """Go on sending; True when nothing is left."""
+        while self._unsent:
+            try:
+                sent = self.sock.send(self._unsent)
+            except BlockingIOError:
+                return False
+            self._unsent = self._unsent[sent:]
+        return True
+
+    def read(self) -> bool:
+        """Take in what has come; True when the answer is complete. Raises BenchError."""
+        data = self.sock.recv(1 << 18)
+        if not data:
+            raise BenchError(f"the connection was closed after {self._tail!r}")
+        seen = self._tail + data
+        if not self._begun:
+            self._begun = True
+            if b" 200 " not in seen[:20]:
+                raise BenchError(seen[:600].decode(errors="replace"))
+        self.tokens += seen.count(_TOKEN) - self._tail.count(_TOKEN)
+        self.events += data.count(b"data: {")
+        self._tail = seen[-len(_END) :]
+        return self._tail == _END
+
+
+class Load:
+    """Many conversations at once."""
+
+    def __init__(self, address: str, connections: int) -> None:
+        self._poll = select.epoll()
+        self.all: dict[int, Conversation] = {}
+        for _ in range(connections):
+            made = Conversation(address)
+            self.all[made.sock.fileno()] = made
+            self._poll.register(made.sock.fileno(), select.EPOLLIN)
+
+    def begin(self, conversation: Conversation, data: bytes) -> None:
+        """Ask on one of them."""
+        if not conversation.ask(data):
+            self._poll.modify(conversation.sock.fileno(), select.EPOLLIN | select.EPOLLOUT)
+
+    def turn(self, ended: Callable[[Conversation], None]) -> None:
+        """Handle what is ready within a moment. Raises BenchError when nothing comes for long."""
+        ready = self._poll.poll(_PATIENCE_S)
+        if not ready:
+            raise BenchError(f"nothing came for {_PATIENCE_S:g} s")
+        for fd, what in ready:
+            conversation = self.all[fd]
+            if what & select.EPOLLOUT and conversation.send():
+                self._poll.modify(fd, select.EPOLLIN)
+            if what & ~select.EPOLLOUT and conversation.read():
+                ended(conversation)
+
+    def tokens(self) -> tuple[int, int]:
+        """Tokens and events that have come, over all."""
+        each = self.all.values()
+        return sum(one.tokens for one in each), sum(one.events for one in each)
+
+    def close(self) -> None:
+        """Hang up."""
+        self._poll.close()
+        for conversation in self.all.values():
+            conversation.sock.close()
+
+
+class Client:
+    """Obeys the orders of the module."""
+
+    def __init__(self) -> None:
+        self._texts = Texts()
+        self._round: Round | None = None
+        self._asked = 0
+
+    def obey(self, order: dict[str, Any]) -> dict[str, Any]:
+        """Do one thing. Raises BenchError, OSError."""
+        do = order.pop("do")
+        if do == "round":
+            self._round = Round(self._texts, order["scale"])
+            return {name: len(bodies) for name, bodies in self._round.bodies.items()}
+        if do == "requests":
+            return self._requests(**order)
+        return self._streams(**order) if do == "streams" else self._ttft(**order)
+
+    def _requests(self, address: str, key: str, pid: int, size: str) -> dict[str, Any]:
+        assert self._round is not None
+        kind = next(each for each in (*SIZES, WARM) if each.name == size)
+        waiting = [request(body, address, key) for body in self._round.bodies[size]]
+        count = len(waiting)
+        load = Load(address, min(kind.connections, count))
+        left = count
+
+        def ended(conversation: Conversation) -> None:
+            nonlocal left
+            left -= 1
+            if waiting:
+                load.begin(conversation, waiting.pop())
+
+        try:
+            meter = Meter(pid)
+            for conversation in load.all.values():
+                load.begin(conversation, waiting.pop())
+            while left:
+                load.turn(ended)
+            figures = meter.read()
+            return figures | {"count": count, "tokens": load.tokens()[0], "connections": len(load.all)}
+        finally:
+            load.close()
+
+    def _streams(self, address: str, key: str, pid: int, streams: int, window_s: float) -> dict[str, Any]:
+        load = Load(address, streams)
+
+        def ended(conversation: Conversation) -> None:
+            raise BenchError("a stream ended that was to go on")
+
+        try:
+            for conversation in load.all.values():
+                load.begin(conversation, self._short(address, key, STREAM_TOKENS))
+            while not all(conversation.tokens for conversation in load.all.values()):
+                load.turn(ended)
+            self._until(load, time.perf_counter() + _SETTLE_S, ended)
+            meter, (tokens, events) = Meter(pid), load.tokens()
+            self._until(load, time.perf_counter() + window_s, ended)
+            figures = meter.read()
+            tokens_after, events_after = load.tokens()
+            return figures | {"tokens": tokens_after - tokens, "events": events_after - events}
+        finally:
+            load.close()
+
+    def _ttft(self, address: str, key: str, pid: int, count: int) -> dict[str, Any]:
+        """A client like any other: blocking, and with the kernel's defaults."""
+        host, _, port = address.rpartition(":")
+        times = []
+        with socket.create_connection((host, int(port)), timeout=_PATIENCE_S) as sock:
+            for number in range(count + 5):
+                if number == 5:
+                    meter = Meter(pid)
+                data = self._short(address, key, AT_ONCE)
+                began = time.perf_counter()
+                sock.sendall(data)
+                got, first = b"", 0.0
+                while not got.endswith(_END):
+                    more = sock.recv(1 << 16)
+                    if not more:
+                        raise BenchError(f"the connection was closed after {got[-200:]!r}")
+                    got += more
+                    if not first and _TOKEN in got:
+                        first = time.perf_counter() - began
+                if b" 200 " not in got[:20] or not first:
+                    raise BenchError(got[:600].decode(errors="replace"))
+                times.append(first)
+                time.sleep(_PAUSE_S)
+        return meter.read() | {"count": count, "ttft_s": statistics.median(times[5:])}
+
+    def _short(self, address: str, key: str, tokens: int) -> bytes:
+        self._asked += 1
+        return request(payload(short_chat(self._asked), tokens), address, key)
+
+    @staticmethod
+    def _until(load: Load, end: float, ended: Callable[[Conversation], None]) -> None:
+        while time.perf_counter() < end:
+            load.turn(ended)
+
+
+class Meter:
+    """CPU of the process under test, this process's, and time, from when it is made."""
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+        self._began = (time.perf_counter(), time.process_time(), cpu_s(pid))
+
+    def read(self) -> dict[str, Any]:
+        """What has passed since."""
+        cpu = cpu_s(self._pid)
+        wall, own, before = self._began
+        return {
+            "cpu_s": cpu - before,
+            "wall_s": time.perf_counter() - wall,
+            "client_cpu_s": time.process_time() - own,
+        }
+
+
+def main(lines: Sequence[str] | Any) -> None:
+    """Obey every line."""
+    client = Client()
+    for line in lines:
+        try:
+            answer = client.obey(json.loads(line))
+        except (BenchError, OSError) as error:
+            answer = {"error": f"{type(error).__name__}: {error}"[:600]}
+        sys.stdout.write(json.dumps(answer) + "\n")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main(iter(sys.stdin.readline, ""))

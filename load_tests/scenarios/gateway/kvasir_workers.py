@@ -1,0 +1,93 @@
+"""A process with several of Kvasir's workers: scripted engines behind the real sessions and real gRPC.
+
+    python -m load_tests.scenarios.gateway.kvasir_workers kvasir.yaml both 4
+
+serves so many workers of a pool, prints their addresses, and then obeys one JSON object a line: {"groups": n}
+spreads each worker's streams over so many messages a step, {"hold": n} has them report n blocks in all, and
+{"stats": 1} asks for what was sent. Each is answered by a line when it is done.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import time
+from array import array
+from pathlib import Path
+from typing import Any
+
+import uvloop
+
+from kvasir.clock import MonotonicClock
+from kvasir.config.loader import load
+from kvasir.config.model_files import resolve_model, tokenizer_digest
+from kvasir.config.spec import Deployment
+from kvasir_workers.server.grpc_server import GrpcServer
+from kvasir_workers.server.sessions import SessionHost
+from load_tests.index_workload import stored
+from load_tests.scenarios.gateway.scripted_engine import ScriptedEngine
+
+SEED = 1
+
+
+class Workers:
+    """All of the process."""
+
+    def __init__(self, deployment: Deployment, pool: str, count: int) -> None:
+        model = deployment.model
+        digest = tokenizer_digest(resolve_model(model.source, model.revision))
+        role = deployment.pool(pool).role
+        self._pool = pool
+        self._engines = [
+            ScriptedEngine(model.name, pool, role, digest, model.max_model_len) for _ in range(count)
+        ]
+        self._following: list[asyncio.Task[str]] = []
+
+    async def start(self) -> list[str]:
+        """Listen; returns the addresses."""
+        addresses = []
+        clock = MonotonicClock()
+        for number, engine in enumerate(self._engines):
+            host = await SessionHost.start(
+                engine, worker_id=f"{self._pool}-{number}", epoch=time.time_ns() // 1000, clock=clock
+            )
+            server = GrpcServer(host.serve, bind="127.0.0.1:0", token=None, snapshot=host.snapshot)
+            addresses.append(f"127.0.0.1:{await server.start()}")
+            self._following.append(asyncio.create_task(server.follow(engine.wait_failed)))
+        return addresses
+
+    async def obey(self, order: dict[str, int]) -> dict[str, Any]:
+        """See the module."""
+        if "groups" in order:
+            for engine in self._engines:
+                engine.regroup(order["groups"])
+        if "hold" in order:
+            chains: list[list[tuple[int, array[int]]]] = [[] for _ in self._engines]
+            for each in stored(SEED, len(self._engines), order["hold"]):
+                chains[each.worker].append((each.parent, each.names))
+            counts = await asyncio.gather(
+                *(engine.hold(iter(chain)) for engine, chain in zip(self._engines, chains, strict=True))
+            )
+            return {"held": sum(counts)}
+        return {
+            "messages": sum(engine.messages for engine in self._engines),
+            "deltas": sum(engine.deltas for engine in self._engines),
+        }
+
+
+async def _serve(file: Path, pool: str, count: int) -> None:
+    workers = Workers(load(file), pool, count)
+    _say({"event": "serving", "addresses": await workers.start()})
+    loop = asyncio.get_running_loop()
+    while line := await loop.run_in_executor(None, sys.stdin.readline):
+        _say(await workers.obey(json.loads(line)))
+
+
+def _say(what: dict[str, Any]) -> None:
+    sys.stdout.write(json.dumps(what) + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    uvloop.run(_serve(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])))

@@ -1,0 +1,181 @@
+"""From samples to the rows of the report."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+
+from load_tests.report import Row, median
+from load_tests.scenarios.gateway.bodies import SIZES, WARM
+from load_tests.scenarios.gateway.measure import DELTAS_A_MESSAGE, Samples, chunk_name
+from load_tests.scenarios.gateway.pacing import TOKENS_PER_S
+
+KVASIR = "kvasir"
+ROUTERS = ("sglang-router", "vllm-router", "dynamo")
+"""Peers that choose among workers by what these hold."""
+_TARGETS = {"100 B": 0.20, "16 KiB": 0.45, "128 KiB": 2.5, "128 KiB, warm": 0.6}
+_CHUNK_TARGETS = {8: 22.0, 32: 12.0, 128: 12.0}
+_TTFT_TARGET_MS = 0.5
+RSS_MB, BLOCK_BYTES = 250.0, 48.0
+
+
+def cheapest(samples: Samples, what: str, of: str) -> tuple[str, float] | None:
+    """The routing peer that costs least in a measurement, by its median."""
+    found = [(statistics.median(values), name) for name in ROUTERS if (values := samples.cpu(name, what, of))]
+    return (min(found)[1], min(found)[0]) if found else None
+
+
+def request_rows(samples: Samples, systems: Sequence[str]) -> list[Row]:
+    """CPU of a request, by the size of its prompt."""
+    rows = []
+    for size in (*SIZES, WARM):
+        for name in systems:
+            values = [each * 1000 for each in samples.cpu(name, size.name, "count")]
+            if not values:
+                continue
+            value, spread = median(values)
+            own = name == KVASIR
+            best = cheapest(samples, size.name, "count") if own else None
+            peer = best[1] * 1000 if best else None
+            note = f"{samples.of(name, size.name)[0]['connections']} connections, each one request at a time"
+            if best:
+                note += f"; peer: {best[0]}, the cheapest that routes"
+            rows.append(
+                Row(
+                    f"request, {size.name}" if own else f"request, {size.name}, {name}",
+                    value,
+                    "CPU s/1k",
+                    "lower",
+                    _TARGETS[size.name] if own else None,
+                    peer,
+                    value / peer if peer else None,
+                    spread=spread,
+                    note=note if own else "",
+                )
+            )
+    for name in systems:
+        values = [each * 1000 for each in samples.cpu(name, "ttft", "count")]
+        if values:
+            value, spread = median(values)
+            own = name == KVASIR
+            rows.append(
+                Row(
+                    "request, 100 B, alone" if own else f"request, 100 B, alone, {name}",
+                    value,
+                    "CPU s/1k",
+                    "lower",
+                    spread=spread,
+                    note="one connection, one token: nothing shares a message, a turn or a wake-up"
+                    if own
+                    else "",
+                )
+            )
+    return rows
+
+
+def chunk_rows(samples: Samples, systems: Sequence[str]) -> list[Row]:
+    """CPU of a token that a client got."""
+    rows = []
+    best = cheapest(samples, chunk_name(0), "tokens")
+    for deltas in DELTAS_A_MESSAGE:
+        for name in systems:
+            rows += _chunk_row(samples, name, deltas, best if name == KVASIR else None)
+    for name in systems:
+        rows += _chunk_row(samples, name, 0, None)
+    return rows
+
+
+def _chunk_row(samples: Samples, name: str, deltas: int, best: tuple[str, float] | None) -> list[Row]:
+    what = chunk_name(deltas)
+    found = samples.of(name, what)
+    if not found:
+        return []
+    value, spread = median([each * 1e6 for each in samples.cpu(name, what, "tokens")])
+    rate = statistics.median(each["tokens"] / each["wall_s"] for each in found)
+    merged = statistics.median(each["tokens"] / max(1, each["events"]) for each in found)
+    streams = found[0]["streams"]
+    note = (
+        f"{streams} streams × {rate / streams:.0f} of {TOKENS_PER_S:.0f} tok/s, {merged:.2f} tokens an event"
+    )
+    if deltas:
+        note += f", {statistics.median(each['deltas_a_message'] for each in found):.1f} deltas a message"
+    if best:
+        note += f"; peer: {best[0]}"
+    title = f"chunk, {deltas} deltas a message" if deltas else "chunk"
+    return [
+        Row(
+            title if name == KVASIR else f"{title}, {name}",
+            value,
+            "CPU µs",
+            "lower",
+            _CHUNK_TARGETS.get(deltas) if name == KVASIR else None,
+            best[1] * 1e6 if best else None,
+            value / (best[1] * 1e6) if best else None,
+            spread=spread,
+            note=note,
+        )
+    ]
+
+
+def ttft_rows(samples: Samples, systems: Sequence[str]) -> list[Row]:
+    """What a client waits longer for its first token than without anything before the worker; the difference
+    is taken within each round."""
+    direct = samples.of("direct", "ttft")
+    added = {}
+    for name in systems:
+        pairs = zip(samples.of(name, "ttft"), direct, strict=False)
+        if values := [(each["ttft_s"] - bare["ttft_s"]) * 1e3 for each, bare in pairs]:
+            added[name] = median(values)
+    routing = [(added[name][0], name) for name in ROUTERS if name in added]
+    rows = []
+    for name, (value, spread) in added.items():
+        own = name == KVASIR
+        peer = min(routing) if own and routing else None
+        rows.append(
+            Row(
+                "ttft, added" if own else f"ttft, added, {name}",
+                value,
+                "ms",
+                "lower",
+                _TTFT_TARGET_MS if own else None,
+                peer[0] if peer else None,
+                value / peer[0] if peer and peer[0] > 0 else None,
+                spread=spread,
+                note="a blocking client with the kernel's defaults, one request at a time; medians"
+                + (f"; peer: {peer[1]}" if peer else "")
+                if own
+                else "",
+            )
+        )
+    return rows
+
+
+def rss_rows(held: int, resident: tuple[int, int, int], tree_mb: float, note: str) -> list[Row]:
+    """Memory of the router process: before any block was reported, after all were, and after the run."""
+    before, filled, after = resident
+    return [
+        Row(
+            "rss, after the run",
+            after / 1e6,
+            "MB",
+            "lower",
+            RSS_MB + BLOCK_BYTES * held / 1e6,
+            note=f"{held:,} blocks reported before the run, and those of its prompts in it; {note}",
+        ),
+        Row("rss, before any block", before / 1e6, "MB", "lower"),
+        Row(
+            "rss, of a block",
+            (filled - before) / held,
+            "B",
+            "lower",
+            BLOCK_BYTES,
+            note=f"growth of the router process while {held:,} blocks of {note.partition(';')[0]} came in",
+        ),
+        Row(
+            "rss, with its child processes",
+            tree_mb,
+            "MB",
+            "lower",
+            note="proportional set size, which counts shared pages once",
+        ),
+    ]

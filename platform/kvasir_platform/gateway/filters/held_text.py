@@ -1,0 +1,161 @@
+"""One text of a choice while filters judge it: how far each has ruled, and what of it is shown."""
+
+from __future__ import annotations
+
+import json
+from bisect import insort
+from collections.abc import Callable, Sequence
+
+from kvasir.core.requests import ToolCallDelta
+from kvasir.ports.output_filter import Act, Judge, OutputFilter, Part, Subject
+
+_NOT_JUDGED = 1 << 62
+
+Ruled = Callable[[int, int, Act], None]
+"""`ruled(begin, end, act)`: a filter has ruled on that much of the choice; with END the choice is over at
+`end`."""
+
+
+class HeldText:
+    """Positions count characters of the whole choice; `base` is its first, `out` the first that has not gone
+    out. `before` is the end of what the same part said before another one followed it. `opening` is what
+    begins a tool call, of which the text is only what there is to judge of it.
+
+    It changes nothing by itself: a ruling is kept, and `ruled` hears of it.
+    """
+
+    __slots__ = (
+        "_judges",
+        "_marks",
+        "_redacted",
+        "_ruled",
+        "_waiting",
+        "base",
+        "call",
+        "end",
+        "opening",
+        "out",
+        "part",
+        "said",
+        "whole",
+    )
+
+    def __init__(
+        self, part: Part, call: int, base: int, *, before: str = "", opening: ToolCallDelta | None = None
+    ) -> None:
+        self.part = part
+        self.call = call
+        self.base = base
+        self.end = base
+        self.out = base
+        self.said = before
+        self.opening = opening
+        self.whole = False
+        self._waiting = ""
+        self._judges: list[Judge | None] = []
+        self._ruled: list[int] = []
+        self._marks: list[tuple[int, int, str]] = []
+        self._redacted = -1
+
+    def begin(self, filters: Sequence[OutputFilter], subject: Subject, ruled: Ruled) -> None:
+        """Have it judged by those of `filters` that apply."""
+        for number, each in enumerate(filters):
+            if each.applies(subject):
+                self._ruled.append(self.base)
+                self._judges.append(
+                    each.judge(subject, self._rule_of(number, each.replacement, ruled), self.said)
+                )
+            else:
+                self._ruled.append(_NOT_JUDGED)
+                self._judges.append(None)
+
+    def feed(self, more: str, keep: int) -> None:
+        """It goes on; of all that was said the last `keep` characters are kept."""
+        self.end += len(more)
+        self._waiting += more
+        self.said = (self.said + more)[-keep:]
+        for judge in self._judges:
+            if judge is not None:
+                judge.feed(more)
+
+    def finish(self) -> None:
+        """It is whole."""
+        if not self.whole:
+            self.whole = True
+            for judge in self._judges:
+                if judge is not None:
+                    judge.finish()
+
+    def expire(self, number: int) -> None:
+        """Have filter `number` rule on what waits for it."""
+        judge = self._judges[number]
+        if judge is not None and self._ruled[number] < self.end:
+            judge.expire()
+
+    def close(self) -> None:
+        """No more rulings."""
+        for judge in self._judges:
+            if judge is not None:
+                judge.close()
+
+    def decided(self) -> int:
+        """How far all filters have ruled."""
+        decided = self.end
+        for each in self._ruled:
+            decided = min(decided, each)
+        return decided
+
+    def undecided(self) -> list[tuple[int, int]]:
+        """For each filter that lets text wait, its number and where that begins."""
+        return [(number, at) for number, at in enumerate(self._ruled) if at < self.end]
+
+    def passes(self, begin: int) -> bool:
+        """Whether all of it from `begin` on, and nothing before that, goes out as it came. If so it has."""
+        if self.out != begin or self._marks or self.opening is not None or self.decided() < self.end:
+            return False
+        self.out = self.end
+        self._waiting = ""
+        return True
+
+    def show(self, stop: int) -> str:
+        """What goes out up to `stop`, with what stands for what was redacted."""
+        begin, at, shown, count = self.out, self.out, [], 0
+        for first, end, replacement in self._marks:
+            if first >= stop:
+                break
+            count += 1
+            if end <= at:
+                continue
+            if first > at:
+                shown.append(self._waiting[at - begin : first - begin])
+                at = first
+            if self._redacted != at:
+                shown.append(replacement)
+            at = self._redacted = min(end, stop)
+        shown.append(self._waiting[at - begin : stop - begin])
+        self._marks[:count] = [mark for mark in self._marks[:count] if mark[1] > stop]
+        self._waiting = self._waiting[stop - begin :]
+        self.out = stop
+        return "".join(shown)
+
+    def opened(self, opening: ToolCallDelta) -> ToolCallDelta:
+        """All of it goes out as `opening`, unless some is redacted: the call has neither the name nor the id
+        then that the model wrote."""
+        self.out = self.end
+        if not self._marks:
+            return opening
+        return ToolCallDelta(self.call, call_id=f"call_{self.call}", name=self._marks[0][2])
+
+    def _rule_of(self, number: int, replacement: str, ruled: Ruled) -> Callable[[int, Act], None]:
+        if self.part is Part.TOOLS and self.opening is None:
+            # Within JSON's quotes, where most of what is found in arguments stands.
+            replacement = json.dumps(replacement)[1:-1]
+
+        def rule(until: int, act: Act) -> None:
+            begin, end = self._ruled[number], self.base + until
+            if act is Act.REDACT:
+                insort(self._marks, (begin, end, replacement))
+            self._ruled[number] = end
+            ruled(begin, end, act)
+
+        return rule

@@ -1,0 +1,80 @@
+"""Token ids and logprobs on their way past filters.
+
+They have no text of their own, and would tell what is redacted. So they wait until the text that they stand
+for has been ruled on, leave together with it, and are left out where it is redacted.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from dataclasses import dataclass
+
+from kvasir.core.requests import Delta, PositionLogprobs
+from kvasir_platform.gateway.filters.spans import Spans
+
+
+@dataclass(slots=True)
+class _Tokens:
+    """Tokens of a step, whose text lies from `begin` to `lag` beyond `end`."""
+
+    begin: int
+    end: int
+    ids: tuple[int, ...]
+    logprobs: tuple[PositionLogprobs, ...]
+
+
+class HeldTokens:
+    """Those of one choice. An engine's text may come `lag` characters later than its tokens. Where that is
+    infinite, nothing tells which text is whose, and they wait for the end of the choice."""
+
+    def __init__(self, lag: float) -> None:
+        self._lag = lag
+        self._waiting: deque[_Tokens] = deque()
+        self._redacted = Spans()
+
+    def add(self, delta: Delta, begin: int, end: int) -> None:
+        """Keep those of `delta`, whose text lies from `begin` to `end` of the choice."""
+        if delta.token_ids or delta.logprobs:
+            self._waiting.append(_Tokens(begin, end, delta.token_ids, delta.logprobs))
+
+    def redact(self, begin: int, end: int) -> None:
+        """This text is not shown."""
+        self._redacted.add(begin, end)
+
+    def limit(self, decided: int) -> int:
+        """How far text may go out that has been ruled on up to `decided`: with its tokens, or not at all."""
+        if self._lag == math.inf:
+            return decided
+        limit = 0
+        for tokens in self._waiting:
+            if tokens.end + self._lag > decided:
+                return max(limit, tokens.begin)
+            limit = tokens.end
+        return decided
+
+    def take(
+        self, decided: int, cut: int | None, *, whole: bool
+    ) -> tuple[tuple[int, ...], tuple[PositionLogprobs, ...]]:
+        """Those whose text has been ruled on, but for those of which some was redacted, or lies beyond `cut`.
+        `whole`: there is no more text."""
+        ids: list[int] = []
+        logprobs: list[PositionLogprobs] = []
+        while self._waiting:
+            tokens = self._waiting[0]
+            reach = tokens.end + self._lag
+            if not whole and (reach > decided or (cut is not None and reach > cut)):
+                break
+            self._waiting.popleft()
+            if not self._redacted.meet(tokens.begin, reach):
+                ids.extend(tokens.ids)
+                logprobs.extend(tokens.logprobs)
+        return tuple(ids), tuple(logprobs)
+
+    def forget(self, upto: int) -> None:
+        """Text up to `upto` has gone out."""
+        self._redacted.forget(self._waiting[0].begin if self._waiting else upto)
+
+    def clear(self) -> None:
+        """Nothing more is wanted."""
+        self._waiting.clear()

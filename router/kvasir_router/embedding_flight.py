@@ -1,0 +1,73 @@
+"""One request for an embedding on its way through the router, and what bounds them all.
+
+Much less is kept of it than of one that generates: one leg at a time, and no output that the client has.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from kvasir.core.errors import KvasirError
+from kvasir.core.requests import Request, Usage
+from kvasir.ports.router import RequestSummary
+
+_REASON = "fewest_tokens"
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingLimits:
+    """See kvasir.config.spec_routing; `migrate_s` is how long legs on a broken connection wait for it to come
+    back, `ghost_ttl_s` bounds the memory of aborted legs whose worker never reports their end."""
+
+    max_in_flight: int = 4096
+    max_retries: int = 2
+    max_migrations: int = 3
+    retry_budget: float = 0.15
+    migrate_s: float = 0.5
+    queue_timeout_s: float = 60.0
+    ghost_ttl_s: float = 60.0
+
+
+@dataclass(slots=True)
+class EmbeddingFlight:
+    """A request, which either `waits` (until `queued_until` at most) or runs in a leg on a worker."""
+
+    request: Request
+    order: int
+    waits: bool = False
+    queued_until: float = 0.0
+    worker_id: str | None = None
+    leg_id: str = ""
+    starts: int = 0
+    retries: int = 0
+    migrations: int = 0
+    routed_s: float | None = None
+    done_s: float | None = None
+    usage: Usage = field(default_factory=Usage)
+    avoid: set[str] = field(default_factory=set)
+    last_error: KvasirError | None = None
+
+    @property
+    def tokens(self) -> int:
+        return len(self.request.tokens)
+
+    def summary(self, outcome: str, now: float) -> RequestSummary:
+        """What happened, as of now. The vector counts as the first token."""
+        request = self.request
+        return RequestSummary(
+            request_id=request.request_id,
+            model=request.model,
+            outcome=outcome,
+            arrival_s=request.arrival_s,
+            finished_s=now,
+            routed_s=self.routed_s,
+            prefill_done_s=self.done_s,
+            first_token_s=self.done_s,
+            prefill_worker=self.worker_id,
+            reason="" if self.worker_id is None else _REASON,
+            retries=self.retries,
+            migrations=self.migrations,
+            usage=self.usage,
+            trace_context=request.trace_context,
+            slo=request.slo,
+        )

@@ -1,0 +1,78 @@
+"""Every sampling field of the API, each with a request in which it changes what kvasir-tiny says.
+
+Each case is asked of the whole stack and of vLLM alone, with the same ids for a prompt. A field that was lost
+on the way would leave `beside`, the same request without it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+PSALM = [0, 1056, 337, 611, 290, 737]
+"""And it came to pass"""
+HELLO = [0, 4, 47, 704, 86, 6, 5]
+"""A chat that begins with Hello, to whose answer the model finds an end."""
+KING, ISRAEL, END = 587, 617, 6
+
+GREEDY: dict[str, Any] = {"temperature": 0.0, "max_tokens": 24}
+DRAWN: dict[str, Any] = {"temperature": 1.0, "max_tokens": 24, "seed": 3}
+
+
+@dataclass(frozen=True)
+class Case:
+    """`fields` are added to `beside` in the body of a completion, and in vLLM's SamplingParams. `shows`: they
+    change what is said."""
+
+    name: str
+    fields: dict[str, Any]
+    beside: dict[str, Any] = field(default_factory=lambda: GREEDY)
+    prompt: list[int] = field(default_factory=lambda: PSALM)
+    shows: bool = True
+
+    @property
+    def body(self) -> dict[str, Any]:
+        """What a client sends."""
+        return {**self.beside, **self.fields}
+
+    @property
+    def sampling(self) -> dict[str, Any]:
+        """The same for vLLM's Python class."""
+        made = self.body
+        if "logit_bias" in made:
+            made["logit_bias"] = {int(token): bias for token, bias in made["logit_bias"].items()}
+        return made
+
+
+_SHOWN = {**GREEDY, "ignore_eos": True, "max_tokens": 32}
+
+CASES = (
+    Case("max_tokens", {"max_tokens": 5}),
+    Case("temperature", {"temperature": 0.7}, {**DRAWN, "temperature": 1.5}),
+    Case("seed", {"seed": 4}, DRAWN),
+    Case("top_p", {"top_p": 0.3}, DRAWN),
+    Case("top_k", {"top_k": 2}, DRAWN),
+    Case("min_p", {"min_p": 0.3}, DRAWN),
+    Case("n", {"n": 3}, DRAWN),
+    Case("stop", {"stop": "king"}),
+    Case("stop in a list", {"stop": ["decree", "Israel"]}),
+    Case("include_stop_str_in_output", {"include_stop_str_in_output": True}, {**GREEDY, "stop": "king"}),
+    Case("stop_token_ids", {"stop_token_ids": [ISRAEL]}),
+    Case("min_tokens", {"min_tokens": 12}, {**GREEDY, "stop_token_ids": [KING]}),
+    Case("ignore_eos", {"ignore_eos": True}, {**GREEDY, "max_tokens": 32}, HELLO),
+    Case("skip_special_tokens", {"skip_special_tokens": False}, _SHOWN, HELLO),
+    # Of use to tokenizers of another kind than this model's.
+    Case(
+        "spaces_between_special_tokens",
+        {"spaces_between_special_tokens": False},
+        {**_SHOWN, "skip_special_tokens": False},
+        HELLO,
+        shows=False,
+    ),
+    Case("presence_penalty", {"presence_penalty": 2.0}),
+    Case("frequency_penalty", {"frequency_penalty": 2.0}),
+    Case("repetition_penalty", {"repetition_penalty": 1.8}),
+    Case("logit_bias", {"logit_bias": {str(KING): -100, "100": 1.5}}),
+    Case("allowed_token_ids", {"allowed_token_ids": [KING, ISRAEL, 19, 267, 278, END]}),
+    Case("bad_words", {"bad_words": ["king", "Israel"]}),
+)

@@ -1,0 +1,251 @@
+"""`kvasir check` looks at every file that a deployment names: what is wrong with it, or soon will be."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import socket
+from pathlib import Path
+
+import pytest
+
+from kvasir.config.loader import load
+from kvasir_platform.control.certificates import CA_FILE, ROUTER_FILE, Authority
+from kvasir_platform.control.finding import Finding
+from kvasir_platform.control.machine import FileProbe
+from kvasir_platform.control.named_files import file_findings, probe_named_files
+from kvasir_platform.control.preflight import examine
+from kvasir_platform.control.probe import probe
+
+NOW = 1_800_000_000.0
+DAY_S = 86_400.0
+OURS = Authority.make("test", NOW - 400 * DAY_S, NOW + 400 * DAY_S)
+
+
+def found(*overrides: str, **environment: str) -> dict[str, FileProbe]:
+    return {each.field: each for each in probe_named_files(load(None, overrides), environment, NOW)}
+
+
+def problems(*overrides: str) -> dict[str, str]:
+    return {field: probed.problem for field, probed in found(*overrides).items()}
+
+
+def certificate(path: Path, begins_days: float = -90.0, ends_days: float = 90.0) -> Path:
+    """A key and its certificate, valid between these moments from NOW, for their owner's eyes only."""
+    begins_s, ends_s = NOW + begins_days * DAY_S, NOW + ends_days * DAY_S
+    return private(path, OURS.certify("spiffe://x/y", "api.example.com", begins_s, ends_s))
+
+
+def private(path: Path, content: bytes) -> Path:
+    path.write_bytes(content)
+    path.chmod(0o600)
+    return path
+
+
+def test_every_file_that_the_spec_names_is_looked_at(tmp_path: Path) -> None:
+    (tmp_path / "whole").mkdir()
+    (tmp_path / "whole" / "adapter_config.json").write_text("{}")
+    (tmp_path / "bare").mkdir()
+    (tmp_path / "keys").write_text("")
+    names = ["whole", "bare", "absent", "keys"]
+    assert problems(
+        "lora=[" + ", ".join(f"{{name: {name}, path: {tmp_path / name}}}" for name in names) + "]",
+        f"gateway.api_keys_file={tmp_path / 'keys'}",
+        f"worker.session_token_file={tmp_path}",
+        f"tls={{ca_file: {tmp_path / 'none'}, cert_file: {tmp_path / 'keys'}, key_file: {tmp_path}}}",
+    ) == {
+        "lora.whole.path": "",
+        "lora.bare.path": "cannot be read: adapter_config.json: No such file or directory",
+        "lora.absent.path": "does not exist",
+        "lora.keys.path": "is not a folder",
+        "gateway.api_keys_file": "holds no key",
+        "worker.session_token_file": "is a folder",
+        "tls.ca_file": "cannot be read: none: No such file or directory",
+        "tls.cert_file": "is empty",
+        "tls.key_file": "is a folder",
+    }
+
+
+def test_the_machine_is_measured_with_its_files(tmp_path: Path) -> None:
+    (probed,) = probe(load(None, [f"worker.session_token_file={tmp_path}", "gateway.port=0"])).named_files
+    assert probed == FileProbe("worker.session_token_file", str(tmp_path), "is a folder")
+
+
+CLASSIFIER = "output_filters.classifier=[{{name: mod, url: 'https://mod.example.com/', {}}}]"
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        (b"secret", ""),
+        (b"two words", "cannot be used: .* does not hold one token"),
+        (b"", "is empty"),
+        (None, "cannot be read: token: No such file or directory"),
+    ],
+)
+def test_a_classifiers_token_is_looked_at_and_its_remedy_is_about_tokens(
+    tmp_path: Path, content: bytes | None, problem: str
+) -> None:
+    path = tmp_path / "token"
+    if content is not None:
+        private(path, content)
+    probed = found(CLASSIFIER.format(f"token_file: {path}"))["output_filters.mod.token_file"]
+    assert re.fullmatch(problem, probed.problem)
+    (finding,) = file_findings((probed,))
+    assert finding.level == ("error" if problem else "ok")
+    assert not problem or "the classifier's token" in finding.remedy
+
+
+def test_a_classifiers_authorities_are_looked_at(tmp_path: Path) -> None:
+    path = private(tmp_path / "ca.pem", b"nothing of the kind")
+    probed = found(CLASSIFIER.format(f"ca_file: {path}"))["output_filters.mod.ca_file"]
+    assert probed.problem == f"cannot be used: {path} holds no whole PEM certificate; write one into it"
+    (finding,) = file_findings((probed,))
+    assert "that sign the classifier's" in finding.remedy
+
+
+def test_a_cache_secret_that_the_gateway_would_refuse_is_an_error(tmp_path: Path) -> None:
+    path = private(tmp_path / "secret", b"short")
+    field = "tenancy.cache_secret_file"
+    assert "fewer than 32 characters" in problems(f"{field}={path}")[field]
+    private(path, b"0" * 32)
+    assert problems(f"{field}={path}")[field] == ""
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        (hashlib.sha256(b"k").hexdigest().encode(), ""),
+        (b"not a hash", "does not serve: .*keys:1: expected the SHA-256 .*"),
+        (b"# nobody", "holds no key"),
+        (None, "does not serve: .*: No such file or directory"),
+    ],
+)
+def test_each_source_of_keys_is_read_as_the_gateway_would(
+    tmp_path: Path, content: bytes | None, problem: str
+) -> None:
+    path = tmp_path / "keys"
+    folder = tmp_path / "folder"
+    if content is not None:
+        path.write_bytes(content)
+        folder.mkdir()
+        (folder / "default").write_bytes(content)
+    probed = problems(f"gateway.api_keys_file={path}", f"gateway.api_keys_dir={folder}")
+    assert re.fullmatch(problem, probed["gateway.api_keys_file"])
+    assert re.fullmatch(problem.replace("keys:1", "default:1"), probed["gateway.api_keys_dir"])
+
+
+def test_keys_in_the_environment_are_looked_at() -> None:
+    line = hashlib.sha256(b"k").hexdigest()
+    assert found("gateway.api_keys_env=KEYS", KEYS=line)["gateway.api_keys_env"].problem == ""
+    assert "has no KEYS" in found("gateway.api_keys_env=KEYS")["gateway.api_keys_env"].problem
+
+
+def test_a_secret_that_everybody_may_read_is_a_warning(tmp_path: Path) -> None:
+    path = private(tmp_path / "token", b"x" * 32)
+    field = "worker.session_token_file"
+    assert found(f"{field}={path}")[field].warning == ""
+    path.chmod(0o644)
+    (finding,) = file_findings((found(f"{field}={path}")[field],))
+    assert finding == Finding(
+        "paths",
+        "warning",
+        f"{field}: {path} holds a secret, and every user of this machine may read it",
+        f"chmod o-rwx {path}",
+    )
+
+
+@pytest.mark.parametrize(
+    ("days", "problem", "warning"),
+    [
+        ((-90, 90), "", ""),
+        ((-80, 10.0), "", "expires in 10.0 days, at .*"),
+        ((-0.5, 0.5), "", ""),
+        ((-0.8, 0.2), "", "expires in 0.2 days, at .*"),
+        ((-90, -1), "is of no use: .*own.pem expired at .*; renew it, .*", ""),
+        ((1, 90), "is of no use: .*own.pem is not valid before .*", ""),
+    ],
+    ids=["fresh", "old", "short-lived", "short-lived and old", "expired", "of tomorrow"],
+)
+@pytest.mark.parametrize("where", ["gateway.tls", "tls"])
+def test_certificates_that_expire_are_told_of_in_time(
+    tmp_path: Path, where: str, days: tuple[float, float], problem: str, warning: str
+) -> None:
+    file = certificate(tmp_path / "own.pem", *days)
+    authority = private(tmp_path / "ca.pem", OURS.pem)
+    more = f", ca_file: {authority}" if where == "tls" else ""
+    probed = found(f"{where}={{cert_file: {file}, key_file: {file}{more}}}")[f"{where}.cert_file"]
+    assert re.fullmatch(problem, probed.problem)
+    assert re.fullmatch(warning, probed.warning)
+    (finding,) = file_findings((probed,))
+    assert finding.level == ("error" if problem else "warning" if warning else "ok")
+    assert bool(finding.remedy) == bool(problem or warning)
+
+
+def test_a_key_of_another_certificate_cannot_serve(tmp_path: Path) -> None:
+    own, other = certificate(tmp_path / "own.pem"), certificate(tmp_path / "other.pem")
+    probed = found(f"gateway.tls={{cert_file: {own}, key_file: {other}}}")
+    assert "is not the key of" in probed["gateway.tls.cert_file"].problem
+
+
+def test_of_a_bundle_of_authorities_the_one_that_lasts_counts(tmp_path: Path) -> None:
+    old = Authority.make("old", NOW - 300 * DAY_S, NOW - DAY_S)
+    own, bundle = certificate(tmp_path / "own.pem"), private(tmp_path / "ca.pem", old.pem + OURS.pem)
+    tls = f"gateway.tls={{cert_file: {own}, key_file: {own}, client_ca_file: {bundle}}}"
+    assert found(tls)["gateway.tls.client_ca_file"] == FileProbe("gateway.tls.client_ca_file", str(bundle))
+    private(bundle, old.pem)
+    assert "expired at" in problems(tls)["gateway.tls.client_ca_file"]
+
+
+def test_an_operators_certificate_is_looked_at(tmp_path: Path) -> None:
+    own, bundle = certificate(tmp_path / "own.pem"), private(tmp_path / "ca.pem", OURS.pem)
+    tls = f"cert_file: {own}, key_file: {own}, client_ca_file: {bundle}"
+    late = certificate(tmp_path / "operator.pem", -90.0, 3.0)
+    probed = found(f"gateway.tls={{{tls}, operator_cert_file: {late}}}")["gateway.tls.operator_cert_file"]
+    assert probed.warning.startswith("expires in 3.0 days")
+
+
+def test_in_a_folder_of_certificates_each_is_looked_at(tmp_path: Path) -> None:
+    name = f"tls.directory={tmp_path}"
+    assert problems(name)["tls.directory"].startswith(f"is not good: {CA_FILE} cannot be read")
+    private(tmp_path / CA_FILE, OURS.pem)
+    certificate(tmp_path / ROUTER_FILE)
+    assert found(name)["tls.directory"] == FileProbe("tls.directory", str(tmp_path))
+    certificate(tmp_path / "worker-decode.pem", -80.0, 10.0)
+    assert found(name)["tls.directory"].warning.startswith("ages: worker-decode.pem expires in 10.0 days")
+    certificate(tmp_path / ROUTER_FILE, -80.0, -1.0)
+    assert problems(name)["tls.directory"].startswith("is not good: router.pem is of no use")
+    assert problems(f"tls.directory={tmp_path / 'none'}")["tls.directory"] == "does not exist"
+
+
+def test_every_field_that_can_be_in_trouble_has_a_remedy_of_its_own(tmp_path: Path) -> None:
+    none = tmp_path / "none"
+    redis = f"{{url: 'rediss://127.0.0.1:1', password_file: {none}, ca_file: {none}}}"
+    probed = [
+        *found(
+            f"gateway.api_keys_file={none}", f"gateway.api_keys_dir={none}", "gateway.api_keys_env=NONE",
+            f"gateway.tls={{cert_file: {none}, key_file: {none}, client_ca_file: {none}, "
+            f"operator_cert_file: {none}}}",
+            f"tenancy={{cache_secret_file: {none}, redis: {redis}}}", f"tiers.redis={redis}",
+            f"tls={{ca_file: {none}, cert_file: {none}, key_file: {none}}}",
+            f"worker.session_token_file={none}", CLASSIFIER.format(f"token_file: {none}, ca_file: {none}"),
+        ).values(),
+        *found(f"tls.directory={none}").values(),
+    ]  # fmt: skip
+    assert len(probed) == 19
+    findings = list(file_findings(tuple(probed)))
+    assert {finding.level for finding in findings} == {"error"}
+    assert not any("PEFT" in finding.remedy for finding in findings)
+
+
+def test_a_redis_of_limits_that_does_not_answer_is_a_warning() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        url = f"redis://127.0.0.1:{server.getsockname()[1]}/0"
+        deployment = load(None, [f"tenancy.redis.url={url}", "gateway.port=0"])
+        reached = [each for each in examine(deployment, probe(deployment)) if each.check == "redis"]
+    missed = [each for each in examine(deployment, probe(deployment)) if each.check == "redis"]
+    assert [each.level for each in reached] == ["ok"]
+    (finding,) = missed
+    assert finding.level == "warning"
+    assert finding.message.startswith("tenancy.redis: 127.0.0.1:")
+    assert "each router counts limits by itself" in finding.remedy

@@ -1,0 +1,155 @@
+"""A gateway whose router is in another process answers as one that has it beside it."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from tests.helpers.edge_link import Linked, core_parts, linked
+
+from kvasir.clock import MonotonicClock
+from kvasir.config.spec import Deployment, EngineSpec, GatewaySpec, ModelSpec, PoolSpec
+from kvasir.config.spec_tenants import TenancySpec, TenantSpec
+from kvasir.core.errors import CapacityError
+from kvasir.core.requests import FinishReason, Request, Role
+from kvasir.ports.router import RequestPort, StreamSink
+from kvasir_platform.gateway.elsewhere import Elsewhere
+from kvasir_platform.gateway.start import make_gateway, make_metrics
+from kvasir_platform.gateway.tenants.memory_limits import MemoryLimits
+from kvasir_platform.gateway.tenants.salts import Scope
+from kvasir_platform.sim.lab.gateway import metric
+from kvasir_platform.sim.scripted_router import ScriptedRouter, ScriptedStream
+
+ROOM = 6
+SECRET = b"s" * 32
+FULL = CapacityError("It is full.", code="queue_full", retry_after_s=7.0)
+
+
+class NarrowRouter(ScriptedRouter):
+    """Refuses what goes beyond ROOM at a time, as admission does."""
+
+    def submit(self, request: Request, sink: StreamSink) -> None:
+        if sum(stream.live for stream in self.streams) >= ROOM:
+            raise FULL
+        super().submit(request, sink)
+
+
+@dataclass
+class Front:
+    """A client of the gateway, and what is behind it."""
+
+    client: httpx.AsyncClient
+    router: ScriptedRouter
+    limits: MemoryLimits
+    metrics: Any
+
+    def count(self, series: str, **labels: str) -> float:
+        return metric(self.metrics.render().decode(), series, **labels)
+
+
+@asynccontextmanager
+async def front(
+    router: ScriptedRouter, *, far: bool, keys: str | None = None, **parts: Any
+) -> AsyncIterator[Front]:
+    """`far`: over a link. `keys` is a file of API keys."""
+    spec = GatewaySpec(port=0, drain_timeout_s=0.0, api_keys_file=keys)
+    deployment = Deployment(gateway=spec, **parts)
+    metrics = make_metrics(deployment)
+    limits = MemoryLimits(MonotonicClock().now)
+    async with linked(core_parts(router, limits)) as both:
+        gateway = make_gateway(deployment, _elsewhere(both) if far else router, MonotonicClock(), metrics)
+        started: asyncio.Future[tuple[str, int]] = asyncio.get_running_loop().create_future()
+        serving = asyncio.create_task(gateway.serve(None, lambda *address: started.set_result(address)))
+        host, port = await started
+        try:
+            async with httpx.AsyncClient(base_url=f"http://{host}:{port}", timeout=30.0) as client:
+                yield Front(client, router, limits, metrics)
+        finally:
+            gateway.stop()
+            await serving
+
+
+def _elsewhere(both: Linked) -> Elsewhere:
+    link = both.link
+    port: RequestPort = link.router
+    return Elsewhere(port, link.limits, link.names, SECRET, link.pages.show)
+
+
+async def test_salts_are_made_from_the_cores_secret_so_that_all_edges_have_the_same(tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text(hashlib.sha256(b"k").hexdigest())
+
+    def answered(stream: ScriptedStream) -> None:
+        stream.emit("Ahoy", finish=FinishReason.STOP)
+        stream.finish()
+
+    router = ScriptedRouter(MonotonicClock(), answered)
+    async with front(router, far=True, keys=str(keys)) as made:
+        body = {"model": "kvasir-tiny", "prompt": [1, 2], "max_tokens": 4}
+        answer = await made.client.post("/v1/completions", json=body, headers={"authorization": "Bearer k"})
+    assert answer.status_code == 200
+    assert router.streams[0].request.salt == Scope(SECRET, "own", "default").salt()
+
+
+EMBEDDING: dict[str, Any] = {
+    "model": ModelSpec(served_name="e"),
+    "pools": (PoolSpec(name="embed", role=Role.EMBED, engine=EngineSpec(kind="sim")),),
+    "disaggregation": "never",
+}
+
+
+@pytest.mark.parametrize("far", [False, True], ids=["near", "far"])
+async def test_a_call_with_more_inputs_than_there_is_room_for_takes_its_turns(far: bool) -> None:
+    router = NarrowRouter(MonotonicClock(), lambda stream: stream.embed([float(len(stream.request.tokens))]))
+    async with front(router, far=far, **EMBEDDING) as made:
+        inputs = [[1] * (number + 1) for number in range(40)]
+        answer = await made.client.post("/v1/embeddings", json={"model": "e", "input": inputs})
+        assert answer.status_code == 200, answer.text
+        assert [item["embedding"] for item in answer.json()["data"]] == [[n + 1.0] for n in range(40)]
+        assert made.count("kvasir_requests_total") == 40
+        assert made.count("kvasir_requests_total", outcome="ok") == 40
+
+
+@pytest.mark.parametrize("far", [False, True], ids=["near", "far"])
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+async def test_a_refusal_has_its_status_and_headers_and_costs_nothing(far: bool, stream: bool) -> None:
+    router = ScriptedRouter(MonotonicClock())
+    router.refusal = FULL
+    limited = TenancySpec(tenants=(TenantSpec(name="default", requests_per_min=1, operator=True),))
+    async with front(router, far=far, tenancy=limited) as made:
+        body = {"model": "kvasir-tiny", "prompt": [1, 2], "max_tokens": 4, "stream": stream}
+        for _ in range(3):
+            answer = await made.client.post("/v1/completions", json=body)
+            assert answer.status_code == 503
+            assert answer.json()["error"]["code"] == "queue_full"
+            assert answer.headers["retry-after"] == "7"
+        assert made.count("kvasir_requests_total", outcome="queue_full") == 3
+        assert made.count("kvasir_slo_requests_total") == 0
+        router.refusal = None
+        router.script = end_at_once
+        assert (await made.client.post("/v1/completions", json=body)).status_code == 200
+        assert (await made.client.post("/v1/completions", json=body)).status_code == 429
+
+
+def end_at_once(stream: ScriptedStream) -> None:
+    """One token and the end."""
+    stream.emit("Hello", finish=FinishReason.STOP)
+    stream.finish()
+
+
+async def test_the_core_shows_what_is_asked_of_the_whole_deployment() -> None:
+    async with front(ScriptedRouter(MonotonicClock()), far=True) as made:
+        assert (await made.client.get("/status")).text == "/status"
+        assert (await made.client.get("/decisions/x")).text == "/decisions/x"
+        drained = await made.client.post("/workers/w/drain", json={"reason": "r"})
+        assert drained.text == '/workers/w/drain{"reason":"r"}'
+        assert (await made.client.get("/metrics")).status_code == 200
+        assert (await made.client.get("/health/ready")).status_code == 200
+        assert (await made.client.get("/v1/models")).json()["data"][0]["id"] == "kvasir-tiny"

@@ -1,0 +1,212 @@
+"""The parts of the gateway bench that its figures depend on: what is counted, and that workers keep to what
+they were asked for."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import sys
+from pathlib import Path
+
+import pytest
+from load_tests.scenarios.gateway import rows
+from load_tests.scenarios.gateway.client import BenchError, Conversation
+from load_tests.scenarios.gateway.measure import Samples
+from load_tests.scenarios.gateway.pacing import Ticker
+from load_tests.scenarios.gateway.processes import Child, ProcessError
+from load_tests.scenarios.gateway.scripted_engine import ScriptedEngine
+from load_tests.scenarios.gateway.usage import cpu_s, tree
+
+from kvasir.core.kv import KvBatch
+from kvasir.core.requests import Delta, EngineRequest, FinishReason, Leg, Role, Sampling, StepBatch, token_ids
+
+HEAD = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
+EVENTS = b'9\r\ndata: {" the"}\n\n\r\n9\r\ndata: {" the the"}\n\n\r\n0\r\n\r\n'
+
+
+def request(name: str, tokens: int, prompt: int = 40, leg: Leg = Leg.FULL) -> EngineRequest:
+    return EngineRequest(name, token_ids(range(prompt)), Sampling(max_tokens=tokens), leg=leg)
+
+
+async def started(engine: ScriptedEngine) -> list[StepBatch]:
+    batches: list[StepBatch] = []
+    await engine.start(batches.append, worker_id="w", epoch=1)
+    return batches
+
+
+def engine() -> ScriptedEngine:
+    return ScriptedEngine("m", "both", Role.BOTH, "digest", 4096)
+
+
+async def until_ended(batches: list[StepBatch], count: int) -> list[Delta]:
+    async with asyncio.timeout(10):
+        while sum(delta.last for batch in batches for delta in batch.deltas) < count:
+            await asyncio.sleep(0.001)
+    return [delta for batch in batches for delta in batch.deltas]
+
+
+@pytest.mark.parametrize("tokens", [1, 2, 9])
+def test_the_scripted_engine_answers_with_exactly_the_tokens_it_was_asked_for(tokens: int) -> None:
+    async def run() -> None:
+        one = engine()
+        batches = await started(one)
+        one.submit([request("r", tokens)])
+        deltas = await until_ended(batches, 1)
+        assert [delta.offset for delta in deltas] == list(range(tokens))
+        assert [delta.last for delta in deltas] == [False] * (tokens - 1) + [True]
+        assert deltas[-1].usage is not None
+        assert deltas[-1].usage.output_tokens == tokens
+
+    asyncio.run(run())
+
+
+def test_an_aborted_stream_ends_once_and_nothing_of_it_follows() -> None:
+    async def run() -> None:
+        one = engine()
+        batches = await started(one)
+        one.submit([request("gone", 1000), request("stays", 2)])
+        one.abort(["gone", "unknown"])
+        one.abort(["gone"])
+        deltas = await until_ended(batches, 2)
+        assert [delta.finish for delta in deltas if delta.request_id == "gone"] == [FinishReason.ABORT]
+
+    asyncio.run(run())
+
+
+def test_streams_of_one_group_share_a_message_and_groups_do_not() -> None:
+    async def run(groups: int) -> float:
+        one = engine()
+        batches = await started(one)
+        one.regroup(groups)
+        one.submit([request(f"r{i}", 9) for i in range(8)])
+        await until_ended(batches, 8)
+        return one.deltas / one.messages
+
+    assert asyncio.run(run(1)) == 8
+    assert asyncio.run(run(4)) == 2
+
+
+def test_a_prompt_s_blocks_are_reported_once_and_found_cached_afterwards() -> None:
+    async def run() -> None:
+        one = engine()
+        reported: list[KvBatch] = []
+        one.kv.follow(reported.append)
+        batches = await started(one)
+        one.submit([request("first", 1), request("again", 1)])
+        deltas = await until_ended(batches, 2)
+        assert [delta.usage.cached_tokens for delta in deltas if delta.usage] == [0, 32]
+        assert [len(batch.log) for batch in reported] == [16 + 2 * 8]
+
+    asyncio.run(run())
+
+
+def test_a_prefill_leg_ends_with_its_handoff() -> None:
+    async def run() -> None:
+        one = engine()
+        batches = await started(one)
+        one.submit([request("p", 50, leg=Leg.PREFILL)])
+        (delta,) = await until_ended(batches, 1)
+        assert delta.handoff is not None
+        assert delta.handoff.blocks == 2
+
+    asyncio.run(run())
+
+
+def test_a_ticker_rests_when_there_is_nothing_left_and_begins_again() -> None:
+    async def run() -> None:
+        left = 3
+        rested = asyncio.Event()
+
+        def tick() -> bool:
+            nonlocal left
+            left -= 1
+            if not left:
+                rested.set()
+            return left > 0
+
+        ticker = Ticker(tick, 0.001)
+        for _ in range(2):
+            left = 3
+            rested.clear()
+            ticker.start()
+            ticker.start()
+            async with asyncio.timeout(10):
+                await rested.wait()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("piece", [1, 3, 7, 1000])
+def test_the_client_counts_every_token_and_finds_the_end_wherever_the_bytes_are_split(piece: int) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        conversation = Conversation(f"127.0.0.1:{server.getsockname()[1]}")
+        peer, _ = server.accept()
+        with conversation.sock, peer:
+            conversation.sock.setblocking(True)
+            assert conversation.ask(b"hello")
+            # The status comes whole; the rest as it may.
+            peer.sendall(HEAD)
+            ended = conversation.read()
+            for at in range(0, len(EVENTS), piece):
+                assert not ended
+                peer.sendall(EVENTS[at : at + piece])
+                ended = conversation.read()
+            assert ended
+            assert conversation.tokens == 3
+
+
+def test_the_client_tells_what_a_system_answered_that_refused() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        conversation = Conversation(f"127.0.0.1:{server.getsockname()[1]}")
+        peer, _ = server.accept()
+        with conversation.sock, peer:
+            conversation.sock.setblocking(True)
+            conversation.ask(b"hello")
+            peer.sendall(b"HTTP/1.1 429 Too Many\r\n\r\nslowly")
+            with pytest.raises(BenchError, match="429 Too Many"):
+                conversation.read()
+
+
+def test_cpu_time_is_that_of_the_process_and_its_descendants(tmp_path: Path) -> None:
+    spin = (
+        "import sys, time\nwhile time.process_time() < 0.2: pass\nprint('{}', flush=True)\nsys.stdin.read()"
+    )
+    outer = f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', {spin!r}])"
+    child = Child("outer", [sys.executable, "-c", outer], tmp_path)
+    try:
+        child.hear(30.0)
+        assert len(tree(child.pid)) == 2
+        assert cpu_s(child.pid) > 0.2
+    finally:
+        child.stop()
+    assert not child.alive
+    assert tree(child.pid) == []
+
+
+def test_a_process_that_ends_is_reported_with_its_last_words(tmp_path: Path) -> None:
+    child = Child("dies", [sys.executable, "-c", "import sys; sys.exit('out of marbles')"], tmp_path)
+    try:
+        with pytest.raises(ProcessError, match="out of marbles"):
+            child.hear(30.0)
+    finally:
+        child.stop()
+
+
+def test_a_measurement_that_failed_gives_no_figure_but_its_reason() -> None:
+    samples = Samples()
+    samples.add("kvasir", "100 B", {"cpu_s": 0.3, "count": 1000, "connections": 32})
+    samples.add("dynamo", "100 B", {"error": "BenchError: nothing came"})
+    names = [row.name for row in rows.request_rows(samples, ["kvasir", "dynamo"])]
+    assert names == ["request, 100 B"]
+    assert samples.wrong == {"dynamo, 100 B": "BenchError: nothing came"}
+
+
+def test_the_peer_of_a_row_is_the_cheapest_that_routes_and_not_the_floor() -> None:
+    samples = Samples()
+    for name, cpu in (("kvasir", 0.2), ("haproxy", 0.01), ("vllm-router", 0.25), ("dynamo", 0.5)):
+        samples.add(name, "100 B", {"cpu_s": cpu, "count": 1000, "connections": 32})
+    row = rows.request_rows(samples, ["kvasir"])[0]
+    assert row.value == pytest.approx(0.2)
+    assert row.peer == pytest.approx(0.25)
+    assert row.ratio == pytest.approx(0.8)
+    assert row.met

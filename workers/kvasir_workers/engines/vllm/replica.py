@@ -1,0 +1,259 @@
+"""What the engines on vLLM have in common: how one is started, watched and ended, and how its deltas leave.
+
+vLLM gives every request a collector and expects a task that waits on it: with 64 streams, 64 wake-ups
+per step. Here the collectors' `put` leads into one list that is delivered once per tick of the loop,
+so that an engine step stays one batch from vLLM's output handler to the wire.
+
+An engine owns its process: it sets environment variables before it imports vLLM. The engine core
+and the ranks run in processes below it and leave when it does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+
+from kvasir.clock import MonotonicClock
+from kvasir.config.model_files import tokenizer_digest
+from kvasir.config.spec import Deployment, PoolSpec
+from kvasir.config.support import refusals
+from kvasir.core.errors import ConfigError
+from kvasir.core.identity import WorkerIdentity
+from kvasir.core.requests import Delta, EngineLoad, EngineRequest, StepBatch
+from kvasir.ports.engine import StepSink
+from kvasir_workers.engines.vllm.arguments import environment
+from kvasir_workers.engines.vllm.quantize import quantized_folder
+
+if TYPE_CHECKING:
+    from kvasir_workers.engines.vllm.load import LoadRecorder
+
+
+class Entered(Protocol):
+    """A request inside the engine, with vLLM's `collector` of its output once it has one."""
+
+    request: EngineRequest
+    collector: Any
+
+
+EnteredT = TypeVar("EnteredT", bound=Entered)
+
+
+class VllmReplica(ABC, Generic[EnteredT]):
+    """One replica of `pool`, loaded from the folder `model_path`.
+
+    `cache_folder` keeps quantized copies of models. `max_live` bounds the requests held at once; more are
+    refused with `no_capacity`.
+    """
+
+    def __init__(
+        self,
+        deployment: Deployment,
+        pool: PoolSpec,
+        *,
+        model_path: str,
+        cache_folder: Path | None = None,
+        max_live: int = 16_384,
+    ) -> None:
+        self._deployment = deployment
+        self._pool = pool
+        self._model_path = Path(model_path)
+        self._cache_folder = cache_folder or Path.home() / ".cache" / "kvasir"
+        self._max_live = max_live
+        self._clock = MonotonicClock()
+        self._live: dict[str, EnteredT] = {}
+        self._admissions: deque[EnteredT] = deque()
+        self._aborts: deque[EnteredT] = deque()
+        self._deltas: list[Delta] = []
+        self._flush_due = False
+        self._wake = asyncio.Event()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._llm: Any = None
+        self._runtime: ModuleType | None = None
+        self._recorder: LoadRecorder | None = None
+        self._adapters: dict[str, Any] = {}
+        self._sink: StepSink | None = None
+        self._failed: asyncio.Future[str] | None = None
+        self._kv_blocks = 0
+
+    async def start(self, sink: StepSink, *, worker_id: str, epoch: int) -> WorkerIdentity:
+        """Load the model and warm up. Raises ConfigError with the reason and the remedy."""
+        self._failed = asyncio.get_running_loop().create_future()
+        # vLLM reads part of its environment at import, and which platform it runs on is known after.
+        cpus = len(os.sched_getaffinity(0))
+        os.environ.update(environment(self._deployment, self._pool, cpus=cpus, platform="cpu"))
+        self._runtime = runtime = await asyncio.to_thread(self._import_runtime)
+        platform = runtime.platform()
+        if reasons := refusals(self._deployment, platform=platform):
+            raise ConfigError("\n".join(reasons))
+        try:
+            digest = tokenizer_digest(self._model_path)
+            folder = await asyncio.to_thread(self._weights)
+            arguments = self._arguments(str(folder), platform, epoch)
+            self._llm = await asyncio.to_thread(runtime.build, arguments)
+            await self._load_adapters()
+            identity = await self._introduce(worker_id, epoch, digest)
+        except (ValueError, RuntimeError, OSError, runtime.DEAD) as error:
+            await self.stop()
+            raise ConfigError(
+                f"vLLM did not start pool {self._pool.name} with {self._model_path}: {error}"
+            ) from error
+        self._sink = sink
+        endless = self._endless()
+        self._tasks = [*endless, asyncio.create_task(self._watch(endless), name="vllm-watch")]
+        return identity
+
+    def abort(self, request_ids: Sequence[str]) -> None:
+        """Stop these; each live one ends with finish=ABORT."""
+        for request_id in request_ids:
+            entered = self._live.get(request_id)
+            if entered is not None:
+                self._aborts.append(entered)
+        self._wake.set()
+
+    def load(self) -> EngineLoad:
+        """The load after the newest step."""
+        if self._recorder is None:
+            return EngineLoad()
+        return self._recorder.newest(kv_blocks_total=self._kv_blocks, idle=not self._live)
+
+    async def wait_failed(self) -> str:
+        """Return why the engine died, when it does."""
+        if self._failed is None:
+            raise RuntimeError("the engine has not been started")
+        return await asyncio.shield(self._failed)
+
+    async def stop(self) -> None:
+        """Abort what is left, end the processes below. Idempotent."""
+        await self._end_tasks()
+        await self._shut_down()
+
+    # -- each engine's own ---------------------------------------------------------------------------
+
+    @staticmethod
+    @abstractmethod
+    def _import_runtime() -> ModuleType:
+        """What touches vLLM, imported only once its environment is set."""
+
+    @abstractmethod
+    def _arguments(self, folder: str, platform: str, epoch: int) -> dict[str, Any]:
+        """What vLLM is built with, its weights in `folder`."""
+
+    @abstractmethod
+    async def _introduce(self, worker_id: str, epoch: int, digest: str) -> WorkerIdentity:
+        """Warm up, and say who is there. Raises ValueError, RuntimeError, OSError or vLLM's DEAD."""
+
+    @abstractmethod
+    def _endless(self) -> list[asyncio.Task[None]]:
+        """Begin what goes on until the end."""
+
+    @abstractmethod
+    async def _give(self, entered: EnteredT) -> Any:
+        """Give it to vLLM; returns vLLM's collector. Raises one of its REFUSED or DEAD."""
+
+    @abstractmethod
+    def _deliver(self, entered: EnteredT, output: Any) -> None:
+        """vLLM's output handler has an output, or an exception, for it."""
+
+    @abstractmethod
+    def _fail(self, entered: EnteredT, code: str, message: str) -> None:
+        """End it with an error, if it has not ended."""
+
+    # -- inside --------------------------------------------------------------------------------------
+
+    def _weights(self) -> Path:
+        if self._deployment.model.quantization == "int8":
+            return quantized_folder(self._model_path, self._cache_folder / "int8")
+        return self._model_path
+
+    async def _load_adapters(self) -> None:
+        """Also has the processes below leave when this one does."""
+        await self._llm.collective_rpc("kvasir_leave_with", args=(os.getpid(),))
+        lora = self._deployment.lora
+        self._adapters = self._vllm().lora_requests({each.name: each.path for each in lora})
+        for adapter in self._adapters.values():
+            await self._llm.add_lora(adapter)
+
+    def _full(self, request: EngineRequest) -> tuple[str, str] | None:
+        """The code and the message of why nothing like `request` can be taken, whatever it asks for."""
+        if self._failed is not None and self._failed.done():
+            return "engine_dead", self._failed.result()
+        if request.request_id in self._live:
+            return "duplicate_request", f"request {request.request_id} is still running on this worker"
+        if len(self._live) >= self._max_live:
+            return "no_capacity", f"the worker holds {len(self._live)} requests already"
+        return None
+
+    async def _enter(self, entered: EnteredT) -> None:
+        """Give it to vLLM, and have its output delivered."""
+        runtime = self._vllm()
+        try:
+            collector = await self._give(entered)
+        except runtime.DEAD as error:
+            self._fail(entered, "engine_dead", str(error))
+            return
+        except runtime.REFUSED as error:
+            self._fail(entered, "invalid_request", str(error))
+            return
+        except Exception as error:  # noqa: BLE001  # what vLLM trips over in one request must not end others
+            self._fail(entered, "worker_failed", f"{type(error).__name__}: {error}")
+            return
+        entered.collector = collector
+        early = collector.output
+        # vLLM calls `put` for every output of this request and never looks at the collector again.
+        collector.put = partial(self._deliver, entered)
+        if early is not None:
+            self._deliver(entered, early)
+
+    def _broken(self, entered: EnteredT, error: Exception) -> None:
+        """vLLM gave an exception in place of output."""
+        code = "engine_dead" if isinstance(error, self._vllm().DEAD) else "worker_failed"
+        self._fail(entered, code, f"{type(error).__name__}: {error}")
+
+    def _emit(self, delta: Delta) -> None:
+        self._deltas.append(delta)
+        if not self._flush_due:
+            self._flush_due = True
+            asyncio.get_running_loop().call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._flush_due = False
+        if self._sink is not None and self._deltas:
+            deltas, self._deltas = tuple(self._deltas), []
+            self._sink(StepBatch(deltas, self.load()))
+
+    async def _watch(self, endless: list[asyncio.Task[None]]) -> None:
+        """vLLM's output handler ends only when the engine core is gone, and our own tasks never."""
+        handler = self._llm.output_handler
+        ended, _ = await asyncio.wait([handler, *endless], return_when=asyncio.FIRST_COMPLETED)
+        cause = next((task.exception() for task in endless if task in ended), self._llm.dead_error)
+        reason = f"vLLM's engine core ended: {cause}"
+        if self._failed is not None and not self._failed.done():
+            self._failed.set_result(reason)
+        for entered in list(self._live.values()):
+            self._fail(entered, "engine_dead", reason)
+
+    async def _end_tasks(self) -> None:
+        self._sink = None
+        self._live.clear()
+        self._deltas.clear()
+        tasks, self._tasks = self._tasks, []
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _shut_down(self) -> None:
+        llm, self._llm = self._llm, None
+        if llm is not None:
+            await self._vllm().shut_down(llm)
+
+    def _vllm(self) -> Any:
+        if self._runtime is None:
+            raise RuntimeError("the engine has not been started")
+        return self._runtime
