@@ -108,7 +108,14 @@ async def serve(deployment: Deployment, token: str | None, ray_address: str | No
         loop.add_signal_handler(signum, gateway.stop)
     leave_alone_what_is_here()
     routing = asyncio.create_task(router.run(), name="router")
-    routing.add_done_callback(lambda _: gateway.stop())
+
+    def ended(task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            # It is raised again below, but only once all requests have ended.
+            log.error("the router has failed, and this process drains and ends: %r", error)
+        gateway.stop()
+
+    routing.add_done_callback(ended)
     try:
         await gateway.serve(None, lambda host, port: _report("listening", address=f"{host}:{port}"))
     except OSError as error:
