@@ -12,6 +12,7 @@ and goes on being counted as its tenant's. Only what is known here decides; who 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 from enum import Enum, auto
@@ -354,10 +355,11 @@ class Admission:
             self._known, self._avoided = fleet.changed, avoided
             before = self._room.places
             self._room.renew(avoided)
-            grown = [new / old for new, old in zip(self._room.places, before, strict=True) if old]
-            if grown and max(grown) > 1.0:
-                for pace in self._paces:
-                    pace.grown(max(grown))
+            sizes = [new / old for new, old in zip(self._room.places, before, strict=True) if new and old]
+            # Of two pools that change at once, the one that changes more is taken to matter.
+            factor = max(sizes, key=lambda size: abs(math.log(size)), default=1.0)
+            for pace in self._paces:
+                pace.resized(factor)
         return self._room
 
     def _over(self, ticket: Ticket) -> bool:

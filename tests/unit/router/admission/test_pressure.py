@@ -98,12 +98,36 @@ def test_a_pace_from_when_workers_hung_is_forgotten_when_nobody_has_waited_for_a
 
 def test_places_that_come_are_reckoned_with_before_they_are_measured() -> None:
     pace = Pace()
-    pace.grown(2.0)
     assert pace.rate(0.0) is None
     pace.waited(0.0)
     pace.began(500, 0.5)
-    pace.grown(2.0)
+    pace.resized(2.0)
     assert pace.rate(0.6) == pytest.approx(2000)
+
+
+def test_places_that_go_turn_nobody_away_until_that_is_measured() -> None:
+    pace = Pace()
+    pace.waited(0.0)
+    pace.began(500, 0.5)
+    pace.resized(0.5)
+    assert pace.rate(0.6) == pytest.approx(1000)
+    pace.began(250, 1.0)
+    assert pace.rate(1.1) == pytest.approx(500)
+
+
+@pytest.mark.parametrize("measured", [True, False])
+def test_places_that_come_and_go_all_the_time_make_the_pace_no_better(measured: bool) -> None:
+    pace = Pace()
+    pace.waited(0.0)
+    pace.began(500, 0.5)
+    for turn in range(1, 20):
+        pace.resized(0.5)
+        if measured:
+            pace.began(250, 0.5 + turn / 2)
+        pace.resized(2.0)
+        rate = pace.rate(0.5 + turn / 2)
+        assert rate is not None
+        assert rate <= 1000 * (1 + 1e-9)
 
 
 def test_a_queue_that_stands_still_gets_slower_by_the_second() -> None:
