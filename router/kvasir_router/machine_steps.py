@@ -107,6 +107,8 @@ class Steps:
             return
         if not flight.streaming and says_something(delta):
             self._first_token(flight, now)
+            if not delta.last:
+                delta = flight.counted_first(delta)
         if flight.replay is not None:
             fault = flight.replay.fault(delta)
             if fault is not None:
