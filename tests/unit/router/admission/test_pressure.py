@@ -142,8 +142,12 @@ def test_a_queue_that_stands_still_gets_slower_by_the_second() -> None:
     assert after < before / 10
 
 
+def nobody(_: str) -> int:
+    return 0
+
+
 def test_only_among_several_is_anybody_above_its_share() -> None:
-    shares = Shares()
+    shares = Shares(nobody)
     shares.seen(0, "greedy", 1.0, 0.0)
     shares.hold(0, "greedy", 100)
     assert not shares.over(0, "greedy")
@@ -157,7 +161,7 @@ def test_only_among_several_is_anybody_above_its_share() -> None:
 
 
 def test_a_class_keeps_something_for_a_more_urgent_one() -> None:
-    shares = Shares()
+    shares = Shares(nobody)
     shares.seen(1, "batch", 1.0, 0.0)
     assert not shares.over(1, "batch")
     shares.seen(0, "urgent", 1.0, 0.0)
@@ -170,7 +174,7 @@ def test_a_class_keeps_something_for_a_more_urgent_one() -> None:
 
 
 def test_weights_make_shares() -> None:
-    shares = Shares()
+    shares = Shares(nobody)
     shares.seen(0, "gold", 3.0, 0.0)
     shares.seen(0, "iron", 1.0, 0.0)
     shares.hold(0, "gold", 70)
@@ -180,7 +184,7 @@ def test_weights_make_shares() -> None:
 
 
 def test_who_wants_nothing_is_forgotten_but_not_while_something_runs() -> None:
-    shares = Shares()
+    shares = Shares(nobody)
     shares.seen(0, "busy", 1.0, 0.0)
     shares.hold(0, "busy", 1)
     shares.seen(0, "gone", 1.0, 0.0)
@@ -188,3 +192,14 @@ def test_who_wants_nothing_is_forgotten_but_not_while_something_runs() -> None:
     assert set(shares.weights()) == {"busy", "new"}
     shares.release(0, "busy", 1)
     assert shares.running == 0
+
+
+def test_who_waits_is_not_forgotten() -> None:
+    waiting = {"patient": 1}
+    shares = Shares(lambda tenant: waiting.get(tenant, 0))
+    shares.seen(0, "patient", 1.0, 0.0)
+    shares.seen(0, "new", 1.0, MEMORY_S + 1)
+    assert set(shares.weights()) == {"patient", "new"}
+    waiting.clear()
+    shares.seen(0, "new", 1.0, MEMORY_S + 3)
+    assert set(shares.weights()) == {"new"}
