@@ -51,7 +51,7 @@ ROWS: dict[int, str] = {
     22: "secrets and dependencies",
     23: "simulated failures replay",
 }
-ROW_S = 900.0
+ROW_S = 1800.0
 _NAME = re.compile(r"row (\d+): ")
 
 

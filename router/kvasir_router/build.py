@@ -90,7 +90,7 @@ def make_embedding_machine(deployment: Deployment, rng: Rng) -> EmbeddingMachine
         migrate_s=deployment.worker.migrate_s,
         queue_timeout_s=routing.queue_timeout_s,
     )
-    return EmbeddingMachine(EmbeddingFleet(batches, rng, routing.health), limits)
+    return EmbeddingMachine(EmbeddingFleet(batches, rng, routing.health), limits, rules_of(deployment))
 
 
 @dataclass(frozen=True, slots=True)

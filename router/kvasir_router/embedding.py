@@ -11,13 +11,16 @@ whole of recovery is to run it elsewhere.
 
 from __future__ import annotations
 
-import heapq
+from bisect import insort
 from dataclasses import replace
 
 from kvasir.core.errors import CapacityError, KvasirError, RequestError, UpstreamError
 from kvasir.core.identity import WorkerIdentity
 from kvasir.core.requests import Delta, EngineRequest, Leg, Request, StepBatch, Usage
-from kvasir.ports.router import NO_BROWNOUT, AdmissionView, Books, BrownoutView, RequestSummary
+from kvasir.ports.router import AdmissionView, Books, BrownoutView, RequestSummary
+from kvasir_router.admission import UNLIMITED, Rules
+from kvasir_router.embedding_admission import EmbeddingAdmission
+from kvasir_router.embedding_checks import check_inputs, check_work
 from kvasir_router.embedding_fleet import EmbeddingFleet
 from kvasir_router.embedding_flight import EmbeddingFlight, EmbeddingLimits
 from kvasir_router.invariants import require
@@ -51,20 +54,18 @@ from kvasir_router.work import Worker
 
 __all__ = ["EmbeddingLimits", "EmbeddingMachine"]
 
-_SPARE = 64
-
 
 class EmbeddingMachine:
     """Obligations: each request whose arrival was accepted ends in exactly one Finish, Fail or Gone, with
-    nothing emitted after it; before a Finish exactly one delta is emitted, which has the embedding. What
-    waits is sent in the order of priority, then of arrival."""
+    nothing emitted after it; before a Finish exactly one delta is emitted, which has the embedding. What has
+    to go elsewhere is sent before what has not begun, of which EmbeddingAdmission knows the order."""
 
-    def __init__(self, fleet: EmbeddingFleet, limits: EmbeddingLimits) -> None:
+    def __init__(self, fleet: EmbeddingFleet, limits: EmbeddingLimits, rules: Rules = UNLIMITED) -> None:
         self.fleet = fleet
         self._limits = limits
         self._flights: dict[str, EmbeddingFlight] = {}
-        self._waiting: list[tuple[int, int, str]] = []
-        self._queued = 0
+        self._admission = EmbeddingAdmission(rules)
+        self._moving: list[tuple[int, int, str]] = []
         self._timers = Timers()
         self._evacuations: dict[str, float] = {}
         self._restarts = Restarts(
@@ -84,7 +85,7 @@ class EmbeddingMachine:
     @property
     def queued(self) -> int:
         """Requests that wait for a worker."""
-        return self._queued
+        return len(self._admission) + len(self._moving)
 
     def waiting(self) -> list[frozenset[str]]:
         """Which workers each of those avoids, since it failed there; for checks."""
@@ -92,18 +93,18 @@ class EmbeddingMachine:
 
     @property
     def brownout(self) -> BrownoutView:
-        """Nothing: embeddings have no admission of this kind."""
-        return NO_BROWNOUT
+        """What is done under pressure."""
+        return self._admission.watch.brownout.view
 
-    def admission(self, now: float) -> AdmissionView | None:
-        """None, likewise."""
-        return None
+    def admission(self, now: float) -> AdmissionView:
+        """What waits, and what is done about it."""
+        return self._admission.view(now)
 
     def books(self) -> Books:
         """What is served, and what is accounted for it."""
         running = sum(len(worker.legs) for worker in self.fleet.workers.values())
         accounted = sum(flight.worker_id is not None for flight in self._flights.values())
-        return Books(len(self._flights), running, self._queued, accounted, leases=0)
+        return Books(len(self._flights), running, self.queued, accounted, leases=0)
 
     def next_wakeup(self) -> float | None:
         """When a Tick is due, on the same clock as `now`; None when nothing waits for time."""
@@ -111,12 +112,13 @@ class EmbeddingMachine:
             self._timers.next(),
             min(self._evacuations.values(), default=None),
             self.fleet.health.next_due(),
+            self._admission.watch.next_due(),
         )
         return min((when for when in due if when is not None), default=None)
 
     def handle(self, event: Event, now: float) -> list[Effect]:
         """Take in one event. Raises, for Arrived only and then without any change, CapacityError (queue_full,
-        shutting_down) or RequestError (duplicate_request)."""
+        shutting_down, or what EmbeddingAdmission refuses with) or RequestError (duplicate_request)."""
         match event:
             case Step(worker_id, batch):
                 self._step(worker_id, batch, now)
@@ -131,6 +133,8 @@ class EmbeddingMachine:
             case _:
                 self._membership(event, now)
         self._start_waiting(now)
+        if not self._admission.watch.idle:
+            self._admission.watch.look(now)
         effects, self._out = self._out, []
         return effects
 
@@ -147,6 +151,7 @@ class EmbeddingMachine:
                 self.fleet.mark(worker_id, now, draining=reason)
             case WorkerRestored(worker_id) if worker_id in self.fleet.workers:
                 self.fleet.mark(worker_id, now, draining="")
+        self._admission.resized(self.fleet.ready)
 
     # -- arrival ---------------------------------------------------------------------------------
 
@@ -156,53 +161,56 @@ class EmbeddingMachine:
             raise CapacityError(
                 f"{len(self._flights)} inputs wait or are being embedded, the most allowed", code="queue_full"
             )
+        ticket = self._admission.ticket(request, now)
+        worker_id = None if self.queued else self.fleet.choose(now)
+        if worker_id is None:
+            self._admission.wait(ticket, now, served=self.fleet.missing() is None)
         self._arrivals += 1
         self._restarts.budget.deposit()
-        flight = self._flights[request.request_id] = EmbeddingFlight(request, self._arrivals)
+        flight = EmbeddingFlight(request, ticket, self._arrivals, brownout=self.brownout.text)
+        self._flights[request.request_id] = flight
         if request.deadline_s is not None:
             self._timers.set(request.deadline_s, request.request_id)
-        self._wait(flight, now)
+        if worker_id is None:
+            self._waits(flight, now)
+        else:
+            self._start(flight, worker_id, now)
 
-    def _wait(self, flight: EmbeddingFlight, now: float) -> None:
-        request = flight.request
+    def _waits(self, flight: EmbeddingFlight, now: float) -> None:
         flight.waits, flight.queued_until = True, now + self._limits.queue_timeout_s
         self._timers.sweep(self._flights)
-        self._timers.set(flight.queued_until, request.request_id)
-        self._queued += 1
-        if len(self._waiting) > _SPARE + 4 * len(self._flights):
-            # Of those that ended as they waited, behind others that still do.
-            self._waiting = [entry for entry in self._waiting if entry[2] in self._flights]
-            heapq.heapify(self._waiting)
-        heapq.heappush(self._waiting, (request.priority, flight.order, request.request_id))
+        self._timers.set(flight.queued_until, flight.request.request_id)
 
     def _start_waiting(self, now: float) -> None:
-        """Send what waits, as long as there is room for it. What has failed somewhere waits for another
-        place, and lets others pass."""
-        passed: list[tuple[int, int, str]] = []
-        while self._waiting:
-            flight = self._flights.get(self._waiting[0][2])
-            if flight is None or not flight.waits:
-                heapq.heappop(self._waiting)
-                continue
+        """Send what waits, as long as there is room for it."""
+        self._start_moving(now)
+        while (ticket := self._admission.next()) is not None:
+            worker_id = self.fleet.choose(now)
+            if worker_id is None:
+                return
+            self._start(self._flights[ticket.request_id], worker_id, now)
+
+    def _start_moving(self, now: float) -> None:
+        """What has failed somewhere waits for another place, and lets others pass."""
+        for entry in list(self._moving):
+            flight = self._flights[entry[2]]
             avoid = flight.avoid & self.fleet.workers.keys()
             worker_id = self.fleet.choose(now, avoid)
             if worker_id is not None:
-                heapq.heappop(self._waiting)
+                self._moving.remove(entry)
                 self._start(flight, worker_id, now)
-            elif avoid:
-                passed.append(heapq.heappop(self._waiting))
-            else:
-                break
-        for entry in passed:
-            heapq.heappush(self._waiting, entry)
+            elif not avoid:
+                return
 
     def _start(self, flight: EmbeddingFlight, worker_id: str, now: float) -> None:
         request, worker = flight.request, self.fleet.workers[worker_id]
         leg_id = worker.free_leg_id(request.request_id, flight.starts)
         flight.worker_id, flight.leg_id = worker_id, leg_id
         flight.waits = False
-        self._queued -= 1
         flight.starts += 1
+        if not flight.ticket.holds:
+            self._admission.begins(flight.ticket, now)
+        flight.started_s = now
         flight.routed_s = now if flight.routed_s is None else flight.routed_s
         self.fleet.charge(worker_id, leg_id, request.request_id, flight.tokens, now)
         leg = EngineRequest(
@@ -242,6 +250,8 @@ class EmbeddingMachine:
         self.fleet.health.succeeded(worker.worker_id, now)
         flight.worker_id, flight.done_s = worker.worker_id, now
         flight.usage = delta.usage or Usage(prompt_tokens=flight.tokens)
+        self._admission.embedded(now - flight.started_s)
+        self._admission.ended(flight.ticket)
         del self._flights[request_id]
         if delta.request_id != request_id:
             delta = replace(delta, request_id=request_id)
@@ -268,7 +278,13 @@ class EmbeddingMachine:
             self._fail(flight, error, now)
             return
         flight.avoid.add(worker_id)
-        self._wait(flight, now)
+        insort(self._moving, self._entry(flight))
+        self._waits(flight, now)
+
+    @staticmethod
+    def _entry(flight: EmbeddingFlight) -> tuple[int, int, str]:
+        """Of what moves, the most urgent goes first, then what came first."""
+        return flight.request.priority, flight.order, flight.request.request_id
 
     # -- ends ------------------------------------------------------------------------------------
 
@@ -285,7 +301,9 @@ class EmbeddingMachine:
     def _remove(self, flight: EmbeddingFlight, outcome: str, now: float) -> RequestSummary:
         summary = flight.summary(outcome, now)
         request_id = flight.request.request_id
-        self._queued -= flight.waits
+        if flight.waits and flight.ticket.holds:
+            self._moving.remove(self._entry(flight))
+        self._admission.ended(flight.ticket)
         self._release(flight, now, aborted=True)
         del self._flights[request_id]
         return summary
@@ -357,31 +375,16 @@ class EmbeddingMachine:
             message = f"the input was not embedded after {took:.1f} s"
             self._fail(flight, RequestError(message, status=504, code="request_timeout"), now)
         elif flight.waits and flight.queued_until <= now:
-            why = flight.last_error or self.fleet.missing() or "all workers have as much as they can take"
-            self._fail(flight, waited_for_nothing(self._limits.queue_timeout_s, why), now)
+            waited_s = self._limits.queue_timeout_s
+            why = flight.last_error or self.fleet.missing()
+            full = self._admission.waits.no_room(flight.ticket, waited_s, now)
+            self._fail(flight, full if why is None else waited_for_nothing(waited_s, why), now)
 
     # -- checks ----------------------------------------------------------------------------------
 
     def validate_state(self) -> None:
         """Raises AssertionError, naming what is wrong, unless every invariant holds."""
-        fleet, flights = self.fleet, self._flights
-        for request_id, flight in flights.items():
-            require(flight.waits == (flight.worker_id is None), "a request that neither runs nor waits")
-            deadline = flight.request.deadline_s
-            require(deadline is None or self._timers.holds(deadline, request_id), "a deadline nobody watches")
-            if flight.waits:
-                entry = (flight.request.priority, flight.order, request_id)
-                require(entry in self._waiting, "waits, and is not in the queue")
-                require(self._timers.holds(flight.queued_until, request_id), "waits without an end")
-            elif flight.worker_id is not None:
-                legs = fleet.workers[flight.worker_id].legs
-                require(legs.get(flight.leg_id) == request_id, "a leg its worker does not know")
-            require(flight.retries <= self._limits.max_retries, "too many retries")
-            require(flight.migrations <= self._limits.max_migrations, "too many migrations")
-        for worker_id, worker in fleet.workers.items():
-            tokens = sum(flights[request_id].tokens for request_id in worker.legs.values())
-            require(fleet.tokens[worker_id] == tokens, f"{worker_id} is charged otherwise than it works")
-        require(len(self._waiting) <= 1 + _SPARE + 4 * self._limits.max_in_flight, "the ended wait in heaps")
-        require(self._queued == sum(flight.waits for flight in flights.values()), "the queue is miscounted")
-        require(len(flights) <= self._limits.max_in_flight, "too many requests in flight")
+        moving = [request_id for _, _, request_id in self._moving]
+        check_inputs(self._flights, self._admission, moving, self._timers, self._limits)
+        check_work(self._flights, self.fleet)
         require(self.books().balanced, f"the books do not balance: {self.books()}")

@@ -63,6 +63,11 @@ class EmbeddingFleet:
     def __post_init__(self) -> None:
         self.health = Health(self.health_spec)
 
+    @property
+    def ready(self) -> int:
+        """How many workers serve."""
+        return len(self._ready)
+
     # -- workers ---------------------------------------------------------------------------------
 
     def add(self, worker_id: str, identity: WorkerIdentity, now: float) -> None:

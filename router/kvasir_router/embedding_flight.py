@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from kvasir.core.errors import KvasirError
 from kvasir.core.requests import Request, Usage
 from kvasir.ports.router import RequestSummary
+from kvasir_router.admission import Ticket
 
 _REASON = "fewest_tokens"
 
@@ -30,9 +31,11 @@ class EmbeddingLimits:
 
 @dataclass(slots=True)
 class EmbeddingFlight:
-    """A request, which either `waits` (until `queued_until` at most) or runs in a leg on a worker."""
+    """A request, which either `waits` (until `queued_until` at most) or runs in a leg on a worker. `ticket`
+    is what admission knows of it, `order` how many came before it."""
 
     request: Request
+    ticket: Ticket
     order: int
     waits: bool = False
     queued_until: float = 0.0
@@ -41,6 +44,8 @@ class EmbeddingFlight:
     starts: int = 0
     retries: int = 0
     migrations: int = 0
+    brownout: str = ""
+    started_s: float = 0.0
     routed_s: float | None = None
     done_s: float | None = None
     usage: Usage = field(default_factory=Usage)
@@ -70,4 +75,5 @@ class EmbeddingFlight:
             usage=self.usage,
             trace_context=request.trace_context,
             slo=request.slo,
+            brownout=self.brownout,
         )

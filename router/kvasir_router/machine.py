@@ -19,7 +19,7 @@ from kvasir.core.identity import WorkerIdentity
 from kvasir.core.requests import Leg, Request
 from kvasir.ports.router import AdmissionView, Books, BrownoutView
 from kvasir.ports.routing import Plan
-from kvasir_router.admission import Admission, Rules
+from kvasir_router.admission import UNLIMITED, Admission, Rules
 from kvasir_router.fleet import Fleet
 from kvasir_router.invariants import require
 from kvasir_router.machine_checks import check_limits, check_requests, check_work
@@ -51,8 +51,6 @@ from kvasir_router.machine_steps import Steps
 from kvasir_router.timers import Timers
 
 __all__ = ["MachineLimits", "RequestMachine"]
-
-UNLIMITED = Rules()
 
 
 class RequestMachine:

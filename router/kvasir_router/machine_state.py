@@ -153,6 +153,15 @@ class Flight:
         known = self.prefill_usage
         return replace(usage, cached_tokens=known.cached_tokens, tier_tokens=known.tier_tokens)
 
+    def counted_first(self, delta: Delta) -> Delta:
+        """The first tokens of the running leg, with what is known by then of the prompt's share in caches:
+        a client that is cut off has used that, too."""
+        known = delta.usage
+        if known is None:
+            known = Usage(prompt_tokens=len(self.current.tokens), output_tokens=len(delta.token_ids))
+        self.usage = self.total(self.merged(known), len(delta.token_ids))
+        return replace(delta, usage=self.usage) if self.usage.cached_tokens else delta
+
     def beyond_prefill(self, timings: Timings) -> Timings:
         """The durations of the last leg, without its wait for KV that was still being computed."""
         waited = max(0.0, self.overlap_s - timings.queue_s)

@@ -107,6 +107,8 @@ class Steps:
             return
         if not flight.streaming and says_something(delta):
             self._first_token(flight, now)
+            if not delta.last:
+                delta = flight.counted_first(delta)
         if flight.replay is not None:
             fault = flight.replay.fault(delta)
             if fault is not None:
@@ -124,7 +126,7 @@ class Steps:
         flight.streaming = True
         flight.hedge_at = None
         flight.first_token_s = now if flight.first_token_s is None else flight.first_token_s
-        # How long it takes where a worker was lost is no measure of what takes place.
+        # What began anew elsewhere does not say how long others wait for their first token.
         self._admission.first_token(flight.ticket, None if flight.attempts else now - flight.started_s)
         target, plan = running(flight).target, flight.planned
         self._legs.prefilled(flight, target, now, leaves=False)

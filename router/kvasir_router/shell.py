@@ -140,8 +140,7 @@ class Router:
 
     def admission(self) -> dict[str, AdmissionView]:
         """See RouterPort."""
-        view = self._machine.admission(self._clock.now())
-        return {} if view is None else {self._registry.model: view}
+        return {self._registry.model: self._machine.admission(self._clock.now())}
 
     def not_ready_reason(self) -> str | None:
         """See RouterPort."""

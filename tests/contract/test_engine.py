@@ -298,6 +298,17 @@ async def test_the_second_same_prompt_reports_cached_tokens(
     assert warm.choice().tokens == cold.choice().tokens
 
 
+async def test_the_first_tokens_tell_what_was_cached_to_whoever_ends_the_request_early(
+    bench: EngineBench, prompts: FreshPrompts
+) -> None:
+    prompt = prompts.fresh(100)
+    cold = await bench.generate(prompt, prompts.sampling(max_tokens=4))
+    warm = await bench.generate(prompt, prompts.sampling(max_tokens=4))
+    assert cold.first_usage is None
+    assert warm.first_usage is not None
+    assert (warm.first_usage.prompt_tokens, warm.first_usage.cached_tokens) == (100, 96)
+
+
 async def test_a_prompt_that_is_cached_whole_is_computed_from_its_last_block(
     bench: EngineBench, prompts: FreshPrompts
 ) -> None:

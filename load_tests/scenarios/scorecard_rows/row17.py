@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import json
 import statistics
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from kvasir_platform.sim.lab import gateway
@@ -12,7 +15,7 @@ from kvasir_platform.sim.lab.fleet import Fleet, Layout
 from kvasir_platform.sim.lab.load import OpenLoop, asks, quantile
 from kvasir_platform.sim.lab.processes import resident_bytes
 from kvasir_platform.sim.lab.stream import Outcome
-from load_tests.scenarios.scorecard_http import read_answer
+from load_tests.scenarios.scorecard_rows.attackers import ATTACKS
 from load_tests.scenarios.scorecard_rows.common import (
     Figure,
     NotProven,
@@ -25,37 +28,9 @@ from load_tests.scenarios.scorecard_rows.common import (
 
 PROMISE = "cut off"
 CUT_S = 10.0
-_PATIENCE_S = 40.0
-_TRICKLE_S = 0.5
-_BOMB_S = 0.02
-_HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: t\r\n"
 
-
-@dataclass(frozen=True, slots=True)
-class Attack:
-    """What a client begins with, and what it goes on with twice a second, or fifty times for a bomb; `status`
-    is its answer, None where it is closed without one."""
-
-    name: str
-    first: bytes
-    more: bytes
-    status: int | None
-    bomb: bool = False
-
-
-ATTACKS = (
-    Attack("silence", b"", b"", None),
-    Attack("empty lines", b"\r\n", b"\r\n", None),
-    Attack("slow headers", _HEAD, b"X: y\r\n", 408),
-    Attack("a slow body", _HEAD + b"Content-Length: 100000\r\n\r\n", b"a", 408),
-    Attack("slow chunks", _HEAD + b"Transfer-Encoding: chunked\r\n\r\n", b"1\r\na\r\n", 408),
-    Attack("a bomb in one header", _HEAD + b"X: ", b"a" * 16384, 431, bomb=True),
-    Attack("a bomb of headers", _HEAD, b"X: y\r\n" * 1000, 431, bomb=True),
-    Attack("a bomb in the body", _HEAD + b"Transfer-Encoding: chunked\r\n\r\n",
-           b"10000\r\n" + b"a" * 65536 + b"\r\n", 413, bomb=True),
-    Attack("a bomb of extensions", _HEAD + b"Transfer-Encoding: chunked\r\n\r\n",
-           b"1;" + b"x" * 8000 + b"\r\na\r\n", 413, bomb=True),
-)  # fmt: skip
+Attack = Callable[[], Awaitable[dict[str, float]]]
+"""Attacks, and tells for each kind how long the last of its clients lasted, in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +53,9 @@ async def measure(trial: Trial, size: Size = Size()) -> list[Figure]:
         outcomes: list[Outcome] = []
         changes, took, grown = [], list[float](), list[float]()
         for pair in range(size.pairs):
-            calm, _, brisk = await _window(trial, fleet, size, 2 * pair, attacked=False)
-            beside, cuts, under = await _window(trial, fleet, size, 2 * pair + 1, attacked=True)
+            calm, _, brisk = await _window(trial, fleet, size, 2 * pair)
+            async with _attackers(fleet.address, size.clients) as attack:
+                beside, cuts, under = await _window(trial, fleet, size, 2 * pair + 1, attack)
             outcomes += [*calm, *beside]
             changes.append((under / brisk - 1.0) * 100)
             took += cuts.values()
@@ -108,7 +84,7 @@ async def measure(trial: Trial, size: Size = Size()) -> list[Figure]:
 
 
 async def _window(
-    trial: Trial, fleet: Fleet, size: Size, salt: int, *, attacked: bool
+    trial: Trial, fleet: Fleet, size: Size, salt: int, attack: Attack | None = None
 ) -> tuple[list[Outcome], dict[str, float], float]:
     """The others' outcomes, the time until the last client of each attack was cut, the p99 of their gaps."""
     work = asks(trial.rng(salt), 64, size.tokens)
@@ -116,9 +92,8 @@ async def _window(
     load.start()
     start = trial.clock.now()
     cuts: dict[str, float] = {}
-    if attacked:
-        worst = await asyncio.gather(*(_all_cut(trial, fleet, attack, size.clients) for attack in ATTACKS))
-        cuts = dict(zip((attack.name for attack in ATTACKS), worst, strict=True))
+    if attack is not None:
+        cuts = await attack()
     await trial.clock.sleep(max(0.0, start + size.window_s - trial.clock.now()))
     outcomes = await load.stop()
     end = start + size.window_s
@@ -126,39 +101,30 @@ async def _window(
     return outcomes, cuts, quantile(gaps, 0.99)
 
 
-async def _all_cut(trial: Trial, fleet: Fleet, attack: Attack, clients: int) -> float:
-    return max(await asyncio.gather(*(_one(trial, fleet.address, attack) for _ in range(clients))))
+@asynccontextmanager
+async def _attackers(address: str, clients: int) -> AsyncIterator[Attack]:
+    """A process of attackers, which is ready to begin. What they compute is not to be taken for what they do
+    to the gateway."""
+    module = "load_tests.scenarios.scorecard_rows.attackers"
+    pipe = asyncio.subprocess.PIPE
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", module, address, str(clients), stdin=pipe, stdout=pipe
+    )
+    stdin, stdout = process.stdin, process.stdout
+    if stdin is None or stdout is None:
+        raise AssertionError("a process with pipes has pipes")
 
+    async def attack() -> dict[str, float]:
+        stdin.write(b"go\n")
+        told = json.loads(await stdout.readline() or b'"the attackers ended before they were done"')
+        if isinstance(told, str):
+            raise NotProven(told)
+        lasted: dict[str, float] = told
+        return lasted
 
-async def _one(trial: Trial, address: str, attack: Attack) -> float:
-    """How long one client lasts. Raises NotProven when it is not cut, or not as it should be."""
-    host, _, port = address.rpartition(":")
-    reader, writer = await asyncio.open_connection(host, int(port))
-    began = trial.clock.now()
-    sending = asyncio.ensure_future(_send(trial, writer, attack))
     try:
-        async with asyncio.timeout(_PATIENCE_S):
-            status: int | None = None
-            with contextlib.suppress(EOFError, ConnectionError):
-                status = (await read_answer(reader)).status
-            took = trial.clock.now() - began
-            with contextlib.suppress(ConnectionError):
-                await reader.read()
-    except TimeoutError as error:
-        raise NotProven(f"{attack.name}: not cut within {_PATIENCE_S:g} s") from error
+        await stdout.readline()
+        yield attack
     finally:
-        sending.cancel()
-        writer.transport.abort()
-    # A client that does not stop sending may lose the answer to the reset that ends it.
-    if status != attack.status and not (attack.bomb and status is None):
-        raise NotProven(f"{attack.name}: answered {status}, and not {attack.status}")
-    return took
-
-
-async def _send(trial: Trial, writer: asyncio.StreamWriter, attack: Attack) -> None:
-    with contextlib.suppress(ConnectionError):
-        writer.write(attack.first)
-        while attack.more and not writer.is_closing():
-            writer.write(attack.more)
-            await writer.drain()
-            await trial.clock.sleep(_BOMB_S if attack.bomb else _TRICKLE_S)
+        stdin.close()
+        await process.wait()

@@ -251,9 +251,11 @@ class Delta:
 
     `offset` is the index of `token_ids[0]` in that choice's output: a receiver that expects another
     offset has lost or repeated a token. `finish` ends the choice. `usage`, `timings` and `handoff`
-    come with the last delta of the request only. `error` (a stable code) comes with finish=ERROR,
-    `error_message` with it. A PREFILL leg may carry its handoff before that too, as soon as a part of its
-    KV can be pulled; the last delta then carries the same lease again.
+    come with the last delta of the request; where a FULL leg found some of its prompt in a cache, its first
+    tokens bring `usage` as well, as it is by then: whoever ends a request early never sees the last delta.
+    `error` (a stable code) comes with finish=ERROR, `error_message` with it. A PREFILL leg may carry its
+    handoff before that too, as soon as a part of its KV can be pulled; the last delta then carries the same
+    lease again.
 
     Where the request wants parsing, `text` is content alone, `reasoning` and `tool_calls` are the rest, and
     `raw_length` is how many characters of the engine's text this step has taken in; None elsewhere.

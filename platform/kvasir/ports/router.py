@@ -283,5 +283,5 @@ class RouterPort(RequestPort, Protocol):
         ...
 
     def admission(self) -> dict[str, AdmissionView]:
-        """How much waits for workers, by model; a model that has no queue of this kind is left out."""
+        """How much waits for workers, by model."""
         ...

@@ -20,6 +20,7 @@ from kvasir.clock import MonotonicClock
 from kvasir.config.spec import Deployment
 from kvasir.core.errors import ConfigError, KvasirError
 from kvasir.telemetry.logs import configure_logging
+from kvasir_platform.apps.collector import leave_alone_what_is_here
 from kvasir_platform.edge_link.address import shared
 from kvasir_platform.edge_link.core_link import CoreLink
 from kvasir_platform.edge_link.frames import Welcome, note_of
@@ -56,6 +57,7 @@ async def _serve(deployment: Deployment, welcome: Welcome, link: CoreLink, clock
     gateway = make_gateway(deployment, core, clock, metrics, make_models(deployment))
     link.figures = metrics.render
     link.on_drain = link.on_lost = gateway.stop
+    leave_alone_what_is_here()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, gateway.stop)
     try:
         await gateway.serve([shared(host, port) for host, port in addresses], link.started)

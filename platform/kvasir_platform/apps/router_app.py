@@ -29,6 +29,7 @@ from kvasir.core.membership import Endpoint
 from kvasir.ports.clock import Clock
 from kvasir.ports.discovery import Discovery
 from kvasir.telemetry.logs import configure_logging
+from kvasir_platform.apps.collector import leave_alone_what_is_here
 from kvasir_platform.apps.peer_tls import router_files, tls_names, with_tls_dir
 from kvasir_platform.apps.session_token import session_token
 from kvasir_platform.control.cpus import usable_cpus
@@ -109,8 +110,16 @@ async def serve(deployment: Deployment, token: str | None, ray_address: str | No
     loop = asyncio.get_running_loop()
     for signum in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(signum, gateway.stop)
+    leave_alone_what_is_here()
     routing = asyncio.create_task(router.run(), name="router")
-    routing.add_done_callback(lambda _: gateway.stop())
+
+    def ended(task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            # It is raised again below, but only once all requests have ended.
+            log.error("the router has failed, and this process drains and ends: %r", error)
+        gateway.stop()
+
+    routing.add_done_callback(ended)
     try:
         await gateway.serve(None, lambda host, port: _report("listening", address=f"{host}:{port}"))
     except OSError as error:

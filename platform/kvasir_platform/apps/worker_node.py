@@ -31,6 +31,7 @@ from kvasir.core.requests import Role
 from kvasir.ports.clock import Clock
 from kvasir.ports.engine import Engine
 from kvasir.telemetry.logs import configure_logging
+from kvasir_platform.apps.collector import leave_alone_what_is_here
 from kvasir_platform.apps.peer_tls import tls_names, with_tls_dir, worker_files
 from kvasir_platform.apps.pod import POD, at_pod, host_port
 from kvasir_platform.apps.session_token import session_token
@@ -170,7 +171,9 @@ class WorkerNode:
 async def start_node(deployment: Deployment, pool: str, token: str) -> WorkerNode:
     """What a Ray Serve replica calls (kvasir_workers.pool.replica.NodeFactory)."""
     configure_logging(deployment.telemetry.log_level)
-    return await WorkerNode.start(deployment, pool, token, MonotonicClock())
+    node = await WorkerNode.start(deployment, pool, token, MonotonicClock())
+    leave_alone_what_is_here()
+    return node
 
 
 async def serve(deployment: Deployment, pool: str, token: str | None) -> int:
@@ -180,6 +183,7 @@ async def serve(deployment: Deployment, pool: str, token: str | None) -> int:
     for signum in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(signum, stop.set)
     node = await WorkerNode.start(deployment, pool, token, MonotonicClock())
+    leave_alone_what_is_here()
     endpoint = node.endpoint
     sys.stdout.write(
         json.dumps(

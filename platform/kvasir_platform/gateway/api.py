@@ -14,7 +14,7 @@ from kvasir.telemetry.reasons import CLIENT_CLOSED
 from kvasir.telemetry.spans import TraceContext
 from kvasir_platform.gateway.answering import answer_of
 from kvasir_platform.gateway.calls import Call, chat_call, completion_call, fit_context, truncated
-from kvasir_platform.gateway.endpoint import Guard, Tools, raised
+from kvasir_platform.gateway.endpoint import Guard, Tools, brownout_line, raised
 from kvasir_platform.gateway.generation import Generation
 from kvasir_platform.gateway.hints import body_session, session_name
 from kvasir_platform.gateway.http import Exchange
@@ -86,12 +86,11 @@ class GenerateApi:
         exchange.model = asked.model.name
         wish = self._wish(caller, exchange, body, asked)
         brownout = self._tools.router.brownout(asked.model.name)
-        if brownout.level:
-            exchange.lines += b"x-kvasir-brownout: %b\r\n" % brownout.text.encode()
-            fallback = self._fallback(caller, brownout, asked)
-            if fallback is not None:
-                self._fall_back(exchange, call, wish, fallback)
-                return
+        exchange.lines += brownout_line(brownout)
+        fallback = self._fallback(caller, brownout, asked)
+        if fallback is not None:
+            self._fall_back(exchange, call, wish, fallback)
+            return
         self._tokenize(exchange, call(asked.model), wish)
 
     def _wish(self, caller: Caller, exchange: Exchange, body: SamplingFields, served: Served) -> _Wish:

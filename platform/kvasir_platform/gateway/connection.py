@@ -17,6 +17,7 @@ import httptools
 
 from kvasir.core.errors import KvasirError, RequestError
 from kvasir.telemetry.reasons import CLIENT_CLOSED, SLOW_READER
+from kvasir_platform.gateway.body import Body
 from kvasir_platform.gateway.connection_output import BODY, HEADERS, IDLE, LINGER, ConnectionOutput, Refusal
 from kvasir_platform.gateway.errors import error_headers, error_status
 from kvasir_platform.gateway.http import Exchange, HttpRequest
@@ -64,7 +65,7 @@ class Connection(ConnectionOutput):
         self._path = ""
         self._version = ""
         self._http11 = True
-        self._body: bytes | bytearray = b""
+        self._body = Body()
         self._body_bytes = 0
         self._held_bytes = 0
         self._body_due_s = 0.0
@@ -123,7 +124,7 @@ class Connection(ConnectionOutput):
         self._headers = {}
         self._header_count = self._header_bytes = self._body_bytes = 0
         self._url = b""
-        self._body = b""
+        self._body.take()
 
     def on_url(self, url: bytes) -> None:
         self._url += url
@@ -174,13 +175,7 @@ class Connection(ConnectionOutput):
             self._body_too_large()
         if full is not None:
             self._stop_with(full)
-        if not self._body:
-            self._body = body
-        elif isinstance(self._body, bytearray):
-            self._body += body
-        else:
-            self._body = bytearray(self._body)
-            self._body += body
+        self._body.add(body)
 
     def on_message_complete(self) -> None:
         if self._upgrade:
@@ -188,8 +183,7 @@ class Connection(ConnectionOutput):
         self._reading = IDLE
         # What comes in the same piece is the next request's; only what comes later is counted for it.
         self._wire_bytes = 0
-        request = self._request(bytes(self._body))
-        self._body = b""
+        request = self._request(self._body.take())
         self._last = not request.keep_alive
         exchange = self._listener.exchange(request, self._request_id(), self)
         if len(self._waiting) >= _MAX_PIPELINED:
@@ -375,7 +369,7 @@ class Connection(ConnectionOutput):
         self._reading = LINGER
         self._wire_bytes = 0
         self._waiting.clear()
-        self._body = b""
+        self._body.take()
         self._release(self._held_bytes)
 
     def _release(self, size: int) -> None:

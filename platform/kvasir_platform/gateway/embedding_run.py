@@ -71,6 +71,7 @@ class EmbeddingRun:
         self._again: list[int] = []
         self._window = _WINDOW
         self._refill_due = False
+        self._pause: asyncio.TimerHandle | None = None
         self.usage = Usage()
         """What its inputs used: all that they did when `on_end` is called."""
         self.worked = False
@@ -102,11 +103,15 @@ class EmbeddingRun:
 
     def ended(self, entry: _Input, summary: RequestSummary, error: KvasirError | None) -> None:
         """An input is over, well or badly, and with the last one the call."""
-        if summary.refused and isinstance(error, CapacityError) and len(self._live) > 1 and not self._ended:
-            # As where the router refuses at once: fewer at a time, and this one again.
-            if self._live.pop(entry.index, None) is not None:
-                self._window = len(self._live)
-                self._again.append(entry.index)
+        if (
+            isinstance(error, CapacityError)
+            and summary.refused
+            and entry.index in self._live
+            and self._goes_on(entry.request, len(self._live) - 1, error)
+        ):
+            # As where the router refuses at once.
+            del self._live[entry.index]
+            self._again.append(entry.index)
             return
         self._count(entry, summary)
         if self._ended:
@@ -117,6 +122,7 @@ class EmbeddingRun:
             self._end()
             self._answer.finish(self.usage, server_timing(summary, self._submitted_s))
         else:
+            self._window = min(_WINDOW, self._window + 1)
             self._refill_soon()
 
     def abandon(self, error: KvasirError) -> None:
@@ -157,11 +163,10 @@ class EmbeddingRun:
             self._live[index] = entry
             try:
                 self._tools.router.submit(entry.request, entry)
-            except CapacityError:
+            except CapacityError as error:
                 del self._live[index]
-                if not self._live:
+                if not self._goes_on(entry.request, len(self._live), error):
                     raise
-                self._window = len(self._live)
                 if index != self._next:
                     self._again.append(index)
                 return
@@ -170,6 +175,21 @@ class EmbeddingRun:
                 raise
             self._next += index == self._next
         self._refill_soon()
+
+    def _goes_on(self, refused: Request, live: int, error: CapacityError) -> bool:
+        """Whether to go on after the router has refused an input, `live` others being there: with fewer at a
+        time, or, where there is none but vectors have come, after a while, within the call's deadline."""
+        if self._ended:
+            return False
+        if not live:
+            again_s = self._tools.clock.now() + error.retry_after_s
+            late = refused.deadline_s is not None and again_s >= refused.deadline_s
+            if late or not self.usage.prompt_tokens:
+                return False
+            later = asyncio.get_running_loop().call_later
+            self._pause = later(error.retry_after_s, self._refill_later)
+        self._window = max(1, live)
+        return True
 
     @property
     def _waiting(self) -> bool:
@@ -207,6 +227,8 @@ class EmbeddingRun:
 
     def _end(self) -> None:
         self._ended = True
+        if self._pause is not None:
+            self._pause.cancel()
         self._settle()
 
     def _settle(self) -> None:

@@ -14,7 +14,7 @@ from kvasir.telemetry.spans import TraceContext
 from kvasir_platform.gateway.calls import truncated
 from kvasir_platform.gateway.embedding_answer import EmbeddingAnswer
 from kvasir_platform.gateway.embedding_run import EmbeddingRun
-from kvasir_platform.gateway.endpoint import Guard, Tools, raised
+from kvasir_platform.gateway.endpoint import Guard, Tools, brownout_line, raised
 from kvasir_platform.gateway.http import Exchange
 from kvasir_platform.gateway.models import EdgeModel, Served
 from kvasir_platform.gateway.schema.decode import decode_embedding
@@ -62,7 +62,7 @@ class EmbeddingApi:
         check_dimensions(call.dimensions, model)
         headers = exchange.request.headers
         trace = trace_of(headers, self._tools.spans)
-        exchange.lines += trace_header(trace)
+        exchange.lines += trace_header(trace) + brownout_line(self._tools.router.brownout(model.name))
         wish = _Wish(caller, served, caller.slo.asked_for(headers), caller.salt(""), trace)
         texts = [each for each in call.inputs if isinstance(each, str)]
         if not texts:

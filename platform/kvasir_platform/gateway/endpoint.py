@@ -8,7 +8,7 @@ from typing import NoReturn
 
 from kvasir.config.spec import Deployment
 from kvasir.ports.clock import Clock
-from kvasir.ports.router import RequestPort
+from kvasir.ports.router import BrownoutView, RequestPort
 from kvasir.telemetry.metrics import Metrics
 from kvasir.telemetry.spans import SpanRecorder
 from kvasir_platform.gateway.decisions import RequestNames
@@ -35,6 +35,11 @@ class Tools:
     clock: Clock
     wall: Callable[[], float]
     suffix: Callable[[], str]
+
+
+def brownout_line(brownout: BrownoutView) -> bytes:
+    """The header line that says what is done under pressure; nothing where nothing is."""
+    return b"x-kvasir-brownout: %b\r\n" % brownout.text.encode() if brownout.level else b""
 
 
 def raised(error: BaseException) -> NoReturn:

@@ -29,8 +29,8 @@ _UNTRACED = TraceContext()
 
 class Leg:
     """The sink of one prompt; `base` is the index of its first choice in the answer. `tokens` counts its
-    output, the first of which came at `first_s`; `open` has its choices that go on, and `cut` tells whether
-    the gateway has ended one that the engine has not."""
+    output, the first of which came at `first_s`, and `usage` is what the router has said of the rest; `open`
+    has its choices that go on, and `cut` tells whether the gateway has ended one that the engine has not."""
 
     __slots__ = (
         "_answer",
@@ -45,6 +45,7 @@ class Leg:
         "open",
         "request",
         "tokens",
+        "usage",
     )
 
     def __init__(
@@ -66,6 +67,7 @@ class Leg:
         self.request = request
         self.live = False
         self.tokens = 0
+        self.usage = Usage(prompt_tokens=len(request.tokens))
         self.first_s: float | None = None
         self.open = set(range(request.sampling.n))
         self.cut = False
@@ -83,6 +85,8 @@ class Leg:
                 self.first_s = now
             self._last_s[index] = now
             self.tokens += count
+        if delta.usage is not None:
+            self.usage = delta.usage
         if delta.finish is not None:
             self.open.discard(index)
             self._generation.end_if_done(self)
@@ -253,7 +257,7 @@ class Generation:
             arrival_s=request.arrival_s,
             finished_s=self._clock.now(),
             first_token_s=leg.first_s,
-            usage=Usage(prompt_tokens=len(request.tokens), output_tokens=leg.tokens),
+            usage=replace(leg.usage, output_tokens=leg.tokens),
             trace_context=request.trace_context,
             slo=request.slo,
         )
@@ -263,8 +267,7 @@ class Generation:
         self._worked = self._worked or summary.outcome == OK or summary.routed_s is not None
         if summary.outcome != OK and summary.usage.output_tokens < leg.tokens:
             # A worker tells what was used with its last word, which a leg that failed may not have had.
-            known = replace(summary.usage, prompt_tokens=len(leg.request.tokens), output_tokens=leg.tokens)
-            summary = replace(summary, usage=known)
+            summary = replace(summary, usage=replace(leg.usage, output_tokens=leg.tokens))
         self._usage = add_usage(self._usage, summary.usage)
         self._metrics.request_finished(summary)
         if self._spans is not None:

@@ -222,9 +222,7 @@ def _operation(operation: _Operation) -> Json:
 def _good(operation: _Operation) -> Json:
     headers = ["x-request-id", "traceparent"]
     if operation.body is not None and operation.tag == "API":
-        headers += ["server-timing", *_LIMIT_HEADERS]
-    if operation.chunk is not None:
-        headers.append("x-kvasir-brownout")
+        headers += ["server-timing", *_LIMIT_HEADERS, "x-kvasir-brownout"]
     content: Json = {}
     if isinstance(operation.answer, str):
         content[operation.answer] = {"schema": {"type": "object"} if "json" in operation.answer else _TEXT}

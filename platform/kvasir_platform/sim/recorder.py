@@ -9,7 +9,15 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field, fields
 
-from kvasir.core.requests import Delta, EngineLoad, FinishReason, KvHandoff, PositionLogprobs, StepBatch
+from kvasir.core.requests import (
+    Delta,
+    EngineLoad,
+    FinishReason,
+    KvHandoff,
+    PositionLogprobs,
+    StepBatch,
+    Usage,
+)
 
 _GAUGES = frozenset({"running", "waiting", "kv_usage", "kv_blocks_total", "kv_blocks_leased"})
 _COUNTERS = tuple(f.name for f in fields(EngineLoad) if f.name not in _GAUGES | {"tiers"})
@@ -33,13 +41,14 @@ class Choice:
 
 @dataclass(slots=True)
 class Recorded:
-    """One request as it was delivered. `last` is its last delta, once that has come, and `offered` the newest
-    hand-off."""
+    """One request as it was delivered. `last` is its last delta, once that has come, `offered` the newest
+    hand-off, and `first_usage` what its first tokens told."""
 
     choices: dict[int, Choice] = field(default_factory=dict)
     deltas: int = 0
     last: Delta | None = None
     offered: KvHandoff | None = None
+    first_usage: Usage | None = None
     prompt_logprobs: tuple[PositionLogprobs | None, ...] = ()
     began: asyncio.Event = field(default_factory=asyncio.Event)
     ended: asyncio.Event = field(default_factory=asyncio.Event)
@@ -109,8 +118,7 @@ class DeltaRecorder:
             self._violated(delta, f"offset {delta.offset}, expected {len(choice.tokens)}")
         if (delta.finish is FinishReason.ERROR) != (delta.error is not None):
             self._violated(delta, "finish=ERROR and error come together")
-        if delta.last != (delta.usage is not None):
-            self._violated(delta, "usage comes with the last delta, and only with it")
+        self._take_usage(recorded, delta)
         if delta.logprobs and len(delta.logprobs) != len(delta.token_ids):
             self._violated(delta, "logprobs and tokens differ in number")
         choice.tokens.extend(delta.token_ids)
@@ -124,6 +132,14 @@ class DeltaRecorder:
                 self._violated(delta, "the last delta has no finish reason")
             recorded.last = delta
             recorded.ended.set()
+
+    def _take_usage(self, recorded: Recorded, delta: Delta) -> None:
+        if delta.last and delta.usage is None:
+            self._violated(delta, "the last delta has no usage")
+        if delta.usage is not None and not delta.last:
+            if not delta.token_ids or any(each.tokens for each in recorded.choices.values()):
+                self._violated(delta, "usage comes with the first tokens and the last delta only")
+            recorded.first_usage = delta.usage
 
     def _take_parts(self, recorded: Recorded, choice: Choice, delta: Delta) -> None:
         if delta.prompt_logprobs:

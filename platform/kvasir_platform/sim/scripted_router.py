@@ -49,6 +49,7 @@ class ScriptedStream:
         tool_calls: tuple[ToolCallDelta, ...] = (),
         reasoning_tokens: int = 0,
         prompt_logprobs: tuple[PositionLogprobs | None, ...] = (),
+        usage: Usage | None = None,
     ) -> None:
         """Send one token of `text` to choice `index`; ignored after the end."""
         if not self.live:
@@ -72,6 +73,7 @@ class ScriptedStream:
                 tool_calls=tool_calls,
                 reasoning_tokens=reasoning_tokens,
                 prompt_logprobs=prompt_logprobs,
+                usage=usage,
             )
         )
 

@@ -12,29 +12,24 @@ and goes on being counted as its tenant's. Only what is known here decides; who 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 from enum import Enum, auto
 
-from kvasir.core.errors import CapacityError
 from kvasir.core.requests import Request
 from kvasir.ports.router import AdmissionView
 from kvasir.ports.routing import Plan
-from kvasir_router.admission.brownout import Brownout
 from kvasir_router.admission.contract import Rules, Ticket
 from kvasir_router.admission.fair_queue import LANES, LONG, SHORT, FairQueue, Key, key_of
 from kvasir_router.admission.pace import Pace
 from kvasir_router.admission.room import Room
 from kvasir_router.admission.shares import Shares
-from kvasir_router.admission.waits import Waits, bounded
+from kvasir_router.admission.waits import Waits
+from kvasir_router.admission.watch import Watch
 from kvasir_router.fleet import Fleet
 from kvasir_router.invariants import require
 from kvasir_router.work import runs_whole
-
-_LOOK_S = 0.05
-"""Pressure is not looked at more often than this."""
-_CALM_LOOK_S = 0.25
-"""Nor less often, while anything waits or is done about it."""
 
 
 class _Shut(Enum):
@@ -54,24 +49,22 @@ class Admission:
     """
 
     def __init__(self, fleet: Fleet, rules: Rules) -> None:
-        self.brownout = Brownout(rules.brownout)
         self._fleet = fleet
         self._rules = rules
         self._queue = FairQueue(class_factor=rules.class_factor)
         self._parked: dict[str, Ticket] = {}
         self._room = Room(fleet.columns, fleet.workers, rules)
-        self._shares = Shares()
+        self._shares = Shares(self._queue.of_tenant)
         self._paces = (Pace(), Pace())
-        self.waits = Waits(rules, self._queue, self._paces, self._shares, self._room)
+        self.waits = Waits(rules, self._queue, self._paces, self._shares)
+        self._watch = Watch(rules, self._queue, self._paces, self.waits)
+        self.brownout = self._watch.brownout
         self._long_kv = 0
         self._long_prompts: set[str] = set()
         self._known = -1
         self._avoided: frozenset[str] = frozenset()
         self._tried = -1
         self._retry_s: float | None = None
-        self._looked_s = 0.0
-        # Whether anything waited when that was looked at last, or has begun to wait since.
-        self._crowded = False
 
     # -- who waits -------------------------------------------------------------------------------
 
@@ -95,14 +88,8 @@ class Admission:
         """The request as it is served under the brown-out in force. Raises CapacityError (shed)."""
         if not self.brownout.level:
             return request
-        shed, cap = self.brownout.shed, self.brownout.cap
-        if shed is not None and self._level(request) >= shed:
-            raise CapacityError(
-                "under pressure, requests of this priority class are refused",
-                code="shed",
-                retry_after_s=bounded(self.brownout.retry_after_s()),
-            )
-        sampling = request.sampling
+        self._watch.refuse_what_is_shed(self._rules.level(request.priority))
+        sampling, cap = request.sampling, self.brownout.cap
         if cap is None or (sampling.max_tokens is not None and sampling.max_tokens <= cap):
             return request
         return replace(request, sampling=replace(sampling, max_tokens=max(cap, sampling.min_tokens)))
@@ -111,14 +98,14 @@ class Admission:
         """What admission knows of a request that arrives."""
         rules, sampling, tenant = self._rules, request.sampling, request.tenant
         prompt, output = len(request.tokens), self._fleet.output_tokens(request) * sampling.n
-        weight, level = rules.weights.get(tenant, 1.0), self._level(request)
+        weight, level = rules.weights.get(tenant, 1.0), rules.level(request.priority)
         self._shares.seen(0 if rules.class_factor else level, tenant, weight, now)
         return Ticket(
             request_id=request.request_id,
             tenant=tenant,
             weight=weight,
             level=level,
-            urgency=now + rules.ageing_s * max(0, request.priority) / rules.class_span,
+            urgency=rules.urgency(request.priority, now),
             cost=prompt + output,
             prompt_tokens=prompt,
             kv_least=output,
@@ -141,7 +128,8 @@ class Admission:
         """Let a request wait; aside, where no worker serves it. Raises CapacityError, without any change."""
         self.waits.refuse_what_is_too_much(ticket, len(self), now)
         if served:
-            self.waits.refuse_what_comes_too_late(ticket, now)
+            own_s = self._room.prefill_s(ticket.fresh_tokens) if ticket.long else 0.0
+            self.waits.refuse_what_comes_too_late(ticket, now, own_s)
             self._add(ticket, now)
         else:
             self._parked[ticket.request_id] = ticket
@@ -251,34 +239,18 @@ class Admission:
 
     def tick(self, now: float) -> None:
         """After anything has happened: measure, and see to the brown-out."""
-        if not (self._crowded or self.brownout.level):
+        if self._watch.idle:
             return
-        self._crowded = len(self._queue) > 0
-        for lane, pace in enumerate(self._paces):
-            if not self._queue.waiting[lane]:
-                pace.nobody_waits(now)
+        self._watch.look(now)
         if not self._queue.waiting[True]:
             self._room.booking = None
-        watched = self._rules.brownout.steps and (len(self._queue) or self.brownout.level)
-        if watched and now >= self._looked_s + _LOOK_S:
-            self._looked_s = now
-            self.brownout.update(self.pressure(now), now)
 
     def next_due(self) -> float | None:
         """When something may change by itself."""
-        if not (self._crowded or self.brownout.level):
+        if self._watch.idle:
             return None
-        due = [] if self._retry_s is None or not len(self._queue) else [self._retry_s]
-        if self.brownout.level or (len(self._queue) and self._rules.brownout.steps):
-            step = self.brownout.next_due()
-            due.append(self._looked_s + _CALM_LOOK_S)
-            if step is not None:
-                due.append(max(self._looked_s + _LOOK_S, step))
-        return min(due, default=None)
-
-    def pressure(self, now: float) -> float:
-        """The wait of a typical request over what it was promised."""
-        return self.waits.typical(now)[1]
+        due = (self._retry_s if len(self._queue) else None, self._watch.next_due())
+        return min((when for when in due if when is not None), default=None)
 
     def view(self, now: float) -> AdmissionView:
         """For metrics and the edge."""
@@ -298,6 +270,7 @@ class Admission:
     def check(self, holding: int) -> None:
         """Raises AssertionError unless it agrees with itself, and with the number of requests that hold."""
         self._queue.check()
+        require(self._queue.tenants() <= self._shares.weights().keys(), "waits, and is not reckoned with")
         require(not any(ticket.waiting for ticket in self._parked.values()), "waits in two places")
         require(self._shares.running == holding, f"{self._shares.running} held, {holding} begun")
         require(self._long_kv >= 0, "less KV than none is held by long prompts")
@@ -338,10 +311,12 @@ class Admission:
             self._long_kv += ticket.cost
 
     def _add(self, ticket: Ticket, now: float) -> None:
+        # It may have been aside for longer than its tenant is remembered.
+        self._shares.seen(*self._holder(ticket), ticket.weight, now)
         self._queue.add(ticket)
         self._paces[ticket.long].waited(now)
         self._tried = -1
-        self._crowded = True
+        self._watch.waited()
 
     def _ask_again(self, when: float | None) -> None:
         if when is not None and (self._retry_s is None or when < self._retry_s):
@@ -354,10 +329,11 @@ class Admission:
             self._known, self._avoided = fleet.changed, avoided
             before = self._room.places
             self._room.renew(avoided)
-            grown = [new / old for new, old in zip(self._room.places, before, strict=True) if old]
-            if grown and max(grown) > 1.0:
-                for pace in self._paces:
-                    pace.grown(max(grown))
+            sizes = [new / old for new, old in zip(self._room.places, before, strict=True) if new and old]
+            # Of two pools that change at once, the one that changes more is taken to matter.
+            factor = max(sizes, key=lambda size: abs(math.log(size)), default=1.0)
+            for pace in self._paces:
+                pace.resized(factor)
         return self._room
 
     def _over(self, ticket: Ticket) -> bool:
@@ -367,6 +343,3 @@ class Admission:
     def _holder(self, ticket: Ticket) -> Key:
         """Among whom it has a share: its class, or all where classes are not strict."""
         return (0 if self._rules.class_factor else ticket.level), ticket.tenant
-
-    def _level(self, request: Request) -> int:
-        return max(0, request.priority) // self._rules.class_span

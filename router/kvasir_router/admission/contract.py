@@ -72,6 +72,17 @@ class Rules:
     disaggregation: str = "auto"
     brownout: BrownoutRules = BrownoutRules()
 
+    def level(self, priority: int) -> int:
+        """The number of a request's priority class."""
+        return max(0, priority) // self.class_span
+
+    def urgency(self, priority: int, now: float) -> float:
+        """Ticket.urgency of a request that comes now."""
+        return now + self.ageing_s * max(0, priority) / self.class_span
+
+
+UNLIMITED = Rules()
+
 
 @dataclass(slots=True, eq=False)
 class Ticket:

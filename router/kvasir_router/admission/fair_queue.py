@@ -139,6 +139,10 @@ class FairQueue:
         """How many of a tenant's wait."""
         return self._of_tenant.get(tenant, 0)
 
+    def tenants(self) -> set[str]:
+        """Whose requests wait."""
+        return set(self._of_tenant)
+
     def charge(self, ticket: Ticket) -> None:
         """A request begins without having waited."""
         known, flow = self._place(ticket)

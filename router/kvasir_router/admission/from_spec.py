@@ -13,10 +13,12 @@ def rules_of(deployment: Deployment) -> Rules:
     spec, routing, tenancy = deployment.admission, deployment.routing, deployment.tenancy
     several = len(tenancy.all_tenants()) > 1
     brownout = spec.brownout
+    # A call for embeddings has many inputs, each of which is little work: as many may wait as there may be.
+    most = routing.max_in_flight if deployment.embeds else routing.max_queue
     return Rules(
-        max_queue=routing.max_queue,
+        max_queue=most,
         max_queue_tokens=spec.max_queue_tokens,
-        max_tenant_queue=max(1, int(spec.tenant_queue * routing.max_queue)) if several else None,
+        max_tenant_queue=max(1, int(spec.tenant_queue * most)) if several else None,
         headroom=spec.kv_headroom,
         spare=spec.spare,
         ahead_s=spec.prefill_ahead_s,

@@ -23,6 +23,8 @@ class Pace:
 
     def __init__(self) -> None:
         self._rate: float | None = None
+        self._resized = 1.0
+        """How many times the places of the last measurement there are."""
         self._measured_s = 0.0
         self._since_s: float | None = None
         self._cost = 0
@@ -51,11 +53,10 @@ class Pace:
                 self._fold(now)
             self._since_s = None
 
-    def grown(self, factor: float) -> None:
-        """There are so many times the places that were measured: nobody is turned away until the new ones
-        are."""
-        if self._rate is not None:
-            self._rate *= factor
+    def resized(self, factor: float) -> None:
+        """There are so many times the places of before. Nobody is turned away for those that went or came
+        until they have been measured: fewer count as before, and more as more."""
+        self._resized *= factor
 
     def first_token(self, seconds: float) -> None:
         """A request gave its first token so long after its start."""
@@ -65,18 +66,21 @@ class Pace:
     def rate(self, now: float) -> float | None:
         """Tokens a second; None where nothing is known."""
         if self._since_s is None:
-            return None if now - self._measured_s > FORGET_S else self._rate
+            return None if now - self._measured_s > FORGET_S else self._expected()
         elapsed = now - self._since_s
         if elapsed >= WINDOW_S:
             self._fold(now)
         elif self._rate is None and elapsed >= WINDOW_S / 5 and self._cost:
             return self._cost / elapsed
-        return self._rate
+        return self._expected()
 
     def wait_s(self, cost: float, now: float) -> float | None:
         """How long so much takes; None where nothing is known."""
         rate = self.rate(now)
         return None if not rate else cost / rate
+
+    def _expected(self) -> float | None:
+        return None if self._rate is None else self._rate * max(1.0, self._resized)
 
     def _fold(self, now: float) -> None:
         elapsed = now - (self._since_s or 0.0)
@@ -85,5 +89,7 @@ class Pace:
             self._rate = measured if self._cost else None
         else:
             age = now - self._measured_s
-            self._rate += (1.0 - math.exp(-age / MEMORY_S)) * (measured - self._rate)
+            before = self._rate * self._resized
+            self._rate = before + (1.0 - math.exp(-age / MEMORY_S)) * (measured - before)
+        self._resized = 1.0
         self._since_s, self._cost, self._measured_s = now, 0, now

@@ -9,6 +9,7 @@ for.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 MEMORY_S = 10.0
@@ -34,9 +35,11 @@ class _Holder:
 
 
 class Shares:
-    """What tenants have running, in the cost of their requests, by tenant and class."""
+    """What tenants have running, in the cost of their requests, by tenant and class. `waiting` tells how many
+    requests of a tenant wait: it is reckoned with as long as there are any."""
 
-    def __init__(self) -> None:
+    def __init__(self, waiting: Callable[[str], int]) -> None:
+        self._waiting = waiting
         self._holders: dict[tuple[int, str], _Holder] = {}
         self._classes: dict[int, _Class] = {}
         self._most_urgent = 0
@@ -99,7 +102,7 @@ class Shares:
         gone = [
             key
             for key, holder in self._holders.items()
-            if not holder.running and now - holder.seen_s > MEMORY_S
+            if not holder.running and now - holder.seen_s > MEMORY_S and not self._waiting(key[1])
         ]
         for key in gone:
             del self._holders[key]

@@ -8,7 +8,6 @@ from kvasir.core.errors import CapacityError
 from kvasir_router.admission.contract import Rules, Ticket
 from kvasir_router.admission.fair_queue import FairQueue
 from kvasir_router.admission.pace import Pace
-from kvasir_router.admission.room import Room
 from kvasir_router.admission.shares import Shares
 
 LEAST_RETRY_S, MOST_RETRY_S = 1.0, 60.0
@@ -20,16 +19,13 @@ def bounded(seconds: float) -> float:
 
 
 class Waits:
-    """Reads the queue, its paces by lane, the shares and the room that Admission keeps."""
+    """Reads the queue, its paces by lane and the shares that an admission keeps."""
 
-    def __init__(
-        self, rules: Rules, queue: FairQueue, paces: tuple[Pace, Pace], shares: Shares, room: Room
-    ) -> None:
+    def __init__(self, rules: Rules, queue: FairQueue, paces: tuple[Pace, Pace], shares: Shares) -> None:
         self._rules = rules
         self._queue = queue
         self._paces = paces
         self._shares = shares
-        self._room = room
 
     def refuse_what_is_too_much(self, ticket: Ticket, waiting: int, now: float) -> None:
         """Raises CapacityError where a queue is full, `waiting` requests being in all."""
@@ -53,11 +49,12 @@ class Waits:
                 retry_after_s=self._retry_after_s(ticket, now),
             )
 
-    def refuse_what_comes_too_late(self, ticket: Ticket, now: float) -> None:
-        """Raises CapacityError where it would wait for longer than its class or its deadline allows."""
+    def refuse_what_comes_too_late(self, ticket: Ticket, now: float, own_s: float = 0.0) -> None:
+        """Raises CapacityError where it would wait for longer than its class or its deadline allows; a long
+        prompt may wait for as long as it takes itself, `own_s`."""
         wait_s = self._wait_s(ticket, now)
         service_s = self._paces[ticket.long].service_s
-        allowed_s, code = self._allowed_s(ticket, service_s), "wait_too_long"
+        allowed_s, code = self._allowed_s(ticket, service_s, own_s), "wait_too_long"
         if ticket.deadline_s is not None and ticket.deadline_s - now - service_s < allowed_s:
             allowed_s, code = max(0.0, ticket.deadline_s - now - service_s), "deadline_unreachable"
         elif self._shares.several and self._wait_s(ticket, now, own=False) <= allowed_s:
@@ -69,13 +66,12 @@ class Waits:
                 retry_after_s=bounded(wait_s - allowed_s),
             )
 
-    def _allowed_s(self, ticket: Ticket, service_s: float) -> float:
+    def _allowed_s(self, ticket: Ticket, service_s: float, own_s: float) -> float:
         """How long it may wait for its first token to come in time. Where it could not anyway, a part of that
-        time, or for as long as its own prompt takes."""
+        time, or `own_s`."""
         promised = self._rules.patience * ticket.ttft_s
         if not promised:
             return math.inf
-        own_s = self._room.prefill_s(ticket.fresh_tokens) if ticket.long else 0.0
         return max(promised - service_s, promised / 4, own_s)
 
     def _wait_s(self, ticket: Ticket, now: float, *, own: bool = True) -> float:

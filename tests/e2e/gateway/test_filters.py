@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from kvasir.config.spec_filters import OutputFiltersSpec
-from kvasir.core.requests import FinishReason
+from kvasir.core.requests import FinishReason, Usage
 
 Start = Callable[..., Awaitable[Any]]
 SAID = ["The number is 12", "34-567", "8 and no", " more."]
@@ -64,7 +64,8 @@ async def test_a_choice_ends_before_what_is_found_and_its_worker_is_freed(start:
     edge = await start(deployed=deployed("end"))
 
     def goes_on(stream: Any) -> None:
-        for text in SAID:
+        stream.emit(SAID[0], usage=Usage(len(stream.request.tokens), cached_tokens=1, output_tokens=1))
+        for text in SAID[1:]:
             stream.emit(text)
 
     edge.router.script = goes_on
@@ -73,6 +74,7 @@ async def test_a_choice_ends_before_what_is_found_and_its_worker_is_freed(start:
     assert await edge.router.cancels() == [edge.router.streams[0].request.request_id]
     # Those that the engine made, also after the end, until it was told.
     assert usage.completion_tokens == len(SAID)
+    assert usage.prompt_tokens_details.cached_tokens == 1
 
 
 async def test_a_gateway_that_stops_lets_an_answer_that_waits_for_a_ruling_end(start: Start) -> None:

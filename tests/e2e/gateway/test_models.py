@@ -15,6 +15,7 @@ import pytest_asyncio
 from kvasir.config.spec import FurtherModelSpec, LoraSpec, PoolSpec
 from kvasir.core.errors import CapacityError, UpstreamError
 from kvasir.core.requests import Role, Task
+from kvasir.ports.router import BrownoutView
 
 Start = Callable[..., Awaitable[Any]]
 DEPLOYED = {
@@ -237,6 +238,47 @@ async def test_a_router_that_fills_up_meanwhile_makes_a_large_call_slower_and_no
     client = await edge.client()
     answer = await client.embeddings.create(model="vectors", input=[[5]] * 20)
     assert len(answer.data) == 20
+
+
+async def test_a_large_call_that_has_vectors_waits_out_a_time_without_room(edge: Any) -> None:
+    submit, submitted, refusals = edge.router.submit, 0, [0.02, 0.01]
+
+    def bounded(request: Any, sink: Any) -> None:
+        nonlocal submitted
+        idle = all(not stream.live for stream in edge.router.streams)
+        if submitted == 2 and refusals:
+            raise CapacityError("late", code="wait_too_long", retry_after_s=refusals.pop() if idle else 9.0)
+        submitted += 1
+        submit(request, sink)
+
+    edge.router.submit = bounded
+    edge.router.script = embed_all
+    client = await edge.client()
+    answer = await client.embeddings.create(model="vectors", input=[[5]] * 9)
+    assert len(answer.data) == 9
+    assert refusals == []
+
+
+async def test_a_large_call_does_not_wait_for_room_beyond_its_deadline(edge: Any) -> None:
+    submit = edge.router.submit
+
+    def bounded(request: Any, sink: Any) -> None:
+        if len(edge.router.streams) == 2:
+            raise CapacityError("late", code="wait_too_long", retry_after_s=1e6)
+        submit(request, sink)
+
+    edge.router.submit = bounded
+    edge.router.script = embed_all
+    status, error = await refused(edge, "/v1/embeddings", {"model": "vectors", "input": [[5]] * 9})
+    assert (status, error["code"]) == (503, "wait_too_long")
+    assert json.loads((await edge.get("/status")).body)["in_flight"] == 0
+
+
+async def test_vectors_come_with_what_is_done_under_pressure(edge: Any) -> None:
+    edge.router.script = embed_all
+    edge.router.browned_out = BrownoutView(1, "1; shed=batch")
+    reply = await edge.post("/v1/embeddings", b'{"model":"vectors","input":"a"}')
+    assert (reply.status, reply.headers["x-kvasir-brownout"]) == (200, "1; shed=batch")
 
 
 async def test_a_full_router_refuses_and_nothing_is_left(edge: Any) -> None:

@@ -112,6 +112,26 @@ async def test_a_call_that_its_client_left_counts_what_it_was_given() -> None:
     assert call.output_tokens() == 4
 
 
+@pytest.mark.parametrize("how", ["cut", "gone", "failed"])
+async def test_a_call_that_ends_early_counts_what_was_cached_of_its_prompt(how: str) -> None:
+    call = Call()
+    stream = call.streams[0]
+    stream.emit("a", usage=Usage(prompt_tokens=3, cached_tokens=2, output_tokens=1))
+    stream.emit("b")
+    if how == "cut":
+        call.answer.ends = {0}
+        stream.emit("bad")
+        await asyncio.sleep(0)
+    elif how == "gone":
+        stream.emit("c")
+        call.exchange.gone("client_closed")
+    else:
+        stream.emit("c")
+        summary = RequestSummary("r-0", "m", "worker_lost", arrival_s=9.0, finished_s=10.0)
+        stream.sink.on_error(UpstreamError("gone", code="worker_lost"), summary)
+    assert call.ended == [Usage(prompt_tokens=3, cached_tokens=2, output_tokens=3)]
+
+
 async def test_a_leg_that_failed_counts_what_the_client_was_given_of_it() -> None:
     call = Call(prompts=2)
     call.streams[0].emit("a")

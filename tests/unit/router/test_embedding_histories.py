@@ -28,6 +28,7 @@ from kvasir.core.requests import (
     Usage,
     token_ids,
 )
+from kvasir_router.admission import BrownoutRules, BrownoutStep, Rules
 from kvasir_router.embedding import EmbeddingLimits, EmbeddingMachine
 from kvasir_router.embedding_fleet import BatchLimits, EmbeddingFleet
 from kvasir_router.machine_events import (
@@ -52,8 +53,16 @@ from kvasir_router.machine_events import (
 )
 
 WORKERS = ("e0", "e1", "e2")
-LIMITS = EmbeddingLimits(max_in_flight=6, queue_timeout_s=7.0)
+# Longer than a tenant is remembered that wants nothing.
+LIMITS = EmbeddingLimits(max_in_flight=10, queue_timeout_s=25.0)
+RULES = Rules(
+    max_tenant_queue=5,
+    class_span=1,
+    patience=0.5,
+    brownout=BrownoutRules((BrownoutStep(shed=1),), enter=0.2, leave=0.05, enter_s=0.5, leave_s=1.0),
+)
 BATCH = BatchLimits(requests=1, tokens=40)
+REFUSALS = {"tenant_queue_full", "tenant_over_share", "wait_too_long", "deadline_unreachable", "shed"}
 CODES = st.sampled_from(
     ("worker_failed", "worker_overloaded", "worker_draining", "invalid_request", "engine_dead")
 )
@@ -81,7 +90,7 @@ class Histories(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         fleet = EmbeddingFleet({"vectors": BATCH}, random.Random(7))
-        self.machine = EmbeddingMachine(fleet, LIMITS)
+        self.machine = EmbeddingMachine(fleet, LIMITS, RULES)
         self.now = 0.0
         self.count = self.epochs = 0
         self.up: dict[str, dict[str, EngineRequest]] = {}
@@ -129,9 +138,8 @@ class Histories(RuleBasedStateMachine):
         return sorted(self.up.get(worker_id, {}))
 
     @initialize()
-    def two_workers(self) -> None:
+    def one_worker(self) -> None:
         self.join("e0")
-        self.join("e1")
 
     @rule(worker_id=workers)
     def join(self, worker_id: str) -> None:
@@ -144,8 +152,9 @@ class Histories(RuleBasedStateMachine):
         length=st.sampled_from((1, 30, 90)),
         priority=st.sampled_from((0, 1)),
         patience=st.sampled_from((None, 3.0)),
+        tenant=st.sampled_from("ab"),
     )
-    def arrive(self, length: int, priority: int, patience: float | None) -> None:
+    def arrive(self, length: int, priority: int, patience: float | None, tenant: str) -> None:
         self.count += 1
         name = f"r{self.count}"
         deadline_s = None if patience is None else self.now + patience
@@ -156,15 +165,23 @@ class Histories(RuleBasedStateMachine):
             arrival_s=self.now,
             deadline_s=deadline_s,
             priority=priority,
+            tenant=tenant,
             task=Task.EMBED,
         )
-        if self.closed or self.machine.in_flight >= LIMITS.max_in_flight:
-            with pytest.raises(CapacityError) as caught:
-                self.feed(Arrived(request))
-            assert caught.value.code == ("shutting_down" if self.closed else "queue_full")
-        else:
-            self.open.add(name)
+        before, code = self.machine.in_flight, ""
+        self.open.add(name)
+        try:
             self.feed(Arrived(request))
+        except CapacityError as refusal:
+            self.open.remove(name)
+            code = refusal.code
+        if self.closed:
+            assert code == "shutting_down"
+        elif before >= LIMITS.max_in_flight:
+            assert code == "queue_full"
+        else:
+            assert code in {"", *REFUSALS}
+        assert not code or self.machine.in_flight == before
 
     @rule(data=st.data())
     def arrive_twice(self, data: st.DataObject) -> None:
@@ -220,7 +237,7 @@ class Histories(RuleBasedStateMachine):
         if self.open:
             self.feed(Cancelled(data.draw(st.sampled_from(sorted(self.open)))))
 
-    @rule(seconds=st.sampled_from((0.1, 1.0, 8.0)))
+    @rule(seconds=st.sampled_from((0.1, 1.0, 11.0)))
     def wait(self, seconds: float) -> None:
         until = self.now + seconds
         while (due := self.machine.next_wakeup()) is not None and due <= until:
@@ -269,7 +286,7 @@ class Histories(RuleBasedStateMachine):
 
 
 TestHistories = Histories.TestCase
-TestHistories.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestHistories.settings = settings(max_examples=100, stateful_step_count=50, deadline=None)
 
 
 def test_what_was_cancelled_behind_one_that_waits_is_not_kept() -> None:

@@ -38,6 +38,7 @@ from kvasir_router.machine_events import (
     Event,
     Fail,
     Finish,
+    Gone,
     ReleaseOn,
     Step,
     SubmitTo,
@@ -152,6 +153,35 @@ def test_the_summary_counts_the_prefix_hit_of_the_worker_that_computed_the_promp
     assert only(effects, Emit).delta.usage == summary.usage
     assert (summary.routed_s, summary.prefill_done_s, summary.first_token_s) == (0.0, 1.0, 2.0)
     assert (summary.prefill_worker, summary.decode_worker) == ("p0", "d0")
+
+
+def test_the_clients_first_tokens_tell_the_prefix_hit_of_the_worker_that_computed_the_prompt(
+    stage: Stage,
+) -> None:
+    stage.arrive()
+    stage.prefilled("p0", cached=8)
+    first = only(stage.say("d0", Delta("r", 0, (7, 8))), Emit).delta
+    assert first.usage == Usage(prompt_tokens=20, cached_tokens=8, output_tokens=2)
+    assert only(stage.say("d0", Delta("r", 2, (9,))), Emit).delta.usage is None
+    gone = only(stage.tell(Cancelled("r", "client_closed")), Gone).summary
+    assert gone.usage == first.usage, "what more came is known to whoever was sent it"
+
+
+def test_the_first_tokens_of_a_prompt_that_nobody_had_tell_nothing(stage: Stage) -> None:
+    stage.arrive()
+    stage.prefilled("p0")
+    assert only(stage.say("d0", Delta("r", 0, (7,))), Emit).delta.usage is None
+
+
+def test_where_one_worker_does_all_its_first_tokens_tell_its_own_prefix_hit(
+    make_identity: MakeIdentity,
+) -> None:
+    stage = Stage(make_identity, disaggregation="never")
+    stage.ready(b0=Role.BOTH)
+    stage.arrive()
+    usage = Usage(prompt_tokens=20, cached_tokens=16, output_tokens=1)
+    delta = only(stage.say("b0", Delta("r", 0, (7,), usage=usage)), Emit).delta
+    assert delta.usage == usage
 
 
 @pytest.mark.parametrize("offset", [0, 2, 5])

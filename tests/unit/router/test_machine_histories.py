@@ -61,7 +61,7 @@ from kvasir_router.machine_events import (
 )
 
 ROLES = {"p0": Role.PREFILL, "p1": Role.PREFILL, "d0": Role.DECODE, "d1": Role.DECODE, "b0": Role.BOTH}
-LIMITS = MachineLimits(max_in_flight=5, max_retries=2, queue_timeout_s=7.0)
+LIMITS = MachineLimits(max_in_flight=5, max_retries=2, queue_timeout_s=13.0)
 
 
 def identity(worker_id: str, role: Role, epoch: int, ranks: int) -> WorkerIdentity:

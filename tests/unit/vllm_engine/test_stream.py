@@ -112,6 +112,21 @@ def test_offsets_are_contiguous_per_choice() -> None:
     assert deltas[-1].usage.output_tokens == 5
 
 
+def test_the_first_tokens_of_a_whole_leg_tell_what_was_cached() -> None:
+    def usages(leg: Leg, cached: int) -> list[int | None]:
+        one = stream(leg, n=2)
+        steps = [
+            Output([Completion(index=0)], num_cached_tokens=cached),
+            Output([Completion([1], "a", index=0), Completion([9], "z", index=1)], num_cached_tokens=cached),
+            Output([Completion([2], "b", index=0)], num_cached_tokens=cached),
+        ]
+        deltas = [delta for step in steps for delta in one.deltas(step)]
+        return [None if delta.usage is None else delta.usage.cached_tokens for delta in deltas]
+
+    assert usages(Leg.FULL, 64) == [64, None, None]
+    assert usages(Leg.FULL, 0) == usages(Leg.DECODE, 64) == [None, None, None]
+
+
 def test_each_choice_is_taken_apart_by_its_own_parser() -> None:
     one = stream(n=2)
     one.parsers = [Shouting(), Shouting()]

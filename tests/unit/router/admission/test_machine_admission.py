@@ -233,6 +233,24 @@ def test_one_above_its_share_leaves_room_for_others(make_identity: MakeIdentity)
     assert stage.arrive("o2", tenant="other")
 
 
+@pytest.mark.parametrize("served", [True, False])
+def test_a_tenant_whose_only_request_waits_for_long_is_still_reckoned_with(
+    make_identity: MakeIdentity, served: bool
+) -> None:
+    stage = Stage(make_identity, seats={"both": 1})
+    if served:
+        stage.ready("w")
+    stage.arrive("a", tenant="a")
+    stage.arrive("b", tenant="b")
+    for number in range(14):
+        stage.wait(1.0)
+        stage.arrive(f"c{number}", tenant="c")
+    if not served:
+        stage.ready("w")
+    stage.say("a", last=True)
+    assert "b" in stage.begun
+
+
 def test_alone_a_tenant_may_take_everything(make_identity: MakeIdentity) -> None:
     stage = Stage(make_identity, seats={"both": 10}, spare=0.2)
     stage.ready("w")

@@ -98,12 +98,36 @@ def test_a_pace_from_when_workers_hung_is_forgotten_when_nobody_has_waited_for_a
 
 def test_places_that_come_are_reckoned_with_before_they_are_measured() -> None:
     pace = Pace()
-    pace.grown(2.0)
     assert pace.rate(0.0) is None
     pace.waited(0.0)
     pace.began(500, 0.5)
-    pace.grown(2.0)
+    pace.resized(2.0)
     assert pace.rate(0.6) == pytest.approx(2000)
+
+
+def test_places_that_go_turn_nobody_away_until_that_is_measured() -> None:
+    pace = Pace()
+    pace.waited(0.0)
+    pace.began(500, 0.5)
+    pace.resized(0.5)
+    assert pace.rate(0.6) == pytest.approx(1000)
+    pace.began(250, 1.0)
+    assert pace.rate(1.1) == pytest.approx(500)
+
+
+@pytest.mark.parametrize("measured", [True, False])
+def test_places_that_come_and_go_all_the_time_make_the_pace_no_better(measured: bool) -> None:
+    pace = Pace()
+    pace.waited(0.0)
+    pace.began(500, 0.5)
+    for turn in range(1, 20):
+        pace.resized(0.5)
+        if measured:
+            pace.began(250, 0.5 + turn / 2)
+        pace.resized(2.0)
+        rate = pace.rate(0.5 + turn / 2)
+        assert rate is not None
+        assert rate <= 1000 * (1 + 1e-9)
 
 
 def test_a_queue_that_stands_still_gets_slower_by_the_second() -> None:
@@ -118,8 +142,12 @@ def test_a_queue_that_stands_still_gets_slower_by_the_second() -> None:
     assert after < before / 10
 
 
+def nobody(_: str) -> int:
+    return 0
+
+
 def test_only_among_several_is_anybody_above_its_share() -> None:
-    shares = Shares()
+    shares = Shares(nobody)
     shares.seen(0, "greedy", 1.0, 0.0)
     shares.hold(0, "greedy", 100)
     assert not shares.over(0, "greedy")
@@ -133,7 +161,7 @@ def test_only_among_several_is_anybody_above_its_share() -> None:
 
 
 def test_a_class_keeps_something_for_a_more_urgent_one() -> None:
-    shares = Shares()
+    shares = Shares(nobody)
     shares.seen(1, "batch", 1.0, 0.0)
     assert not shares.over(1, "batch")
     shares.seen(0, "urgent", 1.0, 0.0)
@@ -146,7 +174,7 @@ def test_a_class_keeps_something_for_a_more_urgent_one() -> None:
 
 
 def test_weights_make_shares() -> None:
-    shares = Shares()
+    shares = Shares(nobody)
     shares.seen(0, "gold", 3.0, 0.0)
     shares.seen(0, "iron", 1.0, 0.0)
     shares.hold(0, "gold", 70)
@@ -156,7 +184,7 @@ def test_weights_make_shares() -> None:
 
 
 def test_who_wants_nothing_is_forgotten_but_not_while_something_runs() -> None:
-    shares = Shares()
+    shares = Shares(nobody)
     shares.seen(0, "busy", 1.0, 0.0)
     shares.hold(0, "busy", 1)
     shares.seen(0, "gone", 1.0, 0.0)
@@ -164,3 +192,14 @@ def test_who_wants_nothing_is_forgotten_but_not_while_something_runs() -> None:
     assert set(shares.weights()) == {"busy", "new"}
     shares.release(0, "busy", 1)
     assert shares.running == 0
+
+
+def test_who_waits_is_not_forgotten() -> None:
+    waiting = {"patient": 1}
+    shares = Shares(lambda tenant: waiting.get(tenant, 0))
+    shares.seen(0, "patient", 1.0, 0.0)
+    shares.seen(0, "new", 1.0, MEMORY_S + 1)
+    assert set(shares.weights()) == {"patient", "new"}
+    waiting.clear()
+    shares.seen(0, "new", 1.0, MEMORY_S + 3)
+    assert set(shares.weights()) == {"new"}

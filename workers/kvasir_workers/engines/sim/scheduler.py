@@ -205,7 +205,8 @@ class Scheduler:
     def _emit(self, sequence: Sequence, now: float) -> None:
         live = sequence.live
         request = live.request
-        if live.first_token_s is None:
+        first = live.first_token_s is None
+        if first:
             live.first_token_s = now
         if request.leg is Leg.PREFILL:
             handoff = self._offer_whole(sequence, now)
@@ -228,6 +229,7 @@ class Scheduler:
         if emitted.finish is not None:
             self._finish(sequence)
         last = live.unfinished == 0
+        tells_cached = first and live.cached_tokens > 0 and request.leg is Leg.FULL
         self._say(
             sequence,
             Delta(
@@ -240,7 +242,7 @@ class Scheduler:
                 finish=emitted.finish,
                 stop_reason=emitted.stop_reason,
                 last=last,
-                usage=live.usage() if last else None,
+                usage=live.usage() if last or tells_cached else None,
                 timings=live.timings(now) if last else None,
             ),
         )

@@ -81,7 +81,7 @@ class Live:
     offered: KvHandoff | None = None
 
     def usage(self) -> Usage:
-        """The counts of the last delta."""
+        """The counts, as they are."""
         prefill = self.request.leg is Leg.PREFILL
         return Usage(
             prompt_tokens=len(self.request.tokens),

@@ -1,0 +1,48 @@
+"""What the garbage collector is told once a process has started."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+
+import pytest
+
+from kvasir_platform.apps.collector import leave_alone_what_is_here
+
+
+class Node:
+    """Part of a cycle."""
+
+    def __init__(self) -> None:
+        self.itself = self
+
+
+def nodes() -> int:
+    return sum(isinstance(each, Node) for each in gc.get_objects())
+
+
+@pytest.fixture(autouse=True)
+def collector() -> Iterator[None]:
+    yield
+    gc.unfreeze()
+
+
+def test_what_is_loaded_is_not_looked_at_again() -> None:
+    loaded: list[object] = []
+    leave_alone_what_is_here()
+    later: list[object] = []
+    seen = {id(each) for each in gc.get_objects()}
+    assert id(later) in seen
+    assert id(loaded) not in seen
+
+
+def test_garbage_from_before_is_gone_and_later_garbage_is_found() -> None:
+    Node()
+    leave_alone_what_is_here()
+    gc.unfreeze()
+    assert nodes() == 0
+    leave_alone_what_is_here()
+    Node()
+    assert nodes() == 1
+    gc.collect()
+    assert nodes() == 0

@@ -1,0 +1,252 @@
+"""Inputs that wait to be embedded: whose turn it is, who is refused, and what is shed under pressure."""
+
+from __future__ import annotations
+
+import random
+from array import array
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from kvasir.core.errors import CapacityError
+from kvasir.core.identity import NO_KV, WorkerIdentity
+from kvasir.core.requests import Delta, EngineLoad, FinishReason, Request, Role, StepBatch, Task, token_ids
+from kvasir_router.admission import BrownoutRules, BrownoutStep, Rules
+from kvasir_router.embedding import EmbeddingLimits, EmbeddingMachine
+from kvasir_router.embedding_fleet import BatchLimits, EmbeddingFleet
+from kvasir_router.machine_events import (
+    Arrived,
+    Cancelled,
+    Effect,
+    Fail,
+    Step,
+    SubmitTo,
+    Tick,
+    WorkerReady,
+)
+
+BATCH = BatchLimits(requests=1, tokens=1000)
+
+
+class Stage:
+    """One worker that takes two inputs at a time, and a clock that tests set. Every event is followed by a
+    check of all invariants."""
+
+    def __init__(self, **rules: Any) -> None:
+        fleet = EmbeddingFleet({"vectors": BATCH}, random.Random(7))
+        limits = EmbeddingLimits(max_in_flight=200, queue_timeout_s=60.0)
+        self.machine = EmbeddingMachine(fleet, limits, Rules(**rules))
+        self.now = 0.0
+        self.running: list[Request] = []
+        self.requests: dict[str, Request] = {}
+        self.failed: dict[str, str] = {}
+
+    def tell(self, event: Any) -> list[Effect]:
+        effects = self.machine.handle(event, self.now)
+        self.machine.validate_state()
+        for effect in effects:
+            if isinstance(effect, SubmitTo):
+                self.running.append(self.requests[effect.request.request_id.partition("#")[0]])
+            elif isinstance(effect, Fail):
+                self.failed[effect.request_id] = effect.error.code
+        return effects
+
+    def ready(self) -> None:
+        identity = WorkerIdentity(
+            worker_id="e0",
+            epoch=1,
+            pool="vectors",
+            role=Role.EMBED,
+            model="m",
+            revision="",
+            tokenizer_digest="t",
+            max_model_len=100,
+            kv=NO_KV,
+            kv_blocks=0,
+            engine="fake",
+            engine_version="0",
+        )
+        self.tell(WorkerReady("e0", identity))
+
+    def arrive(self, tenant: str = "t", *, tokens: int = 10, **fields: Any) -> None:
+        name = f"r{len(self.requests)}"
+        request = Request(
+            name, "m", token_ids(range(tokens)), tenant=tenant, arrival_s=self.now, task=Task.EMBED, **fields
+        )
+        self.requests[name] = request
+        self.tell(Arrived(request))
+
+    def refusal(self, tenant: str = "t", **fields: Any) -> CapacityError:
+        with pytest.raises(CapacityError) as caught:
+            self.arrive(tenant, **fields)
+        return caught.value
+
+    def embed(self, seconds: float = 0.1) -> Request:
+        """The worker is done with what it was given first."""
+        self.now += seconds
+        request = self.running.pop(0)
+        worker = self.machine.fleet.workers["e0"]
+        (leg_id,) = [leg for leg, name in worker.legs.items() if name == request.request_id]
+        delta = Delta(leg_id, 0, finish=FinishReason.STOP, last=True, embedding=array("f", (1.0,)))
+        self.tell(Step("e0", StepBatch((delta,), EngineLoad())))
+        return request
+
+    def served(self, inputs: int) -> Counter[str]:
+        """How many of each tenant's, of the next so many."""
+        return Counter(self.embed().tenant for _ in range(inputs))
+
+
+def test_tenants_that_both_wait_get_what_their_weights_say() -> None:
+    stage = Stage(weights={"big": 3.0})
+    stage.ready()
+    for _ in range(80):
+        stage.arrive("small")
+    for _ in range(80):
+        stage.arrive("big")
+    served = stage.served(60)
+    assert served["big"] == pytest.approx(45, abs=3)
+
+
+def test_a_tenant_that_comes_late_does_not_wait_behind_a_large_call_of_another() -> None:
+    stage = Stage()
+    stage.ready()
+    for _ in range(100):
+        stage.arrive("greedy")
+    stage.arrive("other")
+    served = [stage.embed().tenant for _ in range(5)]
+    assert "other" in served
+
+
+def test_long_inputs_count_for_what_they_take() -> None:
+    stage = Stage()
+    stage.ready()
+    for _ in range(60):
+        stage.arrive("long", tokens=90)
+        stage.arrive("short", tokens=10)
+    served = stage.served(50)
+    assert served["short"] == pytest.approx(45, abs=3)
+
+
+def test_a_more_urgent_class_goes_first_until_the_other_has_waited_long() -> None:
+    stage = Stage(ageing_s=10.0, class_span=1000)
+    stage.ready()
+    for _ in range(6):
+        stage.arrive("batch", priority=1000)
+    for _ in range(6):
+        stage.arrive("online")
+    assert stage.served(2) == {"batch": 2}, "they ran already"
+    assert stage.served(4) == {"online": 4}
+    stage.now += 11.0
+    stage.arrive("online")
+    stage.served(2)
+    assert stage.embed().tenant == "batch"
+
+
+def test_a_tenant_whose_only_input_waits_for_long_is_still_reckoned_with() -> None:
+    stage = Stage()
+    stage.ready()
+    for tenant in ("first", "first", "patient"):
+        stage.arrive(tenant)
+    for _ in range(14):
+        stage.now += 1.0
+        stage.arrive("other")
+    assert stage.served(4)["patient"] == 1
+
+
+def test_a_tenant_takes_its_part_of_the_queue_and_no_more() -> None:
+    stage = Stage(max_tenant_queue=3, max_queue=100)
+    stage.ready()
+    for _ in range(5):
+        stage.arrive("greedy")
+    assert stage.refusal("greedy").code == "tenant_queue_full"
+    stage.arrive("other")
+
+
+def test_what_would_come_too_late_is_refused_and_told_when_to_come_again() -> None:
+    stage = Stage(patience=0.5)
+    stage.ready()
+    for _ in range(20):
+        stage.arrive()
+    for _ in range(8):
+        stage.embed(0.25)
+    refusal = stage.refusal()
+    assert refusal.code == "wait_too_long"
+    assert refusal.retry_after_s >= 1.0
+    assert stage.refusal(deadline_s=stage.now + 0.3).code == "deadline_unreachable"
+
+
+def test_while_no_worker_serves_nobody_is_refused_for_how_long_others_waited() -> None:
+    stage = Stage(patience=0.5)
+    stage.arrive()
+    stage.arrive()
+    assert stage.machine.queued == 2
+    stage.now = 60.0
+    stage.tell(Tick())
+    assert set(stage.failed.values()) == {"no_workers"}
+
+
+def test_who_waits_for_a_busy_worker_in_vain_is_told_so() -> None:
+    stage = Stage()
+    stage.ready()
+    for _ in range(3):
+        stage.arrive()
+    stage.now = 60.0
+    stage.tell(Tick())
+    assert stage.failed == {"r2": "queue_timeout"}
+
+
+def test_under_pressure_a_class_is_shed_and_comes_back() -> None:
+    steps = (
+        BrownoutStep(cap_max_tokens=5),
+        BrownoutStep(fallback_model="small"),
+        BrownoutStep(shed=1, shed_name="batch"),
+    )
+    stage = Stage(brownout=BrownoutRules(steps, enter=0.25, leave=0.05, enter_s=1.0, leave_s=2.0))
+    stage.ready()
+    for _ in range(60):
+        stage.arrive()
+    for _ in range(20):
+        stage.embed()
+    view = stage.machine.admission(stage.now)
+    assert view.pressure > 0.25
+    assert view.brownout.text == "1; shed=batch", "what is of no use for vectors is not among the steps"
+    assert view.brownout.fallback_model is None
+    assert stage.refusal(priority=1000).code == "shed"
+    stage.arrive()
+    while stage.running:
+        stage.embed()
+    while (due := stage.machine.next_wakeup()) is not None and stage.machine.brownout.level:
+        stage.now = max(stage.now, due)
+        stage.tell(Tick())
+    assert stage.machine.brownout.level == 0
+    stage.arrive(priority=1000)
+
+
+def test_an_input_says_in_its_summary_what_was_done_when_it_came() -> None:
+    steps = (BrownoutStep(shed=1, shed_name="batch"),)
+    stage = Stage(brownout=BrownoutRules(steps, enter=0.1, leave=0.05, enter_s=0.1, leave_s=50.0))
+    stage.ready()
+    for _ in range(60):
+        stage.arrive()
+    for _ in range(20):
+        stage.embed()
+    assert stage.machine.brownout.level == 1
+    stage.arrive()
+    name = f"r{len(stage.requests) - 1}"
+    (gone,) = stage.tell(Cancelled(name))
+    assert gone.summary.brownout == "1; shed=batch"  # type: ignore[union-attr]  # of what was cancelled
+
+
+def test_workers_that_come_are_reckoned_with_before_they_are_measured() -> None:
+    stage = Stage(patience=0.5)
+    stage.ready()
+    for _ in range(20):
+        stage.arrive()
+    for _ in range(8):
+        stage.embed(0.25)
+    before = stage.machine.admission(stage.now).wait_s
+    identity = stage.machine.fleet.workers["e0"].identity
+    for name in ("e1", "e2"):
+        stage.tell(WorkerReady(name, identity))
+    assert stage.machine.admission(stage.now).wait_s < before / 2
