@@ -22,7 +22,7 @@ class SharedDiscovery:
 
     def part(self, pools: Iterable[str]) -> PoolDiscovery:
         """Discovery of the workers of these pools. To be called before `run`."""
-        made = PoolDiscovery(frozenset(pools))
+        made = PoolDiscovery(frozenset(pools), self._source)
         self._parts.append(made)
         return made
 
@@ -36,8 +36,9 @@ class SharedDiscovery:
 class PoolDiscovery:
     """`kvasir.ports.discovery.Discovery` of a part of the members."""
 
-    def __init__(self, pools: frozenset[str]) -> None:
+    def __init__(self, pools: frozenset[str], source: Discovery) -> None:
         self._pools = pools
+        self._source = source
         self._members: Members | None = None
         self._changed = asyncio.Event()
         self._closed = False
@@ -58,6 +59,10 @@ class PoolDiscovery:
                 yield seen
             else:
                 await self._changed.wait()
+
+    def blind_s(self) -> float:
+        """See Discovery."""
+        return self._source.blind_s()
 
     async def close(self) -> None:
         """See Discovery."""

@@ -27,6 +27,10 @@ class StaticDiscovery:
         yield self._members
         await self._closed.wait()
 
+    def blind_s(self) -> float:
+        """See Discovery: there is nothing to ask."""
+        return 0.0
+
     async def close(self) -> None:
         """See Discovery."""
         self._closed.set()

@@ -44,6 +44,7 @@ def every_series() -> set[str]:
     metrics.track_admission(lambda: {"m": AdmissionView()})
     metrics.track_tenants(lambda: TenantFigures((TenantUse("t"),), LimitsState(shared=True, decided_alone=0)))
     metrics.track_certificate(lambda: 0.0)
+    metrics.track_discovery(lambda: 0.0)
     metrics.track_tokenizer("m", lambda: TokenizerSizes(fast=True))
     return {
         family.name + ("_total" if family.type == "counter" else "")

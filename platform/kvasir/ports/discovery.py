@@ -18,6 +18,11 @@ class Discovery(Protocol):
         last snapshot (fail-static) and goes on trying; it ends only when cancelled or closed."""
         ...
 
+    def blind_s(self) -> float:
+        """For how many seconds its source has not answered: so old may the newest snapshot be. 0 while it
+        does."""
+        ...
+
     async def close(self) -> None:
         """End all watches. Idempotent."""
         ...

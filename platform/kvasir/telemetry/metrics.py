@@ -125,6 +125,14 @@ class Metrics:
         gauge = Gauge(name, "When the gateway's certificate expires", registry=self._registry)
         gauge.set_function(expires_s)
 
+    def track_discovery(self, blind_s: Callable[[], float]) -> None:
+        """Read at every scrape for how many seconds nobody could tell which workers there are."""
+        name = "kvasir_discovery_blind_seconds"
+        gauge = Gauge(
+            name, "How old the list of workers may be, since its source went", registry=self._registry
+        )
+        gauge.set_function(blind_s)
+
     def track_admission(self, read: Callable[[], Mapping[str, AdmissionView]]) -> None:
         """Read what waits for each model's workers, and what is done about it, from `read` at each scrape."""
         self._admission.read = read

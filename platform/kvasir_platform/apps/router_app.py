@@ -101,6 +101,7 @@ async def serve(deployment: Deployment, token: str | None, ray_address: str | No
     metrics.track_index(router.index_stats)
     metrics.track_books(router.books)
     metrics.track_admission(router.admission)
+    metrics.track_discovery(discovery.blind_s)
     edges = edge_count(deployment.gateway.edges, usable_cpus())
     gateway = (
         Edges(edges, deployment, router, clock=clock, metrics=metrics, models=models)

@@ -99,6 +99,10 @@ class KubernetesDiscovery:
             else:
                 await self._changed.wait()
 
+    def blind_s(self) -> float:
+        """See Discovery."""
+        return self._reflector.blind_s()
+
     async def close(self) -> None:
         """See Discovery."""
         self._closed = True

@@ -94,6 +94,10 @@ class Reflector:
                     self._copy.version = None
                     await self._clock.sleep(doubt_s)
 
+    def blind_s(self) -> float:
+        """For how many seconds the server has told nothing, though asked; 0 while it does."""
+        return 0.0 if self._blind_since is None else self._clock.now() - self._blind_since
+
     async def _list(self) -> float:
         self._copy.replace(await self._api.list(self._collection, self._params))
         self._listed_s = self._clock.now()
@@ -139,6 +143,5 @@ class Reflector:
 
     def _sees(self) -> None:
         if self._blind_since is not None:
-            blind_s = self._clock.now() - self._blind_since
-            log.warning("%s can be followed again, after %.0f s", self._collection, blind_s)
+            log.warning("%s can be followed again, after %.0f s", self._collection, self.blind_s())
             self._blind_since = None

@@ -64,27 +64,27 @@ class RayDiscovery:
         self._gcs = GcsClient(address=address)
         self._prefix = member_prefix(deployment).encode()
         self._clock = clock
+        self._blind_since: float | None = None
         self._closed = asyncio.Event()
 
     async def watch(self) -> AsyncIterator[Members]:
         liveness = Liveness()
         sight = Sight()
         last: Members | None = None
-        blind = False
         while not self._closed.is_set():
             try:
                 records = await self._read()
                 if not records and last is not None and last.endpoints and sight.doubts(self._clock.now()):
                     raise ProtocolError("every record has gone at once")
             except Exception as error:  # noqa: BLE001 - Ray raises several private types; fail static
-                if not blind:
+                if self._blind_since is None:
                     log.warning("cannot read members from Ray, keeping the last ones: %s", error)
-                blind = True
+                    self._blind_since = self._clock.now()
                 sight.lose()
             else:
-                if blind:
-                    log.warning("members can be read from Ray again")
-                blind = False
+                if self._blind_since is not None:
+                    log.warning("members can be read from Ray again, after %.0f s", self.blind_s())
+                    self._blind_since = None
                 now = sight.look(self._clock.now())
                 endpoints = liveness.live(records, now)
                 if last is None or endpoints != last.endpoints:
@@ -92,6 +92,10 @@ class RayDiscovery:
                     yield last
                 await self._forget(liveness.long_stale(now, FORGET_S))
             await self._clock.sleep(POLL_S)
+
+    def blind_s(self) -> float:
+        """See Discovery."""
+        return 0.0 if self._blind_since is None else self._clock.now() - self._blind_since
 
     async def close(self) -> None:
         self._closed.set()

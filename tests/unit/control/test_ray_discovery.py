@@ -131,6 +131,22 @@ async def test_a_head_that_is_away_for_long_takes_no_member_with_it_when_it_come
     assert [members.endpoints for members in seen] == [{Endpoint("alive", "alive:1", "decode")}]
 
 
+async def test_it_tells_for_how_long_it_has_been_blind(store: Store) -> None:
+    clock, told = Polls(store), dict[float, float]()
+    discovery = RayDiscovery("head:1", "d", clock)
+
+    def outage(now: float) -> None:
+        store.away = 10.0 <= now < 40.0
+        told[now] = discovery.blind_s()
+
+    clock.happens = outage
+    async with asyncio.timeout(PATIENCE_S):
+        await _until(clock, 50.0, discovery.watch())
+    assert told[9.5] == 0.0
+    assert told[30.0] == pytest.approx(20.0, abs=1.0)
+    assert told[45.0] == 0.0
+
+
 @pytest.mark.parametrize(("later_s", "found"), [(STALE_S - 1, [2, 1]), (STALE_S + 1, [2, 1, 0])])
 async def test_a_store_that_lost_everything_at_once_is_believed_only_after_some_time(
     store: Store, later_s: float, found: list[int]
