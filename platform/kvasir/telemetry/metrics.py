@@ -128,9 +128,7 @@ class Metrics:
     def track_discovery(self, blind_s: Callable[[], float]) -> None:
         """Read at every scrape for how many seconds nobody could tell which workers there are."""
         name = "kvasir_discovery_blind_seconds"
-        gauge = Gauge(
-            name, "How old the list of workers may be, since its source went", registry=self._registry
-        )
+        gauge = Gauge(name, "How old the list of workers may be", registry=self._registry)
         gauge.set_function(blind_s)
 
     def track_admission(self, read: Callable[[], Mapping[str, AdmissionView]]) -> None:
