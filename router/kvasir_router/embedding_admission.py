@@ -49,7 +49,7 @@ class EmbeddingAdmission:
         level = rules.level(request.priority)
         self.watch.refuse_what_is_shed(level)
         weight = rules.weights.get(tenant, 1.0)
-        self._shares.seen(*self._holder(level, tenant), weight, now)
+        self._shares.seen(*rules.holder(level, tenant), weight, now)
         return Ticket(
             request_id=request.request_id,
             tenant=tenant,
@@ -88,7 +88,7 @@ class EmbeddingAdmission:
         else:
             self._queue.charge(ticket)
         ticket.holds = True
-        self._shares.hold(*self._holder(ticket.level, ticket.tenant), ticket.cost)
+        self._shares.hold(*self._rules.holder(ticket.level, ticket.tenant), ticket.cost)
 
     def embedded(self, seconds: float) -> None:
         """A vector came so long after its input was sent."""
@@ -100,7 +100,7 @@ class EmbeddingAdmission:
             self._queue.remove(ticket)
         if ticket.holds:
             ticket.holds = False
-            self._shares.release(*self._holder(ticket.level, ticket.tenant), ticket.cost)
+            self._shares.release(*self._rules.holder(ticket.level, ticket.tenant), ticket.cost)
 
     def resized(self, places: int) -> None:
         """So many workers serve."""
@@ -124,7 +124,3 @@ class EmbeddingAdmission:
         self._queue.check()
         require(self._queue.tenants() <= self._shares.weights().keys(), "waits, and is not reckoned with")
         require(self._shares.running == holding, f"{self._shares.running} held, {holding} begun")
-
-    def _holder(self, level: int, tenant: str) -> tuple[int, str]:
-        """Among whom it has a share: its class, or all where classes are not strict."""
-        return (0 if self._rules.class_factor else level), tenant

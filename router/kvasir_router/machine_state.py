@@ -160,7 +160,9 @@ class Flight:
         if known is None:
             known = Usage(prompt_tokens=len(self.current.tokens), output_tokens=len(delta.token_ids))
         self.usage = self.total(self.merged(known), len(delta.token_ids))
-        return replace(delta, usage=self.usage) if self.usage.cached_tokens else delta
+        if self.usage is delta.usage or not self.usage.cached_tokens:
+            return delta
+        return replace(delta, usage=self.usage)
 
     def beyond_prefill(self, timings: Timings) -> Timings:
         """The durations of the last leg, without its wait for KV that was still being computed."""

@@ -252,7 +252,7 @@ class Delta:
     `offset` is the index of `token_ids[0]` in that choice's output: a receiver that expects another
     offset has lost or repeated a token. `finish` ends the choice. `usage`, `timings` and `handoff`
     come with the last delta of the request; where a FULL leg found some of its prompt in a cache, its first
-    tokens bring `usage` as well, as it is by then: whoever ends a request early never sees the last delta.
+    delta brings `usage` as well, as it is by then: whoever ends a request early never sees the last one.
     `error` (a stable code) comes with finish=ERROR, `error_message` with it. A PREFILL leg may carry its
     handoff before that too, as soon as a part of its KV can be pulled; the last delta then carries the same
     lease again.

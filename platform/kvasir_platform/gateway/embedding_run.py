@@ -186,6 +186,7 @@ class EmbeddingRun:
             late = refused.deadline_s is not None and again_s >= refused.deadline_s
             if late or not self.usage.prompt_tokens:
                 return False
+            self._stop_pausing()
             later = asyncio.get_running_loop().call_later
             self._pause = later(error.retry_after_s, self._refill_later)
         self._window = max(1, live)
@@ -227,9 +228,13 @@ class EmbeddingRun:
 
     def _end(self) -> None:
         self._ended = True
+        self._stop_pausing()
+        self._settle()
+
+    def _stop_pausing(self) -> None:
         if self._pause is not None:
             self._pause.cancel()
-        self._settle()
+            self._pause = None
 
     def _settle(self) -> None:
         """Tell of the call when it has ended and nothing of it runs any more."""

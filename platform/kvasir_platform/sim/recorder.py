@@ -42,7 +42,7 @@ class Choice:
 @dataclass(slots=True)
 class Recorded:
     """One request as it was delivered. `last` is its last delta, once that has come, `offered` the newest
-    hand-off, and `first_usage` what its first tokens told."""
+    hand-off, and `first_usage` what its first one told."""
 
     choices: dict[int, Choice] = field(default_factory=dict)
     deltas: int = 0
@@ -137,8 +137,8 @@ class DeltaRecorder:
         if delta.last and delta.usage is None:
             self._violated(delta, "the last delta has no usage")
         if delta.usage is not None and not delta.last:
-            if not delta.token_ids or any(each.tokens for each in recorded.choices.values()):
-                self._violated(delta, "usage comes with the first tokens and the last delta only")
+            if recorded.deltas > 1:
+                self._violated(delta, "usage comes with the first and the last delta only")
             recorded.first_usage = delta.usage
 
     def _take_parts(self, recorded: Recorded, choice: Choice, delta: Delta) -> None:

@@ -99,7 +99,7 @@ class Admission:
         rules, sampling, tenant = self._rules, request.sampling, request.tenant
         prompt, output = len(request.tokens), self._fleet.output_tokens(request) * sampling.n
         weight, level = rules.weights.get(tenant, 1.0), rules.level(request.priority)
-        self._shares.seen(0 if rules.class_factor else level, tenant, weight, now)
+        self._shares.seen(*rules.holder(level, tenant), weight, now)
         return Ticket(
             request_id=request.request_id,
             tenant=tenant,
@@ -341,5 +341,4 @@ class Admission:
         return self._shares.over(*self._holder(ticket))
 
     def _holder(self, ticket: Ticket) -> Key:
-        """Among whom it has a share: its class, or all where classes are not strict."""
-        return (0 if self._rules.class_factor else ticket.level), ticket.tenant
+        return self._rules.holder(ticket.level, ticket.tenant)

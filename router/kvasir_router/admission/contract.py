@@ -76,6 +76,11 @@ class Rules:
         """The number of a request's priority class."""
         return max(0, priority) // self.class_span
 
+    def holder(self, level: int, tenant: str) -> tuple[int, str]:
+        """In whose share a request counts: its tenant's, in its class, or in all where classes are not
+        strict."""
+        return (0 if self.class_factor else level), tenant
+
     def urgency(self, priority: int, now: float) -> float:
         """Ticket.urgency of a request that comes now."""
         return now + self.ageing_s * max(0, priority) / self.class_span

@@ -18,7 +18,7 @@ class Node:
 
 
 def nodes() -> int:
-    return sum(isinstance(each, Node) for each in gc.get_objects())
+    return sum(type(each) is Node for each in gc.get_objects())
 
 
 @pytest.fixture(autouse=True)

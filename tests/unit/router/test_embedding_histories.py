@@ -12,9 +12,9 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from tests.helpers.embedding_worker import embedding_worker
 
 from kvasir.core.errors import CapacityError, RequestError
-from kvasir.core.identity import NO_KV, WorkerIdentity
 from kvasir.core.requests import (
     Delta,
     EngineLoad,
@@ -22,7 +22,6 @@ from kvasir.core.requests import (
     FinishReason,
     Leg,
     Request,
-    Role,
     StepBatch,
     Task,
     Usage,
@@ -67,23 +66,6 @@ CODES = st.sampled_from(
     ("worker_failed", "worker_overloaded", "worker_draining", "invalid_request", "engine_dead")
 )
 workers = st.sampled_from(WORKERS)
-
-
-def identity(worker_id: str, epoch: int) -> WorkerIdentity:
-    return WorkerIdentity(
-        worker_id=worker_id,
-        epoch=epoch,
-        pool="vectors",
-        role=Role.EMBED,
-        model="m",
-        revision="",
-        tokenizer_digest="t",
-        max_model_len=100,
-        kv=NO_KV,
-        kv_blocks=0,
-        engine="fake",
-        engine_version="0",
-    )
 
 
 class Histories(RuleBasedStateMachine):
@@ -146,7 +128,7 @@ class Histories(RuleBasedStateMachine):
         self.epochs += 1
         if worker_id not in self.up:
             self.up[worker_id] = {}
-            self.feed(WorkerReady(worker_id, identity(worker_id, self.epochs)))
+            self.feed(WorkerReady(worker_id, embedding_worker(worker_id, self.epochs)))
 
     @rule(
         length=st.sampled_from((1, 30, 90)),

@@ -112,9 +112,11 @@ def test_offsets_are_contiguous_per_choice() -> None:
     assert deltas[-1].usage.output_tokens == 5
 
 
-def test_the_first_tokens_of_a_whole_leg_tell_what_was_cached() -> None:
+@pytest.mark.parametrize("parsed", [False, True])
+def test_the_first_delta_of_a_whole_leg_tells_what_was_cached(parsed: bool) -> None:
     def usages(leg: Leg, cached: int) -> list[int | None]:
         one = stream(leg, n=2)
+        one.parsers = [Shouting(), Shouting()] if parsed else ()
         steps = [
             Output([Completion(index=0)], num_cached_tokens=cached),
             Output([Completion([1], "a", index=0), Completion([9], "z", index=1)], num_cached_tokens=cached),

@@ -8,10 +8,10 @@ from collections import Counter
 from typing import Any
 
 import pytest
+from tests.helpers.embedding_worker import embedding_worker
 
 from kvasir.core.errors import CapacityError
-from kvasir.core.identity import NO_KV, WorkerIdentity
-from kvasir.core.requests import Delta, EngineLoad, FinishReason, Request, Role, StepBatch, Task, token_ids
+from kvasir.core.requests import Delta, EngineLoad, FinishReason, Request, StepBatch, Task, token_ids
 from kvasir_router.admission import BrownoutRules, BrownoutStep, Rules
 from kvasir_router.embedding import EmbeddingLimits, EmbeddingMachine
 from kvasir_router.embedding_fleet import BatchLimits, EmbeddingFleet
@@ -20,6 +20,7 @@ from kvasir_router.machine_events import (
     Cancelled,
     Effect,
     Fail,
+    Gone,
     Step,
     SubmitTo,
     Tick,
@@ -47,27 +48,13 @@ class Stage:
         self.machine.validate_state()
         for effect in effects:
             if isinstance(effect, SubmitTo):
-                self.running.append(self.requests[effect.request.request_id.partition("#")[0]])
+                self.running.append(self.requests[effect.request.request_id])
             elif isinstance(effect, Fail):
                 self.failed[effect.request_id] = effect.error.code
         return effects
 
     def ready(self) -> None:
-        identity = WorkerIdentity(
-            worker_id="e0",
-            epoch=1,
-            pool="vectors",
-            role=Role.EMBED,
-            model="m",
-            revision="",
-            tokenizer_digest="t",
-            max_model_len=100,
-            kv=NO_KV,
-            kv_blocks=0,
-            engine="fake",
-            engine_version="0",
-        )
-        self.tell(WorkerReady("e0", identity))
+        self.tell(WorkerReady("e0", embedding_worker("e0")))
 
     def arrive(self, tenant: str = "t", *, tokens: int = 10, **fields: Any) -> None:
         name = f"r{len(self.requests)}"
@@ -91,6 +78,14 @@ class Stage:
         delta = Delta(leg_id, 0, finish=FinishReason.STOP, last=True, embedding=array("f", (1.0,)))
         self.tell(Step("e0", StepBatch((delta,), EngineLoad())))
         return request
+
+    def press(self, inputs: int, done: int, seconds: float = 0.1) -> None:
+        """A worker joins, so many inputs come at once, and of these so many are embedded."""
+        self.ready()
+        for _ in range(inputs):
+            self.arrive()
+        for _ in range(done):
+            self.embed(seconds)
 
     def served(self, inputs: int) -> Counter[str]:
         """How many of each tenant's, of the next so many."""
@@ -165,11 +160,7 @@ def test_a_tenant_takes_its_part_of_the_queue_and_no_more() -> None:
 
 def test_what_would_come_too_late_is_refused_and_told_when_to_come_again() -> None:
     stage = Stage(patience=0.5)
-    stage.ready()
-    for _ in range(20):
-        stage.arrive()
-    for _ in range(8):
-        stage.embed(0.25)
+    stage.press(20, 8, 0.25)
     refusal = stage.refusal()
     assert refusal.code == "wait_too_long"
     assert refusal.retry_after_s >= 1.0
@@ -203,11 +194,7 @@ def test_under_pressure_a_class_is_shed_and_comes_back() -> None:
         BrownoutStep(shed=1, shed_name="batch"),
     )
     stage = Stage(brownout=BrownoutRules(steps, enter=0.25, leave=0.05, enter_s=1.0, leave_s=2.0))
-    stage.ready()
-    for _ in range(60):
-        stage.arrive()
-    for _ in range(20):
-        stage.embed()
+    stage.press(60, 20)
     view = stage.machine.admission(stage.now)
     assert view.pressure > 0.25
     assert view.brownout.text == "1; shed=batch", "what is of no use for vectors is not among the steps"
@@ -226,27 +213,19 @@ def test_under_pressure_a_class_is_shed_and_comes_back() -> None:
 def test_an_input_says_in_its_summary_what_was_done_when_it_came() -> None:
     steps = (BrownoutStep(shed=1, shed_name="batch"),)
     stage = Stage(brownout=BrownoutRules(steps, enter=0.1, leave=0.05, enter_s=0.1, leave_s=50.0))
-    stage.ready()
-    for _ in range(60):
-        stage.arrive()
-    for _ in range(20):
-        stage.embed()
+    stage.press(60, 20)
     assert stage.machine.brownout.level == 1
     stage.arrive()
     name = f"r{len(stage.requests) - 1}"
     (gone,) = stage.tell(Cancelled(name))
-    assert gone.summary.brownout == "1; shed=batch"  # type: ignore[union-attr]  # of what was cancelled
+    assert isinstance(gone, Gone)
+    assert gone.summary.brownout == "1; shed=batch"
 
 
 def test_workers_that_come_are_reckoned_with_before_they_are_measured() -> None:
     stage = Stage(patience=0.5)
-    stage.ready()
-    for _ in range(20):
-        stage.arrive()
-    for _ in range(8):
-        stage.embed(0.25)
+    stage.press(20, 8, 0.25)
     before = stage.machine.admission(stage.now).wait_s
-    identity = stage.machine.fleet.workers["e0"].identity
     for name in ("e1", "e2"):
-        stage.tell(WorkerReady(name, identity))
+        stage.tell(WorkerReady(name, embedding_worker(name)))
     assert stage.machine.admission(stage.now).wait_s < before / 2

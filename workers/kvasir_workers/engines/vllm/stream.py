@@ -65,6 +65,7 @@ class Stream:
 
     __slots__ = (
         "_begin",
+        "_begun",
         "_logprobs",
         "_offsets",
         "_output_tokens",
@@ -84,6 +85,7 @@ class Stream:
         self.ended = False
         self.prepared: Any = None
         self.parsers: Sequence[PartsParser] = ()
+        self._begun = False
         self._begin = continued_tokens(request)
         self._offsets: dict[int, int] = {}
         self._output_tokens = 0
@@ -109,8 +111,9 @@ class Stream:
             delta = self._delta(completion, output if last else None)
             if not (last or delta.finish is not None or delta.token_ids or delta.text):
                 continue
-            if self._is_first(delta) and output.num_cached_tokens:
+            if not (self._begun or last) and output.num_cached_tokens and self.request.leg is Leg.FULL:
                 delta = replace(delta, usage=self._usage(output.num_cached_tokens, {}))
+            self._begun = True
             if self.parsers:
                 delta = taken_apart(delta, self.parsers[delta.index])
             if self._prompt_logprobs is not None and output.prompt_logprobs is not None:
@@ -190,11 +193,6 @@ class Stream:
             error=error,
             error_message=message,
         )
-
-    def _is_first(self, delta: Delta) -> bool:
-        """Whether it has the first tokens of a FULL leg that goes on."""
-        first = 0 < len(delta.token_ids) == self._output_tokens
-        return first and not delta.last and self.request.leg is Leg.FULL
 
     def _failure(self, finish: FinishReason | None) -> tuple[str | None, str | None]:
         if finish is not FinishReason.ERROR:

@@ -1,0 +1,24 @@
+"""A worker that embeds, as it names itself to a router."""
+
+from __future__ import annotations
+
+from kvasir.core.identity import NO_KV, WorkerIdentity
+from kvasir.core.requests import Role
+
+
+def embedding_worker(worker_id: str, epoch: int = 1) -> WorkerIdentity:
+    """Of the pool `vectors`."""
+    return WorkerIdentity(
+        worker_id=worker_id,
+        epoch=epoch,
+        pool="vectors",
+        role=Role.EMBED,
+        model="m",
+        revision="",
+        tokenizer_digest="t",
+        max_model_len=100,
+        kv=NO_KV,
+        kv_blocks=0,
+        engine="fake",
+        engine_version="0",
+    )
