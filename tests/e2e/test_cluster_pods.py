@@ -36,7 +36,7 @@ from kvasir_platform.sim.lab.redis_server import RedisServer, find_redis
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.timeout(300),
+    pytest.mark.timeout(400),
     pytest.mark.skipif(find_redis() is None, reason="redis-server is not installed"),
 ]
 
@@ -44,17 +44,20 @@ HEAD, PREFILL, DECODE, SPARE = "127.0.0.41", "127.0.0.42", "127.0.0.43", "127.0.
 SESSION, HEALTH = 7841, 7842
 PATIENCE_S = 90.0
 TOKENS = 40
+# Of the pods' template: as it is at first, and as it is changed to.
+OLD, NEW = "0123456789ab", "ba9876543210"
 SERVING = int(health_pb2.HealthCheckResponse.SERVING)
 
 
 def _spec(redis: RedisServer) -> dict[str, Any]:
-    sim = {"kind": "sim", "sim": {"decode_step_s": 0.02}}
+    # One for each pool: YAML would make one that is named twice change twice.
+    prefill, decode = ({"kind": "sim", "sim": {"decode_step_s": 0.02}} for _ in range(2))
     return {
         "version": "kvasir/v1",
         "name": "kvasir",
         "pools": [
-            {"name": "prefill", "role": "prefill", "engine": sim},
-            {"name": "decode", "role": "decode", "engine": sim},
+            {"name": "prefill", "role": "prefill", "engine": prefill},
+            {"name": "decode", "role": "decode", "engine": decode},
         ],
         "worker": {"host": "pod", "port": SESSION, "health_port": HEALTH, "drain_s": 5},
         "gateway": {"host": "127.0.0.1", "port": 0},
@@ -102,6 +105,10 @@ class Cluster:
             )
 
     @property
+    def pods_file(self) -> Path:
+        return self.folder / "pods.json"
+
+    @property
     def head_dir(self) -> Path:
         """What is the disk of the head's pod, which goes with it."""
         return self.folder / f"h{self.heads}"
@@ -120,6 +127,7 @@ class Cluster:
             "kvasir_platform.apps.control_app",
             "--cluster",
             f"--deployment={self.spec_file}",
+            f"--pods-file={self.pods_file}",
             f"--token-file={self.folder / 'token'}",
             f"--temp-dir={self.head_dir}",
             f"--redis-password-file={self.folder / 'redis-password'}",
@@ -127,11 +135,11 @@ class Cluster:
             RAY_external_storage_namespace="release-uid",
         )
 
-    def worker(self, pool: str, ip: str) -> None:
+    def worker(self, pool: str, ip: str, template: str = OLD) -> None:
         command = (
             f"ray start  --address={HEAD}:{self.port}  --block  --node-ip-address={ip}  --num-cpus=1 "
             "--object-store-memory=83886080  --min-worker-port=0  --max-worker-port=0 "
-            f'--resources="{{\\"kvasir-pool-{pool}\\": 1}}"'
+            f'--resources="{{\\"kvasir-pool-{pool}\\": 1, \\"kvasir-template-{template}\\": 1}}"'
         )
         self.pod(ip, ip, command, "kvasir_platform.apps.worker_pod", "--grace-s=20")
 
@@ -185,6 +193,20 @@ class Cluster:
         beside = self.spec_file.with_suffix(".new")
         beside.write_text(yaml.safe_dump(spec))
         beside.rename(self.spec_file)
+
+    def wish_pods(self, **templates: str) -> None:
+        """Say of which template each pool's pods should be."""
+        wished = {pool: {"template": template, "pods": 2} for pool, template in templates.items()}
+        beside = self.pods_file.with_suffix(".new")
+        beside.write_text(json.dumps(wished))
+        beside.rename(self.pods_file)
+
+    def make_anew(self, pool: str, template: str, *ips: str) -> None:
+        """KubeRay's part: a pod that has ended is deleted, and another one is made."""
+        for ip in ips:
+            if (status := self.processes[ip].poll()) is not None:
+                assert status == 0, (self.folder / f"{ip}.log").read_text(errors="replace")[-4000:]
+                self.worker(pool, ip, template)
 
     def lose_gcs(self) -> int:
         """Kill Ray's state keeper; returns the exit status of the control process."""
@@ -299,6 +321,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         (folder / "redis-password").write_text(password)
         made = Cluster(folder, redis, _free_port(HEAD))
         made.spec_file.write_text(yaml.safe_dump(_spec(redis)))
+        made.wish_pods(prefill=OLD, decode=OLD)
         (folder / "token").write_text(secrets.token_hex(16))
         (folder / "ray-token").write_text(secrets.token_hex(32))
         try:
@@ -365,6 +388,30 @@ def test_a_release_serves_outlives_its_head_and_loses_pods_without_a_stream(clus
         )
         cluster.until(lambda: _ready_workers(url) == 3, "the router has the changed ones")
     assert cluster.replica(PREFILL) == before[PREFILL]
+
+    # Another template of decode's pods, with another spec: both are taken up at once, pod by pod.
+    spec["pools"][1]["engine"] |= {"max_num_seqs": 16}
+    before = {ip: cluster.replica(ip) for ip in (PREFILL, DECODE, SPARE)}
+    seen: dict[str, set[int]] = {DECODE: set(), SPARE: set()}
+
+    def moved() -> bool:
+        cluster.make_anew("decode", NEW, DECODE, SPARE)
+        for ip, pids in seen.items():
+            if pid := cluster.replica(ip):
+                pids.add(pid)
+        assert any(cluster.replica(ip) for ip in seen), "a pool of two is never without one"
+        return len(cluster.events("head", "let_go")) == 2 and cluster.running() == {"prefill": 1, "decode": 2}
+
+    with _load(url, expected):
+        cluster.wish_pods(prefill=OLD, decode=NEW)
+        cluster.replace_spec(spec)
+        cluster.until(moved, "decode's workers are in pods of the changed template")
+        cluster.until(lambda: _ready_workers(url) == 3, "the router has those in the pods made anew")
+    assert [told["template"] for told in cluster.events("head", "let_go")] == [OLD, OLD]
+    assert all(len(pids - {before[ip]}) == 1 for ip, pids in seen.items()), "replaced once each"
+    assert all(cluster.events(ip, "left") for ip in seen)
+    assert cluster.replica(PREFILL) == before[PREFILL]
+    assert not cluster.events("head", "settled")
 
     # Ray's head loses its state keeper: the process ends, so that KubeRay starts the pod anew.
     assert cluster.lose_gcs() == 1

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shlex
 from pathlib import Path
 
 import helm_python
@@ -12,6 +14,7 @@ from tests.helm.rendering import (
     EXAMPLES,
     GOLDEN,
     RELEASE,
+    Object,
     Release,
     everything,
     example,
@@ -25,6 +28,7 @@ from tests.helm.schemas import VERSIONS, violations
 from kvasir.config.loader import loads
 from kvasir.config.spec_discovery import DEPLOYMENT_LABEL, POOL_LABEL
 from kvasir.config.support import refusals
+from kvasir_platform.control.pod_templates import PodTemplate, pod_templates, pool_resource, template_resource
 
 NAMES = [path.stem for path in EXAMPLES]
 # The first and the last always; those between where there is time.
@@ -124,7 +128,63 @@ def test_a_replica_has_a_pod_of_its_own_with_all_its_devices() -> None:
     assert container["resources"]["limits"]["nvidia.com/gpu"] == 8
     assert container["resources"]["limits"]["rdma/hca"] == 1
     assert group["rayStartParams"]["num-gpus"] == "8"
-    assert group["rayStartParams"]["resources"] == '"{\\"kvasir-pool-wide\\": 1}"'
+    assert brought(group)["kvasir-pool-wide"] == 1
+
+
+def brought(group: Object) -> dict[str, int]:
+    """What the pods of a group bring for Ray, which KubeRay hands to a shell as it stands."""
+    (told,) = shlex.split(group["rayStartParams"]["resources"])
+    return dict(json.loads(told))
+
+
+@pytest.mark.parametrize("name", [*NAMES, "everything"])
+def test_the_control_process_is_told_of_which_template_each_pools_pods_are_made(name: str) -> None:
+    release = everything() if name == "everything" else example(name)
+    (cluster,) = release.of_kind("RayCluster")
+    wished = wished_pods(release)
+    groups = [each for each in cluster["spec"]["workerGroupSpecs"] if each["groupName"] in wished]
+    assert list(wished) == sorted(group["groupName"] for group in groups)
+    for group in groups:
+        pool, template = group["groupName"], wished[group["groupName"]].template
+        assert brought(group) == {pool_resource(pool): 1, template_resource(template): 1}
+        assert group["template"]["metadata"]["annotations"]["kvasir.dev/template"] == template
+        assert wished[pool].pods == group["maxReplicas"]
+        # Otherwise a pod that has ended would be started again as it was.
+        assert group["template"]["spec"]["restartPolicy"] == "Never"
+
+
+def wished_pods(release: Release) -> dict[str, PodTemplate]:
+    """As the control process reads it."""
+    (found,) = (each for each in release.of_kind("ConfigMap") if "pods.json" in each["data"])
+    return pod_templates(found["data"]["pods.json"].encode())
+
+
+def test_without_an_autoscaler_no_pod_can_be_made_beside_the_others() -> None:
+    given = {"pools": {"decode": {"maxReplicas": 5}}}
+    assert wished_pods(render(given))["decode"].pods == 5
+    fixed = render(given | {"ray": {"autoscaler": {"enabled": False}}})
+    assert wished_pods(fixed)["decode"].pods == 1
+
+
+@pytest.mark.parametrize(
+    ("given", "moved"),
+    [
+        ({"images": {"worker": {"tag": "9.9.9"}}}, {"prefill", "decode"}),
+        ({"pools": {"decode": {"nodeSelector": {"gpu": "h200"}}}}, {"decode"}),
+        ({"pools": {"decode": {"podAnnotations": {"mesh": "off"}}}}, {"decode"}),
+        ({"pools": {"decode": {"podLabels": {"mesh": "off"}}}}, {"decode"}),
+        ({"poolDefaults": {"env": [{"name": "A", "value": "1"}]}}, {"prefill", "decode"}),
+        ({"pools": {"decode": {"maxReplicas": 5}}}, set()),
+        ({"config": {"routing": {"queue_timeout_s": 9}}}, set()),
+        ({"router": {"replicas": 5}, "commonLabels": {"team": "models"}}, set()),
+    ],
+    ids=["image", "one pool's nodes", "annotations", "labels", "variables", "room", "routing", "routers"],
+)
+def test_pods_are_replaced_for_what_they_have_been_given_and_for_nothing_else(
+    given: Object, moved: set[str]
+) -> None:
+    before, after = wished_pods(render()), wished_pods(render(given))
+    assert {pool for pool in before if before[pool].template != after[pool].template} == moved
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -105,6 +105,10 @@
 {{- if lt (int $own.maxReplicas) (int $own.replicas) -}}
 {{- fail (printf "pools.%s.maxReplicas: %d is less than config.pools' replicas %d" $pool.name (int $own.maxReplicas) (int $own.replicas)) -}}
 {{- end -}}
+{{- $further := printf "%s-followers" $pool.name -}}
+{{- if and (gt (include "kvasir.pool.nodes" (dict "pool" $pool) | int) 1) (has $further $names) -}}
+{{- fail (printf "config.pools: pods of %s's further nodes are called %s, as another pool is; rename that" $pool.name $further) -}}
+{{- end -}}
 {{- end -}}
 {{- if and $values.router.autoscaling.enabled $values.router.keda.enabled -}}
 {{- fail "router.autoscaling and router.keda: routers have one owner of their number; disable one" -}}

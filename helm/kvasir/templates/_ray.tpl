@@ -52,7 +52,29 @@
     sizeLimit: {{ .shm }}
 {{- end -}}
 
-{{/* Pod template of a pool's group. (dict "root" $ "pool" entry "own" settings "spec" spec) */}}
+{{/* What is wished for the pods of each pool, for the control process: which template they are of, and how many
+     there may be. The digest is of what a running pod has been given: labels of the chart's version are not. JSON. */}}
+{{- define "kvasir.ray.pods" -}}
+{{- $root := . -}}
+{{- $spec := include "kvasir.config" . | fromJson -}}
+{{- $pods := dict -}}
+{{- range $pool := $spec.pools -}}
+{{- $own := include "kvasir.pool" (dict "root" $root "pool" $pool) | fromJson -}}
+{{- $template := include "kvasir.ray.worker" (dict "root" $root "pool" $pool "own" $own "spec" $spec) | fromYaml -}}
+{{- $given := dict "pool" $pool.name "spec" $template.spec "cpus" $own.cpus "gpus" $own.gpus -}}
+{{- if gt (include "kvasir.pool.nodes" (dict "pool" $pool) | int) 1 -}}
+{{- $follower := include "kvasir.ray.follower" (dict "root" $root "pool" $pool "own" $own "spec" $spec) | fromYaml -}}
+{{- $_ := set $given "follower" $follower.spec -}}
+{{- end -}}
+{{- $_ := set $given "labels" $own.podLabels -}}
+{{- $_ := set $given "annotations" $own.podAnnotations -}}
+{{- $most := ternary $own.maxReplicas $own.replicas $root.Values.ray.autoscaler.enabled | int -}}
+{{- $_ := set $pods $pool.name (dict "template" (toJson $given | sha256sum | trunc 12) "pods" $most) -}}
+{{- end -}}
+{{- toJson $pods -}}
+{{- end -}}
+
+{{/* Pod template of a pool's group. (dict "root" $ "pool" entry "own" settings "spec" spec "template" its digest) */}}
 {{- define "kvasir.ray.worker" -}}
 {{- $labels := dict "root" .root "component" "worker" -}}
 {{- $own := .own -}}
@@ -81,7 +103,10 @@ metadata:
     {{- toYaml . | nindent 4 }}
     {{- end }}
   annotations:
-    {{- toYaml $own.podAnnotations | nindent 4 }}
+    kvasir.dev/template: {{ default "" .template | quote }}
+    {{- with $own.podAnnotations }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
 spec:
   {{- include "kvasir.pod" .root | nindent 2 }}
   {{- include "kvasir.placement" $own | nindent 2 }}
@@ -89,6 +114,8 @@ spec:
   automountServiceAccountToken: false
   enableServiceLinks: false
   terminationGracePeriodSeconds: {{ add $drain 40 }}
+  # A pod that has ended is made anew by KubeRay, and from the template of that time.
+  restartPolicy: Never
   topologySpreadConstraints:
     {{- if $own.topologySpreadConstraints }}
     {{- toYaml $own.topologySpreadConstraints | nindent 4 }}

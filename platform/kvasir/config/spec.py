@@ -107,6 +107,9 @@ class EngineSpec(Spec):
     tensor_parallel_size: int = Field(default=1, ge=1, le=64)
     pipeline_parallel_size: int = Field(default=1, ge=1, le=64)
     data_parallel_size: int = Field(default=1, ge=1, le=64)
+    nodes: int = Field(default=1, ge=1, le=64)
+    """Pods, or places in Ray, that each replica is spread over: tensor x pipeline ranks in equal parts, the
+    ranks of one stage side by side."""
     expert_parallel: bool = False
     speculative: SpeculativeSpec | None = None
     threads: int | None = Field(default=None, ge=1, le=1024)
@@ -127,6 +130,23 @@ class EngineSpec(Spec):
     may never stop to write it."""
     sim: SimSpec = SimSpec()
 
+    @model_validator(mode="after")
+    def _spread(self) -> Self:
+        ranks = self.tensor_parallel_size * self.pipeline_parallel_size
+        if self.nodes > 1 and self.kind == "sim":
+            raise ValueError("nodes: the simulated engine is one process; set nodes to 1")
+        if self.nodes > 1 and self.data_parallel_size > 1:
+            raise ValueError(
+                f"nodes: {self.nodes} of them carry one engine, and data_parallel_size "
+                f"{self.data_parallel_size} makes several; set it to 1 and use more replicas"
+            )
+        if ranks % self.nodes:
+            raise ValueError(
+                f"nodes: {ranks} ranks (tensor x pipeline parallel) cannot be shared equally by {self.nodes} "
+                "nodes; choose a divisor of their number"
+            )
+        return self
+
 
 class PoolSpec(Spec):
     """Replicas that do the same part of the work."""
@@ -143,9 +163,9 @@ class PoolSpec(Spec):
     """How the router knows what these workers hold: what they report, what it foresees from its own
     decisions, or both, the report winning."""
     cpus: float = Field(default=0.5, gt=0)
-    """CPU cores reserved in Ray for each replica."""
+    """CPU cores reserved in Ray for each replica, on each of its nodes."""
     gpus: float = Field(default=0.0, ge=0)
-    """GPUs reserved in Ray for each replica."""
+    """GPUs reserved in Ray for each replica, on each of its nodes."""
 
 
 def _default_pools() -> tuple[PoolSpec, ...]:

@@ -70,6 +70,13 @@ def _anywhere(deployment: Deployment, pool: PoolSpec) -> Iterator[str]:
             f"{at}.pipeline_parallel_size: tiers keep a block over all layers, and each stage has a part of "
             "them; set it to 1 and use tensor_parallel_size, or leave tiers out"
         )
+    if engine.nodes > 1 and deployment.disaggregated:
+        yield (
+            f"{at}.nodes: KV is handed over by engines on one node only; set it to 1, or set "
+            "disaggregation: never"
+        )
+    if engine.nodes > 1 and deployment.tiers.configured and not deployment.disaggregated:
+        yield (f"{at}.nodes: tiers keep what the ranks of one node computed; set it to 1, or leave tiers out")
     if engine.speculative is not None and pool.role is Role.PREFILL:
         yield (
             f"{at}.speculative: a prefill pool decodes nothing, so there is nothing to speculate on; "
@@ -136,9 +143,11 @@ def _on_cpu(deployment: Deployment, pool: PoolSpec) -> Iterator[str]:
 
 def _on_cuda(pool: PoolSpec) -> Iterator[str]:
     engine = pool.engine
-    needed = engine.tensor_parallel_size * engine.pipeline_parallel_size * engine.data_parallel_size
+    ranks = engine.tensor_parallel_size * engine.pipeline_parallel_size * engine.data_parallel_size
+    needed = ranks // engine.nodes
     if pool.gpus < needed and (needed > 1 or pool.gpus == 0):
+        each = "" if engine.nodes == 1 else f" / {engine.nodes} nodes"
         yield (
             f"pools.{pool.name}.gpus: {pool.gpus:g}, and the engine's ranks need {needed} "
-            "(tensor x pipeline x data parallel); set it to that"
+            f"(tensor x pipeline x data parallel{each}); set it to that"
         )

@@ -22,13 +22,16 @@ from kvasir.core.errors import ConfigError
 from kvasir.ports.clock import Clock
 from kvasir.telemetry.logs import configure_logging
 from kvasir_platform.apps.control_app import STATUS_PERIOD_S, STEADY_PERIOD_S, turn
+from kvasir_platform.apps.follower_node import NODES
 from kvasir_platform.apps.pod import POD, host_port, pod_ip
+from kvasir_platform.apps.pods_file import PodsFile
 from kvasir_platform.apps.reporter import Reporter
 from kvasir_platform.apps.spec_file import SpecFile
 from kvasir_platform.apps.stopping import Stop, stop_on_signals
 from kvasir_platform.apps.worker_node import start_node
 from kvasir_platform.control.commands import listening, socket_path
 from kvasir_platform.control.pool_commands import PoolCommands
+from kvasir_platform.control.pool_rolls import PoolRolls
 from kvasir_platform.control.ray_command import DEFAULT_PORT, option, ray_start, require_token
 from kvasir_platform.control.ray_head import ray_settings
 from kvasir_platform.control.ray_membership import is_there
@@ -46,11 +49,18 @@ REDIS = "RAY_REDIS_ADDRESS"
 
 
 class ClusterControl:
-    """One run. `temp_dir` holds the command socket; Ray's own folder is in it where the command that KubeRay
-    makes names none. `command` starts Ray's head, `address` is where it then is. Raises ConfigError for what
-    the chart should have seen to."""
+    """One run. `pods_file` says what the chart wishes for pods of workers. `temp_dir` holds the command
+    socket; Ray's own folder is in it where the command that KubeRay makes names none. `command` starts Ray's
+    head, `address` is where it then is. Raises ConfigError for what the chart should have seen to."""
 
-    def __init__(self, spec_file: SpecFile, token: str, temp_dir: Path, redis_password: Path | None) -> None:
+    def __init__(
+        self,
+        spec_file: SpecFile,
+        pods_file: PodsFile,
+        token: str,
+        temp_dir: Path,
+        redis_password: Path | None,
+    ) -> None:
         deployment = spec_file.deployment
         if deployment.worker.host != POD and is_loopback(deployment.worker.host):
             raise ConfigError(
@@ -59,6 +69,7 @@ class ClusterControl:
         if deployment.worker.port == 0:
             raise ConfigError("worker.port: routers find workers in pods at a fixed port; set one")
         self._spec_file = spec_file
+        self._pods_file = pods_file
         self._token = token
         self._temp_dir = temp_dir
         self._reporter = Reporter(sys.stdout)
@@ -128,27 +139,26 @@ class ClusterControl:
             thread.join()
 
     def _keep(self, clock: Clock, stop: Stop) -> None:
-        pools = RayPools(self._spec_file.deployment, self.address, in_pods=True)
+        pools = RayPools(self._spec_file.deployment, self.address, in_pods=True, pods=self._pods_file.pods)
         with listening(socket_path(self._temp_dir)) as commands:
             pools.connect()
             # Ray's driver replaces the handlers of the process it is in by one that aborts.
             stop_on_signals(stop)
             try:
-                pools.deploy(start_node, clock, self._token)
-                work = PoolCommands(pools, clock, drain_s=self._spec_file.deployment.worker.drain_s)
+                pools.deploy(start_node, clock, self._token, NODES)
+                work, rolls = self._watches(pools, clock)
                 look_at = clock.now()
                 while not stop.requested:
                     self._turned_s = clock.now()
                     asked = commands.wait(STATUS_PERIOD_S)
                     if asked is None and clock.now() < look_at:
                         continue
-                    if not work.busy and (changed := self._spec_file.changed()) is not None:
-                        pools.adopt(changed)
-                        work = PoolCommands(pools, clock, drain_s=changed.worker.drain_s)
+                    if not work.busy and self._changed():
+                        pools.adopt(self._spec_file.deployment, self._pods_file.pods)
+                        work, rolls = self._watches(pools, clock)
                         self._reporter.event("adopted")
                     steady = turn(asked, work, pools, self._reporter, there=True, failure=None)
-                    if not steady and not work.busy:
-                        self._settle(pools)
+                    rolls.step(busy=work.busy)
                     look_at = clock.now() + (STEADY_PERIOD_S if steady else 0.0)
             finally:
                 self._reporter.event("stopping")
@@ -157,11 +167,16 @@ class ClusterControl:
                 else:
                     pools.shutdown()
 
-    def _settle(self, pools: RayPools) -> None:
-        """Where a changed spec does not come up, go on with the one before."""
-        for status in pools.status():
-            if status.failed and pools.settle(status.pool):
-                self._reporter.event("settled", pool=status.pool, message=status.message)
+    def _watches(self, pools: RayPools, clock: Clock) -> tuple[PoolCommands, PoolRolls]:
+        drain_s = self._spec_file.deployment.worker.drain_s
+        rolls = PoolRolls(pools, clock, self._reporter.event, drain_s=drain_s)
+        return PoolCommands(pools, clock, drain_s=drain_s), rolls
+
+    def _changed(self) -> bool:
+        """Whether the spec or the wished pods are others than before. The kubelet changes both files at once:
+        where it comes in between, the pods are told first, and what they bring is not up before the spec."""
+        spec = self._spec_file.changed() is not None
+        return self._pods_file.changed() or spec
 
     def _lost(self, node: RayNode) -> int:
         how = "does not answer" if node.status is None else f"ended ({node.status})"

@@ -20,6 +20,7 @@ from kvasir.config.loader import load
 from kvasir.config.spec import Deployment
 from kvasir.core.errors import ConfigError, KvasirError
 from kvasir.ports.clock import Clock
+from kvasir_platform.apps.follower_node import NODES
 from kvasir_platform.apps.reporter import Reporter
 from kvasir_platform.apps.session_token import session_token
 from kvasir_platform.apps.spec_file import SpecFile
@@ -49,7 +50,7 @@ def run(deployment: Deployment, temp_dir: Path, logs: Path, token: str, stop: St
         temp_dir=temp_dir / "ray",
         token=ray_token,
         cpus=head_cpus(deployment),
-        gpus=round(sum(pool.gpus * pool.replicas for pool in deployment.pools)),
+        gpus=round(sum(pool.gpus * pool.engine.nodes * pool.replicas for pool in deployment.pools)),
         log=logs / "ray.log",
         redis_url=deployment.ray.head_redis_url,
     )
@@ -61,7 +62,7 @@ def run(deployment: Deployment, temp_dir: Path, logs: Path, token: str, stop: St
             # Ray's driver replaces the handlers of the process it is in by one that aborts.
             stop_on_signals(stop)
             try:
-                pools.deploy(start_node, clock, token)
+                pools.deploy(start_node, clock, token, NODES)
                 work = PoolCommands(pools, clock, drain_s=deployment.worker.drain_s)
                 look_at = clock.now()
                 while not stop.requested:
@@ -133,6 +134,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--token-file", type=Path, help="shared secret of sessions")
     parser.add_argument("--cluster", action="store_true", help="run in the head pod of a RayCluster")
     parser.add_argument("--tls-dir", type=Path, help="folder of certificates in every pod; with --cluster")
+    parser.add_argument("--pods-file", type=Path, help="what the chart wishes for pods; with --cluster")
     parser.add_argument("--redis-password-file", type=Path, help="of Ray's Redis; with --cluster")
     args = parser.parse_args(argv)
     stop = Stop()
@@ -140,10 +142,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if args.cluster:
             from kvasir_platform.apps.cluster_control import ClusterControl
+            from kvasir_platform.apps.pods_file import PodsFile
 
             spec_file = SpecFile(args.deployment, args.tls_dir)
             token = _token(spec_file.deployment, args.token_file)
-            control = ClusterControl(spec_file, token, args.temp_dir, args.redis_password_file)
+            pods_file = PodsFile(args.pods_file)
+            control = ClusterControl(spec_file, pods_file, token, args.temp_dir, args.redis_password_file)
             return control.run(stop)
         if args.logs is None:
             raise ConfigError("without --cluster there must be --logs, the folder for ray.log")

@@ -36,6 +36,7 @@ from kvasir_platform.apps.peer_tls import tls_names, with_tls_dir, worker_files
 from kvasir_platform.apps.pod import POD, at_pod, host_port
 from kvasir_platform.apps.session_token import session_token
 from kvasir_platform.control.cpus import usable_cpus
+from kvasir_workers.engines.nodes import NodePlace
 from kvasir_workers.engines.vllm.arguments import threads_per_rank
 from kvasir_workers.pool.progress import WatchedEngine
 from kvasir_workers.server.grpc_server import GrpcServer, ServerTls
@@ -46,9 +47,11 @@ log = logging.getLogger(__name__)
 STOP_GRACE_S = 1.0
 
 
-def build_engine(deployment: Deployment, pool: PoolSpec, clock: Clock) -> Engine:
-    """The engine adapter that a pool of the single-model `deployment` names. Raises ConfigError when its
-    model cannot be found."""
+def build_engine(
+    deployment: Deployment, pool: PoolSpec, clock: Clock, place: NodePlace | None = None
+) -> Engine:
+    """The engine adapter that a pool of the single-model `deployment` names, at `place` if it has several
+    nodes. Raises ConfigError when its model cannot be found."""
     folder = resolve_model(deployment.model.source, deployment.model.revision)
     embeds = pool.role is Role.EMBED
     if pool.engine.kind == "sim":
@@ -66,20 +69,21 @@ def build_engine(deployment: Deployment, pool: PoolSpec, clock: Clock) -> Engine
     if embeds:
         from kvasir_workers.engines.vllm.embedding import VllmEmbeddingEngine
 
-        return VllmEmbeddingEngine(deployment, pool, model_path=str(folder))
+        return VllmEmbeddingEngine(deployment, pool, model_path=str(folder), place=place)
     from kvasir_workers.engines.vllm.engine import VllmEngine
 
-    return VllmEngine(deployment, pool, model_path=str(folder))
+    return VllmEngine(deployment, pool, model_path=str(folder), place=place)
 
 
 def worker_view(deployment: Deployment, pool_name: str, cpus: int, *, alone: bool = False) -> Deployment:
     """The deployment as a worker of that pool sees it: with the pool's model only. The pools of other models
     share the machine all the same, so that its part of the `cpus` is counted before they are left out.
-    `alone`: they share nothing, as in a pod of its own."""
+    `alone`: they share nothing, as in a pod of its own; an engine of several nodes has as much in each."""
     view = deployment.view_of(pool_name)
     if alone:
         pool = view.pool(pool_name)
         only = deployment.model_copy(update={"pools": (pool.model_copy(update={"replicas": 1}),)})
+        cpus *= pool.engine.nodes
         pools = tuple(_with_threads(only, pool, cpus) if each is pool else each for each in view.pools)
         return view.model_copy(update={"pools": pools})
     if view is deployment:
@@ -107,14 +111,20 @@ class WorkerNode:
 
     @classmethod
     async def start(
-        cls, deployment: Deployment, pool_name: str, token: str | None, clock: Clock
+        cls,
+        deployment: Deployment,
+        pool_name: str,
+        token: str | None,
+        clock: Clock,
+        place: NodePlace | None = None,
     ) -> WorkerNode:
-        """Load the engine, then listen. Raises ConfigError with the reason and the remedy."""
+        """Load the engine, at `place` if it has several nodes, then listen. Raises ConfigError with the
+        reason and the remedy."""
         alone = deployment.worker.host == POD
         deployment = at_pod(deployment, os.environ)
         files = worker_files(deployment, pool_name)
         view = worker_view(deployment, pool_name, max(1, int(usable_cpus())), alone=alone)
-        engine = WatchedEngine(build_engine(view, view.pool(pool_name), clock), clock)
+        engine = WatchedEngine(build_engine(view, view.pool(pool_name), clock, place), clock)
         worker_id = f"{pool_name}-{uuid4().hex[:8]}"
         spec = deployment.worker
         limits = SessionHostLimits(
@@ -168,10 +178,12 @@ class WorkerNode:
         await self._engine.stop()
 
 
-async def start_node(deployment: Deployment, pool: str, token: str) -> WorkerNode:
+async def start_node(
+    deployment: Deployment, pool: str, token: str, place: NodePlace | None = None
+) -> WorkerNode:
     """What a Ray Serve replica calls (kvasir_workers.pool.replica.NodeFactory)."""
     configure_logging(deployment.telemetry.log_level)
-    node = await WorkerNode.start(deployment, pool, token, MonotonicClock())
+    node = await WorkerNode.start(deployment, pool, token, MonotonicClock(), place)
     leave_alone_what_is_here()
     return node
 
@@ -227,6 +239,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         if args.pool not in {pool.name for pool in deployment.pools}:
             names = ", ".join(pool.name for pool in deployment.pools)
             raise ConfigError(f"{args.deployment} has no pool {args.pool!r}; it has: {names}")
+        if deployment.pool(args.pool).engine.nodes > 1:
+            raise ConfigError(
+                f"pools.{args.pool}.engine.nodes: Ray places the nodes of one engine; start it with "
+                "`kvasir up` or the chart, or set 1"
+            )
         token = session_token(deployment.worker, args.token_file)
         if token is None and not is_loopback(deployment.worker.host):
             raise ConfigError(

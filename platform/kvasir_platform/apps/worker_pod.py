@@ -5,6 +5,9 @@
 Ray Serve places one engine replica here and watches it. What it cannot see is that Kubernetes is about to
 take the pod. So this process keeps Ray's part of the pod, and on SIGTERM tells Ray that nothing may be placed
 here any more, so that a successor starts elsewhere at once; lets the replica drain; and ends Ray last.
+
+Where it is Ray that takes this node out of the cluster, the process ends by itself, so that KubeRay makes
+another pod, of the template that there is then.
 """
 
 from __future__ import annotations
@@ -63,7 +66,10 @@ def run(grace_s: float, stop: Stop, reporter: Reporter) -> int:
     try:
         reporter.event("ray", address=address)
         while not stop.requested:
-            if (status := node.status) is not None:
+            if (status := node.status) == 0:
+                reporter.event("left")
+                return 0
+            if status is not None:
                 reporter.event("failed", code="ray_node_lost", message=f"Ray ended in this pod ({status})")
                 return 1
             pause(LOOK_S)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import dataclass, replace
+from typing import Any
 
 import msgspec
 
@@ -23,13 +24,26 @@ _NOT_THE_WORKERS = {"replicas", "kv_index", "cpus", "gpus"}
 class PoolRecord:
     """One pool. `version` names the code and spec of its replicas, `digest` that spec; `wanted` is how many
     were asked for, and `spec_replicas` what the spec said then. `spec` is the deployment that they were
-    given, in JSON."""
+    given, in JSON. `template` is the digest of the pod template that they need, "" where any will do.
+    `before` is what they are about to replace, until they have."""
 
     version: int
     wanted: int
     spec_replicas: int
     digest: str
     spec: str
+    template: str = ""
+    before: PoolRecord | None = None
+
+    @property
+    def of_other_pods(self) -> bool:
+        """Whether its replicas cannot run in the pods of those before."""
+        return self.before is not None and self.before.template != self.template
+
+    def follow(self, **update: Any) -> PoolRecord:
+        """What replaces this."""
+        known = max(self.version, self.before.version if self.before else 0)
+        return replace(self, version=known + 1, before=replace(self, before=None), **update)
 
     def encode(self) -> bytes:
         return msgspec.json.encode(self)
@@ -54,14 +68,22 @@ def spec_digest(deployment: Deployment, pool: PoolSpec) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def resumed(record: PoolRecord | None, deployment: Deployment, pool: PoolSpec) -> PoolRecord:
-    """How to go on with a pool: with the same version where its replicas may stay as they are."""
+def resumed(
+    record: PoolRecord | None, deployment: Deployment, pool: PoolSpec, template: str = ""
+) -> PoolRecord:
+    """How to go on with a pool: with the same version where its replicas may stay as they are, and with the
+    one before where that is what is wished for again."""
     digest = spec_digest(deployment, pool)
     if record is None:
-        return PoolRecord(1, pool.replicas, pool.replicas, digest, deployment.model_dump_json())
-    if record.digest != digest:
-        changed = replace(record, version=record.version + 1, digest=digest)
-        record = replace(changed, spec=deployment.model_dump_json())
+        spec = deployment.model_dump_json()
+        return PoolRecord(1, pool.replicas, pool.replicas, digest, spec, template)
+    if (record.digest, record.template) != (digest, template):
+        before = record.before
+        if before is not None and (before.digest, before.template) == (digest, template):
+            left = replace(record, before=None)
+            record = replace(before, wanted=left.wanted, spec_replicas=left.spec_replicas, before=left)
+        else:
+            record = record.follow(digest=digest, spec=deployment.model_dump_json(), template=template)
     if record.spec_replicas != pool.replicas:
         record = replace(record, wanted=pool.replicas, spec_replicas=pool.replicas)
     return record

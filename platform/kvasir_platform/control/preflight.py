@@ -205,7 +205,7 @@ def _memory(deployment: Deployment, machine: Machine) -> Iterator[Finding]:
 
 
 def _cpus(deployment: Deployment, machine: Machine) -> Iterator[Finding]:
-    reserved = sum(pool.replicas * pool.cpus for pool in deployment.pools)
+    reserved = sum(pool.replicas * pool.engine.nodes * pool.cpus for pool in deployment.pools)
     if reserved > machine.cpus:
         yield Finding(
             "cpus",
@@ -227,7 +227,7 @@ def _cpus(deployment: Deployment, machine: Machine) -> Iterator[Finding]:
 
 
 def _gpus(deployment: Deployment, machine: Machine) -> Iterator[Finding]:
-    reserved = sum(pool.replicas * pool.gpus for pool in deployment.pools)
+    reserved = sum(pool.replicas * pool.engine.nodes * pool.gpus for pool in deployment.pools)
     if reserved > machine.gpus:
         yield Finding(
             "gpus",

@@ -126,12 +126,12 @@ class RayHead:
     @property
     def alive(self) -> bool:
         """Whether the node that carries the replicas runs; nothing brings it back."""
-        return self._raylet is not None and _runs(self._raylet)
+        return self._raylet is not None and runs(self._raylet)
 
     @property
     def gcs_alive(self) -> bool:
         """Whether its state can be read and changed; see `restart_gcs`."""
-        return self._gcs is not None and _runs(self._gcs)
+        return self._gcs is not None and runs(self._gcs)
 
     def restart_gcs(self) -> None:
         """Start the GCS anew, from the state that it left; returns at once. It must be accepting again
@@ -196,7 +196,8 @@ class RayHead:
             forget(self.redis_url, _namespace(self.temp_dir))
 
 
-def _runs(process: psutil.Process) -> bool:
+def runs(process: psutil.Process) -> bool:
+    """Whether it has not ended, taken leave of or not."""
     try:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:

@@ -16,6 +16,7 @@ from ray.core.generated.gcs_pb2 import GcsNodeInfo
 log = logging.getLogger(__name__)
 
 ASK_S = 2.0
+NO_DEADLINE_MS = 0
 
 
 def is_there(address: str, ip: str) -> bool:
@@ -36,18 +37,28 @@ def leave_cluster(address: str, ip: str, why: str, until_s: float) -> bool:
         gcs = GcsClient(address=address)
         here = _nodes(gcs, ip)
         for node in here:
-            gcs.drain_node(
-                # Bytes would be taken for no node at all, and that without a word.
-                node.node_id.hex(),
-                DrainNodeReason.Value("DRAIN_NODE_REASON_PREEMPTION"),
-                why,
-                int(until_s * 1000),
-                timeout=ASK_S,
-            )
+            # Bytes would be taken for no node at all, and that without a word.
+            _drain(gcs, node.node_id.hex(), why, int(until_s * 1000))
     except Exception as error:  # noqa: BLE001 - Ray raises several private types; the pod ends all the same
         log.warning("cannot tell Ray's head at %s that this node is about to end: %s", address, error)
         return False
     return bool(here)
+
+
+def drain_node(address: str, node_id: str, why: str) -> bool:
+    """Tell the head at `address` that nothing may be placed on a node, which leaves the cluster once nothing
+    runs on it. False where it could not be told, which is logged."""
+    try:
+        _drain(GcsClient(address=address), node_id, why, NO_DEADLINE_MS)
+    except Exception as error:  # noqa: BLE001 - Ray raises several private types; the next look tries again
+        log.warning("cannot tell Ray's head at %s that a node is to leave: %s", address, error)
+        return False
+    return True
+
+
+def _drain(gcs: GcsClient, node_id: str, why: str, until_ms: int) -> None:
+    reason = DrainNodeReason.Value("DRAIN_NODE_REASON_PREEMPTION")
+    gcs.drain_node(node_id, reason, why, until_ms, timeout=ASK_S)
 
 
 def _nodes(gcs: GcsClient, ip: str) -> list[GcsNodeInfo]:

@@ -16,8 +16,14 @@ from dataclasses import dataclass
 
 import psutil
 
+from kvasir_platform.control.ray_head import runs
+
 OPEN_FILES = 65536
 KILL_AFTER_S = 10.0
+# `ray start` looks each second whether what it has started has failed.
+TELL_S = 10.0
+# As Ray calls the processes of replicas, and of kvasir_workers.pool.followers.
+ENGINES = ("ray::ServeReplica:", "ray::EngineFollower")
 # Ray would wait for its node to be empty when it is asked to end; here it is asked last.
 AT_ONCE = {"RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0"}
 
@@ -27,6 +33,7 @@ class RayNode:
     """A `ray start --block` that runs. Its output goes where ours goes to, as errors."""
 
     process: psutil.Popen
+    _raylet: psutil.Process | None = None
 
     @classmethod
     def start(cls, command: list[str], environ: Mapping[str, str]) -> RayNode:
@@ -44,18 +51,23 @@ class RayNode:
 
     @property
     def status(self) -> int | None:
-        """With what it has ended; None while it runs."""
+        """With what it has ended; None while it runs. 0: Ray has taken this node out of the cluster."""
         if os.getpid() == 1:
             _reap(except_for=self.process.pid)
         status: int | None = self.process.poll()
+        if status is None and self._left():
+            # `ray start` ends with a node that fails, and goes on without one that was asked to leave.
+            with suppress(psutil.TimeoutExpired):
+                return int(self.process.wait(TELL_S))
+            return 0
         return status
 
     def replicas(self) -> list[psutil.Process]:
-        """The processes in this pod that serve."""
+        """The processes in this pod that serve, or are a further node of an engine that does."""
         found = []
         for process in self._below():
             with suppress(psutil.Error):
-                if " ".join(process.cmdline()).startswith("ray::ServeReplica:"):
+                if " ".join(process.cmdline()).startswith(ENGINES):
                     found.append(process)
         return found
 
@@ -71,6 +83,15 @@ class RayNode:
                 process.kill()
         with suppress(psutil.TimeoutExpired):
             self.process.wait(KILL_AFTER_S)
+
+    def _left(self) -> bool:
+        """Whether the process that makes this a node of the cluster was there and is not any more."""
+        if self._raylet is not None:
+            return not runs(self._raylet)
+        with suppress(psutil.Error):
+            named = (each for each in self.process.children() if each.name() == "raylet")
+            self._raylet = next(named, None)
+        return False
 
     def _below(self) -> list[psutil.Process]:
         with suppress(psutil.Error):

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
 import ray
 from ray import serve
+from ray._private.state import available_resources_per_node
 from ray.experimental.internal_kv import _internal_kv_del, _internal_kv_get, _internal_kv_put
 from ray.serve._private.common import DeploymentID, ReplicaState
 from ray.serve._private.constants import SERVE_CONTROLLER_NAME, SERVE_NAMESPACE
@@ -24,8 +25,19 @@ from kvasir.config.spec import Deployment, PoolSpec
 from kvasir.core.errors import ConfigError
 from kvasir.core.membership import NAMESPACE
 from kvasir.ports.clock import Clock
+from kvasir_platform.control.engine_room import bundles, shares
+from kvasir_platform.control.pod_templates import (
+    PodRow,
+    PodTemplate,
+    follower_resource,
+    pods_of,
+    pool_resource,
+    template_resource,
+)
 from kvasir_platform.control.pool_records import PoolRecord, record_key, resumed
+from kvasir_platform.control.ray_membership import drain_node
 from kvasir_platform.control.rolling import ReplicaRow
+from kvasir_workers.pool.followers import NodePlan
 from kvasir_workers.pool.replica import NodeFactory, PoolReplica
 
 log = logging.getLogger(__name__)
@@ -37,7 +49,7 @@ HEALTH_TIMEOUT_S = 5.0
 STOP_MARGIN_S = 5.0
 CONSTRUCTOR_RETRIES = 2
 ASK_TIMEOUT_S = 10.0
-# Of the pool, rounded up to whole replicas: one at a time in any pool of up to 100.
+# Of the pool: one replica at a time in any of up to 100.
 SURGE_PERCENT = 1
 
 
@@ -65,31 +77,35 @@ def application_name(deployment: Deployment, pool: PoolSpec) -> str:
     return f"{deployment.name}-{pool.name}"
 
 
-def pool_resource(pool: str) -> str:
-    """What a pod of a pool brings one of, and each of its replicas takes: one replica for each pod, and a
-    pod of its own pool."""
-    return f"kvasir-pool-{pool}"
-
-
 def head_cpus(deployment: Deployment) -> int:
     """CPU cores that Ray must count: every replica's, and those of one more, which a restart starts beside
     the one that it replaces."""
     pools = deployment.pools
-    return math.ceil(sum(pool.cpus * pool.replicas for pool in pools) + max(pool.cpus for pool in pools))
+    each = [pool.cpus * pool.engine.nodes for pool in pools]
+    return math.ceil(sum(cpus * pool.replicas for cpus, pool in zip(each, pools, strict=True)) + max(each))
 
 
 class RayPools:
     """All pools of one deployment, through a driver of the given Ray head. Calls of Serve's controller wait
     while Ray's head is away. `in_pods`: a replica takes a pod of its pool (`pool_resource`) instead of a
-    part of this machine, and the pools outlive this process."""
+    part of this machine, and the pools outlive this process. `pods` is what is wished for those of a pool."""
 
-    def __init__(self, deployment: Deployment, address: str, *, in_pods: bool = False) -> None:
+    def __init__(
+        self,
+        deployment: Deployment,
+        address: str,
+        *,
+        in_pods: bool = False,
+        pods: Mapping[str, PodTemplate] | None = None,
+    ) -> None:
         self._deployment = deployment
         self._address = address
         self._in_pods = in_pods
+        self._wished = dict(pods or {})
         self._records: dict[str, PoolRecord] = {}
-        self._before: dict[str, PoolRecord] = {}
-        self._start: tuple[NodeFactory, Clock, str] | None = None
+        # Nothing came up beside the replicas of these pools when it was tried.
+        self._crowded: set[str] = set()
+        self._start: tuple[NodeFactory, Clock, str, NodePlan] | None = None
 
     def connect(self) -> None:
         """Become a driver of Ray, and start Serve where it does not run."""
@@ -101,32 +117,42 @@ class RayPools:
         )
         serve.start(proxy_location="Disabled")
 
-    def deploy(self, start_node: NodeFactory, clock: Clock, token: str) -> None:
+    def deploy(self, start_node: NodeFactory, clock: Clock, token: str, nodes: NodePlan) -> None:
         """Ask Serve for every pool's replicas; returns at once. Those that run already, from an earlier
         control process of this deployment, are left alone unless their part of the spec has changed."""
-        self._start = (start_node, clock, token)
-        self.adopt(self._deployment)
+        self._start = (start_node, clock, token, nodes)
+        self.adopt(self._deployment, self._wished)
 
-    def adopt(self, deployment: Deployment) -> None:
-        """Go on with another spec of the same deployment; returns at once. Replicas whose part of it has
-        changed are replaced one by one, and pools that it no longer has are drained and deleted."""
+    def adopt(self, deployment: Deployment, pods: Mapping[str, PodTemplate]) -> None:
+        """Go on with another spec of the same deployment, and other pods; returns at once. Replicas whose
+        part of it has changed are replaced one by one, and pools that it no longer has are drained and
+        deleted."""
         self._deployment = deployment
-        targets = []
-        for pool in deployment.pools:
-            before = self._records.get(pool.name) or self._read(pool.name)
-            record = resumed(before, deployment, pool)
-            changed = before is not None and before.version != record.version
-            if changed:
-                self._before[pool.name] = before  # type: ignore[assignment]  # not None where changed
-            self._keep(pool.name, record)
-            targets.append(self._target(pool, surge=not changed or self._beside(pool)))
-        self._run(targets)
+        self._wished = dict(pods)
+        self._run([self._renewed(pool) for pool in deployment.pools])
         kept = {application_name(deployment, pool) for pool in deployment.pools}
         for application in serve.status().applications.keys() - kept:
             pool_name = application.removeprefix(f"{deployment.name}-")
             serve.delete(application, _blocking=False)
             self._records.pop(pool_name, None)
             _internal_kv_del(record_key(deployment.name, pool_name), namespace=NAMESPACE)
+
+    def retry(self, pool: str) -> None:
+        """Take up the spec and the pods that are wished for, where an earlier try was settled."""
+        self._run([self._renewed(self._pool(pool))])
+
+    def names(self) -> Sequence[str]:
+        """Every pool, in the spec's order."""
+        return [pool.name for pool in self._deployment.pools]
+
+    def record(self, pool: str) -> PoolRecord:
+        """How a pool that exists goes on."""
+        return self._records[pool]
+
+    def wished(self, pool: str) -> str:
+        """The digest of the template that the pool's pods should be of, "" where any will do."""
+        wished = self._wished.get(pool)
+        return "" if wished is None else wished.template
 
     def wanted(self, pool: str) -> int:
         """How many replicas were asked for. Raises ConfigError for a pool that does not exist."""
@@ -141,6 +167,8 @@ class RayPools:
         When new ones do not come up, Serve gives up and leaves the old ones that still serve; see `settle`.
         """
         spec, record = self._pool(pool), self._records[pool]
+        if record.of_other_pods:
+            raise ConfigError(f"{pool} is being moved to other pods; ask again when that is done")
         beside = self._free(spec)
         if not beside and record.wanted < 2:
             what = "pod" if self._in_pods else "GPU"
@@ -148,8 +176,7 @@ class RayPools:
                 f"{pool} has one replica, and no {what} is free for a second one beside it: a restart would "
                 f"stop serving. Add one (pools.{pool}.replicas), or stop the deployment and start it anew"
             )
-        self._before[pool] = record
-        self._keep(pool, replace(record, version=record.version + 1))
+        self._keep(pool, record.follow())
         self._run([self._target(spec, surge=beside)])
         return beside
 
@@ -157,11 +184,27 @@ class RayPools:
         """After a restart that failed: go on with the replicas that were there before, and what they were
         given. Without it Serve would replace none of them any more, whatever became of them. False: there
         were none before."""
-        before = self._before.pop(pool, None)
-        if before is None:
+        record = self._records[pool]
+        if record.before is None:
             return False
-        self._keep(pool, replace(before, wanted=self._records[pool].wanted))
+        self._crowded.discard(pool)
+        self._keep(pool, replace(record.before, wanted=record.wanted))
         self._run([self._target(self._pool(pool), surge=True)])
+        return True
+
+    def confirm(self, pool: str) -> None:
+        """What was there before is not needed again."""
+        self._crowded.discard(pool)
+        self._keep(pool, replace(self._records[pool], before=None))
+
+    def stop_first(self, pool: str) -> bool:
+        """Go on with a roll by stopping each replica before its successor starts. False where it is so
+        already, or there is only one."""
+        spec = self._pool(pool)
+        if self._records[pool].wanted < 2 or not self._beside(spec):
+            return False
+        self._crowded.add(pool)
+        self._run([self._target(spec, surge=False)])
         return True
 
     def scale(self, pool: str, replicas: int) -> None:
@@ -204,6 +247,14 @@ class RayPools:
             for row in deployment.get("replicas", [])
         ]
 
+    def pods(self) -> list[PodRow]:
+        """The living pods of all pools."""
+        return pods_of(ray.nodes(), available_resources_per_node())
+
+    def let_go(self, pod: PodRow) -> bool:
+        """Have a pod end in which nothing runs. False where Ray could not be told, which is logged."""
+        return drain_node(self._address, pod.node_id, "its template is another one than is wished for")
+
     def shutdown(self) -> None:
         """Drain and delete every application, then leave Ray."""
         serve.shutdown()
@@ -216,14 +267,37 @@ class RayPools:
     def _free(self, pool: PoolSpec) -> bool:
         """Whether one more replica has room now."""
         free = ray.available_resources()
-        if self._in_pods and free.get(pool_resource(pool.name), 0.0) < 1:
+        nodes = pool.engine.nodes
+        places = {pool_resource(pool.name): 1, follower_resource(pool.name): nodes - 1}
+        if template := self._records[pool.name].template:
+            places[template_resource(template)] = nodes
+        if self._in_pods and any(free.get(name, 0.0) < count for name, count in places.items()):
             return False
-        return pool.gpus == 0 or free.get("GPU", 0.0) >= pool.gpus
+        return pool.gpus == 0 or free.get("GPU", 0.0) >= pool.gpus * nodes
 
     def _beside(self, pool: PoolSpec) -> bool:
         """Whether a changed replica starts beside the one that it replaces. An only one is never stopped
-        before: its successor waits for room."""
-        return self._records[pool.name].wanted < 2 or self._free(pool)
+        before: its successor waits for room. Of other pods there is one more where there may be."""
+        record = self._records[pool.name]
+        if record.wanted < 2:
+            return True
+        if pool.name in self._crowded:
+            return False
+        if record.of_other_pods:
+            wished = self._wished.get(pool.name)
+            return wished is not None and wished.pods > record.wanted
+        return self._free(pool)
+
+    def _renewed(self, pool: PoolSpec) -> serve.RunTarget:
+        """The pool as it is wished for, which is kept."""
+        record = resumed(
+            self._records.get(pool.name) or self._read(pool.name),
+            self._deployment,
+            pool,
+            self.wished(pool.name),
+        )
+        self._keep(pool.name, record)
+        return self._target(pool, surge=record.before is None or self._beside(pool))
 
     def _read(self, pool: str) -> PoolRecord | None:
         raw = _internal_kv_get(record_key(self._deployment.name, pool), namespace=NAMESPACE)
@@ -250,8 +324,9 @@ class RayPools:
     def _target(self, pool: PoolSpec, *, surge: bool) -> serve.RunTarget:
         if self._start is None:
             raise ConfigError("the pools have not been deployed")
-        start_node, clock, token = self._start
+        start_node, clock, token, nodes = self._start
         record = self._records[pool.name]
+        reserved = shares(_told(record, pool), record.template if self._in_pods else None)
         replica = serve.deployment(
             PoolReplica,
             name=pool.name,
@@ -262,25 +337,30 @@ class RayPools:
             graceful_shutdown_wait_loop_s=0.1,
             max_constructor_retry_count=CONSTRUCTOR_RETRIES,
             max_surge_percent=SURGE_PERCENT if surge else 0,
-            ray_actor_options=self._share(pool),
+            rolling_update_percentage=SURGE_PERCENT / 100,
+            ray_actor_options=reserved[0],
+            placement_group_bundles=bundles(reserved),
         )
         # Serve would make a version up at each call, and never return to an earlier one.
         replica = replica.options(version=str(record.version), _internal=True)
         return serve.RunTarget(
-            replica.bind(start_node, clock, record.spec, pool.name, token),
+            replica.bind(start_node, clock, record.spec, pool.name, token, nodes=nodes),
             name=application_name(self._deployment, pool),
             route_prefix=None,
             external_scaler_enabled=True,
         )
-
-    def _share(self, pool: PoolSpec) -> dict[str, Any]:
-        """What Ray reserves for a replica. A pod is all its replica's: Kubernetes has counted its cores."""
-        if self._in_pods:
-            return {"num_cpus": 0, "num_gpus": pool.gpus, "resources": {pool_resource(pool.name): 1}}
-        return {"num_cpus": pool.cpus, "num_gpus": pool.gpus}
 
     @staticmethod
     def _run(targets: list[serve.RunTarget]) -> None:
         serve.run_many(
             targets, wait_for_ingress_deployment_creation=False, wait_for_applications_running=False
         )
+
+
+def _told(record: PoolRecord, pool: PoolSpec) -> PoolSpec:
+    """The pool as its replicas were told of it: what Ray reserves for them must be what it did, or Serve
+    would replace them. As it is where another version has written what this one cannot read."""
+    try:
+        return Deployment.model_validate_json(record.spec).pool(pool.name)
+    except (ValueError, KeyError):
+        return pool

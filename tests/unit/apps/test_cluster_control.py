@@ -9,6 +9,7 @@ import pytest
 
 from kvasir.core.errors import ConfigError
 from kvasir_platform.apps.cluster_control import ClusterControl, outlived
+from kvasir_platform.apps.pods_file import PodsFile
 from kvasir_platform.apps.spec_file import SpecFile
 from kvasir_platform.control.ray_command import option
 
@@ -31,7 +32,7 @@ def environ(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
 def made(tmp_path: Path, spec: str = SPEC, redis_password: Path | None = None) -> ClusterControl:
     path = tmp_path / "kvasir.yaml"
     path.write_text(spec)
-    return ClusterControl(SpecFile(path, None), "token", tmp_path / "t", redis_password)
+    return ClusterControl(SpecFile(path, None), PodsFile(None), "token", tmp_path / "t", redis_password)
 
 
 def test_rays_command_gets_its_folder_and_the_password_of_its_redis(

@@ -237,6 +237,18 @@ def test_a_context_beyond_the_models_positions_is_refused() -> None:
     assert "made for 4096 positions" in finding.message
 
 
+def test_an_engine_on_two_nodes_reserves_on_this_machine_what_both_take() -> None:
+    machine = replace(SOUND, gpus=3)
+    wide = (
+        "disaggregation=never",
+        "pools.prefill.role=both",
+        "pools.prefill.engine.tensor_parallel_size=4",
+        "pools.prefill.engine.nodes=2",
+        "pools.prefill.gpus=2",
+    )
+    assert "the pools reserve 4 GPUs, and there are 3" in {f.message for f in troubles(machine, *wide)}
+
+
 def test_gpus_that_are_not_there_are_an_error() -> None:
     found = troubles(SOUND, "pools.prefill.gpus=2")
     assert any(f.check == "gpus" and f.level == "error" for f in found)

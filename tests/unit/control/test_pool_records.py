@@ -67,3 +67,37 @@ def test_every_field_of_the_spec_is_known_to_concern_workers_or_routers() -> Non
 def test_two_deployments_and_two_pools_keep_their_records_apart() -> None:
     keys = {record_key(name, pool) for name in ("a", "b") for pool in ("c", "d")}
     assert len(keys) == 4
+
+
+def test_another_template_of_pods_makes_another_version_that_needs_other_pods() -> None:
+    left = resumed(None, DEPLOYMENT, DECODE, "old")
+    record = resumed(left, DEPLOYMENT, DECODE, "new")
+    assert (record.version, record.template, record.before) == (2, "new", left)
+    assert record.of_other_pods
+    assert not resumed(left, DEPLOYMENT, DECODE, "old").of_other_pods
+
+
+def test_a_spec_and_a_template_that_change_at_once_are_one_change() -> None:
+    changed = with_decode(engine={"max_num_seqs": 32})
+    left = resumed(None, DEPLOYMENT, DECODE, "old")
+    record = resumed(left, changed, changed.pool("decode"), "new")
+    assert record.version == 2
+    assert record.of_other_pods
+    assert resumed(record, changed, changed.pool("decode"), "new") == record
+
+
+def test_the_way_back_in_the_midst_of_a_roll_leaves_the_replicas_alone_that_are_right() -> None:
+    left = replace(resumed(None, DEPLOYMENT, DECODE, "old"), wanted=5)
+    rolling = resumed(left, DEPLOYMENT, DECODE, "new")
+    back = resumed(PoolRecord.decode(rolling.encode()), DEPLOYMENT, DECODE, "old")
+    assert replace(back, before=None) == left
+    assert back.before == replace(rolling, before=None)
+    # What comes next is neither of the two.
+    assert resumed(back, DEPLOYMENT, DECODE, "third").version == 3
+
+
+def test_a_record_keeps_one_that_it_replaces_and_not_what_that_replaced() -> None:
+    first = resumed(None, DEPLOYMENT, DECODE, "a")
+    third = resumed(resumed(first, DEPLOYMENT, DECODE, "b"), DEPLOYMENT, DECODE, "c")
+    assert third.before is not None
+    assert (third.before.template, third.before.before) == ("b", None)

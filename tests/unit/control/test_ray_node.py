@@ -23,11 +23,11 @@ time.sleep(600)
 """
 
 
-@pytest.fixture
-def node(tmp_path: Path) -> RayNode:
+@pytest.fixture(params=["ray::ServeReplica:kvasir-decode:decode", "ray::EngineFollower.run"])
+def node(tmp_path: Path, request: pytest.FixtureRequest) -> RayNode:
     ready = tmp_path / "ready"
     os.mkfifo(ready)
-    command = [sys.executable, "-c", PARENT, "ray::ServeReplica:kvasir-decode:decode", str(ready)]
+    command = [sys.executable, "-c", PARENT, request.param, str(ready)]
     made = RayNode.start(command, os.environ)
     ready.read_bytes()
     return made
@@ -51,6 +51,33 @@ def test_an_end_that_nobody_asked_for_is_seen_with_its_status() -> None:
     node.process.wait(10)
     assert node.status == 7
     node.stop()
+
+
+# Stands for `ray start --block`, which goes on without the process that makes it a node of the cluster.
+WITHOUT_NODE = """
+import subprocess, sys, time
+below = subprocess.Popen([sys.argv[1], "600"])
+open(sys.argv[2], "w").close()
+time.sleep(600)
+"""
+
+
+@pytest.mark.slow
+def test_a_node_that_ray_has_taken_out_of_the_cluster_has_ended_well(tmp_path: Path) -> None:
+    ready, raylet = tmp_path / "ready", tmp_path / "raylet"
+    os.mkfifo(ready)
+    raylet.symlink_to("/bin/sleep")
+    node = RayNode.start([sys.executable, "-c", WITHOUT_NODE, str(raylet), str(ready)], os.environ)
+    try:
+        ready.read_bytes()
+        assert node.status is None
+        (below,) = node.process.children()
+        assert below.name() == "raylet"
+        below.kill()
+        psutil.wait_procs([below], timeout=0.1)
+        assert node.status == 0
+    finally:
+        node.stop()
 
 
 def test_one_that_is_gone_already_can_be_asked_to_end(node: RayNode) -> None:

@@ -10,15 +10,17 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Awaitable, Callable
-from typing import Protocol
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, Protocol
 
 from kvasir.config.spec import Deployment
 from kvasir.core.identity import WorkerIdentity
 from kvasir.core.membership import Endpoint, MemberRecord
 from kvasir.ports.clock import Clock
+from kvasir_workers.engines.nodes import NodePlace
 from kvasir_workers.pool.announcer import Announcer
 from kvasir_workers.pool.fence import claim_fence, fence_name
+from kvasir_workers.pool.followers import Followers, NodePlan
 from kvasir_workers.pool.sigterm import on_sigterm
 
 log = logging.getLogger(__name__)
@@ -50,26 +52,42 @@ class Node(Protocol):
         ...
 
 
-NodeFactory = Callable[[Deployment, str, str], Awaitable[Node]]
+NodeFactory = Callable[[Deployment, str, str, NodePlace | None], Awaitable[Node]]
 
 
 class PoolReplica:
     """The class that Ray Serve instantiates.
 
-    `start_node(deployment, pool, token)` builds the worker; it is named by the composition root, so
-    that this module knows no engine. `token` is the shared secret of sessions. The constructor raises
-    where the worker does not fit those that run (kvasir_workers.pool.fence).
+    `start_node(deployment, pool, token, place)` builds the worker; it is named by the composition root, so
+    that this module knows no engine. `token` is the shared secret of sessions. An engine of several nodes
+    gets them by the plan `nodes`, and its worker is the one at `place`. The constructor raises where the
+    worker does not fit those that run (kvasir_workers.pool.fence), or does not come up.
     """
 
     async def __init__(  # type: ignore[misc]  # Ray Serve awaits it
-        self, start_node: NodeFactory, clock: Clock, deployment: str, pool: str, token: str
+        self,
+        start_node: NodeFactory,
+        clock: Clock,
+        deployment: str,
+        pool: str,
+        token: str,
+        *,
+        nodes: NodePlan | None = None,
     ) -> None:
         spec = Deployment.model_validate_json(deployment)
         self._failure: str | None = None
         self._drain_s = spec.worker.drain_s
         self._node: Node | None = None
         self._stopping: asyncio.Task[None] | None = None
-        node = await start_node(spec, pool, token)
+        self._followers: Followers | None = None
+        self._watches: list[asyncio.Task[None]] = []
+        if nodes is None or spec.pool(pool).engine.nodes == 1:
+            node = await start_node(spec, pool, token, None)
+        else:
+            self._followers = await Followers.place(nodes, spec, pool)
+            place = nodes.lead(spec)
+            self._followers.start(place)
+            node = await _started_with(self._followers, start_node(spec, pool, token, place))
         if conflicts := await asyncio.to_thread(claim_fence, fence_name(spec, pool), node.identity):
             await node.stop("it does not fit the replicas that run", 0.0)
             raise RuntimeError(
@@ -82,8 +100,11 @@ class PoolReplica:
         )
         self._announcer = Announcer(spec.name, record, clock)
         self._announcer.start()
-        self._watch = asyncio.create_task(self._leave_on_failure(node))
         self._node = node
+        self._watches.append(asyncio.create_task(self._leave_on_failure(node.failed())))
+        if self._followers is not None:
+            self._watches.append(asyncio.create_task(self._leave_on_failure(self._followers.lost())))
+            self._watches.append(asyncio.create_task(self._leave_with(self._followers)))
         loop = asyncio.get_running_loop()
 
         def asked() -> None:
@@ -92,12 +113,17 @@ class PoolReplica:
         if not on_sigterm(asked):
             log.warning("SIGTERM ends this replica at once: this version of Ray leaves no way to drain on it")
 
-    async def _leave_on_failure(self, node: Node) -> None:
+    async def _leave_on_failure(self, failed: Coroutine[Any, Any, str]) -> None:
         # A replica whose engine is dead would fail three health checks before Serve replaced it;
         # leaving at once saves those seconds, and closes every session so that routers know too.
-        self._failure = await node.failed()
+        self._failure = await failed
         log.error("the engine failed, leaving so that a new replica takes over: %s", self._failure)
         os._exit(1)
+
+    async def _leave_with(self, followers: Followers) -> None:
+        await followers.asked_to_end()
+        log.info("a further node of the engine was asked to end: draining, then leaving")
+        self._stop("a node of the engine is being stopped").add_done_callback(_leave)
 
     def _leave_on_sigterm(self) -> None:
         log.info("SIGTERM: draining, then leaving")
@@ -123,9 +149,23 @@ class PoolReplica:
     async def _drain(self, reason: str) -> None:
         if self._node is None:
             return
-        self._watch.cancel()
+        for watch in self._watches:
+            watch.cancel()
         await self._announcer.withdraw()
         await self._node.stop(reason, self._drain_s)
+        if self._followers is not None:
+            self._followers.end()
+
+
+async def _started_with(followers: Followers, start: Awaitable[Node]) -> Node:
+    """The worker, whose ranks and the followers' wait for each other. Raises RuntimeError when one of the
+    followers is lost meanwhile."""
+    starting, losing = asyncio.ensure_future(start), asyncio.create_task(followers.lost())
+    await asyncio.wait((starting, losing), return_when=asyncio.FIRST_COMPLETED)
+    if not starting.done():
+        raise RuntimeError(losing.result())
+    losing.cancel()
+    return starting.result()
 
 
 def _leave(drained: asyncio.Task[None]) -> None:

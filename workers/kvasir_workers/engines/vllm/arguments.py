@@ -13,6 +13,7 @@ from typing import Any
 from kvasir.config.spec import Deployment, EngineSpec, PoolSpec
 from kvasir.config.support import LORA_RANKS
 from kvasir.core.requests import Role
+from kvasir_workers.engines.nodes import NodePlace
 
 CONNECTOR = "KvasirConnector"
 CONNECTOR_MODULE = "kvasir_workers.connector.connector"
@@ -80,6 +81,7 @@ def engine_arguments(
     model_path: str,
     platform: str,
     events: EventEndpoints | None = None,
+    place: NodePlace | None = None,
 ) -> dict[str, Any]:
     """Keyword arguments of vLLM's AsyncEngineArgs, but for `structured_outputs_config`, `kv_transfer_config`
     and `kv_events_config`, which are dicts of keyword arguments of StructuredOutputsConfig, KVTransferConfig
@@ -87,7 +89,7 @@ def engine_arguments(
     `events` are wanted.
 
     `model_path` is the folder to load (already quantized where the spec asks for it); `platform` is cpu or
-    cuda.
+    cuda; `place` is this process's among the nodes of its engine, where that has several.
     """
     engine = pool.engine
     arguments: dict[str, Any] = {
@@ -123,6 +125,13 @@ def engine_arguments(
         arguments["reasoning_parser"] = engine.reasoning_parser
     if ranks(pool) > engine.data_parallel_size:
         arguments["distributed_executor_backend"] = "mp"
+    if place is not None:
+        arguments |= {
+            "nnodes": engine.nodes,
+            "node_rank": place.rank,
+            "master_addr": place.leader,
+            "master_port": place.port,
+        }
     if deployment.lora:
         widest = max(adapter.rank for adapter in deployment.lora)
         arguments["enable_lora"] = True
@@ -153,8 +162,11 @@ def engine_arguments(
     return arguments
 
 
-def environment(deployment: Deployment, pool: PoolSpec, *, cpus: int, platform: str) -> dict[str, str]:
-    """Variables to set before vLLM is imported; `cpus` is how many this machine lets us use."""
+def environment(
+    deployment: Deployment, pool: PoolSpec, *, cpus: int, platform: str, place: NodePlace | None = None
+) -> dict[str, str]:
+    """Variables to set before vLLM is imported; `cpus` is how many this machine lets us use, and `place` is
+    as in `engine_arguments`."""
     variables = {
         # The core process then holds the worker itself: one process less, and it idles at 0.02 core.
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
@@ -162,8 +174,8 @@ def environment(deployment: Deployment, pool: PoolSpec, *, cpus: int, platform: 
         "VLLM_LOGGING_LEVEL": _LOG_LEVELS[deployment.telemetry.log_level],
         # One engine step is handled in one tick, so that it becomes one message.
         "VLLM_V1_OUTPUT_PROC_CHUNK_SIZE": str(max(128, 2 * pool.engine.max_num_seqs)),
-        # Ranks of one replica are on one machine: their rendezvous need not be reachable from others.
-        "VLLM_HOST_IP": "127.0.0.1",
+        # Where the ranks of one replica find each other: nowhere outside, while they are on one node.
+        "VLLM_HOST_IP": "127.0.0.1" if place is None else place.address,
         "HF_HUB_OFFLINE": "1",
         "TOKENIZERS_PARALLELISM": "false",
     }

@@ -17,6 +17,7 @@ from kvasir.core.identity import WorkerIdentity
 from kvasir.core.requests import Delta, EngineRequest, FinishReason, Timings, Usage
 from kvasir.ports.engine import KvSource
 from kvasir_workers.engines.embedding import ended, refusal
+from kvasir_workers.engines.nodes import NodePlace
 from kvasir_workers.engines.vllm.arguments import engine_arguments
 from kvasir_workers.engines.vllm.identity import identity_of
 from kvasir_workers.engines.vllm.replica import VllmReplica
@@ -25,11 +26,16 @@ _WARM_UP_TOKENS = 256
 
 
 def embedding_arguments(
-    deployment: Deployment, pool: PoolSpec, *, model_path: str, platform: str
+    deployment: Deployment,
+    pool: PoolSpec,
+    *,
+    model_path: str,
+    platform: str,
+    place: NodePlace | None = None,
 ) -> dict[str, Any]:
     """Keyword arguments of vLLM's AsyncEngineArgs for a pool of role embed. A model that was trained to
     generate is made to embed: by its last hidden state, normalized."""
-    arguments = engine_arguments(deployment, pool, model_path=model_path, platform=platform)
+    arguments = engine_arguments(deployment, pool, model_path=model_path, platform=platform, place=place)
     arguments |= {"runner": "pooling", "convert": "embed"}
     for name in ("enable_prefix_caching", "enable_chunked_prefill"):
         # Models that look both ways can do neither; vLLM knows which they are.
@@ -82,7 +88,9 @@ class VllmEmbeddingEngine(VllmReplica[_Input]):
         return embedding_runtime
 
     def _arguments(self, folder: str, platform: str, epoch: int) -> dict[str, Any]:
-        return embedding_arguments(self._deployment, self._pool, model_path=folder, platform=platform)
+        return embedding_arguments(
+            self._deployment, self._pool, model_path=folder, platform=platform, place=self._place
+        )
 
     def _endless(self) -> list[asyncio.Task[None]]:
         return [asyncio.create_task(self._pump(), name="vllm-pump")]

@@ -17,6 +17,7 @@ from kvasir.config.spec import Deployment, PoolSpec
 from kvasir.core.identity import WorkerIdentity
 from kvasir.core.requests import Delta, EngineRequest
 from kvasir.ports.engine import KvSource
+from kvasir_workers.engines.nodes import NodePlace
 from kvasir_workers.engines.vllm.arguments import engine_arguments
 from kvasir_workers.engines.vllm.cache_record import CacheRecord
 from kvasir_workers.engines.vllm.identity import identity_of
@@ -41,11 +42,17 @@ class VllmEngine(VllmReplica[Stream]):
         pool: PoolSpec,
         *,
         model_path: str,
+        place: NodePlace | None = None,
         cache_folder: Path | None = None,
         max_live: int = 16_384,
     ) -> None:
         super().__init__(
-            deployment, pool, model_path=model_path, cache_folder=cache_folder, max_live=max_live
+            deployment,
+            pool,
+            model_path=model_path,
+            place=place,
+            cache_folder=cache_folder,
+            max_live=max_live,
         )
         self._leases: dict[str, None] = {}
         self._preparing = Preparing(self._ready, self._fail)
@@ -101,7 +108,12 @@ class VllmEngine(VllmReplica[Stream]):
         self._epoch = epoch
         events = None if self._record is None else self._record.open(epoch)
         return engine_arguments(
-            self._deployment, self._pool, model_path=folder, platform=platform, events=events
+            self._deployment,
+            self._pool,
+            model_path=folder,
+            platform=platform,
+            events=events,
+            place=self._place,
         )
 
     def _endless(self) -> list[asyncio.Task[None]]:

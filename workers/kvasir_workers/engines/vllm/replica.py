@@ -28,6 +28,7 @@ from kvasir.core.errors import ConfigError
 from kvasir.core.identity import WorkerIdentity
 from kvasir.core.requests import Delta, EngineLoad, EngineRequest, StepBatch
 from kvasir.ports.engine import StepSink
+from kvasir_workers.engines.nodes import NodePlace
 from kvasir_workers.engines.vllm.arguments import environment
 from kvasir_workers.engines.vllm.quantize import quantized_folder
 
@@ -44,12 +45,22 @@ class Entered(Protocol):
 
 EnteredT = TypeVar("EnteredT", bound=Entered)
 
+CACHE_FOLDER = Path.home() / ".cache" / "kvasir"
+
+
+def served_weights(deployment: Deployment, model_path: Path, cache_folder: Path) -> Path:
+    """The folder that vLLM loads: the model's own, or its quantized copy, which may have to be made."""
+    if deployment.model.quantization == "int8":
+        return quantized_folder(model_path, cache_folder / "int8")
+    return model_path
+
 
 class VllmReplica(ABC, Generic[EnteredT]):
     """One replica of `pool`, loaded from the folder `model_path`.
 
-    `cache_folder` keeps quantized copies of models. `max_live` bounds the requests held at once; more are
-    refused with `no_capacity`.
+    `place` is the first node's, of an engine that has several: the ranks of the others have to be started
+    beside this one (follower.py). `cache_folder` keeps quantized copies of models. `max_live` bounds the
+    requests held at once; more are refused with `no_capacity`.
     """
 
     def __init__(
@@ -58,13 +69,15 @@ class VllmReplica(ABC, Generic[EnteredT]):
         pool: PoolSpec,
         *,
         model_path: str,
+        place: NodePlace | None = None,
         cache_folder: Path | None = None,
         max_live: int = 16_384,
     ) -> None:
         self._deployment = deployment
         self._pool = pool
         self._model_path = Path(model_path)
-        self._cache_folder = cache_folder or Path.home() / ".cache" / "kvasir"
+        self._place = place
+        self._cache_folder = cache_folder or CACHE_FOLDER
         self._max_live = max_live
         self._clock = MonotonicClock()
         self._live: dict[str, EnteredT] = {}
@@ -87,14 +100,18 @@ class VllmReplica(ABC, Generic[EnteredT]):
         self._failed = asyncio.get_running_loop().create_future()
         # vLLM reads part of its environment at import, and which platform it runs on is known after.
         cpus = len(os.sched_getaffinity(0))
-        os.environ.update(environment(self._deployment, self._pool, cpus=cpus, platform="cpu"))
+        os.environ.update(
+            environment(self._deployment, self._pool, cpus=cpus, platform="cpu", place=self._place)
+        )
         self._runtime = runtime = await asyncio.to_thread(self._import_runtime)
         platform = runtime.platform()
         if reasons := refusals(self._deployment, platform=platform):
             raise ConfigError("\n".join(reasons))
         try:
             digest = tokenizer_digest(self._model_path)
-            folder = await asyncio.to_thread(self._weights)
+            folder = await asyncio.to_thread(
+                served_weights, self._deployment, self._model_path, self._cache_folder
+            )
             arguments = self._arguments(str(folder), platform, epoch)
             self._llm = await asyncio.to_thread(runtime.build, arguments)
             await self._load_adapters()
@@ -166,11 +183,6 @@ class VllmReplica(ABC, Generic[EnteredT]):
         """End it with an error, if it has not ended."""
 
     # -- inside --------------------------------------------------------------------------------------
-
-    def _weights(self) -> Path:
-        if self._deployment.model.quantization == "int8":
-            return quantized_folder(self._model_path, self._cache_folder / "int8")
-        return self._model_path
 
     async def _load_adapters(self) -> None:
         """Also has the processes below leave when this one does."""

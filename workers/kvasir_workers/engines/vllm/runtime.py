@@ -20,6 +20,7 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from kvasir.config.spec import EngineSpec
+from kvasir.config.support import Platform
 from kvasir.core.golden import GoldenPrompt
 from kvasir.core.requests import EngineRequest, Leg, Sampling
 from kvasir_workers.engines.continued import continued_tokens
@@ -40,7 +41,7 @@ DEAD = EngineDeadError
 _CONTEXT_CLOSE_S = 5.0
 
 
-def platform() -> str:
+def platform() -> Platform:
     """`cpu` or `cuda`, as this build of vLLM sees the machine."""
     return "cpu" if current_platform.is_cpu() else "cuda"
 
@@ -60,6 +61,13 @@ def build(arguments: Mapping[str, Any]) -> AsyncLLM:
 
     Raises ValueError for arguments that vLLM refuses, RuntimeError when the core did not start.
     """
+    llm = AsyncLLM.from_engine_args(engine_args(arguments), stat_loggers=[LoadRecorder])
+    continuation.install(llm.output_processor)
+    return llm
+
+
+def engine_args(arguments: Mapping[str, Any]) -> AsyncEngineArgs:
+    """Of what kvasir_workers.engines.vllm.arguments makes. Raises ValueError for what vLLM refuses."""
     arguments = dict(arguments)
     transfer = arguments.pop("kv_transfer_config", None)
     if transfer is not None:
@@ -70,9 +78,7 @@ def build(arguments: Mapping[str, Any]) -> AsyncLLM:
     rules = arguments.pop("structured_outputs_config", None)
     if rules is not None:
         arguments["structured_outputs_config"] = StructuredOutputsConfig(**rules)
-    llm = AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments), stat_loggers=[LoadRecorder])
-    continuation.install(llm.output_processor)
-    return llm
+    return AsyncEngineArgs(**arguments)
 
 
 def preparer(llm: AsyncLLM, engine: EngineSpec) -> Preparer:

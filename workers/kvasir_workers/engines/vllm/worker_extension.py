@@ -24,6 +24,7 @@ class EngineExtension:
 
     model_runner: Any
     cache_config: Any
+    parallel_config: Any
     device: Any
 
     def kvasir_kv_layout(self) -> dict[str, Any]:
@@ -67,9 +68,11 @@ class EngineExtension:
     def kvasir_leave_with(self, front_pid: int) -> int:
         """End this rank's process, and the engine core above it, when process `front_pid` is gone.
 
-        A front that is killed cannot tell its core, which would otherwise keep its memory for good.
-        Returns this process's id.
+        A front that is killed cannot tell its core, which would otherwise keep its memory for good. On a node
+        that has no front, the process above is what this one leaves with. Returns this process's id.
         """
+        if self.parallel_config.node_rank:
+            front_pid = os.getppid()
         front = os.pidfd_open(front_pid)
         # Held from here on: once a parent is gone its child belongs to whoever reaps orphans, and that
         # may be the supervisor of the whole deployment.

@@ -1,0 +1,54 @@
+"""A node of an engine that follows another: what a replica's further actors in Ray run.
+
+It has no session and no gRPC server: routers know the engine's first node only.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+
+from kvasir.config.model_files import resolve_model
+from kvasir.config.spec import Deployment
+from kvasir.core.errors import ConfigError
+from kvasir.telemetry.logs import configure_logging
+from kvasir_platform.apps.pod import POD, at_pod
+from kvasir_platform.apps.worker_node import worker_view
+from kvasir_platform.control.cpus import usable_cpus
+from kvasir_workers.engines.nodes import NodePlace, leading
+from kvasir_workers.pool.followers import NodePlan
+
+_EVERY_ADDRESS = {"0.0.0.0", "::"}  # noqa: S104 - compared with, not bound
+
+
+def lead(deployment: Deployment) -> NodePlace:
+    """The place of an engine's first node, in this process (kvasir_workers.pool.followers.NodePlan). Raises
+    ConfigError where the spec names no address at which other nodes could find it."""
+    return leading(_address(deployment))
+
+
+async def follow(deployment: Deployment, pool_name: str, rank: int, leader: NodePlace) -> str:
+    """Run the ranks of a further node; returns why they ended (kvasir_workers.pool.followers.NodePlan).
+    Raises ConfigError when they do not start."""
+    configure_logging(deployment.telemetry.log_level)
+    place = replace(leader, rank=rank, address=_address(deployment))
+    alone = deployment.worker.host == POD
+    view = worker_view(at_pod(deployment, os.environ), pool_name, max(1, int(usable_cpus())), alone=alone)
+    from kvasir_workers.engines.vllm.follower import follow as follow_vllm
+
+    folder = resolve_model(view.model.source, view.model.revision)
+    return await follow_vllm(view, view.pool(pool_name), place, model_path=str(folder))
+
+
+def _address(deployment: Deployment) -> str:
+    host = at_pod(deployment, os.environ).worker.host
+    if host in _EVERY_ADDRESS:
+        raise ConfigError(
+            f"worker.host: the nodes of one engine find each other at an address, and {host} is every one; "
+            f"name one, or set {POD}"
+        )
+    return host
+
+
+NODES = NodePlan(follow=follow, lead=lead)
+"""How an engine of several nodes gets them, wherever Ray is."""

@@ -1,0 +1,142 @@
+"""One engine over two nodes, on real Ray and real vLLM: it is one engine, and half of it is none.
+
+Both nodes are on this machine, each in a place of its own in Ray; their ranks meet over TCP as those of two
+pods do.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import httpx
+import psutil
+import pytest
+
+if TYPE_CHECKING:
+    from tests.e2e.conftest import Stack
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+StartStack = Callable[..., AbstractContextManager["Stack"]]
+
+SPEC = """
+version: kvasir/v1
+disaggregation: never
+model: {dtype: float32, max_model_len: 1024}
+worker: {drain_s: 60}
+pools:
+  - {name: both, role: both, cpus: 0.1, engine: %s}
+"""
+ONE = "{threads: 1, kv_cache_bytes: 16777216}"
+TWO = "{threads: 1, kv_cache_bytes: 16777216, tensor_parallel_size: 2, nodes: 2}"
+PATIENCE_S = 180.0
+TOKENS, LONG = 64, 400
+
+
+@contextlib.contextmanager
+def _running(start_stack: StartStack, home: Path, engine: str) -> Iterator[Stack]:
+    spec = home / "kvasir.yaml"
+    spec.write_text(SPEC % engine)
+    with start_stack(home, "-f", str(spec)) as stack:
+        yield stack
+
+
+@contextlib.contextmanager
+def _streaming(stack: Stack, tokens: int) -> Iterator[Iterator[dict[str, Any]]]:
+    body = {"model": "kvasir-tiny", "prompt": "And it came to pass", "max_tokens": tokens, "temperature": 0}
+    body |= {"stream": True, "ignore_eos": True}
+    with httpx.stream("POST", f"{stack.url}/v1/completions", json=body, timeout=60) as answer:
+        assert answer.status_code == 200, answer.read()[:500]
+        lines = (line.removeprefix("data: ") for line in answer.iter_lines() if line.startswith("data: {"))
+        yield (json.loads(line) for line in lines)
+
+
+def _stream(stack: Stack, tokens: int) -> str:
+    with _streaming(stack, tokens) as events:
+        return "".join(choice["text"] for event in events for choice in event["choices"])
+
+
+def _follower(stack: Stack) -> psutil.Process:
+    for process in stack.processes():
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if " ".join(process.cmdline()).startswith("ray::EngineFollower"):
+                return process
+    pytest.fail("no node follows")
+
+
+def _whole(stack: Stack) -> list[psutil.Process]:
+    """Every process of the engine: both nodes' and what is below them."""
+    nodes = stack.replica("both"), _follower(stack)
+    return [each for node in nodes for each in (node, *node.children(recursive=True))]
+
+
+def _runs(process: psutil.Process) -> bool:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    return False
+
+
+def _replaced(stack: Stack, how: Callable[[psutil.Process, psutil.Process], None]) -> None:
+    """Do that to the engine's first and second node, and wait until another whole engine serves, and nothing
+    of this one is left."""
+    before, replica = _whole(stack), stack.replica("both")
+
+    def serves() -> bool:
+        with contextlib.suppress(pytest.fail.Exception):
+            return stack.replica("both") != replica and [w["state"] for w in stack.workers()] == ["ready"]
+        return False
+
+    how(replica, _follower(stack))
+    stack.wait_until(serves, PATIENCE_S, "a whole engine serves again")
+    assert [each for each in before if _runs(each)] == [], "half an engine lingers"
+
+
+@pytest.fixture(scope="module")
+def expected(start_stack: StartStack, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """What an engine on one node writes."""
+    with _running(start_stack, tmp_path_factory.mktemp("one"), ONE) as stack:
+        return _stream(stack, TOKENS)
+
+
+@pytest.fixture(scope="module")
+def two(start_stack: StartStack, tmp_path_factory: pytest.TempPathFactory, expected: str) -> Iterator[Stack]:
+    """An engine on two nodes."""
+    with _running(start_stack, tmp_path_factory.mktemp("two"), TWO) as stack:
+        yield stack
+
+
+def test_two_nodes_are_one_worker_and_write_what_one_node_writes(two: Stack, expected: str) -> None:
+    assert _stream(two, TOKENS) == expected
+    assert len(two.workers()) == 1
+
+
+# Nothing is computed meanwhile, so that no rank would ever notice that the others are gone.
+@pytest.mark.parametrize(
+    "loss",
+    [
+        pytest.param(lambda first, second: second.kill(), id="second node"),
+        pytest.param(lambda first, second: second.children()[-1].kill(), id="rank of the second node"),
+        pytest.param(lambda first, second: first.kill(), id="first node"),
+    ],
+)
+def test_an_engine_that_loses_a_part_goes_as_a_whole_and_comes_back(
+    two: Stack, expected: str, loss: Callable[[psutil.Process, psutil.Process], None]
+) -> None:
+    _replaced(two, loss)
+    assert _stream(two, TOKENS) == expected
+
+
+def test_a_pod_of_the_second_node_that_is_ended_lets_streams_come_to_their_end(two: Stack) -> None:
+    def end(first: psutil.Process, second: psutil.Process) -> None:
+        with _streaming(two, LONG) as events:
+            next(events)
+            second.send_signal(signal.SIGTERM)
+            assert sum(len(event["choices"]) for event in events) > LONG // 2
+        assert _runs(first), "the stream was taken up by another engine"
+
+    _replaced(two, end)

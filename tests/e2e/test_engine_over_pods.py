@@ -1,0 +1,126 @@
+"""One engine over two pods of a release, with this test in KubeRay's place as in test_cluster_pods, and real
+vLLM: a pod that is ended or made anew takes the whole engine along, in good order.
+"""
+
+from __future__ import annotations
+
+import secrets
+import shutil
+import tempfile
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+
+import httpx
+import pytest
+import yaml
+from tests.e2e.test_cluster_pods import (
+    HEAD,
+    HEALTH,
+    NEW,
+    OLD,
+    PATIENCE_S,
+    SESSION,
+    Cluster,
+    _free_port,
+    _health,
+    _serves,
+    _stream,
+)
+
+from kvasir_platform.sim.lab.redis_server import RedisServer, find_redis
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(400),
+    pytest.mark.skipif(find_redis() is None, reason="redis-server is not installed"),
+]
+
+FIRST, SECOND = "127.0.0.45", "127.0.0.46"
+FIRST_ANEW, SECOND_ANEW = "127.0.0.47", "127.0.0.48"
+LONG = 400
+ENGINE = {"threads": 1, "kv_cache_bytes": 1 << 24, "tensor_parallel_size": 2, "nodes": 2}
+SPEC = {
+    "version": "kvasir/v1",
+    "name": "kvasir",
+    "disaggregation": "never",
+    "model": {"dtype": "float32", "max_model_len": 1024},
+    "pools": [{"name": "wide", "role": "both", "engine": ENGINE}],
+    "worker": {"host": "pod", "port": SESSION, "health_port": HEALTH, "drain_s": 60},
+    "gateway": {"host": "127.0.0.1", "port": 0},
+    "discovery": {"kind": "static", "endpoints": [f"wide={ip}:{SESSION}" for ip in (FIRST, FIRST_ANEW)]},
+}
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    """The head of a release whose pool has engines on two pods each, and no pod of it."""
+    folder = Path(tempfile.mkdtemp(prefix="kv", dir="/tmp"))
+    password = secrets.token_hex(16)
+    with RedisServer(tmp_path, "--requirepass", password, password=password) as redis:
+        (folder / "redis-password").write_text(password)
+        made = Cluster(folder, redis, _free_port(HEAD))
+        made.spec_file.write_text(yaml.safe_dump(SPEC))
+        made.wish_pods(wide=OLD)
+        (folder / "token").write_text(secrets.token_hex(16))
+        (folder / "ray-token").write_text(secrets.token_hex(32))
+        try:
+            made.head()
+            made.until(lambda: bool(made.events("head", "ray")), "Ray's head accepts drivers")
+            yield made
+        finally:
+            made.close()
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _follower(cluster: Cluster, ip: str, template: str) -> None:
+    command = (
+        f"ray start  --address={HEAD}:{cluster.port}  --block  --node-ip-address={ip}  --num-cpus=1 "
+        "--object-store-memory=83886080  --min-worker-port=0  --max-worker-port=0 "
+        f'--resources="{{\\"kvasir-follower-wide\\": 1, \\"kvasir-template-{template}\\": 1}}"'
+    )
+    cluster.pod(ip, ip, command, "kvasir_platform.apps.worker_pod", "--grace-s=80")
+
+
+def _started(cluster: Cluster, ip: str) -> None:
+    """One after the other: nodes that share a machine race for its files while they start."""
+    log = cluster.folder / f"{ip}.log"
+    cluster.until(lambda: "Ray runtime started" in log.read_text(errors="replace"), f"Ray runs in {ip}")
+
+
+def _in_flight(url: str) -> int:
+    workers = httpx.get(f"{url}/status", timeout=10).json()["workers"]
+    return sum(worker["in_flight"] for worker in workers)
+
+
+def test_both_pods_of_an_engine_come_and_go_together_and_in_good_order(cluster: Cluster) -> None:
+    cluster.worker("wide", FIRST)
+    _started(cluster, FIRST)
+    _follower(cluster, SECOND, OLD)
+    cluster.until(partial(_serves, FIRST), "the engine serves at its first pod")
+    assert _health(SECOND) is None
+    url = cluster.router()
+    cluster.until(lambda: httpx.get(f"{url}/health/ready").status_code == 200, "the router is ready")
+    expected, long = _stream(url), _stream(url, LONG)
+
+    # Kubernetes ends the second pod in the midst of a stream, which no other engine could take up.
+    with ThreadPoolExecutor(1) as beside:
+        streamed = beside.submit(_stream, url, LONG)
+        cluster.until(lambda: _in_flight(url) == 1, "a stream is there")
+        assert cluster.end(SECOND) == 0
+        assert streamed.result() == long
+    # KubeRay makes another pod.
+    _follower(cluster, SECOND, OLD)
+    cluster.until(partial(_serves, FIRST), "the engine serves again")
+
+    # Pods of another template are there beside those: the engine moves, and both old pods end.
+    cluster.wish_pods(wide=NEW)
+    cluster.worker("wide", FIRST_ANEW, NEW)
+    _started(cluster, FIRST_ANEW)
+    _follower(cluster, SECOND_ANEW, NEW)
+    cluster.until(partial(_serves, FIRST_ANEW), "the engine serves in the other pods")
+    for ip in (FIRST, SECOND):
+        assert cluster.processes[ip].wait(PATIENCE_S) == 0
+        assert cluster.events(ip, "left")
+    assert _stream(url) == expected

@@ -1,0 +1,200 @@
+"""What Ray Serve is asked for when a pool's spec or its pods change, and when that fails."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import ray
+from ray import serve as ray_serve
+
+from kvasir.config.spec import Deployment
+from kvasir.core.errors import ConfigError
+from kvasir_platform.control import ray_pools
+from kvasir_platform.control.pod_templates import PodTemplate, pool_resource, template_resource
+from kvasir_platform.control.ray_pools import RayPools
+from kvasir_workers.engines.nodes import NodePlace
+from kvasir_workers.pool.followers import NodePlan
+
+OLD, NEW = "0123456789ab", "ba9876543210"
+
+
+async def start_node(deployment: Deployment, pool: str, token: str, place: NodePlace | None) -> Any:
+    raise AssertionError("nothing runs here")
+
+
+async def follow(deployment: Deployment, pool: str, rank: int, place: NodePlace) -> str:
+    raise AssertionError("nothing runs here")
+
+
+def lead(deployment: Deployment) -> NodePlace:
+    raise AssertionError("nothing runs here")
+
+
+def spec(replicas: int, **update: object) -> Deployment:
+    decode = {"name": "decode", "role": "both", "replicas": replicas, **update}
+    return Deployment.model_validate({"disaggregation": "never", "pools": [decode]})
+
+
+class Serve:
+    """In Ray's place: keeps what control processes leave, and what was asked for last."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.kept: dict[bytes, bytes] = {}
+        self.free: dict[str, float] = {}
+        self.asked: dict[str, Any] = {}
+
+        def put(key: bytes, value: bytes, *, overwrite: bool, namespace: str) -> None:
+            self.kept[key] = value
+
+        def get(key: bytes, *, namespace: str) -> bytes | None:
+            return self.kept.get(key)
+
+        monkeypatch.setattr(ray_pools, "_internal_kv_put", put)
+        monkeypatch.setattr(ray_pools, "_internal_kv_get", get)
+        monkeypatch.setattr(ray, "available_resources", lambda: self.free)
+        monkeypatch.setattr(ray_serve, "status", lambda: SimpleNamespace(applications={}))
+        monkeypatch.setattr(ray_serve, "run_many", self.run_many)
+
+    def run_many(self, targets: list[Any], **_: object) -> None:
+        (target,) = targets
+        deployment = target.target._bound_deployment
+        config = deployment._deployment_config
+        self.asked = {
+            "version": deployment.version,
+            "replicas": config.num_replicas,
+            "surge": config.max_surge_percent > 0,
+            "at_a_time": config.rolling_update_percentage,
+            "resources": deployment.ray_actor_options.get("resources"),
+            "gpus": deployment.ray_actor_options["num_gpus"],
+        }
+
+    def control(self, deployment: Deployment, template: str = OLD, pods: int = 2) -> RayPools:
+        """A control process that begins, or goes on."""
+        wished = {"decode": PodTemplate(template, pods)}
+        pools = RayPools(deployment, "10.0.0.1:6379", in_pods=True, pods=wished)
+        clock = SimpleNamespace(now=lambda: 0.0)
+        pools.deploy(start_node, clock, "token", NodePlan(follow=follow, lead=lead))
+        return pools
+
+
+@pytest.fixture
+def serve(monkeypatch: pytest.MonkeyPatch) -> Serve:
+    return Serve(monkeypatch)
+
+
+def wish(pools: RayPools, deployment: Deployment, template: str, pods: int = 2) -> None:
+    pools.adopt(deployment, {"decode": PodTemplate(template, pods)})
+
+
+def pods_of(template: str) -> dict[str, int]:
+    return {pool_resource("decode"): 1, template_resource(template): 1}
+
+
+def test_a_changed_template_is_another_version_whose_replicas_need_pods_of_it(serve: Serve) -> None:
+    pools = serve.control(spec(2))
+    assert (serve.asked["version"], serve.asked["resources"]) == ("1", pods_of(OLD))
+    wish(pools, spec(2), NEW)
+    assert (serve.asked["version"], serve.asked["resources"]) == ("2", pods_of(NEW))
+    # One at a time, in a pool of any size that has a surge of one.
+    assert int(serve.asked["at_a_time"] * 100) == 1
+
+
+@pytest.mark.parametrize(
+    ("replicas", "pods", "beside"),
+    [(2, 2, False), (2, 3, True), (1, 1, True)],
+    ids=["no room", "room for one more", "the only one"],
+)
+def test_a_replica_is_stopped_first_where_no_pod_more_may_be_and_the_only_one_never(
+    serve: Serve, replicas: int, pods: int, beside: bool
+) -> None:
+    pools = serve.control(spec(replicas), pods=pods)
+    # A pod that is free for a moment in the midst of a roll is no room.
+    serve.free = dict.fromkeys(pods_of(NEW), 1.0)
+    wish(pools, spec(replicas), NEW, pods)
+    assert serve.asked["surge"] is beside
+
+
+def test_in_its_own_pods_a_changed_spec_needs_one_that_is_free_and_of_the_right_template(
+    serve: Serve,
+) -> None:
+    pools = serve.control(spec(2))
+    serve.free = dict.fromkeys(pods_of(NEW), 1.0)
+    wish(pools, spec(2, engine={"max_num_seqs": 32}), OLD)
+    assert serve.asked["surge"] is False
+    serve.free = dict.fromkeys(pods_of(OLD), 1.0)
+    wish(pools, spec(2, engine={"max_num_seqs": 16}), OLD)
+    assert serve.asked["surge"] is True
+
+
+def test_where_none_comes_up_beside_the_others_each_is_stopped_first_and_only_once_so(serve: Serve) -> None:
+    pools = serve.control(spec(2))
+    wish(pools, spec(2), NEW, pods=3)
+    assert pools.stop_first("decode")
+    assert (serve.asked["version"], serve.asked["surge"]) == ("2", False)
+    assert not pools.stop_first("decode")
+    # The next roll is tried beside them again.
+    pools.confirm("decode")
+    wish(pools, spec(2), OLD, pods=3)
+    assert serve.asked["surge"] is True
+
+
+def test_the_only_replica_is_not_stopped_first_even_where_none_comes_up_beside_it(serve: Serve) -> None:
+    pools = serve.control(spec(1))
+    wish(pools, spec(1), NEW)
+    assert not pools.stop_first("decode")
+
+
+def test_a_pool_that_is_settled_asks_for_exactly_what_it_had(serve: Serve) -> None:
+    pools = serve.control(spec(2, gpus=1.0))
+    had = dict(serve.asked)
+    wish(pools, spec(2, gpus=4.0, engine={"max_num_seqs": 32}), NEW)
+    assert serve.asked["gpus"] == 4
+    assert pools.settle("decode")
+    assert serve.asked == had
+    assert not pools.settle("decode")
+
+
+def test_a_settled_pool_is_tried_again_when_asked_to(serve: Serve) -> None:
+    pools = serve.control(spec(2))
+    wish(pools, spec(2), NEW)
+    pools.settle("decode")
+    pools.retry("decode")
+    assert (serve.asked["version"], serve.asked["resources"]) == ("2", pods_of(NEW))
+
+
+def test_the_next_control_process_goes_on_and_can_settle_as_well(serve: Serve) -> None:
+    wish(serve.control(spec(2)), spec(2), NEW)
+    rolling = dict(serve.asked)
+    pools = serve.control(spec(2), NEW)
+    assert serve.asked == rolling
+    assert pools.settle("decode")
+    assert serve.asked["resources"] == pods_of(OLD)
+
+
+def test_what_has_succeeded_is_not_settled_any_more(serve: Serve) -> None:
+    pools = serve.control(spec(2))
+    wish(pools, spec(2), NEW)
+    pools.confirm("decode")
+    assert not pools.settle("decode")
+    assert not serve.control(spec(2), NEW).settle("decode")
+
+
+def test_a_pool_that_moves_to_other_pods_is_not_restarted_meanwhile(serve: Serve) -> None:
+    pools = serve.control(spec(2))
+    wish(pools, spec(2), NEW)
+    with pytest.raises(ConfigError, match="other pods"):
+        pools.restart("decode")
+    pools.confirm("decode")
+    pools.restart("decode")
+    assert (serve.asked["version"], serve.asked["resources"]) == ("3", pods_of(NEW))
+
+
+def test_a_record_that_another_version_wrote_does_not_end_the_control_process(serve: Serve) -> None:
+    serve.control(spec(2))
+    ((key, raw),) = serve.kept.items()
+    serve.kept[key] = raw.replace(rb"{\"version\":", rb"{\"unheard_of\":1,\"version\":")
+    assert serve.kept[key] != raw
+    serve.control(spec(2))
+    assert serve.asked["version"] == "1"

@@ -1,0 +1,129 @@
+"""One engine over several nodes: what the spec may ask for, and what each node's part of vLLM is told."""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import socket
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from kvasir.config.spec import Deployment, EngineSpec, PoolSpec
+from kvasir.config.spec_tiers import CpuTierSpec, TiersSpec
+from kvasir.config.support import refusals
+from kvasir.core.requests import Role
+from kvasir_workers.engines.nodes import NodePlace, leading
+from kvasir_workers.engines.vllm import worker_extension
+from kvasir_workers.engines.vllm.arguments import engine_arguments, environment
+from kvasir_workers.engines.vllm.embedding import embedding_arguments
+from kvasir_workers.engines.vllm.follower import follower_arguments
+
+FIRST = NodePlace(0, "10.0.0.1", "10.0.0.1", 4000)
+SECOND = replace(FIRST, rank=1, address="10.0.0.2")
+WIDE = EngineSpec(tensor_parallel_size=8, pipeline_parallel_size=2, nodes=2)
+
+
+def deployment(
+    engine: EngineSpec = WIDE, role: Role = Role.BOTH, gpus: float = 8, **changes: Any
+) -> Deployment:
+    pool = PoolSpec(name="wide", role=role, engine=engine, gpus=gpus)
+    return Deployment(**({"disaggregation": "never", "pools": (pool,)} | changes))
+
+
+@pytest.mark.parametrize(
+    ("engine", "word"),
+    [
+        ({"nodes": 2}, "choose a divisor"),
+        ({"tensor_parallel_size": 4, "nodes": 3}, "4 ranks"),
+        ({"tensor_parallel_size": 2, "data_parallel_size": 2, "nodes": 2}, "use more replicas"),
+        ({"tensor_parallel_size": 2, "kind": "sim", "nodes": 2}, "one process"),
+    ],
+)
+def test_nodes_that_cannot_share_one_engine_are_refused(engine: dict[str, Any], word: str) -> None:
+    with pytest.raises(ValidationError, match=f"nodes: .*{word}"):
+        EngineSpec(**engine)
+
+
+def test_gpus_are_counted_for_each_node() -> None:
+    assert refusals(deployment(), platform="cuda") == []
+    (reason,) = refusals(deployment(gpus=7), platform="cuda")
+    assert reason.startswith("pools.wide.gpus: 7, and the engine's ranks need 8 ")
+
+
+def test_kv_is_handed_over_and_kept_by_engines_on_one_node_only() -> None:
+    tiers = deployment(
+        EngineSpec(tensor_parallel_size=2, nodes=2), gpus=1, tiers=TiersSpec(cpu=CpuTierSpec())
+    )
+    (reason,) = refusals(tiers, platform="cuda")
+    assert reason.startswith("pools.wide.engine.nodes: tiers")
+    engine = EngineSpec(tensor_parallel_size=2, nodes=2)
+    pools = tuple(
+        PoolSpec(name=role.value, role=role, engine=engine, gpus=1) for role in (Role.PREFILL, Role.DECODE)
+    )
+    found = refusals(Deployment(pools=pools), platform="cuda")
+    assert [each.partition(": ")[0] for each in found] == [
+        f"pools.{each.name}.engine.nodes" for each in pools
+    ]
+    assert all("disaggregation: never" in each for each in found)
+
+
+def test_tensor_parallel_ranks_may_be_on_several_nodes_without_gpus_too() -> None:
+    assert refusals(deployment(EngineSpec(tensor_parallel_size=2, nodes=2), gpus=0), platform="cpu") == []
+
+
+@pytest.mark.parametrize(
+    ("role", "makes"), [(Role.BOTH, engine_arguments), (Role.EMBED, embedding_arguments)]
+)
+def test_nodes_are_told_the_same_but_for_which_they_are(role: Role, makes: Any) -> None:
+    spec = deployment(role=role)
+    pool = spec.pools[0]
+    first = makes(spec, pool, model_path="/m", platform="cuda", place=FIRST)
+    second = follower_arguments(spec, pool, model_path="/m", platform="cuda", place=SECOND)
+    assert (first["nnodes"], first["master_addr"], first["master_port"]) == (2, "10.0.0.1", 4000)
+    assert first["distributed_executor_backend"] == "mp"
+    assert (first.pop("node_rank"), second.pop("node_rank")) == (0, 1)
+    assert first == second
+    assert json.loads(json.dumps(first)) == first
+
+
+def test_ranks_of_one_node_cannot_be_reached_from_others_and_those_of_several_must_be() -> None:
+    spec = deployment()
+    pool = spec.pools[0]
+    assert environment(spec, pool, cpus=4, platform="cuda")["VLLM_HOST_IP"] == "127.0.0.1"
+    assert environment(spec, pool, cpus=4, platform="cuda", place=SECOND)["VLLM_HOST_IP"] == "10.0.0.2"
+    one = engine_arguments(spec, pool, model_path="/m", platform="cuda")
+    assert "master_addr" not in one
+
+
+def test_the_first_node_takes_a_port_that_is_free() -> None:
+    place = leading("127.0.0.1")
+    with socket.socket() as taken:
+        taken.bind((place.leader, place.port))
+    assert (place.rank, place.address, place.leader) == (0, "127.0.0.1", "127.0.0.1")
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_ranks_leave_with_the_front_and_on_a_further_node_with_the_process_above(
+    rank: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left: queue.SimpleQueue[int] = queue.SimpleQueue()
+
+    def leave_with(front: int, core: int | None) -> None:
+        told = Path(f"/proc/self/fdinfo/{front}").read_text().partition("Pid:")[2]
+        left.put(int(told.split()[0]))
+        for each in (front, core):
+            if each is not None:
+                os.close(each)
+
+    monkeypatch.setattr(worker_extension, "_leave_with", leave_with)
+    extension = worker_extension.EngineExtension()
+    extension.parallel_config = SimpleNamespace(node_rank=rank)
+    front = os.getpid()
+    assert extension.kvasir_leave_with(front) == os.getpid()
+    assert left.get(timeout=10) == (os.getppid() if rank else front)

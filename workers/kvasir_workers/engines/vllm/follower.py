@@ -1,0 +1,60 @@
+"""The part of an engine on a node that does not lead: vLLM's ranks, and nothing that talks to routers.
+
+vLLM starts its executor here as on the first node, and the ranks of all nodes find each other through torch's
+store, which the first one opens. They never end by themselves when another node is gone: a rank waits for its
+next step for ever. Whoever runs this has to end the process with the engine (kvasir_workers.pool.followers).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+from typing import Any
+
+from kvasir.config.spec import Deployment, PoolSpec
+from kvasir.config.support import refusals
+from kvasir.core.errors import ConfigError
+from kvasir.core.requests import Role
+from kvasir_workers.engines.nodes import NodePlace
+from kvasir_workers.engines.vllm.arguments import engine_arguments, environment
+from kvasir_workers.engines.vllm.embedding import embedding_arguments
+from kvasir_workers.engines.vllm.replica import CACHE_FOLDER, served_weights
+
+
+def follower_arguments(
+    deployment: Deployment, pool: PoolSpec, *, model_path: str, platform: str, place: NodePlace
+) -> dict[str, Any]:
+    """The leader's, with another place: ranks must agree on all that shapes what they compute."""
+    makes = embedding_arguments if pool.role is Role.EMBED else engine_arguments
+    return makes(deployment, pool, model_path=model_path, platform=platform, place=place)
+
+
+async def follow(
+    deployment: Deployment,
+    pool: PoolSpec,
+    place: NodePlace,
+    *,
+    model_path: str,
+    cache_folder: Path = CACHE_FOLDER,
+) -> str:
+    """Run this node's ranks until one of them ends; returns why that ends the engine. Raises ConfigError when
+    they do not start."""
+    cpus = len(os.sched_getaffinity(0))
+    os.environ.update(environment(deployment, pool, cpus=cpus, platform="cpu", place=place))
+    from kvasir_workers.engines.vllm import follower_runtime  # only once its environment is set
+
+    platform = follower_runtime.platform()
+    if reasons := refusals(deployment, platform=platform):
+        raise ConfigError("\n".join(reasons))
+    try:
+        folder = await asyncio.to_thread(served_weights, deployment, Path(model_path), cache_folder)
+        arguments = follower_arguments(
+            deployment, pool, model_path=str(folder), platform=platform, place=place
+        )
+        await asyncio.to_thread(follower_runtime.run_ranks, arguments)
+    except (ValueError, RuntimeError, OSError) as error:
+        raise ConfigError(
+            f"vLLM did not start node {place.rank} of pool {pool.name} with {model_path}: {error}"
+        ) from error
+    return f"a rank of node {place.rank} ended"

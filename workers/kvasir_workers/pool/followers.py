@@ -1,0 +1,165 @@
+"""The further nodes of an engine as Ray actors, which are there as long as the replica that they belong to.
+
+Half an engine is none, and its ranks do not notice: they wait for each other for ever. Ray does. It ends an
+actor when the process that made it is gone, and tells that process when the actor is. So the replica, which
+is the first node, makes the others, and leaves when one of them is lost; what Ray Serve starts in its place
+makes its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+from ray.util import get_current_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from kvasir.config.spec import Deployment
+from kvasir_workers.engines.nodes import NodePlace
+from kvasir_workers.pool.sigterm import on_sigterm
+
+log = logging.getLogger(__name__)
+
+STARTED_S = 120.0
+"""How long Ray may take to start a process where room is reserved for it."""
+
+FollowerFactory = Callable[[Deployment, str, int, NodePlace], Awaitable[str]]
+
+
+@dataclass(frozen=True, slots=True)
+class NodePlan:
+    """How an engine gets its nodes, named by the composition root. `follow(deployment, pool, rank, leader)`
+    runs the ranks of a node and returns why they ended; `lead(deployment)` is the place of the first node, in
+    the process that calls it."""
+
+    follow: FollowerFactory
+    lead: Callable[[Deployment], NodePlace]
+
+
+class EngineFollower:
+    """The class that Ray instantiates, once for each node but the first."""
+
+    async def __init__(  # type: ignore[misc]  # Ray awaits it
+        self, follow: FollowerFactory, deployment: str, pool: str, rank: int
+    ) -> None:
+        self._follow = follow
+        self._deployment = Deployment.model_validate_json(deployment)
+        self._pool = pool
+        self._rank = rank
+        self._asked = asyncio.Event()
+        loop = asyncio.get_running_loop()
+
+        def asked() -> None:
+            loop.call_soon_threadsafe(self._asked.set)
+
+        if not on_sigterm(asked):
+            log.warning("SIGTERM ends this node at once: this version of Ray leaves no way to drain on it")
+
+    async def started(self) -> None:
+        """Answer, which tells that this process is there."""
+
+    async def run(self, leader: NodePlace) -> str:
+        """Run this node's ranks; returns why they ended. Raises what the factory raises."""
+        return await self._follow(self._deployment, self._pool, self._rank, leader)
+
+    async def asked_to_end(self) -> None:
+        """Return when this process is asked to end, which is left to the first node: streams are there."""
+        await self._asked.wait()
+
+
+class Followers:
+    """All nodes of one engine but the first, which is where this is. They end with this process."""
+
+    def __init__(self, actors: list[Any]) -> None:
+        self._actors = actors
+        self._running: list[asyncio.Task[str]] = []
+
+    @classmethod
+    async def place(
+        cls, plan: NodePlan, deployment: Deployment, pool: str, *, patience_s: float = STARTED_S
+    ) -> Followers:
+        """Start their processes, each in the bundle of its rank: Ray Serve has reserved all of them with the
+        replica. Raises RuntimeError when they are not there within `patience_s` seconds, or cannot start."""
+        room = await asyncio.to_thread(_reserved)
+        kind = ray.remote(EngineFollower)
+        spec = deployment.model_dump_json()
+        followers = cls(
+            [
+                kind.options(**options).remote(plan.follow, spec, pool, rank)
+                for rank, options in enumerate(room, start=1)
+            ]
+        )
+        try:
+            async with asyncio.timeout(patience_s):
+                await asyncio.gather(*(_answer(actor.started.remote()) for actor in followers._actors))
+        except TimeoutError:
+            followers.end()
+            raise RuntimeError(
+                f"the further nodes of an engine of {pool} did not start within {patience_s:.0f} s; Ray's "
+                "logs in their pods say why"
+            ) from None
+        except ray.exceptions.RayError as error:
+            followers.end()
+            raise RuntimeError(f"a further node of {pool} did not start: {error}") from error
+        return followers
+
+    def start(self, leader: NodePlace) -> None:
+        """Have them start their ranks, which wait for the leader's."""
+        self._running = [asyncio.create_task(_answer(actor.run.remote(leader))) for actor in self._actors]
+
+    async def lost(self) -> str:
+        """Return why the engine is one no more, when a node of it ends."""
+        ended, _ = await asyncio.wait(self._running, return_when=asyncio.FIRST_COMPLETED)
+        (first, *_) = ended
+        error = first.exception()
+        return first.result() if error is None else f"a further node of the engine was lost: {error}"
+
+    async def asked_to_end(self) -> None:
+        """Return when the process of one of them is asked to end."""
+        asked = [asyncio.create_task(_answer(actor.asked_to_end.remote())) for actor in self._actors]
+        try:
+            while asked:
+                ended, waiting = await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)
+                if any(each.exception() is None for each in ended):
+                    return
+                # A node that is lost asks for nothing; that is told by `lost`.
+                asked = list(waiting)
+            await asyncio.get_running_loop().create_future()
+        finally:
+            for each in asked:
+                each.cancel()
+
+    def end(self) -> None:
+        """End their processes at once. Idempotent."""
+        for running in self._running:
+            running.cancel()
+        actors, self._actors = self._actors, []
+        for actor in actors:
+            ray.kill(actor)
+
+
+def _reserved() -> list[dict[str, Any]]:
+    """Of each node but the first, the options of an actor that takes all that is reserved for it. Blocks."""
+    group: Any = get_current_placement_group()
+    made = []
+    for rank, bundle in enumerate(group.bundle_specs[1:], start=1):
+        rest = {name: amount for name, amount in bundle.items() if name not in ("CPU", "GPU")}
+        made.append(
+            {
+                "num_cpus": bundle.get("CPU", 0),
+                "num_gpus": bundle.get("GPU", 0),
+                "resources": rest,
+                "scheduling_strategy": PlacementGroupSchedulingStrategy(
+                    group, placement_group_bundle_index=rank
+                ),
+            }
+        )
+    return made
+
+
+async def _answer(reference: Any) -> Any:
+    return await reference
