@@ -123,6 +123,9 @@ class EdgeEnd:
         """See StreamSink."""
         self._say().deltas.append(delta)
 
+    def lane(self) -> None:
+        """None: clients are the edge's."""
+
     def on_finish(self, summary: RequestSummary) -> None:
         """See StreamSink."""
         self._end(summary, None)

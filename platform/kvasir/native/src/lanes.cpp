@@ -1,0 +1,336 @@
+#include "lanes.hpp"
+
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+#include "items.hpp"
+#include "wire.hpp"
+
+namespace kvasir {
+
+namespace {
+
+#ifndef SO_COOKIE
+#define SO_COOKIE 57
+#endif
+
+constexpr char kHex[] = "0123456789abcdef";
+
+// Zero where the kernel names no sockets, or `fd` is none.
+std::uint64_t cookie_of(int fd) {
+  std::uint64_t cookie = 0;
+  socklen_t size = sizeof cookie;
+  return ::getsockopt(fd, SOL_SOCKET, SO_COOKIE, &cookie, &size) == 0 && size == sizeof cookie ? cookie : 0;
+}
+
+// `text`, valid UTF-8, as a JSON string in `out`; returns its characters.
+std::size_t quote(std::string_view text, std::string &out) {
+  std::size_t characters = 0;
+  out.assign(1, '"');
+  for (const char c : text) {
+    const auto byte = static_cast<unsigned char>(c);
+    characters += (byte & 0xc0) != 0x80;
+    if (byte >= 0x20 && byte != '"' && byte != '\\') {
+      out.push_back(c);
+      continue;
+    }
+    out.push_back('\\');
+    switch (c) {
+      case '"':
+      case '\\':
+        out.push_back(c);
+        break;
+      case '\b':
+        out.push_back('b');
+        break;
+      case '\f':
+        out.push_back('f');
+        break;
+      case '\n':
+        out.push_back('n');
+        break;
+      case '\r':
+        out.push_back('r');
+        break;
+      case '\t':
+        out.push_back('t');
+        break;
+      default:
+        out.append("u00");
+        out.push_back(kHex[byte >> 4]);
+        out.push_back(kHex[byte & 15]);
+    }
+  }
+  out.push_back('"');
+  return characters;
+}
+
+void append_hex(std::size_t value, std::string &out) {
+  char digits[16];
+  std::size_t count = 0;
+  do digits[count++] = kHex[value & 15];
+  while (value >>= 4);
+  while (count) out.push_back(digits[--count]);
+}
+
+// What a running stream has in one delta; `plain` is false for one that has anything else.
+struct Piece {
+  std::string_view leg, ids, text;
+  std::uint64_t offset = 0;
+  bool plain = true;
+};
+
+Piece read_piece(std::string_view message) {
+  Piece piece;
+  Fields field(message);
+  while (field.next()) {
+    if (field.number == 1 && field.kind == Fields::kBytes) {
+      piece.leg = field.bytes;
+    } else if (field.number == 2 && field.kind == Fields::kVarint) {
+      piece.plain = piece.plain && field.value == 0;
+    } else if (field.number == 3 && field.kind == Fields::kVarint) {
+      piece.offset = field.value;
+    } else if (field.number == 4 && field.kind == Fields::kBytes && piece.ids.empty()) {
+      piece.ids = field.bytes;
+    } else if (field.number == 5 && field.kind == Fields::kBytes) {
+      piece.text = field.bytes;
+    } else {
+      piece.plain = false;
+    }
+  }
+  piece.plain = piece.plain && !field.broken();
+  return piece;
+}
+
+// The only message in field `number` of `message`; false where there is none, or more.
+bool inner(std::string_view message, std::uint32_t number, std::string_view &out) {
+  std::string_view found;
+  bool there = false;
+  Fields field(message);
+  while (field.next()) {
+    if (field.number != number || field.kind != Fields::kBytes) continue;
+    if (there) return false;
+    there = true;
+    found = field.bytes;
+  }
+  out = found;
+  return there && !field.broken();
+}
+
+// Room for one piece at a time.
+struct Scratch {
+  std::string text, frame;
+  std::vector<std::uint32_t> ids;
+};
+
+class Fan;
+
+class Lane {
+ public:
+  Lane(int fd, py::object pending, py::object write, std::string before, std::string after, bool chunked,
+       const py::object &bounds, const py::object &counts, const py::object &total, double last_s)
+      : last_s(last_s),
+        fd_(fd),
+        cookie_(cookie_of(fd)),
+        pending_(std::move(pending)),
+        write_(std::move(write)),
+        before_(std::move(before)),
+        after_(std::move(after)),
+        chunked_(chunked),
+        bounds_(bounds, 8, "bounds"),
+        counts_(counts, 8, "counts", true),
+        total_(total, 8, "total", true),
+        open_(cookie_ != 0) {
+    if (counts_.count() != bounds_.count() + 1 || total_.count() != 1)
+      throw py::value_error("a histogram has a count more than bounds, and one total");
+  }
+  Lane(const Lane &) = delete;
+  Lane &operator=(const Lane &) = delete;
+  ~Lane() { close(); }
+
+  bool open() const { return open_; }
+  void close();
+
+  // Whether the piece has gone to the client, or is on its way there; false leaves all as it was.
+  bool take(const Piece &piece, double now, Scratch &scratch);
+
+  std::vector<std::uint32_t> tokens;
+  std::uint64_t characters = 0;
+  double last_s;
+
+ private:
+  friend class Fan;
+
+  // Whether nothing waits in Python's buffers, which would be overtaken, and the socket is still the client's: its
+  // number may be another's by now.
+  bool free() const {
+    PyObject *waiting = PyObject_CallNoArgs(pending_.ptr());
+    const long bytes = waiting ? PyLong_AsLong(waiting) : -1;
+    Py_XDECREF(waiting);
+    if (PyErr_Occurred()) PyErr_Clear();
+    return bytes == 0 && cookie_of(fd_) == cookie_;
+  }
+  void observe(double gap, std::size_t count) {
+    const auto *bounds = reinterpret_cast<const double *>(bounds_.data());
+    auto *counts = static_cast<std::uint64_t *>(counts_.writable());
+    counts[std::lower_bound(bounds, bounds + bounds_.count(), gap) - bounds] += count;
+    *static_cast<double *>(total_.writable()) += gap * static_cast<double>(count);
+  }
+
+  int fd_;
+  std::uint64_t cookie_;
+  py::object pending_, write_;
+  std::string before_, after_;
+  bool chunked_;
+  Items bounds_, counts_, total_;
+  bool open_;
+  Fan *fan_ = nullptr;
+  std::string worker_, leg_;
+  std::uint64_t offset_ = 0;
+};
+
+// Lanes by worker and leg. It holds none of them alive: a lane that ends takes itself out.
+class Fan {
+ public:
+  Fan() = default;
+  Fan(const Fan &) = delete;
+  Fan &operator=(const Fan &) = delete;
+  ~Fan() {
+    for (auto &[name, legs] : workers_)
+      for (auto &[leg, lane] : legs) {
+        lane->fan_ = nullptr;
+        lane->open_ = false;
+      }
+  }
+
+  void add(const std::string &worker, const std::string &leg, std::uint64_t offset, Lane &lane) {
+    if (lane.fan_) throw py::value_error("the lane has its place already");
+    if (!lane.open_) return;
+    auto &legs = workers_[worker];
+    if (legs.count(leg)) throw py::value_error("a leg has one lane");
+    lane.worker_ = worker;
+    lane.leg_ = leg;
+    lane.offset_ = offset;
+    lane.fan_ = this;
+    legs.emplace(lane.leg_, &lane);
+  }
+
+  void remove(const Lane &lane) {
+    const auto legs = workers_.find(lane.worker_);
+    legs->second.erase(lane.leg_);
+    if (legs->second.empty()) workers_.erase(legs);
+  }
+
+  py::object take(const std::string &worker, const py::bytes &frame, double now);
+
+  std::size_t size() const {
+    std::size_t lanes = 0;
+    for (const auto &[name, legs] : workers_) lanes += legs.size();
+    return lanes;
+  }
+
+ private:
+  Lane *find(const std::string &worker, std::string_view leg) const {
+    const auto legs = workers_.find(worker);
+    if (legs == workers_.end()) return nullptr;
+    const auto lane = legs->second.find(leg);
+    return lane == legs->second.end() ? nullptr : lane->second;
+  }
+
+  std::unordered_map<std::string, std::unordered_map<std::string_view, Lane *>> workers_;
+  Scratch scratch_;
+};
+
+void Lane::close() {
+  open_ = false;
+  if (fan_) {
+    fan_->remove(*this);
+    fan_ = nullptr;
+  }
+}
+
+bool Lane::take(const Piece &piece, double now, Scratch &scratch) {
+  if (!piece.plain || piece.offset != offset_ || !free()) return false;
+  scratch.ids.clear();
+  Fields ids(piece.ids);
+  for (std::uint64_t id; ids.item(id);) scratch.ids.push_back(static_cast<std::uint32_t>(id));
+  if (ids.broken()) return false;
+  if (const std::size_t count = scratch.ids.size()) {
+    tokens.insert(tokens.end(), scratch.ids.begin(), scratch.ids.end());
+    offset_ += count;
+    observe((now - last_s) / static_cast<double>(count), count);
+    last_s = now;
+  }
+  if (piece.text.empty()) return true;
+  characters += quote(piece.text, scratch.text);
+  std::string &frame = scratch.frame;
+  frame.clear();
+  if (chunked_) {
+    append_hex(before_.size() + scratch.text.size() + after_.size(), frame);
+    frame.append("\r\n");
+  }
+  frame.append(before_).append(scratch.text).append(after_);
+  if (chunked_) frame.append("\r\n");
+  const ssize_t sent = ::send(fd_, frame.data(), frame.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
+  const std::size_t left = frame.size() - static_cast<std::size_t>(std::max<ssize_t>(sent, 0));
+  if (left) {
+    // What the socket does not take, or refuses, is Python's affair. Last, because this may end the lane.
+    const py::object write = write_;
+    write(py::bytes(frame.data() + frame.size() - left, left));
+  }
+  return true;
+}
+
+py::object Fan::take(const std::string &worker, const py::bytes &frame, double now) {
+  if (!workers_.count(worker)) return py::none();
+  std::string_view batch;
+  if (!(inner(std::string_view(frame), 2, batch) && inner(batch, 3, batch))) return py::none();
+  py::list others;
+  std::size_t at = 0;
+  Fields field(batch);
+  for (; field.next();) {
+    if (field.number != 1) continue;
+    const Piece piece = read_piece(field.bytes);
+    Lane *lane = find(worker, piece.leg);
+    if (!lane || !lane->take(piece, now, scratch_)) {
+      // What follows it in this stream must not overtake it.
+      if (lane) lane->close();
+      others.append(at);
+    }
+    ++at;
+  }
+  return std::move(others);
+}
+
+}  // namespace
+
+void bind_lanes(py::module_ &m) {
+  py::class_<Lane>(m, "Lane")
+      .def(py::init<int, py::object, py::object, std::string, std::string, bool, const py::object &,
+                    const py::object &, const py::object &, double>(),
+           py::kw_only(), py::arg("fd"), py::arg("pending"), py::arg("write"), py::arg("before"), py::arg("after"),
+           py::arg("chunked"), py::arg("bounds"), py::arg("counts"), py::arg("total"), py::arg("last_s"))
+      .def_property_readonly("open", &Lane::open)
+      .def_property_readonly("tokens",
+                             [](const Lane &lane) {
+                               return py::bytes(reinterpret_cast<const char *>(lane.tokens.data()),
+                                                lane.tokens.size() * sizeof(std::uint32_t));
+                             })
+      .def_readonly("characters", &Lane::characters)
+      .def_readonly("last_s", &Lane::last_s)
+      .def("close", &Lane::close);
+  py::class_<Fan>(m, "Fan")
+      .def(py::init<>())
+      .def("add", &Fan::add, py::arg("worker"), py::arg("leg"), py::arg("offset"), py::arg("lane"))
+      .def("take", &Fan::take, py::arg("worker"), py::arg("frame"), py::arg("now"))
+      .def("__len__", &Fan::size);
+}
+
+}  // namespace kvasir

@@ -1,0 +1,50 @@
+"""The straight way of a token: from a worker's message into its client's socket, in native code.
+
+Of the deltas of a running stream nearly all are plain: the next tokens of its only choice, and their text.
+What the machine, the sink and the event loop do about one takes longer than the system call that sends it. So
+a stream that runs undisturbed is given a lane, and its deltas are found, framed and sent by one native call
+for all streams of a message. Whatever is not plain ends the lane of its stream, and takes the ordinary way,
+on which the stream is given another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from kvasir.core.messages import CodedStep
+from kvasir.core.requests import StepBatch
+from kvasir.native import Fan
+from kvasir.ports.router import Lane, StreamSink
+from kvasir_router.machine_events import Emit
+
+
+class Straight:
+    """The lanes of a router. `join` has a request's next output counted as that of a lane, and tells worker,
+    leg and offset of it; None where it may have none."""
+
+    def __init__(self, join: Callable[[str, Lane], tuple[str, str, int] | None]) -> None:
+        self._join = join
+        self._fan = Fan()
+
+    def __len__(self) -> int:
+        """Lanes that are open."""
+        return len(self._fan)
+
+    def offer(self, said: Emit, sink: StreamSink) -> None:
+        """Give the stream a lane after a delta, if it may have one."""
+        delta = said.delta
+        if delta.index or delta.finish is not None or delta.raw_length is not None:
+            return
+        lane = sink.lane()
+        if lane is None:
+            return
+        place = self._join(said.request_id, lane)
+        if place is None:
+            lane.close()
+            return
+        worker_id, leg_id, offset = place
+        self._fan.add(worker_id, leg_id, offset, lane)
+
+    def rest(self, worker_id: str, step: CodedStep, now: float) -> StepBatch:
+        """Pass on what goes over lanes, and return the rest of the step. Raises ProtocolError."""
+        return step.decode(self._fan.take(worker_id, step.frame, now))
