@@ -86,7 +86,7 @@ class Members:
         make_session: MakeSession,
         *,
         feed: Callable[[Event], None],
-        rest: Callable[[str, CodedStep], StepBatch],
+        rest: Callable[[str, CodedStep], StepBatch | None],
         busy: Callable[[str], int],
         changed: Callable[[str], None],
         spawn: Spawn,
@@ -226,7 +226,8 @@ class Members:
                 self._show(worker_id, member)
         elif serves:
             step = self._rest(worker_id, message) if isinstance(message, CodedStep) else message
-            self._feed(Step(worker_id, step))
+            if step is not None:
+                self._feed(Step(worker_id, step))
             if member.left:
                 self.settle(worker_id)
 

@@ -277,7 +277,7 @@ class Router:
             if self._closing and not self._unconfirmed():
                 self._quiet.set()
 
-    def _rest(self, worker_id: str, step: CodedStep) -> StepBatch:
+    def _rest(self, worker_id: str, step: CodedStep) -> StepBatch | None:
         if self._straight is None:
             return step.decode(None)
         return self._straight.rest(worker_id, step, self._clock.now())

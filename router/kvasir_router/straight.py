@@ -9,6 +9,7 @@ on which the stream is given another.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 from kvasir.core.messages import CodedStep
@@ -16,6 +17,10 @@ from kvasir.core.requests import StepBatch
 from kvasir.native import Fan
 from kvasir.ports.router import Lane, StreamSink
 from kvasir_router.machine_events import Emit
+
+LOAD_S = 0.01
+"""How old a worker's load may be: engines with shorter steps say more often what no decision would notice."""
+_MAX_WORKERS = 4096
 
 
 class Straight:
@@ -25,6 +30,7 @@ class Straight:
     def __init__(self, join: Callable[[str, Lane], tuple[str, str, int] | None]) -> None:
         self._join = join
         self._fan = Fan()
+        self._loaded_s: dict[str, float] = {}
 
     def __len__(self) -> int:
         """Lanes that are open."""
@@ -45,6 +51,15 @@ class Straight:
         worker_id, leg_id, offset = place
         self._fan.add(worker_id, leg_id, offset, lane)
 
-    def rest(self, worker_id: str, step: CodedStep, now: float) -> StepBatch:
-        """Pass on what goes over lanes, and return the rest of the step. Raises ProtocolError."""
-        return step.decode(self._fan.take(worker_id, step.frame, now))
+    def rest(self, worker_id: str, step: CodedStep, now: float) -> StepBatch | None:
+        """Pass on what goes over lanes, and return the rest of the step, None where that is not worth a look:
+        a load that follows another closely. Raises ProtocolError."""
+        others, changes = self._fan.take(worker_id, step.frame, now)
+        if others or others is None or changes:
+            return step.decode(others)
+        if now - self._loaded_s.get(worker_id, -math.inf) < LOAD_S:
+            return None
+        if len(self._loaded_s) >= _MAX_WORKERS:
+            self._loaded_s.clear()
+        self._loaded_s[worker_id] = now
+        return step.decode(others)

@@ -187,9 +187,10 @@ class Fan:
     def add(self, worker: str, leg: str, offset: int, lane: router.Lane) -> None:
         """Have the plain deltas of a leg, from `offset` on, go over `lane`, unless that is closed. Raises
         ValueError for a lane or a leg that has its place already, TypeError for any but a native Lane."""
-    def take(self, worker: str, frame: bytes, now: float) -> list[int] | None:
+    def take(self, worker: str, frame: bytes, now: float) -> tuple[list[int] | None, bool]:
         """Pass on what of a SessionResponse with a StepBatch (proto/kvasir/wire/v1, valid) goes over lanes,
-        and return the positions of its other deltas, None for all of them. A delta goes over its leg's lane
-        when it is the next in order, has token ids and text alone, and nothing waits before it; any other
-        closes the lane. Raises what `write` raises, which it must not."""
+        and return the positions of its other deltas, None for all of them, and whether there may be more in
+        it than deltas and a load. A delta goes over its leg's lane when it is the next in order, has token
+        ids and text alone, and nothing waits before it; any other closes the lane. Raises what `write`
+        raises, which it must not."""
     def __len__(self) -> int: ...

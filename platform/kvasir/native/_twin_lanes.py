@@ -47,9 +47,9 @@ class Fan:
     def add(self, worker: str, leg: str, offset: int, lane: router.Lane) -> None:
         """See `_native.pyi`."""
 
-    def take(self, worker: str, frame: bytes, now: float) -> list[int] | None:
+    def take(self, worker: str, frame: bytes, now: float) -> tuple[list[int] | None, bool]:
         """See `_native.pyi`."""
-        return None
+        return None, True
 
     def __len__(self) -> int:
         return 0

@@ -105,7 +105,7 @@ def test_the_client_reads_the_same_either_way(wire: SocketWire, chat: bool, chun
     assert lane is not None
     fan.add("w", "leg", 1, lane)
     for at, text in enumerate(TEXTS[1:], 1):
-        assert fan.take("w", frame(at, text), 1.0) == []
+        assert fan.take("w", frame(at, text), 1.0)[0] == []
     for answer in (ordinary, straight):
         answer.delta(0, Delta("r", 4, (), "", finish=FinishReason.STOP, last=True))
         answer.finish(USAGE, TIMING)
@@ -139,7 +139,7 @@ def test_when_an_answer_has_ended_nothing_goes_past_it(wire: SocketWire, end: st
     else:
         exchange.gone("client_closed")
     wire.read()
-    assert (fan.take("w", frame(1, "late"), 1.0), wire.read()) == (None, b"")
+    assert (fan.take("w", frame(1, "late"), 1.0)[0], wire.read()) == (None, b"")
 
 
 class Call:

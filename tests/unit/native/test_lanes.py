@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kvasir.core.kv import KvBatch
 from kvasir.core.messages import WorkerFrame
 from kvasir.core.requests import Delta, EngineLoad, FinishReason, StepBatch, Usage
 from kvasir.native import IS_NATIVE, Fan, Lane
@@ -96,7 +97,7 @@ def test_the_client_reads_what_the_ordinary_way_would_have_sent(
         fan.add("w", "leg", 5, lane)
         offsets = accumulate((len(ids) for ids, _ in steps), initial=5)
         for (ids, text), offset in zip(steps, offsets, strict=False):
-            assert fan.take("w", frame(Delta("leg", offset, tuple(ids), text)), 1.0) == []
+            assert fan.take("w", frame(Delta("leg", offset, tuple(ids), text)), 1.0)[0] == []
         assert client.read() == b"".join(framed(text, chunked=chunked) for _, text in steps if text)
         assert said(lane) == [each for ids, _ in steps for each in ids]
         assert lane.characters == sum(len(text) for _, text in steps)
@@ -134,7 +135,7 @@ PLAIN = Delta("leg", 0, (7,), "a")
 def test_what_is_not_just_the_next_piece_ends_the_lane_and_is_left(client: Client, odd: Delta) -> None:
     fan, lane = Fan(), client.lane()
     fan.add("w", "leg", 0, lane)
-    assert fan.take("w", frame(odd, PLAIN), 1.0) == [0, 1], "nothing may overtake it"
+    assert fan.take("w", frame(odd, PLAIN), 1.0)[0] == [0, 1], "nothing may overtake it"
     assert not lane.open
     assert (client.read(), said(lane), len(fan)) == (b"", [], 0)
 
@@ -142,18 +143,20 @@ def test_what_is_not_just_the_next_piece_ends_the_lane_and_is_left(client: Clien
 def test_of_a_step_only_what_goes_over_lanes_is_taken(client: Client) -> None:
     fan, lane = Fan(), client.lane()
     fan.add("w", "leg", 0, lane)
-    others = fan.take("w", frame(Delta("b", 0, (1,), "b"), PLAIN, Delta("c", 0, (2,), "c")), 1.0)
+    others = fan.take("w", frame(Delta("b", 0, (1,), "b"), PLAIN, Delta("c", 0, (2,), "c")), 1.0)[0]
     assert others == [0, 2]
     assert client.read() == framed("a")
-    assert fan.take("another", frame(PLAIN), 1.0) is None, "legs are a worker's own"
-    assert fan.take("w", frame(load=EngineLoad(running=1)), 1.0) == []
+    assert fan.take("another", frame(PLAIN), 1.0) == (None, True), "legs are a worker's own"
+    assert fan.take("w", frame(load=EngineLoad(running=1)), 1.0) == ([], False)
+    changed = encode_to_router(WorkerFrame(1, 0, StepBatch(kv=KvBatch(1, 1, b""))))
+    assert fan.take("w", changed, 1.0) == ([], True)
 
 
 def test_nothing_is_sent_past_what_waits_in_python(client: Client) -> None:
     fan, lane = Fan(), client.lane()
     fan.add("w", "leg", 0, lane)
     client.waiting = 1
-    assert fan.take("w", frame(PLAIN), 1.0) == [0]
+    assert fan.take("w", frame(PLAIN), 1.0)[0] == [0]
     assert (client.read(), lane.open) == (b"", False)
 
 
@@ -162,7 +165,7 @@ def test_what_a_full_socket_does_not_take_is_handed_to_python(client: Client) ->
     fan, lane = Fan(), client.lane()
     fan.add("w", "leg", 0, lane)
     text = "x" * (1 << 20)
-    assert fan.take("w", frame(Delta("leg", 0, (7,), text)), 1.0) == []
+    assert fan.take("w", frame(Delta("leg", 0, (7,), text)), 1.0)[0] == []
     read = client.read()
     assert 0 < len(read) < len(text)
     assert read + b"".join(client.left) == framed(text)
@@ -173,7 +176,7 @@ def test_what_a_client_that_has_left_does_not_take_is_handed_to_python(client: C
     fan, lane = Fan(), client.lane()
     fan.add("w", "leg", 0, lane)
     client.ends[1].close()
-    assert fan.take("w", frame(PLAIN), 1.0) == []
+    assert fan.take("w", frame(PLAIN), 1.0)[0] == []
     assert client.left == [framed("a")]
 
 
@@ -184,7 +187,7 @@ def test_a_later_socket_of_the_same_number_gets_nothing(client: Client) -> None:
     try:
         # What close() and a new connection lead to.
         os.dup2(other.ends[0].fileno(), client.ends[0].fileno())
-        assert fan.take("w", frame(PLAIN), 1.0) == [0]
+        assert fan.take("w", frame(PLAIN), 1.0)[0] == [0]
         assert (other.read(), lane.open) == (b"", False)
     finally:
         other.close()
@@ -224,7 +227,7 @@ def test_a_closed_lane_a_dropped_lane_and_a_dropped_fan_leave_nothing_behind(cli
     lane.close()
     del dropped
     assert len(fan) == 0
-    assert fan.take("w", frame(PLAIN), 1.0) is None
+    assert fan.take("w", frame(PLAIN), 1.0) == (None, True)
     last = client.lane()
     fan.add("w", "leg", 0, last)
     del fan
@@ -262,6 +265,6 @@ def test_the_twin_leaves_everything_to_the_ordinary_way(client: Client) -> None:
     )
     fan = twin.Fan()
     fan.add("w", "leg", 0, lane)
-    assert (lane.open, len(fan), fan.take("w", frame(PLAIN), 1.0)) == (False, 0, None)
+    assert (lane.open, len(fan), fan.take("w", frame(PLAIN), 1.0)) == (False, 0, (None, True))
     lane.close()
     assert (lane.tokens, lane.characters, lane.last_s) == (b"", 0, 0.0)

@@ -8,10 +8,12 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from kvasir.core.kv import KvBatch
 from kvasir.core.messages import CodedStep, WorkerFrame
 from kvasir.core.requests import (
     Continuation,
     Delta,
+    EngineLoad,
     FinishReason,
     Request,
     Role,
@@ -35,7 +37,7 @@ from kvasir_router.machine_events import (
     WorkerInterrupted,
     WorkerLost,
 )
-from kvasir_router.straight import Straight
+from kvasir_router.straight import LOAD_S, Straight
 
 from .test_machine import MakeIdentity, Stage, has, only
 
@@ -106,7 +108,8 @@ class Scene:
         frame = decode_to_router(encode_to_router(WorkerFrame(1, 0, StepBatch(deltas))))
         assert isinstance(frame, WorkerFrame)
         assert isinstance(frame.payload, CodedStep)
-        effects = self.stage.say(worker, *self.straight.rest(worker, frame.payload, 1.0).deltas)
+        rest = self.straight.rest(worker, frame.payload, 1.0)
+        effects = [] if rest is None else self.stage.say(worker, *rest.deltas)
         for effect in effects:
             if isinstance(effect, Emit):
                 self.client.on_delta(effect.delta)
@@ -185,3 +188,21 @@ def test_a_stream_that_is_made_anew_from_its_beginning_takes_the_ordinary_way(sc
     scene.say(leg.worker_id, Delta(leg.request.request_id, 0, (7, 8, 9), "abc"))
     assert scene.client.deltas[-1].text == "c"
     assert len(scene.straight) == 0
+
+
+def test_of_loads_that_come_alone_one_is_looked_at_every_while(scene: Scene) -> None:
+    worker = scene.begin()
+
+    def said_at(now: float, step: StepBatch) -> StepBatch | None:
+        frame = decode_to_router(encode_to_router(WorkerFrame(1, 0, step)))
+        assert isinstance(frame, WorkerFrame)
+        assert isinstance(frame.payload, CodedStep)
+        return scene.straight.rest(worker, frame.payload, now)
+
+    load = EngineLoad(running=1)
+    first = StepBatch((Delta("r", 2, (9,), "c"),), load)
+    assert said_at(1.0, first) == StepBatch((), load)
+    assert said_at(1.0 + LOAD_S / 2, StepBatch((Delta("r", 3, (10,), "d"),), load)) is None
+    changed = StepBatch((), load, KvBatch(1, 1, b""))
+    assert said_at(1.0 + LOAD_S / 2, changed) == changed
+    assert said_at(1.0 + 2 * LOAD_S, StepBatch((), load)) == StepBatch((), load)

@@ -228,7 +228,7 @@ class Fan {
     if (legs->second.empty()) workers_.erase(legs);
   }
 
-  py::object take(const std::string &worker, const py::bytes &frame, double now);
+  py::tuple take(const std::string &worker, const py::bytes &frame, double now);
 
   std::size_t size() const {
     std::size_t lanes = 0;
@@ -288,15 +288,20 @@ bool Lane::take(const Piece &piece, double now, Scratch &scratch) {
   return true;
 }
 
-py::object Fan::take(const std::string &worker, const py::bytes &frame, double now) {
-  if (!workers_.count(worker)) return py::none();
+py::tuple Fan::take(const std::string &worker, const py::bytes &frame, double now) {
   std::string_view batch;
-  if (!(inner(std::string_view(frame), 2, batch) && inner(batch, 3, batch))) return py::none();
+  if (!workers_.count(worker) || !inner(std::string_view(frame), 2, batch) || !inner(batch, 3, batch))
+    return py::make_tuple(py::none(), true);
   py::list others;
+  bool changes = false;
   std::size_t at = 0;
   Fields field(batch);
   for (; field.next();) {
-    if (field.number != 1) continue;
+    if (field.number != 1) {
+      // All but the load.
+      changes = changes || field.number != 2;
+      continue;
+    }
     const Piece piece = read_piece(field.bytes);
     Lane *lane = find(worker, piece.leg);
     if (!lane || !lane->take(piece, now, scratch_)) {
@@ -306,7 +311,7 @@ py::object Fan::take(const std::string &worker, const py::bytes &frame, double n
     }
     ++at;
   }
-  return std::move(others);
+  return py::make_tuple(std::move(others), changes);
 }
 
 }  // namespace
