@@ -184,8 +184,8 @@ def make_router(
     if embeds:
         machine = make_embedding_machine(deployment, rng)
     else:
-        machine = make_machine(deployment, rng, decisions=decisions)
-        straight = Straight(machine.go_straight)
+        machine = generating = make_machine(deployment, rng, decisions=decisions)
+        straight = Straight(lambda request_id, _, lane: generating.go_straight(request_id, lane))
     return Router(
         machine,
         Registry(

@@ -300,7 +300,7 @@ class Router:
         try:
             sink.on_delta(effect.delta)
             if self._straight is not None:
-                self._straight.offer(effect, sink)
+                self._straight.offer(effect.request_id, effect.delta, sink)
         except Exception:  # one client's sink must not end the session that serves the others
             log.exception("the sink of request %s failed", effect.request_id)
             self._cut(effect.request_id, "internal_error")

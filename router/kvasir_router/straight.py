@@ -13,10 +13,9 @@ import math
 from collections.abc import Callable
 
 from kvasir.core.messages import CodedStep
-from kvasir.core.requests import StepBatch
+from kvasir.core.requests import Delta, StepBatch
 from kvasir.native import Fan
 from kvasir.ports.router import Lane, StreamSink
-from kvasir_router.machine_events import Emit
 
 LOAD_S = 0.01
 """How old a worker's load may be: engines with shorter steps say more often what no decision would notice."""
@@ -24,10 +23,10 @@ _MAX_WORKERS = 4096
 
 
 class Straight:
-    """The lanes of a router. `join` has a request's next output counted as that of a lane, and tells worker,
-    leg and offset of it; None where it may have none."""
+    """The lanes of a router. `join(request_id, delta, lane)` has what follows `delta` counted as that of a
+    lane, and tells worker, leg and offset of it; None where it may have none."""
 
-    def __init__(self, join: Callable[[str, Lane], tuple[str, str, int] | None]) -> None:
+    def __init__(self, join: Callable[[str, Delta, Lane], tuple[str, str, int] | None]) -> None:
         self._join = join
         self._fan = Fan()
         self._loaded_s: dict[str, float] = {}
@@ -36,15 +35,14 @@ class Straight:
         """Lanes that are open."""
         return len(self._fan)
 
-    def offer(self, said: Emit, sink: StreamSink) -> None:
+    def offer(self, request_id: str, delta: Delta, sink: StreamSink) -> None:
         """Give the stream a lane after a delta, if it may have one."""
-        delta = said.delta
-        if delta.index or delta.finish is not None or delta.raw_length is not None:
+        if delta.index or delta.finish is not None or delta.raw_length is not None or delta.logprobs:
             return
-        lane = sink.lane()
+        lane = sink.lane(request_id)
         if lane is None:
             return
-        place = self._join(said.request_id, lane)
+        place = self._join(request_id, delta, lane)
         if place is None:
             lane.close()
             return

@@ -27,7 +27,9 @@ try:
         Fan,
         Lane,
         PrefixTree,
+        Relay,
         Shadow,
+        SocketLane,
         chain_hashes,
         checksum_pieces,
         checksum_weights,
@@ -52,7 +54,7 @@ except ImportError:  # no compiler when it was installed
         checksum_weights,
         copy_pieces,
     )
-    from kvasir.native._twin_lanes import Fan, Lane  # type: ignore[assignment]
+    from kvasir.native._twin_lanes import Fan, Lane, Relay, SocketLane  # type: ignore[assignment]
 
     IS_NATIVE = False
 
@@ -66,7 +68,9 @@ __all__ = [
     "Fan",
     "Lane",
     "PrefixTree",
+    "Relay",
     "Shadow",
+    "SocketLane",
     "TreeStats",
     "chain_hashes",
     "checksum_pieces",

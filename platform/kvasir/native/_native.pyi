@@ -144,7 +144,20 @@ class Shadow:
         """Blocks that could not be recorded, since their parents were unknown."""
 
 class Lane:
-    """The straight way of one stream to its client; see kvasir.ports.router.Lane.
+    """The straight way of one stream to its client; see kvasir.ports.router.Lane. It has two kinds."""
+
+    @property
+    def open(self) -> bool: ...
+    @property
+    def tokens(self) -> bytes: ...
+    @property
+    def characters(self) -> int: ...
+    @property
+    def last_s(self) -> float: ...
+    def close(self) -> None: ...
+
+class SocketLane(Lane):
+    """To a client of this process.
 
     What comes over it is sent on the socket `fd` at once: `before`, the text as a JSON string, `after`, in
     HTTP's chunked coding where `chunked`. Its owner goes on writing to the client by other means, for which
@@ -170,15 +183,17 @@ class Lane:
         total: Buffer,
         last_s: float,
     ) -> None: ...
-    @property
-    def open(self) -> bool: ...
-    @property
-    def tokens(self) -> bytes: ...
-    @property
-    def characters(self) -> int: ...
-    @property
-    def last_s(self) -> float: ...
-    def close(self) -> None: ...
+
+class Relay:
+    """Gathers what goes over its lanes to another process. Its length is the bytes that wait; `wake` is
+    called with the first of them."""
+
+    def __init__(self, wake: Callable[[], None]) -> None: ...
+    def lane(self, request: str) -> Lane:
+        """A lane whose deltas are said to be of `request`."""
+    def take(self) -> bytes:
+        """All that waits, in order, as a SessionResponse with a StepBatch."""
+    def __len__(self) -> int: ...
 
 class Fan:
     """The open lanes of many streams, by worker and leg; it keeps none of them alive. Its length is their

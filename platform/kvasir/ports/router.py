@@ -253,10 +253,10 @@ class StreamSink(Protocol):
 
     def on_delta(self, delta: Delta) -> None: ...
 
-    def lane(self) -> Lane | None:
-        """A way for what comes next of a request with one choice, where its client is sent each delta as it
-        is; None elsewhere. Asked for after a delta, and used until it is closed, which the next `on_delta`
-        does as well."""
+    def lane(self, request_id: str) -> Lane | None:
+        """A way for what comes next of this request, if it has one choice, where its client is sent each
+        delta as it is; None elsewhere. Asked for after a delta, and used until it is closed, which the next
+        `on_delta` does as well."""
         ...
 
     def on_finish(self, summary: RequestSummary) -> None: ...

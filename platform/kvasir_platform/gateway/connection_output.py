@@ -16,7 +16,7 @@ import struct
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, cast
 
-from kvasir.native import Lane
+from kvasir.native import Lane, SocketLane
 from kvasir.telemetry.histogram import Histogram
 from kvasir.telemetry.reasons import SLOW_READER
 from kvasir_platform.gateway.http import Exchange
@@ -109,7 +109,7 @@ class ConnectionOutput(asyncio.Protocol, ABC):
     ) -> Lane | None:
         if not (self._plain and self._writable):
             return None
-        lane = Lane(
+        lane = SocketLane(
             fd=self._socket.fileno(),
             pending=self._transport.get_write_buffer_size,
             write=self.write,

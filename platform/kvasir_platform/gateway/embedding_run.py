@@ -38,7 +38,7 @@ class _Input:
         """The only one, with the vector."""
         self.run.took(self, delta)
 
-    def lane(self) -> None:
+    def lane(self, request_id: str) -> None:
         """None: there is one delta."""
 
     def on_finish(self, summary: RequestSummary) -> None:

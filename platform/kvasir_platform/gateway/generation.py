@@ -100,7 +100,7 @@ class Leg:
         except Exception as error:  # noqa: BLE001
             self._generation.broken(error)
 
-    def lane(self) -> Lane | None:
+    def lane(self, request_id: str) -> Lane | None:
         """See StreamSink."""
         last_s = self._last_s[0]
         if last_s is None or len(self._last_s) > 1:

@@ -232,5 +232,6 @@ class Exchange:
     def _shut(self) -> None:
         self._open = False
         self.on_lagging = self.on_caught_up = None
-        for lane in self._lanes:
+        lanes, self._lanes = self._lanes, []
+        for lane in lanes:
             lane.close()

@@ -14,7 +14,7 @@ from kvasir.clock import MonotonicClock
 from kvasir.core.errors import UpstreamError
 from kvasir.core.messages import WorkerFrame
 from kvasir.core.requests import Delta, FinishReason, Request, Sampling, StepBatch, Usage
-from kvasir.native import IS_NATIVE, Fan, Lane
+from kvasir.native import IS_NATIVE, Fan, Lane, SocketLane
 from kvasir.telemetry.histogram import Histogram
 from kvasir.telemetry.metrics import Metrics
 from kvasir.wire.codec import encode_to_router
@@ -42,7 +42,7 @@ class SocketWire:
         self.ends[0].sendall(data)
 
     def lane(self, before: bytes, after: bytes, *, chunked: bool, gaps: Histogram, last_s: float) -> Lane:
-        return Lane(
+        return SocketLane(
             fd=self.ends[0].fileno(),
             pending=lambda: self.waiting,
             write=self.write,
@@ -166,9 +166,9 @@ class Call:
 
 def test_tokens_that_went_past_the_gateway_are_charged_and_measured(wire: SocketWire) -> None:
     call, fan = Call(wire), Fan()
-    assert call.sink.lane() is None, "nothing has come yet"
+    assert call.sink.lane("r") is None, "nothing has come yet"
     call.sink.on_delta(Delta("r", 0, (0,), TEXTS[0]))
-    lane = call.sink.lane()
+    lane = call.sink.lane("r")
     assert lane is not None
     fan.add("w", "leg", 1, lane)
     fan.take("w", frame(1, TEXTS[1]), call.clock.now())
@@ -183,4 +183,4 @@ def test_tokens_that_went_past_the_gateway_are_charged_and_measured(wire: Socket
 def test_a_call_with_several_choices_has_no_lane(wire: SocketWire) -> None:
     call = Call(wire, n=2)
     call.sink.on_delta(Delta("r", 0, (0,), TEXTS[0]))
-    assert call.sink.lane() is None
+    assert call.sink.lane("r") is None

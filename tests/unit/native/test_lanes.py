@@ -15,12 +15,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvasir.core.kv import KvBatch
-from kvasir.core.messages import WorkerFrame
+from kvasir.core.messages import CodedStep, WorkerFrame
 from kvasir.core.requests import Delta, EngineLoad, FinishReason, StepBatch, Usage
-from kvasir.native import IS_NATIVE, Fan, Lane
+from kvasir.native import IS_NATIVE, Fan, Lane, Relay, SocketLane
 from kvasir.native import _twin_lanes as twin
 from kvasir.telemetry.histogram import Histogram
-from kvasir.wire.codec import encode_to_router
+from kvasir.wire.codec import decode_to_router, encode_to_router
 
 pytestmark = pytest.mark.skipif(not IS_NATIVE, reason="the twin opens no lane")
 
@@ -37,7 +37,7 @@ class Client:
     left: list[bytes] = field(default_factory=list)
 
     def lane(self, *, chunked: bool = False, last_s: float = 0.0) -> Lane:
-        return Lane(
+        return SocketLane(
             fd=self.ends[0].fileno(),
             pending=lambda: self.waiting,
             write=self.left.append,
@@ -196,7 +196,7 @@ def test_a_later_socket_of_the_same_number_gets_nothing(client: Client) -> None:
 def test_a_lane_on_no_socket_is_closed_from_the_start(client: Client) -> None:
     readable, writable = os.pipe()
     try:
-        lane = Lane(
+        lane = SocketLane(
             fd=writable,
             pending=lambda: 0,
             write=client.left.append,
@@ -251,7 +251,7 @@ def test_buffers_that_are_no_histogram_are_refused(client: Client) -> None:
 
 def test_the_twin_leaves_everything_to_the_ordinary_way(client: Client) -> None:
     gaps = client.gaps
-    lane = twin.Lane(
+    lane = twin.SocketLane(
         fd=client.ends[0].fileno(),
         pending=lambda: 0,
         write=client.left.append,
@@ -268,3 +268,22 @@ def test_the_twin_leaves_everything_to_the_ordinary_way(client: Client) -> None:
     assert (lane.open, len(fan), fan.take("w", frame(PLAIN), 1.0)) == (False, 0, (None, True))
     lane.close()
     assert (lane.tokens, lane.characters, lane.last_s) == (b"", 0, 0.0)
+
+
+def test_a_relay_says_the_same_deltas_of_requests_instead_of_legs() -> None:
+    woken: list[int] = []
+    relay, fan = Relay(lambda: woken.append(1)), Fan()
+    lanes = [relay.lane(f"request-{i}") for i in range(2)]
+    for i, lane in enumerate(lanes):
+        fan.add("w", f"leg-{i}", 300 * i, lane)
+    step = (Delta("leg-0", 0, (1, 300), "a☃"), Delta("leg-1", 300, (), "b"), Delta("leg-0", 2, (2,), ""))
+    assert fan.take("w", frame(*step), 1.0) == ([], False)
+    assert (len(woken), len(relay) > 0) == (1, True)
+    assert (said(lanes[0]), lanes[0].characters) == ([1, 300, 2], 2)
+    message = decode_to_router(relay.take())
+    assert isinstance(message, WorkerFrame)
+    assert isinstance(message.payload, CodedStep)
+    assert message.payload.decode(None).deltas == tuple(
+        replace(delta, request_id=delta.request_id.replace("leg", "request")) for delta in step
+    )
+    assert len(relay) == 0

@@ -22,7 +22,7 @@ from kvasir.core.requests import (
     Usage,
     token_ids,
 )
-from kvasir.native import IS_NATIVE, Lane
+from kvasir.native import IS_NATIVE, Lane, SocketLane
 from kvasir.ports.router import RequestSummary
 from kvasir.telemetry.histogram import Histogram
 from kvasir.wire.codec import decode_to_router, encode_to_router
@@ -62,9 +62,9 @@ class Client:
     def on_error(self, error: Exception, summary: RequestSummary) -> None:
         raise AssertionError("the shell's affair")
 
-    def lane(self) -> Lane:
+    def lane(self, request_id: str) -> Lane:
         gaps = self.gaps
-        lane = Lane(
+        lane = SocketLane(
             fd=self.ends[0].fileno(),
             pending=lambda: 0,
             write=lambda data: None,
@@ -93,7 +93,8 @@ class Scene:
     def __init__(self, make_identity: MakeIdentity) -> None:
         self.stage = Stage(make_identity, "never")
         self.stage.ready(b0=Role.BOTH, b1=Role.BOTH)
-        self.straight = Straight(self.stage.machine.go_straight)
+        go_straight = self.stage.machine.go_straight
+        self.straight = Straight(lambda request_id, _, lane: go_straight(request_id, lane))
         self.client = Client()
 
     def begin(self, sampling: Sampling | None = None) -> str:
@@ -113,7 +114,7 @@ class Scene:
         for effect in effects:
             if isinstance(effect, Emit):
                 self.client.on_delta(effect.delta)
-                self.straight.offer(effect, self.client)
+                self.straight.offer(effect.request_id, effect.delta, self.client)
         return effects
 
 

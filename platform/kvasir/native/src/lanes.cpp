@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -30,13 +31,17 @@ std::uint64_t cookie_of(int fd) {
   return ::getsockopt(fd, SOL_SOCKET, SO_COOKIE, &cookie, &size) == 0 && size == sizeof cookie ? cookie : 0;
 }
 
-// `text`, valid UTF-8, as a JSON string in `out`; returns its characters.
-std::size_t quote(std::string_view text, std::string &out) {
-  std::size_t characters = 0;
+// Of valid UTF-8.
+std::size_t characters_of(std::string_view text) {
+  return static_cast<std::size_t>(std::count_if(
+      text.begin(), text.end(), [](char c) { return (static_cast<unsigned char>(c) & 0xc0) != 0x80; }));
+}
+
+// `text`, valid UTF-8, as a JSON string in `out`.
+void quote(std::string_view text, std::string &out) {
   out.assign(1, '"');
   for (const char c : text) {
     const auto byte = static_cast<unsigned char>(c);
-    characters += (byte & 0xc0) != 0x80;
     if (byte >= 0x20 && byte != '"' && byte != '\\') {
       out.push_back(c);
       continue;
@@ -69,7 +74,6 @@ std::size_t quote(std::string_view text, std::string &out) {
     }
   }
   out.push_back('"');
-  return characters;
 }
 
 void append_hex(std::size_t value, std::string &out) {
@@ -130,30 +134,32 @@ struct Scratch {
   std::vector<std::uint32_t> ids;
 };
 
+void append_varint(std::uint64_t value, std::string &out) {
+  for (; value >= 0x80; value >>= 7) out.push_back(static_cast<char>(value | 0x80));
+  out.push_back(static_cast<char>(value));
+}
+
+std::size_t varint_size(std::uint64_t value) {
+  std::size_t size = 1;
+  while (value >>= 7) ++size;
+  return size;
+}
+
+void append_field(std::uint32_t number, std::string_view bytes, std::string &out) {
+  append_varint(number << 3 | Fields::kBytes, out);
+  append_varint(bytes.size(), out);
+  out.append(bytes);
+}
+
 class Fan;
 
+// Of one stream; how it reaches the client is its kinds' affair.
 class Lane {
  public:
-  Lane(int fd, py::object pending, py::object write, std::string before, std::string after, bool chunked,
-       const py::object &bounds, const py::object &counts, const py::object &total, double last_s)
-      : last_s(last_s),
-        fd_(fd),
-        cookie_(cookie_of(fd)),
-        pending_(std::move(pending)),
-        write_(std::move(write)),
-        before_(std::move(before)),
-        after_(std::move(after)),
-        chunked_(chunked),
-        bounds_(bounds, 8, "bounds"),
-        counts_(counts, 8, "counts", true),
-        total_(total, 8, "total", true),
-        open_(cookie_ != 0) {
-    if (counts_.count() != bounds_.count() + 1 || total_.count() != 1)
-      throw py::value_error("a histogram has a count more than bounds, and one total");
-  }
+  Lane(bool open, double last_s) : last_s(last_s), open_(open) {}
   Lane(const Lane &) = delete;
   Lane &operator=(const Lane &) = delete;
-  ~Lane() { close(); }
+  virtual ~Lane() { close(); }
 
   bool open() const { return open_; }
   void close();
@@ -168,21 +174,55 @@ class Lane {
  private:
   friend class Fan;
 
-  // Whether nothing waits in Python's buffers, which would be overtaken, and the socket is still the client's: its
-  // number may be another's by now.
-  bool free() const {
+  // Whether a piece may go now without overtaking another.
+  virtual bool free() const = 0;
+  virtual void observe(double gap, std::size_t count) = 0;
+  // The lane may be gone afterwards.
+  virtual void send(const Piece &piece, Scratch &scratch) = 0;
+
+  bool open_;
+  Fan *fan_ = nullptr;
+  std::string worker_, leg_;
+  std::uint64_t offset_ = 0;
+};
+
+// To a client of this process.
+class SocketLane : public Lane {
+ public:
+  SocketLane(int fd, py::object pending, py::object write, std::string before, std::string after, bool chunked,
+             const py::object &bounds, const py::object &counts, const py::object &total, double last_s)
+      : Lane(cookie_of(fd) != 0, last_s),
+        fd_(fd),
+        cookie_(cookie_of(fd)),
+        pending_(std::move(pending)),
+        write_(std::move(write)),
+        before_(std::move(before)),
+        after_(std::move(after)),
+        chunked_(chunked),
+        bounds_(bounds, 8, "bounds"),
+        counts_(counts, 8, "counts", true),
+        total_(total, 8, "total", true) {
+    if (counts_.count() != bounds_.count() + 1 || total_.count() != 1)
+      throw py::value_error("a histogram has a count more than bounds, and one total");
+  }
+
+ private:
+  // Nothing waits in Python's buffers, which would be overtaken, and the socket is still the client's: its number may
+  // be another's by now.
+  bool free() const override {
     PyObject *waiting = PyObject_CallNoArgs(pending_.ptr());
     const long bytes = waiting ? PyLong_AsLong(waiting) : -1;
     Py_XDECREF(waiting);
     if (PyErr_Occurred()) PyErr_Clear();
     return bytes == 0 && cookie_of(fd_) == cookie_;
   }
-  void observe(double gap, std::size_t count) {
+  void observe(double gap, std::size_t count) override {
     const auto *bounds = reinterpret_cast<const double *>(bounds_.data());
     auto *counts = static_cast<std::uint64_t *>(counts_.writable());
     counts[std::lower_bound(bounds, bounds + bounds_.count(), gap) - bounds] += count;
     *static_cast<double *>(total_.writable()) += gap * static_cast<double>(count);
   }
+  void send(const Piece &piece, Scratch &scratch) override;
 
   int fd_;
   std::uint64_t cookie_;
@@ -190,10 +230,61 @@ class Lane {
   std::string before_, after_;
   bool chunked_;
   Items bounds_, counts_, total_;
-  bool open_;
-  Fan *fan_ = nullptr;
-  std::string worker_, leg_;
-  std::uint64_t offset_ = 0;
+};
+
+// What goes to another process, as the deltas of one message; `wake` is called when the first of them is there.
+class Relay {
+ public:
+  explicit Relay(py::object wake) : wake_(std::move(wake)) {}
+
+  void add(std::string_view request, const Piece &piece) {
+    const bool first = batch_.empty();
+    const std::size_t offset = piece.offset ? 1 + varint_size(piece.offset) : 0;
+    const auto field = [](std::string_view bytes) {
+      return bytes.empty() ? 0 : 1 + varint_size(bytes.size()) + bytes.size();
+    };
+    append_varint(1 << 3 | Fields::kBytes, batch_);
+    append_varint(field(request) + offset + field(piece.ids) + field(piece.text), batch_);
+    append_field(1, request, batch_);
+    if (piece.offset) {
+      batch_.push_back(3 << 3 | Fields::kVarint);
+      append_varint(piece.offset, batch_);
+    }
+    if (!piece.ids.empty()) append_field(4, piece.ids, batch_);
+    if (!piece.text.empty()) append_field(5, piece.text, batch_);
+    if (first) wake_();
+  }
+
+  // A SessionResponse with the StepBatch of all that was added.
+  py::bytes take() {
+    std::string frame, message;
+    append_field(3, batch_, frame);
+    append_field(2, frame, message);
+    batch_.clear();
+    return py::bytes(message);
+  }
+
+  std::size_t size() const { return batch_.size(); }
+
+ private:
+  py::object wake_;
+  std::string batch_;
+};
+
+// To a client of another process.
+class RelayLane : public Lane {
+ public:
+  RelayLane(py::object relay, std::string request)
+      : Lane(true, 0.0), held_(std::move(relay)), relay_(held_.cast<Relay &>()), request_(std::move(request)) {}
+
+ private:
+  bool free() const override { return true; }
+  void observe(double, std::size_t) override {}
+  void send(const Piece &piece, Scratch &) override { relay_.add(request_, piece); }
+
+  py::object held_;
+  Relay &relay_;
+  std::string request_;
 };
 
 // Lanes by worker and leg. It holds none of them alive: a lane that ends takes itself out.
@@ -268,8 +359,15 @@ bool Lane::take(const Piece &piece, double now, Scratch &scratch) {
     observe((now - last_s) / static_cast<double>(count), count);
     last_s = now;
   }
-  if (piece.text.empty()) return true;
-  characters += quote(piece.text, scratch.text);
+  characters += characters_of(piece.text);
+  // Last, because this may end the lane.
+  send(piece, scratch);
+  return true;
+}
+
+void SocketLane::send(const Piece &piece, Scratch &scratch) {
+  if (piece.text.empty()) return;
+  quote(piece.text, scratch.text);
   std::string &frame = scratch.frame;
   frame.clear();
   if (chunked_) {
@@ -280,12 +378,10 @@ bool Lane::take(const Piece &piece, double now, Scratch &scratch) {
   if (chunked_) frame.append("\r\n");
   const ssize_t sent = ::send(fd_, frame.data(), frame.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
   const std::size_t left = frame.size() - static_cast<std::size_t>(std::max<ssize_t>(sent, 0));
-  if (left) {
-    // What the socket does not take, or refuses, is Python's affair. Last, because this may end the lane.
-    const py::object write = write_;
-    write(py::bytes(frame.data() + frame.size() - left, left));
-  }
-  return true;
+  if (!left) return;
+  // What the socket does not take, or refuses, is Python's affair.
+  const py::object write = write_;
+  write(py::bytes(frame.data() + frame.size() - left, left));
 }
 
 py::tuple Fan::take(const std::string &worker, const py::bytes &frame, double now) {
@@ -318,10 +414,6 @@ py::tuple Fan::take(const std::string &worker, const py::bytes &frame, double no
 
 void bind_lanes(py::module_ &m) {
   py::class_<Lane>(m, "Lane")
-      .def(py::init<int, py::object, py::object, std::string, std::string, bool, const py::object &,
-                    const py::object &, const py::object &, double>(),
-           py::kw_only(), py::arg("fd"), py::arg("pending"), py::arg("write"), py::arg("before"), py::arg("after"),
-           py::arg("chunked"), py::arg("bounds"), py::arg("counts"), py::arg("total"), py::arg("last_s"))
       .def_property_readonly("open", &Lane::open)
       .def_property_readonly("tokens",
                              [](const Lane &lane) {
@@ -331,6 +423,21 @@ void bind_lanes(py::module_ &m) {
       .def_readonly("characters", &Lane::characters)
       .def_readonly("last_s", &Lane::last_s)
       .def("close", &Lane::close);
+  py::class_<SocketLane, Lane>(m, "SocketLane")
+      .def(py::init<int, py::object, py::object, std::string, std::string, bool, const py::object &,
+                    const py::object &, const py::object &, double>(),
+           py::kw_only(), py::arg("fd"), py::arg("pending"), py::arg("write"), py::arg("before"), py::arg("after"),
+           py::arg("chunked"), py::arg("bounds"), py::arg("counts"), py::arg("total"), py::arg("last_s"));
+  py::class_<Relay>(m, "Relay")
+      .def(py::init<py::object>(), py::arg("wake"))
+      .def("lane",
+           [](py::object relay, std::string request) {
+             return std::make_unique<RelayLane>(std::move(relay), std::move(request));
+           },
+           py::arg("request"))
+      .def("take", &Relay::take)
+      .def("__len__", &Relay::size);
+  py::class_<RelayLane, Lane>(m, "RelayLane");
   py::class_<Fan>(m, "Fan")
       .def(py::init<>())
       .def("add", &Fan::add, py::arg("worker"), py::arg("leg"), py::arg("offset"), py::arg("lane"))
