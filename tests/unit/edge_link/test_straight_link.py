@@ -84,8 +84,9 @@ async def test_what_goes_either_way_arrives_in_order() -> None:
         first.finish()
         second.emit(".")
         second.finish()
-        await one.finished()
-        await two.finished()
+        async with asyncio.timeout(PATIENCE_S):
+            await one.finished()
+            await two.finished()
         assert one.texts == ["abcde ☃."]
         assert two.texts == ["abce ☃."]
         assert sum(len(frame.straight) for frame in both.frames) == 2
@@ -99,7 +100,8 @@ async def test_what_came_straight_for_a_stream_that_has_ended_reaches_nobody() -
         both.link.router.cancel("one")
         core.straight(first, second, text="b")
         second.finish()
-        await two.finished()
+        async with asyncio.timeout(PATIENCE_S):
+            await two.finished()
         assert (one.texts, two.texts) == (["a"], ["ab"])
         await until(lambda: core.router.cancelled)
         assert first.sink.lane("one") is None, "the core knows it no more"
