@@ -15,7 +15,7 @@ setup(
             "kvasir.native._native",
             [
                 f"platform/kvasir/native/src/{unit}.cpp"
-                for unit in ("bytes", "match", "module", "predictions", "shadow", "tree")
+                for unit in ("bytes", "lanes", "match", "module", "predictions", "shadow", "tree")
             ],
             depends=sorted(glob("platform/kvasir/native/src/*.hpp")),
             cxx_std=17,

@@ -24,7 +24,7 @@ import msgspec
 
 from kvasir.core.identity import KvLayout, WorkerIdentity
 from kvasir.core.kv import KvBatch, KvChange, KvSnapshotPart, KvStatus, Medium
-from kvasir.core.messages import WorkerFrame
+from kvasir.core.messages import CodedStep, WorkerFrame
 from kvasir.core.requests import Request, Role, StepBatch, token_ids
 from kvasir.native import PrefixTree, Shadow, chain_hashes, root_hash
 from kvasir.wire.codec import decode_snapshot_part, decode_to_router, encode_snapshot_part, encode_to_router
@@ -141,8 +141,8 @@ def ingest(blocks: int, workers: int) -> Figures:
         def apply(batch: list[tuple[int, int, bytes]] = batch) -> None:
             for worker, _, data in batch:
                 message = decode_to_router(data)
-                if isinstance(message, WorkerFrame) and isinstance(message.payload, StepBatch):
-                    kv = message.payload.kv
+                if isinstance(message, WorkerFrame) and isinstance(message.payload, CodedStep):
+                    kv = message.payload.decode(None).kv
                     if kv is not None:
                         index.apply(f"w{worker}", kv, 1.0)
 

@@ -27,8 +27,8 @@ from kvasir.clock import MonotonicClock
 from kvasir.config.spec import Deployment, EngineSpec, PoolSpec, SimSpec
 from kvasir.core.errors import ProtocolError
 from kvasir.core.membership import Endpoint
-from kvasir.core.messages import Hello, Submit
-from kvasir.core.requests import EngineRequest, Role, Sampling, StepBatch, token_ids
+from kvasir.core.messages import CodedStep, Hello, Submit
+from kvasir.core.requests import EngineRequest, Role, Sampling, token_ids
 from kvasir.ports.session import ConnectionLost
 from kvasir.wire.codec import SERVICE, encode_snapshot_request, encode_to_worker
 from kvasir.wire.tls import KeyMaterial, TlsFiles, TlsNames, TlsPaths
@@ -291,8 +291,8 @@ class Load:
     def _take(self, event: SessionEvent) -> None:
         if not isinstance(event, SessionMessage):
             self.told.append(event)
-        elif isinstance(event.message, StepBatch):
-            for delta in event.message.deltas:
+        elif isinstance(event.message, CodedStep):
+            for delta in event.message.decode(None).deltas:
                 if delta.offset != self._got[delta.request_id] or delta.error is not None:
                     self._wrong.add(delta.request_id)
                 self._got[delta.request_id] += len(delta.token_ids)

@@ -30,6 +30,7 @@ from kvasir_router.records import DecisionLog
 from kvasir_router.registry import Registry
 from kvasir_router.session import SessionEvent, SessionLimits, WorkerSession
 from kvasir_router.shell import Router, unobserved
+from kvasir_router.straight import Straight
 
 
 def hash_blocks(request: Request, block_size: int) -> array[int]:
@@ -178,10 +179,15 @@ def make_router(
         on_decision=on_decision,
     )
     embeds = deployment.embeds
+    machine: RequestMachine | EmbeddingMachine
+    straight = None
+    if embeds:
+        machine = make_embedding_machine(deployment, rng)
+    else:
+        machine = generating = make_machine(deployment, rng, decisions=decisions)
+        straight = Straight(lambda request_id, _, lane: generating.go_straight(request_id, lane))
     return Router(
-        make_embedding_machine(deployment, rng)
-        if embeds
-        else make_machine(deployment, rng, decisions=decisions),
+        machine,
         Registry(
             model=deployment.model.name, tokenizer_digest=tokenizer_digest, golden=golden, embeds=embeds
         ),
@@ -189,6 +195,7 @@ def make_router(
         make_session,
         clock,
         decisions=decisions,
+        straight=straight,
         on_summary=on_summary,
         on_worker=on_worker,
     )

@@ -22,6 +22,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from kvasir.core.requests import Continuation, Delta, Request, Sampling, ToolCallDelta, token_ids
+from kvasir.ports.router import Lane
 
 
 class Way(StrEnum):
@@ -86,23 +87,53 @@ class Parts:
         return left
 
 
-@dataclass(slots=True)
 class Output:
     """What the client has of one choice: its tokens, and how long the engine's text of it is. `parts` tells
-    what became of that text where it is taken apart."""
+    what became of that text where it is taken apart. Whoever asks ends the lane that it goes over."""
 
-    tokens: array[int]
-    text_length: int = 0
-    finished: bool = False
-    parts: Parts | None = None
+    __slots__ = ("_lane", "_text_length", "_tokens", "finished", "parts")
+
+    def __init__(self, tokens: array[int], text_length: int = 0, finished: bool = False) -> None:
+        self._tokens = tokens
+        self._text_length = text_length
+        self._lane: Lane | None = None
+        self.finished = finished
+        self.parts: Parts | None = None
+
+    @property
+    def tokens(self) -> array[int]:
+        """All of them, in order."""
+        if self._lane is not None:
+            self.leave_lane()
+        return self._tokens
+
+    @property
+    def text_length(self) -> int:
+        """In characters."""
+        if self._lane is not None:
+            self.leave_lane()
+        return self._text_length
+
+    def take_lane(self, lane: Lane) -> None:
+        """From here on the client has what goes over `lane`, too."""
+        self.leave_lane()
+        self._lane = lane
+
+    def leave_lane(self) -> None:
+        """Nothing more goes over the lane, if there is one."""
+        lane, self._lane = self._lane, None
+        if lane is not None:
+            lane.close()
+            self._tokens.frombytes(lane.tokens)
+            self._text_length += lane.characters
 
     def add(self, delta: Delta) -> None:
         """The client is sent this."""
         self.tokens.extend(delta.token_ids)
         if delta.raw_length is None:
-            self.text_length += len(delta.text)
+            self._text_length += len(delta.text)
         else:
-            self.text_length += delta.raw_length
+            self._text_length += delta.raw_length
             self.parts = self.parts or Parts()
             self.parts.add(delta)
         if delta.finish is not None:

@@ -17,7 +17,7 @@ from __future__ import annotations
 from kvasir.core.errors import CapacityError
 from kvasir.core.identity import WorkerIdentity
 from kvasir.core.requests import Leg, Request
-from kvasir.ports.router import AdmissionView, Books, BrownoutView
+from kvasir.ports.router import AdmissionView, Books, BrownoutView, Lane
 from kvasir.ports.routing import Plan
 from kvasir_router.admission import UNLIMITED, Admission, Rules
 from kvasir_router.fleet import Fleet
@@ -137,6 +137,11 @@ class RequestMachine:
             self._admission.next_due(),
         )
         return min((when for when in due if when is not None), default=None)
+
+    def go_straight(self, request_id: str, lane: Lane) -> tuple[str, str, int] | None:
+        """See Flight.go_straight."""
+        flight = self._flights.get(request_id)
+        return None if flight is None else flight.go_straight(lane)
 
     def handle(self, event: Event, now: float) -> list[Effect]:
         """Take in one event. Raises, for Arrived only and then without any change, CapacityError

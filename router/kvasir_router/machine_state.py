@@ -9,7 +9,7 @@ from enum import StrEnum
 
 from kvasir.core.errors import CapacityError, KvasirError, RequestError, UpstreamError
 from kvasir.core.requests import Continuation, Delta, KvHandoff, Leg, Request, Timings, Usage, token_ids
-from kvasir.ports.router import RequestSummary
+from kvasir.ports.router import Lane, RequestSummary
 from kvasir.ports.routing import Plan, Target, no_names
 from kvasir.telemetry.reasons import REASONS
 from kvasir_router.admission import Ticket
@@ -71,12 +71,11 @@ class Flight:
 
     `request` is the client's; `current` is what runs, whose prompt may end with output that the client has
     (`continuation`). `outputs` is what the client has of each choice; `replay` drops it from a leg that began
-    anew. `leg` is the leg that leads to the client's tokens, and `ahead` the PREFILL leg that still computes
-    what a DECODE leg has begun to pull. `streaming`: `leg` has said something. `attempts` counts starts after
-    the first, whatever their reason, `retries` those after a failure, `migrations` those after the loss of a
-    worker. `ticket` is what admission knows of it, and `brownout` what was done under pressure when it came.
-    `decode_s` is when the DECODE leg was sent, and `overlap_s` for how long the PREFILL leg went on
-    after that.
+    anew. `ahead` is the PREFILL leg that still computes what a DECODE leg has begun to pull. `streaming`:
+    `leg` has said something. `attempts` counts starts after the first, whatever their reason, `retries`
+    those after a failure, `migrations` those after the loss of a worker. `ticket` is what admission knows of
+    it, and `brownout` what was done under pressure when it came. `decode_s` is when the DECODE leg was sent,
+    and `overlap_s` for how long the PREFILL leg went on after that.
     """
 
     request: Request
@@ -88,7 +87,7 @@ class Flight:
     queued_until: float | None = None
     plan: Plan | None = None
     charges: Charges = field(default_factory=dict)
-    leg: RunningLeg | None = None
+    _leg: RunningLeg | None = field(default=None, init=False)
     ahead: RunningLeg | None = None
     lease: HeldLease | None = None
     outputs: list[Output] = field(init=False)
@@ -117,6 +116,30 @@ class Flight:
     def __post_init__(self) -> None:
         self.current = self.request
         self.outputs = [Output(token_ids(())) for _ in range(self.request.sampling.n)]
+
+    @property
+    def leg(self) -> RunningLeg | None:
+        """The leg that leads to the client's tokens."""
+        return self._leg
+
+    @leg.setter
+    def leg(self, leg: RunningLeg | None) -> None:
+        # What another leg says, or this one after its end, must not reach the client.
+        for output in self.outputs:
+            output.leave_lane()
+        self._leg = leg
+
+    def go_straight(self, lane: Lane) -> tuple[str, str, int] | None:
+        """Have what comes next go over `lane`: the worker, the leg and the offset of it; None where it has to
+        be looked at here."""
+        leg, output = self._leg, self.outputs[0]
+        if not self.streaming or leg is None or self.replay is not None or len(self.outputs) > 1:
+            return None
+        if output.finished or output.parts is not None or not output.tokens:
+            return None
+        offset = len(output.tokens)
+        output.take_lane(lane)
+        return leg.target.worker_id, leg.leg_id, offset
 
     @property
     def planned(self) -> Plan:

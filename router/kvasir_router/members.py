@@ -17,7 +17,8 @@ from kvasir.core.identity import WorkerIdentity
 from kvasir.core.kv import KvSnapshotPart
 from kvasir.core.membership import Endpoint
 from kvasir.core.membership import Members as Snapshot
-from kvasir.core.messages import Draining, RouterMessage, Serving, SetDraining, WorkerMessage
+from kvasir.core.messages import CodedStep, Draining, RouterMessage, Serving, SetDraining, WorkerMessage
+from kvasir.core.requests import StepBatch
 from kvasir_router.machine_events import (
     Event,
     Step,
@@ -74,9 +75,9 @@ class Member:
 class Members:
     """Keeps a session with every worker that discovery names.
 
-    `feed` takes what the request machine has to know; `busy` tells how many legs run on a worker;
-    `changed` is told of every change of a worker's state; `spawn` runs a task whose failure is the
-    router's.
+    `feed` takes what the request machine has to know, and `rest` tells what of a worker's step is left for
+    it; `busy` tells how many legs run on a worker; `changed` is told of every change of a worker's state;
+    `spawn` runs a task whose failure is the router's.
     """
 
     def __init__(
@@ -85,6 +86,7 @@ class Members:
         make_session: MakeSession,
         *,
         feed: Callable[[Event], None],
+        rest: Callable[[str, CodedStep], StepBatch | None],
         busy: Callable[[str], int],
         changed: Callable[[str], None],
         spawn: Spawn,
@@ -92,6 +94,7 @@ class Members:
         self.registry = registry
         self._make_session = make_session
         self._feed = feed
+        self._rest = rest
         self._busy = busy
         self._changed = changed
         self._spawn = spawn
@@ -207,7 +210,7 @@ class Members:
                 self.registry.note(worker_id, CONNECTING, reason)
         self._changed(worker_id)
 
-    def _message(self, worker_id: str, member: Member, message: WorkerMessage) -> None:
+    def _message(self, worker_id: str, member: Member, message: WorkerMessage | CodedStep) -> None:
         serves = self.registry[worker_id].serves
         if isinstance(message, Draining):
             # Remembered of one that does not fit as well: it may be taken in later.
@@ -222,7 +225,9 @@ class Members:
             if serves:
                 self._show(worker_id, member)
         elif serves:
-            self._feed(Step(worker_id, message))
+            step = self._rest(worker_id, message) if isinstance(message, CodedStep) else message
+            if step is not None:
+                self._feed(Step(worker_id, step))
             if member.left:
                 self.settle(worker_id)
 

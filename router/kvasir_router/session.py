@@ -17,6 +17,7 @@ from kvasir.core.kv import KvSnapshotPart
 from kvasir.core.link import Link, LinkLimits, payload_bytes
 from kvasir.core.membership import Endpoint
 from kvasir.core.messages import (
+    CodedStep,
     Goodbye,
     Hello,
     RouterFrame,
@@ -48,7 +49,7 @@ class SessionMessage:
     """The worker said this; exactly once, in order."""
 
     worker_id: str
-    message: WorkerMessage
+    message: WorkerMessage | CodedStep
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +138,7 @@ class WorkerSession:
         self._session_id = ""
         self._link: Link[RouterMessage] | None = None
         self._doomed = False
-        self._pump: Pump[RouterMessage, WorkerMessage, RouterFrame] | None = None
+        self._pump: Pump[RouterMessage, WorkerMessage | CodedStep, RouterFrame] | None = None
         self._window: asyncio.Task[None] | None = None
         self._work: asyncio.Task[None] | None = None
         self._closed = False
@@ -248,7 +249,7 @@ class WorkerSession:
         link = self._adopt(connection.welcome)
         if link is None:
             return
-        pump: Pump[RouterMessage, WorkerMessage, RouterFrame] = Pump(
+        pump: Pump[RouterMessage, WorkerMessage | CodedStep, RouterFrame] = Pump(
             connection,
             link,
             limits=self._limits.link,
@@ -268,7 +269,9 @@ class WorkerSession:
             watch.cancel()
             self._pump = None
 
-    async def _break_when_silent(self, pump: Pump[RouterMessage, WorkerMessage, RouterFrame]) -> None:
+    async def _break_when_silent(
+        self, pump: Pump[RouterMessage, WorkerMessage | CodedStep, RouterFrame]
+    ) -> None:
         silence_s = self._limits.silence_s
         await fallen_silent(lambda: pump.heard_s, silence_s, self._clock)
         pump.stop(f"silent for {silence_s:g} s")
@@ -295,7 +298,7 @@ class WorkerSession:
         self._on_event(SessionReady(self._worker_id, welcome.identity, welcome.resumed))
         return link
 
-    def _deliver(self, message: WorkerMessage) -> None:
+    def _deliver(self, message: WorkerMessage | CodedStep) -> None:
         if not self._closed:
             self._on_event(SessionMessage(self._worker_id, message))
 

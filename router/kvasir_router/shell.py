@@ -12,6 +12,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from kvasir.core.errors import KvasirError
+from kvasir.core.messages import CodedStep
 from kvasir.core.requests import Delta, EngineRequest, FinishReason, Request, StepBatch
 from kvasir.native import TreeStats
 from kvasir.ports.clock import Clock
@@ -48,6 +49,7 @@ from kvasir_router.records import DecisionLog
 from kvasir_router.registry import Registry
 from kvasir_router.shell_machine import Machine
 from kvasir_router.snapshots import Snapshots
+from kvasir_router.straight import Straight
 
 log = logging.getLogger(__name__)
 
@@ -63,7 +65,8 @@ def unobserved(_value: object) -> None:
 class Router:
     """`kvasir.ports.router.RouterPort`. Call everything on one event loop; `run` must be running.
 
-    `decisions` is the log that the machine's fleet writes. `on_summary` is told of each request that ended,
+    `decisions` is the log that the machine's fleet writes. `straight` passes plain deltas on without the
+    machine; None where each has to be looked at. `on_summary` is told of each request that ended,
     `on_worker` of each change of a worker's state and of its load a few times a second; both must not block
     or raise. `discovery` stays the caller's to close.
     """
@@ -77,6 +80,7 @@ class Router:
         clock: Clock,
         *,
         decisions: DecisionLog,
+        straight: Straight | None = None,
         on_summary: Callable[[RequestSummary], None] = unobserved,
         on_worker: Callable[[WorkerView], None] = unobserved,
     ) -> None:
@@ -85,12 +89,14 @@ class Router:
         self._discovery = discovery
         self._clock = clock
         self._decisions = decisions
+        self._straight = straight
         self._on_summary = on_summary
         self._on_worker = on_worker
         self._members = Members(
             registry,
             make_session,
             feed=self._feed,
+            rest=self._rest,
             busy=self._busy,
             changed=self._show,
             spawn=self._spawn,
@@ -271,6 +277,11 @@ class Router:
             if self._closing and not self._unconfirmed():
                 self._quiet.set()
 
+    def _rest(self, worker_id: str, step: CodedStep) -> StepBatch | None:
+        if self._straight is None:
+            return step.decode(None)
+        return self._straight.rest(worker_id, step, self._clock.now())
+
     def _perform(self, effects: list[Effect]) -> None:
         for effect in effects:
             if isinstance(effect, Emit):
@@ -288,6 +299,8 @@ class Router:
             return
         try:
             sink.on_delta(effect.delta)
+            if self._straight is not None:
+                self._straight.offer(effect.request_id, effect.delta, sink)
         except Exception:  # one client's sink must not end the session that serves the others
             log.exception("the sink of request %s failed", effect.request_id)
             self._cut(effect.request_id, "internal_error")

@@ -12,7 +12,7 @@ import pytest
 from kvasir.core.identity import KvLayout, WorkerIdentity
 from kvasir.core.link import LinkLimits
 from kvasir.core.membership import Endpoint
-from kvasir.core.messages import Submit
+from kvasir.core.messages import CodedStep, Submit
 from kvasir.core.requests import (
     Delta,
     EngineLoad,
@@ -158,8 +158,10 @@ class Router:
 
     def take(self, event: SessionEvent) -> None:
         self.events.append(event)
-        if isinstance(event, SessionMessage) and isinstance(event.message, StepBatch):
-            for delta in event.message.deltas:
+        said = event.message if isinstance(event, SessionMessage) else None
+        step = said.decode(None) if isinstance(said, CodedStep) else said
+        if isinstance(step, StepBatch):
+            for delta in step.deltas:
                 got = self.tokens.setdefault(delta.request_id, [])
                 assert delta.offset == len(got), f"{delta.request_id}: lost or repeated a token"
                 assert delta.request_id not in self.last

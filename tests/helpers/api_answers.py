@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from kvasir.core.requests import Delta, Usage
+from kvasir.telemetry.histogram import Histogram
 from kvasir_platform.gateway.answer import AnswerHead
 from kvasir_platform.gateway.http import Exchange, HttpRequest
 from kvasir_platform.gateway.sse import ChatShape, CompletionShape, StreamedAnswer
@@ -30,6 +31,9 @@ class RecordingWire:
     def write(self, data: bytes) -> None:
         self.sent += data
         self.writes += 1
+
+    def lane(self, before: bytes, after: bytes, *, chunked: bool, gaps: Histogram, last_s: float) -> None:
+        """Takes the ordinary way."""
 
     def answered(self, *, close: bool) -> None:
         self.closed = close

@@ -14,6 +14,7 @@ from typing import Generic, TypeVar
 from kvasir.core.errors import ProtocolError
 from kvasir.core.messages import (
     Abort,
+    CodedStep,
     Draining,
     Goodbye,
     ReleaseLeases,
@@ -221,7 +222,7 @@ def _request_bytes(request: EngineRequest) -> int:
     return size + 5 * ids + 20 * len(sampling.logit_bias)
 
 
-def payload_bytes(message: RouterMessage | WorkerMessage) -> int:
+def payload_bytes(message: RouterMessage | WorkerMessage | CodedStep) -> int:
     """An upper estimate of a payload's encoded size in bytes, cheap enough for every step."""
     match message:
         case Submit(requests=requests):
@@ -232,6 +233,8 @@ def payload_bytes(message: RouterMessage | WorkerMessage) -> int:
             return _MESSAGE_BYTES
         case Draining(reason=reason) | SetDraining(reason=reason):
             return _MESSAGE_BYTES + _text_bytes(reason)
+        case CodedStep(frame=frame):
+            return len(frame)
         case _:
             load = _load_bytes(message.load) if message.load is not None else 0
             kv = _MESSAGE_BYTES + len(message.kv.log) if message.kv is not None else 0

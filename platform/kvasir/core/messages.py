@@ -8,6 +8,7 @@ bookkeeping; `kvasir.wire` the encoding; proto/kvasir/wire/v1 the contract.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from kvasir.core.identity import PROTOCOL_VERSION, WorkerIdentity
@@ -97,6 +98,16 @@ WorkerMessage = StepBatch | Draining | Serving
 
 
 @value
+class CodedStep:
+    """A StepBatch as it came, valid but not yet taken apart: some of its deltas may be served from the bytes
+    of its `frame`. `decode(positions)` makes a batch of the deltas at these positions and of all else; None:
+    of all of it. It raises ProtocolError."""
+
+    frame: bytes
+    decode: Callable[[Sequence[int] | None], StepBatch]
+
+
+@value
 class RouterFrame:
     """Router to worker. `seq` counts payloads from 1; a frame without payload only acknowledges
     and repeats the last seq. `ack` is the last worker seq processed."""
@@ -112,4 +123,4 @@ class WorkerFrame:
 
     seq: int
     ack: int
-    payload: WorkerMessage | None = None
+    payload: WorkerMessage | CodedStep | None = None

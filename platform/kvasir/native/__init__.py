@@ -1,5 +1,5 @@
-"""Block names, the radix tree over them, a worker's shadow, and copies and checksums of KV bytes: what
-router and workers do too often for Python.
+"""Block names, the radix tree over them, a worker's shadow, copies and checksums of KV bytes, and the
+straight way of a token to its client: what router and workers do too often for Python.
 
 A block of a prompt is named by a 64-bit hash chained over its parent, so that equal names mean equal
 prefixes. The chain is Kvasir's own: an engine's hash algorithm or seed can change without the router's
@@ -24,8 +24,12 @@ try:
         CHECKSUM_SEED,
         PREDICTED,
         SLOTS,
+        Fan,
+        Lane,
         PrefixTree,
+        Relay,
         Shadow,
+        SocketLane,
         chain_hashes,
         checksum_pieces,
         checksum_weights,
@@ -50,6 +54,7 @@ except ImportError:  # no compiler when it was installed
         checksum_weights,
         copy_pieces,
     )
+    from kvasir.native._twin_lanes import Fan, Lane, Relay, SocketLane  # type: ignore[assignment]
 
     IS_NATIVE = False
 
@@ -60,8 +65,12 @@ __all__ = [
     "IS_NATIVE",
     "PREDICTED",
     "SLOTS",
+    "Fan",
+    "Lane",
     "PrefixTree",
+    "Relay",
     "Shadow",
+    "SocketLane",
     "TreeStats",
     "chain_hashes",
     "checksum_pieces",

@@ -1,5 +1,5 @@
-"""The contract of the native module and of its Python twins `_twin` and `_twin_bytes`: same names, same
-results.
+"""The contract of the native module and of its Python twins `_twin`, `_twin_bytes` and `_twin_lanes`: same
+names, same results, but that no lane of the twin is ever open.
 
 Buffers of block names, addresses and lengths are one-dimensional, contiguous, of 8-byte unsigned items
 (`array('Q')`, numpy uint64, or bytes whose length is a multiple of 8); token ids likewise of 4-byte items.
@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing_extensions import Buffer
 
 from kvasir.native.stats import TreeStats
+from kvasir.ports import router
 
 SLOTS: int
 """Owners of one group: the four media in the order of kvasir.core.kv.Medium, then PREDICTED."""
@@ -141,3 +142,70 @@ class Shadow:
     @property
     def unnamed(self) -> int:
         """Blocks that could not be recorded, since their parents were unknown."""
+
+class Lane:
+    """The straight way of one stream to its client; see kvasir.ports.router.Lane. It has two kinds."""
+
+    @property
+    def open(self) -> bool: ...
+    @property
+    def tokens(self) -> bytes: ...
+    @property
+    def characters(self) -> int: ...
+    @property
+    def last_s(self) -> float: ...
+    def close(self) -> None: ...
+
+class SocketLane(Lane):
+    """To a client of this process.
+
+    What comes over it is sent on the socket `fd` at once: `before`, the text as a JSON string, `after`, in
+    HTTP's chunked coding where `chunked`. Its owner goes on writing to the client by other means, for which
+    `pending()` tells how many bytes wait: nothing is sent past them. What the socket does not take goes to
+    `write`. `bounds` (ascending), `counts` (one more) and `total` (one) are the buffers of a histogram ('d',
+    'Q', 'd') of the seconds between two tokens, the one before having come at `last_s`.
+
+    It is open from the start, unless the kernel cannot tell this socket from a later one of the same number:
+    Linux does, by SO_COOKIE, and a lane whose socket was closed sends to nobody. Raises ValueError when the
+    buffers do not fit."""
+
+    def __init__(
+        self,
+        *,
+        fd: int,
+        pending: Callable[[], int],
+        write: Callable[[bytes], None],
+        before: bytes,
+        after: bytes,
+        chunked: bool,
+        bounds: Buffer,
+        counts: Buffer,
+        total: Buffer,
+        last_s: float,
+    ) -> None: ...
+
+class Relay:
+    """Gathers what goes over its lanes to another process. Its length is the bytes that wait; `wake` is
+    called with the first of them."""
+
+    def __init__(self, wake: Callable[[], None]) -> None: ...
+    def lane(self, request: str) -> Lane:
+        """A lane whose deltas are said to be of `request`."""
+    def take(self) -> bytes:
+        """All that waits, in order, as a SessionResponse with a StepBatch."""
+    def __len__(self) -> int: ...
+
+class Fan:
+    """The open lanes of many streams, by worker and leg; it keeps none of them alive. Its length is their
+    number."""
+
+    def add(self, worker: str, leg: str, offset: int, lane: router.Lane) -> None:
+        """Have the plain deltas of a leg, from `offset` on, go over `lane`, unless that is closed. Raises
+        ValueError for a lane or a leg that has its place already, TypeError for any but a native Lane."""
+    def take(self, worker: str, frame: bytes, now: float) -> tuple[list[int] | None, bool]:
+        """Pass on what of a SessionResponse with a StepBatch (proto/kvasir/wire/v1, valid) goes over lanes,
+        and return the positions of its other deltas, None for all of them, and whether there may be more in
+        it than deltas and a load. A delta goes over its leg's lane when it is the next in order, has token
+        ids and text alone, and nothing waits before it; any other closes the lane. Raises what `write`
+        raises, which it must not."""
+    def __len__(self) -> int: ...

@@ -223,6 +223,28 @@ class Books:
         return self.running + self.queued == self.in_flight and self.accounted == self.running
 
 
+class Lane(Protocol):
+    """A straight way to one client for the plain deltas of one stream, past `on_delta`, for as long as it is
+    `open`; see kvasir.native. What went over it is told by `tokens` (array('I') as bytes), their `characters`
+    and `last_s`, when the last of them came."""
+
+    @property
+    def open(self) -> bool: ...
+
+    @property
+    def tokens(self) -> bytes: ...
+
+    @property
+    def characters(self) -> int: ...
+
+    @property
+    def last_s(self) -> float: ...
+
+    def close(self) -> None:
+        """Let nothing more go over it. Idempotent."""
+        ...
+
+
 class StreamSink(Protocol):
     """Receives one request's output on the router's event loop; must not block or raise.
 
@@ -230,6 +252,12 @@ class StreamSink(Protocol):
     """
 
     def on_delta(self, delta: Delta) -> None: ...
+
+    def lane(self, request_id: str) -> Lane | None:
+        """A way for what comes next of this request, if it has one choice, where its client is sent each
+        delta as it is; None elsewhere. Asked for after a delta, and used until it is closed, which the next
+        `on_delta` does as well."""
+        ...
 
     def on_finish(self, summary: RequestSummary) -> None: ...
 

@@ -7,6 +7,7 @@ one is fed and scraped on one event loop, so it needs no lock.
 
 from __future__ import annotations
 
+from array import array
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 
@@ -15,19 +16,20 @@ from prometheus_client.registry import Collector
 
 
 class Histogram:
-    """One series: counts per bucket, and the sum. Not thread-safe."""
+    """One series: `counts` per bucket ('Q'), and the sum as `total[0]` ('d'), arrays so that native code may
+    count as well. Not thread-safe."""
 
-    __slots__ = ("_bounds", "counts", "total")
+    __slots__ = ("bounds", "counts", "total")
 
     def __init__(self, bounds: Sequence[float]) -> None:
-        self._bounds = bounds
-        self.counts = [0] * (len(bounds) + 1)
-        self.total = 0.0
+        self.bounds = array("d", bounds)
+        self.counts = array("Q", bytes(8 * (len(bounds) + 1)))
+        self.total = array("d", (0.0,))
 
     def observe(self, value: float, times: int = 1) -> None:
         """Count `value` in its bucket `times` times."""
-        self.counts[bisect_left(self._bounds, value)] += times
-        self.total += value * times
+        self.counts[bisect_left(self.bounds, value)] += times
+        self.total[0] += value * times
 
 
 class HistogramFamily(Collector):
@@ -56,5 +58,5 @@ class HistogramFamily(Collector):
             for bound, count in zip((*map(str, self._bounds), "+Inf"), series.counts, strict=True):
                 running += count
                 buckets.append((bound, float(running)))
-            family.add_metric(values, buckets, series.total)
+            family.add_metric(values, buckets, series.total[0])
         yield family

@@ -6,8 +6,8 @@ its field: nothing behind the codec sees half a message, and nothing but Protoco
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import wraps
+from collections.abc import Callable, Sequence
+from functools import partial, wraps
 from typing import Any, ParamSpec, TypeVar
 
 from google.protobuf.message import DecodeError, EncodeError
@@ -18,6 +18,7 @@ from kvasir.core.identity import Hardware, KvLayout, WorkerIdentity
 from kvasir.core.kv import KvSnapshotPart
 from kvasir.core.messages import (
     Abort,
+    CodedStep,
     Draining,
     Goodbye,
     Hello,
@@ -118,12 +119,12 @@ def encode_to_router(message: Welcome | WorkerFrame) -> bytes:
 
 @_strict
 def decode_to_router(data: bytes) -> Welcome | WorkerFrame:
-    """The opposite of encode_to_router. Raises ProtocolError."""
+    """The opposite of encode_to_router, but that a step is left as a CodedStep. Raises ProtocolError."""
     m = session_pb2.SessionResponse.FromString(data)
     match m.WhichOneof("message"):
         case "frame":
             frame = m.frame
-            return WorkerFrame(frame.seq, frame.ack, _decode_worker_payload(frame))
+            return WorkerFrame(frame.seq, frame.ack, _decode_worker_payload(frame, data))
         case "welcome":
             return Welcome(
                 session_id=m.welcome.session_id,
@@ -172,10 +173,12 @@ def _decode_router_payload(frame: Any) -> RouterMessage | None:
     return None
 
 
-def _encode_worker_payload(payload: WorkerMessage | None, frame: Any) -> None:
+def _encode_worker_payload(payload: WorkerMessage | CodedStep | None, frame: Any) -> None:
     match payload:
         case StepBatch():
             encode_step_batch(payload, frame.step_batch)
+        case CodedStep(decode=decode):
+            encode_step_batch(decode(None), frame.step_batch)
         case Draining(reason=reason, grace_s=grace_s):
             frame.draining.SetInParent()
             frame.draining.reason = reason
@@ -186,10 +189,15 @@ def _encode_worker_payload(payload: WorkerMessage | None, frame: Any) -> None:
             frame.SetInParent()
 
 
-def _decode_worker_payload(frame: Any) -> WorkerMessage | None:
+@_strict
+def _decode_step(batch: Any, positions: Sequence[int] | None) -> StepBatch:
+    return decode_step_batch(batch, positions)
+
+
+def _decode_worker_payload(frame: Any, data: bytes) -> WorkerMessage | CodedStep | None:
     match frame.WhichOneof("payload"):
         case "step_batch":
-            return decode_step_batch(frame.step_batch)
+            return CodedStep(data, partial(_decode_step, frame.step_batch))
         case "draining":
             return Draining(frame.draining.reason, frame.draining.grace_s)
         case "serving":

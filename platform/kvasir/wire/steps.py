@@ -285,11 +285,11 @@ def _encode_tier(tier: TierLoad) -> Any:
     )
 
 
-def decode_step_batch(m: Any) -> StepBatch:
-    """One step."""
+def decode_step_batch(m: Any, positions: Sequence[int] | None = None) -> StepBatch:
+    """One step; of its deltas only those at `positions`, unless None."""
     deltas: list[Delta] = []
     append = deltas.append
-    for d in m.deltas:
+    for d in m.deltas if positions is None else map(m.deltas.__getitem__, positions):
         if d.HasField("end") or d.HasField("parts"):
             append(_decode_rare(d))
             continue

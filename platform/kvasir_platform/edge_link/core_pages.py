@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from kvasir.core.errors import KvasirError, RequestError
+from kvasir.telemetry.histogram import Histogram
 from kvasir.telemetry.metrics import CONTENT_TYPE
 from kvasir_platform.edge_link.figures import Figures
 from kvasir_platform.edge_link.frames import Ask, Shown
@@ -89,6 +90,9 @@ class _Nowhere:
 
     def write(self, data: bytes) -> None:
         """Nobody reads it."""
+
+    def lane(self, before: bytes, after: bytes, *, chunked: bool, gaps: Histogram, last_s: float) -> None:
+        """None: nothing streams to it."""
 
     def answered(self, *, close: bool) -> None:
         """Nobody waits."""

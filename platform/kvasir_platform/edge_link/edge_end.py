@@ -15,8 +15,9 @@ from functools import partial
 
 from kvasir.core.errors import CapacityError, KvasirError
 from kvasir.core.requests import Delta, Request
+from kvasir.native import Relay
 from kvasir.ports.limits import Grant, RateLimits, Refusal
-from kvasir.ports.router import RequestPort, RequestSummary
+from kvasir.ports.router import Lane, RequestPort, RequestSummary
 from kvasir_platform.edge_link.core_pages import CorePages
 from kvasir_platform.edge_link.figures import Figures
 from kvasir_platform.edge_link.frames import (
@@ -80,6 +81,7 @@ class EdgeEnd:
         self._live: dict[str, Request] = {}
         self._grants: dict[int, Grant] = {}
         self._pending = ToEdge()
+        self._relay = Relay(self._relayed)
         self._said = False
         self._told: Standing | None = None
         self._lost = False
@@ -121,7 +123,14 @@ class EdgeEnd:
 
     def on_delta(self, delta: Delta) -> None:
         """See StreamSink."""
+        if len(self._relay):
+            # What went straight in this turn was before it.
+            self._pipe.flush()
         self._say().deltas.append(delta)
+
+    def lane(self, request_id: str) -> Lane | None:
+        """See StreamSink."""
+        return self._relay.lane(request_id) if request_id in self._live else None
 
     def on_finish(self, summary: RequestSummary) -> None:
         """See StreamSink."""
@@ -217,17 +226,25 @@ class EdgeEnd:
             self._pipe.wake()
         return self._pending
 
+    def _relayed(self) -> None:
+        self._say()
+
     def _gather(self) -> ToEdge | None:
-        if self._pending.deltas and self._pipe.waiting > self._max_waiting_bytes:
+        streams = self._pending.deltas or len(self._relay)
+        if streams and self._pipe.waiting > self._max_waiting_bytes:
             self._cut_all()
         if not self._said:
             return None
+        if len(self._relay):
+            self._pending.straight.append(self._relay.take())
         message, self._pending, self._said = self._pending, ToEdge(), False
         return message
 
     def _refuse(self, message: ToCore | ToEdge) -> None:
         """A delta that is too large for a frame ends its request."""
         if isinstance(message, ToEdge):
+            if message.straight:
+                self._cut_all()
             for delta in message.deltas:
                 self._cut(delta.request_id, _too_slow())
 
@@ -235,6 +252,7 @@ class EdgeEnd:
         """The edge does not read: end its streams, and send no more of them than that."""
         log.error("edge %s does not keep up; %d streams are cut", self.name, len(self._live))
         self._pending.deltas.clear()
+        self._relay.take()
         for request_id in list(self._live):
             self._cut(request_id, _too_slow())
 
@@ -248,6 +266,8 @@ class EdgeEnd:
     def _on_pipe_lost(self) -> None:
         core = self._core
         self._lost = True
+        # It knows who is to be woken, and would keep this for good.
+        self._relay = Relay(_nobody)
         live, self._live = self._live, {}
         for request_id in live:
             core.router.cancel(request_id)
@@ -258,6 +278,10 @@ class EdgeEnd:
         core.figures.leave(self.name)
         self._pending = ToEdge()
         self._on_lost()
+
+
+def _nobody() -> None:
+    """Nothing is woken any more."""
 
 
 def _too_slow() -> CapacityError:

@@ -152,10 +152,12 @@ class ToCore(msgspec.Struct, array_like=True):
 
 
 class ToEdge(msgspec.Struct, array_like=True):
-    """From the core. All deltas of a turn come before all ends, which changes nothing for any request.
-    Numbers in `scrapes` ask for the edge's metrics."""
+    """From the core. All deltas of a turn come before all ends, which changes nothing for any request, and
+    before all that went `straight`, each of them a SessionResponse of deltas that are just the next of their
+    streams. Numbers in `scrapes` ask for the edge's metrics."""
 
     deltas: list[LinkDelta] = []
+    straight: list[bytes] = []
     ends: list[Ended] = []
     leaves: list[Leave] = []
     shown: list[Shown] = []

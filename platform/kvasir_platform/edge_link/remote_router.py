@@ -7,14 +7,21 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 from kvasir.core.errors import CapacityError, KvasirError, RequestError
-from kvasir.core.requests import Request, Usage
-from kvasir.ports.router import NO_BROWNOUT, BrownoutView, RequestSummary, StreamSink
+from kvasir.core.messages import CodedStep, WorkerFrame
+from kvasir.core.requests import Delta, Request, Usage
+from kvasir.ports.router import NO_BROWNOUT, BrownoutView, Lane, RequestSummary, StreamSink
+from kvasir.wire.codec import decode_to_router
 from kvasir_platform.edge_link.frames import Standing, ToEdge, error_of
+from kvasir_router.straight import Straight
 
 if TYPE_CHECKING:
     from kvasir_platform.edge_link.core_link import CoreLink
 
 log = logging.getLogger(__name__)
+
+
+_CORE = ""
+"""The only worker that an edge knows; it tells streams apart by the ids of their requests."""
 
 
 class _Live(NamedTuple):
@@ -36,6 +43,7 @@ class RemoteRouter:
         self._link = link
         self._now = now
         self._live: dict[str, _Live] = {}
+        self._straight = Straight(_place)
         self._standing = Standing("the router has not said anything yet", {}, {})
 
     @property
@@ -78,21 +86,33 @@ class RemoteRouter:
 
     def heard(self, frame: ToEdge) -> None:
         """The core has said something."""
-        live = self._live
         for delta in frame.deltas:
-            found = live.get(delta.request_id)
-            if found is None:
-                continue
-            try:
-                found.sink.on_delta(delta)
-            except Exception:  # one client's sink must not end the link that serves the others
-                log.exception("the sink of request %s failed", delta.request_id)
-                self.cancel(delta.request_id)
+            self._said(delta)
+        for each in frame.straight:
+            self._went_straight(each)
         for end in frame.ends:
             note = end.error
             self._end(end.summary, None if note is None else error_of(note))
         if frame.standing is not None:
             self._standing = frame.standing
+
+    def _said(self, delta: Delta) -> None:
+        found = self._live.get(delta.request_id)
+        if found is None:
+            return
+        try:
+            found.sink.on_delta(delta)
+            self._straight.offer(delta.request_id, delta, found.sink)
+        except Exception:  # one client's sink must not end the link that serves the others
+            log.exception("the sink of request %s failed", delta.request_id)
+            self.cancel(delta.request_id)
+
+    def _went_straight(self, message: bytes) -> None:
+        frame = decode_to_router(message)
+        if isinstance(frame, WorkerFrame) and isinstance(frame.payload, CodedStep):
+            rest = self._straight.rest(_CORE, frame.payload, self._now())
+            for delta in () if rest is None else rest.deltas:
+                self._said(delta)
 
     def refuse(self, request_id: str) -> None:
         """A request was too large to be told."""
@@ -124,6 +144,10 @@ class RemoteRouter:
 
     def _summary(self, request: Request, error: KvasirError, *, refused: bool = False) -> RequestSummary:
         return ended_badly(request, error.code, self._now(), refused=refused)
+
+
+def _place(request_id: str, delta: Delta, lane: Lane) -> tuple[str, str, int]:
+    return _CORE, request_id, delta.offset + len(delta.token_ids)
 
 
 def ended_badly(request: Request, code: str, now: float, *, refused: bool = False) -> RequestSummary:

@@ -23,6 +23,8 @@ from kvasir.core.requests import (
     Usage,
 )
 from kvasir.core.values import value
+from kvasir.ports.router import Lane
+from kvasir.telemetry.histogram import Histogram
 
 Positions = Sequence[PositionLogprobs | None]
 
@@ -104,6 +106,11 @@ class Answer(Protocol):
 
     def delta(self, index: int, delta: Delta) -> None:
         """Take what a step added to choice `index`."""
+        ...
+
+    def lane(self, index: int, gaps: Histogram, last_s: float) -> Lane | None:
+        """A straight way for what comes next of choice `index`, whose last token came at `last_s`; None where
+        that has to be looked at here. Seconds between tokens are counted in `gaps`."""
         ...
 
     def finish(self, usage: Usage, timing: bytes) -> None:

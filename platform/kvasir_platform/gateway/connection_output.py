@@ -16,6 +16,8 @@ import struct
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, cast
 
+from kvasir.native import Lane, SocketLane
+from kvasir.telemetry.histogram import Histogram
 from kvasir.telemetry.reasons import SLOW_READER
 from kvasir_platform.gateway.http import Exchange
 from kvasir_platform.gateway.http_limits import HttpLimits
@@ -45,6 +47,7 @@ class ConnectionOutput(asyncio.Protocol, ABC):
         self._limits = limits
         self._transport: asyncio.Transport
         self._socket: socket.socket
+        self._plain = False
         self._reading = IDLE
         self._exchange: Exchange | None = None
         self._writable = True
@@ -67,6 +70,7 @@ class ConnectionOutput(asyncio.Protocol, ABC):
         bound = self._limits.stream_buffer_bytes
         self._transport.set_write_buffer_limits(high=min(_QUEUE_BYTES, bound // 4))
         self._socket = sock = transport.get_extra_info("socket")
+        self._plain = transport.get_extra_info("sslcontext") is None
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, min(_KERNEL_BYTES, bound))
 
@@ -99,6 +103,27 @@ class ConnectionOutput(asyncio.Protocol, ABC):
             self._overrun = True
             # Later, because this runs inside the router's fan-out, which must not be re-entered.
             self._listener.loop.call_soon(self._cut_slow)
+
+    def lane(
+        self, before: bytes, after: bytes, *, chunked: bool, gaps: Histogram, last_s: float
+    ) -> Lane | None:
+        if not (self._plain and self._writable):
+            return None
+        lane = SocketLane(
+            fd=self._socket.fileno(),
+            pending=self._transport.get_write_buffer_size,
+            write=self.write,
+            before=before,
+            after=after,
+            chunked=chunked,
+            bounds=gaps.bounds,
+            counts=gaps.counts,
+            total=gaps.total,
+            last_s=last_s,
+        )
+        # What cannot be done on this machine need not be tried for each delta.
+        self._plain = lane.open
+        return lane if lane.open else None
 
     def date(self) -> bytes:
         return self._listener.date()
@@ -172,6 +197,11 @@ class Refusal:
 
     def write(self, data: bytes) -> None:
         self._connection.write(data)
+
+    def lane(
+        self, before: bytes, after: bytes, *, chunked: bool, gaps: Histogram, last_s: float
+    ) -> Lane | None:
+        return None
 
     def date(self) -> bytes:
         return self._connection.date()

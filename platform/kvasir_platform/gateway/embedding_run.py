@@ -38,6 +38,9 @@ class _Input:
         """The only one, with the vector."""
         self.run.took(self, delta)
 
+    def lane(self, request_id: str) -> None:
+        """None: there is one delta."""
+
     def on_finish(self, summary: RequestSummary) -> None:
         self.run.ended(self, summary, None)
 

@@ -15,7 +15,7 @@ from dataclasses import replace
 from kvasir.core.errors import KvasirError
 from kvasir.core.requests import Delta, Request, Usage
 from kvasir.ports.clock import Clock
-from kvasir.ports.router import RequestPort, RequestSummary
+from kvasir.ports.router import Lane, RequestPort, RequestSummary
 from kvasir.telemetry.histogram import Histogram
 from kvasir.telemetry.metrics import Metrics
 from kvasir.telemetry.reasons import CONTENT_FILTER, OK
@@ -28,23 +28,24 @@ _UNTRACED = TraceContext()
 
 
 class Leg:
-    """The sink of one prompt; `base` is the index of its first choice in the answer. `tokens` counts its
-    output, the first of which came at `first_s`, and `usage` is what the router has said of the rest; `open`
-    has its choices that go on, and `cut` tells whether the gateway has ended one that the engine has not."""
+    """The sink of one prompt; `base` is the index of its first choice in the answer. The first of its output
+    came at `first_s`, and `usage` is what the router has said of the rest; `open` has its choices that go on,
+    and `cut` tells whether the gateway has ended one that the engine has not."""
 
     __slots__ = (
         "_answer",
         "_generation",
         "_inter_token",
+        "_lane",
         "_last_s",
         "_now",
+        "_tokens",
         "base",
         "cut",
         "first_s",
         "live",
         "open",
         "request",
-        "tokens",
         "usage",
     )
 
@@ -65,8 +66,9 @@ class Leg:
         self._last_s: list[float | None] = [None] * request.sampling.n
         self.base = base
         self.request = request
+        self._lane: Lane | None = None
+        self._tokens = 0
         self.live = False
-        self.tokens = 0
         self.usage = Usage(prompt_tokens=len(request.tokens))
         self.first_s: float | None = None
         self.open = set(range(request.sampling.n))
@@ -74,6 +76,8 @@ class Leg:
 
     def on_delta(self, delta: Delta) -> None:
         """Measure the gap between tokens and pass the delta on."""
+        if self._lane is not None:
+            self._leave_lane()
         index = delta.index
         count = len(delta.token_ids)
         if count:
@@ -84,7 +88,7 @@ class Leg:
             elif self.first_s is None:
                 self.first_s = now
             self._last_s[index] = now
-            self.tokens += count
+            self._tokens += count
         if delta.usage is not None:
             self.usage = delta.usage
         if delta.finish is not None:
@@ -95,6 +99,28 @@ class Leg:
         # The router's fan-out serves every other stream too: a fault in this one must not reach it.
         except Exception as error:  # noqa: BLE001
             self._generation.broken(error)
+
+    def lane(self, request_id: str) -> Lane | None:
+        """See StreamSink."""
+        last_s = self._last_s[0]
+        if last_s is None or len(self._last_s) > 1:
+            return None
+        self._lane = self._answer.lane(self.base, self._inter_token, last_s)
+        return self._lane
+
+    @property
+    def tokens(self) -> int:
+        """How many it has had; the lane that they go over, if there is one, ends."""
+        if self._lane is not None:
+            self._leave_lane()
+        return self._tokens
+
+    def _leave_lane(self) -> None:
+        lane, self._lane = self._lane, None
+        if lane is not None:
+            lane.close()
+            self._tokens += len(lane.tokens) // 4
+            self._last_s[0] = lane.last_s
 
     def on_finish(self, summary: RequestSummary) -> None:
         """The leg ended well."""

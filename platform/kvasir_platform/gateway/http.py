@@ -11,6 +11,8 @@ from http import HTTPStatus
 from typing import Protocol
 
 from kvasir.core.values import value
+from kvasir.ports.router import Lane
+from kvasir.telemetry.histogram import Histogram
 from kvasir_platform.gateway.errors import error_body
 
 JSON = b"application/json"
@@ -50,6 +52,12 @@ class Wire(Protocol):
         """Queue bytes for the peer."""
         ...
 
+    def lane(
+        self, before: bytes, after: bytes, *, chunked: bool, gaps: Histogram, last_s: float
+    ) -> Lane | None:
+        """A straight way to the peer; see kvasir.native.Lane. None where there is none at this moment."""
+        ...
+
     def answered(self, *, close: bool) -> None:
         """The answer is complete; `close` ends the connection after it."""
         ...
@@ -75,6 +83,7 @@ class Exchange:
 
     __slots__ = (
         "_close",
+        "_lanes",
         "_open",
         "_wire",
         "arrival_s",
@@ -100,6 +109,7 @@ class Exchange:
         self.model: str | None = None
         self._wire = wire
         self._open = True
+        self._lanes: list[Lane] = []
         self._close = not request.keep_alive
 
     @property
@@ -169,6 +179,16 @@ class Exchange:
         else:
             self._wire.write(b"%b%b%b" % (before, text, after))
 
+    def lane(self, before: bytes, after: bytes, gaps: Histogram, last_s: float) -> Lane | None:
+        """As a `piece` for each text of a stream to come; see Wire.lane."""
+        if not (self._open and self.streaming):
+            return None
+        lane = self._wire.lane(before, after, chunked=self.request.chunked, gaps=gaps, last_s=last_s)
+        if lane is not None:
+            self._lanes = [one for one in self._lanes if one.open]
+            self._lanes.append(lane)
+        return lane
+
     def end(self, frame: bytes, *, close: bool = False, trailers: bytes = b"") -> None:
         """Send the last frame of a stream, and end the answer. `trailers` are complete header lines, for a
         request that is `chunked`."""
@@ -188,8 +208,7 @@ class Exchange:
     def gone(self, code: str) -> None:
         """The connection is lost or cut. Called by the connection."""
         if self._open:
-            self._open = False
-            self.on_lagging = self.on_caught_up = None
+            self._shut()
             if self.on_gone is not None:
                 self.on_gone(code)
 
@@ -206,6 +225,13 @@ class Exchange:
         )
 
     def _finish(self) -> None:
-        self._open = False
-        self.on_gone = self.on_lagging = self.on_caught_up = None
+        self._shut()
+        self.on_gone = None
         self._wire.answered(close=self._close)
+
+    def _shut(self) -> None:
+        self._open = False
+        self.on_lagging = self.on_caught_up = None
+        lanes, self._lanes = self._lanes, []
+        for lane in lanes:
+            lane.close()

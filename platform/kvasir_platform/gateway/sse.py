@@ -14,6 +14,8 @@ import msgspec
 
 from kvasir.core.errors import KvasirError
 from kvasir.core.requests import Delta, ToolCallDelta, Usage
+from kvasir.ports.router import Lane
+from kvasir.telemetry.histogram import Histogram
 from kvasir_platform.gateway.answer import (
     AnswerHead,
     Positions,
@@ -218,6 +220,11 @@ class StreamedAnswer:
                 self._exchange.piece(before, _encode(delta.text), self._after)
             return
         self._whatever(index, delta)
+
+    def lane(self, index: int, gaps: Histogram, last_s: float) -> Lane | None:
+        """See Answer.lane."""
+        before = self._plain[index]
+        return None if before is None else self._exchange.lane(before, self._after, gaps, last_s)
 
     def finish(self, usage: Usage, timing: bytes) -> None:
         """Send usage if it was asked for, and the end."""

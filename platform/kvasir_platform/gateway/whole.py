@@ -9,6 +9,8 @@ import msgspec
 
 from kvasir.core.errors import KvasirError
 from kvasir.core.requests import Delta, FinishReason, PositionLogprobs, ToolCallDelta, Usage
+from kvasir.ports.router import Lane
+from kvasir.telemetry.histogram import Histogram
 from kvasir_platform.gateway.answer import (
     AnswerHead,
     Positions,
@@ -85,6 +87,10 @@ class WholeAnswer:
             choice.finish = delta.finish
             choice.stop_reason = delta.stop_reason
             choice.reasoning_tokens = delta.reasoning_tokens
+
+    def lane(self, index: int, gaps: Histogram, last_s: float) -> Lane | None:
+        """None: nothing of it is sent yet."""
+        return None
 
     def finish(self, usage: Usage, timing: bytes) -> None:
         """Send the answer."""

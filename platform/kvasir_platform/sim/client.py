@@ -40,6 +40,9 @@ class Stream:
         if self._on_event is not None:
             self._on_event(delta)
 
+    def lane(self, request_id: str) -> None:
+        """None: it looks at each delta."""
+
     def on_finish(self, summary: RequestSummary) -> None:
         """See StreamSink."""
         self._end(summary)

@@ -13,6 +13,7 @@ from kvasir.clock import MonotonicClock
 from kvasir.core.errors import CapacityError
 from kvasir.core.requests import Request
 from kvasir.ports.limits import Grant, Quota, Refusal
+from kvasir.telemetry.histogram import Histogram
 from kvasir.telemetry.reasons import REASONS
 from kvasir_platform.edge_link import frames as frames_module
 from kvasir_platform.edge_link.remote_limits import RemoteLimits
@@ -244,6 +245,9 @@ class Client:
 
     def write(self, data: bytes) -> None:
         self.written += data
+
+    def lane(self, before: bytes, after: bytes, *, chunked: bool, gaps: Histogram, last_s: float) -> None:
+        """Takes the ordinary way."""
 
     def answered(self, *, close: bool) -> None:
         """The answer is complete."""

@@ -14,6 +14,7 @@ from tests.helpers.api_answers import RecordingWire, exchange_on, ids
 from kvasir.core.errors import KvasirError, UpstreamError
 from kvasir.core.requests import Delta, FinishReason, Request, Sampling, Usage
 from kvasir.ports.router import RequestSummary
+from kvasir.telemetry.histogram import Histogram
 from kvasir.telemetry.metrics import Metrics
 from kvasir.telemetry.spans import SpanRecorder
 from kvasir_platform.gateway.generation import Generation, server_timing
@@ -47,6 +48,9 @@ class Kept:
         self.texts.append((index, delta.text))
         if index in self.ends:
             self.generation.end_choice(index)
+
+    def lane(self, index: int, gaps: Histogram, last_s: float) -> None:
+        """Takes the ordinary way."""
 
     def finish(self, usage: Usage, timing: bytes) -> None:
         assert self.finished is None

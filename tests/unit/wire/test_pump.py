@@ -10,7 +10,7 @@ import pytest
 
 from kvasir.core.errors import ProtocolError
 from kvasir.core.link import Link, LinkLimits
-from kvasir.core.messages import Abort, RouterFrame, RouterMessage, WorkerFrame, WorkerMessage
+from kvasir.core.messages import Abort, CodedStep, RouterFrame, RouterMessage, WorkerFrame, WorkerMessage
 from kvasir.core.requests import StepBatch
 from kvasir.ports.session import ConnectionLost
 from kvasir.wire.pump import Pump
@@ -40,8 +40,8 @@ class Rig:
     def __init__(self) -> None:
         self.pipe = Pipe()
         self.link: Link[RouterMessage] = Link(LIMITS)
-        self.got: list[WorkerMessage] = []
-        self.pump: Pump[RouterMessage, WorkerMessage, RouterFrame] = Pump(
+        self.got: list[WorkerMessage | CodedStep] = []
+        self.pump: Pump[RouterMessage, WorkerMessage | CodedStep, RouterFrame] = Pump(
             self.pipe,
             self.link,
             limits=LIMITS,

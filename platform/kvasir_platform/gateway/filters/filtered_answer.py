@@ -13,6 +13,8 @@ import msgspec
 from kvasir.core.errors import KvasirError
 from kvasir.core.requests import Delta, Parsing, Usage
 from kvasir.ports.output_filter import OutputFilter, Part, Subject
+from kvasir.ports.router import Lane
+from kvasir.telemetry.histogram import Histogram
 from kvasir_platform.gateway.answer import Answer
 from kvasir_platform.gateway.calls import Call
 from kvasir_platform.gateway.filters.hold_back import HoldBack
@@ -150,6 +152,10 @@ class FilteredAnswer:
         # What has come now is not due before what was waited for already.
         if held.waits and (self._timer is None or self._due_s > now + self._least_held_s):
             self._arm(held)
+
+    def lane(self, index: int, gaps: Histogram, last_s: float) -> Lane | None:
+        """None: the filters have to see all of it."""
+        return None
 
     def finish(self, usage: Usage, timing: bytes) -> None:
         """Pass it on when everything has been ruled on."""

@@ -1,0 +1,448 @@
+#include "lanes.hpp"
+
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+#include "items.hpp"
+#include "wire.hpp"
+
+namespace kvasir {
+
+namespace {
+
+#ifndef SO_COOKIE
+#define SO_COOKIE 57
+#endif
+
+constexpr char kHex[] = "0123456789abcdef";
+
+// Zero where the kernel names no sockets, or `fd` is none.
+std::uint64_t cookie_of(int fd) {
+  std::uint64_t cookie = 0;
+  socklen_t size = sizeof cookie;
+  return ::getsockopt(fd, SOL_SOCKET, SO_COOKIE, &cookie, &size) == 0 && size == sizeof cookie ? cookie : 0;
+}
+
+// Of valid UTF-8.
+std::size_t characters_of(std::string_view text) {
+  return static_cast<std::size_t>(std::count_if(
+      text.begin(), text.end(), [](char c) { return (static_cast<unsigned char>(c) & 0xc0) != 0x80; }));
+}
+
+// `text`, valid UTF-8, as a JSON string in `out`.
+void quote(std::string_view text, std::string &out) {
+  out.assign(1, '"');
+  for (const char c : text) {
+    const auto byte = static_cast<unsigned char>(c);
+    if (byte >= 0x20 && byte != '"' && byte != '\\') {
+      out.push_back(c);
+      continue;
+    }
+    out.push_back('\\');
+    switch (c) {
+      case '"':
+      case '\\':
+        out.push_back(c);
+        break;
+      case '\b':
+        out.push_back('b');
+        break;
+      case '\f':
+        out.push_back('f');
+        break;
+      case '\n':
+        out.push_back('n');
+        break;
+      case '\r':
+        out.push_back('r');
+        break;
+      case '\t':
+        out.push_back('t');
+        break;
+      default:
+        out.append("u00");
+        out.push_back(kHex[byte >> 4]);
+        out.push_back(kHex[byte & 15]);
+    }
+  }
+  out.push_back('"');
+}
+
+void append_hex(std::size_t value, std::string &out) {
+  char digits[16];
+  std::size_t count = 0;
+  do digits[count++] = kHex[value & 15];
+  while (value >>= 4);
+  while (count) out.push_back(digits[--count]);
+}
+
+// What a running stream has in one delta; `plain` is false for one that has anything else.
+struct Piece {
+  std::string_view leg, ids, text;
+  std::uint64_t offset = 0;
+  bool plain = true;
+};
+
+Piece read_piece(std::string_view message) {
+  Piece piece;
+  Fields field(message);
+  while (field.next()) {
+    if (field.number == 1 && field.kind == Fields::kBytes) {
+      piece.leg = field.bytes;
+    } else if (field.number == 2 && field.kind == Fields::kVarint) {
+      piece.plain = piece.plain && field.value == 0;
+    } else if (field.number == 3 && field.kind == Fields::kVarint) {
+      piece.offset = field.value;
+    } else if (field.number == 4 && field.kind == Fields::kBytes && piece.ids.empty()) {
+      piece.ids = field.bytes;
+    } else if (field.number == 5 && field.kind == Fields::kBytes) {
+      piece.text = field.bytes;
+    } else {
+      piece.plain = false;
+    }
+  }
+  piece.plain = piece.plain && !field.broken();
+  return piece;
+}
+
+// The only message in field `number` of `message`; false where there is none, or more.
+bool inner(std::string_view message, std::uint32_t number, std::string_view &out) {
+  std::string_view found;
+  bool there = false;
+  Fields field(message);
+  while (field.next()) {
+    if (field.number != number || field.kind != Fields::kBytes) continue;
+    if (there) return false;
+    there = true;
+    found = field.bytes;
+  }
+  out = found;
+  return there && !field.broken();
+}
+
+// Room for one piece at a time.
+struct Scratch {
+  std::string text, frame;
+  std::vector<std::uint32_t> ids;
+};
+
+void append_varint(std::uint64_t value, std::string &out) {
+  for (; value >= 0x80; value >>= 7) out.push_back(static_cast<char>(value | 0x80));
+  out.push_back(static_cast<char>(value));
+}
+
+std::size_t varint_size(std::uint64_t value) {
+  std::size_t size = 1;
+  while (value >>= 7) ++size;
+  return size;
+}
+
+void append_field(std::uint32_t number, std::string_view bytes, std::string &out) {
+  append_varint(number << 3 | Fields::kBytes, out);
+  append_varint(bytes.size(), out);
+  out.append(bytes);
+}
+
+class Fan;
+
+// Of one stream; how it reaches the client is its kinds' affair.
+class Lane {
+ public:
+  Lane(bool open, double last_s) : last_s(last_s), open_(open) {}
+  Lane(const Lane &) = delete;
+  Lane &operator=(const Lane &) = delete;
+  virtual ~Lane() { close(); }
+
+  bool open() const { return open_; }
+  void close();
+
+  // Whether the piece has gone to the client, or is on its way there; false leaves all as it was.
+  bool take(const Piece &piece, double now, Scratch &scratch);
+
+  std::vector<std::uint32_t> tokens;
+  std::uint64_t characters = 0;
+  double last_s;
+
+ private:
+  friend class Fan;
+
+  // Whether a piece may go now without overtaking another.
+  virtual bool free() const = 0;
+  virtual void observe(double gap, std::size_t count) = 0;
+  // The lane may be gone afterwards.
+  virtual void send(const Piece &piece, Scratch &scratch) = 0;
+
+  bool open_;
+  Fan *fan_ = nullptr;
+  std::string worker_, leg_;
+  std::uint64_t offset_ = 0;
+};
+
+// To a client of this process.
+class SocketLane : public Lane {
+ public:
+  SocketLane(int fd, py::object pending, py::object write, std::string before, std::string after, bool chunked,
+             const py::object &bounds, const py::object &counts, const py::object &total, double last_s)
+      : Lane(cookie_of(fd) != 0, last_s),
+        fd_(fd),
+        cookie_(cookie_of(fd)),
+        pending_(std::move(pending)),
+        write_(std::move(write)),
+        before_(std::move(before)),
+        after_(std::move(after)),
+        chunked_(chunked),
+        bounds_(bounds, 8, "bounds"),
+        counts_(counts, 8, "counts", true),
+        total_(total, 8, "total", true) {
+    if (counts_.count() != bounds_.count() + 1 || total_.count() != 1)
+      throw py::value_error("a histogram has a count more than bounds, and one total");
+  }
+
+ private:
+  // Nothing waits in Python's buffers, which would be overtaken, and the socket is still the client's: its number may
+  // be another's by now.
+  bool free() const override {
+    PyObject *waiting = PyObject_CallNoArgs(pending_.ptr());
+    const long bytes = waiting ? PyLong_AsLong(waiting) : -1;
+    Py_XDECREF(waiting);
+    if (PyErr_Occurred()) PyErr_Clear();
+    return bytes == 0 && cookie_of(fd_) == cookie_;
+  }
+  void observe(double gap, std::size_t count) override {
+    const auto *bounds = reinterpret_cast<const double *>(bounds_.data());
+    auto *counts = static_cast<std::uint64_t *>(counts_.writable());
+    counts[std::lower_bound(bounds, bounds + bounds_.count(), gap) - bounds] += count;
+    *static_cast<double *>(total_.writable()) += gap * static_cast<double>(count);
+  }
+  void send(const Piece &piece, Scratch &scratch) override;
+
+  int fd_;
+  std::uint64_t cookie_;
+  py::object pending_, write_;
+  std::string before_, after_;
+  bool chunked_;
+  Items bounds_, counts_, total_;
+};
+
+// What goes to another process, as the deltas of one message; `wake` is called when the first of them is there.
+class Relay {
+ public:
+  explicit Relay(py::object wake) : wake_(std::move(wake)) {}
+
+  void add(std::string_view request, const Piece &piece) {
+    const bool first = batch_.empty();
+    const std::size_t offset = piece.offset ? 1 + varint_size(piece.offset) : 0;
+    const auto field = [](std::string_view bytes) {
+      return bytes.empty() ? 0 : 1 + varint_size(bytes.size()) + bytes.size();
+    };
+    append_varint(1 << 3 | Fields::kBytes, batch_);
+    append_varint(field(request) + offset + field(piece.ids) + field(piece.text), batch_);
+    append_field(1, request, batch_);
+    if (piece.offset) {
+      batch_.push_back(3 << 3 | Fields::kVarint);
+      append_varint(piece.offset, batch_);
+    }
+    if (!piece.ids.empty()) append_field(4, piece.ids, batch_);
+    if (!piece.text.empty()) append_field(5, piece.text, batch_);
+    if (first) wake_();
+  }
+
+  // A SessionResponse with the StepBatch of all that was added.
+  py::bytes take() {
+    std::string frame, message;
+    append_field(3, batch_, frame);
+    append_field(2, frame, message);
+    batch_.clear();
+    return py::bytes(message);
+  }
+
+  std::size_t size() const { return batch_.size(); }
+
+ private:
+  py::object wake_;
+  std::string batch_;
+};
+
+// To a client of another process.
+class RelayLane : public Lane {
+ public:
+  RelayLane(py::object relay, std::string request)
+      : Lane(true, 0.0), held_(std::move(relay)), relay_(held_.cast<Relay &>()), request_(std::move(request)) {}
+
+ private:
+  bool free() const override { return true; }
+  void observe(double, std::size_t) override {}
+  void send(const Piece &piece, Scratch &) override { relay_.add(request_, piece); }
+
+  py::object held_;
+  Relay &relay_;
+  std::string request_;
+};
+
+// Lanes by worker and leg. It holds none of them alive: a lane that ends takes itself out.
+class Fan {
+ public:
+  Fan() = default;
+  Fan(const Fan &) = delete;
+  Fan &operator=(const Fan &) = delete;
+  ~Fan() {
+    for (auto &[name, legs] : workers_)
+      for (auto &[leg, lane] : legs) {
+        lane->fan_ = nullptr;
+        lane->open_ = false;
+      }
+  }
+
+  void add(const std::string &worker, const std::string &leg, std::uint64_t offset, Lane &lane) {
+    if (lane.fan_) throw py::value_error("the lane has its place already");
+    if (!lane.open_) return;
+    auto &legs = workers_[worker];
+    if (legs.count(leg)) throw py::value_error("a leg has one lane");
+    lane.worker_ = worker;
+    lane.leg_ = leg;
+    lane.offset_ = offset;
+    lane.fan_ = this;
+    legs.emplace(lane.leg_, &lane);
+  }
+
+  void remove(const Lane &lane) {
+    const auto legs = workers_.find(lane.worker_);
+    legs->second.erase(lane.leg_);
+    if (legs->second.empty()) workers_.erase(legs);
+  }
+
+  py::tuple take(const std::string &worker, const py::bytes &frame, double now);
+
+  std::size_t size() const {
+    std::size_t lanes = 0;
+    for (const auto &[name, legs] : workers_) lanes += legs.size();
+    return lanes;
+  }
+
+ private:
+  Lane *find(const std::string &worker, std::string_view leg) const {
+    const auto legs = workers_.find(worker);
+    if (legs == workers_.end()) return nullptr;
+    const auto lane = legs->second.find(leg);
+    return lane == legs->second.end() ? nullptr : lane->second;
+  }
+
+  std::unordered_map<std::string, std::unordered_map<std::string_view, Lane *>> workers_;
+  Scratch scratch_;
+};
+
+void Lane::close() {
+  open_ = false;
+  if (fan_) {
+    fan_->remove(*this);
+    fan_ = nullptr;
+  }
+}
+
+bool Lane::take(const Piece &piece, double now, Scratch &scratch) {
+  if (!piece.plain || piece.offset != offset_ || !free()) return false;
+  scratch.ids.clear();
+  Fields ids(piece.ids);
+  for (std::uint64_t id; ids.item(id);) scratch.ids.push_back(static_cast<std::uint32_t>(id));
+  if (ids.broken()) return false;
+  if (const std::size_t count = scratch.ids.size()) {
+    tokens.insert(tokens.end(), scratch.ids.begin(), scratch.ids.end());
+    offset_ += count;
+    observe((now - last_s) / static_cast<double>(count), count);
+    last_s = now;
+  }
+  characters += characters_of(piece.text);
+  // Last, because this may end the lane.
+  send(piece, scratch);
+  return true;
+}
+
+void SocketLane::send(const Piece &piece, Scratch &scratch) {
+  if (piece.text.empty()) return;
+  quote(piece.text, scratch.text);
+  std::string &frame = scratch.frame;
+  frame.clear();
+  if (chunked_) {
+    append_hex(before_.size() + scratch.text.size() + after_.size(), frame);
+    frame.append("\r\n");
+  }
+  frame.append(before_).append(scratch.text).append(after_);
+  if (chunked_) frame.append("\r\n");
+  const ssize_t sent = ::send(fd_, frame.data(), frame.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
+  const std::size_t left = frame.size() - static_cast<std::size_t>(std::max<ssize_t>(sent, 0));
+  if (!left) return;
+  // What the socket does not take, or refuses, is Python's affair.
+  const py::object write = write_;
+  write(py::bytes(frame.data() + frame.size() - left, left));
+}
+
+py::tuple Fan::take(const std::string &worker, const py::bytes &frame, double now) {
+  std::string_view batch;
+  if (!workers_.count(worker) || !inner(std::string_view(frame), 2, batch) || !inner(batch, 3, batch))
+    return py::make_tuple(py::none(), true);
+  py::list others;
+  bool changes = false;
+  std::size_t at = 0;
+  Fields field(batch);
+  for (; field.next();) {
+    if (field.number != 1) {
+      // All but the load.
+      changes = changes || field.number != 2;
+      continue;
+    }
+    const Piece piece = read_piece(field.bytes);
+    Lane *lane = find(worker, piece.leg);
+    if (!lane || !lane->take(piece, now, scratch_)) {
+      // What follows it in this stream must not overtake it.
+      if (lane) lane->close();
+      others.append(at);
+    }
+    ++at;
+  }
+  return py::make_tuple(std::move(others), changes);
+}
+
+}  // namespace
+
+void bind_lanes(py::module_ &m) {
+  py::class_<Lane>(m, "Lane")
+      .def_property_readonly("open", &Lane::open)
+      .def_property_readonly("tokens",
+                             [](const Lane &lane) {
+                               return py::bytes(reinterpret_cast<const char *>(lane.tokens.data()),
+                                                lane.tokens.size() * sizeof(std::uint32_t));
+                             })
+      .def_readonly("characters", &Lane::characters)
+      .def_readonly("last_s", &Lane::last_s)
+      .def("close", &Lane::close);
+  py::class_<SocketLane, Lane>(m, "SocketLane")
+      .def(py::init<int, py::object, py::object, std::string, std::string, bool, const py::object &,
+                    const py::object &, const py::object &, double>(),
+           py::kw_only(), py::arg("fd"), py::arg("pending"), py::arg("write"), py::arg("before"), py::arg("after"),
+           py::arg("chunked"), py::arg("bounds"), py::arg("counts"), py::arg("total"), py::arg("last_s"));
+  py::class_<Relay>(m, "Relay")
+      .def(py::init<py::object>(), py::arg("wake"))
+      .def("lane",
+           [](py::object relay, std::string request) {
+             return std::make_unique<RelayLane>(std::move(relay), std::move(request));
+           },
+           py::arg("request"))
+      .def("take", &Relay::take)
+      .def("__len__", &Relay::size);
+  py::class_<RelayLane, Lane>(m, "RelayLane");
+  py::class_<Fan>(m, "Fan")
+      .def(py::init<>())
+      .def("add", &Fan::add, py::arg("worker"), py::arg("leg"), py::arg("offset"), py::arg("lane"))
+      .def("take", &Fan::take, py::arg("worker"), py::arg("frame"), py::arg("now"))
+      .def("__len__", &Fan::size);
+}
+
+}  // namespace kvasir

@@ -1,0 +1,186 @@
+"""An answer some of which goes past the gateway reads as one that does not, and ends for good."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import pytest
+from prometheus_client import CollectorRegistry
+from tests.helpers.api_answers import FIRST_TIMING, TIMING, RecordingWire, ids
+
+from kvasir.clock import MonotonicClock
+from kvasir.core.errors import UpstreamError
+from kvasir.core.messages import WorkerFrame
+from kvasir.core.requests import Delta, FinishReason, Request, Sampling, StepBatch, Usage
+from kvasir.native import IS_NATIVE, Fan, Lane, SocketLane
+from kvasir.telemetry.histogram import Histogram
+from kvasir.telemetry.metrics import Metrics
+from kvasir.wire.codec import encode_to_router
+from kvasir_platform.gateway.answer import AnswerHead, Prompt
+from kvasir_platform.gateway.generation import Generation
+from kvasir_platform.gateway.http import Exchange, HttpRequest
+from kvasir_platform.gateway.sse import ChatShape, CompletionShape, StreamedAnswer
+from kvasir_platform.sim.scripted_router import ScriptedRouter
+
+pytestmark = pytest.mark.skipif(not IS_NATIVE, reason="the twin opens no lane")
+
+USAGE = Usage(prompt_tokens=3, output_tokens=4)
+TEXTS = ["Once", ' "upon"\n', " a ☃ \\ time", "\u0007."]
+
+
+@dataclass
+class SocketWire:
+    """A client on a socket, which everything is written to at once."""
+
+    ends: tuple[socket.socket, socket.socket] = field(default_factory=socket.socketpair)
+    lagging: bool = False
+    waiting: int = 0
+
+    def write(self, data: bytes) -> None:
+        self.ends[0].sendall(data)
+
+    def lane(self, before: bytes, after: bytes, *, chunked: bool, gaps: Histogram, last_s: float) -> Lane:
+        return SocketLane(
+            fd=self.ends[0].fileno(),
+            pending=lambda: self.waiting,
+            write=self.write,
+            before=before,
+            after=after,
+            chunked=chunked,
+            bounds=gaps.bounds,
+            counts=gaps.counts,
+            total=gaps.total,
+            last_s=last_s,
+        )
+
+    def answered(self, *, close: bool) -> None:
+        """The answer is complete."""
+
+    def date(self) -> bytes:
+        return b""
+
+    def read(self) -> bytes:
+        self.ends[1].setblocking(False)
+        try:
+            return self.ends[1].recv(1 << 20)
+        except BlockingIOError:
+            return b""
+
+
+@pytest.fixture
+def wire() -> Iterator[SocketWire]:
+    made = SocketWire()
+    yield made
+    for end in made.ends:
+        end.close()
+
+
+def answer_on(
+    wire: SocketWire | RecordingWire, *, chat: bool = True, chunked: bool = True
+) -> tuple[Exchange, StreamedAnswer]:
+    exchange = Exchange(HttpRequest("POST", "/", {}, b"", keep_alive=True, chunked=chunked), "r", 0.0, wire)
+    head = AnswerHead("id", 7, "model", 1, include_usage=True, prompts=(Prompt(ids(1, 2, 3)),))
+    return exchange, StreamedAnswer(
+        exchange, head, ChatShape() if chat else CompletionShape(), lambda: FIRST_TIMING
+    )
+
+
+def frame(offset: int, text: str) -> bytes:
+    return encode_to_router(WorkerFrame(1, 0, StepBatch((Delta("leg", offset, (offset,), text),))))
+
+
+@pytest.mark.parametrize("chat", [True, False])
+@pytest.mark.parametrize("chunked", [True, False])
+def test_the_client_reads_the_same_either_way(wire: SocketWire, chat: bool, chunked: bool) -> None:
+    recorded = RecordingWire()
+    _, ordinary = answer_on(recorded, chat=chat, chunked=chunked)
+    _, straight = answer_on(wire, chat=chat, chunked=chunked)
+    fan, gaps = Fan(), Histogram((1.0,))
+    for at, text in enumerate(TEXTS):
+        ordinary.delta(0, Delta("r", at, (at,), text))
+    straight.delta(0, Delta("r", 0, (0,), TEXTS[0]))
+    lane = straight.lane(0, gaps, 0.0)
+    assert lane is not None
+    fan.add("w", "leg", 1, lane)
+    for at, text in enumerate(TEXTS[1:], 1):
+        assert fan.take("w", frame(at, text), 1.0)[0] == []
+    for answer in (ordinary, straight):
+        answer.delta(0, Delta("r", 4, (), "", finish=FinishReason.STOP, last=True))
+        answer.finish(USAGE, TIMING)
+    assert wire.read() == recorded.sent
+
+
+def test_before_its_headers_and_while_its_client_lags_an_answer_has_no_lane(wire: SocketWire) -> None:
+    (exchange, answer), gaps = answer_on(wire), Histogram((1.0,))
+    assert answer.lane(0, gaps, 0.0) is None
+    answer.delta(0, Delta("r", 0, (0,), "Once"))
+    assert exchange.on_lagging is not None
+    assert exchange.on_caught_up is not None
+    exchange.on_lagging()
+    assert answer.lane(0, gaps, 0.0) is None
+    exchange.on_caught_up()
+    assert answer.lane(0, gaps, 0.0) is not None
+
+
+@pytest.mark.parametrize("end", ["finish", "fail", "gone"])
+def test_when_an_answer_has_ended_nothing_goes_past_it(wire: SocketWire, end: str) -> None:
+    exchange, answer = answer_on(wire)
+    answer.delta(0, Delta("r", 0, (0,), "Once"))
+    fan = Fan()
+    lane = answer.lane(0, Histogram((1.0,)), 0.0)
+    assert lane is not None
+    fan.add("w", "leg", 1, lane)
+    if end == "finish":
+        answer.finish(USAGE, TIMING)
+    elif end == "fail":
+        answer.fail(UpstreamError("lost", code="worker_lost"))
+    else:
+        exchange.gone("client_closed")
+    wire.read()
+    assert (fan.take("w", frame(1, "late"), 1.0)[0], wire.read()) == (None, b"")
+
+
+class Call:
+    """A call of one prompt that streams to `wire`."""
+
+    def __init__(self, wire: SocketWire, *, n: int = 1) -> None:
+        self.exchange, answer = answer_on(wire)
+        self.clock = MonotonicClock()
+        self.metrics = Metrics(CollectorRegistry(), ["m"])
+        self.ended: list[Usage] = []
+        router = ScriptedRouter(self.clock)
+        generation = Generation(
+            self.exchange,
+            answer,
+            router=router,
+            metrics=self.metrics,
+            spans=None,
+            clock=self.clock,
+            on_end=lambda call: self.ended.append(call.usage),
+        )
+        generation.start([Request("r", "m", ids(1, 2, 3), Sampling(n=n))])
+        self.sink = router.streams[0].sink
+
+
+def test_tokens_that_went_past_the_gateway_are_charged_and_measured(wire: SocketWire) -> None:
+    call, fan = Call(wire), Fan()
+    assert call.sink.lane("r") is None, "nothing has come yet"
+    call.sink.on_delta(Delta("r", 0, (0,), TEXTS[0]))
+    lane = call.sink.lane("r")
+    assert lane is not None
+    fan.add("w", "leg", 1, lane)
+    fan.take("w", frame(1, TEXTS[1]), call.clock.now())
+    fan.take("w", frame(2, TEXTS[2]), call.clock.now())
+    call.sink.on_delta(Delta("r", 3, (3,), TEXTS[3]))
+    assert not lane.open, "what comes the ordinary way must not be overtaken"
+    call.exchange.gone("client_closed")
+    assert call.ended == [Usage(prompt_tokens=3, output_tokens=4)]
+    assert 'inter_token_latency_seconds_count{model="m"} 3.0' in call.metrics.render().decode()
+
+
+def test_a_call_with_several_choices_has_no_lane(wire: SocketWire) -> None:
+    call = Call(wire, n=2)
+    call.sink.on_delta(Delta("r", 0, (0,), TEXTS[0]))
+    assert call.sink.lane("r") is None

@@ -1,0 +1,209 @@
+"""Streams that go past the machine: what it knows of them afterwards, and what no longer gets through."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import pytest
+
+from kvasir.core.kv import KvBatch
+from kvasir.core.messages import CodedStep, WorkerFrame
+from kvasir.core.requests import (
+    Continuation,
+    Delta,
+    EngineLoad,
+    FinishReason,
+    Request,
+    Role,
+    Sampling,
+    StepBatch,
+    Usage,
+    token_ids,
+)
+from kvasir.native import IS_NATIVE, Lane, SocketLane
+from kvasir.ports.router import RequestSummary
+from kvasir.telemetry.histogram import Histogram
+from kvasir.wire.codec import decode_to_router, encode_to_router
+from kvasir_router.machine_events import (
+    Arrived,
+    Cancelled,
+    Effect,
+    Emit,
+    Finish,
+    SubmitTo,
+    Tick,
+    WorkerInterrupted,
+    WorkerLost,
+)
+from kvasir_router.straight import LOAD_S, Straight
+
+from .test_machine import MakeIdentity, Stage, has, only
+
+pytestmark = pytest.mark.skipif(not IS_NATIVE, reason="the twin opens no lane")
+
+
+@dataclass
+class Client:
+    """A sink whose stream has a lane, and who reads it."""
+
+    deltas: list[Delta] = field(default_factory=list)
+    ends: tuple[socket.socket, socket.socket] = field(default_factory=socket.socketpair)
+    gaps: Histogram = field(default_factory=lambda: Histogram((1.0,)))
+    lanes: list[Lane] = field(default_factory=list)
+
+    def on_delta(self, delta: Delta) -> None:
+        self.deltas.append(delta)
+
+    def on_finish(self, summary: RequestSummary) -> None:
+        raise AssertionError("the shell's affair")
+
+    def on_error(self, error: Exception, summary: RequestSummary) -> None:
+        raise AssertionError("the shell's affair")
+
+    def lane(self, request_id: str) -> Lane:
+        gaps = self.gaps
+        lane = SocketLane(
+            fd=self.ends[0].fileno(),
+            pending=lambda: 0,
+            write=lambda data: None,
+            before=b"",
+            after=b"",
+            chunked=False,
+            bounds=gaps.bounds,
+            counts=gaps.counts,
+            total=gaps.total,
+            last_s=0.0,
+        )
+        self.lanes.append(lane)
+        return lane
+
+    def read(self) -> str:
+        self.ends[1].setblocking(False)
+        try:
+            return self.ends[1].recv(1 << 16).decode()
+        except BlockingIOError:
+            return ""
+
+
+class Scene:
+    """A machine with two workers, and the straight way past it, performed as the router's shell does."""
+
+    def __init__(self, make_identity: MakeIdentity) -> None:
+        self.stage = Stage(make_identity, "never")
+        self.stage.ready(b0=Role.BOTH, b1=Role.BOTH)
+        go_straight = self.stage.machine.go_straight
+        self.straight = Straight(lambda request_id, _, lane: go_straight(request_id, lane))
+        self.client = Client()
+
+    def begin(self, sampling: Sampling | None = None) -> str:
+        """A stream of which the client has two tokens; returns where it runs."""
+        request = Request("r", "m", token_ids(range(20)), sampling or Sampling(temperature=0.0, max_tokens=9))
+        worker = only(self.stage.tell(Arrived(request)), SubmitTo).worker_id
+        self.say(worker, Delta("r", 0, (7, 8), "ab"))
+        return worker
+
+    def say(self, worker: str, *deltas: Delta) -> list[Effect]:
+        """A step of `worker`, as it comes over the wire; returns what the machine made of the rest of it."""
+        frame = decode_to_router(encode_to_router(WorkerFrame(1, 0, StepBatch(deltas))))
+        assert isinstance(frame, WorkerFrame)
+        assert isinstance(frame.payload, CodedStep)
+        rest = self.straight.rest(worker, frame.payload, 1.0)
+        effects = [] if rest is None else self.stage.say(worker, *rest.deltas)
+        for effect in effects:
+            if isinstance(effect, Emit):
+                self.client.on_delta(effect.delta)
+                self.straight.offer(effect.request_id, effect.delta, self.client)
+        return effects
+
+
+@pytest.fixture
+def scene(make_identity: MakeIdentity) -> Iterator[Scene]:
+    made = Scene(make_identity)
+    yield made
+    for end in made.client.ends:
+        end.close()
+
+
+def test_after_its_first_delta_a_stream_goes_past_the_machine_until_it_ends(scene: Scene) -> None:
+    worker = scene.begin()
+    assert not scene.say(worker, Delta("r", 2, (9,), "c"))
+    assert not scene.say(worker, Delta("r", 3, (10,), "d"))
+    assert scene.client.read() == '"c""d"'
+    end = Delta("r", 4, (11,), "e", finish=FinishReason.STOP, last=True, usage=Usage(20, 0, 0, 0, 5))
+    effects = scene.say(worker, end)
+    assert only(effects, Emit).delta.text == "e"
+    assert only(effects, Finish).summary.usage.output_tokens == 5
+    assert len(scene.straight) == 0
+
+
+def test_a_stream_that_moves_takes_along_what_went_past_the_machine(scene: Scene) -> None:
+    worker = scene.begin()
+    scene.say(worker, Delta("r", 2, (9,), "cé"))
+    leg = only(scene.stage.tell(WorkerLost(worker, "gone")), SubmitTo)
+    assert list(leg.request.tokens) == [*range(20), 7, 8, 9]
+    assert leg.request.continuation == Continuation(output_tokens=3, text_length=4)
+    assert not scene.say(worker, Delta("r", 3, (4,), "late"))
+    assert scene.client.read() == '"cé"', "nothing of the lost worker comes after it"
+    scene.say(leg.worker_id, Delta(leg.request.request_id, 3, (10,), "d"))
+    assert [delta.text for delta in scene.client.deltas] == ["ab", "d"]
+    scene.say(leg.worker_id, Delta(leg.request.request_id, 4, (11,), "e"))
+    assert scene.client.read() == '"e"'
+
+
+def test_a_worker_that_was_given_up_says_nothing_more_to_the_client(scene: Scene) -> None:
+    worker = scene.begin()
+    scene.stage.tell(WorkerInterrupted(worker))
+    scene.stage.now = 5.0
+    assert has(scene.stage.tell(Tick()), SubmitTo), "it goes on elsewhere"
+    assert not scene.say(worker, Delta("r", 2, (9,), "late"))
+    assert scene.client.read() == ""
+
+
+def test_after_a_cancel_nothing_reaches_the_client(scene: Scene) -> None:
+    worker = scene.begin()
+    scene.stage.tell(Cancelled("r"))
+    assert not scene.say(worker, Delta("r", 2, (9,), "late"))
+    assert (scene.client.read(), len(scene.straight)) == ("", 0)
+
+
+def test_a_token_that_is_lost_or_repeated_on_the_straight_way_is_a_fault_as_elsewhere(scene: Scene) -> None:
+    worker = scene.begin()
+    scene.say(worker, Delta("r", 2, (9,), "c"))
+    effects = scene.say(worker, Delta("r", 2, (9,), "c"))
+    assert scene.client.read() == '"c"'
+    assert "token 3, and token 2 came" in str(effects)
+
+
+def test_a_request_with_several_choices_takes_the_ordinary_way(scene: Scene) -> None:
+    worker = scene.begin(Sampling(n=2))
+    assert len(scene.straight) == 0
+    assert only(scene.say(worker, Delta("r", 2, (9,), "c")), Emit).delta.text == "c"
+    assert scene.client.read() == ""
+
+
+def test_a_stream_that_is_made_anew_from_its_beginning_takes_the_ordinary_way(scene: Scene) -> None:
+    worker = scene.begin(Sampling(temperature=1.0, seed=3, max_tokens=9))
+    leg = only(scene.stage.tell(WorkerLost(worker, "gone")), SubmitTo)
+    scene.say(leg.worker_id, Delta(leg.request.request_id, 0, (7, 8, 9), "abc"))
+    assert scene.client.deltas[-1].text == "c"
+    assert len(scene.straight) == 0
+
+
+def test_of_loads_that_come_alone_one_is_looked_at_every_while(scene: Scene) -> None:
+    worker = scene.begin()
+
+    def said_at(now: float, step: StepBatch) -> StepBatch | None:
+        frame = decode_to_router(encode_to_router(WorkerFrame(1, 0, step)))
+        assert isinstance(frame, WorkerFrame)
+        assert isinstance(frame.payload, CodedStep)
+        return scene.straight.rest(worker, frame.payload, now)
+
+    load = EngineLoad(running=1)
+    first = StepBatch((Delta("r", 2, (9,), "c"),), load)
+    assert said_at(1.0, first) == StepBatch((), load)
+    assert said_at(1.0 + LOAD_S / 2, StepBatch((Delta("r", 3, (10,), "d"),), load)) is None
+    changed = StepBatch((), load, KvBatch(1, 1, b""))
+    assert said_at(1.0 + LOAD_S / 2, changed) == changed
+    assert said_at(1.0 + 2 * LOAD_S, StepBatch((), load)) == StepBatch((), load)
