@@ -20,6 +20,7 @@ from tests.helpers.http_edge import Edge, serving
 
 from kvasir.config.spec import GatewaySpec
 from kvasir.core.errors import ConfigError
+from kvasir.native import IS_NATIVE
 from kvasir_platform.control.certificates import Authority
 from kvasir_platform.edge_link.address import shared
 
@@ -118,6 +119,22 @@ async def test_older_versions_of_tls_are_refused(tmp_path: Path, minimum: str, w
                 assert cipher.startswith("ECDHE")
         except (ssl.SSLError, ConnectionError):
             assert not welcome
+
+
+@pytest.mark.skipif(not IS_NATIVE, reason="the twin opens no lane")
+async def test_no_token_goes_straight_into_the_socket_under_tls(tmp_path: Path) -> None:
+    async with secure(tmp_path) as server, connected(server) as (_, writer):
+        writer.write(post(STREAM))
+        stream = await server[0].router.submitted(1)
+        stream.emit("a")
+        assert stream.sink.lane(stream.request.request_id) is None
+    async with serving() as edge:
+        _, writer = await asyncio.open_connection(edge.host, edge.port)
+        writer.write(post(STREAM))
+        stream = await edge.router.submitted(1)
+        stream.emit("a")
+        assert stream.sink.lane(stream.request.request_id) is not None
+        writer.transport.abort()
 
 
 async def test_a_stream_over_tls_is_whole_and_its_client_leaving_is_noticed(tmp_path: Path) -> None:
