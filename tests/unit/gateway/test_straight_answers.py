@@ -9,12 +9,13 @@ from dataclasses import dataclass, field
 import pytest
 from prometheus_client import CollectorRegistry
 from tests.helpers.api_answers import FIRST_TIMING, TIMING, RecordingWire, ids
+from tests.helpers.lanes import socket_lane
 
 from kvasir.clock import MonotonicClock
 from kvasir.core.errors import UpstreamError
 from kvasir.core.messages import WorkerFrame
 from kvasir.core.requests import Delta, FinishReason, Request, Sampling, StepBatch, Usage
-from kvasir.native import IS_NATIVE, Fan, Lane, SocketLane
+from kvasir.native import IS_NATIVE, Fan, Lane
 from kvasir.telemetry.histogram import Histogram
 from kvasir.telemetry.metrics import Metrics
 from kvasir.wire.codec import encode_to_router
@@ -42,16 +43,14 @@ class SocketWire:
         self.ends[0].sendall(data)
 
     def lane(self, before: bytes, after: bytes, *, chunked: bool, gaps: Histogram, last_s: float) -> Lane:
-        return SocketLane(
-            fd=self.ends[0].fileno(),
+        return socket_lane(
+            self.ends[0].fileno(),
+            gaps,
             pending=lambda: self.waiting,
             write=self.write,
             before=before,
             after=after,
             chunked=chunked,
-            bounds=gaps.bounds,
-            counts=gaps.counts,
-            total=gaps.total,
             last_s=last_s,
         )
 

@@ -13,11 +13,12 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.helpers.lanes import socket_lane
 
 from kvasir.core.kv import KvBatch
 from kvasir.core.messages import CodedStep, WorkerFrame
 from kvasir.core.requests import Delta, EngineLoad, FinishReason, StepBatch, Usage
-from kvasir.native import IS_NATIVE, Fan, Lane, Relay, SocketLane
+from kvasir.native import IS_NATIVE, Fan, Lane, Relay
 from kvasir.native import _twin_lanes as twin
 from kvasir.telemetry.histogram import Histogram
 from kvasir.wire.codec import decode_to_router, encode_to_router
@@ -37,16 +38,14 @@ class Client:
     left: list[bytes] = field(default_factory=list)
 
     def lane(self, *, chunked: bool = False, last_s: float = 0.0) -> Lane:
-        return SocketLane(
-            fd=self.ends[0].fileno(),
+        return socket_lane(
+            self.ends[0].fileno(),
+            self.gaps,
             pending=lambda: self.waiting,
             write=self.left.append,
             before=BEFORE,
             after=AFTER,
             chunked=chunked,
-            bounds=self.gaps.bounds,
-            counts=self.gaps.counts,
-            total=self.gaps.total,
             last_s=last_s,
         )
 
@@ -196,18 +195,7 @@ def test_a_later_socket_of_the_same_number_gets_nothing(client: Client) -> None:
 def test_a_lane_on_no_socket_is_closed_from_the_start(client: Client) -> None:
     readable, writable = os.pipe()
     try:
-        lane = SocketLane(
-            fd=writable,
-            pending=lambda: 0,
-            write=client.left.append,
-            before=b"",
-            after=b"",
-            chunked=False,
-            bounds=client.gaps.bounds,
-            counts=client.gaps.counts,
-            total=client.gaps.total,
-            last_s=0.0,
-        )
+        lane = socket_lane(writable, client.gaps, write=client.left.append)
         assert not lane.open
         fan = Fan()
         fan.add("w", "leg", 0, lane)

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import pytest
+from tests.helpers.lanes import socket_lane
 
 from kvasir.core.kv import KvBatch
 from kvasir.core.messages import CodedStep, WorkerFrame
@@ -22,7 +23,7 @@ from kvasir.core.requests import (
     Usage,
     token_ids,
 )
-from kvasir.native import IS_NATIVE, Lane, SocketLane
+from kvasir.native import IS_NATIVE, Lane
 from kvasir.ports.router import RequestSummary
 from kvasir.telemetry.histogram import Histogram
 from kvasir.wire.codec import decode_to_router, encode_to_router
@@ -64,18 +65,7 @@ class Client:
 
     def lane(self, request_id: str) -> Lane:
         gaps = self.gaps
-        lane = SocketLane(
-            fd=self.ends[0].fileno(),
-            pending=lambda: 0,
-            write=lambda data: None,
-            before=b"",
-            after=b"",
-            chunked=False,
-            bounds=gaps.bounds,
-            counts=gaps.counts,
-            total=gaps.total,
-            last_s=0.0,
-        )
+        lane = socket_lane(self.ends[0].fileno(), gaps, write=lambda data: None)
         self.lanes.append(lane)
         return lane
 
