@@ -196,6 +196,7 @@ def make_router(
         clock,
         decisions=decisions,
         straight=straight,
+        sleeps=all(deployment.sleeps(pool) for pool in deployment.pools),
         on_summary=on_summary,
         on_worker=on_worker,
     )

@@ -201,7 +201,7 @@ class Columns:
     def select(self, rows: Sequence[int], group: Callable[[Target], int]) -> Selection:
         """These rows, until workers join or leave, or groups change."""
         targets = tuple(self.targets[row] for row in rows)
-        roles = [self.places[target].worker.identity.role for target in targets]
+        roles = [self.places[target].worker.role for target in targets]
         whole = len(rows) == len(self.targets) and list(rows) == list(range(len(rows)))
         return Selection(
             rows=None if whole else np.array(rows, dtype=np.int64),

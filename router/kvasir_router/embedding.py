@@ -36,6 +36,7 @@ from kvasir_router.machine_events import (
     Fail,
     Finish,
     Gone,
+    Planned,
     ShuttingDown,
     Step,
     SubmitTo,
@@ -47,7 +48,7 @@ from kvasir_router.machine_events import (
     WorkerRestored,
 )
 from kvasir_router.machine_legs import FAILED
-from kvasir_router.machine_state import check_arrival, error_of, waited_for_nothing
+from kvasir_router.machine_state import check_arrival, error_of, refuse_to_wait, waited_for_nothing
 from kvasir_router.restarts import Restarts
 from kvasir_router.timers import Timers
 from kvasir_router.work import Worker
@@ -75,6 +76,7 @@ class EmbeddingMachine:
         )
         self._arrivals = 0
         self._closing = False
+        self._awake_in_s: float | None = None
         self._out: list[Effect] = []
 
     @property
@@ -90,6 +92,10 @@ class EmbeddingMachine:
     def waiting(self) -> list[frozenset[str]]:
         """Which workers each of those avoids, since it failed there; for checks."""
         return [frozenset(flight.avoid) for flight in self._flights.values() if flight.waits]
+
+    def waiting_tokens(self) -> int:
+        """Tokens of the inputs that wait."""
+        return sum(len(flight.request.tokens) for flight in self._flights.values() if flight.waits)
 
     @property
     def brownout(self) -> BrownoutView:
@@ -128,6 +134,8 @@ class EmbeddingMachine:
                 self._cancelled(request_id, outcome, now)
             case Tick():
                 self._tick(now)
+            case Planned(_, awake_in_s):
+                self._awake_in_s = awake_in_s
             case ShuttingDown():
                 self._shut_down(now)
             case _:
@@ -164,7 +172,10 @@ class EmbeddingMachine:
         ticket = self._admission.ticket(request, now)
         worker_id = None if self.queued else self.fleet.choose(now)
         if worker_id is None:
-            self._admission.wait(ticket, now, served=self.fleet.missing() is None)
+            missing = self.fleet.missing()
+            if missing is not None:
+                refuse_to_wait(self._awake_in_s, self._limits.queue_timeout_s, missing)
+            self._admission.wait(ticket, now, served=missing is None)
         self._arrivals += 1
         self._restarts.budget.deposit()
         flight = EmbeddingFlight(request, ticket, self._arrivals, brownout=self.brownout.text)
@@ -378,7 +389,9 @@ class EmbeddingMachine:
             waited_s = self._limits.queue_timeout_s
             why = flight.last_error or self.fleet.missing()
             full = self._admission.waits.no_room(flight.ticket, waited_s, now)
-            self._fail(flight, full if why is None else waited_for_nothing(waited_s, why), now)
+            self._fail(
+                flight, full if why is None else waited_for_nothing(waited_s, why, self._awake_in_s), now
+            )
 
     # -- checks ----------------------------------------------------------------------------------
 

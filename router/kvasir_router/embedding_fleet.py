@@ -134,6 +134,9 @@ class EmbeddingFleet:
         fresh = [worker_id for worker_id in well or self._ready if worker_id not in avoid]
         return self._least(fresh or well or self._ready)
 
+    def rates(self, worker_id: str) -> None:
+        """What inputs cost is not learned: batches of them are."""
+
     def missing(self) -> str | None:
         """What is lacking to serve an ordinary request at once, in words."""
         return None if self._ready else "no worker that embeds"

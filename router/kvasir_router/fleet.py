@@ -124,6 +124,21 @@ class Fleet:
         worker.draining = worker.draining if draining is None else draining
         self._serving_changed()
 
+    def assign(self, roles: Mapping[str, Role]) -> None:
+        """Have workers do another part of the work than their pool's, and all others their pool's. What they
+        run ends where it is."""
+        changed = False
+        for worker_id, worker in self.workers.items():
+            role = roles.get(worker_id)
+            if worker.assigned is not role:
+                worker.assigned, changed = role, True
+        if changed:
+            self._serving_changed()
+
+    def rates(self, worker_id: str) -> Rates:
+        """What work costs there, as far as is known. Raises KeyError for a worker that is not known."""
+        return self._rates.rates(worker_id)
+
     def _serving_changed(self) -> None:
         self._selections.forget()
         self.changed += 1
@@ -213,7 +228,7 @@ class Fleet:
     def missing(self) -> str | None:
         """What is lacking to serve an ordinary request at once, in words."""
         ready = [worker for worker in self.workers.values() if worker.state is WorkerState.READY]
-        roles = [worker.identity.role for worker in ready]
+        roles = [worker.role for worker in ready]
         return self._policy.missing(
             [role is not Role.DECODE for role in roles],
             [role is not Role.PREFILL for role in roles],

@@ -31,6 +31,7 @@ from kvasir_router.machine_events import (
     Effect,
     Event,
     MembershipEvent,
+    Planned,
     ShuttingDown,
     SnapshotEnded,
     SnapshotEvent,
@@ -46,7 +47,14 @@ from kvasir_router.machine_events import (
 from kvasir_router.machine_handover import HandOver
 from kvasir_router.machine_legs import Legs
 from kvasir_router.machine_plans import NO_ROOM, Plans
-from kvasir_router.machine_state import Flight, MachineLimits, Phase, check_arrival, waited_for_nothing
+from kvasir_router.machine_state import (
+    Flight,
+    MachineLimits,
+    Phase,
+    check_arrival,
+    refuse_to_wait,
+    waited_for_nothing,
+)
 from kvasir_router.machine_steps import Steps
 from kvasir_router.timers import Timers
 
@@ -65,6 +73,7 @@ class RequestMachine:
         self._admission = Admission(fleet, rules)
         self._timers = Timers()
         self._closing = False
+        self._awake_in_s: float | None = None
         self._out: list[Effect] = []
         self._legs = Legs(fleet, self._out, ghost_ttl_s=limits.ghost_ttl_s)
         self._ends = Ends(
@@ -118,6 +127,10 @@ class RequestMachine:
             leases=self.leases,
         )
 
+    def waiting_tokens(self) -> int:
+        """Prompt tokens of the requests that wait."""
+        return sum(len(self._flights[request_id].request.tokens) for request_id in self._admission)
+
     @property
     def brownout(self) -> BrownoutView:
         """What is done under pressure."""
@@ -159,7 +172,9 @@ class RequestMachine:
         self._out.clear()
         return effects
 
-    def _request(self, event: Arrived | Cancelled | SnapshotEvent | Tick | ShuttingDown, now: float) -> None:
+    def _request(
+        self, event: Arrived | Cancelled | SnapshotEvent | Tick | Planned | ShuttingDown, now: float
+    ) -> None:
         match event:
             case SnapshotPart(worker_id, attempt, part):
                 self.fleet.index.snapshot_part(worker_id, attempt, part, now)
@@ -171,6 +186,10 @@ class RequestMachine:
                 self._cancelled(request_id, outcome, now)
             case Tick():
                 self._tick(now)
+            case Planned(roles, awake_in_s):
+                self._awake_in_s = awake_in_s
+                self.fleet.assign(roles)
+                self._unpark(now)
             case ShuttingDown():
                 self._shut_down(now)
 
@@ -203,6 +222,8 @@ class RequestMachine:
             flight.hashes = self.fleet.hashes(request)
             flight.ticket.fresh_tokens = len(request.tokens) - self.fleet.cached_tokens(flight.hashes)
         plan = self._plans.fitting(flight, now) if admission.may_begin(flight.ticket, now) else NO_ROOM
+        if plan is None:
+            refuse_to_wait(self._awake_in_s, self._limits.queue_timeout_s, self.fleet.missing())
         if not isinstance(plan, Plan):
             admission.wait(flight.ticket, now, served=plan is NO_ROOM)
         self._flights[request.request_id] = flight
@@ -299,7 +320,7 @@ class RequestMachine:
             why = flight.last_error or self.fleet.missing() or "no worker serves this model"
             waited_s = self._limits.queue_timeout_s
             if self._admission.parked(flight.ticket):
-                error = waited_for_nothing(waited_s, why)
+                error = waited_for_nothing(waited_s, why, self._awake_in_s)
             else:
                 error = self._admission.waits.no_room(flight.ticket, waited_s, now)
             self._ends.fail(flight, error, now)

@@ -6,12 +6,13 @@ under which its session is known, which is its endpoint's.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from kvasir.core.errors import KvasirError
 from kvasir.core.identity import WorkerIdentity
 from kvasir.core.kv import KvSnapshotPart
-from kvasir.core.requests import Delta, EngineRequest, Request, StepBatch
+from kvasir.core.requests import Delta, EngineRequest, Request, Role, StepBatch
 from kvasir.core.values import value
 from kvasir.ports.router import RequestSummary
 from kvasir_router.index import CancelSnapshot, FetchSnapshot
@@ -109,9 +110,18 @@ class ShuttingDown:
     """The router stops: every request ends with `shutting_down`."""
 
 
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """What the planner says: the roles of workers that do another part of the work than their pool's, and in
+    how many seconds there may be workers, while there are none; None where that is not known."""
+
+    roles: Mapping[str, Role]
+    awake_in_s: float | None = None
+
+
 MembershipEvent = WorkerReady | WorkerInterrupted | WorkerDraining | WorkerRestored | WorkerLost
 SnapshotEvent = SnapshotPart | SnapshotEnded
-Event = Arrived | Cancelled | MembershipEvent | Step | SnapshotEvent | Tick | ShuttingDown
+Event = Arrived | Cancelled | MembershipEvent | Step | SnapshotEvent | Tick | Planned | ShuttingDown
 
 
 @value

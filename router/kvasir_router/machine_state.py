@@ -333,7 +333,18 @@ def check_arrival(request: Request, flights: Container[str], *, closing: bool) -
         )
 
 
-def waited_for_nothing(queue_timeout_s: float, why: object) -> CapacityError:
-    """No worker took a request in time."""
+_USUAL_RETRY_S = 5.0
+
+
+def waited_for_nothing(queue_timeout_s: float, why: object, awake_in_s: float | None) -> CapacityError:
+    """No worker took a request in time; there may be one in `awake_in_s`."""
     message = f"no worker could take the request within {queue_timeout_s:g} s: {why}"
-    return CapacityError(message, code="no_workers", retry_after_s=5.0)
+    retry_s = _USUAL_RETRY_S if awake_in_s is None else max(1.0, awake_in_s)
+    return CapacityError(message, code="no_workers", retry_after_s=retry_s)
+
+
+def refuse_to_wait(awake_in_s: float | None, queue_timeout_s: float, why: str | None) -> None:
+    """Raise CapacityError where no worker will be there before a request has waited for as long as it may."""
+    if awake_in_s is not None and awake_in_s > queue_timeout_s:
+        message = f"{why or 'no worker serves this model'}; one is being started, in about {awake_in_s:.0f} s"
+        raise CapacityError(message, code="no_workers", retry_after_s=awake_in_s)

@@ -10,8 +10,9 @@ import asyncio
 from collections.abc import Mapping
 from dataclasses import fields
 
+from kvasir.core.demand import Traffic, WorkerFigures
 from kvasir.core.errors import RequestError
-from kvasir.core.requests import Request
+from kvasir.core.requests import Request, Role
 from kvasir.native import TreeStats
 from kvasir.ports.router import (
     NO_BROWNOUT,
@@ -92,6 +93,21 @@ class RouterMux:
     def not_ready_models(self) -> dict[str, str | None]:
         """See RouterPort."""
         return {name: router.not_ready_reason() for name, router in self._models.items()}
+
+    # -- sizes -----------------------------------------------------------------------------------
+
+    def demand(self) -> dict[str, Traffic]:
+        """What has come and how it fares, by model."""
+        return {model: traffic for router in self._routers for model, traffic in router.demand().items()}
+
+    def worker_figures(self) -> list[WorkerFigures]:
+        """What is known of each worker that is or was given work."""
+        return [figures for router in self._routers for figures in router.worker_figures()]
+
+    def planned(self, roles: Mapping[str, Role], awake_in_s: Mapping[str, float] | None) -> None:
+        """See Router.planned."""
+        for router in self._routers:
+            router.planned(roles, awake_in_s)
 
     # -- life ------------------------------------------------------------------------------------
 

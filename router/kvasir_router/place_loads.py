@@ -59,7 +59,7 @@ class PlaceLoads:
         """Write what is known of a place to its columns."""
         worker, own, unreported = place.worker, place.own, place.unreported
         foreign, waiting = share(worker.foreign, place), share(worker.foreign_waiting, place)
-        if worker.identity.role is Role.PREFILL:
+        if worker.role is Role.PREFILL:
             waiting, foreign = foreign, 0
         others = min(_MOST_OTHERS, self._foreign / self._own_at_reports) if self._own_at_reports else 0.0
         used = 0.0 if worker.reported is None else worker.reported.kv_usage * place.kv_tokens

@@ -75,7 +75,7 @@ class Selections:
         ]
         if prefilled_on is not None:
             source = self._columns.places[prefilled_on].row
-            decode = (row for row in rows if self._identity(targets[row]).role is not Role.PREFILL)
+            decode = (row for row in rows if self._workers[targets[row].worker_id].role is not Role.PREFILL)
             rows = sorted({source, *decode})
         return self._columns.select(rows, self._index.group)
 

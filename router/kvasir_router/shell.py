@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
-from kvasir.core.errors import KvasirError
+from kvasir.core.demand import Traffic, WorkerFigures
+from kvasir.core.errors import CapacityError, KvasirError
 from kvasir.core.messages import CodedStep
-from kvasir.core.requests import Delta, EngineRequest, FinishReason, Request, StepBatch
+from kvasir.core.requests import Delta, EngineRequest, FinishReason, Request, Role, StepBatch
 from kvasir.native import TreeStats
 from kvasir.ports.clock import Clock
 from kvasir.ports.discovery import Discovery
@@ -26,6 +27,7 @@ from kvasir.ports.router import (
     StreamSink,
     WorkerView,
 )
+from kvasir_router.demand import DemandBook, figures_of
 from kvasir_router.index import CancelSnapshot, FetchSnapshot
 from kvasir_router.machine_events import (
     AbortOn,
@@ -37,6 +39,7 @@ from kvasir_router.machine_events import (
     Fail,
     Finish,
     Gone,
+    Planned,
     ReleaseOn,
     ShuttingDown,
     SnapshotEnded,
@@ -65,6 +68,7 @@ def unobserved(_value: object) -> None:
 class Router:
     """`kvasir.ports.router.RouterPort`. Call everything on one event loop; `run` must be running.
 
+    `sleeps`: the model may have no worker, and gets one when it is asked for, as long as a planner says so.
     `decisions` is the log that the machine's fleet writes. `straight` passes plain deltas on without the
     machine; None where each has to be looked at. `on_summary` is told of each request that ended,
     `on_worker` of each change of a worker's state and of its load a few times a second; both must not block
@@ -81,6 +85,7 @@ class Router:
         *,
         decisions: DecisionLog,
         straight: Straight | None = None,
+        sleeps: bool = False,
         on_summary: Callable[[RequestSummary], None] = unobserved,
         on_worker: Callable[[WorkerView], None] = unobserved,
     ) -> None:
@@ -89,6 +94,9 @@ class Router:
         self._discovery = discovery
         self._clock = clock
         self._decisions = decisions
+        self._demand = DemandBook()
+        self._sleeps = sleeps
+        self._awake_in_s: float | None = None
         self._straight = straight
         self._on_summary = on_summary
         self._on_worker = on_worker
@@ -119,7 +127,12 @@ class Router:
 
     def submit(self, request: Request, sink: StreamSink) -> None:
         """See RouterPort. Raises also RequestError (`duplicate_request`)."""
-        effects = self._machine.handle(Arrived(request), self._clock.now())
+        self._demand.arrived(request)
+        try:
+            effects = self._machine.handle(Arrived(request), self._clock.now())
+        except CapacityError:
+            self._demand.refused()
+            raise
         self._sinks[request.request_id] = sink
         self._after_turn()
         self._perform(effects)
@@ -150,11 +163,40 @@ class Router:
 
     def not_ready_reason(self) -> str | None:
         """See RouterPort."""
-        return "the router is stopping" if self._closing else self._machine.fleet.missing()
+        if self._closing:
+            return "the router is stopping"
+        missing = self._machine.fleet.missing()
+        asleep = self._sleeps and self._awake_in_s is not None
+        return None if asleep else missing
 
     def not_ready_models(self) -> dict[str, str | None]:
         """See RouterPort."""
         return {self._registry.model: self.not_ready_reason()}
+
+    # -- sizes -----------------------------------------------------------------------------------
+
+    def demand(self) -> dict[str, Traffic]:
+        """What has come and how it fares, by model."""
+        now = self._clock.now()
+        view = self._machine.admission(now)
+        traffic = self._demand.traffic(
+            waiting=view.queued + view.parked,
+            waiting_tokens=self._machine.waiting_tokens(),
+            parked=view.parked,
+            in_flight=self._machine.in_flight,
+        )
+        return {self._registry.model: traffic}
+
+    def worker_figures(self) -> list[WorkerFigures]:
+        """What is known of each worker that is or was given work."""
+        fleet = self._machine.fleet
+        return [figures_of(worker, fleet.rates(name)) for name, worker in fleet.workers.items()]
+
+    def planned(self, roles: Mapping[str, Role], awake_in_s: Mapping[str, float] | None) -> None:
+        """What the planner says; see PlannerWord. None for the latter where it is not heard."""
+        told = None if awake_in_s is None else awake_in_s.get(self._registry.model)
+        self._awake_in_s = told
+        self._feed(Planned(roles, told))
 
     # -- life ------------------------------------------------------------------------------------
 
@@ -316,6 +358,7 @@ class Router:
                 sink.on_error(effect.error, effect.summary)
         except Exception:  # as for a delta
             log.exception("the sink of request %s failed at its end", effect.request_id)
+        self._demand.ended(effect.summary)
         self._on_summary(effect.summary)
 
     def _cut(self, request_id: str, outcome: str) -> None:

@@ -10,6 +10,7 @@ from typing import Protocol
 from kvasir.core.kv import KvStatus
 from kvasir.native import TreeStats
 from kvasir.ports.router import AdmissionView, Books, BrownoutView, HealthView
+from kvasir_router.decide.roofline import Rates
 from kvasir_router.machine_events import Effect, Event
 from kvasir_router.work import Worker
 
@@ -44,6 +45,10 @@ class FleetView(Protocol):
     @property
     def health(self) -> HealthOf: ...
 
+    def rates(self, worker_id: str) -> Rates | None:
+        """What work costs there; None where nothing is learned of it."""
+        ...
+
     def missing(self) -> str | None:
         """What is lacking to serve an ordinary request at once, in words."""
         ...
@@ -71,6 +76,8 @@ class Machine(Protocol):
     def admission(self, now: float) -> AdmissionView: ...
 
     def books(self) -> Books: ...
+
+    def waiting_tokens(self) -> int: ...
 
     def next_wakeup(self) -> float | None: ...
 

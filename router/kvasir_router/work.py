@@ -7,7 +7,7 @@ from enum import StrEnum
 
 from kvasir.core.identity import WorkerIdentity
 from kvasir.core.kv import TierLoad
-from kvasir.core.requests import EngineLoad, Sampling
+from kvasir.core.requests import EngineLoad, Role, Sampling
 from kvasir.ports.routing import Target
 
 
@@ -74,11 +74,12 @@ class Worker:
     last delta has not come, with the time of the abort. `reported` is the worker's last word on itself,
     `tiers` its last on those. `foreign` is the number of requests there that are not ours,
     `foreign_waiting` those of them that have not begun. `charged` counts our requests that run there or are
-    to. `draining` says why it takes nothing new, "" if it does. The fleet keeps columns of all this: tell it
-    of every change but of legs."""
+    to. `assigned` is a role that it is given in place of its own, `draining` says why it takes nothing new,
+    "" if it does. The fleet keeps columns of all this: tell it of every change but of legs."""
 
     worker_id: str
     identity: WorkerIdentity
+    assigned: Role | None = None
     interrupted: bool = False
     draining: str = ""
     legs: dict[str, str] = field(default_factory=dict)
@@ -89,6 +90,11 @@ class Worker:
     foreign_waiting: int = 0
     own_at_report: int = 0
     charged: int = 0
+
+    @property
+    def role(self) -> Role:
+        """The part of the work that it is given."""
+        return self.identity.role if self.assigned is None else self.assigned
 
     @property
     def state(self) -> WorkerState:

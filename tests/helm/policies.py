@@ -198,6 +198,36 @@ def the_api_server_is_reached_by_those_who_need_it(release: Release) -> Iterator
                 yield f"NetworkPolicy/{policy['metadata']['name']} lets {component} pods reach the API server"
 
 
+def the_head_is_reached_by_routers_at_the_planners_port_only(release: Release) -> Iterator[str]:
+    """Ray's own pods aside, which take ports as they find them free."""
+    planner = [
+        port["containerPort"]
+        for pod in release.pods()
+        for container in pod.containers
+        for port in container.get("ports", [])
+        if (pod.component, port["name"]) == ("head", "planner")
+    ]
+    for policy in release.of_kind("NetworkPolicy"):
+        own = policy["spec"]["podSelector"]["matchLabels"]["app.kubernetes.io/component"]
+        for rule in policy["spec"].get("ingress", []) if own == "head" else []:
+            others = _components(rule.get("from", []))
+            if others != {"worker"} and (others, _ports(rule)) != ({"router"}, planner):
+                yield f"the head is open to {sorted(others)} at {_ports(rule) or 'all ports'}"
+        for rule in policy["spec"].get("egress", []) if own != "worker" else []:
+            if "head" in _components(rule.get("to", [])) and (own, _ports(rule)) != ("router", planner):
+                yield f"{own} pods may send to the head at {_ports(rule) or 'all ports'}"
+
+
+def _components(peers: list[Object]) -> set[str]:
+    """Which pods a rule is for; "*" for what is not one component's pods."""
+    labels = [each.get("podSelector", {}).get("matchLabels", {}) for each in peers]
+    return {each.get("app.kubernetes.io/component", "*") for each in labels}
+
+
+def _ports(rule: Object) -> list[int]:
+    return [port["port"] for port in rule.get("ports", [])]
+
+
 def _selects(selector: Object, pod: Pod) -> bool:
     return bool(selector["matchLabels"].items() <= pod.labels.items())
 
@@ -213,4 +243,5 @@ POLICIES: tuple[Policy, ...] = (
     what_serves_has_a_disruption_budget,
     every_pod_has_a_network_policy,
     the_api_server_is_reached_by_those_who_need_it,
+    the_head_is_reached_by_routers_at_the_planners_port_only,
 )

@@ -69,6 +69,15 @@ def _drop(release: Release, kind: str, name: str) -> None:
     release.objects.remove(release.one(kind, name))
 
 
+def _open(release: Release, component: str, direction: str, other: str, *ports: int) -> None:
+    """Let a component speak with another, at these ports or at all."""
+    selector = release.one("NetworkPolicy", f"llm-kvasir-{other}")["spec"]["podSelector"]
+    rule: Object = {{"ingress": "from", "egress": "to"}[direction]: [{"podSelector": selector}]}
+    if ports:
+        rule["ports"] = [{"port": port, "protocol": "TCP"} for port in ports]
+    release.one("NetworkPolicy", f"llm-kvasir-{component}")["spec"][direction].append(rule)
+
+
 SECRET_VARIABLE = {"name": "X", "valueFrom": {"secretKeyRef": {"name": "llm-kvasir-session", "key": "token"}}}
 BREAKS: list[tuple[Policy, Callable[[Release], object]]] = [
     (policies.no_pod_is_privileged, lambda r: _container(r)["securityContext"].update(privileged=True)),
@@ -147,6 +156,16 @@ BREAKS: list[tuple[Policy, Callable[[Release], object]]] = [
             {"to": [{"ipBlock": {"cidr": "0.0.0.0/0"}}], "ports": [{"port": 6443}]}
         ),
     ),
+    *(
+        (policies.the_head_is_reached_by_routers_at_the_planners_port_only, broken)
+        for broken in (
+            lambda r: _open(r, "head", "ingress", "router"),
+            lambda r: _open(r, "head", "ingress", "router", 6390, 6379),
+            lambda r: _open(r, "head", "ingress", "test", 6390),
+            lambda r: _open(r, "router", "egress", "head"),
+            lambda r: _open(r, "test", "egress", "head", 6390),
+        )
+    ),
 ]
 
 
@@ -154,7 +173,8 @@ BREAKS: list[tuple[Policy, Callable[[Release], object]]] = [
     ("policy", "broken"), BREAKS, ids=[f"{policy.__name__}-{n}" for n, (policy, _) in enumerate(BREAKS)]
 )
 def test_a_policy_finds_what_breaks_it(policy: Policy, broken: Callable[[Release], object]) -> None:
-    release = example("cpu-try-out")
+    release = example("autoscaled")
+    assert list(policy(release)) == []
     broken(release)
     assert list(policy(release)) != []
 

@@ -102,6 +102,7 @@
 {{- end -}}
 {{- range $pool := .spec.pools -}}
 {{- $own := include "kvasir.pool" (dict "root" $.root "pool" $pool) | fromJson -}}
+{{- include "kvasir.config.check.scaling" (dict "root" $.root "spec" $.spec "pool" $pool "own" $own) -}}
 {{- if lt (int $own.maxReplicas) (int $own.replicas) -}}
 {{- fail (printf "pools.%s.maxReplicas: %d is less than config.pools' replicas %d" $pool.name (int $own.maxReplicas) (int $own.replicas)) -}}
 {{- end -}}
@@ -124,14 +125,62 @@
 {{- end -}}
 {{- end -}}
 
+{{/* The same of a pool's sizes, where it has bounds for them.
+     (dict "root" $ "spec" spec "pool" entry of config.pools "own" its settings) */}}
+{{- define "kvasir.config.check.scaling" -}}
+{{- $name := .pool.name -}}
+{{- $own := .own -}}
+{{- with .pool.scaling -}}
+{{- $least := int (dig "min" 1 .) -}}
+{{- $most := int .max -}}
+{{- $begins := int $own.replicas -}}
+{{- if or (lt $begins $least) (gt $begins $most) -}}
+{{- fail (printf "config.pools: %s begins with replicas %d, and its scaling keeps it between %d and %d; begin within that" $name $begins $least $most) -}}
+{{- end -}}
+{{- if lt (int $own.maxReplicas) $most -}}
+{{- fail (printf "pools.%s.maxReplicas: %d is less than scaling.max %d in config.pools, so that replicas would find no pods; remove it, or make it at least that" $name (int $own.maxReplicas) $most) -}}
+{{- end -}}
+{{- if gt (int $own.minReplicas) $most -}}
+{{- fail (printf "pools.%s.minReplicas: %d is more than scaling.max %d in config.pools, so that some of these pods would never have a replica; remove it, or make it at most that" $name (int $own.minReplicas) $most) -}}
+{{- end -}}
+{{- if and (include "kvasir.scales" $.spec) (not $.root.Values.ray.autoscaler.enabled) (gt $most $begins) -}}
+{{- fail (printf "ray.autoscaler.enabled: without it nobody makes pods for %s beyond its %d, and its scaling.max in config.pools is %d; enable it, make replicas %d from the beginning, or set config.scaling.mode to manual" $name $begins $most $most) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Whether the planner has anything to size: "true" or empty. Takes the spec. */}}
+{{- define "kvasir.scales" -}}
+{{- if ne (dig "scaling" "mode" "auto" .) "manual" -}}
+{{- $bound := list -}}
+{{- range .pools -}}
+{{- if .scaling -}}{{- $bound = append $bound .name -}}{{- end -}}
+{{- end -}}
+{{- if $bound -}}true{{- end -}}
+{{- end -}}
+{{- end -}}
+
 {{/* Everything about one pool that pods need: settings of all pools, of this one, and what follows from its spec.
      (dict "root" $ "pool" entry of config.pools); JSON. */}}
 {{- define "kvasir.pool" -}}
 {{- $own := mergeOverwrite (deepCopy .root.Values.poolDefaults) (deepCopy (default dict (get .root.Values.pools .pool.name))) -}}
 {{- $replicas := int (dig "replicas" 1 .pool) -}}
 {{- $_ := set $own "replicas" $replicas -}}
+{{- $least := $replicas -}}
+{{- $most := max 1 $replicas -}}
+{{- with .pool.scaling -}}
+{{- $least = int (dig "min" 1 .) -}}
+{{- $most = int .max -}}
+{{- end -}}
 {{- if not $own.maxReplicas -}}
-{{- $_ := set $own "maxReplicas" (max 1 $replicas) -}}
+{{- $_ := set $own "maxReplicas" $most -}}
+{{- end -}}
+{{/* 0 is a number here, and no default. */}}
+{{- if kindIs "invalid" $own.minReplicas -}}
+{{- $_ := set $own "minReplicas" $least -}}
+{{- end -}}
+{{- if kindIs "invalid" $own.minAvailable -}}
+{{- $_ := set $own "minAvailable" (max 1 (sub $least 1)) -}}
 {{- end -}}
 {{- $_ := set $own "cpus" (int (ceil (dig "cpus" 0.5 .pool))) -}}
 {{- $_ := set $own "gpus" (int (ceil (dig "gpus" 0.0 .pool))) -}}

@@ -39,12 +39,12 @@
 {{- toYaml $pod -}}
 {{- end -}}
 
-{{/* The group. (dict "root" $ "pool" entry "own" settings "spec" spec "template" digest "minimum" replicas) */}}
+{{/* The group. (dict "root" $ "pool" entry "own" settings "spec" spec "template" digest) */}}
 {{- define "kvasir.ray.followers" -}}
 {{- $others := sub (include "kvasir.pool.nodes" . | int) 1 -}}
 groupName: {{ .pool.name }}-followers
 replicas: {{ mul .own.replicas $others }}
-minReplicas: {{ mul .minimum $others }}
+minReplicas: {{ mul .own.minReplicas $others }}
 maxReplicas: {{ mul .own.maxReplicas $others }}
 rayStartParams:
   num-cpus: {{ .own.cpus | quote }}

@@ -20,6 +20,7 @@ from kvasir.config.spec_filters import OutputFiltersSpec
 from kvasir.config.spec_models import Disaggregated, FurtherModelSpec, LoraSpec, ModelSpec
 from kvasir.config.spec_ray import RaySpec
 from kvasir.config.spec_routing import HealthSpec, RoutingSpec, SloSpec
+from kvasir.config.spec_scaling import PoolScalingSpec, ScalingSpec
 from kvasir.config.spec_tenants import TenancySpec, TenantSpec
 from kvasir.config.spec_tiers import CpuTierSpec, DiskTierSpec, RedisTierSpec, TiersSpec
 from kvasir.config.spec_tls import TlsSpec
@@ -41,10 +42,12 @@ __all__ = [
     "LoraSpec",
     "ModelSpec",
     "OutputFiltersSpec",
+    "PoolScalingSpec",
     "PoolSpec",
     "RaySpec",
     "RedisTierSpec",
     "RoutingSpec",
+    "ScalingSpec",
     "SimSpec",
     "SloSpec",
     "SpeculativeSpec",
@@ -158,6 +161,9 @@ class PoolSpec(Spec):
     model: str | None = None
     """The name of the model that it serves; by default the deployment's first."""
     replicas: int = Field(default=1, ge=0, le=1000)
+    scaling: PoolScalingSpec | None = None
+    """Between which sizes the planner keeps the pool; without it there are `replicas`, or what `kvasir scale`
+    asks for."""
     engine: EngineSpec = EngineSpec()
     kv_index: Literal["hybrid", "reported", "predicted"] = "hybrid"
     """How the router knows what these workers hold: what they report, what it foresees from its own
@@ -166,6 +172,21 @@ class PoolSpec(Spec):
     """CPU cores reserved in Ray for each replica, on each of its nodes."""
     gpus: float = Field(default=0.0, ge=0)
     """GPUs reserved in Ray for each replica, on each of its nodes."""
+
+    @model_validator(mode="after")
+    def _begins_within(self) -> Self:
+        scaling = self.scaling
+        if scaling is not None and not scaling.min <= self.replicas <= scaling.max:
+            raise ValueError(
+                f"replicas: {self.name} begins with {self.replicas}, and scaling keeps it between "
+                f"{scaling.min} and {scaling.max}; begin within that"
+            )
+        return self
+
+    @property
+    def most(self) -> int:
+        """Replicas that there may be at once, without those that replace others."""
+        return self.replicas if self.scaling is None else self.scaling.max
 
 
 def _default_pools() -> tuple[PoolSpec, ...]:
@@ -197,6 +218,7 @@ class Deployment(Spec):
     routing: RoutingSpec = RoutingSpec()
     admission: AdmissionSpec = AdmissionSpec()
     slo: tuple[SloSpec, ...] = Field(default=(SloSpec(name="default"),), min_length=1)
+    scaling: ScalingSpec = ScalingSpec()
     tenancy: TenancySpec = TenancySpec()
     gateway: GatewaySpec = GatewaySpec()
     tokenizer: TokenizerSpec = TokenizerSpec()
@@ -252,6 +274,28 @@ class Deployment(Spec):
     def moves_kv(self) -> bool:
         """Whether engines need the connector: to hand KV to each other, or to keep it in tiers."""
         return self.disaggregated or self.tiers.configured
+
+    @property
+    def scales(self) -> bool:
+        """Whether the planner has anything to size."""
+        return self.scaling.mode != "manual" and any(pool.scaling is not None for pool in self.pools)
+
+    def sleeps(self, pool: PoolSpec) -> bool:
+        """Whether the planner may leave a pool without a replica."""
+        return self.scales and pool.scaling is not None and pool.scaling.min == 0
+
+    def partner(self, name: str) -> str | None:
+        """The pool of the same model whose workers can do that pool's work, and it theirs; None where there
+        is none. Raises KeyError."""
+        pool, other = self.pool(name), {Role.PREFILL: Role.DECODE, Role.DECODE: Role.PREFILL}
+        if not self.scaling.flips or pool.scaling is None or pool.role not in other:
+            return None
+        like = ("model", "engine", "kv_index", "cpus", "gpus")
+        for each in self.pools:
+            alike = all(getattr(each, field) == getattr(pool, field) for field in like)
+            if alike and each.role is other[pool.role] and each.scaling is not None:
+                return each.name
+        return None
 
     @property
     def disaggregated(self) -> bool:
@@ -322,6 +366,19 @@ class Deployment(Spec):
             raise ValueError(f"{what} needs a pool of role both")
         if kind == "auto" and not roles & {Role.BOTH, Role.DECODE}:
             raise ValueError(f"{what} needs a pool of role decode or both")
+
+    @model_validator(mode="after")
+    def _sleep_together(self) -> Self:
+        for view in self.views():
+            never = [pool.name for pool in view.pools if pool.scaling is None or pool.scaling.min > 0]
+            if never and len(never) < len(view.pools):
+                asleep = next(pool.name for pool in view.pools if pool.name not in never)
+                raise ValueError(
+                    f"pools: {asleep} may have no replica (scaling.min 0) and {', '.join(never)}, of "
+                    "the same model, always has one; a model sleeps as a whole: set min 0 for all of its "
+                    "pools or none"
+                )
+        return self
 
     @model_validator(mode="after")
     def _kv_exchangeable(self) -> Self:

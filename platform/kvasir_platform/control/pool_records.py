@@ -17,7 +17,7 @@ import msgspec
 from kvasir.config.spec import Deployment, PoolSpec
 
 _SHARED = {"name", "model", "lora", "disaggregation", "transfer", "tiers", "worker", "tls"}
-_NOT_THE_WORKERS = {"replicas", "kv_index", "cpus", "gpus"}
+_NOT_THE_WORKERS = {"replicas", "scaling", "kv_index", "cpus", "gpus"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +64,8 @@ def spec_digest(deployment: Deployment, pool: PoolSpec) -> str:
     view = deployment.view_of(pool.name)
     shared = view.model_dump(mode="json", include=_SHARED)
     own = view.pool(pool.name).model_dump(mode="json", exclude=_NOT_THE_WORKERS)
+    if deployment.partner(pool.name) is not None:
+        own["does_both"] = True
     text = json.dumps([shared, own], sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
 

@@ -91,7 +91,7 @@ class Room:
         """Take in who serves. Those to be `avoided` are no room, unless nobody else serves."""
         columns, rules = self._columns, self._rules
         ready = [self._workers[t.worker_id].state is WorkerState.READY for t in columns.targets]
-        roles = [self._workers[t.worker_id].identity.role for t in columns.targets]
+        roles = [self._workers[t.worker_id].role for t in columns.targets]
         well = [
             up and target.worker_id not in avoided for up, target in zip(ready, columns.targets, strict=True)
         ]

@@ -121,7 +121,7 @@ def engine_arguments(
             "reasoning_parser_plugin": CORE_GRAMMARS,
         },
     }
-    if engine.reasoning_parser is not None and pool.role is not Role.PREFILL:
+    if engine.reasoning_parser is not None and _part(deployment, pool) is not Role.PREFILL:
         arguments["reasoning_parser"] = engine.reasoning_parser
     if ranks(pool) > engine.data_parallel_size:
         arguments["distributed_executor_backend"] = "mp"
@@ -211,10 +211,15 @@ def _connector(deployment: Deployment, pool: PoolSpec, platform: str) -> dict[st
     return {
         "kv_connector": CONNECTOR,
         "kv_connector_module_path": CONNECTOR_MODULE,
-        "kv_role": _KV_ROLES[pool.role] if deployment.disaggregated else "kv_both",
+        "kv_role": _KV_ROLES[_part(deployment, pool)] if deployment.disaggregated else "kv_both",
         "kv_load_failure_policy": transfer.on_failure,
         "kv_connector_extra_config": settings,
     }
+
+
+def _part(deployment: Deployment, pool: PoolSpec) -> Role:
+    """What an engine has to be able to do: both, where the planner may have it do another pool's work."""
+    return pool.role if deployment.partner(pool.name) is None else Role.BOTH
 
 
 def _parts(deployment: Deployment, pool: PoolSpec) -> int:

@@ -1,0 +1,470 @@
+"""Plans are made and carried out: from what routers tell to what the owner of the pools is asked for.
+
+One thread calls `step` a few times a second; reports come from another. Whatever cannot be seen is left as it
+is: without news of the load, or of the replicas, no size is changed.
+"""
+
+from __future__ import annotations
+
+import logging
+import statistics
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from kvasir.config.spec import Deployment, PoolSpec
+from kvasir.core.demand import DemandReport, PlannerWord, PoolPlan, Traffic
+from kvasir.core.errors import ConfigError, UpstreamError
+from kvasir.core.requests import Role
+from kvasir.ports.scaler import Replica, ReplicaState, Scaler
+from kvasir_platform.control.scaling.capacity import Promise
+from kvasir_platform.control.scaling.demand import Demand, Interval
+from kvasir_platform.control.scaling.planner import Decision, ModelRules, Planner, PoolRules, PoolState
+from kvasir_platform.control.scaling.sizes import Bounds, whole
+from kvasir_platform.control.scaling.victims import Savings, Size, flips, victims
+
+log = logging.getLogger(__name__)
+
+_AIM = 0.3
+"""Of the requests that may miss their service level, what is aimed at: what is aimed at is missed now and
+then."""
+_MOST_STARTS = 16
+_MOST_ACTS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Act:
+    """Something that was done, or would have been (`done` False), at `at_s` of the clock. `what` is start,
+    retire, flip or wake."""
+
+    at_s: float
+    pool: str
+    what: str
+    count: int
+    why: str
+    done: bool
+
+
+@dataclass(slots=True)
+class _Model:
+    view: Deployment
+    planner: Planner
+    awake_s: float
+    asked_s: float | None = None
+    flipped: dict[str, str] = field(default_factory=dict)
+    decisions: dict[str, Decision] = field(default_factory=dict)
+
+
+class Starts:
+    """How long starts have taken, by pool; of one that has none, what another of its model's took."""
+
+    def __init__(self, expected_s: float) -> None:
+        self._expected_s = expected_s
+        self._took: dict[str, deque[float]] = {}
+        self._open: dict[str, tuple[str, float]] = {}
+
+    def look(self, replicas: Sequence[Replica], now: float) -> None:
+        """Those that have come to serve are measured."""
+        present = {each.replica_id: each for each in replicas}
+        for name, (pool, since_s) in list(self._open.items()):
+            each = present.get(name)
+            if each is not None and each.state is ReplicaState.STARTING:
+                continue
+            del self._open[name]
+            if each is not None and each.state is ReplicaState.SERVING:
+                self._took.setdefault(pool, deque(maxlen=_MOST_STARTS)).append(now - since_s)
+        for each in replicas:
+            if each.state is ReplicaState.STARTING:
+                self._open.setdefault(each.replica_id, (each.pool, min(now, each.since_s)))
+
+    def typical_s(self, pool: str, others: Sequence[str]) -> float:
+        """The median of the last."""
+        for name in (pool, *others):
+            if took := self._took.get(name):
+                return statistics.median(took)
+        return self._expected_s
+
+
+class ScalingLoop:
+    """Of one deployment. `wall` is for what people read; `tell` takes an event's name and its details.
+    `rolling(pool)`: its replicas are being replaced, and their number is left alone. Raises ConfigError for
+    pins of pools that are not scaled."""
+
+    def __init__(
+        self,
+        deployment: Deployment,
+        scaler: Scaler,
+        *,
+        epoch: str,
+        tell: Callable[..., None],
+        rolling: Callable[[str], bool] = lambda _pool: False,
+        pins: Mapping[str, int] | None = None,
+    ) -> None:
+        self._spec = deployment.scaling
+        self._scaler = scaler
+        self._epoch = epoch
+        self._tell = tell
+        self._rolling = rolling
+        self._lock = threading.Lock()
+        self._demand = Demand(self._spec.stale_s)
+        self._savings = Savings()
+        self._starts = Starts(self._spec.start_s)
+        self._pins = dict(pins or {})
+        self._acts: deque[Act] = deque(maxlen=_MOST_ACTS)
+        self._due_s: float | None = None
+        self._read_s: float | None = None
+        self._frozen: str | None = "no router has told anything yet"
+        self._word = PlannerWord(epoch, True, {}, {}, {})
+        self._models = {view.model.name: _model(view) for view in deployment.views() if _scaled(view)}
+
+    # -- the other thread ------------------------------------------------------------------------
+
+    def take(self, report: DemandReport, now: float) -> PlannerWord:
+        """A router's report, and what it is to know. Thread-safe."""
+        with self._lock:
+            taken = report.epoch == self._epoch and self._demand.take(report, now)
+            word = self._word
+        return PlannerWord(word.epoch, taken, word.roles, word.awake_in_s, word.pools)
+
+    # -- the control process ---------------------------------------------------------------------
+
+    def pin(self, pool: str, size: int | None) -> None:
+        """Keep a pool at a size whatever is planned; None lets it be planned again. Raises ConfigError for a
+        pool without scaling, and a size that its bounds do not allow."""
+        for model in self._models.values():
+            for spec in model.view.pools:
+                if spec.name == pool and spec.scaling is not None:
+                    if size is not None and not 0 <= size <= spec.scaling.max:
+                        raise ConfigError(
+                            f"{pool} can have 0 to {spec.scaling.max} replicas (scaling.max), not {size}"
+                        )
+                    if size is None:
+                        self._pins.pop(pool, None)
+                    else:
+                        self._pins[pool] = size
+                    self._due_s = None
+                    return
+        raise ConfigError(f"{pool} has no scaling in the deployment spec; it has the size that it is given")
+
+    @property
+    def pins(self) -> Mapping[str, int]:
+        """The pools that are pinned."""
+        return self._pins
+
+    def step(self, now: float) -> bool:
+        """Do what is due; returns whether anything is on its way: replicas start or leave."""
+        with self._lock:
+            parked = self._demand.parked()
+        waking = [name for name, count in parked.items() if count and self._asleep(name)]
+        if not waking and self._due_s is not None and now < self._due_s:
+            return False
+        try:
+            replicas = self._scaler.observe()
+        except UpstreamError as error:
+            self._freeze(f"the pools cannot be seen: {error.message}")
+            self._due_s = now + self._spec.interval_s
+            return True
+        self._starts.look(replicas, now)
+        for name in waking:
+            self._wake(name, replicas, now)
+        if waking:
+            replicas = self._scaler.observe()
+        if self._due_s is None or now >= self._due_s:
+            self._decide(replicas, now)
+            self._due_s = now + self._spec.interval_s
+        self._publish(replicas, now)
+        return any(each.state is not ReplicaState.SERVING for each in replicas)
+
+    def story(self, now: float) -> dict[str, object]:
+        """Everything that `kvasir explain scaling` shows."""
+        return {
+            "mode": self._spec.mode,
+            "frozen": self._frozen,
+            "pins": dict(self._pins),
+            "pools": [
+                _told(decision, self._word.pools.get(decision.pool))
+                for model in self._models.values()
+                for decision in model.decisions.values()
+            ],
+            "acts": [
+                {"ago_s": now - act.at_s, "pool": act.pool, "what": act.what, "count": act.count}
+                | {"why": act.why, "done": act.done}
+                for act in self._acts
+            ],
+        }
+
+    # -- decisions -------------------------------------------------------------------------------
+
+    def _decide(self, replicas: Sequence[Replica], now: float) -> None:
+        with self._lock:
+            missing = self._demand.missing(now)
+            intervals = self._demand.read(now)
+            workers = self._demand.workers()
+        seconds = 0.0 if self._read_s is None else now - self._read_s
+        self._read_s = now
+        self._freeze(missing)
+        if missing is not None or seconds <= 0.0:
+            return
+        self._savings.take(workers.values(), seconds)
+        for name, model in self._models.items():
+            interval = intervals.get(name, Interval(seconds, Traffic()))
+            own = {pool.name for pool in model.view.pools}
+            self._forget_flips(model, replicas)
+            figures = [
+                replace(each, pool=model.flipped.get(each.worker_id, each.pool))
+                for each in workers.values()
+                if each.pool in own
+            ]
+            states = {pool.name: self._state(model, pool, replicas, now) for pool in model.view.pools}
+            decisions = model.planner.plan(interval, states, figures, now)
+            model.decisions = {each.pool: each for each in decisions}
+            self._carry_out(model, decisions, states, replicas, now)
+
+    def _state(self, model: _Model, pool: PoolSpec, replicas: Sequence[Replica], now: float) -> PoolState:
+        own = [each for each in replicas if _serves(each, model) == pool.name]
+        starting = [each for each in own if each.state is ReplicaState.STARTING]
+        late = sum(now - each.since_s > self._spec.start_timeout_s for each in starting)
+        return PoolState(
+            serving=sum(each.state is ReplicaState.SERVING for each in own),
+            starting=len(starting),
+            start_s=self._starts.typical_s(pool.name, [each.name for each in model.view.pools]),
+            stuck=late,
+            pinned=self._pins.get(pool.name),
+        )
+
+    def _carry_out(
+        self,
+        model: _Model,
+        decisions: Sequence[Decision],
+        states: Mapping[str, PoolState],
+        replicas: Sequence[Replica],
+        now: float,
+    ) -> None:
+        left = {each.pool: each.size - each.have for each in decisions if not self._rolling(each.pool)}
+        sizes = [
+            Size(each.pool, states[each.pool].serving, each.have, each.size, max(1, whole(each.need)))
+            for each in decisions
+            if each.pool in left and states[each.pool].pinned is None
+        ]
+        partners = {
+            pool.name: partner
+            for pool in model.view.pools
+            if (partner := model.view.partner(pool.name)) is not None
+        }
+        for source, target, count in flips(sizes, partners):
+            left[source] = min(0, left[source] + count)
+            left[target] -= count
+            own = [e for e in replicas if _serves(e, model) == source]
+            self._flip(model, own, (source, target), count, now)
+        for each in decisions:
+            change = left.get(each.pool, 0)
+            why = _sentence(each)
+            if change > 0:
+                own = [e for e in replicas if e.pool == each.pool and e.state is not ReplicaState.LEAVING]
+                room = model.view.pool(each.pool).most - len(own)
+                # Of its own replicas some may do another pool's work: its pods are as many all the same.
+                if room > 0:
+                    self._start(each.pool, min(change, room), why, now)
+            elif change < 0:
+                own = [e for e in replicas if _serves(e, model) == each.pool]
+                self._retire(own, each.pool, -change, why, now)
+
+    def _acts_now(self, pool: str) -> bool:
+        return self._spec.mode == "auto" or pool in self._pins
+
+    def _start(self, pool: str, count: int, why: str, now: float) -> None:
+        self._note(Act(now, pool, "start", count, why, self._acts_now(pool)))
+        if self._acts_now(pool):
+            self._scaler.start(pool, count)
+
+    def _retire(self, own: Sequence[Replica], pool: str, count: int, why: str, now: float) -> None:
+        with self._lock:
+            workers = self._demand.workers()
+        going = victims(own, count, self._savings, workers)
+        if not going:
+            return
+        self._note(Act(now, pool, "retire", len(going), why, self._acts_now(pool)))
+        if self._acts_now(pool):
+            for home in {each.pool for each in going}:
+                self._scaler.retire(home, [each.replica_id for each in going if each.pool == home])
+
+    def _flip(
+        self, model: _Model, own: Sequence[Replica], between: tuple[str, str], count: int, now: float
+    ) -> None:
+        source, target = between
+        serving = [each for each in own if each.state is ReplicaState.SERVING and each.worker_id]
+        # Those that go home first; then those that are missed the least.
+        with self._lock:
+            workers = self._demand.workers()
+        home = [each for each in serving if each.pool == target]
+        chosen = (home + victims([e for e in serving if e not in home], count, self._savings, workers))[
+            :count
+        ]
+        acting = self._acts_now(source) and self._acts_now(target)
+        why = f"{target} is to grow, and {source} has more than it needs"
+        self._note(Act(now, target, "flip", len(chosen), why, acting))
+        if acting:
+            for each in chosen:
+                if each.pool == target:
+                    model.flipped.pop(each.worker_id, None)
+                else:
+                    model.flipped[each.worker_id] = target
+            self._scaler.assign(self._roles())
+
+    def _wake(self, name: str, replicas: Sequence[Replica], now: float) -> None:
+        """Somebody asks for a model that nobody serves."""
+        model = self._models[name]
+        for pool in model.view.pools:
+            there = any(e.pool == pool.name and e.state is not ReplicaState.LEAVING for e in replicas)
+            if not there and pool.scaling is not None and self._pins.get(pool.name) != 0:
+                why = "a request waits, and no worker serves its model"
+                self._note(Act(now, pool.name, "wake", 1, why, self._acts_now(pool.name)))
+                if self._acts_now(pool.name):
+                    self._scaler.start(pool.name, 1)
+        if model.asked_s is None:
+            model.asked_s = now
+
+    def _asleep(self, name: str) -> bool:
+        model = self._models.get(name)
+        return model is not None and model.asked_s is None and name in self._word.awake_in_s
+
+    def _forget_flips(self, model: _Model, replicas: Sequence[Replica]) -> None:
+        there = {each.worker_id for each in replicas if each.state is ReplicaState.SERVING}
+        gone = [worker for worker in model.flipped if worker not in there]
+        for worker in gone:
+            del model.flipped[worker]
+        if gone:
+            self._scaler.assign(self._roles())
+
+    def _roles(self) -> dict[str, Role]:
+        return {
+            worker: model.view.pool(pool).role
+            for model in self._models.values()
+            for worker, pool in model.flipped.items()
+        }
+
+    def _publish(self, replicas: Sequence[Replica], now: float) -> None:
+        """What routers are told from now on."""
+        pools: dict[str, PoolPlan] = {}
+        awake: dict[str, float] = {}
+        for name, model in self._models.items():
+            states = {pool.name: self._state(model, pool, replicas, now) for pool in model.view.pools}
+            for pool, state in states.items():
+                decision = model.decisions.get(pool)
+                wished = state.have if decision is None else decision.size
+                pools[pool] = PoolPlan(wished, state.serving, state.starting, self._acts_now(pool))
+            lacking = [pool for pool, state in states.items() if state.serving == 0]
+            if lacking and all(model.view.sleeps(pool) for pool in model.view.pools):
+                awake[name] = max(self._awake_in_s(pool, states[pool], replicas, now) for pool in lacking)
+            if not any(state.have == 0 for state in states.values()):
+                model.asked_s = None
+        with self._lock:
+            self._word = PlannerWord(self._epoch, True, self._roles(), awake, pools)
+
+    def _awake_in_s(self, pool: str, state: PoolState, replicas: Sequence[Replica], now: float) -> float:
+        starting = [e.since_s for e in replicas if e.pool == pool and e.state is ReplicaState.STARTING]
+        since = now - min(starting) if starting else 0.0
+        # One that takes longer than usual may come at any time, or much later.
+        return state.start_s - since if since < state.start_s else 0.2 * state.start_s
+
+    def _freeze(self, why: str | None) -> None:
+        if why != self._frozen and (why is None or self._frozen is None):
+            if why is None:
+                log.info("sizes of pools are planned")
+            else:
+                log.warning("sizes of pools are left as they are: %s", why)
+            self._tell("scaling", frozen=why)
+        self._frozen = why
+
+    def _note(self, act: Act) -> None:
+        last = self._acts[-1] if self._acts else None
+        # Advice that is not taken is the same at every look.
+        if (
+            not act.done
+            and last is not None
+            and (last.pool, last.what, last.count)
+            == (
+                act.pool,
+                act.what,
+                act.count,
+            )
+        ):
+            return
+        self._acts.append(act)
+        self._tell("scaling", pool=act.pool, what=act.what, count=act.count, why=act.why, done=act.done)
+
+
+def _scaled(view: Deployment) -> bool:
+    return any(pool.scaling is not None for pool in view.pools)
+
+
+def _serves(replica: Replica, model: _Model) -> str:
+    """The pool whose work a replica does."""
+    return model.flipped.get(replica.worker_id, replica.pool)
+
+
+def _model(view: Deployment) -> _Model:
+    spec = view.scaling
+    rules = ModelRules(
+        pools=tuple(
+            PoolRules(
+                Bounds(
+                    pool.name,
+                    pool.role,
+                    pool.replicas if pool.scaling is None else pool.scaling.min,
+                    pool.most,
+                ),
+                pool.engine.max_num_seqs * pool.engine.data_parallel_size,
+            )
+            for pool in view.pools
+        ),
+        promise=Promise(min(each.ttft_s for each in view.slo), min(each.itl_s for each in view.slo)),
+        aim=_AIM * (1.0 - spec.attainment),
+        interval_s=spec.interval_s,
+        window_s=spec.window_s,
+        idle_s=spec.idle_s,
+    )
+    return _Model(view, Planner(rules), awake_s=spec.start_s)
+
+
+def _sentence(each: Decision) -> str:
+    """Why a pool should have its size."""
+    if each.capacity is None:
+        parts = [f"{each.have} are there"]
+    else:
+        parts = [
+            f"{each.load:.1f} busy, up to {each.upper:.1f} foreseen within {each.horizon_s:.0f} s by "
+            f"{each.predictor}"
+        ]
+    return "; ".join((*parts, *each.because))
+
+
+def _told(each: Decision, plan: PoolPlan | None) -> dict[str, object]:
+    capacity = each.capacity
+    return {
+        "pool": each.pool,
+        "role": each.role.value,
+        "serving": plan.serving if plan else each.have,
+        "starting": plan.starting if plan else 0,
+        "size": each.size,
+        "acting": plan.acting if plan else False,
+        "load": each.load,
+        "expected": each.expected,
+        "upper": each.upper,
+        "predictor": each.predictor,
+        "level": each.level,
+        "need": each.need,
+        "horizon_s": each.horizon_s,
+        "because": list(each.because),
+        "why": _sentence(each),
+        "capacity": None
+        if capacity is None
+        else {
+            "prompt_tokens_s": capacity.prompt_tokens_s,
+            "output_tokens_s": capacity.output_tokens_s,
+            "streams": capacity.streams,
+            "spare": capacity.spare,
+            "full_by": capacity.by,
+        },
+    }

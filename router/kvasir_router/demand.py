@@ -1,0 +1,77 @@
+"""Counts what comes to a router and how it fares, for whoever decides how many workers there should be."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+
+from kvasir.core.demand import Traffic, WorkerFigures
+from kvasir.core.requests import Request
+from kvasir.ports.router import RequestSummary
+from kvasir.telemetry.reasons import OK
+from kvasir_router.decide.roofline import Rates
+from kvasir_router.work import Worker, WorkerState
+
+_COUNTED = tuple(each.name for each in fields(Traffic))
+
+
+@dataclass(slots=True)
+class DemandBook:
+    """Of one model. What does not end well may have been missed for want of workers, and counts as such,
+    unless its client or a filter ended it."""
+
+    _counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(_COUNTED, 0))
+
+    def arrived(self, request: Request) -> None:
+        """A request came."""
+        counts = self._counts
+        counts["arrived"] += 1
+        counts["arrived_tokens"] += len(request.tokens)
+
+    def refused(self) -> None:
+        """It was turned away at once, for want of room."""
+        self._counts["judged"] += 1
+
+    def ended(self, summary: RequestSummary) -> None:
+        """What became of one that was taken."""
+        counts, usage = self._counts, summary.usage
+        met = summary.slo_met
+        if met is not None:
+            counts["judged"] += 1
+            counts["met"] += met
+        if summary.outcome == OK:
+            computed = max(0, usage.prompt_tokens - usage.cached_tokens)
+            counts["ended"] += 1
+            counts["prompt_tokens"] += usage.prompt_tokens
+            counts["computed_tokens"] += computed
+            counts["computed_squares"] += computed * computed
+            counts["output_tokens"] += usage.output_tokens
+
+    def traffic(self, *, waiting: int, waiting_tokens: int, parked: int, in_flight: int) -> Traffic:
+        """All counts, with what there is at the moment."""
+        moment = {
+            "waiting": waiting,
+            "waiting_tokens": waiting_tokens,
+            "parked": parked,
+            "in_flight": in_flight,
+        }
+        return Traffic(**(self._counts | moment))
+
+
+def figures_of(worker: Worker, rates: Rates | None) -> WorkerFigures:
+    """What is known of a worker."""
+    identity, load = worker.identity, worker.reported
+    kv_tokens = identity.kv_blocks * identity.kv.block_size * identity.data_parallel_size
+    return WorkerFigures(
+        worker_id=worker.worker_id,
+        pool=identity.pool,
+        role=worker.role,
+        serving=worker.state is WorkerState.READY,
+        prefill_fixed_s=0.0 if rates is None else rates.prefill_fixed_s,
+        prefill_token_s=0.0 if rates is None else rates.prefill_token_s,
+        step_fixed_s=0.0 if rates is None else rates.step_fixed_s,
+        step_stream_s=0.0 if rates is None else rates.step_stream_s,
+        hit_tokens=0 if load is None else load.prefix_hits_tokens,
+        kv_tokens=kv_tokens,
+        used_tokens=0 if load is None else int(load.kv_usage * kv_tokens),
+        streams=0 if load is None else load.running,
+    )
