@@ -23,7 +23,7 @@ SOURCES := pyproject.toml setup.py $(wildcard platform/kvasir/native/src/*)
 UP_ARGS := $(if $(FILE),-f $(FILE)) $(if $(PORT),--port $(PORT)) $(ARGS)
 
 .PHONY: help install install-dev up down status test test-fast lint types arch fmt proto pages lock sbom \
-	bench-foundation bench-edge bench-edge-link bench-tokenizing bench-gateway bench-index bench-policies bench-eviction bench-kv bench-parity bench-overlap scorecard clean
+	bench-foundation bench-edge bench-edge-link bench-tokenizing bench-gateway bench-index bench-policies bench-eviction bench-kv bench-parity bench-overlap bench-autoscale bench-scaling scorecard clean
 
 help: ## list the targets
 	@echo "Kvasir. First: make up"
@@ -134,6 +134,13 @@ bench-policies: install-dev ## play a trace (TRACE=…) through every routing po
 bench-eviction: install-dev ## play a trace (TRACE=…) through every eviction policy of the tiers (minutes)
 	@test -n "$(TRACE)" || { echo "error: name the trace: make bench-eviction TRACE=mooncake_conversation.jsonl" >&2; exit 2; }
 	@$(BIN)/python -m load_tests.scenarios.eviction $(TRACE) $(ARGS)
+
+bench-autoscale: install-dev ## size a fleet for a day of traffic like a trace's (TRACE=…), in virtual time (minutes)
+	@test -n "$(TRACE)" || { echo "error: name the trace: make bench-autoscale TRACE=mooncake_conversation.jsonl" >&2; exit 2; }
+	@$(BIN)/python -m load_tests.scenarios.autoscale $(TRACE) $(ARGS)
+
+bench-scaling: install-dev ## how soon a pool follows its load, on real Ray Serve (minutes)
+	@$(BIN)/python -m load_tests.scenarios.scaling $(ARGS)
 
 scorecard: install-dev ## prove what survives which fault, with real processes (minutes; ARGS="--rows 1,4")
 	@$(BIN)/python -m load_tests.scenarios.scorecard $(ARGS)

@@ -59,13 +59,15 @@ class Members:
 
 @dataclass(frozen=True, slots=True)
 class MemberRecord:
-    """One worker's record. `beat` only grows within one process."""
+    """One worker's record. `beat` only grows within one process. `replica` is what the owner of its pool
+    calls it, "" where it has none."""
 
     worker_id: str
     address: str
     pool: str
     pid: int
     beat: int
+    replica: str = ""
 
     def encode(self) -> bytes:
         return json.dumps(
@@ -75,6 +77,7 @@ class MemberRecord:
                 "pool": self.pool,
                 "pid": self.pid,
                 "beat": self.beat,
+                "replica": self.replica,
             },
             separators=(",", ":"),
         ).encode()
@@ -92,6 +95,7 @@ class MemberRecord:
                 pool=str(data["pool"]),
                 pid=int(data["pid"]),
                 beat=int(data["beat"]),
+                replica=str(data.get("replica", "")),
             )
         except (ValueError, KeyError, TypeError) as error:
             raise ProtocolError(f"not a member record: {raw[:200]!r}") from error
@@ -105,6 +109,11 @@ def member_key(deployment: str, worker_id: str) -> str:
 def member_prefix(deployment: str) -> str:
     """What all records of one deployment begin with."""
     return f"kvasir/{deployment}/members/"
+
+
+def leave_key(deployment: str, worker_id: str) -> str:
+    """Where a worker finds that it is to drain and end; what stands there is the reason."""
+    return f"kvasir/{deployment}/leave/{worker_id}"
 
 
 @dataclass(slots=True)

@@ -10,12 +10,14 @@ from collections.abc import Callable, Iterable, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 
+from kvasir.core.demand import PoolPlan
 from kvasir.ports.router import AdmissionView, Books, RequestSummary, WorkerView
 from kvasir.telemetry.admission_series import AdmissionSeries
 from kvasir.telemetry.books_series import BooksSeries
 from kvasir.telemetry.histogram import Histogram, HistogramFamily
 from kvasir.telemetry.index_series import IndexSeries, IndexSizes
 from kvasir.telemetry.reasons import OK, OTHER, outcome_label
+from kvasir.telemetry.scaling_series import ScalingSeries
 from kvasir.telemetry.tenant_series import TenantFigures, TenantSeries
 from kvasir.telemetry.tokenizer_series import TokenizerSeries, TokenizerSizes
 from kvasir.telemetry.worker_series import WorkerSeries
@@ -45,6 +47,8 @@ class Metrics:
         registry.register(self._books)
         self._admission = AdmissionSeries()
         registry.register(self._admission)
+        self._scaling = ScalingSeries()
+        registry.register(self._scaling)
         self._tenants = TenantSeries()
         registry.register(self._tenants)
         self._tokenizers = TokenizerSeries()
@@ -130,6 +134,12 @@ class Metrics:
         name = "kvasir_discovery_blind_seconds"
         gauge = Gauge(name, "How old the list of workers may be", registry=self._registry)
         gauge.set_function(blind_s)
+
+    def track_scaling(
+        self, read: Callable[[], Mapping[str, PoolPlan]], silent_s: Callable[[], float]
+    ) -> None:
+        """Read the sizes of pools from `read` at every scrape, and for how long the planner is silent."""
+        self._scaling.read, self._scaling.silent_s = read, silent_s
 
     def track_admission(self, read: Callable[[], Mapping[str, AdmissionView]]) -> None:
         """Read what waits for each model's workers, and what is done about it, from `read` at each scrape."""

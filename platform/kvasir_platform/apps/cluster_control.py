@@ -21,11 +21,12 @@ from kvasir.config.spec import is_loopback
 from kvasir.core.errors import ConfigError
 from kvasir.ports.clock import Clock
 from kvasir.telemetry.logs import configure_logging
-from kvasir_platform.apps.control_app import STATUS_PERIOD_S, STEADY_PERIOD_S, turn
+from kvasir_platform.apps.control_app import STATUS_PERIOD_S, STEADY_PERIOD_S, sizes_of, turn
 from kvasir_platform.apps.follower_node import NODES
 from kvasir_platform.apps.pod import POD, host_port, pod_ip
 from kvasir_platform.apps.pods_file import PodsFile
 from kvasir_platform.apps.reporter import Reporter
+from kvasir_platform.apps.sizing import Sizing
 from kvasir_platform.apps.spec_file import SpecFile
 from kvasir_platform.apps.stopping import Stop, stop_on_signals
 from kvasir_platform.apps.worker_node import start_node
@@ -60,6 +61,8 @@ class ClusterControl:
         token: str,
         temp_dir: Path,
         redis_password: Path | None,
+        *,
+        planner_port: int = 0,
     ) -> None:
         deployment = spec_file.deployment
         if deployment.worker.host != POD and is_loopback(deployment.worker.host):
@@ -71,6 +74,7 @@ class ClusterControl:
         self._spec_file = spec_file
         self._pods_file = pods_file
         self._token = token
+        self._planner_port = planner_port
         self._temp_dir = temp_dir
         self._reporter = Reporter(sys.stdout)
         require_token(os.environ)
@@ -146,16 +150,20 @@ class ClusterControl:
             stop_on_signals(stop)
             try:
                 pools.deploy(start_node, clock, self._token, NODES)
-                work, rolls = self._watches(pools, clock)
+                sizing = self._sizing(pools, clock)
+                work, rolls = self._watches(pools, clock, sizing)
                 look_at = clock.now()
                 while not stop.requested:
                     self._turned_s = clock.now()
                     asked = commands.wait(STATUS_PERIOD_S)
+                    if sizing is not None and not work.busy and sizing.step():
+                        look_at = clock.now()
                     if asked is None and clock.now() < look_at:
                         continue
                     if not work.busy and self._changed():
                         pools.adopt(self._spec_file.deployment, self._pods_file.pods)
-                        work, rolls = self._watches(pools, clock)
+                        sizing = self._renewed(sizing, pools, clock)
+                        work, rolls = self._watches(pools, clock, sizing)
                         self._reporter.event("adopted")
                     steady = turn(asked, work, pools, self._reporter, there=True, failure=None)
                     rolls.step(busy=work.busy)
@@ -167,10 +175,31 @@ class ClusterControl:
                 else:
                     pools.shutdown()
 
-    def _watches(self, pools: RayPools, clock: Clock) -> tuple[PoolCommands, PoolRolls]:
+    def _sizing(self, pools: RayPools, clock: Clock) -> Sizing | None:
+        deployment = self._spec_file.deployment
+        if not deployment.scales:
+            return None
+        bind = host_port(pod_ip(os.environ), self._planner_port)
+        sizing = Sizing(deployment, pools, clock, self._reporter.event, bind=bind, token=self._token)
+        self._reporter.event("planner", address=sizing.address)
+        return sizing
+
+    def _renewed(self, sizing: Sizing | None, pools: RayPools, clock: Clock) -> Sizing | None:
+        """The planner by the spec as it is now."""
+        if sizing is None:
+            return self._sizing(pools, clock)
+        if self._spec_file.deployment.scales:
+            sizing.renew(self._spec_file.deployment)
+            return sizing
+        sizing.close()
+        return None
+
+    def _watches(
+        self, pools: RayPools, clock: Clock, sizing: Sizing | None
+    ) -> tuple[PoolCommands, PoolRolls]:
         drain_s = self._spec_file.deployment.worker.drain_s
         rolls = PoolRolls(pools, clock, self._reporter.event, drain_s=drain_s)
-        return PoolCommands(pools, clock, drain_s=drain_s), rolls
+        return PoolCommands(pools, clock, drain_s=drain_s, sizes=sizes_of(sizing)), rolls
 
     def _changed(self) -> bool:
         """Whether the spec or the wished pods are others than before. The kubelet changes both files at once:

@@ -23,12 +23,13 @@ from kvasir.ports.clock import Clock
 from kvasir_platform.apps.follower_node import NODES
 from kvasir_platform.apps.reporter import Reporter
 from kvasir_platform.apps.session_token import session_token
+from kvasir_platform.apps.sizing import Sizing
 from kvasir_platform.apps.spec_file import SpecFile
 from kvasir_platform.apps.stopping import Stop, stop_on_signals
 from kvasir_platform.apps.worker_node import start_node
 from kvasir_platform.control.commands import Ask, Caller, listening, socket_path
 from kvasir_platform.control.head_keeper import HeadKeeper
-from kvasir_platform.control.pool_commands import PoolCommands
+from kvasir_platform.control.pool_commands import PoolCommands, Sizes
 from kvasir_platform.control.ray_head import RayHead, ray_environment
 from kvasir_platform.control.ray_pools import RayPools, head_cpus
 
@@ -37,7 +38,9 @@ STEADY_PERIOD_S = 2.0
 KEEP_PERIOD_S = 0.25
 
 
-def run(deployment: Deployment, temp_dir: Path, logs: Path, token: str, stop: Stop) -> None:
+def run(
+    deployment: Deployment, temp_dir: Path, logs: Path, token: str, stop: Stop, *, planner_port: int = 0
+) -> None:
     """Start everything, report until a stop is requested, then take everything down.
 
     RAY_AUTH_TOKEN must be in the environment: the processes of the head inherit it, and the router
@@ -50,7 +53,7 @@ def run(deployment: Deployment, temp_dir: Path, logs: Path, token: str, stop: St
         temp_dir=temp_dir / "ray",
         token=ray_token,
         cpus=head_cpus(deployment),
-        gpus=round(sum(pool.gpus * pool.engine.nodes * pool.replicas for pool in deployment.pools)),
+        gpus=round(sum(pool.gpus * pool.engine.nodes * pool.most for pool in deployment.pools)),
         log=logs / "ray.log",
         redis_url=deployment.ray.head_redis_url,
     )
@@ -61,12 +64,19 @@ def run(deployment: Deployment, temp_dir: Path, logs: Path, token: str, stop: St
             pools.connect()
             # Ray's driver replaces the handlers of the process it is in by one that aborts.
             stop_on_signals(stop)
+            sizing = None
             try:
                 pools.deploy(start_node, clock, token, NODES)
-                work = PoolCommands(pools, clock, drain_s=deployment.worker.drain_s)
+                if deployment.scales:
+                    bind = f"127.0.0.1:{planner_port}"
+                    sizing = Sizing(deployment, pools, clock, reporter.event, bind=bind, token=token)
+                    reporter.event("planner", address=sizing.address)
+                work = PoolCommands(pools, clock, drain_s=deployment.worker.drain_s, sizes=sizes_of(sizing))
                 look_at = clock.now()
                 while not stop.requested:
                     asked = commands.wait(STATUS_PERIOD_S)
+                    if sizing is not None and head.gcs_alive and not work.busy and sizing.step():
+                        look_at = clock.now()
                     # Asking Serve costs its controller more than us; while nothing changes, seldom is enough.
                     if asked is None and keeper.failure is None and clock.now() < look_at:
                         continue
@@ -74,11 +84,29 @@ def run(deployment: Deployment, temp_dir: Path, logs: Path, token: str, stop: St
                     look_at = clock.now() + (STEADY_PERIOD_S if steady else 0.0)
             finally:
                 reporter.event("stopping")
+                if sizing is not None:
+                    sizing.close()
                 if head.gcs_alive:
                     pools.shutdown()
     finally:
         head.stop()
         reporter.event("stopped")
+
+
+def sizes_of(sizing: Sizing | None) -> Sizes | None:
+    """What commands ask of the planner, as it is when they do."""
+    return None if sizing is None else _Sizes(sizing)
+
+
+class _Sizes:
+    def __init__(self, sizing: Sizing) -> None:
+        self._sizing = sizing
+
+    def pin(self, pool: str, size: int | None) -> None:
+        self._sizing.loop.pin(pool, size)
+
+    def story(self, now: float) -> dict[str, object]:
+        return self._sizing.loop.story(now)
 
 
 def turn(
@@ -135,6 +163,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--cluster", action="store_true", help="run in the head pod of a RayCluster")
     parser.add_argument("--tls-dir", type=Path, help="folder of certificates in every pod; with --cluster")
     parser.add_argument("--pods-file", type=Path, help="what the chart wishes for pods; with --cluster")
+    parser.add_argument(
+        "--planner-port", type=int, default=0, help="where routers tell their load; 0 takes a free port"
+    )
     parser.add_argument("--redis-password-file", type=Path, help="of Ray's Redis; with --cluster")
     args = parser.parse_args(argv)
     stop = Stop()
@@ -147,12 +178,20 @@ def main(argv: Sequence[str] | None = None) -> int:
             spec_file = SpecFile(args.deployment, args.tls_dir)
             token = _token(spec_file.deployment, args.token_file)
             pods_file = PodsFile(args.pods_file)
-            control = ClusterControl(spec_file, pods_file, token, args.temp_dir, args.redis_password_file)
+            control = ClusterControl(
+                spec_file,
+                pods_file,
+                token,
+                args.temp_dir,
+                args.redis_password_file,
+                planner_port=args.planner_port,
+            )
             return control.run(stop)
         if args.logs is None:
             raise ConfigError("without --cluster there must be --logs, the folder for ray.log")
         deployment = load(args.deployment)
-        run(deployment, args.temp_dir, args.logs, _token(deployment, args.token_file), stop)
+        token = _token(deployment, args.token_file)
+        run(deployment, args.temp_dir, args.logs, token, stop, planner_port=args.planner_port)
     except KvasirError as error:
         Reporter(sys.stdout).event("failed", code=error.code, message=error.message)
         return 1

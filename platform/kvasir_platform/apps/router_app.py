@@ -33,6 +33,8 @@ from kvasir_platform.apps.collector import leave_alone_what_is_here
 from kvasir_platform.apps.peer_tls import router_files, tls_names, with_tls_dir
 from kvasir_platform.apps.session_token import session_token
 from kvasir_platform.control.cpus import usable_cpus
+from kvasir_platform.control.planner_link import PlannerLink
+from kvasir_platform.control.planner_wire import PlannerClient
 from kvasir_platform.edge_link.edges import Edges, edge_count
 from kvasir_platform.gateway.golden import edge_golden
 from kvasir_platform.gateway.models import ModelTable
@@ -78,15 +80,19 @@ def edge_facts(deployment: Deployment, models: ModelTable) -> dict[str, EdgeFact
     return facts
 
 
-async def serve(deployment: Deployment, token: str | None, ray_address: str | None) -> int:
+async def serve(
+    deployment: Deployment, token: str | None, ray_address: str | None, planner: str | None = None
+) -> int:
     """Route and serve until SIGTERM or SIGINT, then drain; returns the exit status."""
     if not native.IS_NATIVE:
         log.warning("the native extension is not built; block hashes are computed in Python, more slowly")
     dialers = build_dialers(deployment, token)
+    teller = _teller(planner, token)
     clock = MonotonicClock()
     metrics = make_metrics(deployment)
     models = make_models(deployment)
     discovery = build_discovery(deployment, ray_address, clock)
+    router_id = f"router-{uuid4().hex[:8]}"
     router = make_routers(
         deployment,
         edge_facts(deployment, models),
@@ -94,7 +100,7 @@ async def serve(deployment: Deployment, token: str | None, ray_address: str | No
         dialer=dialers,
         clock=clock,
         rng=random.Random(),  # noqa: S311 - spreads ties, guards nothing
-        router_id=f"router-{uuid4().hex[:8]}",
+        router_id=router_id,
         on_decision=metrics.decided,
     )
     metrics.track_queued(lambda: router.queued)
@@ -121,6 +127,11 @@ async def serve(deployment: Deployment, token: str | None, ray_address: str | No
         gateway.stop()
 
     routing.add_done_callback(ended)
+    planning = asyncio.create_task(asyncio.sleep(0), name="no planner")
+    if teller is not None:
+        link = PlannerLink(router, teller, clock, router_id)
+        metrics.track_scaling(link.plans, link.silent_s)
+        planning = asyncio.create_task(link.run(), name="planner")
     try:
         await gateway.serve(None, lambda host, port: _report("listening", address=f"{host}:{port}"))
     except OSError as error:
@@ -129,10 +140,22 @@ async def serve(deployment: Deployment, token: str | None, ray_address: str | No
             f"gateway: cannot listen on {spec.host}:{spec.port}: {error.strerror}; choose another port"
         ) from error
     finally:
+        planning.cancel()
+        if teller is not None:
+            await teller.close()
         await discovery.close()
         await router.close()
     await routing
     return 0
+
+
+def _teller(planner: str | None, token: str | None) -> PlannerClient | None:
+    """What reaches the planner, where there is one. Raises ConfigError without a session token."""
+    if planner is None:
+        return None
+    if token is None:
+        raise ConfigError("--planner: the planner asks for a session token; pass --token-file")
+    return PlannerClient(planner, token)
 
 
 def _report(event: str, **details: object) -> None:
@@ -152,12 +175,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--tls-dir", type=Path, help="folder of certificates; by default what tls of the spec says"
     )
     parser.add_argument("--ray-address", help="host:port of the Ray head, for discovery: ray")
+    parser.add_argument("--planner", help="host:port of the planner, where pools have scaling")
     args = parser.parse_args(argv)
     try:
         deployment = with_tls_dir(load(args.deployment), args.tls_dir)
         configure_logging(deployment.telemetry.log_level)
         token = session_token(deployment.worker, args.token_file)
-        status: int = uvloop.run(serve(deployment, token, args.ray_address))
+        status: int = uvloop.run(serve(deployment, token, args.ray_address, args.planner))
         return status
     except KvasirError as error:
         _report("failed", code=error.code, message=error.message)

@@ -30,6 +30,8 @@ examples:
   kvasir status                              workers, load, processes
   kvasir get workers                         which worker holds what, and how well that is known
   kvasir explain REQUEST_ID                  why a request ran where it ran, and what came of it
+  kvasir explain scaling                     why each pool has its size
+  kvasir scale decode=4                      give a pool a size; decode=auto gives it back
   kvasir drain WORKER                        take a worker out of service, losing no stream
   kvasir restart POOL                        replace a pool's workers one by one, while it serves
   kvasir keys new --tenant research          an API key for a client
@@ -79,8 +81,12 @@ came of it. Columns of zeros are left out; -o json has them.
 The router keeps the requests in flight and the newest that ended, as many as routing.decision_records in
 kvasir.yaml says.
 
+`kvasir explain scaling` says what size each pool with `scaling` should have and why, and what was done about
+it lately. It asks the control process: on this machine, or in the head's pod of a cluster.
+
 examples:
   curl -si http://127.0.0.1:8000/v1/chat/completions … | grep x-request-id
+  kvasir explain scaling
   kvasir explain da87cef2245951d6dc2c075d
   kvasir explain da87cef2245951d6dc2c075d -o json"""
 
@@ -111,6 +117,17 @@ the restart ends there, and the old ones go on serving.
 examples:
   kvasir restart decode
   kvasir restart prefill -o json"""
+
+
+_SCALE_EPILOG = """\
+A pool with `scaling` keeps the size, whatever is planned, until it is given back with auto, and over a new
+control process too. A pool without has it until kvasir.yaml says another. Replicas that are too many drain
+first (worker.drain_s).
+
+examples:
+  kvasir scale decode=4
+  kvasir scale prefill=2 decode=6
+  kvasir scale decode=auto"""
 
 
 _KEYS_EPILOG = """\
@@ -196,9 +213,16 @@ def parser() -> argparse.ArgumentParser:
     add("up", "start a deployment on this machine", spec, port, epilog=_UP_EPILOG)
     add("down", "stop a deployment and clean up after it", named)
     add("status", "show what runs: workers, load, processes", named)
-    add("explain", "say why a request ran where it ran", gateway, epilog=_EXPLAIN_EPILOG)
+    add(
+        "explain",
+        "say why a request ran where it ran, or pools have their sizes",
+        gateway,
+        epilog=_EXPLAIN_EPILOG,
+    )
     commands.choices["explain"].add_argument(
-        "request_id", metavar="REQUEST_ID", help="from the answer's header x-request-id"
+        "request_id",
+        metavar="REQUEST_ID",
+        help="from the answer's header x-request-id; or the word scaling",
     )
     add("get", "list what the router knows", gateway, epilog=_GET_EPILOG)
     commands.choices["get"].add_argument(
@@ -209,6 +233,9 @@ def parser() -> argparse.ArgumentParser:
     add("restart", "replace a pool's workers one by one", epilog=_RESTART_EPILOG)
     commands.choices["restart"].add_argument("pool", metavar="POOL", help="as in kvasir.yaml")
     commands.choices["restart"].add_argument("--name", help="which deployment, when several run")
+    add("scale", "give a pool a size, or give it back to the planner", epilog=_SCALE_EPILOG)
+    commands.choices["scale"].add_argument("wishes", metavar="POOL=N", nargs="+", help="N a number, or auto")
+    commands.choices["scale"].add_argument("--name", help="which deployment, when several run")
     add("check", "say whether a deployment would start here", spec, port, epilog=_CHECK_EPILOG)
     add("version", "print versions of Kvasir and of what it uses")
     _add_keys(commands, shared)
@@ -266,6 +293,7 @@ def main(argv: Sequence[str] | None = None, *, make_launcher: LauncherFactory | 
         "explain": lambda: _explain(args, output),
         "drain": lambda: _drain(args, output),
         "restart": lambda: _restart(args, output),
+        "scale": lambda: _scale(args, output),
         "check": lambda: _check(args, output),
         "config": lambda: _config(args, output),
         "keys": lambda: _keys(args, output),
@@ -318,6 +346,10 @@ def _get(args: argparse.Namespace, output: Output) -> int:
 
 
 def _explain(args: argparse.Namespace, output: Output) -> int:
+    if args.request_id == "scaling":
+        from kvasir_platform.cli.explain_scaling import explain_scaling
+
+        return explain_scaling(args.name, output)
     from kvasir_platform.cli.explain import explain
 
     return explain(args.request_id, _site(args), output)
@@ -336,6 +368,12 @@ def _restart(args: argparse.Namespace, output: Output) -> int:
     from kvasir_platform.cli.restart import restart
 
     return restart(args.pool, args.name, output)
+
+
+def _scale(args: argparse.Namespace, output: Output) -> int:
+    from kvasir_platform.cli.scale import scale
+
+    return scale(args.wishes, args.name, output)
 
 
 def _check(args: argparse.Namespace, output: Output) -> int:

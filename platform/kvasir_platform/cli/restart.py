@@ -20,7 +20,7 @@ def restart(pool: str, name: str | None, output: Output) -> int:
     """Ask, show the progress, and return 0 when all were replaced. Raises ConfigError when it is refused,
     UpstreamError when nothing runs here."""
     status = 1
-    for answer in ask(_control_socket(name, os.environ), Ask("restart", pool), _SILENCE_S):
+    for answer in ask(control_socket(name, os.environ), Ask("restart", pool), _SILENCE_S):
         output.data(answer)
         if answer["event"] == "refused":
             raise ConfigError(str(answer["message"]))
@@ -31,7 +31,7 @@ def restart(pool: str, name: str | None, output: Output) -> int:
     return status
 
 
-def _control_socket(name: str | None, environ: Mapping[str, str]) -> Path:
+def control_socket(name: str | None, environ: Mapping[str, str]) -> Path:
     """Where the control process listens: in a pod, as its template says."""
     if told := environ.get(SOCKET):
         return Path(told)

@@ -39,7 +39,7 @@ def replica_bytes(deployment: Deployment, pool: PoolSpec, model: ModelProbe) -> 
 def needed_bytes(deployment: Deployment, machine: Machine) -> int:
     """Host memory of the whole stack, estimated."""
     pools = sum(
-        pool.replicas * replica_bytes(view, pool, machine.model_of(view))
+        pool.most * replica_bytes(view, pool, machine.model_of(view))
         for view in deployment.views()
         for pool in view.pools
     )

@@ -41,12 +41,23 @@ class Pools(Protocol):
 
     def scale(self, pool: str, replicas: int) -> None: ...
 
+    def pin(self, pool: str, replicas: int | None) -> None: ...
+
+
+class Sizes(Protocol):
+    """What is needed of the planner."""
+
+    def pin(self, pool: str, size: int | None) -> None: ...
+
+    def story(self, now: float) -> dict[str, object]: ...
+
 
 class PoolCommands:
     """Takes commands one at a time; `step` follows the one that runs."""
 
-    def __init__(self, pools: Pools, clock: Clock, *, drain_s: float) -> None:
+    def __init__(self, pools: Pools, clock: Clock, *, drain_s: float, sizes: Sizes | None = None) -> None:
         self._pools = pools
+        self._sizes = sizes
         self._clock = clock
         self._drain_s = drain_s
         self._running: tuple[Rolling, Caller] | None = None
@@ -59,20 +70,56 @@ class PoolCommands:
     def take(self, asked: Ask, caller: Caller) -> None:
         """Begin what is asked for, or refuse it with the reason."""
         try:
+            if asked.command == "explain":
+                self._explain(caller)
+                return
             if self._running is not None:
                 busy = self._running[0].pool
                 raise ConfigError(f"{busy} is being restarted; ask again when that is done")
             if asked.command == "restart":
                 self._restart(asked.pool, caller)
             elif asked.command == "scale" and asked.replicas is not None:
-                self._pools.scale(asked.pool, asked.replicas)
+                self._scale(asked.pool, asked.replicas)
                 caller.tell("done", pool=asked.pool, replicas=asked.replicas)
+            elif asked.command == "unpin":
+                self._unpin(asked.pool)
+                caller.tell("done", pool=asked.pool, replicas=None)
             else:
                 raise ConfigError(
-                    f"unknown command {asked.command!r}; there are: restart, scale (with replicas)"
+                    f"unknown command {asked.command!r}; there are: restart, scale (with replicas), unpin, "
+                    "explain"
                 )
         except ConfigError as error:
             caller.tell("refused", message=error.message)
+
+    def _scale(self, pool: str, replicas: int) -> None:
+        """Pin a pool that is planned for; of any other, just ask for the number."""
+        self._pools.wanted(pool)
+        if self._sizes is None or not self._planned(pool):
+            self._pools.scale(pool, replicas)
+            return
+        self._sizes.pin(pool, replicas)
+        self._pools.pin(pool, replicas)
+
+    def _unpin(self, pool: str) -> None:
+        self._pools.wanted(pool)
+        if self._sizes is None:
+            raise ConfigError(f"nothing plans the size of {pool}: give it a number, as in {pool}=2")
+        self._sizes.pin(pool, None)
+        self._pools.pin(pool, None)
+
+    def _planned(self, pool: str) -> bool:
+        story = {} if self._sizes is None else self._sizes.story(self._clock.now())
+        names = story.get("planned", ())
+        return isinstance(names, list) and pool in names
+
+    def _explain(self, caller: Caller) -> None:
+        if self._sizes is None:
+            raise ConfigError(
+                "no pool sizes itself here: give pools a `scaling` with min and max, and leave "
+                "scaling.mode at auto or advise"
+            )
+        caller.tell("done", story=self._sizes.story(self._clock.now()))
 
     def step(self, statuses: Sequence[Status]) -> None:
         """Look how far the running command is, and tell who asked."""

@@ -25,6 +25,7 @@ class PoolRecord:
     """One pool. `version` names the code and spec of its replicas, `digest` that spec; `wanted` is how many
     were asked for, and `spec_replicas` what the spec said then. `spec` is the deployment that they were
     given, in JSON. `template` is the digest of the pod template that they need, "" where any will do.
+    `pinned` is the size that somebody asked for in place of the planner's.
     `before` is what they are about to replace, until they have."""
 
     version: int
@@ -33,6 +34,7 @@ class PoolRecord:
     digest: str
     spec: str
     template: str = ""
+    pinned: int | None = None
     before: PoolRecord | None = None
 
     @property

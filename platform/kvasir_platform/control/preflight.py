@@ -192,7 +192,7 @@ def _memory(deployment: Deployment, machine: Machine) -> Iterator[Finding]:
         yield Finding("memory", "ok", message)
         return
     parts = ", ".join(
-        f"{pool.name} {pool.replicas} × {_size(replica_bytes(view, pool, machine.model_of(view)))}"
+        f"{pool.name} {pool.most} × {_size(replica_bytes(view, pool, machine.model_of(view)))}"
         for view in deployment.views()
         for pool in view.pools
     )
@@ -205,7 +205,7 @@ def _memory(deployment: Deployment, machine: Machine) -> Iterator[Finding]:
 
 
 def _cpus(deployment: Deployment, machine: Machine) -> Iterator[Finding]:
-    reserved = sum(pool.replicas * pool.engine.nodes * pool.cpus for pool in deployment.pools)
+    reserved = sum(pool.most * pool.engine.nodes * pool.cpus for pool in deployment.pools)
     if reserved > machine.cpus:
         yield Finding(
             "cpus",
@@ -227,7 +227,7 @@ def _cpus(deployment: Deployment, machine: Machine) -> Iterator[Finding]:
 
 
 def _gpus(deployment: Deployment, machine: Machine) -> Iterator[Finding]:
-    reserved = sum(pool.replicas * pool.engine.nodes * pool.gpus for pool in deployment.pools)
+    reserved = sum(pool.most * pool.engine.nodes * pool.gpus for pool in deployment.pools)
     if reserved > machine.gpus:
         yield Finding(
             "gpus",
@@ -241,7 +241,7 @@ def _gpus(deployment: Deployment, machine: Machine) -> Iterator[Finding]:
 
 def _shm(deployment: Deployment, machine: Machine) -> Iterator[Finding]:
     ranks = sum(
-        pool.replicas
+        pool.most
         * math.prod((pool.engine.tensor_parallel_size, pool.engine.pipeline_parallel_size))
         * pool.engine.data_parallel_size
         for pool in deployment.pools

@@ -49,7 +49,7 @@ def disk_bytes(deployment: Deployment) -> int:
     if deployment.tiers.disk is None:
         return 0
     pools = [pool for view in deployment.views() if view.tiers.configured for pool in view.pools]
-    engines = sum(pool.replicas * pool.engine.data_parallel_size for pool in pools)
+    engines = sum(pool.most * pool.engine.data_parallel_size for pool in pools)
     return engines * deployment.tiers.disk.bytes
 
 

@@ -57,8 +57,12 @@ class RayLauncher:
 
     async def start_router(self) -> str:
         ray = self._events.newest.get("ray", {})
+        planner = self._events.newest.get("planner")
         router = await self._spawn(
-            "router", "kvasir_platform.apps.router_app", f"--ray-address={ray.get('address', '')}"
+            "router",
+            "kvasir_platform.apps.router_app",
+            f"--ray-address={ray.get('address', '')}",
+            *([f"--planner={planner['address']}"] if planner else []),
         )
         listening = await self._wait_for("listening", router)
         return str(listening["address"])

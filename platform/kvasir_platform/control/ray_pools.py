@@ -6,6 +6,7 @@ go drains in its own end (kvasir_workers.pool.replica), which Serve waits for.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 from collections.abc import Mapping, Sequence
@@ -16,14 +17,19 @@ import msgspec
 import ray
 from ray import serve
 from ray._private.state import available_resources_per_node
-from ray.experimental.internal_kv import _internal_kv_del, _internal_kv_get, _internal_kv_put
+from ray.experimental.internal_kv import (
+    _internal_kv_del,
+    _internal_kv_get,
+    _internal_kv_list,
+    _internal_kv_put,
+)
 from ray.serve._private.common import DeploymentID, ReplicaState
 from ray.serve._private.constants import SERVE_CONTROLLER_NAME, SERVE_NAMESPACE
 from ray.serve.schema import ApplicationStatus
 
 from kvasir.config.spec import Deployment, PoolSpec
-from kvasir.core.errors import ConfigError
-from kvasir.core.membership import NAMESPACE
+from kvasir.core.errors import ConfigError, ProtocolError
+from kvasir.core.membership import NAMESPACE, MemberRecord, leave_key, member_prefix
 from kvasir.ports.clock import Clock
 from kvasir_platform.control.engine_room import bundles, shares
 from kvasir_platform.control.pod_templates import (
@@ -82,7 +88,7 @@ def head_cpus(deployment: Deployment) -> int:
     the one that it replaces."""
     pools = deployment.pools
     each = [pool.cpus * pool.engine.nodes for pool in pools]
-    return math.ceil(sum(cpus * pool.replicas for cpus, pool in zip(each, pools, strict=True)) + max(each))
+    return math.ceil(sum(cpus * pool.most for cpus, pool in zip(each, pools, strict=True)) + max(each))
 
 
 class RayPools:
@@ -213,10 +219,36 @@ class RayPools:
         spec = self._pool(pool)
         if replicas < 0:
             raise ConfigError(f"{pool} cannot have {replicas} replicas; ask for 0 or more")
+        if spec.scaling is not None and replicas > spec.scaling.max:
+            raise ConfigError(f"{pool} can have {spec.scaling.max} replicas at most (scaling.max)")
         controller = ray.get_actor(SERVE_CONTROLLER_NAME, namespace=SERVE_NAMESPACE)
         deployment = DeploymentID(name=pool, app_name=application_name(self._deployment, spec))
         ray.get(controller.update_deployment_replicas.remote(deployment, replicas), timeout=ASK_TIMEOUT_S)
         self._keep(pool, replace(self._records[pool], wanted=replicas))
+
+    def pin(self, pool: str, replicas: int | None) -> None:
+        """Keep in mind that somebody has asked for a size in place of the planner's; None: no longer."""
+        self._keep(pool, replace(self._records[pool], pinned=replicas))
+
+    def pins(self) -> dict[str, int]:
+        """The pools with a size that somebody asked for."""
+        return {name: each.pinned for name, each in self._records.items() if each.pinned is not None}
+
+    def members(self) -> dict[str, MemberRecord]:
+        """What the workers of this deployment say of themselves, by the name that Serve has for each."""
+        found = {}
+        for key in _internal_kv_list(member_prefix(self._deployment.name), namespace=NAMESPACE):
+            raw = _internal_kv_get(key, namespace=NAMESPACE)
+            # A record may go between the two calls.
+            with contextlib.suppress(ProtocolError):
+                record = MemberRecord.decode(raw or b"")
+                found[record.replica] = record
+        return found
+
+    def ask_to_leave(self, worker_id: str, reason: str) -> None:
+        """Have a worker of a pool with scaling drain and end."""
+        key = leave_key(self._deployment.name, worker_id).encode()
+        _internal_kv_put(key, reason.encode(), overwrite=True, namespace=NAMESPACE)
 
     def status(self) -> Sequence[PoolStatus]:
         """What Serve says of each pool, in the spec's order."""

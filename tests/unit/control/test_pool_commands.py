@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from kvasir.core.errors import ConfigError, UpstreamError
-from kvasir_platform.control.commands import Ask, CommandSocket, ask, listening, socket_path
+from kvasir_platform.control.commands import Ask, Caller, CommandSocket, ask, listening, socket_path
 from kvasir_platform.control.pool_commands import PoolCommands
 from kvasir_platform.control.rolling import ReplicaRow
 
@@ -34,6 +34,7 @@ class Pools:
     def __init__(self) -> None:
         self.rows = [ReplicaRow("a", "RUNNING"), ReplicaRow("b", "RUNNING")]
         self.calls: list[object] = []
+        self.pinned: dict[str, int | None] = {}
 
     def wanted(self, pool: str) -> int:
         if pool != "decode":
@@ -50,6 +51,9 @@ class Pools:
     def settle(self, pool: str) -> bool:
         self.calls.append(("settle", pool))
         return True
+
+    def pin(self, pool: str, replicas: int | None) -> None:
+        self.pinned[pool] = replicas
 
     def scale(self, pool: str, replicas: int) -> None:
         self.calls.append(("scale", pool, replicas))
@@ -208,3 +212,61 @@ def test_the_socket_is_its_users_alone_and_goes_with_its_owner(desk: Desk) -> No
     assert not desk._path.exists()
     with pytest.raises(UpstreamError, match="does not answer"):
         list(ask(desk._path, Ask("restart", "decode"), PATIENCE_S))
+
+
+class Planned:
+    """A planner of the pool `decode`."""
+
+    def __init__(self) -> None:
+        self.pinned: dict[str, int | None] = {}
+
+    def pin(self, pool: str, size: int | None) -> None:
+        self.pinned[pool] = size
+
+    def story(self, now: float) -> dict[str, object]:
+        return {"planned": ["decode"], "now": now}
+
+
+class Listener(Caller):
+    """Keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[str, dict[str, object]]] = []
+
+    def tell(self, event: str, **details: object) -> None:
+        self.told.append((event, details))
+
+
+def _asked(what: Ask, sizes: Planned | None) -> tuple[Pools, list[tuple[str, dict[str, object]]]]:
+    pools, listener = Pools(), Listener()
+    PoolCommands(pools, StillClock(), drain_s=1.0, sizes=sizes).take(what, listener)
+    return pools, listener.told
+
+
+def test_a_size_for_a_pool_that_is_planned_for_pins_it_and_is_kept() -> None:
+    planned = Planned()
+    pools, told = _asked(Ask("scale", "decode", 3), planned)
+    assert planned.pinned == {"decode": 3} == pools.pinned
+    assert pools.calls == []
+    assert told == [("done", {"pool": "decode", "replicas": 3})]
+    pools, told = _asked(Ask("unpin", "decode"), planned)
+    assert planned.pinned == {"decode": None} == pools.pinned
+    assert told[0][0] == "done"
+
+
+def test_a_pool_that_nobody_plans_for_cannot_be_given_back() -> None:
+    pools, told = _asked(Ask("scale", "decode", 3), None)
+    assert pools.calls == [("scale", "decode", 3)]
+    assert _asked(Ask("unpin", "decode"), None)[1][0][0] == "refused"
+    assert _asked(Ask("scale", "nowhere", 3), Planned())[1][0][0] == "refused"
+
+
+def test_sizes_are_explained_while_a_restart_runs_and_refused_where_nobody_plans() -> None:
+    pools, listener = Pools(), Listener()
+    work = PoolCommands(pools, StillClock(), drain_s=1.0, sizes=Planned())
+    work.take(Ask("restart", "decode"), listener)
+    work.take(Ask("explain", ""), listener)
+    assert listener.told[-1] == ("done", {"story": {"planned": ["decode"], "now": 0.0}})
+    event, details = _asked(Ask("explain", ""), None)[1][0]
+    assert event == "refused"
+    assert "scaling" in str(details["message"])

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from dataclasses import replace
 
-from ray.experimental.internal_kv import _internal_kv_del, _internal_kv_put
+from ray.experimental.internal_kv import _internal_kv_del, _internal_kv_get, _internal_kv_put
 
-from kvasir.core.membership import BEAT_S, NAMESPACE, MemberRecord, member_key
+from kvasir.core.membership import BEAT_S, NAMESPACE, MemberRecord, leave_key, member_key
 from kvasir.ports.clock import Clock
 
 log = logging.getLogger(__name__)
@@ -16,10 +17,19 @@ log = logging.getLogger(__name__)
 
 class Announcer:
     """Writes the record at once and again every BEAT_S with a higher beat; withdraws it when stopped. A
-    head that is away for some time does not end it."""
+    head that is away for some time does not end it. `on_leave` is told the reason, once, when the worker is
+    asked to leave there; without it nobody looks."""
 
-    def __init__(self, deployment: str, record: MemberRecord, clock: Clock) -> None:
+    def __init__(
+        self,
+        deployment: str,
+        record: MemberRecord,
+        clock: Clock,
+        on_leave: Callable[[str], None] | None = None,
+    ) -> None:
         self._key = member_key(deployment, record.worker_id).encode()
+        self._leave_key = leave_key(deployment, record.worker_id).encode()
+        self._on_leave = on_leave
         self._record = record
         self._clock = clock
         self._task: asyncio.Task[None] | None = None
@@ -32,6 +42,7 @@ class Announcer:
         while True:
             try:
                 await asyncio.to_thread(self._put, self._record.encode())
+                await self._look()
             except Exception as error:  # noqa: BLE001 - Ray raises several private types; the next beat tries again
                 if heard:
                     log.warning("cannot tell Ray's head that this worker lives, and go on trying: %s", error)
@@ -40,6 +51,14 @@ class Announcer:
                 heard = True
             self._record = replace(self._record, beat=self._record.beat + 1)
             await self._clock.sleep(BEAT_S)
+
+    async def _look(self) -> None:
+        if self._on_leave is None:
+            return
+        asked = await asyncio.to_thread(_internal_kv_get, self._leave_key, namespace=NAMESPACE)
+        if asked is not None:
+            on_leave, self._on_leave = self._on_leave, None
+            on_leave(asked.decode(errors="replace"))
 
     def _put(self, value: bytes) -> None:
         _internal_kv_put(self._key, value, overwrite=True, namespace=NAMESPACE)
@@ -54,5 +73,6 @@ class Announcer:
         try:
             async with asyncio.timeout(BEAT_S):
                 await asyncio.to_thread(_internal_kv_del, self._key, namespace=NAMESPACE)
+                await asyncio.to_thread(_internal_kv_del, self._leave_key, namespace=NAMESPACE)
         except Exception as error:  # noqa: BLE001 - as above
             log.warning("cannot remove the record of this worker, which goes stale by itself: %s", error)

@@ -13,6 +13,9 @@ import os
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Protocol
 
+from ray import serve
+from ray.serve.exceptions import RayServeException
+
 from kvasir.config.spec import Deployment
 from kvasir.core.identity import WorkerIdentity
 from kvasir.core.membership import Endpoint, MemberRecord
@@ -96,9 +99,15 @@ class PoolReplica:
             )
         endpoint = node.endpoint
         record = MemberRecord(
-            worker_id=endpoint.worker_id, address=endpoint.address, pool=pool, pid=os.getpid(), beat=0
+            worker_id=endpoint.worker_id,
+            address=endpoint.address,
+            pool=pool,
+            pid=os.getpid(),
+            beat=0,
+            replica=_own_name(),
         )
-        self._announcer = Announcer(spec.name, record, clock)
+        scaled = spec.pool(pool).scaling is not None
+        self._announcer = Announcer(spec.name, record, clock, self._leave_when_asked if scaled else None)
         self._announcer.start()
         self._node = node
         self._watches.append(asyncio.create_task(self._leave_on_failure(node.failed())))
@@ -129,6 +138,10 @@ class PoolReplica:
         log.info("SIGTERM: draining, then leaving")
         self._stop("the replica's process was asked to stop").add_done_callback(_leave)
 
+    def _leave_when_asked(self, reason: str) -> None:
+        log.info("asked to leave (%s): draining, then leaving", reason)
+        self._stop(reason).add_done_callback(_leave)
+
     async def check_health(self) -> None:
         """Ray Serve's health check: the engine's own. A replica that drains is not ill."""
         if self._failure is not None:
@@ -155,6 +168,14 @@ class PoolReplica:
         await self._node.stop(reason, self._drain_s)
         if self._followers is not None:
             self._followers.end()
+
+
+def _own_name() -> str:
+    """What Serve calls this replica; "" outside of it."""
+    try:
+        return str(serve.get_replica_context().replica_id.unique_id)
+    except RayServeException:
+        return ""
 
 
 async def _started_with(followers: Followers, start: Awaitable[Node]) -> Node:

@@ -31,6 +31,7 @@ _AIM = 0.3
 then."""
 _MOST_STARTS = 16
 _MOST_ACTS = 256
+_ASK_AGAIN_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +116,7 @@ class ScalingLoop:
         self._due_s: float | None = None
         self._read_s: float | None = None
         self._frozen: str | None = "no router has told anything yet"
+        self._unseen = True
         self._word = PlannerWord(epoch, True, {}, {}, {})
         self._models = {view.model.name: _model(view) for view in deployment.views() if _scaled(view)}
 
@@ -156,23 +158,23 @@ class ScalingLoop:
         """Do what is due; returns whether anything is on its way: replicas start or leave."""
         with self._lock:
             parked = self._demand.parked()
-        waking = [name for name, count in parked.items() if count and self._asleep(name)]
+        waking = [name for name, count in parked.items() if count and self._asleep(name, now)]
         if not waking and self._due_s is not None and now < self._due_s:
             return False
         try:
             replicas = self._scaler.observe()
+            self._starts.look(replicas, now)
+            for name in waking:
+                self._wake(name, replicas, now)
+            if waking:
+                replicas = self._scaler.observe()
+            if self._due_s is None or now >= self._due_s:
+                self._decide(replicas, now)
+                self._due_s = now + self._spec.interval_s
         except UpstreamError as error:
             self._freeze(f"the pools cannot be seen: {error.message}")
             self._due_s = now + self._spec.interval_s
             return True
-        self._starts.look(replicas, now)
-        for name in waking:
-            self._wake(name, replicas, now)
-        if waking:
-            replicas = self._scaler.observe()
-        if self._due_s is None or now >= self._due_s:
-            self._decide(replicas, now)
-            self._due_s = now + self._spec.interval_s
         self._publish(replicas, now)
         return any(each.state is not ReplicaState.SERVING for each in replicas)
 
@@ -182,6 +184,12 @@ class ScalingLoop:
             "mode": self._spec.mode,
             "frozen": self._frozen,
             "pins": dict(self._pins),
+            "planned": [
+                pool.name
+                for model in self._models.values()
+                for pool in model.view.pools
+                if pool.scaling is not None
+            ],
             "pools": [
                 _told(decision, self._word.pools.get(decision.pool))
                 for model in self._models.values()
@@ -203,8 +211,10 @@ class ScalingLoop:
             workers = self._demand.workers()
         seconds = 0.0 if self._read_s is None else now - self._read_s
         self._read_s = now
+        # What came while nobody told of it would count as if it had come within this interval.
+        unseen, self._unseen = self._unseen, missing is not None
         self._freeze(missing)
-        if missing is not None or seconds <= 0.0:
+        if missing is not None or unseen or seconds <= 0.0:
             return
         self._savings.take(workers.values(), seconds)
         for name, model in self._models.items():
@@ -242,8 +252,15 @@ class ScalingLoop:
         now: float,
     ) -> None:
         left = {each.pool: each.size - each.have for each in decisions if not self._rolling(each.pool)}
+        least = {pool.name: pool.scaling.min if pool.scaling else 0 for pool in model.view.pools}
         sizes = [
-            Size(each.pool, states[each.pool].serving, each.have, each.size, max(1, whole(each.need)))
+            Size(
+                pool=each.pool,
+                serving=states[each.pool].serving,
+                have=each.have,
+                wished=each.size,
+                need=max(1, least[each.pool], whole(each.need)),
+            )
             for each in decisions
             if each.pool in left and states[each.pool].pinned is None
         ]
@@ -274,9 +291,9 @@ class ScalingLoop:
         return self._spec.mode == "auto" or pool in self._pins
 
     def _start(self, pool: str, count: int, why: str, now: float) -> None:
-        self._note(Act(now, pool, "start", count, why, self._acts_now(pool)))
         if self._acts_now(pool):
             self._scaler.start(pool, count)
+        self._note(Act(now, pool, "start", count, why, self._acts_now(pool)))
 
     def _retire(self, own: Sequence[Replica], pool: str, count: int, why: str, now: float) -> None:
         with self._lock:
@@ -284,10 +301,10 @@ class ScalingLoop:
         going = victims(own, count, self._savings, workers)
         if not going:
             return
-        self._note(Act(now, pool, "retire", len(going), why, self._acts_now(pool)))
         if self._acts_now(pool):
             for home in {each.pool for each in going}:
                 self._scaler.retire(home, [each.replica_id for each in going if each.pool == home])
+        self._note(Act(now, pool, "retire", len(going), why, self._acts_now(pool)))
 
     def _flip(
         self, model: _Model, own: Sequence[Replica], between: tuple[str, str], count: int, now: float
@@ -322,12 +339,14 @@ class ScalingLoop:
                 self._note(Act(now, pool.name, "wake", 1, why, self._acts_now(pool.name)))
                 if self._acts_now(pool.name):
                     self._scaler.start(pool.name, 1)
-        if model.asked_s is None:
-            model.asked_s = now
+        model.asked_s = now
 
-    def _asleep(self, name: str) -> bool:
+    def _asleep(self, name: str, now: float) -> bool:
         model = self._models.get(name)
-        return model is not None and model.asked_s is None and name in self._word.awake_in_s
+        if model is None or name not in self._word.awake_in_s:
+            return False
+        # What was asked for and is not to be seen after a while is asked for again.
+        return model.asked_s is None or now - model.asked_s > _ASK_AGAIN_S
 
     def _forget_flips(self, model: _Model, replicas: Sequence[Replica]) -> None:
         there = {each.worker_id for each in replicas if each.state is ReplicaState.SERVING}
@@ -378,18 +397,9 @@ class ScalingLoop:
         self._frozen = why
 
     def _note(self, act: Act) -> None:
-        last = self._acts[-1] if self._acts else None
+        last = next((each for each in reversed(self._acts) if each.pool == act.pool), None)
         # Advice that is not taken is the same at every look.
-        if (
-            not act.done
-            and last is not None
-            and (last.pool, last.what, last.count)
-            == (
-                act.pool,
-                act.what,
-                act.count,
-            )
-        ):
+        if not act.done and last is not None and (last.what, last.count) == (act.what, act.count):
             return
         self._acts.append(act)
         self._tell("scaling", pool=act.pool, what=act.what, count=act.count, why=act.why, done=act.done)

@@ -9,7 +9,7 @@ each says so.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from kvasir.core.demand import Traffic, WorkerFigures
@@ -103,7 +103,7 @@ class Planner:
     """Of one model. Call `plan` once an interval."""
 
     rules: ModelRules
-    made: Sequence[Predictor] | None = None
+    made: Callable[[], Sequence[Predictor]] = predictors
     mix: Mix = field(default_factory=Mix)
     _caution: Caution = field(init=False)
     _prompts: Forecaster = field(init=False)
@@ -117,8 +117,7 @@ class Planner:
         slack_s = rules.promise.ttft_s
 
         def forecaster() -> Forecaster:
-            made = predictors() if self.made is None else self.made
-            return Forecaster(made, interval_s=rules.interval_s, smooth_s=slack_s)
+            return Forecaster(self.made(), interval_s=rules.interval_s, smooth_s=slack_s)
 
         self._caution = Caution(rules.aim)
         self._prompts, self._outputs = forecaster(), forecaster()
@@ -143,7 +142,8 @@ class Planner:
         """Decide for every pool. `workers` are the model's."""
         news, seconds = interval.traffic, interval.seconds
         self.mix.take(interval)
-        if news.arrived or news.in_flight:
+        starting = any(state.starting for state in states.values())
+        if news.arrived or news.in_flight or starting or self._last_s is None:
             self._last_s = now
         # A replica asked for at one decision serves a start later; the next decision comes an interval later.
         horizon_s = max(state.start_s for state in states.values()) + self.rules.interval_s
@@ -223,6 +223,7 @@ class Planner:
                 )  # fmt: skip
                 continue
             need = max(worst[name], urgent[name])
+            waits = urgent[name] > max(worst[name], now[name])
             if now[name] - each.spare > _SHORT_OF * max(1, states[name].serving):
                 self._short = True
             found.append(
@@ -237,7 +238,7 @@ class Planner:
                     need=need,
                     size=whole(need),
                     have=have,
-                    because=("what waits is worked off",) if urgent[name] > worst[name] else (),
+                    because=("what waits is worked off",) if waits else (),
                     capacity=each,
                     horizon_s=horizon_s,
                 )
@@ -248,8 +249,11 @@ class Planner:
         """The wish after every rule."""
         rules, pool = self.rules, self._pools[wish.pool]
         bounds, size, why = pool.rules.bounds, wish.size, list(wish.because)
-        idle = self._last_s is None or now - self._last_s > rules.idle_s
-        if size < 1 and not (idle and bounds.least == 0):
+        idle = self._last_s is not None and now - self._last_s > rules.idle_s
+        if idle and bounds.least == 0:
+            size = 0
+            why.append(f"nobody has asked for the model for {rules.idle_s:.0f} s")
+        elif size < 1:
             size = 1
         if size < bounds.least:
             size = bounds.least
@@ -273,7 +277,7 @@ class Planner:
         held = pool.window.hold(size, have, now)
         if held > size:
             why.append(f"more was wanted within the last {pool.window.seconds:.0f} s")
-        if state.stuck and held > have:
+        if state.stuck and held >= have:
             why.append(f"{state.stuck} do not come up: none is asked for on top")
             held = have
         most = have + max(1, math.ceil(rules.grow * have))

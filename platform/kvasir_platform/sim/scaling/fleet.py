@@ -14,6 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields
 
 from kvasir.core.demand import DemandReport, Traffic, WorkerFigures
+from kvasir.core.errors import ConfigError
 from kvasir.core.requests import Role
 from kvasir.ports.scaler import Replica, ReplicaState
 from kvasir_platform.sim.scaling.days import Shape
@@ -75,8 +76,8 @@ class _Worker:
         "version",
     )
 
-    def __init__(self, name: str, pool: str, role: Role, now: float, step_s: float) -> None:
-        self.name, self.pool, self.role = name, pool, role
+    def __init__(self, order: int, pool: str, role: Role, now: float, step_s: float) -> None:
+        self.name, self.order, self.pool, self.role = f"{pool}-{order}", order, pool, role
         self.state, self.since_s, self.asked_s = ReplicaState.STARTING, now, now
         self.busy = False
         self.ends: list[tuple[float, int, float, float, int, int]] = []
@@ -142,9 +143,11 @@ class ScaledFleet:
 
     def start(self, pool: str, count: int) -> None:
         """See Scaler."""
+        if pool not in self._roles:
+            raise ConfigError(f"there is no pool {pool}; there are {', '.join(self._roles)}")
         for worker in self._make(pool, count):
             self.starts += 1
-            if self._asked not in self._kind.never_ready:
+            if worker.order not in self._kind.never_ready:
                 self._push(self.now + self._kind.start_s, READY, worker, 0)
 
     def retire(self, pool: str, replica_ids: Sequence[str]) -> None:
@@ -179,7 +182,9 @@ class ScaledFleet:
         serving = [each for each in self._workers.values() if each.state is ReplicaState.SERVING]
         self._traffic["parked"] = 0 if serving else len(self._prompts)
         self._traffic["in_flight"] = (
-            len(self._prompts) + len(self._streams) + sum(len(w.ends) + w.busy for w in serving)
+            len(self._prompts)
+            + len(self._streams)
+            + sum(len(each.ends) + each.busy for each in self._workers.values())
         )
         kind = self._kind
         return DemandReport(
@@ -300,9 +305,7 @@ class ScaledFleet:
         made = []
         for _ in range(count):
             self._asked += 1
-            worker = _Worker(
-                f"{pool}-{self._asked}", pool, self._roles[pool], self.now, self._kind.step_fixed_s
-            )
+            worker = _Worker(self._asked, pool, self._roles[pool], self.now, self._kind.step_fixed_s)
             self._workers[worker.name] = worker
             made.append(worker)
         self.most = max(self.most, len(self._workers))

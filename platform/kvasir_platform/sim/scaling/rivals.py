@@ -1,124 +1,218 @@
 """Rules by which fleets are commonly sized, to be compared with: each looks at one figure of its pool.
 
-static       as many as the peak takes, always
-hpa          Kubernetes' HorizontalPodAutoscaler on utilisation, with its own constants
-queue        requests in line and at work over a target for each replica, as KEDA is commonly set up
-ttft         more when the time to first token nears its promise, fewer when it is far from it
+Static   as many as the peak takes, always
+Hpa      Kubernetes' HorizontalPodAutoscaler on utilisation, with its own constants
+Queue    requests in line and at work over a target for each replica, as KEDA is commonly set up
+Ttft     more when the time to first token nears its promise, fewer when it is far from it
+
+Every rule has a figure of its own for each role: what fills a replica that computes prompts is not what fills
+one that decodes.
 """
 
 from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from kvasir.core.requests import Role
 from kvasir.ports.scaler import ReplicaState
 from kvasir_platform.sim.scaling.fleet import ScaledFleet
 
 SYNC_S = 15.0
-"""Between two looks: the HorizontalPodAutoscaler's own period."""
+"""Between two decisions: the HorizontalPodAutoscaler's own period."""
+LOOK_S = 5.0
+"""Between two looks at the figures."""
+AVERAGED_S = 60.0
+"""Metrics adapters average over a minute."""
 _TOLERANCE = 0.1
 """The HorizontalPodAutoscaler leaves a ratio alone that is this near to 1."""
-Rule = Callable[[ScaledFleet, str, Role, int, float], int]
-"""(fleet, pool, role, replicas that there are, now) -> replicas wished for."""
+_ROLES = (Role.PREFILL, Role.DECODE)
+
+
+class Rule(Protocol):
+    """One for each fleet: rules remember."""
+
+    def look(self, fleet: ScaledFleet) -> None:
+        """Every LOOK_S."""
+        ...
+
+    def wish(self, fleet: ScaledFleet, pool: str, role: Role, now: float) -> int:
+        """Every SYNC_S, how many replicas the pool should have."""
+        ...
 
 
 @dataclass(slots=True)
 class Held:
-    """Down only to the most that was wished for within `seconds`."""
+    """Down only to the most that was wished for within `seconds`; at the beginning that is what is there."""
 
     seconds: float
     _wishes: deque[tuple[float, int]] = field(default_factory=deque)
 
-    def hold(self, wish: int, now: float) -> int:
+    def hold(self, wish: int, have: int, now: float) -> int:
         """The most of the window."""
+        if not self._wishes:
+            self._wishes.append((now, have))
         self._wishes.append((now, wish))
         while self._wishes[0][0] < now - self.seconds:
             self._wishes.popleft()
         return max(each for _, each in self._wishes)
 
 
-def static(sizes: dict[str, int]) -> Rule:
-    """Always as many."""
-    return lambda _fleet, pool, _role, _have, _now: sizes[pool]
+class Recent:
+    """The mean of the last `seconds` of a figure, by role."""
+
+    def __init__(self, seconds: float, figure: Callable[[ScaledFleet, Role], float]) -> None:
+        self._figure = figure
+        self._values: dict[Role, deque[float]] = {
+            role: deque(maxlen=max(1, round(seconds / LOOK_S))) for role in _ROLES
+        }
+
+    def look(self, fleet: ScaledFleet) -> None:
+        """Read the figure of both roles."""
+        for role, values in self._values.items():
+            values.append(self._figure(fleet, role))
+
+    def mean(self, role: Role) -> float:
+        """Over those of the window that have been read."""
+        values = self._values[role]
+        return sum(values) / len(values)
 
 
-def hpa(target: float, stays_s: float) -> Rule:
-    """ceil(replicas x utilisation / target), averaged over a minute as metrics adapters do; up by no more
-    than four or the double at once, down after `stays_s` (kubernetes.io, HorizontalPodAutoscaler, algorithm
-    details and default behavior)."""
-    held: dict[str, Held] = {}
-    seen: dict[str, deque[float]] = {}
+class Static:
+    """Always as many: `sizes` by pool."""
 
-    def rule(fleet: ScaledFleet, pool: str, role: Role, have: int, now: float) -> int:
-        values = seen.setdefault(pool, deque(maxlen=4))
-        values.append(fleet.busy(role))
-        ratio = sum(values) / len(values) / target
-        ready = max(1, len(fleet.serving(pool)))
-        wish = have if abs(ratio - 1.0) <= _TOLERANCE else math.ceil(ready * ratio)
-        wish = min(wish, max(2 * have, have + 4))
-        return held.setdefault(pool, Held(stays_s)).hold(wish, now)
+    def __init__(self, sizes: Mapping[str, int]) -> None:
+        self._sizes = sizes
 
-    return rule
+    def look(self, fleet: ScaledFleet) -> None:
+        """See Rule."""
+
+    def wish(self, fleet: ScaledFleet, pool: str, role: Role, now: float) -> int:
+        """See Rule."""
+        return self._sizes[pool]
 
 
-def queue(target: float, stays_s: float) -> Rule:
-    """ceil(requests in line and at work / target)."""
-    held: dict[str, Held] = {}
+class Hpa:
+    """ceil(ready replicas x utilisation / target); up by no more than four or the double at once, down after
+    `stays_s`, nothing while the ratio is near 1 or when replicas that start turn it around (kubernetes.io,
+    HorizontalPodAutoscaler, algorithm details and default behavior). Utilisation is the part of the time that
+    prefill workers compute, and the part of their seats or memory that decoding workers have taken."""
 
-    def rule(fleet: ScaledFleet, pool: str, role: Role, have: int, now: float) -> int:
-        wish = math.ceil(fleet.queued(role) / target)
-        return held.setdefault(pool, Held(stays_s)).hold(wish, now)
+    def __init__(self, targets: Mapping[Role, float], stays_s: float) -> None:
+        self._targets = targets
+        self._busy = Recent(AVERAGED_S, ScaledFleet.busy)
+        self._held = {role: Held(stays_s) for role in _ROLES}
 
-    return rule
+    def look(self, fleet: ScaledFleet) -> None:
+        """See Rule."""
+        self._busy.look(fleet)
+
+    def wish(self, fleet: ScaledFleet, pool: str, role: Role, now: float) -> int:
+        """See Rule."""
+        have, ready = fleet.size(pool), len(fleet.serving(pool))
+        ratio = self._busy.mean(role) / self._targets[role]
+        wish = math.ceil(max(1, ready) * ratio)
+        if abs(ratio - 1.0) <= _TOLERANCE or (ratio > 1.0 and wish < have):
+            wish = have
+        return self._held[role].hold(_at_once(wish, have), have, now)
 
 
-def ttft(promise_s: float, high: float, low: float, stays_s: float) -> Rule:
-    """A quarter more when the 90th percentile of the last minute is above `high` of the promise, one less
-    when it is below `low` of it and none has gone for `stays_s`."""
-    seen: deque[float] = deque(maxlen=4000)
-    changed: dict[str, float] = {}
+class Queue:
+    """ceil(requests in line and at work / target), down after `stays_s`; up as Hpa, which KEDA drives."""
 
-    def rule(fleet: ScaledFleet, pool: str, role: Role, have: int, now: float) -> int:
-        if role is Role.PREFILL:
-            seen.extend(fleet.recent.ttfts)
-            fleet.recent.ttfts.clear()
-        last = sorted(list(seen)[-600:])
-        if not last:
+    def __init__(self, targets: Mapping[Role, float], stays_s: float) -> None:
+        self._targets = targets
+        self._there = Recent(SYNC_S, lambda fleet, role: float(fleet.queued(role)))
+        self._held = {role: Held(stays_s) for role in _ROLES}
+
+    def look(self, fleet: ScaledFleet) -> None:
+        """See Rule."""
+        self._there.look(fleet)
+
+    def wish(self, fleet: ScaledFleet, pool: str, role: Role, now: float) -> int:
+        """See Rule."""
+        wish, have = math.ceil(self._there.mean(role) / self._targets[role]), fleet.size(pool)
+        return self._held[role].hold(_at_once(wish, have), have, now)
+
+
+class Ttft:
+    """A quarter more prefill workers when the 90th percentile of the last minute is above `high` of the
+    promise, at most once a minute; one less when it is below `low` of it and nothing has changed for
+    `stays_s`. The time to first token says nothing of decoding workers: they follow their seats, as with
+    Hpa."""
+
+    def __init__(self, promise_s: float, between: tuple[float, float], seats: float, stays_s: float) -> None:
+        self._low_s, self._high_s = (promise_s * each for each in between)
+        self._stays_s = stays_s
+        self._seats = Hpa({Role.PREFILL: 1.0, Role.DECODE: seats}, stays_s)
+        self._seen: deque[tuple[float, float]] = deque()
+        self._changed_s = 0.0
+
+    def look(self, fleet: ScaledFleet) -> None:
+        """See Rule."""
+        self._seats.look(fleet)
+        self._seen.extend((fleet.now, each) for each in fleet.recent.ttfts)
+        fleet.recent.ttfts.clear()
+        while self._seen and self._seen[0][0] < fleet.now - AVERAGED_S:
+            self._seen.popleft()
+
+    def wish(self, fleet: ScaledFleet, pool: str, role: Role, now: float) -> int:
+        """See Rule."""
+        if role is Role.DECODE:
+            return self._seats.wish(fleet, pool, role, now)
+        have = fleet.size(pool)
+        if not self._seen:
             return have
-        p90 = last[int(0.9 * len(last))]
-        since = now - changed.get(pool, 0.0)
-        if p90 > high * promise_s and since >= 60.0:
-            changed[pool] = now
-            return have + math.ceil(0.25 * have)
-        if p90 < low * promise_s and since >= stays_s:
-            changed[pool] = now
-            return have - 1
+        last = sorted(each for _, each in self._seen)
+        p90_s, since_s = last[int(0.9 * len(last))], now - self._changed_s
+        if p90_s > self._high_s and since_s >= AVERAGED_S:
+            have += math.ceil(0.25 * have)
+            self._changed_s = now
+        elif p90_s < self._low_s and since_s >= self._stays_s:
+            have -= 1
+            self._changed_s = now
         return have
 
-    return rule
+
+def _at_once(wish: int, have: int) -> int:
+    """What a HorizontalPodAutoscaler adds within SYNC_S, at most."""
+    return min(wish, max(2 * have, have + 4))
 
 
-def play(fleet: ScaledFleet, rule: Rule, pools: dict[str, tuple[Role, int]], length_s: float) -> ScaledFleet:
-    """The whole day under a rule. `pools` are the bounds above, by name with their roles."""
-    now = 0.0
+def play(
+    fleet: ScaledFleet,
+    rule: Rule,
+    pools: Mapping[str, tuple[Role, int]],
+    length_s: float,
+    give_up: Callable[[ScaledFleet], bool] = lambda _fleet: False,
+) -> ScaledFleet:
+    """The whole day under a rule, or until `give_up`, which is asked every SYNC_S. `pools` are the bounds
+    above, by name with their roles."""
+    now, due = 0.0, SYNC_S
     while now < length_s:
-        now += SYNC_S
+        now += LOOK_S
         fleet.run(now)
+        rule.look(fleet)
+        if now < due:
+            continue
+        due += SYNC_S
         for name, (role, most) in pools.items():
-            have = fleet.size(name)
-            wish = min(most, max(1, rule(fleet, name, role, have, now)))
-            if wish > have:
-                fleet.start(name, wish - have)
-            elif wish < have:
-                own = [
-                    each
-                    for each in fleet.observe()
-                    if each.pool == name and each.state is not ReplicaState.LEAVING
-                ]
-                own.sort(key=lambda each: (each.state is ReplicaState.SERVING, -each.since_s))
-                fleet.retire(name, [each.replica_id for each in own[: have - wish]])
+            _resize(fleet, name, min(most, max(1, rule.wish(fleet, name, role, now))))
+        if give_up(fleet):
+            return fleet
     fleet.end()
     return fleet
+
+
+def _resize(fleet: ScaledFleet, pool: str, wish: int) -> None:
+    """Those that do not serve yet go first, then the youngest."""
+    have = fleet.size(pool)
+    if wish > have:
+        fleet.start(pool, wish - have)
+    elif wish < have:
+        own = [e for e in fleet.observe() if e.pool == pool and e.state is not ReplicaState.LEAVING]
+        own.sort(key=lambda each: (each.state is ReplicaState.SERVING, -each.since_s))
+        fleet.retire(pool, [each.replica_id for each in own[: have - wish]])

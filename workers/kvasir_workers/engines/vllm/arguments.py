@@ -70,7 +70,7 @@ def threads_per_rank(deployment: Deployment, pool: PoolSpec, *, cpus: int) -> in
     """CPU threads of each rank: what the spec says, or an equal share of `cpus` among all replicas."""
     if pool.engine.threads is not None:
         return pool.engine.threads
-    sharing = sum(ranks(each) * each.replicas for each in deployment.pools if each.engine.kind == "vllm")
+    sharing = sum(ranks(each) * each.most for each in deployment.pools if each.engine.kind == "vllm")
     return max(1, cpus // max(1, sharing, ranks(pool)))
 
 

@@ -1,0 +1,224 @@
+"""How soon a pool follows its load: from the planner's decision to a replica that serves, on real Ray Serve.
+
+Starts the product with `make up` and a pool that sizes itself, and lets clients come and go: one replica,
+three, one, none, and back. Once with simulated engines, whose start is that of the process alone, and once
+with vLLM on the model that ships with Kvasir. Every answer is checked: one that fails or is cut is counted, and
+none may be.
+
+    make bench-scaling
+    make bench-scaling ARGS='--rounds 1 --engines sim --no-report'
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from load_tests.client import StreamResult, stream_completion
+from load_tests.report import Row, median, write
+from load_tests.scenarios.foundation import MODEL, ROOT, Stack, running_stack
+
+SPEC: Mapping[str, Any] = {
+    "disaggregation": "never",
+    "slo": [{"name": "default", "ttft_s": 30, "itl_s": 0.5}],
+    "scaling": {"interval_s": 2, "window_s": 6, "idle_s": 10, "start_s": 10, "stale_s": 6},
+    "worker": {"drain_s": 10},
+}
+SEATS = 4
+ENGINES: Mapping[str, Mapping[str, Any]] = {
+    "sim": {"kind": "sim", "max_num_seqs": SEATS, "sim": {"decode_step_s": 0.03}},
+    "vllm": {"kind": "vllm", "max_num_seqs": SEATS, "threads": 1, "max_num_batched_tokens": 512},
+}
+TOKENS: Mapping[str, int] = {"sim": 60, "vllm": 200}
+MOST = 3
+CLIENTS = 3 * SEATS - 1
+LONGEST_S = 240.0
+LOOK_S = 0.05
+
+
+@dataclass(slots=True)
+class Round:
+    """What one rise, fall, sleep and waking took, in seconds."""
+
+    to_serving_s: list[float] = field(default_factory=list)
+    grown_s: float = 0.0
+    fallen_s: float = 0.0
+    awake_s: float = 0.0
+    answers: int = 0
+    wrong: int = 0
+
+
+@dataclass(slots=True)
+class Load:
+    """Clients that stream one answer after the other."""
+
+    address: str
+    tokens: int
+    answers: int = 0
+    wrong: int = 0
+    _tasks: list[asyncio.Task[None]] = field(default_factory=list)
+
+    def resize(self, count: int) -> None:
+        """So many clients from now on; those too many end their answers first."""
+        self._wanted = count
+        self._tasks = [task for task in self._tasks if not task.done()]
+        for number in range(len(self._tasks), count):
+            self._tasks.append(asyncio.create_task(self._run(number)))
+
+    _wanted: int = 0
+
+    async def one(self) -> StreamResult:
+        """One answer, checked."""
+        self.answers += 1
+        result = StreamResult()
+        try:
+            result = await stream_completion(self.address, MODEL, "In the beginning", self.tokens)
+            self.wrong += result.output_tokens != self.tokens
+        except (RuntimeError, OSError) as error:
+            print(f"  wrong: {error}", flush=True)
+            self.wrong += 1
+        return result
+
+    async def _run(self, number: int) -> None:
+        while number < self._wanted:
+            await self.one()
+
+    async def rest(self) -> None:
+        """Nobody asks any more."""
+        self.resize(0)
+        await asyncio.gather(*self._tasks)
+
+
+def _status(stack: Stack) -> list[dict[str, Any]]:
+    with urllib.request.urlopen(f"http://{stack.address}/status", timeout=10) as answer:
+        found: list[dict[str, Any]] = json.load(answer)["workers"]
+    return found
+
+
+def _story(stack: Stack) -> dict[str, Any]:
+    ran = subprocess.run(
+        [sys.executable, "-m", "kvasir_platform.cli.main", "-o", "json", "explain", "scaling"],
+        env={**os.environ, "KVASIR_HOME": str(stack.home)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    found: dict[str, Any] = json.loads(ran.stdout)
+    return found
+
+
+async def _until(stack: Stack, true: Callable[[list[dict[str, Any]]], bool]) -> float:
+    """The time when it came true."""
+    deadline = time.monotonic() + LONGEST_S
+    while not true(await asyncio.to_thread(_status, stack)):
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"not within {LONGEST_S:.0f} s: {_story(stack)}")
+        await asyncio.sleep(LOOK_S)
+    return time.monotonic()
+
+
+def _serving(workers: Sequence[Mapping[str, Any]]) -> int:
+    return sum(worker["state"] == "ready" for worker in workers)
+
+
+async def _round(stack: Stack, engine: str) -> Round:
+    found, load = Round(), Load(stack.address, TOKENS[engine])
+    began = time.monotonic()
+    load.resize(CLIENTS)
+    served: list[float] = []
+    for count in range(2, MOST + 1):
+        served.append(await _until(stack, lambda workers, count=count: _serving(workers) >= count))  # type: ignore[misc]
+    found.grown_s = served[-1] - began
+    story, now = await asyncio.to_thread(_story, stack), time.monotonic()
+    starts = [now - act["ago_s"] for act in story["acts"] if act["what"] == "start" and act["done"]]
+    asked = [
+        at
+        for at, act in zip(starts, [a for a in story["acts"] if a["what"] == "start"], strict=False)
+        for _ in range(act["count"])
+    ]
+    found.to_serving_s = [at - since for since, at in zip(asked[-(MOST - 1) :], served, strict=True)]
+    load.resize(1)
+    fell = time.monotonic()
+    found.fallen_s = await _until(stack, lambda workers: len(workers) == 1) - fell
+    await load.rest()
+    await _until(stack, lambda workers: not workers)
+    found.awake_s = (await load.one()).ttft_s
+    found.answers, found.wrong = load.answers, load.wrong
+    return found
+
+
+def _rounds(engine: str, rounds: int) -> list[Round]:
+    pool = {
+        "name": "workers",
+        "role": "both",
+        "cpus": 0.1,
+        "scaling": {"min": 0, "max": MOST},
+        "engine": ENGINES[engine],
+    }
+    with tempfile.TemporaryDirectory(prefix="kvasir-scaling-") as folder:
+        path = Path(folder) / "kvasir.yaml"
+        path.write_text(json.dumps({**SPEC, "pools": [pool]}))
+        command = ("make", "--no-print-directory", "up", f"FILE={path}", "ARGS=--port 0 -o json")
+        with running_stack(ROOT, command) as stack:
+            found = []
+            for number in range(rounds):
+                found.append(asyncio.run(_round(stack, engine)))
+                print(f"  {engine}, round {number + 1}: {found[-1]}", flush=True)
+            return found
+
+
+def rows(engine: str, found: Sequence[Round]) -> list[Row]:
+    """What the report says of one kind of engine."""
+    serving, serving_spread = median([each for one in found for each in one.to_serving_s])
+    grown, grown_spread = median([one.grown_s for one in found])
+    fallen, fallen_spread = median([one.fallen_s for one in found])
+    awake, awake_spread = median([one.awake_s for one in found])
+    answers, wrong = sum(one.answers for one in found), sum(one.wrong for one in found)
+    return [
+        Row(f"decision to serving, {engine}", serving, "s", "lower", spread=serving_spread),
+        Row(
+            f"one replica to three, from the load's rise, {engine}", grown, "s", "lower", spread=grown_spread
+        ),
+        Row(f"three to one, from the load's fall, {engine}", fallen, "s", "lower", spread=fallen_spread),
+        Row(f"first token of a model that slept, {engine}", awake, "s", "lower", spread=awake_spread),
+        Row(
+            f"answers that failed or were cut, {engine}",
+            wrong,
+            "answers",
+            "lower",
+            target=0,
+            note=f"of {answers}",
+        ),
+    ]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rounds", type=int, default=3, help="rises and falls for each kind of engine (3)")
+    parser.add_argument("--engines", default="sim,vllm", help="sim, vllm, or both (both)")
+    parser.add_argument("--no-report", action="store_true", help="only print")
+    args = parser.parse_args(argv)
+    found = [row for engine in args.engines.split(",") for row in rows(engine, _rounds(engine, args.rounds))]
+    for row in found:
+        print(f"{row.name}: {row.value:.3g} {row.unit} {row.spread or ''} {row.note}")
+    if not args.no_report:
+        print(write("scaling", "make bench-scaling", found))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,76 @@
+"""Puts the planner together for the control process: Ray's pools, a port for routers, and the loop."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections.abc import Callable
+
+from ray.exceptions import RayError
+
+from kvasir.config.spec import Deployment
+from kvasir.core.errors import UpstreamError
+from kvasir.ports.clock import Clock
+from kvasir_platform.control.planner_wire import PlannerServer
+from kvasir_platform.control.ray_pools import RayPools
+from kvasir_platform.control.ray_scaler import RayScaler
+from kvasir_platform.control.scaling.loop import ScalingLoop
+
+log = logging.getLogger(__name__)
+
+_FAILURES = (RayError, TimeoutError, ConnectionError)
+
+
+class Sizing:
+    """The planner of one deployment. `renew` it when the spec has changed; `step` it a few times a second."""
+
+    def __init__(
+        self,
+        deployment: Deployment,
+        pools: RayPools,
+        clock: Clock,
+        tell: Callable[..., None],
+        *,
+        bind: str,
+        token: str,
+    ) -> None:
+        self._pools = pools
+        self._clock = clock
+        self._tell = tell
+        self._epoch = secrets.token_hex(8)
+        self._scaler = RayScaler(pools, clock, _FAILURES)
+        self.loop = self._made(deployment)
+        self._server = PlannerServer(bind, token, lambda report: self.loop.take(report, clock.now()))
+
+    @property
+    def address(self) -> str:
+        """Where routers tell their load."""
+        return self._server.address
+
+    def renew(self, deployment: Deployment) -> None:
+        """Plan by another spec of the same deployment; what was learned of the load is learned anew."""
+        self.loop = self._made(deployment)
+
+    def step(self) -> bool:
+        """Do what is due; returns whether replicas are on their way."""
+        try:
+            self._scaler.follow()
+            return self.loop.step(self._clock.now())
+        except UpstreamError as error:
+            log.warning("sizes of pools are left as they are: %s", error.message)
+            return True
+
+    def close(self) -> None:
+        """Hear no router any more. Idempotent."""
+        self._server.close()
+
+    def _made(self, deployment: Deployment) -> ScalingLoop:
+        pools = self._pools
+        return ScalingLoop(
+            deployment,
+            self._scaler,
+            epoch=self._epoch,
+            tell=self._tell,
+            rolling=lambda pool: pools.record(pool).before is not None,
+            pins=pools.pins(),
+        )

@@ -1,0 +1,156 @@
+"""Pools on real Ray Serve size themselves under a load that rises and falls, and no request fails.
+
+The engines are simulated and slow, so that a few clients are a load; everything else is as a user starts it.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import openai
+import pytest
+
+if TYPE_CHECKING:
+    from tests.e2e.conftest import Stack
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+StartStack = Callable[..., AbstractContextManager["Stack"]]
+
+DEPLOYMENT = """
+disaggregation: never
+pools:
+  - name: workers
+    role: both
+    replicas: 1
+    cpus: 0.1
+    scaling: {{min: {least}, max: 3}}
+    engine:
+      kind: sim
+      max_num_seqs: 4
+      sim: {{decode_step_s: 0.03}}
+slo: [{{name: default, ttft_s: 15, itl_s: 0.2}}]
+scaling: {{interval_s: 2, window_s: 6, idle_s: 8, start_s: 5, stale_s: 6}}
+worker: {{drain_s: 5}}
+"""
+TOKENS = 60  # 1.8 s
+PATIENCE_S = 120.0
+
+
+@dataclass(slots=True)
+class Clients:
+    """Streams one after the other, in so many threads; each must come to its end."""
+
+    url: str
+    failures: list[str] = field(default_factory=list)
+    ended: int = 0
+    _stop: threading.Event = field(default_factory=threading.Event)
+
+    @contextmanager
+    def at_work(self, count: int) -> Iterator[None]:
+        self._stop.clear()
+        threads = [threading.Thread(target=self._run, daemon=True) for _ in range(count)]
+        for thread in threads:
+            thread.start()
+        try:
+            yield
+        finally:
+            self._stop.set()
+            for thread in threads:
+                thread.join(timeout=30)
+
+    def _run(self) -> None:
+        client = openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=60)
+        while not self._stop.is_set():
+            self.one(client)
+
+    def one(self, client: openai.OpenAI | None = None) -> None:
+        client = client or openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=60)
+        try:
+            chunks = client.completions.create(
+                model="kvasir-tiny",
+                prompt="Once upon a time",
+                max_tokens=TOKENS,
+                temperature=0,
+                stream=True,
+                extra_body={"ignore_eos": True},
+            )
+            finish = None
+            for chunk in chunks:
+                finish = chunk.choices[0].finish_reason or finish
+            if finish != "length":
+                self.failures.append(f"finish_reason {finish}")
+        except openai.OpenAIError as error:
+            self.failures.append(repr(error))
+        self.ended += 1
+
+
+def _serving(stack: Stack) -> int:
+    return sum(worker["state"] == "ready" for worker in stack.workers())
+
+
+def _story(stack: Stack) -> dict[str, Any]:
+    told: dict[str, Any] = json.loads(_done(stack.kvasir("-o", "json", "explain", "scaling")).stdout)
+    return told
+
+
+def _done(ran: subprocess.CompletedProcess[str]) -> subprocess.CompletedProcess[str]:
+    assert ran.returncode == 0, ran.stderr
+    return ran
+
+
+def _spec(folder: Path, least: int) -> str:
+    path = folder / "scaling.yaml"
+    path.write_text(DEPLOYMENT.format(least=least))
+    return str(path)
+
+
+def test_a_pool_grows_from_one_replica_to_three_and_shrinks_to_one_without_a_failed_request(
+    start_stack: StartStack, tmp_path: Path
+) -> None:
+    with start_stack(tmp_path, "-f", _spec(tmp_path, 1)) as stack:
+        clients = Clients(stack.url)
+        with clients.at_work(9):
+            stack.wait_until(lambda: _serving(stack) == 3, PATIENCE_S, "three workers")
+            first = {worker["worker_id"] for worker in stack.workers()}
+        assert stack.metric("kvasir_pool_replicas_wished", pool="workers") == 3
+        with clients.at_work(1):
+            stack.wait_until(lambda: len(stack.workers()) == 1, PATIENCE_S, "one worker again")
+        assert clients.failures == []
+        assert clients.ended > 9
+        # Those that were chosen went, and nobody came in their place.
+        assert {worker["worker_id"] for worker in stack.workers()} <= first
+        acts = _story(stack)["acts"]
+        assert {act["what"] for act in acts if act["done"]} == {"start", "retire"}
+        said = _done(stack.kvasir("explain", "scaling")).stdout
+        assert "foreseen within" in said
+        assert "pools size themselves" in said
+
+        _done(stack.kvasir("scale", "workers=2"))
+        stack.wait_until(lambda: _serving(stack) == 2, PATIENCE_S, "the pinned two")
+        assert "pinned to 2" in _done(stack.kvasir("explain", "scaling")).stdout
+        refused = stack.kvasir("scale", "workers=4")
+        assert refused.returncode == 2
+        assert "scaling.max" in refused.stderr
+        _done(stack.kvasir("scale", "workers=auto"))
+        stack.wait_until(lambda: len(stack.workers()) == 1, PATIENCE_S, "one worker, unpinned")
+
+
+def test_a_model_that_nobody_asks_for_sleeps_and_its_next_request_waits_for_a_start(
+    start_stack: StartStack, tmp_path: Path
+) -> None:
+    with start_stack(tmp_path, "-f", _spec(tmp_path, 0)) as stack:
+        clients = Clients(stack.url)
+        for _ in range(2):
+            clients.one()
+            stack.wait_until(lambda: stack.workers() == [], PATIENCE_S, "no worker")
+            assert stack.page("/health/ready").status_code == 200
+        clients.one()
+        assert clients.failures == []
+        assert [act["what"] for act in _story(stack)["acts"]].count("wake") == 2

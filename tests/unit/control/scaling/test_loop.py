@@ -1,0 +1,501 @@
+"""The loop carries plans out, over an owner of the pools that does just what it is asked for."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from kvasir.config.spec import Deployment, PoolScalingSpec, PoolSpec, ScalingSpec
+from kvasir.config.spec_models import ModelSpec
+from kvasir.core.demand import DemandReport, PlannerWord, Traffic, WorkerFigures
+from kvasir.core.errors import ConfigError, UpstreamError
+from kvasir.core.requests import Role
+from kvasir.ports.scaler import Replica, ReplicaState
+from kvasir_platform.control.scaling.loop import ScalingLoop, Starts
+
+STARTING, SERVING, LEAVING = ReplicaState
+STEP_S = 10.0
+
+
+class Owner:
+    """kvasir.ports.scaler.Scaler: what is asked for is noted; nothing comes up before the test says so."""
+
+    def __init__(self, **pools: int) -> None:
+        self.replicas: list[Replica] = []
+        self.calls: list[tuple[object, ...]] = []
+        self.now = 0.0
+        self.refuses: set[str] = set()
+        self._made = 0
+        for pool, count in pools.items():
+            self._make(pool, count, SERVING)
+
+    def _make(self, pool: str, count: int, state: ReplicaState) -> None:
+        for _ in range(count):
+            self._made += 1
+            self.replicas.append(Replica(f"r{self._made}", pool, state, self.now, f"w{self._made}"))
+
+    def _asked(self, what: str) -> None:
+        if what in self.refuses:
+            raise UpstreamError("Serve does not answer", code="not_ready")
+
+    def observe(self) -> Sequence[Replica]:
+        self._asked("observe")
+        return list(self.replicas)
+
+    def start(self, pool: str, count: int) -> None:
+        self._asked("start")
+        self.calls.append(("start", pool, count))
+        self._make(pool, count, STARTING)
+
+    def retire(self, pool: str, replica_ids: Sequence[str]) -> None:
+        self._asked("retire")
+        self.calls.append(("retire", pool, *replica_ids))
+        self.replicas = [each for each in self.replicas if each.replica_id not in replica_ids]
+
+    def assign(self, roles: dict[str, Role]) -> None:
+        self._asked("assign")
+        self.calls.append(("assign", dict(roles)))
+
+    def comes_up(self) -> None:
+        """All that start serve from now on."""
+        self.replicas = [
+            Replica(each.replica_id, each.pool, SERVING, self.now, each.worker_id)
+            if each.state is STARTING
+            else each
+            for each in self.replicas
+        ]
+
+    def dies(self, worker_id: str) -> None:
+        self.replicas = [each for each in self.replicas if each.worker_id != worker_id]
+
+    def count(self, pool: str) -> int:
+        return sum(each.pool == pool for each in self.replicas)
+
+
+class Stage:
+    """One deployment and one router, whose requests keep a prefill worker busy for a second each."""
+
+    def __init__(
+        self,
+        begin: tuple[int, int] = (4, 2),
+        bounds: tuple[int, int] = (1, 20),
+        pins: dict[str, int] | None = None,
+        **scaling: Any,
+    ) -> None:
+        self.owner = Owner(prefill=begin[0], decode=begin[1])
+        pools = tuple(
+            PoolSpec(
+                name=role.value,
+                role=role,
+                replicas=count,
+                scaling=PoolScalingSpec(min=bounds[0], max=bounds[1]),
+            )
+            for role, count in zip((Role.PREFILL, Role.DECODE), begin, strict=True)
+        )
+        spec = Deployment(
+            model=ModelSpec(source="kvasir-tiny", served_name="m"),
+            pools=pools,
+            scaling=ScalingSpec.model_validate({"start_timeout_s": 60.0} | scaling),
+        )
+        self.events: list[dict[str, object]] = []
+        self.rolling: set[str] = set()
+        self.loop = ScalingLoop(
+            spec,
+            self.owner,
+            epoch="now",
+            tell=lambda _event, **details: self.events.append(details),
+            rolling=self.rolling.__contains__,
+            pins=pins,
+        )
+        self.counts = Traffic()
+        self.sequence = 0
+        self.now = 0.0
+        self.word = PlannerWord("", False, {}, {}, {})
+
+    def hear(
+        self, requests: int = 0, output: int = 100, hits: dict[str, int] | None = None, **news: int
+    ) -> PlannerWord:
+        self.sequence += 1
+        came = Traffic(
+            arrived=requests,
+            ended=requests,
+            prompt_tokens=1000 * requests,
+            computed_tokens=1000 * requests,
+            computed_squares=1000**2 * requests,
+            output_tokens=output * requests,
+            judged=requests,
+            met=requests,
+        )
+        self.counts = self.counts.plus(came)
+        known = {name: getattr(self.counts, name) for name in Traffic.__slots__} | news
+        workers = tuple(
+            WorkerFigures(
+                worker_id=each.worker_id,
+                pool=each.pool,
+                role=Role(each.pool),
+                serving=True,
+                prefill_fixed_s=0.0,
+                prefill_token_s=0.001,
+                step_fixed_s=0.01,
+                step_stream_s=0.0005,
+                hit_tokens=(hits or {}).get(each.worker_id, 0),
+                kv_tokens=10**6,
+                used_tokens=0,
+                streams=0,
+            )
+            for each in self.owner.replicas
+            if each.state is SERVING
+        )
+        report = DemandReport("router", "now", self.sequence, {"m": Traffic(**known)}, workers)
+        self.word = self.loop.take(report, self.now)
+        return self.word
+
+    def look(self, requests: int = 0, *, hears: bool = True, **news: Any) -> list[tuple[object, ...]]:
+        """What one look asks of the owner."""
+        self.now += STEP_S
+        self.owner.now = self.now
+        self.owner.calls.clear()
+        if hears:
+            self.hear(requests, **news)
+        self.loop.step(self.now)
+        return list(self.owner.calls)
+
+    def run(
+        self, requests: int, looks: int, *, comes_up: bool = True, **news: Any
+    ) -> list[tuple[object, ...]]:
+        """What so many looks alike ask of the owner."""
+        asked: list[tuple[object, ...]] = []
+        for _ in range(looks):
+            asked += self.look(requests, **news)
+            if comes_up:
+                self.owner.comes_up()
+        return asked
+
+    @property
+    def story(self) -> dict[str, Any]:
+        return self.loop.story(self.now)
+
+    def pool(self, name: str) -> dict[str, Any]:
+        found: dict[str, Any] = next(each for each in self.story["pools"] if each["pool"] == name)
+        return found
+
+
+def starts(calls: list[tuple[object, ...]]) -> list[tuple[object, ...]]:
+    return [call for call in calls if call[0] == "start"]
+
+
+# -- what is done ------------------------------------------------------------------------------------
+
+
+def test_before_any_router_was_heard_nothing_is_changed() -> None:
+    stage = Stage()
+    assert [stage.look(hears=False) for _ in range(3)] == [[], [], []]
+    assert stage.story["frozen"] == "no router has told anything yet"
+
+
+def test_pools_grow_and_shrink_with_their_load_and_say_why() -> None:
+    stage = Stage()
+    asked = stage.run(80, 60)
+    assert stage.owner.count("prefill") >= 9
+    assert starts(asked)
+    assert "busy, up to" in stage.pool("prefill")["why"]
+    asked = stage.run(5, 120)
+    assert {call[0] for call in asked} >= {"retire"}
+    assert stage.owner.count("prefill") <= 5
+    assert all(event["done"] for event in stage.events if "done" in event)
+
+
+def test_between_two_decisions_nothing_is_looked_at() -> None:
+    stage = Stage()
+    stage.look(5)
+    stage.owner.refuses.add("observe")
+    stage.loop.step(stage.now + STEP_S / 2)
+    assert stage.story["frozen"] is None
+
+
+def test_whether_anything_is_on_its_way_is_told() -> None:
+    stage = Stage()
+    stage.hear()
+    assert not stage.loop.step(0.0)
+    stage.loop.pin("prefill", 5)
+    stage.hear()
+    stage.loop.step(10.0)
+    stage.loop.step(20.0)
+    assert stage.owner.count("prefill") == 5
+    assert stage.loop.step(30.0)
+
+
+def test_the_cache_that_saves_the_least_goes() -> None:
+    stage = Stage(begin=(4, 1), flips=False)
+    hits: dict[str, int] = {}
+    gone: list[tuple[object, ...]] = []
+    while not gone:
+        there = [each.worker_id for each in stage.owner.replicas if each.pool == "prefill"]
+        hits = {name: hits.get(name, 0) + 1000 * (name != "w3") for name in there}
+        gone = [call for call in stage.look(12, hits=hits) if call[:2] == ("retire", "prefill")]
+        stage.owner.comes_up()
+    assert gone == [("retire", "prefill", "r3")]
+
+
+def test_the_number_of_a_pool_that_is_rolled_is_left_alone() -> None:
+    stage = Stage()
+    stage.rolling.add("prefill")
+    asked = stage.run(80, 30)
+    assert {call[1] for call in starts(asked)} <= {"decode"}
+    stage.rolling.clear()
+    assert ("prefill",) in {call[1:2] for call in starts(stage.run(80, 5))}
+
+
+def test_no_more_are_started_than_there_may_be() -> None:
+    stage = Stage(bounds=(1, 6))
+    stage.run(500, 60)
+    assert stage.owner.count("prefill") == 6
+
+
+# -- what cannot be seen -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("what", ["observe", "start"])
+def test_an_owner_that_cannot_be_asked_is_asked_again_at_the_next_decision(what: str) -> None:
+    stage = Stage()
+    stage.run(30, 30)
+    stage.owner.refuses.add(what)
+    have = stage.owner.count("prefill")
+    for _ in range(3):
+        assert starts(stage.look(150)) == []
+    assert "Serve does not answer" in stage.story["frozen"]
+    assert stage.owner.count("prefill") == have
+    assert not any(
+        act["what"] == "start" and act["done"] and act["ago_s"] < 30 for act in stage.story["acts"]
+    )
+    stage.owner.refuses.clear()
+    assert starts(stage.run(150, 3))
+    assert stage.story["frozen"] is None
+
+
+def test_while_routers_are_silent_nothing_is_changed_and_it_is_said_once() -> None:
+    stage = Stage()
+    stage.run(30, 30)
+    stage.events.clear()
+    # The first is still near enough to the last word.
+    stage.look(hears=False)
+    assert [stage.look(hears=False) for _ in range(10)] == [[]] * 10
+    assert [event["frozen"] for event in stage.events if "frozen" in event] == [
+        "router has said nothing for 20 s"
+    ]
+
+
+@pytest.mark.parametrize("looks", [4, 20], ids=["for a moment", "until it is forgotten"])
+def test_what_came_while_routers_were_silent_is_not_taken_for_a_crowd(looks: int) -> None:
+    stage = Stage()
+    stage.run(30, 60)
+    have = stage.owner.count("prefill")
+    for _ in range(looks):
+        stage.look(hears=False)
+    asked = stage.look(30 * looks) + stage.run(30, 2)
+    assert starts(asked) == []
+    assert stage.owner.count("prefill") == have
+    assert stage.pool("prefill")["load"] == pytest.approx(3.0)
+
+
+def test_another_planners_epoch_is_answered_and_not_counted() -> None:
+    stage = Stage()
+    told = DemandReport("router", "before", 1, {"m": Traffic(arrived=10**6)})
+    word = stage.loop.take(told, 0.0)
+    assert (word.epoch, word.taken) == ("now", False)
+    stage.look(hears=False)
+    assert stage.story["frozen"] == "no router has told anything yet"
+    assert stage.hear().taken
+
+
+# -- starts ------------------------------------------------------------------------------------------
+
+
+def test_a_start_takes_what_the_last_ones_took() -> None:
+    found = Starts(120.0)
+    assert found.typical_s("a", ["a", "b"]) == 120.0
+    for number, took in enumerate([30.0, 50.0, 40.0]):
+        name, at = f"r{number}", 1000.0 * number
+        found.look([Replica(name, "a", STARTING, at)], at + 1)
+        found.look([Replica(name, "a", SERVING, at + took)], at + took)
+    assert found.typical_s("a", []) == 40.0
+    assert found.typical_s("b", ["b", "a"]) == 40.0
+
+
+def test_a_start_that_was_broken_off_is_no_measure() -> None:
+    found = Starts(120.0)
+    found.look([Replica("r", "a", STARTING, 0.0)], 1.0)
+    found.look([], 5.0)
+    found.look([Replica("other", "a", SERVING, 9.0)], 9.0)
+    assert found.typical_s("a", []) == 120.0
+
+
+def test_what_does_not_come_up_is_not_asked_for_again() -> None:
+    stage = Stage()
+    stage.run(30, 30)
+    stage.run(60, 8, comes_up=False)
+    asked = stage.owner.count("prefill")
+    assert asked > 4
+    # Of the pool whose starts last, that is.
+    again = starts(stage.run(120, 30, comes_up=False))
+    assert "prefill" not in {call[1] for call in again}
+    assert "do not come up" in stage.pool("prefill")["why"]
+    stage.owner.comes_up()
+    assert starts(stage.run(120, 3))
+
+
+# -- sleep -------------------------------------------------------------------------------------------
+
+
+def asleep() -> Stage:
+    stage = Stage(bounds=(0, 4), begin=(1, 1), idle_s=60.0)
+    stage.run(5, 5)
+    stage.run(0, 12)
+    assert stage.owner.replicas == []
+    stage.look()
+    return stage
+
+
+def test_a_model_that_is_asked_for_is_woken_at_once_and_once() -> None:
+    stage = asleep()
+    assert stage.word.awake_in_s == {"m": 120.0}
+    stage.owner.calls.clear()
+    stage.hear(parked=1, waiting=1, in_flight=1)
+    for _ in range(3):
+        stage.loop.step(stage.now + 0.1)
+    assert stage.owner.calls == [("start", "prefill", 1), ("start", "decode", 1)]
+    assert stage.hear(parked=1).awake_in_s == {"m": pytest.approx(120.0, abs=0.5)}
+
+
+def test_a_wake_that_was_lost_is_repeated_after_a_while() -> None:
+    stage = asleep()
+    stage.hear(parked=1, in_flight=1)
+    stage.loop.step(stage.now + 0.1)
+    stage.owner.replicas.clear()
+    stage.owner.calls.clear()
+    stage.run(0, 5, comes_up=False, parked=1, in_flight=1)
+    assert ("start", "prefill", 1) in stage.owner.calls or stage.owner.count("prefill") >= 1
+
+
+def test_a_model_pinned_to_nothing_is_not_woken() -> None:
+    stage = asleep()
+    for pool in ("prefill", "decode"):
+        stage.loop.pin(pool, 0)
+    stage.owner.calls.clear()
+    assert stage.run(0, 3, parked=1, in_flight=1) == []
+
+
+def test_one_part_that_is_missing_is_all_that_is_started() -> None:
+    stage = asleep()
+    stage.owner._make("prefill", 1, SERVING)
+    stage.hear(parked=1, in_flight=1)
+    stage.owner.calls.clear()
+    stage.loop.step(stage.now + 0.1)
+    assert stage.owner.calls == [("start", "decode", 1)]
+
+
+# -- flips -------------------------------------------------------------------------------------------
+
+
+def lent(begin: tuple[int, int] = (8, 1)) -> Stage:
+    """Prompts get few, answers long: prefill workers decode."""
+    stage = Stage(begin=begin, window_s=600.0)
+    stage.run(50, 10)
+    stage.run(5, 40, output=30_000)
+    assert stage.hear().roles
+    return stage
+
+
+def test_workers_are_lent_before_any_is_started_and_routers_are_told() -> None:
+    stage = Stage(begin=(8, 1), window_s=600.0)
+    stage.run(50, 10)
+    served = stage.pool("prefill")["serving"]
+    asked: list[tuple[object, ...]] = []
+    while not asked:
+        asked = stage.look(5, output=30_000)
+    (what, roles) = asked[0]
+    assert what == "assign"
+    assert isinstance(roles, dict)
+    assert set(roles.values()) == {Role.DECODE}
+    assert stage.hear().roles == roles
+    assert stage.pool("decode")["serving"] == 1 + len(roles)
+    assert stage.pool("prefill")["serving"] == served - len(roles)
+
+
+def test_one_that_was_lent_and_is_gone_is_not_told_of_any_more() -> None:
+    stage = lent()
+    gone = min(stage.word.roles)
+    stage.owner.dies(gone)
+    stage.look(5, output=30_000)
+    assert gone not in stage.hear().roles
+
+
+def test_no_pool_lends_fewer_than_its_least() -> None:
+    stage = Stage(begin=(8, 5), bounds=(5, 20), window_s=600.0)
+    stage.run(20, 10)
+    stage.run(5, 40, output=30_000)
+    assert stage.pool("prefill")["serving"] >= 5
+    assert len(stage.hear().roles) <= 3
+
+
+def test_pinned_pools_neither_lend_nor_borrow() -> None:
+    stage = Stage(begin=(8, 1), window_s=600.0, pins={"prefill": 8})
+    asked = stage.run(50, 10) + stage.run(5, 40, output=30_000)
+    assert "assign" not in {call[0] for call in asked}
+    assert starts(asked)
+
+
+def test_what_pools_do_not_share_is_not_lent() -> None:
+    stage = Stage(begin=(8, 1), window_s=600.0, flips=False)
+    asked = stage.run(50, 10) + stage.run(5, 40, output=30_000)
+    assert "assign" not in {call[0] for call in asked}
+    assert stage.hear().roles == {}
+
+
+# -- who decides -------------------------------------------------------------------------------------
+
+
+def test_advice_asks_nothing_of_the_owner_and_is_told_once_for_each_pool() -> None:
+    stage = Stage(mode="advise", begin=(20, 20))
+    assert stage.run(5, 60) == []
+    assert {act["pool"] for act in stage.story["acts"]} == {"prefill", "decode"}
+    told = [(event["pool"], event["what"], event["count"]) for event in stage.events if "pool" in event]
+    for pool in ("prefill", "decode"):
+        own = [each for each in told if each[0] == pool]
+        assert all(one != other for one, other in itertools.pairwise(own))
+    assert not any(act["done"] for act in stage.story["acts"])
+    assert stage.hear().pools["prefill"].wished < 20
+
+
+@pytest.mark.parametrize(
+    ("pool", "size", "why"),
+    [
+        ("prefill", 21, r"0 to 20 replicas \(scaling.max\), not 21"),
+        ("prefill", -1, "not -1"),
+        ("embed", 1, "embed has no scaling"),
+        ("embed", None, "embed has no scaling"),
+    ],
+)
+def test_a_pin_that_cannot_be_is_refused_and_changes_nothing(pool: str, size: int | None, why: str) -> None:
+    stage = Stage()
+    with pytest.raises(ConfigError, match=why):
+        stage.loop.pin(pool, size)
+    assert stage.loop.pins == {}
+
+
+def test_a_pin_is_seen_to_at_once_kept_and_taken_away() -> None:
+    stage = Stage(pins={"decode": 3})
+    stage.run(30, 10)
+    assert stage.owner.count("decode") == 3
+    stage.loop.pin("decode", 0)
+    stage.hear(10)
+    stage.loop.step(stage.now + 1.0)
+    assert stage.owner.count("decode") == 0
+    assert stage.pool("decode")["because"] == ["pinned to 0"]
+    stage.loop.pin("decode", None)
+    stage.run(30, 3)
+    assert stage.pool("decode")["serving"] >= 1
+    assert stage.loop.pins == {}
