@@ -2,8 +2,8 @@
 
 Starts the product with `make up` and a pool that sizes itself, and lets clients come and go: one replica,
 three, one, none, and back. Once with simulated engines, whose start is that of the process alone, and once
-with vLLM on the model that ships with Kvasir. Every answer is checked: one that fails or is cut is counted, and
-none may be.
+with vLLM on the model that ships with Kvasir. Every answer is checked: one that fails or is cut is counted,
+and none may be.
 
     make bench-scaling
     make bench-scaling ARGS='--rounds 1 --engines sim --no-report'

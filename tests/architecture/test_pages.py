@@ -14,6 +14,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from kvasir.config.spec import Deployment
+from kvasir.core.demand import PoolPlan
 from kvasir.core.kv import KvState, KvStatus, Medium, TierLoad
 from kvasir.core.requests import EngineLoad
 from kvasir.native import TreeStats
@@ -42,6 +43,7 @@ def every_series() -> set[str]:
     metrics.track_index(lambda: TreeStats(*[0] * 9))
     metrics.track_books(lambda: Books(0, 0, 0, 0, 0))
     metrics.track_admission(lambda: {"m": AdmissionView()})
+    metrics.track_scaling(lambda: {"p": PoolPlan(1, 1, 0, acting=True)}, lambda: 0.0)
     metrics.track_tenants(lambda: TenantFigures((TenantUse("t"),), LimitsState(shared=True, decided_alone=0)))
     metrics.track_certificate(lambda: 0.0)
     metrics.track_discovery(lambda: 0.0)

@@ -93,4 +93,7 @@ class PlannerLink:
         if self._lost:
             log.warning("the planner answers again, after %.0f s", now - self._heard_s)
         self._lost, self._heard_s, self._epoch = False, self._clock.now(), self._word.epoch
+        if not self._word.taken:
+            # It does not know yet which roles there are.
+            return
         self._router.planned(self._word.roles, self._word.awake_in_s)

@@ -54,9 +54,9 @@ def test_a_report_arrives_whole_and_so_does_the_answer() -> None:
 
 
 def test_who_has_another_token_is_not_heard_and_is_told_so() -> None:
-    with listening() as (planner, address):
-        with pytest.raises(UpstreamError, match="token of the other side is another one"):
-            asyncio.run(_tell(address, "guessed", REPORT))
+    refused = pytest.raises(UpstreamError, match="token of the other side is another one")
+    with listening() as (planner, address), refused:
+        asyncio.run(_tell(address, "guessed", REPORT))
     assert planner.heard == []
 
 
@@ -80,6 +80,5 @@ def test_nobody_listening_is_an_upstream_error() -> None:
 
 
 def test_a_taken_port_is_said_to_be_taken() -> None:
-    with listening() as (planner, address):
-        with pytest.raises(ConfigError, match="free the port"):
-            PlannerServer(address, "secret", planner.take)
+    with listening() as (planner, address), pytest.raises(ConfigError, match="free the port"):
+        PlannerServer(address, "secret", planner.take)

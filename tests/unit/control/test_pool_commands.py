@@ -255,7 +255,7 @@ def test_a_size_for_a_pool_that_is_planned_for_pins_it_and_is_kept() -> None:
 
 
 def test_a_pool_that_nobody_plans_for_cannot_be_given_back() -> None:
-    pools, told = _asked(Ask("scale", "decode", 3), None)
+    pools, _ = _asked(Ask("scale", "decode", 3), None)
     assert pools.calls == [("scale", "decode", 3)]
     assert _asked(Ask("unpin", "decode"), None)[1][0][0] == "refused"
     assert _asked(Ask("scale", "nowhere", 3), Planned())[1][0][0] == "refused"

@@ -7,7 +7,6 @@ is: without news of the load, or of the replicas, no size is changed.
 from __future__ import annotations
 
 import logging
-import statistics
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -22,6 +21,8 @@ from kvasir_platform.control.scaling.capacity import Promise
 from kvasir_platform.control.scaling.demand import Demand, Interval
 from kvasir_platform.control.scaling.planner import Decision, ModelRules, Planner, PoolRules, PoolState
 from kvasir_platform.control.scaling.sizes import Bounds, whole
+from kvasir_platform.control.scaling.starts import Starts
+from kvasir_platform.control.scaling.told import sentence, told
 from kvasir_platform.control.scaling.victims import Savings, Size, flips, victims
 
 log = logging.getLogger(__name__)
@@ -29,7 +30,6 @@ log = logging.getLogger(__name__)
 _AIM = 0.3
 """Of the requests that may miss their service level, what is aimed at: what is aimed at is missed now and
 then."""
-_MOST_STARTS = 16
 _MOST_ACTS = 256
 _ASK_AGAIN_S = 30.0
 
@@ -55,36 +55,6 @@ class _Model:
     asked_s: float | None = None
     flipped: dict[str, str] = field(default_factory=dict)
     decisions: dict[str, Decision] = field(default_factory=dict)
-
-
-class Starts:
-    """How long starts have taken, by pool; of one that has none, what another of its model's took."""
-
-    def __init__(self, expected_s: float) -> None:
-        self._expected_s = expected_s
-        self._took: dict[str, deque[float]] = {}
-        self._open: dict[str, tuple[str, float]] = {}
-
-    def look(self, replicas: Sequence[Replica], now: float) -> None:
-        """Those that have come to serve are measured."""
-        present = {each.replica_id: each for each in replicas}
-        for name, (pool, since_s) in list(self._open.items()):
-            each = present.get(name)
-            if each is not None and each.state is ReplicaState.STARTING:
-                continue
-            del self._open[name]
-            if each is not None and each.state is ReplicaState.SERVING:
-                self._took.setdefault(pool, deque(maxlen=_MOST_STARTS)).append(now - since_s)
-        for each in replicas:
-            if each.state is ReplicaState.STARTING:
-                self._open.setdefault(each.replica_id, (each.pool, min(now, each.since_s)))
-
-    def typical_s(self, pool: str, others: Sequence[str]) -> float:
-        """The median of the last."""
-        for name in (pool, *others):
-            if took := self._took.get(name):
-                return statistics.median(took)
-        return self._expected_s
 
 
 class ScalingLoop:
@@ -117,6 +87,8 @@ class ScalingLoop:
         self._read_s: float | None = None
         self._frozen: str | None = "no router has told anything yet"
         self._unseen = True
+        self._planned = False
+        self._adopted: dict[str, tuple[str, str, Role]] = {}
         self._word = PlannerWord(epoch, True, {}, {}, {})
         self._models = {view.model.name: _model(view) for view in deployment.views() if _scaled(view)}
 
@@ -126,8 +98,23 @@ class ScalingLoop:
         """A router's report, and what it is to know. Thread-safe."""
         with self._lock:
             taken = report.epoch == self._epoch and self._demand.take(report, now)
+            if taken and not self._planned:
+                # A planner that has just come to life goes on with the roles that another one gave.
+                self._adopted |= self._lent(report)
             word = self._word
-        return PlannerWord(word.epoch, taken, word.roles, word.awake_in_s, word.pools)
+            roles = word.roles | {worker: role for worker, (_, _, role) in self._adopted.items()}
+        return PlannerWord(word.epoch, taken, roles, word.awake_in_s, word.pools)
+
+    def _lent(self, report: DemandReport) -> dict[str, tuple[str, str, Role]]:
+        """The workers that do another pool's work, as a router has it: model, that pool and its role."""
+        found = {}
+        for name, model in self._models.items():
+            roles = {pool.name: pool.role for pool in model.view.pools}
+            for worker in report.workers:
+                partner = model.view.partner(worker.pool) if worker.pool in roles else None
+                if partner is not None and worker.role is roles[partner]:
+                    found[worker.worker_id] = (name, partner, worker.role)
+        return found
 
     # -- the control process ---------------------------------------------------------------------
 
@@ -191,7 +178,7 @@ class ScalingLoop:
                 if pool.scaling is not None
             ],
             "pools": [
-                _told(decision, self._word.pools.get(decision.pool))
+                told(decision, self._word.pools.get(decision.pool))
                 for model in self._models.values()
                 for decision in model.decisions.values()
             ],
@@ -216,6 +203,11 @@ class ScalingLoop:
         self._freeze(missing)
         if missing is not None or unseen or seconds <= 0.0:
             return
+        with self._lock:
+            self._planned = True
+            adopted, self._adopted = self._adopted, {}
+        for worker, (name, pool, _) in adopted.items():
+            self._models[name].flipped[worker] = pool
         self._savings.take(workers.values(), seconds)
         for name, model in self._models.items():
             interval = intervals.get(name, Interval(seconds, Traffic()))
@@ -276,7 +268,7 @@ class ScalingLoop:
             self._flip(model, own, (source, target), count, now)
         for each in decisions:
             change = left.get(each.pool, 0)
-            why = _sentence(each)
+            why = sentence(each)
             if change > 0:
                 own = [e for e in replicas if e.pool == each.pool and e.state is not ReplicaState.LEAVING]
                 room = model.view.pool(each.pool).most - len(own)
@@ -436,45 +428,3 @@ def _model(view: Deployment) -> _Model:
         idle_s=spec.idle_s,
     )
     return _Model(view, Planner(rules), awake_s=spec.start_s)
-
-
-def _sentence(each: Decision) -> str:
-    """Why a pool should have its size."""
-    if each.capacity is None:
-        parts = [f"{each.have} are there"]
-    else:
-        parts = [
-            f"{each.load:.1f} busy, up to {each.upper:.1f} foreseen within {each.horizon_s:.0f} s by "
-            f"{each.predictor}"
-        ]
-    return "; ".join((*parts, *each.because))
-
-
-def _told(each: Decision, plan: PoolPlan | None) -> dict[str, object]:
-    capacity = each.capacity
-    return {
-        "pool": each.pool,
-        "role": each.role.value,
-        "serving": plan.serving if plan else each.have,
-        "starting": plan.starting if plan else 0,
-        "size": each.size,
-        "acting": plan.acting if plan else False,
-        "load": each.load,
-        "expected": each.expected,
-        "upper": each.upper,
-        "predictor": each.predictor,
-        "level": each.level,
-        "need": each.need,
-        "horizon_s": each.horizon_s,
-        "because": list(each.because),
-        "why": _sentence(each),
-        "capacity": None
-        if capacity is None
-        else {
-            "prompt_tokens_s": capacity.prompt_tokens_s,
-            "output_tokens_s": capacity.output_tokens_s,
-            "streams": capacity.streams,
-            "spare": capacity.spare,
-            "full_by": capacity.by,
-        },
-    }

@@ -250,8 +250,8 @@ class Planner:
         rules, pool = self.rules, self._pools[wish.pool]
         bounds, size, why = pool.rules.bounds, wish.size, list(wish.because)
         idle = self._last_s is not None and now - self._last_s > rules.idle_s
-        if idle and bounds.least == 0:
-            size = 0
+        if idle:
+            size = bounds.least
             why.append(f"nobody has asked for the model for {rules.idle_s:.0f} s")
         elif size < 1:
             size = 1

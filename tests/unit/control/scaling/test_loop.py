@@ -14,7 +14,8 @@ from kvasir.core.demand import DemandReport, PlannerWord, Traffic, WorkerFigures
 from kvasir.core.errors import ConfigError, UpstreamError
 from kvasir.core.requests import Role
 from kvasir.ports.scaler import Replica, ReplicaState
-from kvasir_platform.control.scaling.loop import ScalingLoop, Starts
+from kvasir_platform.control.scaling.loop import ScalingLoop
+from kvasir_platform.control.scaling.starts import Starts
 
 STARTING, SERVING, LEAVING = ReplicaState
 STEP_S = 10.0
@@ -499,3 +500,36 @@ def test_a_pin_is_seen_to_at_once_kept_and_taken_away() -> None:
     stage.run(30, 3)
     assert stage.pool("decode")["serving"] >= 1
     assert stage.loop.pins == {}
+
+
+def test_a_new_planner_goes_on_with_the_roles_that_routers_have() -> None:
+    """Otherwise lent workers would go home at once, and their work with them."""
+    deployment = Deployment(
+        pools=(
+            PoolSpec(name="prefill", role=Role.PREFILL, replicas=2, scaling=PoolScalingSpec(min=1, max=4)),
+            PoolSpec(name="decode", role=Role.DECODE, scaling=PoolScalingSpec(min=1, max=4)),
+        )
+    )
+    lent = WorkerFigures("prefill-1", "prefill", Role.DECODE, True, 0.0, 1e-4, 0.01, 1e-3, 0, 1000, 0, 0)
+    home = WorkerFigures("prefill-2", "prefill", Role.PREFILL, True, 0.0, 1e-4, 0.01, 1e-3, 0, 1000, 0, 0)
+    loop = ScalingLoop(deployment, Nobody(), epoch="new", tell=lambda _name, **_details: None)
+    for sequence, epoch in enumerate(("old", "new", "new"), 1):
+        word = loop.take(DemandReport("router", epoch, sequence, {}, (lent, home)), float(sequence))
+        assert word.taken == (epoch == "new")
+        assert word.roles == ({"prefill-1": Role.DECODE} if word.taken else {})
+
+
+class Nobody:
+    """Owns no pool."""
+
+    def observe(self) -> list[Replica]:
+        return []
+
+    def start(self, pool: str, count: int) -> None:
+        raise AssertionError(pool)
+
+    def retire(self, pool: str, replica_ids: Sequence[str]) -> None:
+        raise AssertionError(pool)
+
+    def assign(self, roles: dict[str, Role]) -> None:
+        raise AssertionError(roles)
