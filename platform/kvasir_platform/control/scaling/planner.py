@@ -289,5 +289,5 @@ class Planner:
             why.append(f"no more than {have - least} go at once")
             held = least
         if held < have:
-            pool.window.released(now)
+            pool.window.released(held, now)
         return held

@@ -366,7 +366,7 @@ class ScaledFleet:
             self._streams.append(prompt)
         if worker.state is ReplicaState.LEAVING:
             self._end_if_done(worker)
-        elif worker.role is Role.PREFILL:
+        elif worker.role is Role.PREFILL and not worker.ends:
             self._free(worker)
 
     # -- streams ---------------------------------------------------------------------------------
