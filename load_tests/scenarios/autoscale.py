@@ -15,6 +15,11 @@ its kind of rule can cost, which nobody who has to choose beforehand gets.
     make bench-autoscale TRACE=mooncake_conversation.jsonl
     make bench-autoscale TRACE=… ARGS='--seeds 8,9 --days wave --rivals hpa,queue --no-report'
     make bench-autoscale TRACE=… ARGS=--quick         half an hour instead of days, to see that it runs
+    make bench-autoscale TRACE=… ARGS='--keep /tmp/rivals.jsonl'
+
+The last keeps what rivals came to, and takes it from there the next time: tuning them is nearly all of the
+work. They are tuned anew when the fleet, the days, the rivals, this file or the trace have changed. Ours is
+played every time.
 
 What requests are like is drawn from the trace (Mooncake, FAST 2025, Apache-2.0; not in this repository), each
 with the part of its prompt that one endless cache would not have. What replicas are like is the test bed that
@@ -24,13 +29,16 @@ the trace was published with, and the promise is that of its authors: 30 s and 0
 from __future__ import annotations
 
 import argparse
+import hashlib
+import inspect
+import json
 import math
 import statistics
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
-from dataclasses import dataclass, replace
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from dataclasses import asdict, dataclass, replace
 from functools import cache, lru_cache, partial
 from pathlib import Path
 from random import Random
@@ -568,6 +576,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--rivals", help="separated by commas; " + ",".join(RIVALS))
     parser.add_argument("--quick", action="store_true", help="half an hour, one seed, no report")
     parser.add_argument("--no-report", action="store_true", help="print, and write no report")
+    parser.add_argument("--keep", type=Path, help="a file for what rivals came to, read again the next time")
     parser.add_argument("--processes", type=int, default=2, help="days played at once (2)")
     args = parser.parse_args(argv)
     if not args.trace.is_file():
@@ -585,23 +594,63 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     return args
 
 
+class Kept:
+    """What rivals came to, in a file of JSON lines; nothing without one."""
+
+    def __init__(self, path: Path | None, trace: Path) -> None:
+        self._path = path
+        self._of = _digest(trace) if path is not None else ""
+        self._found: dict[tuple[str, str, int, float], Outcome] = {}
+        if path is None or not path.exists():
+            return
+        for line in path.read_text().splitlines():
+            stored = json.loads(line)
+            if stored.pop("of") == self._of:
+                who, day, seed, length_s = stored.pop("case")
+                self._found[who, day, seed, length_s] = Outcome(**stored)
+
+    def get(self, case: Case, who: str) -> Outcome | None:
+        """What was found before."""
+        return self._found.get((who, case.day, case.seed, case.length_s))
+
+    def add(self, case: Case, who: str, found: Outcome) -> None:
+        """For the next time."""
+        if self._path is not None and who != OURS and self.get(case, who) is None:
+            stored = {"of": self._of, "case": [who, case.day, case.seed, case.length_s]}
+            with self._path.open("a") as lines:
+                lines.write(json.dumps(stored | asdict(found)) + "\n")
+
+
+def _digest(trace: Path) -> str:
+    """Of all that a rival's outcome follows from."""
+    sources = {inspect.getfile(each) for each in (Trials, ScaledFleet, Day, Hpa, a800_node, read_mooncake)}
+    digest = hashlib.sha256()
+    for path in (*sorted(map(Path, sources)), trace):
+        digest.update(hashlib.sha256(path.read_bytes()).digest())
+    return digest.hexdigest()[:16]
+
+
 def measure(pool: ProcessPoolExecutor, args: argparse.Namespace) -> dict[str, dict[str, dict[int, Outcome]]]:
     """Every outcome, by day, by who and by seed."""
     seeds, length_s = (args.seeds[:1], QUICK_S) if args.quick else (args.seeds, DAY_S)
-    tasks: list[tuple[Case, str, Future[Outcome]]] = []
-    # Longest first. The days of one case are drawn once more for each of its tasks, which takes a second.
-    for who in (*args.rivals, OURS):
-        for day in args.days:
-            for seed in seeds:
-                case = Case(args.trace, day, seed, length_s)
-                future = pool.submit(ours, case) if who == OURS else pool.submit(rival, case, who)
-                tasks.append((case, who, future))
     found: dict[str, dict[str, dict[int, Outcome]]] = {
         day: {who: {} for who in (OURS, *args.rivals)} for day in args.days
     }
-    for case, who, future in tasks:
-        each = future.result()
-        found[case.day][who][case.seed] = each
+    kept = Kept(args.keep, args.trace)
+    tasks: dict[Future[Outcome], tuple[Case, str]] = {}
+    # Longest first. A day is drawn once more for each of its tasks, which takes a second.
+    for who in (*args.rivals, OURS):
+        for case in (Case(args.trace, day, seed, length_s) for day in args.days for seed in seeds):
+            before = kept.get(case, who)
+            if before is not None:
+                found[case.day][who][case.seed] = before
+            else:
+                future = pool.submit(ours, case) if who == OURS else pool.submit(rival, case, who)
+                tasks[future] = case, who
+    for future in as_completed(tasks):
+        case, who = tasks[future]
+        each = found[case.day][who][case.seed] = future.result()
+        kept.add(case, who, each)
         say(
             f"{case.day}, seed {case.seed}: {who}: {each.hours:.0f} h, {100 * each.kept:.2f} %, at most "
             f"{each.most} alive, {each.starts} starts ({each.setting}; {each.runs} runs)"

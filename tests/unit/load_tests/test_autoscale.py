@@ -88,6 +88,22 @@ def test_quick_mode_plays_everybody(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert named(rows, "most workers alive, wave, ours").value <= 100
 
 
+def test_what_rivals_came_to_is_taken_from_the_file_and_ours_never(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(autoscale, "QUICK_S", 300.0)
+    path, keep = trace(tmp_path / "trace.jsonl"), tmp_path / "kept.jsonl"
+    asked = [str(path), "--quick", "--days", "wave", "--rivals", "static", "--keep", str(keep)]
+    first = named(autoscale.main(asked), "GPU-hours, wave, static")
+    (line,) = keep.read_text().splitlines()
+    keep.write_text(json.dumps(json.loads(line) | {"hours": 1234.0}) + "\n")
+    assert first.value != 1234.0
+    assert named(autoscale.main(asked), "GPU-hours, wave, static").value == 1234.0
+    assert len(keep.read_text().splitlines()) == 1
+    trace(path, requests=201)
+    assert named(autoscale.main(asked), "GPU-hours, wave, static").value != 1234.0
+
+
 def test_the_best_rival_that_keeps_the_level_is_the_peer() -> None:
     rows = rows_of(
         "wave",

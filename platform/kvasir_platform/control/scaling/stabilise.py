@@ -14,8 +14,7 @@ from dataclasses import dataclass, field
 _SOON = 10.0
 """Replicas that are wanted back within so many times the window at rest were let go too early."""
 _MANY = 0.4
-"""Of those that were left, as many as this part of them, and two at least: less is the noise of every load."""
-_LEAST_MANY = 2
+"""Of those that were left, as many as this part of them: less is the noise of every load."""
 _REMEMBERED_S = 3600.0
 _BAD_LUCK = 2
 _DOUBLINGS = 4
@@ -45,7 +44,7 @@ class Window:
             self._wanted.popleft()
         if wanted <= have:
             return min(have, max(most for _, most in self._wanted))
-        many = wanted - self._left >= max(_LEAST_MANY, _MANY * self._left)
+        many = wanted - self._left >= max(1, _MANY * self._left)
         if many and now - self._down_s < _SOON * self.least_s:
             self._regrets.append(now)
             # One regret for one release.
