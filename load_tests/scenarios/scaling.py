@@ -1,7 +1,7 @@
 """How soon a pool follows its load: from the planner's decision to a replica that serves, on real Ray Serve.
 
 Starts the product with `make up` and a pool that sizes itself, and lets clients come and go: one replica,
-three, one, none, and back. Once with simulated engines, whose start is that of the process alone, and once
+three, none, and back. Once with simulated engines, whose start is that of the process alone, and once
 with vLLM on the model that ships with Kvasir. Every answer is checked: one that fails or is cut is counted,
 and none may be.
 
@@ -149,11 +149,9 @@ async def _round(stack: Stack, engine: str) -> Round:
         for _ in range(act["count"])
     ]
     found.to_serving_s = [at - since for since, at in zip(asked[-(MOST - 1) :], served, strict=True)]
-    load.resize(1)
-    fell = time.monotonic()
-    found.fallen_s = await _until(stack, lambda workers: len(workers) == 1) - fell
     await load.rest()
-    await _until(stack, lambda workers: not workers)
+    fell = time.monotonic()
+    found.fallen_s = await _until(stack, lambda workers: not workers) - fell
     found.awake_s = (await load.one()).ttft_s
     found.answers, found.wrong = load.answers, load.wrong
     return found
@@ -191,7 +189,14 @@ def rows(engine: str, found: Sequence[Round]) -> list[Row]:
         Row(
             f"one replica to three, from the load's rise, {engine}", grown, "s", "lower", spread=grown_spread
         ),
-        Row(f"three to one, from the load's fall, {engine}", fallen, "s", "lower", spread=fallen_spread),
+        Row(
+            f"three replicas to none, from the last answer, {engine}",
+            fallen,
+            "s",
+            "lower",
+            spread=fallen_spread,
+            note=f"idle_s is {SPEC['scaling']['idle_s']}",
+        ),
         Row(f"first token of a model that slept, {engine}", awake, "s", "lower", spread=awake_spread),
         Row(
             f"answers that failed or were cut, {engine}",

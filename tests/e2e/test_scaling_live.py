@@ -20,7 +20,7 @@ import pytest
 if TYPE_CHECKING:
     from tests.e2e.conftest import Stack
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 StartStack = Callable[..., AbstractContextManager["Stack"]]
 
 DEPLOYMENT = """
@@ -40,7 +40,7 @@ scaling: {{interval_s: 2, window_s: 6, idle_s: 8, start_s: 5, stale_s: 6}}
 worker: {{drain_s: 5}}
 """
 TOKENS = 60  # 1.8 s
-PATIENCE_S = 120.0
+PATIENCE_S = 240.0
 
 
 @dataclass(slots=True)

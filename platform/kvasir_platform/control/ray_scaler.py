@@ -91,9 +91,10 @@ class RayScaler:
         self._follow(rows)
         found: list[Replica] = []
         for pool, own in rows.items():
+            spare = self._spare(pool, own)
             for row in own:
                 member = members.get(row.replica_id)
-                state = self._state(row, member)
+                state = ReplicaState.LEAVING if row.replica_id in spare else self._state(row, member)
                 found.append(self._seen(row.replica_id, pool, state, now, member))
             staying = sum(row.state != STOPPING for row in own)
             for number in range(self._pools.wanted(pool) - staying):
@@ -102,6 +103,13 @@ class RayScaler:
         present = {each.replica_id for each in found}
         self._since = {name: since for name, since in self._since.items() if name in present}
         return found
+
+    def _spare(self, pool: str, rows: Sequence[ReplicaRow]) -> set[str]:
+        """Those that have begun to start in the place of others that are gone, and that Serve has been asked
+        to stop."""
+        starting = [row.replica_id for row in rows if row.state not in (RUNNING, STOPPING)]
+        running = sum(row.state == RUNNING for row in rows)
+        return set(starting[max(0, self._pools.wanted(pool) - running) :])
 
     def _state(self, row: ReplicaRow, member: MemberRecord | None) -> ReplicaState:
         if row.state == STOPPING or row.replica_id in self._leaving:
@@ -123,10 +131,10 @@ class RayScaler:
     def _retire(self, pool: str, replica_ids: Sequence[str]) -> None:
         now, members = self._clock.now(), self._pools.members()
         rows = {row.replica_id: row for row in self._pools.replicas(pool)}
-        never_began = 0
+        never_began, spare = 0, self._spare(pool, list(rows.values()))
         for name in dict.fromkeys(replica_ids):
             row, member = rows.get(name), members.get(name)
-            if row is not None and (row.state == STOPPING or name in self._leaving):
+            if row is not None and (row.state == STOPPING or name in self._leaving or name in spare):
                 continue
             if row is not None and row.state == RUNNING and member is not None:
                 self._leaving[name] = _Leaving(pool, now)

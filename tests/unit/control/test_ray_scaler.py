@@ -134,6 +134,19 @@ def test_replicas_that_have_not_begun_are_not_waited_for() -> None:
     assert sorted(stage.serve.rows) == ["r1"]
 
 
+def test_a_replacement_that_is_not_wanted_any_more_is_neither_counted_on_nor_retired() -> None:
+    stage = Stage(2)
+    stage.scaler.retire("decode", ["r1"])
+    stage.serve.drained("r1")
+    stage.serve.reconcile()
+    # Fewer are asked for in this very look; Serve has not come to stop what it has begun to start.
+    states = stage.states()
+    assert states == {"r2": ReplicaState.SERVING, "r3": ReplicaState.LEAVING}
+    stage.scaler.retire("decode", ["r3"])
+    stage.serve.reconcile()
+    assert (stage.serve.target, sorted(stage.serve.rows)) == (1, ["r2"])
+
+
 def test_who_is_unknown_or_leaves_already_is_asked_nothing() -> None:
     stage = Stage(2)
     stage.scaler.retire("decode", ["r1", "r1", "stranger"])

@@ -58,9 +58,9 @@ class _Model:
 
 
 class ScalingLoop:
-    """Of one deployment. `wall` is for what people read; `tell` takes an event's name and its details.
-    `rolling(pool)`: its replicas are being replaced, and their number is left alone. Raises ConfigError for
-    pins of pools that are not scaled."""
+    """Of one deployment. `epoch` names this life of the planner, which routers' reports have to name; `tell`
+    takes an event's name and its details. `rolling(pool)`: its replicas are being replaced, and their number
+    is left alone. `pins` are sizes that were asked for before."""
 
     def __init__(
         self,
@@ -243,8 +243,12 @@ class ScalingLoop:
         replicas: Sequence[Replica],
         now: float,
     ) -> None:
-        left = {each.pool: each.size - each.have for each in decisions if not self._rolling(each.pool)}
-        least = {pool.name: pool.scaling.min if pool.scaling else 0 for pool in model.view.pools}
+        least = {pool.name: pool.scaling.min for pool in model.view.pools if pool.scaling is not None}
+        left = {
+            each.pool: each.size - each.have
+            for each in decisions
+            if each.pool in least and not self._rolling(each.pool)
+        }
         sizes = [
             Size(
                 pool=each.pool,

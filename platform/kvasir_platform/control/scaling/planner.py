@@ -142,8 +142,10 @@ class Planner:
         """Decide for every pool. `workers` are the model's."""
         news, seconds = interval.traffic, interval.seconds
         self.mix.take(interval)
-        starting = any(state.starting for state in states.values())
-        if news.arrived or news.in_flight or starting or self._last_s is None:
+        waking = any(state.starting for state in states.values()) and not any(
+            state.serving for state in states.values()
+        )
+        if news.arrived or news.in_flight or waking or self._last_s is None:
             self._last_s = now
         # A replica asked for at one decision serves a start later; the next decision comes an interval later.
         horizon_s = max(state.start_s for state in states.values()) + self.rules.interval_s
