@@ -64,12 +64,14 @@ class Demand:
         name, seconds = max(silent.items(), key=lambda item: item[1])
         return f"{name} has said nothing for {seconds:.0f} s" if seconds > self._stale_s else None
 
-    def parked(self) -> Mapping[str, int]:
-        """Requests that no worker serves at all, by model."""
+    def asking(self) -> Mapping[str, int]:
+        """Requests that wait because no worker serves them at all, and those that have come since the last
+        reading, by model: where a start takes longer than they may wait, they were turned away."""
         found: dict[str, int] = {}
         for each in self._routers.values():
             for model, traffic in each.report.models.items():
-                found[model] = found.get(model, 0) + traffic.parked
+                arrived = traffic.since(each.counted.get(model, Traffic())).arrived
+                found[model] = found.get(model, 0) + traffic.parked + arrived
         return found
 
     def read(self, now: float) -> Mapping[str, Interval]:

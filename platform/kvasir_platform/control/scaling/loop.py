@@ -144,8 +144,8 @@ class ScalingLoop:
     def step(self, now: float) -> bool:
         """Do what is due; returns whether anything is on its way: replicas start or leave."""
         with self._lock:
-            parked = self._demand.parked()
-        waking = [name for name, count in parked.items() if count and self._asleep(name, now)]
+            asking = self._demand.asking()
+        waking = [name for name, count in asking.items() if count and self._asleep(name, now)]
         if not waking and self._due_s is not None and now < self._due_s:
             return False
         try:

@@ -108,7 +108,11 @@ def test_models_are_told_apart(demand: Demand) -> None:
     demand.take(DemandReport("a", "e", 2, {"m": Traffic(arrived=1), "n": Traffic(arrived=2, parked=1)}), 1.0)
     read = demand.read(1.0)
     assert (read["m"].traffic.arrived, read["n"].traffic.arrived) == (1, 2)
-    assert demand.parked() == {"m": 0, "n": 1}
+    assert demand.asking() == {"m": 0, "n": 1}
+    demand.take(DemandReport("a", "e", 3, {"m": Traffic(arrived=4), "n": Traffic(arrived=2)}), 2.0)
+    assert demand.asking()["m"] == 3
+    demand.read(2.0)
+    assert demand.asking() == {"m": 0, "n": 0}
 
 
 # -- what is not known -------------------------------------------------------------------------------

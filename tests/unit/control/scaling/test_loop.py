@@ -371,6 +371,15 @@ def test_a_model_that_is_asked_for_is_woken_at_once_and_once() -> None:
     assert stage.hear(parked=1).awake_in_s == {"m": pytest.approx(120.0, abs=0.5)}
 
 
+def test_a_request_that_was_turned_away_at_once_wakes_its_model_too() -> None:
+    """Where a start takes longer than requests may wait, none of them waits."""
+    stage = asleep()
+    stage.owner.calls.clear()
+    stage.hear(arrived=stage.counts.arrived + 1)
+    stage.loop.step(stage.now + 0.1)
+    assert stage.owner.calls == [("start", "prefill", 1), ("start", "decode", 1)]
+
+
 def test_a_wake_that_was_lost_is_repeated_after_a_while() -> None:
     stage = asleep()
     stage.hear(parked=1, in_flight=1)
