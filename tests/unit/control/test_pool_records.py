@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from kvasir.config.spec import Deployment, GatewaySpec
+from kvasir.config.spec import Deployment, GatewaySpec, PoolScalingSpec, ScalingSpec
 from kvasir_platform.control.pool_records import PoolRecord, record_key, resumed, spec_digest
 
 DEPLOYMENT = Deployment()
@@ -58,10 +58,22 @@ def test_every_field_of_the_spec_is_known_to_concern_workers_or_routers() -> Non
     be taken over by no replica."""
     routers = {
         *("version", "models", "ready_when", "pools", "routing", "admission", "slo", "tenancy", "gateway"),
-        *("tokenizer", "api", "output_filters", "discovery", "ray", "telemetry"),
+        *("tokenizer", "api", "output_filters", "discovery", "ray", "telemetry", "scaling"),
     }
     workers = {"name", "model", "lora", "disaggregation", "transfer", "tiers", "worker", "tls"}
     assert set(Deployment.model_fields) == routers | workers
+
+
+def test_workers_that_may_have_to_do_another_pools_work_are_others_and_sizes_are_not() -> None:
+    sized = {"scaling": PoolScalingSpec(max=4)}
+    alike = Deployment(pools=tuple(pool.model_copy(update=sized) for pool in Deployment().pools))
+    apart = alike.model_copy(update={"scaling": ScalingSpec(flips=False)})
+    decode, plain = Deployment().pool("decode"), spec_digest(Deployment(), Deployment().pool("decode"))
+    assert spec_digest(apart, apart.pool("decode")) == plain
+    assert spec_digest(alike, alike.pool("decode")) != plain
+    more = alike.model_copy(update={"scaling": ScalingSpec(mode="manual", interval_s=60.0)})
+    assert spec_digest(more, more.pool("decode")) == spec_digest(alike, alike.pool("decode"))
+    assert decode.scaling is None
 
 
 def test_two_deployments_and_two_pools_keep_their_records_apart() -> None:
