@@ -21,7 +21,7 @@ from kvasir.config.spec import is_loopback
 from kvasir.core.errors import ConfigError
 from kvasir.ports.clock import Clock
 from kvasir.telemetry.logs import configure_logging
-from kvasir_platform.apps.control_app import STATUS_PERIOD_S, STEADY_PERIOD_S, sizes_of, turn
+from kvasir_platform.apps.control_app import STATUS_PERIOD_S, STEADY_PERIOD_S, turn
 from kvasir_platform.apps.follower_node import NODES
 from kvasir_platform.apps.pod import POD, host_port, pod_ip
 from kvasir_platform.apps.pods_file import PodsFile
@@ -199,7 +199,7 @@ class ClusterControl:
     ) -> tuple[PoolCommands, PoolRolls]:
         drain_s = self._spec_file.deployment.worker.drain_s
         rolls = PoolRolls(pools, clock, self._reporter.event, drain_s=drain_s)
-        return PoolCommands(pools, clock, drain_s=drain_s, sizes=sizes_of(sizing)), rolls
+        return PoolCommands(pools, clock, drain_s=drain_s, sizes=sizing), rolls
 
     def _changed(self) -> bool:
         """Whether the spec or the wished pods are others than before. The kubelet changes both files at once:

@@ -29,7 +29,7 @@ from kvasir_platform.apps.stopping import Stop, stop_on_signals
 from kvasir_platform.apps.worker_node import start_node
 from kvasir_platform.control.commands import Ask, Caller, listening, socket_path
 from kvasir_platform.control.head_keeper import HeadKeeper
-from kvasir_platform.control.pool_commands import PoolCommands, Sizes
+from kvasir_platform.control.pool_commands import PoolCommands
 from kvasir_platform.control.ray_head import RayHead, ray_environment
 from kvasir_platform.control.ray_pools import RayPools, head_cpus
 
@@ -71,7 +71,7 @@ def run(
                     bind = f"127.0.0.1:{planner_port}"
                     sizing = Sizing(deployment, pools, clock, reporter.event, bind=bind, token=token)
                     reporter.event("planner", address=sizing.address)
-                work = PoolCommands(pools, clock, drain_s=deployment.worker.drain_s, sizes=sizes_of(sizing))
+                work = PoolCommands(pools, clock, drain_s=deployment.worker.drain_s, sizes=sizing)
                 look_at = clock.now()
                 while not stop.requested:
                     asked = commands.wait(STATUS_PERIOD_S)
@@ -91,22 +91,6 @@ def run(
     finally:
         head.stop()
         reporter.event("stopped")
-
-
-def sizes_of(sizing: Sizing | None) -> Sizes | None:
-    """What commands ask of the planner, as it is when they do."""
-    return None if sizing is None else _Sizes(sizing)
-
-
-class _Sizes:
-    def __init__(self, sizing: Sizing) -> None:
-        self._sizing = sizing
-
-    def pin(self, pool: str, size: int | None) -> None:
-        self._sizing.loop.pin(pool, size)
-
-    def story(self, now: float) -> dict[str, object]:
-        return self._sizing.loop.story(now)
 
 
 def turn(

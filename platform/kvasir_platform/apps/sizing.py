@@ -39,8 +39,8 @@ class Sizing:
         self._tell = tell
         self._epoch = secrets.token_hex(8)
         self._scaler = RayScaler(pools, clock, _FAILURES)
-        self.loop = self._made(deployment)
-        self._server = PlannerServer(bind, token, lambda report: self.loop.take(report, clock.now()))
+        self._loop = self._made(deployment)
+        self._server = PlannerServer(bind, token, lambda report: self._loop.take(report, clock.now()))
 
     @property
     def address(self) -> str:
@@ -49,16 +49,24 @@ class Sizing:
 
     def renew(self, deployment: Deployment) -> None:
         """Plan by another spec of the same deployment; what was learned of the load is learned anew."""
-        self.loop = self._made(deployment)
+        self._loop = self._made(deployment)
 
     def step(self) -> bool:
         """Do what is due; returns whether replicas are on their way."""
         try:
             self._scaler.follow()
-            return self.loop.step(self._clock.now())
+            return self._loop.step(self._clock.now())
         except UpstreamError as error:
             log.warning("sizes of pools are left as they are: %s", error.message)
             return True
+
+    def pin(self, pool: str, size: int | None) -> None:
+        """See ScalingLoop."""
+        self._loop.pin(pool, size)
+
+    def story(self, now: float) -> dict[str, object]:
+        """See ScalingLoop."""
+        return self._loop.story(now)
 
     def close(self) -> None:
         """Hear no router any more. Idempotent."""

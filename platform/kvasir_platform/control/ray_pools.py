@@ -246,7 +246,7 @@ class RayPools:
         return found
 
     def ask_to_leave(self, worker_id: str, reason: str) -> None:
-        """Have a worker of a pool with scaling drain and end."""
+        """Have a worker drain and end."""
         key = leave_key(self._deployment.name, worker_id).encode()
         _internal_kv_put(key, reason.encode(), overwrite=True, namespace=NAMESPACE)
 

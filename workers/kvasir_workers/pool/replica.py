@@ -106,8 +106,8 @@ class PoolReplica:
             beat=0,
             replica=_own_name(),
         )
-        scaled = spec.pool(pool).scaling is not None
-        self._announcer = Announcer(spec.name, record, clock, self._leave_when_asked if scaled else None)
+        # Whoever gets `scaling` later is not started anew for it, and has to heed it all the same.
+        self._announcer = Announcer(spec.name, record, clock, self._leave_when_asked)
         self._announcer.start()
         self._node = node
         self._watches.append(asyncio.create_task(self._leave_on_failure(node.failed())))

@@ -51,7 +51,6 @@ class Act:
 class _Model:
     view: Deployment
     planner: Planner
-    awake_s: float
     asked_s: float | None = None
     flipped: dict[str, str] = field(default_factory=dict)
     decisions: dict[str, Decision] = field(default_factory=dict)
@@ -431,4 +430,4 @@ def _model(view: Deployment) -> _Model:
         window_s=spec.window_s,
         idle_s=spec.idle_s,
     )
-    return _Model(view, Planner(rules), awake_s=spec.start_s)
+    return _Model(view, Planner(rules))

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from kvasir.core.demand import Traffic, WorkerFigures
 from kvasir.core.requests import Role
@@ -268,11 +268,7 @@ class Planner:
             why.append(f"pinned to {state.pinned}")
         else:
             size = self._steadied(pool, size, state, why, now)
-        return Decision(
-            **{name: getattr(wish, name) for name in Decision.__slots__ if name not in ("size", "because")},
-            size=size,
-            because=tuple(why),
-        )
+        return replace(wish, size=size, because=tuple(why))
 
     def _steadied(self, pool: _Pool, size: int, state: PoolState, why: list[str], now: float) -> int:
         rules, have = self.rules, state.have

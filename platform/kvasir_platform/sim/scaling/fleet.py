@@ -91,7 +91,6 @@ class Recent:
     """What rules look at that know no better: since the last reading."""
 
     ttfts: list[float] = field(default_factory=list)
-    busy_s: float = 0.0
 
 
 class ScaledFleet:
@@ -373,7 +372,7 @@ class ScaledFleet:
 
     def _place(self, at: float, shape: Shape) -> bool:
         need = shape.prompt + shape.output
-        kind, best, fewest = self._kind, None, kind_most(self._kind)
+        kind, best, fewest = self._kind, None, self._kind.most_streams
         for worker in self._decoders:
             streams = len(worker.ends)
             if streams < fewest and worker.kv + need <= kind.kv_tokens:
@@ -423,8 +422,3 @@ class ScaledFleet:
             self._end_if_done(worker)
         elif worker.role is Role.PREFILL and not worker.ends and not worker.busy:
             self._free(worker)
-
-
-def kind_most(kind: Kind) -> int:
-    """Streams that fit onto a replica, at most."""
-    return kind.most_streams
