@@ -35,9 +35,9 @@ class ScalingSpec(Spec):
     """The part of the requests that is to get its service level. Replicas are what it costs."""
     interval_s: float = Field(default=10.0, ge=1, le=300)
     """Between two decisions. A model that is asked for and has no worker is seen to at once."""
-    window_s: float = Field(default=30.0, ge=0, le=3600)
-    """So long fewer replicas must have been wanted before any goes. It grows by itself, up to 16 times, while
-    replicas that went are wanted back soon."""
+    window_s: float | None = Field(default=None, ge=0, le=3600)
+    """For half of this time fewer replicas must have been wanted before any goes; by default it is as long as
+    two starts. Where replicas that went are wanted back again and again, all of five times as long counts."""
     idle_s: float = Field(default=300.0, ge=1)
     """So long after a model's last request its pools with `min` 0 have no replica left."""
     stale_s: float = Field(default=15.0, ge=2)

@@ -26,7 +26,7 @@ POOL: dict[str, Any] = {
     "expected": 1.6,
     "upper": 2.2,
     "predictor": "the trend",
-    "level": 0.98,
+    "margin": 1.15,
     "need": 2.3,
     "horizon_s": 130.0,
     "because": ["what waits is worked off"],

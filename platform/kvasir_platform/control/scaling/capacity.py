@@ -42,6 +42,10 @@ class Promise:
     ttft_s: float
     itl_s: float
 
+    def slack_s(self, prompt_s: float) -> float:
+        """How long a prompt may wait that takes so long to compute."""
+        return max(_LEAST_SLACK * self.ttft_s, self.ttft_s - prompt_s)
+
 
 @dataclass(frozen=True, slots=True)
 class Rates:
@@ -91,7 +95,7 @@ def capacity(rates: Rates, mix: Mix, promise: Promise, role: Role, *, most_strea
     step_s = max(1e-9, rates.step_fixed_s + streams * rates.step_stream_s)
     stay_s = mix.output_tokens * step_s
     served_s = stay_s / streams if role is Role.DECODE else prompt_s
-    slack_s = max(_LEAST_SLACK * promise.ttft_s, promise.ttft_s - prompt_s)
+    slack_s = promise.slack_s(prompt_s)
     uneven = 1.0 if role is Role.DECODE else (1.0 + mix.unevenness) / 2
     return Capacity(
         prompt_tokens_s=computed / prompt_s,

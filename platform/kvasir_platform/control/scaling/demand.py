@@ -39,10 +39,12 @@ class Demand:
         self._stale_s = stale_s
         self._routers: dict[str, _Router] = {}
         self._read_s: float | None = None
+        self._told = False
 
     def take(self, report: DemandReport, now: float) -> bool:
         """A router's word; False for one that is older than what is known, or from one router too many."""
         known = self._routers.get(report.router_id)
+        self._told = True
         if known is None:
             if len(self._routers) >= MOST_ROUTERS:
                 return False
@@ -64,6 +66,12 @@ class Demand:
         name, seconds = max(silent.items(), key=lambda item: item[1])
         return f"{name} has said nothing for {seconds:.0f} s" if seconds > self._stale_s else None
 
+    @property
+    def told(self) -> bool:
+        """Whether any router has said anything since the last reading: if not, nothing having come says
+        nothing."""
+        return self._told
+
     def asking(self) -> Mapping[str, int]:
         """Requests that wait because no worker serves them at all, and those that have come since the last
         reading, by model: where a start takes longer than they may wait, they were turned away."""
@@ -77,7 +85,7 @@ class Demand:
     def read(self, now: float) -> Mapping[str, Interval]:
         """What came since the last reading, by model; nothing at the first."""
         seconds = 0.0 if self._read_s is None else now - self._read_s
-        self._read_s = now
+        self._read_s, self._told = now, False
         found: dict[str, Traffic] = {}
         for each in self._routers.values():
             for model, traffic in each.report.models.items():

@@ -1,37 +1,26 @@
 """How much work there will be by the time that a decision of now has come to bear.
 
 Several simple predictors each foresee the highest load within the horizon: one of a replica that is asked for
-now and serves at its end, and until which one that is let go cannot be had back. What came of it tells by how
-much each must be raised to be right so and so often (split conformal prediction; Vovk, Gammerman and Shafer,
-2005), and the one that is then the cheapest is believed: its pinball loss, that of the quantile that is
-wanted (Koenker and Bassett, 1978), was the least in the back-test over what is remembered.
+now and serves at its end, and until which one that is let go cannot be had back. Which of them is believed,
+and what is kept beyond it, is for `rehearsal` to say.
 """
 
 from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
-import numpy as np
-
-REMEMBERED_S = 8 * 3600.0
-"""Of forecasts, what came of them."""
+DAY_S = 86_400.0
+_LATELY_S = 30.0
+_SURGE = 1.2
+"""So many times what has been on average is more than the noise of a load."""
+_USUAL_S = 2400.0
+"""Over so much time it is averaged what a predictor is wrong by."""
 _LEAST_JUDGED = 12
 """So many forecasts must have come true, or not, before anything is learned from them."""
-_UNLEARNED = 1.3
-"""What a load is raised by before."""
-_HIGHEST, _LOWEST = 8.0, 0.25
+_WRONG_BY = 8.0
 """No forecast is corrected by more: what was wrong by more was wrong for another reason."""
-DAY_S = 86_400.0
-_USUAL_S, _BEFORE_S = 7200.0, 180.0
-"""What is usual is the average over the one time, and whether a load moves is told by that over the other."""
-_HIGH, _MOVES = 1.25, 1.12
-"""So many times the usual is high, and so many times what was before is a move."""
-_LEAST_ALIKE = 40
-"""So many forecasts in the same weather are enough to judge by them alone."""
 
 
 class Predictor(Protocol):
@@ -63,6 +52,31 @@ class Steady:
 
     def ahead(self, horizon_s: float) -> float | None:
         return self._value
+
+
+class Surge:
+    """It stays as it was on average over some time; but when it has just left that behind, it goes on to rise
+    by as much again."""
+
+    def __init__(self, name: str, over_s: float) -> None:
+        self.name = name
+        self._steady = Steady(name, over_s)
+        self._lately: deque[tuple[float, float]] = deque()
+
+    def take(self, value: float, seconds: float) -> None:
+        self._steady.take(value, seconds)
+        self._lately.append((value, seconds))
+        while sum(each for _, each in self._lately) - self._lately[0][1] >= _LATELY_S:
+            self._lately.popleft()
+
+    def ahead(self, horizon_s: float) -> float | None:
+        usual = self._steady.ahead(horizon_s)
+        if usual is None:
+            return None
+        lately = sum(value * seconds for value, seconds in self._lately) / sum(
+            seconds for _, seconds in self._lately
+        )
+        return lately + (lately - usual) if lately > _SURGE * usual else usual
 
 
 class Trend:
@@ -123,112 +137,45 @@ class Daily:
         return expected * min(3.0, max(1 / 3, now / then)) if then > 0.0 else None
 
 
+class Corrected:
+    """Another predictor, less what it is wrong by on the whole."""
+
+    def __init__(self, inner: Predictor) -> None:
+        self.name = inner.name
+        self._inner = inner
+        self._open: deque[tuple[float, float]] = deque()
+        self._now = self._came = self._foreseen = 0.0
+        self._judged = 0
+        self._ahead: float | None = None
+
+    def take(self, value: float, seconds: float, horizon_s: float) -> None:
+        """See Predictor; and until when it foresees."""
+        self._inner.take(value, seconds)
+        self._now += seconds
+        fade = math.exp(-seconds / _USUAL_S)
+        while self._open and self._open[0][0] <= self._now:
+            self._came = fade * self._came + value
+            self._foreseen = fade * self._foreseen + self._open.popleft()[1]
+            self._judged += 1
+        self._ahead = self._inner.ahead(horizon_s)
+        if self._ahead is not None:
+            self._open.append((self._now + horizon_s, self._ahead))
+
+    @property
+    def ahead(self) -> float | None:
+        """The load by the end of the horizon; None while nothing can be said."""
+        if self._ahead is None or self._judged < _LEAST_JUDGED or self._foreseen <= 0.0:
+            return self._ahead
+        return self._ahead * min(_WRONG_BY, max(1 / _WRONG_BY, self._came / self._foreseen))
+
+
 def predictors() -> list[Predictor]:
     """Those that compete, the simplest first."""
     return [
         Steady("the last minute", 60.0),
-        Steady("the last five minutes", 300.0),
+        Surge("the last two minutes", 120.0),
+        Surge("the last three minutes", 180.0),
+        Surge("the last five minutes", 300.0),
         Trend("the trend", 120.0, 600.0, 600.0),
-        Trend("the recent trend", 60.0, 180.0, 240.0),
         Daily(),
     ]
-
-
-@dataclass(frozen=True, slots=True)
-class Forecast:
-    """`expected` is what a predictor foresees for the horizon's highest load, `upper` what it is raised
-    to."""
-
-    now: float
-    expected: float
-    upper: float
-    predictor: str
-
-
-class _Record:
-    """What one predictor foresaw, in which weather, and what came of it."""
-
-    def __init__(self, predictor: Predictor) -> None:
-        self.predictor = predictor
-        self.open: deque[tuple[float, float, int]] = deque()
-        self.ratios: deque[float] = deque()
-        self.actual: deque[float] = deque()
-        self.weather: deque[int] = deque()
-
-
-class Forecaster:
-    """One load. `take` its values in turn, then ask."""
-
-    def __init__(self, made: Sequence[Predictor], *, interval_s: float, smooth_s: float) -> None:
-        """`smooth_s`: what lasts shorter than this is waited out, and nothing to be sized for."""
-        self._records = [_Record(predictor) for predictor in made]
-        self._most = max(_LEAST_JUDGED, int(REMEMBERED_S / interval_s))
-        self._smooth = max(1, round(smooth_s / interval_s))
-        self._values: deque[float] = deque(maxlen=self._smooth)
-        self._past: deque[tuple[float, float]] = deque()
-        self._usual, self._before = Steady("usual", _USUAL_S), Steady("before", _BEFORE_S)
-        self._weather = 0
-
-    def take(self, value: float, seconds: float, now: float, horizon_s: float) -> None:
-        """The load over the last `seconds`, and for how far to foresee."""
-        self._values.append(value)
-        smooth = sum(self._values) / len(self._values)
-        self._past.append((now, smooth))
-        while self._past[0][0] < now - 2 * horizon_s - seconds:
-            self._past.popleft()
-        self._weather = weather = self._look(smooth, seconds)
-        for record in self._records:
-            self._judge(record, now, horizon_s)
-            record.predictor.take(value, seconds)
-            ahead = record.predictor.ahead(horizon_s)
-            if ahead is not None:
-                record.open.append((now, ahead, weather))
-
-    @property
-    def now(self) -> float:
-        """The load as it is."""
-        return self._past[-1][1] if self._past else 0.0
-
-    def forecast(self, level: float) -> Forecast:
-        """The load that is not exceeded within the horizon in the part `level` of all cases."""
-        best: tuple[float, Forecast] | None = None
-        for record in self._records:
-            if not record.open:
-                continue
-            ahead = record.open[-1][1]
-            if len(record.ratios) < _LEAST_JUDGED:
-                loss, raised = math.inf, _UNLEARNED
-            else:
-                ratios, actual = np.array(record.ratios), np.array(record.actual)
-                alike = np.array(record.weather) == self._weather
-                if np.count_nonzero(alike) >= _LEAST_ALIKE:
-                    ratios, actual = ratios[alike], actual[alike]
-                raised = float(np.quantile(ratios, level))
-                off = (1.0 - raised / ratios) * actual
-                loss = float(np.mean(np.maximum(level * off, (level - 1.0) * off)))
-            raised = min(_HIGHEST, max(_LOWEST, raised))
-            found = Forecast(self.now, ahead, ahead * raised, record.predictor.name)
-            if best is None or loss < best[0]:
-                best = loss, found
-        return best[1] if best is not None else Forecast(self.now, self.now, self.now * _UNLEARNED, "nothing")
-
-    def _judge(self, record: _Record, now: float, horizon_s: float) -> None:
-        while record.open and record.open[0][0] <= now - horizon_s:
-            at, ahead, weather = record.open.popleft()
-            highest = max((value for when, value in self._past if at < when <= at + horizon_s), default=0.0)
-            if ahead > 0.0 and highest > 0.0:
-                record.ratios.append(highest / ahead)
-                record.actual.append(highest)
-                record.weather.append(weather)
-                if len(record.ratios) > self._most:
-                    record.ratios.popleft()
-                    record.actual.popleft()
-                    record.weather.popleft()
-
-    def _look(self, value: float, seconds: float) -> int:
-        """Whether the load is usual or high, and level, rising or falling."""
-        for steady in (self._usual, self._before):
-            steady.take(value, seconds)
-        usual, before = self._usual.ahead(0.0) or 0.0, self._before.ahead(0.0) or 0.0
-        slope = (value > _MOVES * before) - (value * _MOVES < before)
-        return 3 * (value > _HIGH * usual) + slope + 1

@@ -193,6 +193,8 @@ class ScalingLoop:
     def _decide(self, replicas: Sequence[Replica], now: float) -> None:
         with self._lock:
             missing = self._demand.missing(now)
+            if missing is None and not self._demand.told:
+                return
             intervals = self._demand.read(now)
             workers = self._demand.workers()
         seconds = 0.0 if self._read_s is None else now - self._read_s
@@ -293,7 +295,7 @@ class ScalingLoop:
     def _retire(self, own: Sequence[Replica], pool: str, count: int, why: str, now: float) -> None:
         with self._lock:
             workers = self._demand.workers()
-        going = victims(own, count, self._savings, workers)
+        going = victims(own, count, self._savings, workers, now - self._spec.start_timeout_s)
         if not going:
             return
         if self._acts_now(pool):

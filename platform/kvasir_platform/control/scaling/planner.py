@@ -1,9 +1,9 @@
 """What sizes the pools of one model should have, and why: the whole of a decision, in words and numbers.
 
-What routers tell becomes work a second; forecasts say how much of it there may be by the time that a replica
-asked for now serves, and until one that is let go could be had back; what was measured of the workers says
-how many replicas that takes. Bounds, pins, windows and rates of change have the last word, in that order, and
-each says so.
+What routers tell becomes a rate of requests; forecasts say what it may be by the time that a replica asked
+for now serves; what requests have been like, and what was measured of the workers, says how many replicas
+that takes; and rehearsals on the load that came say how many to keep beyond it. Bounds, pins, windows and
+rates of change have the last word, in that order, and each says so.
 """
 
 from __future__ import annotations
@@ -12,15 +12,19 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+import numpy as np
+
 from kvasir.core.demand import Traffic, WorkerFigures
 from kvasir.core.requests import Role
 from kvasir_platform.control.scaling.capacity import Capacity, Promise, Rates, capacity, seats
-from kvasir_platform.control.scaling.caution import Caution
 from kvasir_platform.control.scaling.demand import Interval, Mix
-from kvasir_platform.control.scaling.forecast import Forecast, Forecaster, Predictor, predictors
-from kvasir_platform.control.scaling.sizes import Bounds, Work, needs, whole
-from kvasir_platform.control.scaling.stabilise import Window
+from kvasir_platform.control.scaling.forecast import Corrected, Predictor, Steady, predictors
+from kvasir_platform.control.scaling.rehearsal import PRESSING, Came, Choice, Ledger, Rehearsal
+from kvasir_platform.control.scaling.sizes import Bounds, Work, busy, needs, whole
+from kvasir_platform.control.scaling.stabilise import CALM, NEAR, STARTS, Regrets, Window
 
+_NOW_S = 30.0
+"""What lasts shorter is the noise of a load."""
 _SHORT_OF = 0.9
 """Workers busier than this may have been too few: what was late then is put down to that."""
 _BACKLOG_MOST = 1.0
@@ -38,16 +42,17 @@ class PoolRules:
 
 @dataclass(frozen=True, slots=True)
 class ModelRules:
-    """What the spec says of one model. Seconds: `interval_s` between decisions, `window_s` for which fewer
-    must have been wanted before any goes, `idle_s` without a request after which pools that may have no
-    replica get none. `aim` is the part of the requests that may miss their service level. Of a pool no more
-    than `grow` times what it has, and one, start at once, and no more than the part `shrink` of it goes."""
+    """What the spec says of one model. Seconds: `interval_s` between decisions, `window_s` for half of which
+    fewer must have been wanted before any goes (None: as long as two starts), `idle_s` without a request
+    after which pools that may have no replica get none. `aim` is the part of the requests that may miss their
+    service level. Of a pool no more than `grow` times what it has, and one, start at once, and no more than
+    the part `shrink` of it goes."""
 
     pools: tuple[PoolRules, ...]
     promise: Promise
     aim: float = 0.005
     interval_s: float = 15.0
-    window_s: float = 60.0
+    window_s: float | None = None
     idle_s: float = 300.0
     grow: float = 1.0
     shrink: float = 0.25
@@ -72,9 +77,10 @@ class PoolState:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What was decided for one pool. `load` is what there is now, in replicas that it keeps busy, and
-    `expected` and `upper` are the highest foreseen, likely and at worst. `need` is what that takes; `size`
-    is what there should be of the pool, after every rule in `because`."""
+    """What was decided for one pool. `load` is what there is now, in replicas that it keeps busy, `expected`
+    what is foreseen, and `upper` that with its `margin`. `calm`: what is not needed is kept for
+    longer. `need` is what that takes; `size` is what there should be of the pool, after every rule in
+    `because`."""
 
     pool: str
     role: Role
@@ -82,7 +88,8 @@ class Decision:
     expected: float
     upper: float
     predictor: str
-    level: float
+    margin: float
+    calm: bool
     need: float
     size: int
     have: int
@@ -91,10 +98,26 @@ class Decision:
     horizon_s: float = 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """What one decision is made on. `rate`: requests a second, or embeddings at work."""
+
+    interval: Interval
+    states: Mapping[str, PoolState]
+    rate: float
+    horizon_s: float
+    now: float
+
+
 @dataclass(slots=True)
 class _Pool:
+    """`brisk` is how many there would be if nothing were kept for longer: what such a pool would regret is
+    known also while this one is calm."""
+
     rules: PoolRules
-    window: Window
+    window: Window = field(default_factory=Window)
+    regrets: Regrets = field(default_factory=Regrets)
+    brisk: float | None = None
     capacity: Capacity | None = None
 
 
@@ -105,32 +128,27 @@ class Planner:
     rules: ModelRules
     made: Callable[[], Sequence[Predictor]] = predictors
     mix: Mix = field(default_factory=Mix)
-    _caution: Caution = field(init=False)
-    _prompts: Forecaster = field(init=False)
-    _outputs: Forecaster = field(init=False)
+    ledger: Ledger = field(init=False)
+    _now: Steady = field(default_factory=lambda: Steady("now", _NOW_S))
+    _predictors: list[Corrected] = field(init=False)
+    _rehearsals: dict[Role, Rehearsal] = field(init=False)
     _pools: dict[str, _Pool] = field(init=False)
+    _decided: list[Decision] = field(default_factory=list)
     _last_s: float | None = None
     _short: bool = False
 
     def __post_init__(self) -> None:
-        rules = self.rules
-        slack_s = rules.promise.ttft_s
-
-        def forecaster() -> Forecaster:
-            return Forecaster(self.made(), interval_s=rules.interval_s, smooth_s=slack_s)
-
-        self._caution = Caution(rules.aim)
-        self._prompts, self._outputs = forecaster(), forecaster()
-        self._pools = {each.bounds.name: _Pool(each, Window(rules.window_s)) for each in rules.pools}
+        roles = {each.bounds.role for each in self.rules.pools}
+        self.ledger = Ledger(self.rules.aim)
+        self._predictors = [Corrected(each) for each in self.made()]
+        self._rehearsals = {
+            role: Rehearsal(len(self._predictors), self.ledger, 1 / len(roles)) for role in roles
+        }
+        self._pools = {each.bounds.name: _Pool(each) for each in self.rules.pools}
 
     @property
     def _embeds(self) -> bool:
         return all(each.bounds.role is Role.EMBED for each in self.rules.pools)
-
-    @property
-    def level(self) -> float:
-        """In how many cases of one a forecast must suffice."""
-        return self._caution.level
 
     def plan(
         self,
@@ -149,36 +167,29 @@ class Planner:
             self._last_s = now
         # A replica asked for at one decision serves a start later; the next decision comes an interval later.
         horizon_s = max(state.start_s for state in states.values()) + self.rules.interval_s
-        work = self._arrived(interval)
-        self._prompts.take(work.prompt_tokens_s, seconds, now, horizon_s)
-        self._outputs.take(work.output_tokens_s, seconds, now, horizon_s)
-        if self._short or news.waiting:
-            self._caution.learn(news.judged, news.judged - news.met, seconds)
-        else:
-            self._caution.learn(news.judged, 0, seconds)
-        prompts, outputs = (each.forecast(self.level) for each in (self._prompts, self._outputs))
+        # Of embeddings it is told how many are at work, and of all else how many come a second.
+        rate = float(news.in_flight) if self._embeds else news.arrived / seconds
+        self._now.take(rate, seconds)
+        for each in self._predictors:
+            each.take(rate, seconds, horizon_s)
+        self._learn(news, seconds, states)
         self._measure(workers)
         self._short = False
-        decisions = self._sized(prompts, outputs, self._backlog(news, prompts, outputs), states, horizon_s)
-        return [self._ruled(each, states[each.pool], now) for each in decisions]
+        look = _Look(interval, states, rate, horizon_s, now)
+        found = {each.pool: each for role in self._rehearsals for each in self._sized(role, look)}
+        self._decided = [self._ruled(found[name], states[name], now) for name in self._pools]
+        return self._decided
 
-    def _arrived(self, interval: Interval) -> Work:
-        """The work that came, by what requests have been like."""
-        news, seconds = interval.traffic, interval.seconds
-        if self._embeds:
-            return Work(float(news.in_flight), 0.0)
-        prompts = news.arrived * self.mix.computed_tokens / seconds
-        return Work(prompts, news.arrived * self.mix.output_tokens / seconds)
-
-    def _backlog(self, news: Traffic, prompts: Forecast, outputs: Forecast) -> Work:
-        """The work there is, with what waits worked off within the promised time to first token."""
-        waiting_s = self.rules.promise.ttft_s
-        tokens = news.waiting_tokens * self.mix.computed_share / waiting_s
-        answers = news.waiting * self.mix.output_tokens / waiting_s
-        return Work(
-            prompts.now + min(tokens, _BACKLOG_MOST * prompts.now),
-            outputs.now + min(answers, _BACKLOG_MOST * outputs.now),
+    def _learn(self, news: Traffic, seconds: float, states: Mapping[str, PoolState]) -> None:
+        # Where pools were not as large as was wanted, what was missed says nothing of what is wanted.
+        had = all(
+            states[each.pool].have >= each.size
+            and each.need <= self._pools[each.pool].rules.bounds.most
+            and states[each.pool].pinned is None
+            for each in self._decided
         )
+        missed = news.judged - news.met if had and (self._short or news.waiting) else 0
+        self.ledger.take(news.judged, missed, seconds)
 
     def _measure(self, workers: Sequence[WorkerFigures]) -> None:
         """What a replica of each pool can do; what was known stays known while there is none."""
@@ -196,56 +207,97 @@ class Planner:
                     most_streams=pool.rules.most_streams,
                 )
 
-    def _sized(
-        self,
-        prompts: Forecast,
-        outputs: Forecast,
-        backlog: Work,
-        states: Mapping[str, PoolState],
-        horizon_s: float,
-    ) -> list[Decision]:
+    def _sized(self, role: Role, look: _Look) -> list[Decision]:
+        """The wishes for the pools of one role, which share its work."""
+        states, horizon_s = look.states, look.horizon_s
+        pools = {name: pool for name, pool in self._pools.items() if pool.rules.bounds.role is role}
         measured = [
-            (pool.rules.bounds, pool.capacity) for pool in self._pools.values() if pool.capacity is not None
+            (each.rules.bounds, each.capacity) for each in pools.values() if each.capacity is not None
         ]
-        now = needs(Work(prompts.now, outputs.now), measured)
-        urgent = needs(backlog, measured)
-        likely = needs(Work(prompts.expected, outputs.expected), measured)
-        worst = needs(Work(prompts.upper, outputs.upper), measured)
-        found = []
-        for name, pool in self._pools.items():
-            bounds, each, have = pool.rules.bounds, pool.capacity, states[name].have
-            forecast = outputs if bounds.role is Role.DECODE else prompts
-            if each is None:
-                # Nothing has been measured yet: what there is, is the best guess.
-                found.append(
-                    Decision(
-                        name, bounds.role, 0.0, 0.0, 0.0, forecast.predictor, self.level, have, have, have,
-                        ("nothing has been measured yet",), None, horizon_s,
-                    )
-                )  # fmt: skip
-                continue
-            need = max(worst[name], urgent[name])
-            waits = urgent[name] > max(worst[name], now[name])
-            if now[name] - each.spare > _SHORT_OF * max(1, states[name].serving):
+        # Nothing has been measured yet: what there is, is the best guess.
+        found = [
+            Decision(
+                name, role, 0.0, 0.0, 0.0, "nothing", 1.0, False, states[name].have,
+                states[name].have, states[name].have, ("nothing has been measured yet",), None, horizon_s,
+            )
+            for name, pool in pools.items()
+            if pool.capacity is None
+        ]  # fmt: skip
+        if not measured:
+            return found
+        one = Work(1.0, 0.0) if self._embeds else Work(self.mix.computed_tokens, self.mix.output_tokens)
+        first = measured[0][1]
+        cost = busy(one, first, role)
+        slack_s = self.rules.promise.slack_s(one.prompt_tokens_s / first.prompt_tokens_s)
+        choice = self._rehearsed(role, look, cost, first.spare, slack_s)
+        ahead = self._predictors[choice.predictor].ahead or 0.0
+        late = self._late(role, look, cost, slack_s)
+        rate = self._now.ahead(0.0) or 0.0
+        busy_now, expected, upper, need = (
+            needs(one.times(each), measured)
+            for each in (rate, ahead, choice.margin * ahead, choice.margin * ahead + late)
+        )
+        for bounds, each in measured:
+            name = bounds.name
+            if busy_now[name] - each.spare > _SHORT_OF * max(1, states[name].serving):
                 self._short = True
             found.append(
                 Decision(
                     pool=name,
-                    role=bounds.role,
-                    load=now[name] - (each.spare if now[name] else 0.0),
-                    expected=likely[name],
-                    upper=worst[name],
-                    predictor=forecast.predictor,
-                    level=self.level,
-                    need=need,
-                    size=whole(need),
-                    have=have,
-                    because=("what waits is worked off",) if waits else (),
+                    role=role,
+                    load=busy_now[name] - (each.spare if busy_now[name] else 0.0),
+                    expected=expected[name],
+                    upper=upper[name],
+                    predictor=self._predictors[choice.predictor].name,
+                    margin=choice.margin,
+                    calm=choice.calm,
+                    need=need[name],
+                    size=whole(need[name]),
+                    have=states[name].have,
+                    because=("what waits is worked off",) if late else (),
                     capacity=each,
                     horizon_s=horizon_s,
                 )
             )
         return found
+
+    def _rehearsed(self, role: Role, look: _Look, cost: float, spare: float, slack_s: float) -> Choice:
+        """Which forecast is followed for a role, and how. A request a second keeps `cost` replicas busy."""
+        ahead = [each.ahead for each in self._predictors]
+        start_s = max(
+            look.states[name].start_s for name, each in self._pools.items() if each.rules.bounds.role is role
+        )
+        came = Came(
+            seconds=look.interval.seconds,
+            load=cost * look.rate,
+            # Who says nothing says what the first says.
+            foreseen=[cost * (ahead[0] or 0.0 if each is None else each) for each in ahead],
+            requests=float(look.interval.traffic.arrived),
+            spare=spare,
+            start_s=start_s,
+            slack_s=slack_s,
+            over_s=self._over_s(start_s),
+        )
+        self._rehearsals[role].take(came, look.now)
+        return self._rehearsals[role].choose()
+
+    def _over_s(self, start_s: float) -> float:
+        return STARTS * start_s if self.rules.window_s is None else self.rules.window_s
+
+    def _late(self, role: Role, look: _Look, cost: float, slack_s: float) -> float:
+        """Requests a second by which the rate is raised so that what waits is worked off in time."""
+        if self._embeds:
+            return 0.0
+        news = look.interval.traffic
+        waiting = float(news.waiting)
+        if role is not Role.DECODE:
+            waiting = news.waiting_tokens * self.mix.computed_share / max(1.0, self.mix.computed_tokens)
+        serving = sum(
+            look.states[name].serving for name, each in self._pools.items() if each.rules.bounds.role is role
+        )
+        if waiting * cost <= PRESSING * slack_s * max(1, serving):
+            return 0.0
+        return min(waiting / slack_s, _BACKLOG_MOST * (self._now.ahead(0.0) or 0.0))
 
     def _ruled(self, wish: Decision, state: PoolState, now: float) -> Decision:
         """The wish after every rule."""
@@ -267,14 +319,37 @@ class Planner:
             size = state.pinned
             why.append(f"pinned to {state.pinned}")
         else:
-            size = self._steadied(pool, size, state, why, now)
+            size = self._steadied(wish, size, state, why, now)
         return replace(wish, size=size, because=tuple(why))
 
-    def _steadied(self, pool: _Pool, size: int, state: PoolState, why: list[str], now: float) -> int:
-        rules, have = self.rules, state.have
-        held = pool.window.hold(size, have, now)
+    def _steadied(self, wish: Decision, size: int, state: PoolState, why: list[str], now: float) -> int:
+        rules, pool, have = self.rules, self._pools[wish.pool], state.have
+        over_s = self._over_s(state.start_s)
+        # What is asked for to work off what waits is not wanted for long.
+        calm = (
+            pool.regrets.take(min(size, whole(max(wish.upper, wish.margin * wish.load))), now, over_s)
+            or wish.calm
+        )
+        brisk = float(have) if pool.brisk is None else pool.brisk
+        restless, many = pool.window.hold(
+            np.array([size, size], float),
+            np.array([brisk, have], float),
+            now,
+            over_s=over_s,
+            pressing=np.array(2 * [bool(wish.because)]),
+            calm=np.array([False, calm]),
+        )
+        if restless < brisk:
+            pool.regrets.released(int(restless), now)
+        pool.brisk = float(restless)
+        # A model that nobody asks for has waited for long enough.
+        held = int(many) if size > 0 else 0
         if held > size:
-            why.append(f"more was wanted within the last {pool.window.seconds:.0f} s")
+            long = f"the last {CALM * over_s:.0f} s" if calm else f"half of the last {over_s:.0f} s"
+            near = have - size <= NEAR * have
+            why.append("about as many are there" if near else f"more was wanted within {long}")
+        elif held < size:
+            why.append("about as many are there")
         if state.stuck and held >= have:
             why.append(f"{state.stuck} do not come up: none is asked for on top")
             held = have
@@ -286,6 +361,5 @@ class Planner:
         if held < least and held > 0:
             why.append(f"no more than {have - least} go at once")
             held = least
-        if held < have:
-            pool.window.released(held, now)
-        return held
+        # Bounds are kept whatever is near.
+        return min(pool.rules.bounds.most, max(pool.rules.bounds.least, held))

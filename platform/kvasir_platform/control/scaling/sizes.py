@@ -23,6 +23,10 @@ class Work:
     prompt_tokens_s: float
     output_tokens_s: float
 
+    def times(self, factor: float) -> Work:
+        """So many times as much."""
+        return Work(factor * self.prompt_tokens_s, factor * self.output_tokens_s)
+
 
 @dataclass(frozen=True, slots=True)
 class Bounds:

@@ -1,56 +1,83 @@
-"""Keeps a pool from breathing with every breath of its load.
+"""Keeps pools from breathing with every breath of their load.
 
-Down only to the most that was wanted within a window. When many of the replicas that were let go are wanted
-back before they have paid for themselves, they were let go too early. Two such regrets are bad luck; from the
-third within an hour on, each doubles the window, up to a bound. So a load that flaps soon finds a pool that
-stands still, and a load that does so no longer is followed again an hour later.
+A replica that is let go and wanted back costs a start. So one that is not needed is kept for about as long as
+that (ski rental; Karlin, Manasse, Rudolph and Sleator, 1988): a pool goes down to what was wanted for half of
+a window of two starts. Where replicas that went are wanted back again and again that is too soon, and a pool
+may be kept calm instead: down only to the most that was wanted within ten starts. Which of the two pays is
+for `rehearsal` to say. And a size that is nearly what there is, is left alone while nothing waits.
 """
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from dataclasses import dataclass, field
 
-_SOON = 10.0
-"""Replicas that are wanted back within so many times the window at rest were let go too early."""
-_MANY = 0.4
+import numpy as np
+import numpy.typing as npt
+
+NEAR = 0.1
+"""So near to what there is, a wish is left alone: the tolerance of Kubernetes' HorizontalPodAutoscaler."""
+STARTS = 2.0
+CALM = 3.0
+"""So many times as long a calm pool looks back."""
+_SOON = 2.0
+"""Replicas that are wanted back within so many windows were let go too early."""
+_MANY = 0.6
 """Of those that were left, as many as this part of them: less is the noise of every load."""
 _REMEMBERED_S = 3600.0
 _BAD_LUCK = 2
-_DOUBLINGS = 4
+
+Many = npt.NDArray[np.float64]
+Which = npt.NDArray[np.bool_]
 
 
 @dataclass(slots=True)
 class Window:
-    """Of one pool. `least_s`: how long fewer must have been wanted, at rest."""
+    """What was wanted lately, of as many fleets as there are columns."""
 
-    least_s: float
-    _wanted: deque[tuple[float, int]] = field(default_factory=deque)
-    _regrets: deque[float] = field(default_factory=lambda: deque(maxlen=_BAD_LUCK + _DOUBLINGS))
+    _wishes: deque[tuple[float, Many]] = field(default_factory=deque)
+    _since_s: float = math.inf
+
+    def hold(
+        self, wanted: Many, have: Many, now: float, *, over_s: float, pressing: Which, calm: Which
+    ) -> Many:
+        """What is done about wishes, in replicas, with so many at hand. `pressing`: something waits; `calm`:
+        they look back for longer than `over_s`, the window."""
+        self._since_s = min(self._since_s, now)
+        self._wishes.append((now, wanted))
+        while self._wishes[0][0] < now - CALM * over_s:
+            self._wishes.popleft()
+        wishes = np.array([wish for _, wish in self._wishes])
+        lately = wishes[sum(at < now - over_s for at, _ in self._wishes) :]
+        half = -np.sort(-lately, axis=0)[len(lately) // 2]
+        kept = np.minimum(have, np.maximum(wanted, np.where(calm, wishes.max(axis=0), half)))
+        near = ~pressing & (np.abs(wanted - have) <= NEAR * have)
+        if now - self._since_s < over_s / 2:
+            # What was wanted before is not known: what there is had its reasons.
+            kept = have
+        found: Many = np.where(near, have, np.where(wanted > have, wanted, kept))
+        return found
+
+
+@dataclass(slots=True)
+class Regrets:
+    """How often many of a pool's replicas were let go, or would have been, and wanted back before they had
+    paid for themselves."""
+
+    _at: deque[float] = field(default_factory=lambda: deque(maxlen=_BAD_LUCK + 1))
     _left: int = 0
     _down_s: float = float("-inf")
-
-    @property
-    def seconds(self) -> float:
-        """How long fewer must have been wanted, as of the last wish."""
-        return float(self.least_s * 2 ** max(0, len(self._regrets) - _BAD_LUCK))
-
-    def hold(self, wanted: int, have: int, now: float) -> int:
-        """What is done about a wish, with so many at hand."""
-        while self._regrets and now - self._regrets[0] > _REMEMBERED_S:
-            self._regrets.popleft()
-        self._wanted.append((now, wanted))
-        while self._wanted[0][0] < now - self.seconds:
-            self._wanted.popleft()
-        if wanted <= have:
-            return min(have, max(most for _, most in self._wanted))
-        many = wanted - self._left >= max(1, _MANY * self._left)
-        if many and now - self._down_s < _SOON * self.least_s:
-            self._regrets.append(now)
-            # One regret for one release.
-            self._down_s = float("-inf")
-        return wanted
 
     def released(self, left: int, now: float) -> None:
         """Some were let go, and so many are left."""
         self._left, self._down_s = left, now
+
+    def take(self, wanted: int, now: float, over_s: float) -> bool:
+        """A wish; returns whether too much was regretted within the last hour for bad luck."""
+        many = wanted - self._left >= max(1, _MANY * self._left)
+        if many and now - self._down_s < _SOON * over_s:
+            self._at.append(now)
+            # One regret for one release.
+            self._down_s = float("-inf")
+        return len(self._at) > _BAD_LUCK and now - self._at[0] < _REMEMBERED_S

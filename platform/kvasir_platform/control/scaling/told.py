@@ -31,7 +31,7 @@ def told(each: Decision, plan: PoolPlan | None) -> dict[str, object]:
         "expected": each.expected,
         "upper": each.upper,
         "predictor": each.predictor,
-        "level": each.level,
+        "margin": each.margin,
         "need": each.need,
         "horizon_s": each.horizon_s,
         "because": list(each.because),

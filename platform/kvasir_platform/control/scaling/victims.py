@@ -1,6 +1,7 @@
 """Which replicas go, and which change their part of the work. Pure.
 
-A replica that has not begun to serve loses nothing. Of those that serve, the one goes whose cache has saved
+A replica that has not begun to serve loses nothing: first those go that take too long for it, then the
+youngest. Of those that serve, the one goes whose cache has saved
 the fewest prompt tokens lately: what it holds is asked for the least. Between equals it is the one with the
 fewest streams, which is gone the soonest.
 """
@@ -45,13 +46,17 @@ def victims(
     count: int,
     savings: Savings,
     workers: Mapping[str, WorkerFigures],
+    late_s: float = -math.inf,
 ) -> list[Replica]:
-    """Those of the replicas of one pool that go, so many at most."""
+    """Those of the replicas of one pool that go, so many at most. Whose start began before `late_s` takes too
+    long for it."""
 
-    def worth(each: Replica) -> tuple[bool, float, int, float]:
+    def worth(each: Replica) -> tuple[bool, bool, float, int, float]:
         figures = workers.get(each.worker_id)
         streams = 0 if figures is None else figures.streams
-        return each.state is ReplicaState.SERVING, savings.of(each.worker_id), streams, -each.since_s
+        serves = each.state is ReplicaState.SERVING
+        late = not serves and each.since_s < late_s
+        return serves, not late, savings.of(each.worker_id), streams, -each.since_s
 
     going = [each for each in replicas if each.state is not ReplicaState.LEAVING]
     return sorted(going, key=worth)[:count]
@@ -78,9 +83,8 @@ def flips(sizes: Sequence[Size], partners: Mapping[str, str]) -> list[tuple[str,
         short = each.wished - each.have
         if other is None or short <= 0:
             continue
-        over = min(
-            other.have - max(other.need, other.wished if other.wished > other.have else 0), other.serving - 1
-        )
+        # One that has not begun to serve is no reason to give up one that does.
+        over = other.serving - max(1, other.need, other.wished if other.wished > other.have else 0)
         if over > 0:
             found.append((other.pool, each.pool, min(short, over)))
     return found

@@ -35,6 +35,12 @@ def test_those_that_have_not_begun_go_first_the_youngest_before_the_others() -> 
     assert chosen(replicas, 3) == ["new", "old", "a"]
 
 
+def test_those_go_first_of_all_that_take_too_long_to_begin() -> None:
+    replicas = [replica("a"), *(replica(str(at), STARTING, float(at)) for at in (5, 1, 9, 3))]
+    going = victims(replicas, 5, Savings(), {}, late_s=4.0)
+    assert [each.replica_id.removeprefix("replica-") for each in going] == ["3", "1", "9", "5", "a"]
+
+
 def test_the_cache_that_has_saved_the_least_goes() -> None:
     savings = Savings()
     savings.take([worker("a"), worker("b"), worker("c")], 10.0)
@@ -161,3 +167,11 @@ def test_no_pool_is_left_with_less_than_it_needs_and_none_gets_more_than_it_wish
         assert giver.have - count >= giver.need
         assert giver.serving - count >= 1
         assert taker.have + count <= taker.wished
+
+
+def test_no_worker_is_lent_for_replicas_that_have_only_begun_to_start() -> None:
+    """Two of five serve; the others will be more than is needed, one day."""
+    sizes = [Size("prefill", 4, 4, 6, 6), Size("decode", 2, 5, 2, 2)]
+    assert flips(sizes, {"prefill": "decode", "decode": "prefill"}) == []
+    served = [sizes[0], Size("decode", 5, 5, 2, 2)]
+    assert flips(served, {"prefill": "decode", "decode": "prefill"}) == [("decode", "prefill", 2)]
