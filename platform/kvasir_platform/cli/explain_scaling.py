@@ -68,8 +68,8 @@ def _pool(each: Story) -> list[str]:
     capacity = each["capacity"]
     if capacity is not None:
         said.append(
-            f"  foreseen is the most within {each['horizon_s']:.0f} s, times {each['margin']:.2f}: what kept the "
-            f"promise for the fewest replicas; beyond it {capacity['spare']:.2f} keep waits short"
+            f"  foreseen for {each['horizon_s']:.0f} s ahead, times {each['margin']:.2f}, which kept the promise "
+            f"for the fewest replicas; beyond it {capacity['spare']:.2f} keep waits short"
         )
         if each["role"] in ("decode", "both"):
             full = _FULL[capacity["full_by"]]
