@@ -68,8 +68,8 @@ def _pool(each: Story) -> list[str]:
     capacity = each["capacity"]
     if capacity is not None:
         said.append(
-            f"  foreseen for {each['horizon_s']:.0f} s ahead, times {each['margin']:.2f}, which kept the promise "
-            f"for the fewest replicas; beyond it {capacity['spare']:.2f} keep waits short"
+            f"  foreseen for {each['horizon_s']:.0f} s ahead, times {each['margin']:.2f}, which kept the "
+            f"promise for the fewest replicas; beyond it {capacity['spare']:.2f} keep waits short"
         )
         if each["role"] in ("decode", "both"):
             full = _FULL[capacity["full_by"]]
