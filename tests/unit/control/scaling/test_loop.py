@@ -302,6 +302,15 @@ def test_what_came_while_routers_were_silent_is_not_taken_for_a_crowd(looks: int
     assert stage.pool("prefill")["load"] == pytest.approx(3.0)
 
 
+def test_an_interval_without_a_word_is_not_taken_for_one_without_a_request() -> None:
+    stage = Stage()
+    stage.run(30, 60)
+    for requests, hears in ((0, False), (60, True)):
+        stage.look(requests, hears=hears)
+        assert stage.story["frozen"] is None
+        assert stage.pool("prefill")["load"] == pytest.approx(3.0)
+
+
 def test_another_planners_epoch_is_answered_and_not_counted() -> None:
     stage = Stage()
     told = DemandReport("router", "before", 1, {"m": Traffic(arrived=10**6)})
