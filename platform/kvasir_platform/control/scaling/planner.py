@@ -23,6 +23,7 @@ from kvasir_platform.control.scaling.rehearsal import PRESSING, Came, Choice, Le
 from kvasir_platform.control.scaling.sizes import Bounds, Work, busy, needs, whole
 from kvasir_platform.control.scaling.stabilise import CALM, NEAR, STARTS, Regrets, Window
 
+_WAITS = "what waits is worked off"
 _NOW_S = 30.0
 """What lasts shorter is the noise of a load."""
 _SHORT_OF = 0.9
@@ -229,8 +230,8 @@ class Planner:
         first = measured[0][1]
         cost = busy(one, first, role)
         slack_s = self.rules.promise.slack_s(one.prompt_tokens_s / first.prompt_tokens_s)
-        choice = self._rehearsed(role, look, cost, first.spare, slack_s)
-        ahead = self._predictors[choice.predictor].ahead or 0.0
+        choice = self._rehearsed(role, look, cost, first, slack_s)
+        ahead = self._foreseen()[choice.predictor]
         late = self._late(role, look, cost, slack_s)
         rate = self._now.ahead(0.0) or 0.0
         busy_now, expected, upper, need = (
@@ -254,26 +255,29 @@ class Planner:
                     need=need[name],
                     size=whole(need[name]),
                     have=states[name].have,
-                    because=("what waits is worked off",) if late else (),
+                    because=(_WAITS,) if late else (),
                     capacity=each,
                     horizon_s=horizon_s,
                 )
             )
         return found
 
-    def _rehearsed(self, role: Role, look: _Look, cost: float, spare: float, slack_s: float) -> Choice:
+    def _foreseen(self) -> list[float]:
+        """The rate, by predictor. Who says nothing says what the first says."""
+        first = self._predictors[0].ahead or 0.0
+        return [first if each.ahead is None else each.ahead for each in self._predictors]
+
+    def _rehearsed(self, role: Role, look: _Look, cost: float, first: Capacity, slack_s: float) -> Choice:
         """Which forecast is followed for a role, and how. A request a second keeps `cost` replicas busy."""
-        ahead = [each.ahead for each in self._predictors]
         start_s = max(
             look.states[name].start_s for name, each in self._pools.items() if each.rules.bounds.role is role
         )
         came = Came(
             seconds=look.interval.seconds,
             load=cost * look.rate,
-            # Who says nothing says what the first says.
-            foreseen=[cost * (ahead[0] or 0.0 if each is None else each) for each in ahead],
+            foreseen=[cost * each for each in self._foreseen()],
             requests=float(look.interval.traffic.arrived),
-            spare=spare,
+            spare=first.spare,
             start_s=start_s,
             slack_s=slack_s,
             over_s=self._over_s(start_s),
@@ -326,17 +330,14 @@ class Planner:
         rules, pool, have = self.rules, self._pools[wish.pool], state.have
         over_s = self._over_s(state.start_s)
         # What is asked for to work off what waits is not wanted for long.
-        calm = (
-            pool.regrets.take(min(size, whole(max(wish.upper, wish.margin * wish.load))), now, over_s)
-            or wish.calm
-        )
+        calm = pool.regrets.take(min(size, whole(wish.upper)), now, over_s) or wish.calm
         brisk = float(have) if pool.brisk is None else pool.brisk
         restless, many = pool.window.hold(
             np.array([size, size], float),
             np.array([brisk, have], float),
             now,
             over_s=over_s,
-            pressing=np.array(2 * [bool(wish.because)]),
+            pressing=np.array(2 * [_WAITS in wish.because]),
             calm=np.array([False, calm]),
         )
         if restless < brisk:

@@ -119,6 +119,40 @@ def test_both_parts_of_the_work_are_foreseen_apart_from_each_other() -> None:
     }
 
 
+class Hushed(Steady):
+    """Says nothing any more from some time on."""
+
+    def __init__(self, name: str, from_s: float) -> None:
+        super().__init__(name, 60.0)
+        self._left_s = from_s
+
+    def take(self, value: float, seconds: float) -> None:
+        super().take(value, seconds)
+        self._left_s -= seconds
+
+    def ahead(self, horizon_s: float) -> float | None:
+        return super().ahead(horizon_s) if self._left_s > 0.0 else None
+
+
+class Wavers(Steady):
+    """Foresees now the load and now three times as much."""
+
+    looks = 0
+
+    def ahead(self, horizon_s: float) -> float | None:
+        self.looks += 1
+        ahead = super().ahead(horizon_s)
+        return ahead if ahead is None or self.looks % 12 < 6 else 3.0 * ahead
+
+
+def test_when_the_one_that_is_followed_falls_silent_what_the_first_says_counts() -> None:
+    stage = Stage(made=lambda: [Wavers("wavers", 60.0), Hushed("hushed", 14_000.0)])
+    assert stage.run(30, 1390).last["prefill"].predictor == "hushed"
+    for _ in range(30):
+        stage.step(30)
+        assert stage.last["prefill"].expected > 1.0
+
+
 def test_what_waits_for_long_is_worked_off_and_never_asks_for_more_than_the_load_on_top() -> None:
     stage = Stage().run(30, 60)
     usual = stage.last["prefill"]
