@@ -13,8 +13,9 @@ from typing import Protocol
 
 DAY_S = 86_400.0
 _LATELY_S = 30.0
-_SURGE = 1.2
-"""So many times what has been on average is more than the noise of a load."""
+_SURGE, _SIGMAS = 1.2, 3.0
+"""So many times what has been on average is more than the noise of a load, and so many deviations of it more
+than chance."""
 _USUAL_S = 2400.0
 """Over so much time it is averaged what a predictor is wrong by."""
 _LEAST_JUDGED = 12
@@ -76,7 +77,9 @@ class Surge:
         lately = sum(value * seconds for value, seconds in self._lately) / sum(
             seconds for _, seconds in self._lately
         )
-        return lately + (lately - usual) if lately > _SURGE * usual else usual
+        # As many as come by chance, of so many, are no crowd (Poisson).
+        chance = _SIGMAS / math.sqrt(usual * _LATELY_S) if usual > 0.0 else math.inf
+        return lately + (lately - usual) if lately > usual * max(_SURGE, 1.0 + chance) else usual
 
 
 class Trend:

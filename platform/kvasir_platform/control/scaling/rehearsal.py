@@ -30,11 +30,9 @@ _GRACE_S = 3600.0
 _UNPROVEN_S = 28_800.0
 """How long no margin at all must have sufficed before it is trusted, less the grace; and in proportion up to
 `_SAFE`, which is trusted at once."""
-_SAFE = 1.5
+_SAFE = 1.6
 _LEAST_ALLOWED = 0.1
 """Of what may be missed, what still may when more was missed than that."""
-_COLD = 0.5
-"""What a start costs beside its own time, in such times: its cache is empty."""
 PRESSING = 0.4
 """Of the slack: when work waits for longer, it is worked off by replicas that are asked for on top."""
 
@@ -135,7 +133,6 @@ class Rehearsal:
             pressing, np.ceil(wanted + np.minimum(self._backlog / came.slack_s, foreseen)), wanted
         )
         size = self._window.hold(wanted, have, now, over_s=came.over_s, pressing=pressing, calm=self._calm)
-        self._paid += _COLD * came.start_s * np.maximum(0.0, size - have)
         self._resize(size - have, now + came.start_s)
 
     def choose(self) -> Choice:

@@ -19,6 +19,8 @@ from kvasir_platform.control.scaling.sizes import Bounds
 
 STEP_S = 10.0
 START_S = 60.0
+HOURS = 1500
+"""Looks after which it is known how little a steady load takes."""
 ROLES = {"prefill": Role.PREFILL, "decode": Role.DECODE}
 
 
@@ -93,13 +95,19 @@ def test_before_anything_was_measured_there_is_what_there_is() -> None:
 
 
 def test_a_pool_gets_what_its_work_takes_and_something_to_spare() -> None:
-    stage = Stage().run(30, 60)
+    stage = Stage().run(30, HOURS)
     found = stage.last["prefill"]
     assert found.load == pytest.approx(3.0)
     assert found.need == pytest.approx(found.upper)
     assert 3.0 < found.need <= found.size <= 5
     assert stage.size("decode") == 1
     assert stage.last["decode"].load == pytest.approx(30 * 100 / STEP_S / (50 / 0.09), rel=0.01)
+
+
+def test_until_it_is_known_how_little_suffices_forecasts_are_raised_by_more() -> None:
+    found = Stage().run(30, 60).last["prefill"]
+    assert found.margin == 1.6
+    assert found.size == 6
 
 
 def test_what_was_measured_stays_known_while_there_is_no_worker() -> None:
@@ -334,7 +342,7 @@ def test_a_model_that_may_not_sleep_keeps_its_least() -> None:
 
 
 def test_embeddings_are_sized_by_what_is_at_work_and_not_by_tokens() -> None:
-    stage = Stage(roles={"embed": Role.EMBED}).run(10, 40, in_flight=140)
+    stage = Stage(roles={"embed": Role.EMBED}).run(10, HOURS, in_flight=140)
     assert stage.last["embed"].load == pytest.approx(140 / 35)
     assert 4 <= stage.size("embed") <= 6
 
