@@ -27,7 +27,7 @@ from kvasir_platform.control.scaling.victims import Savings, Size, flips, victim
 
 log = logging.getLogger(__name__)
 
-_AIM = 0.3
+_AIM = 0.25
 """Of the requests that may miss their service level, what is aimed at: what is aimed at is missed now and
 then."""
 _MOST_ACTS = 256

@@ -110,6 +110,18 @@ class _Look:
     now: float
 
 
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """What the pools of one role are sized by: what `one` request is, how its forecast is raised, and by how
+    many requests a second for what is `late`."""
+
+    role: Role
+    measured: list[tuple[Bounds, Capacity]]
+    one: Work
+    choice: Choice
+    late: float
+
+
 @dataclass(slots=True)
 class _Pool:
     """`brisk` is how many there would be if nothing were kept for longer: what such a pool would regret is
@@ -177,8 +189,12 @@ class Planner:
         self._measure(workers)
         self._short = False
         look = _Look(interval, states, rate, horizon_s, now)
-        found = {each.pool: each for role in self._rehearsals for each in self._sized(role, look)}
-        self._decided = [self._ruled(found[name], states[name], now) for name in self._pools]
+        parts = [part for role in self._rehearsals if (part := self._part(role, look)) is not None]
+        # A crowd that one role sees coming reaches the others.
+        ahead = max((self._foreseen()[each.choice.predictor] for each in parts), default=0.0)
+        found = {each.pool: each for part in parts for each in self._sized(part, look, ahead)}
+        wishes = [found.get(name) or self._unmeasured(name, look) for name in self._pools]
+        self._decided = [self._ruled(each, states[each.pool], now) for each in wishes]
         return self._decided
 
     def _learn(self, news: Traffic, seconds: float, states: Mapping[str, PoolState]) -> None:
@@ -208,44 +224,47 @@ class Planner:
                     most_streams=pool.rules.most_streams,
                 )
 
-    def _sized(self, role: Role, look: _Look) -> list[Decision]:
-        """The wishes for the pools of one role, which share its work."""
-        states, horizon_s = look.states, look.horizon_s
-        pools = {name: pool for name, pool in self._pools.items() if pool.rules.bounds.role is role}
+    def _unmeasured(self, name: str, look: _Look) -> Decision:
+        """Nothing has been measured yet: what there is, is the best guess."""
+        have = look.states[name].have
+        return Decision(
+            name, self._pools[name].rules.bounds.role, 0.0, 0.0, 0.0, "nothing", 1.0, False, have, have, have,
+            ("nothing has been measured yet",), None, look.horizon_s,
+        )  # fmt: skip
+
+    def _part(self, role: Role, look: _Look) -> _Part | None:
+        """What the pools of one role are sized by; None while nothing has been measured of them."""
         measured = [
-            (each.rules.bounds, each.capacity) for each in pools.values() if each.capacity is not None
+            (each.rules.bounds, each.capacity)
+            for each in self._pools.values()
+            if each.rules.bounds.role is role and each.capacity is not None
         ]
-        # Nothing has been measured yet: what there is, is the best guess.
-        found = [
-            Decision(
-                name, role, 0.0, 0.0, 0.0, "nothing", 1.0, False, states[name].have,
-                states[name].have, states[name].have, ("nothing has been measured yet",), None, horizon_s,
-            )
-            for name, pool in pools.items()
-            if pool.capacity is None
-        ]  # fmt: skip
         if not measured:
-            return found
+            return None
         one = Work(1.0, 0.0) if self._embeds else Work(self.mix.computed_tokens, self.mix.output_tokens)
         first = measured[0][1]
         cost = busy(one, first, role)
         slack_s = self.rules.promise.slack_s(one.prompt_tokens_s / first.prompt_tokens_s)
         choice = self._rehearsed(role, look, cost, first, slack_s)
-        ahead = self._foreseen()[choice.predictor]
-        late = self._late(role, look, cost, slack_s)
+        return _Part(role, measured, one, choice, self._late(role, look, cost, slack_s))
+
+    def _sized(self, part: _Part, look: _Look, ahead: float) -> list[Decision]:
+        """The wishes for the pools of one role, which share its work."""
+        states, choice, late = look.states, part.choice, part.late
         rate = self._now.ahead(0.0) or 0.0
         busy_now, expected, upper, need = (
-            needs(one.times(each), measured)
+            needs(part.one.times(each), part.measured)
             for each in (rate, ahead, choice.margin * ahead, choice.margin * ahead + late)
         )
-        for bounds, each in measured:
+        found = []
+        for bounds, each in part.measured:
             name = bounds.name
             if busy_now[name] - each.spare > _SHORT_OF * max(1, states[name].serving):
                 self._short = True
             found.append(
                 Decision(
                     pool=name,
-                    role=role,
+                    role=part.role,
                     load=busy_now[name] - (each.spare if busy_now[name] else 0.0),
                     expected=expected[name],
                     upper=upper[name],
@@ -257,7 +276,7 @@ class Planner:
                     have=states[name].have,
                     because=(_WAITS,) if late else (),
                     capacity=each,
-                    horizon_s=horizon_s,
+                    horizon_s=look.horizon_s,
                 )
             )
         return found

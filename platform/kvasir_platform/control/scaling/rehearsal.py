@@ -27,7 +27,7 @@ _USUAL_S = 7200.0
 """Over so much time the usual load is averaged."""
 _GRACE_S = 3600.0
 """So much of the usual load is taken to have come before, and to have been well served."""
-_UNPROVEN_S = 28_800.0
+_UNPROVEN_S = 34_000.0
 """How long no margin at all must have sufficed before it is trusted, less the grace; and in proportion up to
 `_SAFE`, which is trusted at once."""
 _SAFE = 1.6

@@ -3,8 +3,9 @@
 A replica that is let go and wanted back costs a start. So one that is not needed is kept for about as long as
 that (ski rental; Karlin, Manasse, Rudolph and Sleator, 1988): a pool goes down to what was wanted for half of
 a window of two starts. Where replicas that went are wanted back again and again that is too soon, and a pool
-may be kept calm instead: down only to the most that was wanted within ten starts. Which of the two pays is
-for `rehearsal` to say. And a size that is nearly what there is, is left alone while nothing waits.
+is kept calm instead: down only to the most that was wanted within six starts. Whether that pays, `rehearsal`
+tells; and it is done in any case where much was regretted within the hour, so that a load that flaps soon
+finds a pool that hardly moves. And a size that is nearly what there is, is left alone while nothing waits.
 """
 
 from __future__ import annotations
