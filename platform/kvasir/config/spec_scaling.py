@@ -37,7 +37,7 @@ class ScalingSpec(Spec):
     """Between two decisions. A model that is asked for and has no worker is seen to at once."""
     window_s: float | None = Field(default=None, ge=0, le=3600)
     """For half of this time fewer replicas must have been wanted before any goes; by default it is as long as
-    two starts. Where replicas that went are wanted back again and again, all of five times as long counts."""
+    two starts. Where replicas that went are wanted back again and again, all of three times that counts."""
     idle_s: float = Field(default=300.0, ge=1)
     """So long after a model's last request its pools with `min` 0 have no replica left."""
     stale_s: float = Field(default=15.0, ge=2)

@@ -44,16 +44,16 @@ class Demand:
     def take(self, report: DemandReport, now: float) -> bool:
         """A router's word; False for one that is older than what is known, or from one router too many."""
         known = self._routers.get(report.router_id)
-        self._told = True
         if known is None:
             if len(self._routers) >= MOST_ROUTERS:
                 return False
             # What it counted before it was first heard is not of any interval.
             self._routers[report.router_id] = _Router(report, now, dict(report.models))
+            self._told = True
             return True
         if report.sequence <= known.report.sequence:
             return False
-        known.report, known.at_s = report, now
+        known.report, known.at_s, self._told = report, now, True
         return True
 
     def missing(self, now: float) -> str | None:

@@ -191,8 +191,9 @@ class Planner:
         look = _Look(interval, states, rate, horizon_s, now)
         parts = [part for role in self._rehearsals if (part := self._part(role, look)) is not None]
         # A crowd that one role sees coming reaches the others.
-        ahead = max((self._foreseen()[each.choice.predictor] for each in parts), default=0.0)
-        found = {each.pool: each for part in parts for each in self._sized(part, look, ahead)}
+        foreseen = self._foreseen()
+        leads = max((each.choice.predictor for each in parts), key=foreseen.__getitem__, default=0)
+        found = {each.pool: each for part in parts for each in self._sized(part, look, leads)}
         wishes = [found.get(name) or self._unmeasured(name, look) for name in self._pools]
         self._decided = [self._ruled(each, states[each.pool], now) for each in wishes]
         return self._decided
@@ -248,8 +249,9 @@ class Planner:
         choice = self._rehearsed(role, look, cost, first, slack_s)
         return _Part(role, measured, one, choice, self._late(role, look, cost, slack_s))
 
-    def _sized(self, part: _Part, look: _Look, ahead: float) -> list[Decision]:
-        """The wishes for the pools of one role, which share its work."""
+    def _sized(self, part: _Part, look: _Look, leads: int) -> list[Decision]:
+        """The wishes for the pools of one role, which share its work, by what one predictor foresees."""
+        ahead = self._foreseen()[leads]
         states, choice, late = look.states, part.choice, part.late
         rate = self._now.ahead(0.0) or 0.0
         busy_now, expected, upper, need = (
@@ -268,7 +270,7 @@ class Planner:
                     load=busy_now[name] - (each.spare if busy_now[name] else 0.0),
                     expected=expected[name],
                     upper=upper[name],
-                    predictor=self._predictors[choice.predictor].name,
+                    predictor=self._predictors[leads].name,
                     margin=choice.margin,
                     calm=choice.calm,
                     need=need[name],

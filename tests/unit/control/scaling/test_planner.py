@@ -127,6 +127,16 @@ def test_both_parts_of_the_work_are_foreseen_apart_from_each_other() -> None:
     }
 
 
+def test_all_roles_are_sized_by_the_same_forecast_and_name_it() -> None:
+    stage = Stage().run(30, 60)
+    for arrived in (30, 45, 90, 120, 120):
+        stage.step(arrived)
+        prefill, decode = (stage.last[name] for name in ROLES)
+        assert prefill.predictor == decode.predictor
+        busy = [each.expected - (each.capacity.spare if each.capacity else 0.0) for each in (prefill, decode)]
+        assert busy[0] / prefill.load == pytest.approx(busy[1] / decode.load)
+
+
 class Hushed(Steady):
     """Says nothing any more from some time on."""
 
