@@ -247,9 +247,10 @@ def ours(case: Case) -> Outcome:
         fleet.run(now)
         report = fleet.report()
         began = time.process_time()
-        loop.take(report, now)
+        word = loop.take(report, now)
         loop.step(now)
         planning_s += time.process_time() - began
+        fleet.assign(word.roles)
     fleet.end()
     return replace(_outcome(fleet, "its defaults"), planning_s=planning_s)
 

@@ -209,12 +209,3 @@ def test_a_pool_that_does_not_exist_cannot_start_anything(stage: Stage) -> None:
         stage.scaler.start("embed", 1)
     stage.settle()
     assert kept(stage.scaler.observe()) == before
-
-
-def test_another_part_of_the_work_makes_no_replica_come_or_go(stage: Stage) -> None:
-    before = kept(stage.scaler.observe())
-    (lent, *_) = [each.worker_id for each in stage.scaler.observe() if each.pool == "prefill"]
-    for roles in ({lent: Role.DECODE}, {"nobody": Role.DECODE}, {}):
-        stage.scaler.assign(roles)
-        stage.settle()
-        assert kept(stage.scaler.observe()) == before

@@ -22,7 +22,7 @@ async def stage(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stage
 async def test_streams_on_a_killed_decode_worker_go_on_token_for_token(stage: Stage) -> None:
     survived = await real_engines.decode_worker_killed(stage)
     assert survived.exact == survived.streams
-    assert {output for _, output in survived.usage} == {600}
+    assert {output for _, output in survived.usage} == {1200}
 
 
 async def test_prompts_on_a_killed_prefill_worker_are_prefilled_elsewhere(stage: Stage) -> None:

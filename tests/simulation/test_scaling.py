@@ -129,6 +129,7 @@ class Play:
             self.fleet.run(self.now)
             if hears:
                 self.word = self.loop.take(self.fleet.report(), self.now)
+                self.fleet.assign(self.word.roles)
             self.loop.step(self.now)
             for name, plan in self.word.pools.items():
                 self.sizes[name].append(plan.serving + plan.starting)

@@ -276,15 +276,15 @@ class Survived:
 
 
 async def decode_worker_killed(stage: Stage) -> Survived:
-    """Eight streams of 600 tokens, one with log-probabilities, one whose text is held back all the time."""
-    work: list[dict[str, Any]] = [{"prompt": text, "max_tokens": 600} for text in prompts(3, 8, words=30)]
+    """Eight streams of 1200 tokens, one with log-probabilities, one whose text is held back all the time."""
+    work: list[dict[str, Any]] = [{"prompt": text, "max_tokens": 1200} for text in prompts(3, 8, words=30)]
     work[0]["logprobs"] = 2
     work[1]["stop"] = ["no text of this model reads like this one"]
     expected = await stage.undisturbed(work)
     before = await stage.moved()
     heard, ended = stage.begin(work)
-    # Not all of them: on a busy machine the first has ended when the last begins.
-    for lively in islice(asyncio.as_completed([each.lively.wait() for each in heard]), len(heard) // 2):
+    # A few of them only: on a busy machine the first has ended when the last begins.
+    for lively in islice(asyncio.as_completed([each.lively.wait() for each in heard]), len(heard) // 4):
         await lively
 
     async def known() -> list[Heard]:

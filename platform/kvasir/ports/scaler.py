@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
-from kvasir.core.requests import Role
-
 
 class ReplicaState(StrEnum):
     """STARTING: it has been asked for and does not serve yet. LEAVING: it takes nothing new, and ends what
@@ -53,9 +51,4 @@ class Scaler(Protocol):
     def retire(self, pool: str, replica_ids: Sequence[str]) -> None:
         """Have these replicas of a pool drain and end, or not start at all. Those that are not known, or
         leave already, are ignored."""
-        ...
-
-    def assign(self, roles: dict[str, Role]) -> None:
-        """Have workers do another part of the work than their pool's, by their `worker_id`; all others do
-        their pool's. What they run ends where it is."""
         ...

@@ -17,7 +17,6 @@ from typing import Protocol, TypeVar
 
 from kvasir.core.errors import UpstreamError
 from kvasir.core.membership import MemberRecord
-from kvasir.core.requests import Role
 from kvasir.ports.clock import Clock
 from kvasir.ports.scaler import Replica, ReplicaState
 from kvasir_platform.control.rolling import RUNNING, ReplicaRow
@@ -74,10 +73,6 @@ class RayScaler:
     def retire(self, pool: str, replica_ids: Sequence[str]) -> None:
         """See Scaler."""
         self._asking(lambda: self._retire(pool, replica_ids))
-
-    def assign(self, roles: dict[str, Role]) -> None:
-        """See Scaler: routers give out the work, and are told by whoever decides; replicas of pools that may
-        do each other's work can do both."""
 
     def follow(self) -> None:
         """Ask for fewer where replicas that were to leave are gone. To be called often; cheap where none

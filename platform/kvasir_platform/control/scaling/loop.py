@@ -324,7 +324,6 @@ class ScalingLoop:
                     model.flipped.pop(each.worker_id, None)
                 else:
                     model.flipped[each.worker_id] = target
-            self._scaler.assign(self._roles())
 
     def _wake(self, name: str, replicas: Sequence[Replica], now: float) -> None:
         """Somebody asks for a model that nobody serves."""
@@ -350,8 +349,6 @@ class ScalingLoop:
         gone = [worker for worker in model.flipped if worker not in there]
         for worker in gone:
             del model.flipped[worker]
-        if gone:
-            self._scaler.assign(self._roles())
 
     def _roles(self) -> dict[str, Role]:
         return {

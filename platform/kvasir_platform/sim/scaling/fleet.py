@@ -159,8 +159,11 @@ class ScaledFleet:
             worker.state, worker.since_s = ReplicaState.LEAVING, self.now
             self._end_if_done(worker)
 
+    # -- routers ---------------------------------------------------------------------------------
+
     def assign(self, roles: dict[str, Role]) -> None:
-        """See Scaler."""
+        """Give workers another part of the work than their pool's, by name; all others do their pool's. What
+        they run ends where it is."""
         for worker in list(self._workers.values()):
             role = roles.get(worker.name, self._roles[worker.pool])
             if role is worker.role:
@@ -170,8 +173,6 @@ class ScaledFleet:
             worker.role = role
             if worker.state is ReplicaState.SERVING:
                 self._offer(worker)
-
-    # -- what routers tell -----------------------------------------------------------------------
 
     def report(self) -> DemandReport:
         """What one router of all this would tell now."""

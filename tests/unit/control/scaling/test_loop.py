@@ -56,10 +56,6 @@ class Owner:
         self.calls.append(("retire", pool, *replica_ids))
         self.replicas = [each for each in self.replicas if each.replica_id not in replica_ids]
 
-    def assign(self, roles: dict[str, Role]) -> None:
-        self._asked("assign")
-        self.calls.append(("assign", dict(roles)))
-
     def comes_up(self) -> None:
         """All that start serve from now on."""
         self.replicas = [
@@ -432,14 +428,9 @@ def test_workers_are_lent_before_any_is_started_and_routers_are_told() -> None:
     stage = Stage(begin=(8, 1), window_s=600.0)
     stage.run(50, 10)
     served = stage.pool("prefill")["serving"]
-    asked: list[tuple[object, ...]] = []
-    while not asked:
-        asked = stage.look(5, output=30_000)
-    (what, roles) = asked[0]
-    assert what == "assign"
-    assert isinstance(roles, dict)
+    while not (roles := stage.hear().roles):
+        assert not starts(stage.look(5, output=30_000))
     assert set(roles.values()) == {Role.DECODE}
-    assert stage.hear().roles == roles
     assert stage.pool("decode")["serving"] == 1 + len(roles)
     assert stage.pool("prefill")["serving"] == served - len(roles)
 
@@ -463,14 +454,14 @@ def test_no_pool_lends_fewer_than_its_least() -> None:
 def test_pinned_pools_neither_lend_nor_borrow() -> None:
     stage = Stage(begin=(8, 1), window_s=600.0, pins={"prefill": 8})
     asked = stage.run(50, 10) + stage.run(5, 40, output=30_000)
-    assert "assign" not in {call[0] for call in asked}
+    assert stage.hear().roles == {}
     assert starts(asked)
 
 
 def test_what_pools_do_not_share_is_not_lent() -> None:
     stage = Stage(begin=(8, 1), window_s=600.0, flips=False)
     asked = stage.run(50, 10) + stage.run(5, 40, output=30_000)
-    assert "assign" not in {call[0] for call in asked}
+    assert starts(asked)
     assert stage.hear().roles == {}
 
 
@@ -548,6 +539,3 @@ class Nobody:
 
     def retire(self, pool: str, replica_ids: Sequence[str]) -> None:
         raise AssertionError(pool)
-
-    def assign(self, roles: dict[str, Role]) -> None:
-        raise AssertionError(roles)
