@@ -1,9 +1,10 @@
 """How soon a pool follows its load: from the planner's decision to a replica that serves, on real Ray Serve.
 
 Starts the product with `make up` and a pool that sizes itself, and lets clients come and go: one replica,
-three, none, and back. Once with simulated engines, whose start is that of the process alone, and once
-with vLLM on the model that ships with Kvasir. Every answer is checked: one that fails or is cut is counted,
-and none may be.
+three, none, and back. Two replicas would let some clients wait for longer than they were promised, and none
+is refused for that. Once with simulated engines, whose start is that of the process alone, and once with vLLM
+on the model that ships with Kvasir. Every answer is checked: one that fails or is cut is counted, and none
+may be.
 
     make bench-scaling
     make bench-scaling ARGS='--rounds 1 --engines sim --no-report'
@@ -31,7 +32,8 @@ from load_tests.scenarios.foundation import MODEL, ROOT, Stack, running_stack
 
 SPEC: Mapping[str, Any] = {
     "disaggregation": "never",
-    "slo": [{"name": "default", "ttft_s": 30, "itl_s": 0.5}],
+    "slo": [{"name": "default", "ttft_s": 1, "itl_s": 0.5}],
+    "admission": {"patience": 0},
     "scaling": {"interval_s": 2, "window_s": 6, "idle_s": 10, "start_s": 10, "stale_s": 6},
     "worker": {"drain_s": 10},
 }

@@ -35,7 +35,9 @@ pools:
       kind: sim
       max_num_seqs: 4
       sim: {{decode_step_s: 0.03}}
-slo: [{{name: default, ttft_s: 15, itl_s: 0.2}}]
+# Two replicas keep some of eleven clients waiting for longer than that; none is refused for it.
+slo: [{{name: default, ttft_s: 1, itl_s: 0.2}}]
+admission: {{patience: 0}}
 scaling: {{interval_s: 2, window_s: 6, idle_s: 8, start_s: 5, stale_s: 6}}
 worker: {{drain_s: 5}}
 """
@@ -116,14 +118,14 @@ def test_a_pool_grows_from_one_replica_to_three_and_shrinks_to_one_without_a_fai
 ) -> None:
     with start_stack(tmp_path, "-f", _spec(tmp_path, 1)) as stack:
         clients = Clients(stack.url)
-        with clients.at_work(9):
+        with clients.at_work(11):
             stack.wait_until(lambda: _serving(stack) == 3, PATIENCE_S, "three workers")
             first = {worker["worker_id"] for worker in stack.workers()}
         assert stack.metric("kvasir_pool_replicas_wished", pool="workers") == 3
         with clients.at_work(1):
             stack.wait_until(lambda: len(stack.workers()) == 1, PATIENCE_S, "one worker again")
         assert clients.failures == []
-        assert clients.ended > 9
+        assert clients.ended > 11
         # Those that were chosen went, and nobody came in their place.
         assert {worker["worker_id"] for worker in stack.workers()} <= first
         acts = _story(stack)["acts"]
