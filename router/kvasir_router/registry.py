@@ -12,7 +12,7 @@ from kvasir.core.golden import GoldenPrompt
 from kvasir.core.identity import WorkerIdentity, registration_conflicts
 from kvasir.core.kv import KvStatus
 from kvasir.core.membership import Endpoint
-from kvasir.core.requests import EngineLoad
+from kvasir.core.requests import EngineLoad, Role
 from kvasir.ports.router import HealthView, WorkerView
 
 CONNECTING = "connecting"
@@ -42,6 +42,7 @@ class Registration:
         in_flight: int,
         kv: KvStatus | None = None,
         health: HealthView | None = None,
+        assigned: Role | None = None,
     ) -> WorkerView:
         """As status and metrics show it."""
         return WorkerView(
@@ -55,6 +56,7 @@ class Registration:
             in_flight=in_flight,
             kv=kv,
             health=health or HealthView(),
+            assigned=assigned,
         )
 
 

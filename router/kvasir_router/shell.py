@@ -429,10 +429,10 @@ class Router:
 
     def _view(self, worker_id: str) -> WorkerView:
         worker = self._machine.fleet.workers.get(worker_id)
-        load = worker.load if worker is not None else None
+        load, assigned = (None, None) if worker is None else (worker.load, worker.assigned)
         fleet = self._machine.fleet
         kv, health = fleet.kv_status(worker_id), fleet.health.view(worker_id, self._clock.now())
-        return self._registry[worker_id].view(load, self._busy(worker_id), kv, health)
+        return self._registry[worker_id].view(load, self._busy(worker_id), kv, health, assigned)
 
     def _show(self, worker_id: str) -> None:
         if self._members.get(worker_id) is None:

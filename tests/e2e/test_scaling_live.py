@@ -1,6 +1,7 @@
 """Pools on real Ray Serve size themselves under a load that rises and falls, and no request fails.
 
-The engines are simulated and slow, so that a few clients are a load; everything else is as a user starts it.
+Where replicas come and go the engines are simulated and slow, so that a few clients are a load; where one
+does another pool's work they are real. Everything else is as a user starts it.
 """
 
 from __future__ import annotations
@@ -41,6 +42,17 @@ admission: {{patience: 0}}
 scaling: {{interval_s: 2, window_s: 6, idle_s: 8, start_s: 5, stale_s: 6}}
 worker: {{drain_s: 5}}
 """
+TWO_PARTS = """
+disaggregation: always
+pools:
+  - {name: prefill, role: prefill, replicas: 2, cpus: 0.1, scaling: {min: 1, max: 2}, engine: &small
+      {kind: vllm, max_num_seqs: 4, threads: 1, max_num_batched_tokens: 512}}
+  - {name: decode, role: decode, replicas: 1, cpus: 0.1, scaling: {min: 1, max: 2}, engine: *small}
+slo: [{name: default, ttft_s: 1, itl_s: 0.5}]
+admission: {patience: 0}
+scaling: {interval_s: 2, window_s: 60, start_s: 40, stale_s: 6}
+worker: {drain_s: 5}
+"""
 TOKENS = 60  # 1.8 s
 PATIENCE_S = 240.0
 
@@ -50,6 +62,7 @@ class Clients:
     """Streams one after the other, in so many threads; each must come to its end."""
 
     url: str
+    tokens: int = TOKENS
     failures: list[str] = field(default_factory=list)
     ended: int = 0
     _stop: threading.Event = field(default_factory=threading.Event)
@@ -78,7 +91,7 @@ class Clients:
             chunks = client.completions.create(
                 model="kvasir-tiny",
                 prompt="Once upon a time",
-                max_tokens=TOKENS,
+                max_tokens=self.tokens,
                 temperature=0,
                 stream=True,
                 extra_body={"ignore_eos": True},
@@ -95,6 +108,15 @@ class Clients:
 
 def _serving(stack: Stack) -> int:
     return sum(worker["state"] == "ready" for worker in stack.workers())
+
+
+def _lent(stack: Stack) -> dict[str, str]:
+    """Those that do another pool's work, and which."""
+    return {each["worker_id"]: each["assigned"] for each in stack.workers() if each["assigned"]}
+
+
+def _streams(stack: Stack, worker_id: str) -> int:
+    return sum(each["load"]["running"] for each in stack.workers() if each["worker_id"] == worker_id)
 
 
 def _story(stack: Stack) -> dict[str, Any]:
@@ -156,3 +178,23 @@ def test_a_model_that_nobody_asks_for_sleeps_and_its_next_request_waits_for_a_st
         clients.one()
         assert clients.failures == []
         assert [act["what"] for act in _story(stack)["acts"]].count("wake") == 2
+
+
+def test_a_worker_that_its_pool_can_spare_does_the_other_pools_work_and_none_is_started(
+    start_stack: StartStack, tmp_path: Path
+) -> None:
+    pytest.importorskip("vllm")
+    path = tmp_path / "two.yaml"
+    path.write_text(TWO_PARTS)
+    with start_stack(tmp_path, "-f", str(path)) as stack:
+        began = {worker["worker_id"] for worker in stack.workers()}
+        clients = Clients(stack.url, tokens=300)
+        with clients.at_work(7):
+            stack.wait_until(lambda: bool(_lent(stack)), PATIENCE_S, "a worker that is lent")
+            (lent,) = _lent(stack)
+            stack.wait_until(lambda: _streams(stack, lent) >= 2, PATIENCE_S, "streams on it")
+            assert "does decode work" in _done(stack.kvasir("status")).stdout
+        assert clients.failures == []
+        assert {worker["worker_id"] for worker in stack.workers()} == began
+        acts = [(act["pool"], act["what"], act["count"]) for act in _story(stack)["acts"]]
+        assert acts == [("decode", "flip", 1)]

@@ -11,7 +11,7 @@ from typing import Protocol
 from kvasir.core.errors import KvasirError
 from kvasir.core.identity import WorkerIdentity
 from kvasir.core.kv import KvStatus
-from kvasir.core.requests import DEFAULT_SLO, Delta, EngineLoad, Request, SloClass, Usage
+from kvasir.core.requests import DEFAULT_SLO, Delta, EngineLoad, Request, Role, SloClass, Usage
 from kvasir.core.values import value
 
 
@@ -97,7 +97,8 @@ class HealthView:
 @dataclass(frozen=True, slots=True)
 class WorkerView:
     """A worker as the router sees it. `state`: connecting, ready, interrupted, draining, refused.
-    `reason` says why it is not ready."""
+    `reason` says why it is not ready, `assigned` is a part of the work that it is given in place of its
+    pool's."""
 
     worker_id: str
     address: str
@@ -109,6 +110,7 @@ class WorkerView:
     in_flight: int = 0
     kv: KvStatus | None = None
     health: HealthView = HealthView()
+    assigned: Role | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,6 +64,10 @@ class Sizing:
         """See ScalingLoop."""
         self._loop.pin(pool, size)
 
+    def plans(self, pool: str) -> bool:
+        """See ScalingLoop."""
+        return self._loop.plans(pool)
+
     def story(self, now: float) -> dict[str, object]:
         """See ScalingLoop."""
         return self._loop.story(now)

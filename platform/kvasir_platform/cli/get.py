@@ -35,7 +35,7 @@ def _row(worker: dict[str, Any]) -> tuple[str, ...]:
     return (
         str(worker.get("worker_id", "?")),
         str(worker.get("pool", "?")),
-        str(worker.get("role") or "-"),
+        str(worker.get("assigned") or worker.get("role") or "-"),
         str(worker.get("state", "?")),
         _health(health) if worker.get("state") not in _NOT_JUDGED else "-",
         str(kv.get("state", "-")),

@@ -125,7 +125,8 @@ def worker_row(worker: dict[str, Any]) -> tuple[str, ...]:
     """One line of the table of workers, from a WorkerView as JSON."""
     load = worker.get("load") or {}
     usage = load.get("kv_usage")
-    reasons = [worker.get("reason"), (worker.get("health") or {}).get("reason"), *tier_troubles(load)]
+    lent = f"does {worker['assigned']} work" if worker.get("assigned") else ""
+    reasons = [lent, worker.get("reason"), (worker.get("health") or {}).get("reason"), *tier_troubles(load)]
     return (
         str(worker.get("worker_id", "?")),
         str(worker.get("pool", "?")),

@@ -49,6 +49,8 @@ class Sizes(Protocol):
 
     def pin(self, pool: str, size: int | None) -> None: ...
 
+    def plans(self, pool: str) -> bool: ...
+
     def story(self, now: float) -> dict[str, object]: ...
 
 
@@ -95,7 +97,7 @@ class PoolCommands:
     def _scale(self, pool: str, replicas: int) -> None:
         """Pin a pool that is planned for; of any other, just ask for the number."""
         self._pools.wanted(pool)
-        if self._sizes is None or not self._planned(pool):
+        if self._sizes is None or not self._sizes.plans(pool):
             self._pools.scale(pool, replicas)
             return
         self._sizes.pin(pool, replicas)
@@ -107,11 +109,6 @@ class PoolCommands:
             raise ConfigError(f"nothing plans the size of {pool}: give it a number, as in {pool}=2")
         self._sizes.pin(pool, None)
         self._pools.pin(pool, None)
-
-    def _planned(self, pool: str) -> bool:
-        story = {} if self._sizes is None else self._sizes.story(self._clock.now())
-        names = story.get("planned", ())
-        return isinstance(names, list) and pool in names
 
     def _explain(self, caller: Caller) -> None:
         if self._sizes is None:

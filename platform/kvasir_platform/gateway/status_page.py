@@ -77,6 +77,7 @@ def _worker(view: WorkerView, now: float) -> dict[str, Any]:
         "reason": view.reason,
         "in_flight": view.in_flight,
         "role": None if identity is None else identity.role,
+        "assigned": view.assigned,
         "engine": None if identity is None else f"{identity.engine} {identity.engine_version}",
         "epoch": None if identity is None else identity.epoch,
         "load": view.load,

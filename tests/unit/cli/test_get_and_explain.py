@@ -95,6 +95,17 @@ def test_get_workers_shows_what_each_holds_and_how_well_that_is_known(
     ]
 
 
+def test_a_worker_that_does_another_pools_work_is_shown_with_what_it_does(
+    gateway: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lent = WORKER | {"assigned": "prefill"}
+    gateway.answers["/status"] = (200, {"workers": [lent]})
+    main(["get", "workers", "--address", gateway.address])
+    assert said(capsys)[1].startswith("decode-7f decode prefill ready ")
+    assert worker_row(lent)[-1].startswith("does prefill work")
+    assert "does" not in worker_row(WORKER)[-1]
+
+
 def test_a_worker_that_has_said_nothing_yet_is_shown_all_the_same(
     gateway: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -224,7 +224,10 @@ class Planned:
         self.pinned[pool] = size
 
     def story(self, now: float) -> dict[str, object]:
-        return {"planned": ["decode"], "now": now}
+        return {"now": now}
+
+    def plans(self, pool: str) -> bool:
+        return pool == "decode"
 
 
 class Listener(Caller):
@@ -266,7 +269,7 @@ def test_sizes_are_explained_while_a_restart_runs_and_refused_where_nobody_plans
     work = PoolCommands(pools, StillClock(), drain_s=1.0, sizes=Planned())
     work.take(Ask("restart", "decode"), listener)
     work.take(Ask("explain", ""), listener)
-    assert listener.told[-1] == ("done", {"story": {"planned": ["decode"], "now": 0.0}})
+    assert listener.told[-1] == ("done", {"story": {"now": 0.0}})
     event, details = _asked(Ask("explain", ""), None)[1][0]
     assert event == "refused"
     assert "scaling" in str(details["message"])

@@ -86,10 +86,16 @@ class ScalingLoop:
         self._read_s: float | None = None
         self._frozen: str | None = "no router has told anything yet"
         self._unseen = True
-        self._planned = False
+        self._began = False
         self._adopted: dict[str, tuple[str, str, Role]] = {}
         self._word = PlannerWord(epoch, True, {}, {}, {})
         self._models = {view.model.name: _model(view) for view in deployment.views() if _scaled(view)}
+        self._planned = {
+            pool.name: pool.scaling
+            for model in self._models.values()
+            for pool in model.view.pools
+            if pool.scaling is not None
+        }
 
     # -- the other thread ------------------------------------------------------------------------
 
@@ -97,7 +103,7 @@ class ScalingLoop:
         """A router's report, and what it is to know. Thread-safe."""
         with self._lock:
             taken = report.epoch == self._epoch and self._demand.take(report, now)
-            if taken and not self._planned:
+            if taken and not self._began:
                 # A planner that has just come to life goes on with the roles that another one gave.
                 self._adopted |= self._lent(report)
             word = self._word
@@ -120,20 +126,22 @@ class ScalingLoop:
     def pin(self, pool: str, size: int | None) -> None:
         """Keep a pool at a size whatever is planned; None lets it be planned again. Raises ConfigError for a
         pool without scaling, and a size that its bounds do not allow."""
-        for model in self._models.values():
-            for spec in model.view.pools:
-                if spec.name == pool and spec.scaling is not None:
-                    if size is not None and not 0 <= size <= spec.scaling.max:
-                        raise ConfigError(
-                            f"{pool} can have 0 to {spec.scaling.max} replicas (scaling.max), not {size}"
-                        )
-                    if size is None:
-                        self._pins.pop(pool, None)
-                    else:
-                        self._pins[pool] = size
-                    self._due_s = None
-                    return
-        raise ConfigError(f"{pool} has no scaling in the deployment spec; it has the size that it is given")
+        bounds = self._planned.get(pool)
+        if bounds is None:
+            raise ConfigError(
+                f"{pool} has no scaling in the deployment spec; it has the size that it is given"
+            )
+        if size is None:
+            self._pins.pop(pool, None)
+        elif 0 <= size <= bounds.max:
+            self._pins[pool] = size
+        else:
+            raise ConfigError(f"{pool} can have 0 to {bounds.max} replicas (scaling.max), not {size}")
+        self._due_s = None
+
+    def plans(self, pool: str) -> bool:
+        """Whether this decides how many replicas the pool has."""
+        return pool in self._planned
 
     @property
     def pins(self) -> Mapping[str, int]:
@@ -170,12 +178,6 @@ class ScalingLoop:
             "mode": self._spec.mode,
             "frozen": self._frozen,
             "pins": dict(self._pins),
-            "planned": [
-                pool.name
-                for model in self._models.values()
-                for pool in model.view.pools
-                if pool.scaling is not None
-            ],
             "pools": [
                 told(decision, self._word.pools.get(decision.pool))
                 for model in self._models.values()
@@ -205,7 +207,7 @@ class ScalingLoop:
         if missing is not None or unseen or seconds <= 0.0:
             return
         with self._lock:
-            self._planned = True
+            self._began = True
             adopted, self._adopted = self._adopted, {}
         for worker, (name, pool, _) in adopted.items():
             self._models[name].flipped[worker] = pool
