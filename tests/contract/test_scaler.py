@@ -7,10 +7,12 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import pytest
+from tests.helpers.serve import AwayError, Serve
 
 from kvasir.core.errors import ConfigError
 from kvasir.core.requests import Role
 from kvasir.ports.scaler import Replica, ReplicaState, Scaler
+from kvasir_platform.control.ray_scaler import RayScaler
 from kvasir_platform.sim.scaling.days import Shape
 from kvasir_platform.sim.scaling.fleet import Kind, Level, ScaledFleet
 
@@ -61,7 +63,42 @@ class Simulated:
         return self.fleet.now
 
 
-MAKERS: Sequence[Callable[[], Stage]] = [Simulated]
+class OverServe:
+    """Ray Serve's adapter. The real Serve is under it in the end-to-end tests; here it does in no time what
+    takes it seconds."""
+
+    def __init__(self) -> None:
+        self.serve, self.at = Serve(**BEGIN), 0.0
+        self.busy: set[str] = set()
+        self.scaler: Scaler = RayScaler(self.serve, self, (AwayError,))
+
+    def settle(self) -> None:
+        self.at += 60.0
+        for name in set(self.serve.told) - self.busy:
+            self.serve.drained(name)
+        self.serve.reconcile()
+        self.scaler.observe()
+        self.serve.reconcile()
+        self.serve.come_up()
+        self.scaler.observe()
+
+    def occupy(self) -> None:
+        self.busy = set(self.serve.pools["decode"].rows)
+
+    def release(self) -> None:
+        self.busy = set()
+
+    def clock(self) -> float:
+        return self.at
+
+    def now(self) -> float:
+        return self.at
+
+    async def sleep(self, seconds: float) -> None:
+        raise AssertionError(f"nothing here waits for {seconds} s")
+
+
+MAKERS: Sequence[Callable[[], Stage]] = [Simulated, OverServe]
 
 
 @pytest.fixture(params=MAKERS, ids=lambda make: make.__name__)

@@ -50,6 +50,13 @@ class _Leaving:
     since_s: float
 
 
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    pool: str
+    state: ReplicaState
+    since_s: float
+
+
 class RayScaler:
     """Call everything from the thread that drives Ray. `failures` are what Ray raises when it cannot be
     asked."""
@@ -59,7 +66,7 @@ class RayScaler:
         self._clock = clock
         self._failures = failures
         self._leaving: dict[str, _Leaving] = {}
-        self._since: dict[str, tuple[ReplicaState, float]] = {}
+        self._seen: dict[str, _Seen] = {}
 
     def observe(self) -> Sequence[Replica]:
         """See Scaler."""
@@ -72,7 +79,8 @@ class RayScaler:
 
     def retire(self, pool: str, replica_ids: Sequence[str]) -> None:
         """See Scaler."""
-        self._asking(lambda: self._retire(pool, replica_ids))
+        if pool in self._pools.names():
+            self._asking(lambda: self._retire(pool, replica_ids))
 
     def follow(self) -> None:
         """Ask for fewer where replicas that were to leave are gone. To be called often; cheap where none
@@ -90,13 +98,13 @@ class RayScaler:
             for row in own:
                 member = members.get(row.replica_id)
                 state = ReplicaState.LEAVING if row.replica_id in spare else self._state(row, member)
-                found.append(self._seen(row.replica_id, pool, state, now, member))
+                found.append(self._look(row.replica_id, pool, state, now, member))
             staying = sum(row.state != STOPPING for row in own)
             for number in range(self._pools.wanted(pool) - staying):
                 # Asked for, and not begun: Serve has not come to it, or there is no room.
-                found.append(self._seen(f"{pool}?{number}", pool, ReplicaState.STARTING, now, None))
+                found.append(self._look(f"{pool}?{number}", pool, ReplicaState.STARTING, now, None))
         present = {each.replica_id for each in found}
-        self._since = {name: since for name, since in self._since.items() if name in present}
+        self._seen = {name: seen for name, seen in self._seen.items() if name in present}
         return found
 
     def _spare(self, pool: str, rows: Sequence[ReplicaRow]) -> set[str]:
@@ -110,31 +118,31 @@ class RayScaler:
         if row.state == STOPPING or row.replica_id in self._leaving:
             return ReplicaState.LEAVING
         # One that runs and has taken its record back drains by itself: its process was asked to end.
-        known = self._since.get(row.replica_id)
-        if member is None and known is not None and known[0] is not ReplicaState.STARTING:
+        known = self._seen.get(row.replica_id)
+        if member is None and known is not None and known.state is not ReplicaState.STARTING:
             return ReplicaState.LEAVING
         return ReplicaState.SERVING if row.state == RUNNING and member is not None else ReplicaState.STARTING
 
-    def _seen(
+    def _look(
         self, name: str, pool: str, state: ReplicaState, now: float, member: MemberRecord | None
     ) -> Replica:
-        known = self._since.get(name)
-        if known is None or known[0] is not state:
-            known = self._since[name] = (state, now)
-        return Replica(name, pool, state, known[1], "" if member is None else member.worker_id)
+        known = self._seen.get(name)
+        if known is None or known.state is not state:
+            known = self._seen[name] = _Seen(pool, state, now)
+        return Replica(name, pool, state, known.since_s, "" if member is None else member.worker_id)
 
     def _retire(self, pool: str, replica_ids: Sequence[str]) -> None:
         now, members = self._clock.now(), self._pools.members()
         rows = {row.replica_id: row for row in self._pools.replicas(pool)}
         never_began, spare = 0, self._spare(pool, list(rows.values()))
         for name in dict.fromkeys(replica_ids):
-            row, member = rows.get(name), members.get(name)
+            row, member, seen = rows.get(name), members.get(name), self._seen.get(name)
             if row is not None and (row.state == STOPPING or name in self._leaving or name in spare):
                 continue
             if row is not None and row.state == RUNNING and member is not None:
                 self._leaving[name] = _Leaving(pool, now)
                 self._pools.ask_to_leave(member.worker_id, _REASON)
-            elif row is not None or name in self._since:
+            elif row is not None or (seen is not None and seen.pool == pool):
                 never_began += 1
         if never_began:
             self._pools.scale(pool, max(0, self._pools.wanted(pool) - never_began))
