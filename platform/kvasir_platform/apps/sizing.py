@@ -48,8 +48,8 @@ class Sizing:
         return self._server.address
 
     def renew(self, deployment: Deployment) -> None:
-        """Plan by another spec of the same deployment; what was learned of the load is learned anew."""
-        self._loop = self._made(deployment)
+        """Plan by another spec of the same deployment, and go on with what was learned of the load."""
+        self._loop = self._made(deployment, self._loop)
 
     def step(self) -> bool:
         """Do what is due; returns whether replicas are on their way."""
@@ -76,12 +76,13 @@ class Sizing:
         """Hear no router any more. Idempotent."""
         self._server.close()
 
-    def _made(self, deployment: Deployment) -> ScalingLoop:
+    def _made(self, deployment: Deployment, before: ScalingLoop | None = None) -> ScalingLoop:
         pools = self._pools
         return ScalingLoop(
             deployment,
             self._scaler,
             epoch=self._epoch,
+            before=before,
             tell=self._tell,
             rolling=lambda pool: pools.record(pool).before is not None,
             pins=pools.pins(),

@@ -59,7 +59,8 @@ class _Model:
 class ScalingLoop:
     """Of one deployment. `epoch` names this life of the planner, which routers' reports have to name; `tell`
     takes an event's name and its details. `rolling(pool)`: its replicas are being replaced, and their number
-    is left alone. `pins` are sizes that were asked for before."""
+    is left alone. `pins` are sizes that were asked for before, `before` planned for the same deployment by
+    another spec: what it has learned of the load is gone on with."""
 
     def __init__(
         self,
@@ -70,6 +71,7 @@ class ScalingLoop:
         tell: Callable[..., None],
         rolling: Callable[[str], bool] = lambda _pool: False,
         pins: Mapping[str, int] | None = None,
+        before: ScalingLoop | None = None,
     ) -> None:
         self._spec = deployment.scaling
         self._scaler = scaler
@@ -89,7 +91,12 @@ class ScalingLoop:
         self._began = False
         self._adopted: dict[str, tuple[str, str, Role]] = {}
         self._word = PlannerWord(epoch, True, {}, {}, {})
-        self._models = {view.model.name: _model(view) for view in deployment.views() if _scaled(view)}
+        known = {} if before is None else {name: each.planner for name, each in before._models.items()}
+        self._models: dict[str, _Model] = {
+            view.model.name: _model(view, known.get(view.model.name))
+            for view in deployment.views()
+            if _scaled(view)
+        }
         self._planned = {
             pool.name: pool.scaling
             for model in self._models.values()
@@ -410,7 +417,7 @@ def _serves(replica: Replica, model: _Model) -> str:
     return model.flipped.get(replica.worker_id, replica.pool)
 
 
-def _model(view: Deployment) -> _Model:
+def _model(view: Deployment, known: Planner | None) -> _Model:
     spec = view.scaling
     rules = ModelRules(
         pools=tuple(
@@ -431,4 +438,4 @@ def _model(view: Deployment) -> _Model:
         window_s=spec.window_s,
         idle_s=spec.idle_s,
     )
-    return _Model(view, Planner(rules))
+    return _Model(view, known if known is not None and known.follow(rules) else Planner(rules))

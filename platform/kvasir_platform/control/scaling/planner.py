@@ -159,6 +159,17 @@ class Planner:
         }
         self._pools = {each.bounds.name: _Pool(each) for each in self.rules.pools}
 
+    def follow(self, rules: ModelRules) -> bool:
+        """Go on by other rules with what was learned of the load; False where they are for other pools."""
+        if {each.bounds.name: each.bounds.role for each in rules.pools} != {
+            each.bounds.name: each.bounds.role for each in self.rules.pools
+        }:
+            return False
+        self.rules, self.ledger.aim = rules, rules.aim
+        for each in rules.pools:
+            self._pools[each.bounds.name].rules = each
+        return True
+
     @property
     def _embeds(self) -> bool:
         return all(each.bounds.role is Role.EMBED for each in self.rules.pools)

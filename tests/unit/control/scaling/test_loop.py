@@ -92,25 +92,34 @@ class Stage:
             )
             for role, count in zip((Role.PREFILL, Role.DECODE), begin, strict=True)
         )
-        spec = Deployment(
+        self.spec = Deployment(
             model=ModelSpec(source="kvasir-tiny", served_name="m"),
             pools=pools,
             scaling=ScalingSpec.model_validate({"start_timeout_s": 60.0} | scaling),
         )
         self.events: list[dict[str, object]] = []
         self.rolling: set[str] = set()
-        self.loop = ScalingLoop(
-            spec,
+        self.loop = self._made(pins)
+        self.counts = Traffic()
+        self.sequence = 0
+        self.now = 0.0
+        self.word = PlannerWord("", False, {}, {}, {})
+
+    def _made(self, pins: dict[str, int] | None, before: ScalingLoop | None = None) -> ScalingLoop:
+        return ScalingLoop(
+            self.spec,
             self.owner,
             epoch="now",
             tell=lambda _event, **details: self.events.append(details),
             rolling=self.rolling.__contains__,
             pins=pins,
+            before=before,
         )
-        self.counts = Traffic()
-        self.sequence = 0
-        self.now = 0.0
-        self.word = PlannerWord("", False, {}, {}, {})
+
+    def renew(self, **fields: Any) -> None:
+        """Go on by another spec of the same deployment."""
+        self.spec = self.spec.model_copy(update=fields)
+        self.loop = self._made(None, self.loop)
 
     def hear(
         self, requests: int = 0, output: int = 100, hits: dict[str, int] | None = None, **news: int
@@ -509,6 +518,26 @@ def test_a_pin_is_seen_to_at_once_kept_and_taken_away() -> None:
     stage.run(30, 3)
     assert stage.pool("decode")["serving"] >= 1
     assert stage.loop.pins == {}
+
+
+def test_another_spec_is_planned_by_with_what_was_learned_under_the_last_one() -> None:
+    stage = Stage()
+    stage.run(50, 3)
+    careful = stage.pool("prefill")["margin"]
+    stage.run(50, 900)
+    learned = stage.pool("prefill")["margin"]
+    assert learned < careful
+    prefill, decode = stage.spec.pools
+    stage.renew(pools=(prefill.model_copy(update={"scaling": PoolScalingSpec(min=1, max=3)}), decode))
+    stage.run(50, 3)
+    assert stage.pool("prefill")["margin"] == learned
+    assert stage.owner.count("prefill") <= 3
+    assert "not more than scaling.max 3" in " ".join(stage.pool("prefill")["because"])
+    # Of other pools nothing is known.
+    both = PoolSpec(name="prefill", role=Role.BOTH, scaling=PoolScalingSpec(min=1, max=20))
+    stage.renew(pools=(both,))
+    stage.run(50, 3)
+    assert stage.pool("prefill")["margin"] == careful
 
 
 def test_a_new_planner_goes_on_with_the_roles_that_routers_have() -> None:
