@@ -137,6 +137,9 @@ def _serving(workers: Sequence[Mapping[str, Any]]) -> int:
 
 async def _round(stack: Stack, engine: str) -> Round:
     found, load = Round(), Load(stack.address, TOKENS[engine])
+    # One that is woken may be given others, if it was busy not long ago.
+    load.resize(1)
+    await _until(stack, lambda workers: len(workers) == _serving(workers) == 1)
     began = time.monotonic()
     load.resize(CLIENTS)
     served: list[float] = []
