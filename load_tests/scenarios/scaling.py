@@ -135,11 +135,17 @@ def _serving(workers: Sequence[Mapping[str, Any]]) -> int:
     return sum(worker["state"] == "ready" for worker in workers)
 
 
+def _settled(stack: Stack) -> bool:
+    """Whether one replica is all that there is and should be."""
+    pools = _story(stack)["pools"]
+    return [(pool["serving"], pool["starting"], pool["size"]) for pool in pools] == [(1, 0, 1)]
+
+
 async def _round(stack: Stack, engine: str) -> Round:
     found, load = Round(), Load(stack.address, TOKENS[engine])
     # One that is woken may be given others, if it was busy not long ago.
     load.resize(1)
-    await _until(stack, lambda workers: len(workers) == _serving(workers) == 1)
+    await _until(stack, lambda workers: _serving(workers) == 1 and _settled(stack))
     began = time.monotonic()
     load.resize(CLIENTS)
     served: list[float] = []
