@@ -37,6 +37,7 @@ SPEC: Mapping[str, Any] = {
     "scaling": {"interval_s": 2, "window_s": 6, "idle_s": 10, "start_s": 10, "stale_s": 6},
     "worker": {"drain_s": 10},
 }
+POOL = "workers"
 SEATS = 4
 ENGINES: Mapping[str, Mapping[str, Any]] = {
     "sim": {"kind": "sim", "max_num_seqs": SEATS, "sim": {"decode_step_s": 0.03}},
@@ -108,16 +109,20 @@ def _status(stack: Stack) -> list[dict[str, Any]]:
     return found
 
 
-def _story(stack: Stack) -> dict[str, Any]:
+def _asked(stack: Stack, *command: str) -> str:
     ran = subprocess.run(
-        [sys.executable, "-m", "kvasir_platform.cli.main", "-o", "json", "explain", "scaling"],
+        [sys.executable, "-m", "kvasir_platform.cli.main", "-o", "json", *command],
         env={**os.environ, "KVASIR_HOME": str(stack.home)},
         capture_output=True,
         text=True,
         timeout=60,
         check=True,
     )
-    found: dict[str, Any] = json.loads(ran.stdout)
+    return ran.stdout
+
+
+def _story(stack: Stack) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(_asked(stack, "explain", "scaling"))
     return found
 
 
@@ -135,19 +140,14 @@ def _serving(workers: Sequence[Mapping[str, Any]]) -> int:
     return sum(worker["state"] == "ready" for worker in workers)
 
 
-def _settled(stack: Stack) -> bool:
-    """Whether one replica is all that there is and should be."""
-    pools = _story(stack)["pools"]
-    return [(pool["serving"], pool["starting"], pool["size"]) for pool in pools] == [(1, 0, 1)]
-
-
 async def _round(stack: Stack, engine: str) -> Round:
     found, load = Round(), Load(stack.address, TOKENS[engine])
-    # One that is woken may be given others, if it was busy not long ago.
-    load.resize(1)
-    await _until(stack, lambda workers: _serving(workers) == 1 and _settled(stack))
+    # One that was woken is given others where it was busy not long ago: it begins with one all the same.
+    await asyncio.to_thread(_asked, stack, "scale", f"{POOL}=1")
+    await _until(stack, lambda workers: len(workers) == _serving(workers) == 1)
     began = time.monotonic()
     load.resize(CLIENTS)
+    await asyncio.to_thread(_asked, stack, "scale", f"{POOL}=auto")
     served: list[float] = []
     for count in range(2, MOST + 1):
         served.append(await _until(stack, lambda workers, count=count: _serving(workers) >= count))  # type: ignore[misc]
@@ -170,7 +170,7 @@ async def _round(stack: Stack, engine: str) -> Round:
 
 def _rounds(engine: str, rounds: int) -> list[Round]:
     pool = {
-        "name": "workers",
+        "name": POOL,
         "role": "both",
         "cpus": 0.1,
         "scaling": {"min": 0, "max": MOST},
