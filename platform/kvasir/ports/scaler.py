@@ -45,7 +45,8 @@ class Scaler(Protocol):
         ...
 
     def start(self, pool: str, count: int) -> None:
-        """Ask for so many more replicas of a pool. Raises ConfigError for a pool that does not exist."""
+        """Ask for so many more replicas of a pool. Raises ConfigError for a pool that does not exist, or
+        where it would have more than it may, those that leave included."""
         ...
 
     def retire(self, pool: str, replica_ids: Sequence[str]) -> None:

@@ -173,11 +173,16 @@ class ScalingLoop:
                 self._decide(replicas, now)
                 self._due_s = now + self._spec.interval_s
         except UpstreamError as error:
-            self._freeze(f"the pools cannot be seen: {error.message}")
-            self._due_s = now + self._spec.interval_s
-            return True
-        self._publish(replicas, now)
-        return any(each.state is not ReplicaState.SERVING for each in replicas)
+            why = f"the pools cannot be seen: {error.message}"
+        except ConfigError as error:
+            # It must not take down what serves.
+            why = f"the pools refuse a size: {error.message}"
+        else:
+            self._publish(replicas, now)
+            return any(each.state is not ReplicaState.SERVING for each in replicas)
+        self._freeze(why)
+        self._due_s = now + self._spec.interval_s
+        return True
 
     def story(self, now: float) -> dict[str, object]:
         """Everything that `kvasir explain scaling` shows."""
@@ -284,9 +289,7 @@ class ScalingLoop:
             change = left.get(each.pool, 0)
             why = sentence(each)
             if change > 0:
-                own = [e for e in replicas if e.pool == each.pool and e.state is not ReplicaState.LEAVING]
-                room = model.view.pool(each.pool).most - len(own)
-                # Of its own replicas some may do another pool's work: its pods are as many all the same.
+                room = _room(model.view.pool(each.pool), replicas)
                 if room > 0:
                     self._start(each.pool, min(change, room), why, now)
             elif change < 0:
@@ -337,14 +340,22 @@ class ScalingLoop:
     def _wake(self, name: str, replicas: Sequence[Replica], now: float) -> None:
         """Somebody asks for a model that nobody serves."""
         model = self._models[name]
-        for pool in model.view.pools:
-            there = any(e.pool == pool.name and e.state is not ReplicaState.LEAVING for e in replicas)
-            if not there and pool.scaling is not None and self._pins.get(pool.name) != 0:
+        asleep = [
+            pool
+            for pool in model.view.pools
+            if pool.scaling is not None
+            and self._pins.get(pool.name) != 0
+            and not any(e.pool == pool.name and e.state is not ReplicaState.LEAVING for e in replicas)
+        ]
+        for pool in asleep:
+            if _room(pool, replicas) > 0:
                 why = "a request waits, and no worker serves its model"
                 self._note(Act(now, pool.name, "wake", 1, why, self._acts_now(pool.name)))
                 if self._acts_now(pool.name):
                     self._scaler.start(pool.name, 1)
-        model.asked_s = now
+        # Those that still leave may take all the room that there is: it is tried again at the next look.
+        if all(_room(pool, replicas) > 0 for pool in asleep):
+            model.asked_s = now
 
     def _asleep(self, name: str, now: float) -> bool:
         model = self._models.get(name)
@@ -410,6 +421,12 @@ class ScalingLoop:
 
 def _scaled(view: Deployment) -> bool:
     return any(pool.scaling is not None for pool in view.pools)
+
+
+def _room(pool: PoolSpec, replicas: Sequence[Replica]) -> int:
+    """How many more replicas a pool may have: those that leave hold their pods until they are gone, and those
+    that do another pool's work hold theirs."""
+    return pool.most - sum(each.pool == pool.name for each in replicas)
 
 
 def _serves(replica: Replica, model: _Model) -> str:

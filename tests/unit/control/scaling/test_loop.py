@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -22,9 +23,12 @@ STEP_S = 10.0
 
 
 class Owner:
-    """kvasir.ports.scaler.Scaler: what is asked for is noted; nothing comes up before the test says so."""
+    """kvasir.ports.scaler.Scaler: what is asked for is noted; nothing comes up before the test says so. Of no
+    pool are there more than `most`. What retires is gone at once, or when the test says so if it `drains`."""
 
-    def __init__(self, **pools: int) -> None:
+    def __init__(self, most: int, **pools: int) -> None:
+        self.most = most
+        self.drains = False
         self.replicas: list[Replica] = []
         self.calls: list[tuple[object, ...]] = []
         self.now = 0.0
@@ -48,13 +52,23 @@ class Owner:
 
     def start(self, pool: str, count: int) -> None:
         self._asked("start")
+        if self.count(pool) + count > self.most:
+            raise ConfigError(f"{pool} can have {self.most} replicas at most")
         self.calls.append(("start", pool, count))
         self._make(pool, count, STARTING)
 
     def retire(self, pool: str, replica_ids: Sequence[str]) -> None:
         self._asked("retire")
         self.calls.append(("retire", pool, *replica_ids))
-        self.replicas = [each for each in self.replicas if each.replica_id not in replica_ids]
+        self.replicas = [
+            replace(each, state=LEAVING) if each.replica_id in replica_ids else each for each in self.replicas
+        ]
+        if not self.drains:
+            self.drained()
+
+    def drained(self) -> None:
+        """All that leave are gone."""
+        self.replicas = [each for each in self.replicas if each.state is not LEAVING]
 
     def comes_up(self) -> None:
         """All that start serve from now on."""
@@ -82,7 +96,7 @@ class Stage:
         pins: dict[str, int] | None = None,
         **scaling: Any,
     ) -> None:
-        self.owner = Owner(prefill=begin[0], decode=begin[1])
+        self.owner = Owner(bounds[1], prefill=begin[0], decode=begin[1])
         pools = tuple(
             PoolSpec(
                 name=role.value,
@@ -365,11 +379,12 @@ def test_what_does_not_come_up_is_not_asked_for_again() -> None:
 # -- sleep -------------------------------------------------------------------------------------------
 
 
-def asleep() -> Stage:
-    stage = Stage(bounds=(0, 4), begin=(1, 1), idle_s=60.0)
+def asleep(most: int = 4, *, drains: bool = False) -> Stage:
+    stage = Stage(bounds=(0, most), begin=(1, 1), idle_s=60.0)
+    stage.owner.drains = drains
     stage.run(5, 5)
     stage.run(0, 12)
-    assert stage.owner.replicas == []
+    assert all(each.state is LEAVING for each in stage.owner.replicas) if drains else not stage.owner.replicas
     stage.look()
     return stage
 
@@ -404,6 +419,19 @@ def test_a_wake_that_was_lost_is_repeated_after_a_while() -> None:
     assert ("start", "prefill", 1) in stage.owner.calls or stage.owner.count("prefill") >= 1
 
 
+def test_a_model_whose_last_replicas_still_leave_is_woken_when_they_are_gone() -> None:
+    """They hold the pods that the new ones would take."""
+    stage = asleep(1, drains=True)
+    stage.owner.calls.clear()
+    stage.hear(parked=1, in_flight=1)
+    for _ in range(3):
+        stage.loop.step(stage.now + 0.1)
+    assert stage.owner.calls == []
+    stage.owner.drained()
+    stage.loop.step(stage.now + 0.2)
+    assert stage.owner.calls == [("start", "prefill", 1), ("start", "decode", 1)]
+
+
 def test_a_model_pinned_to_nothing_is_not_woken() -> None:
     stage = asleep()
     for pool in ("prefill", "decode"):
@@ -419,6 +447,30 @@ def test_one_part_that_is_missing_is_all_that_is_started() -> None:
     stage.owner.calls.clear()
     stage.loop.step(stage.now + 0.1)
     assert stage.owner.calls == [("start", "decode", 1)]
+
+
+def test_replicas_that_leave_count_until_they_are_gone() -> None:
+    stage = Stage(begin=(6, 2), bounds=(1, 6))
+    stage.owner.drains = True
+    stage.run(2, 60)
+    assert LEAVING in {each.state for each in stage.owner.replicas if each.pool == "prefill"}
+    stage.run(120, 20)
+    assert stage.owner.count("prefill") == 6
+    stage.owner.drained()
+    stage.run(120, 2)
+    assert stage.owner.count("prefill") == 6
+    assert all(each.state is SERVING for each in stage.owner.replicas if each.pool == "prefill")
+
+
+def test_a_size_that_the_owner_refuses_is_told_and_nothing_ends_for_it() -> None:
+    stage = Stage()
+    stage.owner.most = 5
+    stage.run(120, 20)
+    assert "the pools refuse a size: prefill can have 5 replicas at most" in stage.story["frozen"]
+    stage.owner.most = 20
+    stage.run(120, 2)
+    assert stage.story["frozen"] is None
+    assert stage.owner.count("prefill") > 5
 
 
 # -- flips -------------------------------------------------------------------------------------------
