@@ -215,11 +215,12 @@ class RayPools:
 
     def scale(self, pool: str, replicas: int) -> None:
         """Ask for another number of replicas; those that are too many drain. The others are left alone.
-        Raises ConfigError for a pool that does not exist, or fewer replicas than none."""
+        Raises ConfigError for a pool that does not exist, fewer replicas than none, and a growth beyond
+        `scaling.max`: what was asked for under a larger one may come down in its own time."""
         spec = self._pool(pool)
         if replicas < 0:
             raise ConfigError(f"{pool} cannot have {replicas} replicas; ask for 0 or more")
-        if spec.scaling is not None and replicas > spec.scaling.max:
+        if spec.scaling is not None and replicas > max(spec.scaling.max, self._records[pool].wanted):
             raise ConfigError(f"{pool} can have {spec.scaling.max} replicas at most (scaling.max)")
         controller = ray.get_actor(SERVE_CONTROLLER_NAME, namespace=SERVE_NAMESPACE)
         deployment = DeploymentID(name=pool, app_name=application_name(self._deployment, spec))

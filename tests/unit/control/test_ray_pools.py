@@ -56,6 +56,12 @@ class Serve:
         monkeypatch.setattr(ray, "available_resources", lambda: self.free)
         monkeypatch.setattr(ray_serve, "status", lambda: SimpleNamespace(applications={}))
         monkeypatch.setattr(ray_serve, "run_many", self.run_many)
+        controller = SimpleNamespace(update_deployment_replicas=SimpleNamespace(remote=self.update))
+        monkeypatch.setattr(ray, "get_actor", lambda _name, namespace: controller)
+        monkeypatch.setattr(ray, "get", lambda answer, timeout: answer)
+
+    def update(self, _deployment: object, replicas: int) -> None:
+        self.asked["replicas"] = replicas
 
     def run_many(self, targets: list[Any], **_: object) -> None:
         (target,) = targets
@@ -189,6 +195,22 @@ def test_a_pool_that_moves_to_other_pods_is_not_restarted_meanwhile(serve: Serve
     pools.confirm("decode")
     pools.restart("decode")
     assert (serve.asked["version"], serve.asked["resources"]) == ("3", pods_of(NEW))
+
+
+def test_a_pool_that_is_larger_than_it_may_be_any_more_comes_down_step_by_step_and_does_not_grow(
+    serve: Serve,
+) -> None:
+    pools = serve.control(spec(1, scaling={"min": 1, "max": 4}))
+    pools.scale("decode", 4)
+    wish(pools, spec(1, scaling={"min": 1, "max": 2}), OLD)
+    with pytest.raises(ConfigError, match=r"decode can have 2 replicas at most \(scaling.max\)"):
+        pools.scale("decode", 5)
+    pools.scale("decode", 3)
+    assert (serve.asked["replicas"], pools.wanted("decode")) == (3, 3)
+    with pytest.raises(ConfigError, match="at most"):
+        pools.scale("decode", 4)
+    pools.scale("decode", 2)
+    assert pools.wanted("decode") == 2
 
 
 def test_a_record_that_another_version_wrote_does_not_end_the_control_process(serve: Serve) -> None:
