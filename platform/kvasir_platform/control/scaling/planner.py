@@ -352,8 +352,10 @@ class Planner:
             size = bounds.most
             why.append(f"not more than scaling.max {bounds.most}: the need is {wish.need:.1f}")
         if state.pinned is not None:
-            size = state.pinned
+            size = min(state.pinned, bounds.most)
             why.append(f"pinned to {state.pinned}")
+            if size < state.pinned:
+                why.append(f"not more than scaling.max {bounds.most}")
         else:
             size = self._steadied(wish, size, state, why, now)
         return replace(wish, size=size, because=tuple(why))

@@ -314,6 +314,14 @@ def test_a_pin_has_the_last_word(size: int) -> None:
     assert stage.why().endswith(f"pinned to {size}")
 
 
+def test_a_pin_from_before_a_smaller_bound_is_kept_within_it() -> None:
+    stage = Stage(bounds=(1, 5))
+    stage.state("prefill", 5, pinned=8)
+    stage.run(30, 3)
+    assert stage.size() == 5
+    assert stage.why().endswith("pinned to 8; not more than scaling.max 5")
+
+
 # -- no replica at all -------------------------------------------------------------------------------
 
 
