@@ -148,6 +148,8 @@ class RayScaler:
             self._pools.scale(pool, max(0, self._pools.wanted(pool) - never_began))
 
     def _follow(self, rows: Mapping[str, Sequence[ReplicaRow]]) -> None:
+        # A pool that the spec has no longer is deleted with all its replicas.
+        self._leaving = {name: each for name, each in self._leaving.items() if each.pool in rows}
         for pool, own in rows.items():
             running = {row.replica_id for row in own if row.state == RUNNING}
             gone = [name for name, each in self._leaving.items() if each.pool == pool and name not in running]

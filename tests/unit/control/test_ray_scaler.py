@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from tests.helpers.serve import AwayError, Serve
+from tests.helpers.serve import AwayError, Serve, ServedPool
 
 from kvasir.core.errors import ConfigError, UpstreamError
 from kvasir.ports.scaler import Replica, ReplicaState
@@ -94,6 +94,17 @@ def test_who_is_unknown_or_leaves_already_is_asked_nothing() -> None:
     stage.scaler.follow()
     stage.scaler.follow()
     assert stage.pool.target == 1
+
+
+def test_a_pool_that_comes_back_under_its_name_has_nothing_to_do_with_those_that_left_it() -> None:
+    stage = Stage(2)
+    stage.scaler.retire("decode", ["d1"])
+    del stage.serve.pools["decode"]
+    stage.scaler.follow()
+    stage.serve.pools["decode"] = again = ServedPool("e", target=2)
+    stage.serve.reconcile()
+    stage.scaler.follow()
+    assert again.target == 2
 
 
 def test_a_replica_that_drains_by_itself_is_not_taken_for_one_that_starts() -> None:
