@@ -17,13 +17,15 @@ class AwayError(Exception):
 
 @dataclass
 class ServedPool:
-    """`rows` are the states of its replicas by their names, `ended` those that Serve has stopped."""
+    """`rows` are the states of its replicas by their names, `ended` those that Serve has stopped. It may have
+    `most`."""
 
     prefix: str
     target: int = 0
     rows: dict[str, str] = field(default_factory=dict)
     made: int = 0
     ended: list[str] = field(default_factory=list)
+    most: int = 100
 
 
 class Serve:
@@ -60,7 +62,10 @@ class Serve:
         self.told[worker_id.removeprefix("w-")] = reason
 
     def scale(self, pool: str, replicas: int) -> None:
-        self._pool(pool).target = replicas
+        found = self._pool(pool)
+        if replicas > max(found.most, found.target):
+            raise ConfigError(f"{pool} can have {found.most} replicas at most (scaling.max)")
+        found.target = replicas
 
     def reconcile(self) -> None:
         for pool in self.pools.values():

@@ -96,6 +96,20 @@ def test_who_is_unknown_or_leaves_already_is_asked_nothing() -> None:
     assert stage.pool.target == 1
 
 
+def test_more_than_a_pool_may_have_is_refused_with_those_that_leave_counted_and_they_go_on_leaving() -> None:
+    stage = Stage(2)
+    stage.pool.most = 2
+    stage.scaler.retire("decode", ["d1"])
+    with pytest.raises(ConfigError, match="2 replicas at most"):
+        stage.scaler.start("decode", 1)
+    assert stage.states() == {"d1": ReplicaState.LEAVING, "d2": ReplicaState.SERVING}
+    # The bound is a smaller one by the time that it is gone.
+    stage.pool.most = 0
+    stage.serve.drained("d1")
+    stage.scaler.follow()
+    assert stage.pool.target == 1
+
+
 def test_a_pool_that_comes_back_under_its_name_has_nothing_to_do_with_those_that_left_it() -> None:
     stage = Stage(2)
     stage.scaler.retire("decode", ["d1"])
