@@ -10,8 +10,8 @@ import asyncio
 import dataclasses
 import inspect
 import random
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -138,6 +138,21 @@ def test_vllm_knows_every_argument_of_its_publisher_that_we_set(vllm: Any) -> No
 # -- vLLM's own publisher, and what is lost on the way ------------------------------------------------
 
 
+@contextmanager
+def _deaf(events: Any, rank: int = 0) -> Iterator[None]:
+    """Nothing that is published meanwhile is heard, and silence asks for nothing: a slow machine's requests
+    would leave time to get everything from the ring before it overflows."""
+    sockets = events._ranks[rank]
+    endpoint = sockets._live.getsockopt_string(zmq.LAST_ENDPOINT)
+    sockets._quiet.cancel()
+    sockets._live.disconnect(endpoint)
+    yield
+    sockets._live.connect(endpoint)
+    # The clock of silence begins again.
+    sockets._heard = True
+    sockets._probe_when_quiet()
+
+
 class Published:
     """A publisher of vLLM's, and our end."""
 
@@ -181,16 +196,13 @@ class Published:
     async def store_unheard(self, keys: range) -> None:
         """Publish while nobody is connected."""
         before = self.publisher._buffer[-1][0]
-        live = self.events._ranks[self.rank]._live
-        endpoint = live.getsockopt_string(zmq.LAST_ENDPOINT)
-        live.disconnect(endpoint)
-        for key in keys:
-            self.store(key)
-        async with asyncio.timeout(20):
-            while self.publisher._buffer[-1][0] < before + len(keys):
-                await asyncio.sleep(0.01)
-        assert self.holdings.held(self.rank) < len(keys) // 2
-        live.connect(endpoint)
+        with _deaf(self.events, self.rank):
+            for key in keys:
+                self.store(key)
+            async with asyncio.timeout(20):
+                while self.publisher._buffer[-1][0] < before + len(keys):
+                    await asyncio.sleep(0.01)
+            assert self.holdings.held(self.rank) < len(keys) // 2
 
     async def held(self, blocks: int) -> None:
         async with asyncio.timeout(20):
@@ -391,12 +403,9 @@ async def test_side_by_side_prompts_and_stopped_ones_leave_the_record_exact(vllm
 async def _overflow(watched: Watched, prompts: FreshPrompts) -> None:
     """Have the engine publish more than its ring holds while nobody listens."""
     record: Any = watched.bench.engine
-    sockets = record._record._events._ranks[0]
-    endpoint = sockets._live.getsockopt_string(zmq.LAST_ENDPOINT)
-    sockets._live.disconnect(endpoint)
-    for _ in range(8):
-        await watched.bench.run(watched.request(prompts.fresh(100), 0, "", None))
-    sockets._live.connect(endpoint)
+    with _deaf(record._record._events):
+        for _ in range(8):
+            await watched.bench.run(watched.request(prompts.fresh(100), 0, "", None))
 
 
 @pytest.fixture

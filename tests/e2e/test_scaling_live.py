@@ -187,6 +187,8 @@ def test_a_worker_that_its_pool_can_spare_does_the_other_pools_work_and_none_is_
     path = tmp_path / "two.yaml"
     path.write_text(TWO_PARTS)
     with start_stack(tmp_path, "-f", str(path)) as stack:
+        # The stack is ready with one of each pool.
+        stack.wait_until(lambda: _serving(stack) == 3, PATIENCE_S, "all workers")
         began = {worker["worker_id"] for worker in stack.workers()}
         clients = Clients(stack.url, tokens=300)
         with clients.at_work(7):

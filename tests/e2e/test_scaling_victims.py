@@ -53,6 +53,15 @@ def _cached(client: openai.OpenAI, prompt: str) -> tuple[int, int]:
     return (0 if details is None else details.cached_tokens or 0), answer.usage.prompt_tokens
 
 
+def _computed(stack: Stack) -> list[int]:
+    """The tokens of the prompts that each worker that serves was given."""
+    return [
+        worker["load"]["prefix_queries_tokens"]
+        for worker in stack.workers()
+        if worker["state"] == "ready" and worker["load"]
+    ]
+
+
 def test_prompts_of_a_replica_that_went_are_found_in_redis_by_the_one_that_stays(
     start_stack: StartStack, tmp_path: Path
 ) -> None:
@@ -61,11 +70,12 @@ def test_prompts_of_a_replica_that_went_are_found_in_redis_by_the_one_that_stays
         spec.write_text(DEPLOYMENT.format(address=redis.address))
         with start_stack(tmp_path, "-f", str(spec)) as stack:
             client = openai.OpenAI(base_url=f"{stack.url}/v1", api_key="none", timeout=60)
+            # The stack is ready with the first that the router has found.
+            stack.wait_until(lambda: len(_computed(stack)) == 2, PATIENCE_S, "both workers")
             assert [_cached(client, prompt)[0] for prompt in PROMPTS] == [0] * len(PROMPTS)
-            # Each of the two has computed some of them.
-            computed = [worker["load"]["prefix_queries_tokens"] for worker in stack.workers()]
-            assert len(computed) == 2
-            assert all(computed)
+            stack.wait_until(
+                lambda: sum(map(bool, _computed(stack))) == 2, PATIENCE_S, "each to compute some of them"
+            )
             asked = stack.kvasir("scale", "workers=1")
             assert asked.returncode == 0, asked.stderr
             stack.wait_until(lambda: len(stack.workers()) == 1, PATIENCE_S, "one worker")
