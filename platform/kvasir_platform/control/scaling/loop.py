@@ -52,6 +52,7 @@ class _Model:
     view: Deployment
     planner: Planner
     asked_s: float | None = None
+    asleep: bool = False
     flipped: dict[str, str] = field(default_factory=dict)
     decisions: dict[str, Decision] = field(default_factory=dict)
 
@@ -299,6 +300,9 @@ class ScalingLoop:
     def _acts_now(self, pool: str) -> bool:
         return self._spec.mode == "auto" or pool in self._pins
 
+    def _may_start(self, pool: str) -> bool:
+        return self._acts_now(pool) and self._pins.get(pool) != 0
+
     def _start(self, pool: str, count: int, why: str, now: float) -> None:
         if self._acts_now(pool):
             self._scaler.start(pool, count)
@@ -359,7 +363,7 @@ class ScalingLoop:
 
     def _asleep(self, name: str, now: float) -> bool:
         model = self._models.get(name)
-        if model is None or name not in self._word.awake_in_s:
+        if model is None or not model.asleep:
             return False
         # What was asked for and is not to be seen after a while is asked for again.
         return model.asked_s is None or now - model.asked_s > _ASK_AGAIN_S
@@ -388,7 +392,9 @@ class ScalingLoop:
                 wished = state.have if decision is None else decision.size
                 pools[pool] = PoolPlan(wished, state.serving, state.starting, self._acts_now(pool))
             lacking = [pool for pool, state in states.items() if state.serving == 0]
-            if lacking and all(model.view.sleeps(pool) for pool in model.view.pools):
+            model.asleep = bool(lacking) and all(model.view.sleeps(pool) for pool in model.view.pools)
+            # Nobody is told to wait for what nobody starts.
+            if model.asleep and all(states[pool].starting or self._may_start(pool) for pool in lacking):
                 awake[name] = max(self._awake_in_s(pool, states[pool], replicas, now) for pool in lacking)
             if not any(state.have == 0 for state in states.values()):
                 model.asked_s = None

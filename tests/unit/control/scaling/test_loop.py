@@ -440,6 +440,31 @@ def test_a_model_pinned_to_nothing_is_not_woken() -> None:
     assert stage.run(0, 3, parked=1, in_flight=1) == []
 
 
+@pytest.mark.parametrize("pools", [("prefill",), ("decode",), ("prefill", "decode")])
+def test_no_request_is_told_to_wait_for_a_pool_that_is_pinned_to_nothing(pools: tuple[str, ...]) -> None:
+    stage = asleep()
+    assert stage.hear().awake_in_s
+    for pool in pools:
+        stage.loop.pin(pool, 0)
+    stage.run(0, 3, comes_up=False, parked=1, in_flight=1)
+    assert stage.hear().awake_in_s == {}
+    for pool in pools:
+        stage.loop.pin(pool, None)
+    stage.run(0, 1, comes_up=False, parked=1, in_flight=1)
+    assert stage.hear().awake_in_s
+
+
+def test_no_request_is_told_to_wait_where_a_start_is_only_advised_unless_somebody_pins_it() -> None:
+    stage = Stage(bounds=(0, 4), begin=(0, 0), mode="advise")
+    assert stage.run(0, 3, parked=1, in_flight=1) == []
+    assert stage.hear().awake_in_s == {}
+    assert ("wake", False) in {(act["what"], act["done"]) for act in stage.story["acts"]}
+    for pool in ("prefill", "decode"):
+        stage.loop.pin(pool, 1)
+    stage.run(0, 1, comes_up=False)
+    assert stage.hear().awake_in_s
+
+
 def test_one_part_that_is_missing_is_all_that_is_started() -> None:
     stage = asleep()
     stage.owner._make("prefill", 1, SERVING)
