@@ -10,7 +10,15 @@ from random import Random
 
 import pytest
 
-from kvasir.config.spec import Deployment, EngineSpec, FurtherModelSpec, ModelSpec, PoolSpec, SimSpec
+from kvasir.config.spec import (
+    Deployment,
+    EngineSpec,
+    FurtherModelSpec,
+    ModelSpec,
+    PoolScalingSpec,
+    PoolSpec,
+    SimSpec,
+)
 from kvasir.core.errors import CapacityError, RequestError
 from kvasir.core.membership import Endpoint
 from kvasir.core.requests import Request, Role, Sampling, Task, token_ids
@@ -179,6 +187,23 @@ def test_it_is_ready_with_any_model_where_the_spec_says_so() -> None:
         assert fleet.router.not_ready_reason() is None
 
     tell(story, spec(ready_when="any_model"))
+
+
+def test_a_model_without_workers_is_ready_only_while_one_is_promised_for_it() -> None:
+    def sleepy(pool: PoolSpec) -> PoolSpec:
+        return pool.model_copy(update={"scaling": PoolScalingSpec(min=0, max=2)})
+
+    async def story(fleet: Fleet) -> None:
+        router = fleet.router
+        router.planned({}, {"one": 30.0, "another": 30.0, "embedder": 30.0})
+        assert router.not_ready_reason() is None
+        router.planned({}, {"one": 30.0, "embedder": 30.0})
+        assert router.not_ready_reason() == "another: no worker of role both"
+        # The planner is not heard.
+        router.planned({}, None)
+        assert set(router.not_ready_models().values()) == {"no worker of role both", "no worker that embeds"}
+
+    tell(story, spec(pools=tuple(map(sleepy, spec().pools))))
 
 
 def test_a_cancelled_request_and_a_drained_worker_are_found_whosever_they_are() -> None:
