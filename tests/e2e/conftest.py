@@ -17,6 +17,7 @@ from typing import Any
 import httpx
 import psutil
 import pytest
+from tests.helpers.processes import command_line
 
 from kvasir_platform.sim.lab.invariants import unrest
 
@@ -89,9 +90,8 @@ class Stack:
     def replica(self, pool: str) -> psutil.Process:
         """The process of a pool's (only) Ray Serve replica."""
         for process in self.processes():
-            with contextlib.suppress(psutil.NoSuchProcess):
-                if f"ServeReplica:kvasir-{pool}:" in " ".join(process.cmdline()):
-                    return process
+            if f"ServeReplica:kvasir-{pool}:" in command_line(process):
+                return process
         pytest.fail(f"no replica of {pool} is running")
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import psutil
 import pytest
+from tests.helpers.processes import lives
 
 if TYPE_CHECKING:
     from tests.e2e.conftest import Stack
@@ -30,7 +31,7 @@ def _alive(processes: list[psutil.Process]) -> list[str]:
     found = []
     for process in processes:
         with contextlib.suppress(psutil.NoSuchProcess):
-            if process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
+            if lives(process):
                 found.append(f"{process.pid} {process.name()}")
     return found
 

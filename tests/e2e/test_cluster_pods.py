@@ -30,6 +30,7 @@ import psutil
 import pytest
 import yaml
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from tests.helpers.processes import command_line
 
 from kvasir_platform.control.commands import Ask, ask, socket_path
 from kvasir_platform.sim.lab.redis_server import RedisServer, find_redis
@@ -174,7 +175,7 @@ class Cluster:
         """The process that serves in a pod, None where there is none."""
         with contextlib.suppress(psutil.Error):
             for process in psutil.Process(self.processes[ip].pid).children(recursive=True):
-                if " ".join(process.cmdline()).startswith("ray::ServeReplica:"):
+                if command_line(process).startswith("ray::ServeReplica:"):
                     return process.pid
         return None
 
@@ -211,8 +212,9 @@ class Cluster:
     def lose_gcs(self) -> int:
         """Kill Ray's state keeper; returns the exit status of the control process."""
         for process in psutil.Process(self.processes["head"].pid).children(recursive=True):
-            if process.name() == "gcs_server":
-                process.kill()
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if process.name() == "gcs_server":
+                    process.kill()
         return self.processes["head"].wait(PATIENCE_S)
 
     def end(self, name: str) -> int:

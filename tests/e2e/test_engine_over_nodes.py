@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import psutil
 import pytest
+from tests.helpers.processes import command_line, lives
 
 if TYPE_CHECKING:
     from tests.e2e.conftest import Stack
@@ -63,9 +64,8 @@ def _stream(stack: Stack, tokens: int) -> str:
 
 def _follower(stack: Stack) -> psutil.Process:
     for process in stack.processes():
-        with contextlib.suppress(psutil.NoSuchProcess):
-            if " ".join(process.cmdline()).startswith("ray::EngineFollower"):
-                return process
+        if command_line(process).startswith("ray::EngineFollower"):
+            return process
     pytest.fail("no node follows")
 
 
@@ -73,12 +73,6 @@ def _whole(stack: Stack) -> list[psutil.Process]:
     """Every process of the engine: both nodes' and what is below them."""
     nodes = stack.replica("both"), _follower(stack)
     return [each for node in nodes for each in (node, *node.children(recursive=True))]
-
-
-def _runs(process: psutil.Process) -> bool:
-    with contextlib.suppress(psutil.NoSuchProcess):
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    return False
 
 
 def _replaced(stack: Stack, how: Callable[[psutil.Process, psutil.Process], None]) -> None:
@@ -93,7 +87,7 @@ def _replaced(stack: Stack, how: Callable[[psutil.Process, psutil.Process], None
 
     how(replica, _follower(stack))
     stack.wait_until(serves, PATIENCE_S, "a whole engine serves again")
-    assert [each for each in before if _runs(each)] == [], "half an engine lingers"
+    assert [each for each in before if lives(each)] == [], "half an engine lingers"
 
 
 @pytest.fixture(scope="module")
@@ -137,6 +131,6 @@ def test_a_pod_of_the_second_node_that_is_ended_lets_streams_come_to_their_end(t
             next(events)
             second.send_signal(signal.SIGTERM)
             assert sum(len(event["choices"]) for event in events) > LONG // 2
-        assert _runs(first), "the stream was taken up by another engine"
+        assert lives(first), "the stream was taken up by another engine"
 
     _replaced(two, end)

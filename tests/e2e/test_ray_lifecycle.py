@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Self
 import httpx
 import psutil
 import pytest
+from tests.helpers.processes import command_line, lives
 
 from kvasir_platform.control.commands import Ask, ask, socket_path
 from kvasir_platform.sim.lab.redis_server import RedisServer, find_redis
@@ -112,18 +113,14 @@ class Cluster:
 
     def replicas(self, pool: str) -> set[int]:
         """Processes of a pool's replicas."""
-        found = set()
-        for process in self.stack.processes():
-            with contextlib.suppress(psutil.Error):
-                if f"ServeReplica:kvasir-{pool}:" in " ".join(process.cmdline()):
-                    found.add(process.pid)
-        return found
+        title = f"ServeReplica:kvasir-{pool}:"
+        return {process.pid for process in self.stack.processes() if title in command_line(process)}
 
     def head(self, name: str) -> psutil.Process:
         """A process of Ray's head, by its program."""
         for process in self.stack.processes():
-            with contextlib.suppress(psutil.Error):
-                if process.name() == name and process.status() != psutil.STATUS_ZOMBIE:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if process.name() == name and lives(process):
                     return process
         pytest.fail(f"no {name} runs")
 
@@ -200,7 +197,7 @@ def test_the_loss_of_rays_head_does_not_stop_serving_and_it_comes_back(cluster: 
     with cluster.load(SHORT), cluster.load(LONG):
         cluster.busy_replica()
         head.kill()
-        cluster.until(lambda: not head.is_running() or head.status() == psutil.STATUS_ZOMBIE, "its death")
+        cluster.until(lambda: not lives(head), "its death")
         cluster.until(lambda: _runs_anew(cluster, head.pid), "another head")
         # Ray replaces and drains through the head that came back, and the router hears of it.
         cluster.scale(1)

@@ -10,7 +10,7 @@ import asyncio
 import os
 import random
 from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from typing import Any
 import psutil
 import pytest
 import pytest_asyncio
+from tests.helpers.processes import command_line
 
 from kvasir.config.model_files import resolve_model
 from kvasir.config.spec import Deployment, EngineSpec, ModelSpec, PoolSpec
@@ -290,8 +291,9 @@ async def test_a_killed_worker_s_successor_loads_from_its_disk(tmp_path: Path) -
         first = (await worker.serve(prompt)).choice().tokens
         await worker.until(lambda: worker.tier(Medium.DISK).stored_blocks >= 43)
         for process in set(psutil.Process().children(recursive=True)) - others:
-            if "resource_tracker" not in " ".join(process.cmdline()):
-                process.kill()
+            with suppress(psutil.NoSuchProcess):
+                if "resource_tracker" not in command_line(process):
+                    process.kill()
         await worker.bench.engine.wait_failed()
     async with running(deployment(tiers), seed=3) as successor:
         await successor.until(lambda: successor.tier(Medium.DISK).blocks >= 43)

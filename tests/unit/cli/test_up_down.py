@@ -14,6 +14,7 @@ from typing import Any
 
 import psutil
 import pytest
+from tests.helpers.processes import command_line, lives
 
 from kvasir_platform.control.certificates import Authority
 from kvasir_platform.control.janitor import MARKER
@@ -73,7 +74,7 @@ class Kvasir:
         found = []
         for process in psutil.process_iter():
             try:
-                if process.environ().get(MARKER) == wanted and process.status() != psutil.STATUS_ZOMBIE:
+                if process.environ().get(MARKER) == wanted and lives(process):
                     found.append(process)
             except psutil.Error:
                 continue
@@ -179,7 +180,7 @@ def test_a_start_after_a_crash_cleans_up_first(kvasir: Kvasir) -> None:
     first.kill()
     first.wait()
     kvasir.up()
-    assert not any(process.is_running() and process.status() != "zombie" for process in before)
+    assert not any(lives(process) for process in before)
     assert kvasir.shared_memory() == []
 
 
@@ -218,7 +219,7 @@ def test_a_failed_replica_ends_the_start_with_its_log_and_leaves_nothing(kvasir:
 
 def test_a_part_that_dies_later_ends_the_deployment_with_status_1(kvasir: Kvasir) -> None:
     up = kvasir.up()
-    victim = next(p for p in kvasir.marked() if "http.server" in " ".join(p.cmdline()))
+    victim = next(p for p in kvasir.marked() if "http.server" in command_line(p))
     victim.kill()
     assert up.wait(timeout=30) == 1
     assert "router" in kvasir.state().failure

@@ -14,6 +14,7 @@ import psutil
 import pytest
 from tests.helpers import fake_edge
 from tests.helpers.edge_link import core_parts
+from tests.helpers.processes import command_line
 
 from kvasir.clock import MonotonicClock
 from kvasir.core.errors import KvasirError, StartError
@@ -48,11 +49,7 @@ async def kept(manner: bytes, count: int = 2, silent_beats: int = 30) -> AsyncIt
 
 def children() -> list[psutil.Process]:
     """The edges of this process that live."""
-    found = []
-    for process in psutil.Process().children():
-        if process.is_running() and "--link-fd" in process.cmdline():
-            found.append(process)
-    return found
+    return [each for each in psutil.Process().children() if "--link-fd" in command_line(each).split()]
 
 
 def others_run(before: set[int]) -> bool:
