@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from random import Random
 
 import pytest
+from tests.helpers.cores import over_cores
 
 from kvasir.core.identity import KvLayout, WorkerIdentity
 from kvasir.core.kv import KvBatch, KvChange, KvSnapshotPart, KvState, Medium
@@ -493,5 +494,5 @@ def test_two_thousand_random_histories_end_with_the_workers_truth() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_a_hundred_thousand_random_histories_end_with_the_workers_truth() -> None:
-    seen = play(range(100_000))
+    seen = sum(over_cores(play, range(100_000)), Counter[str]())
     assert min(seen[state] for state in KvState) > 500_000
