@@ -173,6 +173,9 @@ class ScalingLoop:
             if self._due_s is None or now >= self._due_s:
                 self._decide(replicas, now)
                 self._due_s = now + self._spec.interval_s
+                # Routers hear at once of a model that has just been put to sleep: until they do, they are not
+                # ready without a worker, and a request for it waits for the next decision.
+                replicas = self._scaler.observe()
         except UpstreamError as error:
             why = f"the pools cannot be seen: {error.message}"
         except ConfigError as error:

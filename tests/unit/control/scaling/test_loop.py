@@ -380,18 +380,20 @@ def test_what_does_not_come_up_is_not_asked_for_again() -> None:
 
 
 def asleep(most: int = 4, *, drains: bool = False) -> Stage:
+    """The last replicas have been told to leave, and no decision has been made since."""
     stage = Stage(bounds=(0, most), begin=(1, 1), idle_s=60.0)
     stage.owner.drains = drains
     stage.run(5, 5)
-    stage.run(0, 12)
+    for _ in range(12):
+        if any(each.state is SERVING for each in stage.owner.replicas):
+            stage.look()
     assert all(each.state is LEAVING for each in stage.owner.replicas) if drains else not stage.owner.replicas
-    stage.look()
     return stage
 
 
 def test_a_model_that_is_asked_for_is_woken_at_once_and_once() -> None:
     stage = asleep()
-    assert stage.word.awake_in_s == {"m": 120.0}
+    assert stage.hear().awake_in_s == {"m": 120.0}
     stage.owner.calls.clear()
     stage.hear(parked=1, waiting=1, in_flight=1)
     for _ in range(3):
