@@ -177,9 +177,7 @@ def test_a_model_that_nobody_asks_for_sleeps_and_its_next_request_waits_for_a_st
             assert stack.page("/health/ready").status_code == 200
         clients.one()
         assert clients.failures == []
-        # A request that is told of in the midst of a decision is part of it: its start is no wake.
-        acts = [act["what"] for act in _story(stack)["acts"]]
-        assert acts.count("wake") + acts.count("start") == 2
+        assert [act["what"] for act in _story(stack)["acts"]].count("wake") == 2
 
 
 def test_a_worker_that_its_pool_can_spare_does_the_other_pools_work_and_none_is_started(

@@ -158,19 +158,18 @@ class ScalingLoop:
 
     def step(self, now: float) -> bool:
         """Do what is due; returns whether anything is on its way: replicas start or leave."""
-        with self._lock:
-            asking = self._demand.asking()
-        waking = [name for name, count in asking.items() if count and self._asleep(name, now)]
-        if not waking and self._due_s is not None and now < self._due_s:
+        due = self._due_s is None or now >= self._due_s
+        if not due and not self._waking(now):
             return False
         try:
             replicas = self._scaler.observe()
             self._starts.look(replicas, now)
-            for name in waking:
-                self._wake(name, replicas, now)
-            if waking:
+            # Asked after that look, which takes its time: what has been told meanwhile wakes its model too.
+            if waking := self._waking(now):
+                for name in waking:
+                    self._wake(name, replicas, now)
                 replicas = self._scaler.observe()
-            if self._due_s is None or now >= self._due_s:
+            if due:
                 self._decide(replicas, now)
                 self._due_s = now + self._spec.interval_s
                 # Routers hear at once of a model that has just been put to sleep: until they do, they are not
@@ -363,6 +362,12 @@ class ScalingLoop:
         # Those that still leave may take all the room that there is: it is tried again at the next look.
         if all(_room(pool, replicas) > 0 for pool in asleep):
             model.asked_s = now
+
+    def _waking(self, now: float) -> list[str]:
+        """The models that sleep and are asked for."""
+        with self._lock:
+            asking = self._demand.asking()
+        return [name for name, count in asking.items() if count and self._asleep(name, now)]
 
     def _asleep(self, name: str, now: float) -> bool:
         model = self._models.get(name)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -33,6 +33,7 @@ class Owner:
         self.calls: list[tuple[object, ...]] = []
         self.now = 0.0
         self.refuses: set[str] = set()
+        self.meanwhile: Callable[[], object] = lambda: None
         self._made = 0
         for pool, count in pools.items():
             self._make(pool, count, SERVING)
@@ -48,6 +49,7 @@ class Owner:
 
     def observe(self) -> Sequence[Replica]:
         self._asked("observe")
+        self.meanwhile()
         return list(self.replicas)
 
     def start(self, pool: str, count: int) -> None:
@@ -409,6 +411,18 @@ def test_a_request_that_was_turned_away_at_once_wakes_its_model_too() -> None:
     stage.hear(arrived=stage.counts.arrived + 1)
     stage.loop.step(stage.now + 0.1)
     assert stage.owner.calls == [("start", "prefill", 1), ("start", "decode", 1)]
+
+
+def test_a_request_that_is_told_of_while_a_decision_looks_at_the_pools_wakes_its_model() -> None:
+    stage = asleep()
+    stage.hear()
+    stage.owner.calls.clear()
+    told = iter([1])  # the first look only
+    stage.owner.meanwhile = lambda: [stage.hear(count, parked=count, in_flight=count) for count in told]
+    stage.loop.step(stage.now + STEP_S)
+    # The decision itself may ask for more.
+    assert stage.owner.calls[:2] == [("start", "prefill", 1), ("start", "decode", 1)]
+    assert [act["pool"] for act in stage.story["acts"] if act["what"] == "wake"] == ["prefill", "decode"]
 
 
 def test_a_wake_that_was_lost_is_repeated_after_a_while() -> None:
