@@ -22,7 +22,7 @@ from typing import Any
 import yaml
 from yaml.constructor import SafeConstructor
 
-from kvasir.config.loader import schema as spec_schema
+from kvasir.config.load.loader import schema as spec_schema
 
 CHART = Path(__file__).resolve().parent / "kvasir"
 BEGIN, END = "<!-- values: begin -->", "<!-- values: end -->"

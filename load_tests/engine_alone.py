@@ -13,10 +13,10 @@ import os
 import sys
 import time
 
-from kvasir.config.model_files import resolve_model
-from kvasir.config.spec import Deployment, PoolSpec
+from kvasir.config.load.model_files import resolve_model
+from kvasir.config.spec.deployment import Deployment, PoolSpec
 from kvasir.core.requests import Role
-from kvasir_workers.engines.vllm.arguments import engine_arguments, environment
+from kvasir_workers.engines.vllm.setup.arguments import engine_arguments, environment
 
 
 def _deployment() -> Deployment:

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
-from kvasir.config.model_files import resolve_model
+from kvasir.config.load.model_files import resolve_model
 
 MERGED = 131_072
 """Ids of bytes and merges."""

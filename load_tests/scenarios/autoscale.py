@@ -46,7 +46,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kvasir.config.spec import (
+from kvasir.config.spec.deployment import (
     Deployment,
     EngineSpec,
     ModelSpec,
@@ -56,7 +56,7 @@ from kvasir.config.spec import (
     SloSpec,
 )
 from kvasir.core.requests import Role
-from kvasir_platform.control.scaling.loop import ScalingLoop
+from kvasir_platform.planner.loop import ScalingLoop
 from kvasir_platform.sim.replay.replica import a800_node
 from kvasir_platform.sim.replay.trace import BLOCK_TOKENS, Trace, read_mooncake
 from kvasir_platform.sim.scaling.days import DAY_S, Day, Shape, arrivals, crowds, drawn

@@ -22,12 +22,12 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 import uvloop
+from tests.kit.gateway.scripted_router import ScriptedRouter, ScriptedStream
 
 from kvasir.clock import MonotonicClock
-from kvasir.config.spec import Deployment, GatewaySpec, ModelSpec
+from kvasir.config.spec.deployment import Deployment, GatewaySpec, ModelSpec
 from kvasir.core.requests import FinishReason
 from kvasir_platform.gateway.start import make_gateway
-from kvasir_platform.sim.scripted_router import ScriptedRouter, ScriptedStream
 from load_tests.report import Row, median, write
 
 STREAMS = 256

@@ -20,13 +20,13 @@ from pathlib import Path
 
 import psutil
 import uvloop
+from tests.kit.gateway.scripted_router import ScriptedRouter
 
 from kvasir.clock import MonotonicClock
-from kvasir.config.spec import Deployment, GatewaySpec, ModelSpec
+from kvasir.config.spec.deployment import Deployment, GatewaySpec, ModelSpec
 from kvasir.core.requests import FinishReason
-from kvasir_platform.edge_link.edges import Edges
+from kvasir_platform.edge.edges import Edges
 from kvasir_platform.gateway.start import make_gateway, make_metrics, make_models
-from kvasir_platform.sim.scripted_router import ScriptedRouter
 from load_tests.report import Row, median, write
 from load_tests.scenarios.edge import STREAMS, answer_at_once, body, client
 

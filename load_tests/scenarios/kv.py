@@ -22,8 +22,9 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.kit.lab.redis_server import RedisServer
+
 from kvasir import native
-from kvasir_platform.sim.lab.redis_server import RedisServer
 from load_tests.report import REPORTS, Row, read, write
 from load_tests.scenarios.kv_parts.contenders import (
     Adapter,

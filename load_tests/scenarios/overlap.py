@@ -19,11 +19,11 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 import psutil
+from tests.kit.engines.bench import EngineBench, FreshPrompts, start_bench
 
-from kvasir.config.model_files import resolve_model
-from kvasir.config.spec import Deployment, EngineSpec, ModelSpec, PoolSpec, TransferSpec
+from kvasir.config.load.model_files import resolve_model
+from kvasir.config.spec.deployment import Deployment, EngineSpec, ModelSpec, PoolSpec, TransferSpec
 from kvasir.core.requests import Leg, Role
-from kvasir_platform.sim.bench import EngineBench, FreshPrompts, start_bench
 from kvasir_workers.engines.vllm.engine import VllmEngine
 from load_tests.report import Row, median, write
 

@@ -24,7 +24,7 @@ import grpc
 import grpc.aio
 
 from kvasir.clock import MonotonicClock
-from kvasir.config.spec import Deployment, EngineSpec, PoolSpec, SimSpec
+from kvasir.config.spec.deployment import Deployment, EngineSpec, PoolSpec, SimSpec
 from kvasir.core.errors import ProtocolError
 from kvasir.core.membership import Endpoint
 from kvasir.core.messages import CodedStep, Hello, Submit
@@ -32,7 +32,7 @@ from kvasir.core.requests import EngineRequest, Role, Sampling, token_ids
 from kvasir.ports.session import ConnectionLost
 from kvasir.wire.codec import SERVICE, encode_snapshot_request, encode_to_worker
 from kvasir.wire.tls import KeyMaterial, TlsFiles, TlsNames, TlsPaths
-from kvasir_platform.control.certificates import (
+from kvasir_platform.cluster.certificates import (
     CA_FILE,
     ROUTER_FILE,
     Authority,

@@ -20,11 +20,11 @@ from typing import TypeVar
 
 import psutil
 
-from kvasir.config.spec_tokenizer import TokenizerSpec
+from kvasir.config.spec.tokenizer import TokenizerSpec
 from kvasir.native import IS_NATIVE, chain_hashes, root_hash
-from kvasir_platform.gateway.calls import chat_call
-from kvasir_platform.gateway.schema.decode import decode_chat
-from kvasir_platform.gateway.tokenization import ModelTokenizer
+from kvasir_platform.gateway.openai.calls import chat_call
+from kvasir_platform.gateway.openai.schema.decode import decode_chat
+from kvasir_platform.gateway.prompt.tokenization import ModelTokenizer
 from load_tests.report import Row, median, write
 from load_tests.vocabulary import MERGED, large_model, sources, vocabulary_hash
 

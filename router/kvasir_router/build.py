@@ -6,7 +6,7 @@ from array import array
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from kvasir.config.spec import Deployment
+from kvasir.config.spec.deployment import Deployment
 from kvasir.core.golden import GoldenPrompt
 from kvasir.core.identity import WorkerIdentity
 from kvasir.core.link import LinkLimits

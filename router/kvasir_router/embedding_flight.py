@@ -17,7 +17,7 @@ _REASON = "fewest_tokens"
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingLimits:
-    """See kvasir.config.spec_routing; `migrate_s` is how long legs on a broken connection wait for it to come
+    """See kvasir.config.spec.routing; `migrate_s` is how long legs on a broken connection wait for it to come
     back, `ghost_ttl_s` bounds the memory of aborted legs whose worker never reports their end."""
 
     max_in_flight: int = 4096

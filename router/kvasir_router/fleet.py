@@ -10,7 +10,7 @@ from array import array
 from collections.abc import Callable, Mapping, Set
 from dataclasses import replace
 
-from kvasir.config.spec import HealthSpec
+from kvasir.config.spec.deployment import HealthSpec
 from kvasir.core.identity import WorkerIdentity
 from kvasir.core.kv import KvStatus, Medium
 from kvasir.core.requests import EngineLoad, Request, Role, Timings, Usage

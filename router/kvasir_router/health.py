@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 
-from kvasir.config.spec import HealthSpec
+from kvasir.config.spec.deployment import HealthSpec
 from kvasir.ports.router import HealthView
 from kvasir_router.standing import FEWEST_SAMPLES, RATIONED, Member, Pool, Ramp, Slowness, Standing
 

@@ -22,7 +22,7 @@ SHORTEST_TTFT_S = 0.02
 
 @dataclass(frozen=True, slots=True)
 class MachineLimits:
-    """See kvasir.config.spec_routing; what waits is bounded by the rules of admission. `migrate_s` is how
+    """See kvasir.config.spec.routing; what waits is bounded by the rules of admission. `migrate_s` is how
     long legs on a broken connection wait for it to come back, and `ghost_ttl_s` bounds the memory of aborted
     legs whose worker never reports their end."""
 

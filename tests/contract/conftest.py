@@ -9,15 +9,15 @@ from typing import Any, Protocol
 
 import pytest
 import pytest_asyncio
+from tests.kit.engines.bench import EngineBench, FreshPrompts, start_bench
+from tests.kit.lab.redis_server import RedisServer, find_redis
 
 from kvasir.clock import MonotonicClock
-from kvasir.config.model_files import resolve_model
-from kvasir.config.spec import Deployment, EngineSpec, ModelSpec, PoolSpec, SimSpec, TransferSpec
+from kvasir.config.load.model_files import resolve_model
+from kvasir.config.spec.deployment import Deployment, EngineSpec, ModelSpec, PoolSpec, SimSpec, TransferSpec
 from kvasir.core.requests import Role
 from kvasir.ports.engine import Engine
-from kvasir_platform.sim.bench import EngineBench, FreshPrompts, start_bench
-from kvasir_platform.sim.lab.redis_server import RedisServer, find_redis
-from kvasir_workers.engines.vllm.arguments import environment
+from kvasir_workers.engines.vllm.setup.arguments import environment
 
 BLOCK = 32
 CONTEXT = 512
@@ -115,7 +115,7 @@ def runtime() -> Iterator[Any]:
     before = dict(os.environ)
     deployment = Deployment()
     os.environ.update(environment(deployment, deployment.pools[0], cpus=1, platform="cpu"))
-    from kvasir_workers.engines.vllm import runtime as module
+    from kvasir_workers.engines.vllm.runtime import engine_runtime as module
 
     yield module
     os.environ.clear()

@@ -13,18 +13,18 @@ from typing import Any, Protocol
 
 import pytest
 import pytest_asyncio
-from tests.helpers.api_server import SLICES, ApiServer, start_server
-from tests.helpers.slices import Pod, endpoint_slice
+from tests.kit.cluster.api_server import SLICES, ApiServer, start_server
+from tests.kit.cluster.slices import Pod, endpoint_slice
 
 from kvasir.clock import MonotonicClock
-from kvasir.config.spec_discovery import KubernetesDiscoverySpec
+from kvasir.config.spec.discovery import KubernetesDiscoverySpec
 from kvasir.core.errors import ConfigError
 from kvasir.core.membership import Endpoint, MemberRecord, Members, member_key
 from kvasir.ports.discovery import Discovery
-from kvasir_platform.control.kubernetes_api import Access
-from kvasir_platform.control.kubernetes_api import ApiServer as KubernetesApi
-from kvasir_platform.control.kubernetes_discovery import KubernetesDiscovery
-from kvasir_platform.sim.discovery import FeedDiscovery
+from kvasir_platform.cluster.kubernetes.api import Access
+from kvasir_platform.cluster.kubernetes.api import ApiServer as KubernetesApi
+from kvasir_platform.cluster.kubernetes.discovery import KubernetesDiscovery
+from kvasir_platform.sim.net.discovery import FeedDiscovery
 from kvasir_router.discovery_shared import SharedDiscovery
 from kvasir_router.discovery_static import StaticDiscovery
 
@@ -111,7 +111,7 @@ class RaySource:
         from ray._raylet import GcsClient  # type: ignore[attr-defined]  # compiled, without stubs
 
         from kvasir.core.membership import NAMESPACE
-        from kvasir_platform.control.ray_discovery import RayDiscovery
+        from kvasir_platform.cluster.ray.discovery import RayDiscovery
 
         self._deployment = f"contract-{next(self._numbers)}"
         self._gcs = GcsClient(address=address)
@@ -173,7 +173,7 @@ def allowed_to(token: str) -> Iterator[None]:
     """This process may talk to the Ray of `token`: Ray reads the environment when it is first imported."""
     from ray._private.authentication_test_utils import reset_auth_token_state
 
-    from kvasir_platform.control.ray_head import ray_environment
+    from kvasir_platform.cluster.ray.head import ray_environment
 
     try:
         with pytest.MonkeyPatch.context() as patch:
@@ -188,7 +188,7 @@ def allowed_to(token: str) -> Iterator[None]:
 @contextmanager
 def ray_head() -> Iterator[Any]:
     """A private head that this process is allowed to talk to."""
-    from kvasir_platform.control.ray_head import RayHead
+    from kvasir_platform.cluster.ray.head import RayHead
 
     token = "c0ffee" * 10
     with allowed_to(token), tempfile.TemporaryDirectory(prefix="kv-", dir="/tmp") as folder:

@@ -8,15 +8,15 @@ from collections.abc import AsyncIterator
 
 import pytest
 import pytest_asyncio
+from tests.kit.engines.bench import EngineBench, FreshPrompts, start_bench
+from tests.kit.engines.recorder import Recorded
 
 from kvasir.clock import MonotonicClock
-from kvasir.config.model_files import resolve_model
-from kvasir.config.spec import Deployment, EngineSpec, ModelSpec, PoolSpec, SimSpec
+from kvasir.config.load.model_files import resolve_model
+from kvasir.config.spec.deployment import Deployment, EngineSpec, ModelSpec, PoolSpec, SimSpec
 from kvasir.core.identity import NO_KV
 from kvasir.core.requests import Delta, FinishReason, Leg, Role
 from kvasir.ports.engine import Engine
-from kvasir_platform.sim.bench import EngineBench, FreshPrompts, start_bench
-from kvasir_platform.sim.recorder import Recorded
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(240)]
 

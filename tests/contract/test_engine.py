@@ -7,12 +7,12 @@ from collections.abc import Callable
 from functools import partial
 
 import pytest
+from tests.kit.engines.bench import EngineBench, FreshPrompts, start_bench
+from tests.kit.engines.kv_follower import KvFollower
+from tests.kit.engines.recorder import Recorded
 
 from kvasir.core.requests import Delta, EngineLoad, FinishReason, KvHandoff, Leg, Role, Timings, Usage
 from kvasir.ports.engine import Engine
-from kvasir_platform.sim.bench import EngineBench, FreshPrompts, start_bench
-from kvasir_platform.sim.kv_follower import KvFollower
-from kvasir_platform.sim.recorder import Recorded
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(240)]
 

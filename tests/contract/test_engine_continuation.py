@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
+from tests.kit.engines.bench import EngineBench, FreshPrompts
+from tests.kit.engines.recorder import Choice, DeltaRecorder, Recorded
 
 from kvasir.core.requests import Continuation, Delta, FinishReason, KvHandoff, Leg, Sampling, StepBatch, Usage
 from kvasir.ports.engine import Engine
-from kvasir_platform.sim.bench import EngineBench, FreshPrompts
-from kvasir_platform.sim.recorder import Choice, DeltaRecorder, Recorded
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(240)]
 

@@ -9,11 +9,11 @@ from dataclasses import replace
 
 import pytest
 import pytest_asyncio
+from tests.kit.engines.bench import EngineBench, FreshPrompts
+from tests.kit.engines.recorder import Choice, DeltaRecorder, Recorded
 
 from kvasir.core.requests import Continuation, Delta, FinishReason, Leg, Parsing, Sampling, StepBatch
 from kvasir.ports.engine import Engine
-from kvasir_platform.sim.bench import EngineBench, FreshPrompts
-from kvasir_platform.sim.recorder import Choice, DeltaRecorder, Recorded
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(240)]
 

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from tests.helpers.classifier_server import classifier_server
+from tests.kit.gateway.classifier_server import classifier_server
 
 from kvasir.clock import MonotonicClock
-from kvasir.config.spec_filters import ClassifierFilterSpec, RegexFilterSpec
+from kvasir.config.spec.filters import ClassifierFilterSpec, RegexFilterSpec
 from kvasir.ports.output_filter import Act, Judge, OutputFilter, Part, Subject
 from kvasir_platform.gateway.filters.classifier import ClassifierFilter
 from kvasir_platform.gateway.filters.regex import RegexFilter

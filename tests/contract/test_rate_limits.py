@@ -12,15 +12,15 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
-from tests.helpers.edge_link import core_parts, linked
+from tests.kit.gateway.edge_link import core_parts, linked
+from tests.kit.gateway.scripted_router import ScriptedRouter
+from tests.kit.lab.redis_server import RedisServer, find_redis
 
 from kvasir.clock import MonotonicClock
-from kvasir.config.spec_redis import LimitsRedisSpec
+from kvasir.config.spec.redis import LimitsRedisSpec
 from kvasir.ports.limits import Grant, Levels, Quota, RateLimits, Refusal
 from kvasir_platform.gateway.tenants.memory_limits import MemoryLimits
 from kvasir_platform.gateway.tenants.redis_limits import RedisLimits
-from kvasir_platform.sim.lab.redis_server import RedisServer, find_redis
-from kvasir_platform.sim.scripted_router import ScriptedRouter
 
 PATIENCE_S = 30.0
 NEAR = 5.0

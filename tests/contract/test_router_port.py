@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from tests.helpers.edge_link import core_parts, linked
+from tests.kit.gateway.edge_link import core_parts, linked
+from tests.kit.gateway.scripted_router import ScriptedRouter
 
 from kvasir.clock import MonotonicClock
 from kvasir.core.errors import CapacityError, KvasirError, RequestError, UpstreamError
@@ -31,7 +32,6 @@ from kvasir.core.requests import (
 from kvasir.ports.router import BrownoutView, RequestPort, RequestSummary, RouterPort
 from kvasir_platform.sim.client import Stream
 from kvasir_platform.sim.cluster import Cluster
-from kvasir_platform.sim.scripted_router import ScriptedRouter
 from kvasir_platform.sim.stories import small_deployment
 
 KINDS = ("in process", "over a link")

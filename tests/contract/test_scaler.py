@@ -7,12 +7,12 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import pytest
-from tests.helpers.serve import AwayError, Serve
+from tests.kit.serve import AwayError, Serve
 
 from kvasir.core.errors import ConfigError
 from kvasir.core.requests import Role
 from kvasir.ports.scaler import Replica, ReplicaState, Scaler
-from kvasir_platform.control.ray_scaler import RayScaler
+from kvasir_platform.cluster.ray.scaler import RayScaler
 from kvasir_platform.sim.scaling.days import Shape
 from kvasir_platform.sim.scaling.fleet import Kind, Level, ScaledFleet
 

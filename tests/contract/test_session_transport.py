@@ -23,7 +23,7 @@ from kvasir.core.requests import Role
 from kvasir.ports.session import ConnectionLost, Dialer, RouterConnection, WorkerConnection
 from kvasir.wire.codec import SERVICE
 from kvasir.wire.v1 import kv_pb2, session_pb2
-from kvasir_platform.sim.memory_transport import MemoryNetwork
+from kvasir_platform.sim.net.transport import MemoryNetwork
 from kvasir_router.transport_grpc import DialTls, GrpcDialer, GrpcDialLimits
 from kvasir_workers.server.grpc_server import GrpcServer, GrpcServerLimits, ServerTls
 

@@ -13,7 +13,7 @@ import pytest
 from kvasir.core.errors import CapacityError, ProtocolError
 from kvasir.core.kv import KvSnapshotPart
 from kvasir.ports.session import ConnectionLost, Dialer, WorkerConnection
-from kvasir_platform.sim.memory_transport import MemoryNetwork
+from kvasir_platform.sim.net.transport import MemoryNetwork
 from kvasir_router.transport_grpc import GrpcDialer, GrpcDialLimits
 from kvasir_workers.server.grpc_server import GrpcServer
 

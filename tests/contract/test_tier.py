@@ -9,16 +9,16 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from tests.helpers.tier_blocks import block
+from tests.kit.engines.tier_blocks import block
+from tests.kit.lab.redis_server import RedisServer
 
-from kvasir.config.spec_tiers import DiskTierSpec, RedisTierSpec
+from kvasir.config.spec.tiers import DiskTierSpec, RedisTierSpec
 from kvasir.core.identity import KvLayout
 from kvasir.core.kv import Medium
 from kvasir.ports.tier import Block, Change, KvTier, Read, Write
-from kvasir_platform.sim.lab.redis_server import RedisServer
 from kvasir_workers.tiers.blob import fingerprint
-from kvasir_workers.tiers.disk import DiskTier
-from kvasir_workers.tiers.redis_tier import RedisTier
+from kvasir_workers.tiers.blobs.disk import DiskTier
+from kvasir_workers.tiers.blobs.redis_tier import RedisTier
 from kvasir_workers.tiers.setup import shared_tier
 
 SIZE = 4096

@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
+from tests.kit.engines.memory_transfer import MemoryFabric, MemoryTransfer
+from tests.kit.engines.transfer_peers import LAYERS, LocalPeer, Peer, ProcessPeer
 
 from kvasir.core.errors import TransferError
 from kvasir.ports.transfer import WHOLE, LeaseEnded, Offer, Part, Pulled, PullFailed, TransferEvent
-from kvasir_platform.sim.memory_transfer import MemoryFabric, MemoryTransfer
-from kvasir_platform.sim.transfer_peers import LAYERS, LocalPeer, Peer, ProcessPeer
 
 BLOCK_BYTES = 4096
 PATIENCE_S = 20.0

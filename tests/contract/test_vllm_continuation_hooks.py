@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvasir.config.model_files import resolve_model
+from kvasir.config.load.model_files import resolve_model
 from kvasir.core.requests import Continuation, EngineRequest, Sampling, token_ids
 
 pytestmark = pytest.mark.slow

@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from kvasir.config.spec import Deployment, LoraSpec, PoolSpec, SpeculativeSpec
+from kvasir.config.spec.deployment import Deployment, LoraSpec, PoolSpec, SpeculativeSpec
 from kvasir.core.requests import EngineRequest, KvHandoff, Leg, Role, Sampling, token_ids
-from kvasir_workers.engines.vllm.arguments import engine_arguments, environment
+from kvasir_workers.engines.vllm.setup.arguments import engine_arguments, environment
 
 pytestmark = pytest.mark.slow
 
@@ -193,7 +193,7 @@ def test_outputs_carry_what_a_stream_reads(runtime: Any) -> None:
     from vllm.v1.engine import FINISH_REASON_STRINGS
     from vllm.v1.metrics.stats import RequestStateStats
 
-    from kvasir_workers.engines.vllm import stream
+    from kvasir_workers.engines.vllm.output import stream
 
     parameters = set(inspect.signature(RequestOutput.__init__).parameters)
     wanted = {"outputs", "finished", "num_cached_tokens", "kv_transfer_params", "metrics"}
@@ -212,7 +212,7 @@ def test_outputs_carry_what_a_stream_reads(runtime: Any) -> None:
 def test_the_worker_has_no_attribute_of_our_extensions_names(runtime: Any) -> None:
     from vllm.v1.worker.cpu_worker import CPUWorker
 
-    from kvasir_workers.engines.vllm.transfer_extension import TransferEngineExtension
+    from kvasir_workers.engines.vllm.runtime.transfer_extension import TransferEngineExtension
 
     ours = {name for name in dir(TransferEngineExtension) if not name.startswith("__")}
     clash = {name for name in ours if hasattr(CPUWorker, name)}

@@ -18,18 +18,18 @@ from typing import Any
 
 import pytest
 import zmq
+from tests.kit.engines.bench import EngineBench, FreshPrompts, start_bench
+from tests.kit.engines.kv_follower import KvFollower
+from tests.kit.engines.recorder import Recorded
 
-from kvasir.config.model_files import resolve_model
-from kvasir.config.spec import Deployment, EngineSpec, LoraSpec, ModelSpec, PoolSpec
+from kvasir.config.load.model_files import resolve_model
+from kvasir.config.spec.deployment import Deployment, EngineSpec, LoraSpec, ModelSpec, PoolSpec
 from kvasir.core.requests import EngineRequest, Role, Sampling, token_ids
 from kvasir.native import root_hash
-from kvasir_platform.sim.bench import EngineBench, FreshPrompts, start_bench
-from kvasir_platform.sim.kv_follower import KvFollower
-from kvasir_platform.sim.recorder import Recorded
-from kvasir_workers.engines.vllm import arguments
-from kvasir_workers.engines.vllm.arguments import EventEndpoints, engine_arguments
-from kvasir_workers.engines.vllm.kv_events import KvEvents
-from kvasir_workers.holdings import Holdings
+from kvasir_workers.engines.vllm.events.kv_events import KvEvents
+from kvasir_workers.engines.vllm.setup import arguments
+from kvasir_workers.engines.vllm.setup.arguments import EventEndpoints, engine_arguments
+from kvasir_workers.server.holdings import Holdings
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(280)]
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from kvasir.config.model_files import resolve_model
-from kvasir.config.spec import Deployment, EngineSpec, ModelSpec, PoolSpec
+from kvasir.config.load.model_files import resolve_model
+from kvasir.config.spec.deployment import Deployment, EngineSpec, ModelSpec, PoolSpec
 from kvasir.core.requests import Role
 from kvasir_workers.engines.nodes import NodePlace
 from kvasir_workers.engines.vllm.follower import follower_arguments

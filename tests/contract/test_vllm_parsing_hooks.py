@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from kvasir.config.model_files import resolve_model
-from kvasir.config.parsers import REASONING_PARSERS, TOOL_PARSERS
+from kvasir.config.checks.parsers import REASONING_PARSERS, TOOL_PARSERS
+from kvasir.config.load.model_files import resolve_model
 from kvasir.core.requests import Parsing, Sampling
 from kvasir_workers.engines.parts import Parts
 
@@ -137,7 +137,7 @@ class Bench:
     understood: Any = field(init=False)
 
     def __post_init__(self) -> None:
-        from kvasir_workers.engines.vllm.parsing import Parsers
+        from kvasir_workers.engines.vllm.output.parsing import Parsers
 
         script = self.script
         self.parsers = Parsers(
@@ -243,7 +243,7 @@ def test_text_that_the_lost_worker_held_back_is_parsed_when_it_comes(runtime: An
 def test_long_outputs_are_parsed_several_tokens_at_once(
     runtime: Any, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from kvasir_workers.engines.vllm import parsing
+    from kvasir_workers.engines.vllm.output import parsing
 
     bench = Bench(runtime, tokenizer, SCRIPTS["hermes"])
     whole = joined(bench.heard())

@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from kvasir.config.model_files import resolve_model
-from kvasir.config.spec import Deployment, EngineSpec, PoolSpec
+from kvasir.config.load.model_files import resolve_model
+from kvasir.config.spec.deployment import Deployment, EngineSpec, PoolSpec
 from kvasir.core.requests import Constraint, EngineRequest, Role, Sampling, Structured, token_ids
-from kvasir_workers.engines.vllm.arguments import CORE_GRAMMARS, compilers, engine_arguments
+from kvasir_workers.engines.vllm.setup.arguments import CORE_GRAMMARS, compilers, engine_arguments
 
 pytestmark = [
     pytest.mark.slow,
@@ -47,7 +47,7 @@ class Core:
         return StructuredOutputManager(self.config)
 
     def judged(self, constraint: Constraint, spec: Any) -> Any:
-        from kvasir_workers.engines.vllm.structured import structured_params
+        from kvasir_workers.engines.vllm.output.structured import structured_params
 
         text = spec if isinstance(spec, str) else json.dumps(spec)
         return self.rules.vetted(structured_params(Structured(constraint, text)))
@@ -82,7 +82,7 @@ def core(runtime: Any) -> Core:
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.tokenizers import get_tokenizer
 
-    from kvasir_workers.engines.vllm.structured import Rules
+    from kvasir_workers.engines.vllm.output.structured import Rules
 
     path = str(resolve_model("kvasir-tiny"))
     deployment = Deployment(disaggregation="never", pools=(PoolSpec(name="both", role=Role.BOTH),))
@@ -207,7 +207,7 @@ def test_a_schema_too_deep_is_refused(core: Core) -> None:
 
 
 def test_one_compiler_may_be_chosen(core: Core) -> None:
-    from kvasir_workers.engines.vllm.structured import Rules, structured_params
+    from kvasir_workers.engines.vllm.output.structured import Rules, structured_params
 
     rules = Rules(
         core.config.structured_outputs_config,
@@ -222,7 +222,7 @@ def test_one_compiler_may_be_chosen(core: Core) -> None:
 def test_a_judged_rule_is_not_judged_again_when_it_is_added(runtime: Any, core: Core) -> None:
     from vllm.v1.engine.input_processor import InputProcessor
 
-    from kvasir_workers.engines.vllm.preparing import Prepared
+    from kvasir_workers.engines.vllm.output.preparing import Prepared
 
     rule = core.judged(Constraint.CHOICE, ["a", "b"])
     request = EngineRequest("r", token_ids(PROMPT), Sampling(temperature=0.0, max_tokens=4))
@@ -239,7 +239,7 @@ def test_a_judged_rule_is_not_judged_again_when_it_is_added(runtime: Any, core: 
 
 
 def test_tags_leave_little_white_space_where_json_is_to_be_compact(core: Core) -> None:
-    from kvasir_workers.engines.vllm.structured import Rules, structured_params
+    from kvasir_workers.engines.vllm.output.structured import Rules, structured_params
 
     tag = {
         "type": "tag",
@@ -266,7 +266,7 @@ def test_a_judged_rule_reaches_the_core_as_any_other(runtime: Any, core: Core) -
     from vllm import SamplingParams
     from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
 
-    from kvasir_workers.engines.vllm.structured import VettedParams
+    from kvasir_workers.engines.vllm.output.structured import VettedParams
 
     rule = core.judged(Constraint.JSON_SCHEMA, SEVENS)
     sent = MsgpackEncoder().encode(VettedParams(max_tokens=3, structured_outputs=rule))

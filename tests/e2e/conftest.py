@@ -17,9 +17,8 @@ from typing import Any
 import httpx
 import psutil
 import pytest
-from tests.helpers.processes import command_line
-
-from kvasir_platform.sim.lab.invariants import unrest
+from tests.kit.lab.invariants import unrest
+from tests.kit.processes import command_line
 
 START_S = 240.0
 

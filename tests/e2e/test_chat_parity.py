@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from kvasir.config.model_files import resolve_model
-from kvasir_platform.gateway.calls import chat_call
-from kvasir_platform.gateway.chat_template import ChatTemplate, special_tokens
-from kvasir_platform.gateway.powers import ModelPowers
-from kvasir_platform.gateway.schema.decode import decode_chat
+from kvasir.config.load.model_files import resolve_model
+from kvasir_platform.gateway.catalog.capabilities import ModelPowers
+from kvasir_platform.gateway.openai.calls import chat_call
+from kvasir_platform.gateway.openai.schema.decode import decode_chat
+from kvasir_platform.gateway.prompt.chat_template import ChatTemplate, special_tokens
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import psutil
 import pytest
-from tests.helpers.processes import lives
+from tests.kit.processes import lives
 
 if TYPE_CHECKING:
     from tests.e2e.conftest import Stack

@@ -30,10 +30,10 @@ import psutil
 import pytest
 import yaml
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from tests.helpers.processes import command_line
+from tests.kit.lab.redis_server import RedisServer, find_redis
+from tests.kit.processes import command_line
 
-from kvasir_platform.control.commands import Ask, ask, socket_path
-from kvasir_platform.sim.lab.redis_server import RedisServer, find_redis
+from kvasir_platform.cluster.local.commands import Ask, ask, socket_path
 
 pytestmark = [
     pytest.mark.slow,

@@ -11,16 +11,16 @@ from typing import Any
 
 import psutil
 import pytest
+from tests.kit.lab import gateway
+from tests.kit.lab.fleet import Fleet, Layout
+from tests.kit.lab.stream import Ask, Outcome, Stream, open_stream
 
 from kvasir.clock import MonotonicClock
-from kvasir.config.spec import Deployment, EngineSpec, GatewaySpec, PoolSpec, SimSpec
-from kvasir.config.spec_edge import EdgeTlsSpec
-from kvasir.config.spec_tenants import TenancySpec, TenantSpec
+from kvasir.config.spec.deployment import Deployment, EngineSpec, GatewaySpec, PoolSpec, SimSpec
+from kvasir.config.spec.edge import EdgeTlsSpec
+from kvasir.config.spec.tenants import TenancySpec, TenantSpec
 from kvasir.core.errors import StartError
 from kvasir.core.requests import Role
-from kvasir_platform.sim.lab import gateway
-from kvasir_platform.sim.lab.fleet import Fleet, Layout
-from kvasir_platform.sim.lab.stream import Ask, Outcome, Stream, open_stream
 
 pytestmark = pytest.mark.slow
 

@@ -16,9 +16,11 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
+from tests.kit.engines.bench import EngineBench, FreshPrompts
+from tests.kit.engines.recorder import Choice, DeltaRecorder, Recorded
 
-from kvasir.config.model_files import resolve_model
-from kvasir.config.spec import Deployment, EngineSpec, ModelSpec, PoolSpec
+from kvasir.config.load.model_files import resolve_model
+from kvasir.config.spec.deployment import Deployment, EngineSpec, ModelSpec, PoolSpec
 from kvasir.core.requests import (
     Constraint,
     Continuation,
@@ -31,8 +33,6 @@ from kvasir.core.requests import (
     Sampling,
     Structured,
 )
-from kvasir_platform.sim.bench import EngineBench, FreshPrompts
-from kvasir_platform.sim.recorder import Choice, DeltaRecorder, Recorded
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(280)]
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import psutil
 import pytest
-from tests.helpers.processes import command_line, lives
+from tests.kit.processes import command_line, lives
 
 if TYPE_CHECKING:
     from tests.e2e.conftest import Stack

@@ -28,8 +28,7 @@ from tests.e2e.test_cluster_pods import (
     _serves,
     _stream,
 )
-
-from kvasir_platform.sim.lab.redis_server import RedisServer, find_redis
+from tests.kit.lab.redis_server import RedisServer, find_redis
 
 pytestmark = [
     pytest.mark.slow,

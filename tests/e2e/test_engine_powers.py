@@ -16,13 +16,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.kit.engines.bench import EngineBench, FreshPrompts, start_bench
+from tests.kit.engines.recorder import Recorded
 
-from kvasir.config.model_files import resolve_model
-from kvasir.config.spec import Deployment, EngineSpec, LoraSpec, ModelSpec, PoolSpec, SpeculativeSpec
+from kvasir.config.load.model_files import resolve_model
+from kvasir.config.spec.deployment import (
+    Deployment,
+    EngineSpec,
+    LoraSpec,
+    ModelSpec,
+    PoolSpec,
+    SpeculativeSpec,
+)
 from kvasir.core.errors import ConfigError
 from kvasir.core.requests import EngineRequest, KvHandoff, Leg, Role, Sampling, token_ids
-from kvasir_platform.sim.bench import EngineBench, FreshPrompts, start_bench
-from kvasir_platform.sim.recorder import Recorded
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(280)]
 

@@ -14,15 +14,15 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from tests.helpers.api_requests import Rule
-from tests.helpers.api_server import SLICES, ApiServer, api_server
-from tests.helpers.slices import Pod, endpoint_slice
+from tests.kit.cluster.api_server import SLICES, ApiServer, api_server
+from tests.kit.cluster.slices import Pod, endpoint_slice
+from tests.kit.gateway.api_requests import Rule
+from tests.kit.lab import gateway
+from tests.kit.lab.processes import LabProcess, Processes
+from tests.kit.lab.stream import Ask, complete, open_stream
 
 from kvasir.clock import MonotonicClock
-from kvasir.config.loader import load
-from kvasir_platform.sim.lab import gateway
-from kvasir_platform.sim.lab.processes import LabProcess, Processes
-from kvasir_platform.sim.lab.stream import Ask, complete, open_stream
+from kvasir.config.load.loader import load
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 PATIENCE_S = 60.0

@@ -17,17 +17,17 @@ from pathlib import Path
 import psutil
 import pytest
 import pytest_asyncio
+from tests.kit.engines.bench import EngineBench, start_bench
+from tests.kit.engines.recorder import Recorded
 
-from kvasir.config.model_files import resolve_model
-from kvasir.config.spec import Deployment, EngineSpec, ModelSpec, PoolSpec, TransferSpec
+from kvasir.config.load.model_files import resolve_model
+from kvasir.config.spec.deployment import Deployment, EngineSpec, ModelSpec, PoolSpec, TransferSpec
 from kvasir.core.requests import Delta, KvHandoff, Leg, Role, Sampling, Usage
-from kvasir_platform.sim.bench import EngineBench, start_bench
-from kvasir_platform.sim.recorder import Recorded
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(280), pytest.mark.asyncio(loop_scope="module")]
 
 MODEL = resolve_model("kvasir-tiny")
-HELPERS = Path(__file__).parents[1] / "helpers"
+HELPERS = Path(__file__).parents[1] / "kit" / "engines"
 BLOCK = 32
 GREEDY = Sampling(temperature=0.0, max_tokens=24, ignore_eos=True)
 LENGTHS = (1, 2, 31, 32, 33, 64, 500, 1500, 2000)
@@ -220,7 +220,7 @@ async def test_no_engine_spins_when_nothing_runs(pair: Pair) -> None:
 @pytest.fixture
 def zeroed_kv(monkeypatch: pytest.MonkeyPatch) -> None:
     """Engines started now zero what they receive."""
-    from kvasir_workers.engines.vllm import arguments
+    from kvasir_workers.engines.vllm.setup import arguments
 
     monkeypatch.setattr(arguments, "CONNECTOR_MODULE", "zeroing_connector")
     monkeypatch.syspath_prepend(HELPERS)

@@ -22,10 +22,10 @@ from typing import TYPE_CHECKING, Any, Self
 import httpx
 import psutil
 import pytest
-from tests.helpers.processes import command_line, lives
+from tests.kit.lab.redis_server import RedisServer, find_redis
+from tests.kit.processes import command_line, lives
 
-from kvasir_platform.control.commands import Ask, ask, socket_path
-from kvasir_platform.sim.lab.redis_server import RedisServer, find_redis
+from kvasir_platform.cluster.local.commands import Ask, ask, socket_path
 
 if TYPE_CHECKING:
     from tests.e2e.conftest import Stack

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 
 import openai
 import pytest
-
-from kvasir_platform.sim.lab.redis_server import RedisServer, find_redis
+from tests.kit.lab.redis_server import RedisServer, find_redis
 
 if TYPE_CHECKING:
     from tests.e2e.conftest import Stack

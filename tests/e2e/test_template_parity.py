@@ -18,7 +18,7 @@ from typing import Any
 import httpx
 import pytest
 
-from kvasir.config.model_files import resolve_model
+from kvasir.config.load.model_files import resolve_model
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 

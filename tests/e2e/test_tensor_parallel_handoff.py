@@ -10,12 +10,12 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
+from tests.kit.engines.bench import EngineBench, FreshPrompts, start_bench
+from tests.kit.engines.recorder import Recorded
 
-from kvasir.config.model_files import resolve_model
-from kvasir.config.spec import Deployment, EngineSpec, ModelSpec, PoolSpec
+from kvasir.config.load.model_files import resolve_model
+from kvasir.config.spec.deployment import Deployment, EngineSpec, ModelSpec, PoolSpec
 from kvasir.core.requests import Leg, Role, Sampling, Usage
-from kvasir_platform.sim.bench import EngineBench, FreshPrompts, start_bench
-from kvasir_platform.sim.recorder import Recorded
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(280)]
 

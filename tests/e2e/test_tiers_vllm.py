@@ -18,21 +18,21 @@ from typing import Any
 import psutil
 import pytest
 import pytest_asyncio
-from tests.helpers.processes import command_line
+from tests.kit.engines.bench import EngineBench, FreshPrompts, start_bench
+from tests.kit.engines.recorder import Recorded
+from tests.kit.lab.redis_server import RedisServer, find_redis
+from tests.kit.processes import command_line
 
-from kvasir.config.model_files import resolve_model
-from kvasir.config.spec import Deployment, EngineSpec, ModelSpec, PoolSpec
-from kvasir.config.spec_tiers import CpuTierSpec, DiskTierSpec, RedisTierSpec, TiersSpec
+from kvasir.config.load.model_files import resolve_model
+from kvasir.config.spec.deployment import Deployment, EngineSpec, ModelSpec, PoolSpec
+from kvasir.config.spec.tiers import CpuTierSpec, DiskTierSpec, RedisTierSpec, TiersSpec
 from kvasir.core.kv import Medium, TierLoad
 from kvasir.core.requests import EngineRequest, KvHandoff, Leg, Role, Sampling, Timings, Usage
-from kvasir_platform.sim.bench import EngineBench, FreshPrompts, start_bench
-from kvasir_platform.sim.lab.redis_server import RedisServer, find_redis
-from kvasir_platform.sim.recorder import Recorded
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400), pytest.mark.asyncio(loop_scope="module")]
 
 MODEL = resolve_model("kvasir-tiny")
-HELPERS = Path(__file__).parents[1] / "helpers"
+HELPERS = Path(__file__).parents[1] / "kit" / "engines"
 BLOCK = 32
 KV_BYTES = 8 << 20
 MEMORY = CpuTierSpec(bytes=64 << 20)
@@ -310,7 +310,7 @@ async def test_a_killed_worker_s_successor_loads_from_its_disk(tmp_path: Path) -
 def one_name(monkeypatch: pytest.MonkeyPatch) -> None:
     """Engines started from here on give all blocks one name."""
     from kvasir_workers.connector import tier_scheduler
-    from kvasir_workers.engines.vllm import arguments
+    from kvasir_workers.engines.vllm.setup import arguments
 
     # The connector is loaded in this process too, and what it does there must end with the test.
     names = vars(tier_scheduler)

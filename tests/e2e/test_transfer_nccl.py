@@ -14,12 +14,12 @@ from collections.abc import AsyncIterator
 
 import pytest
 import pytest_asyncio
+from tests.kit.engines.bench import EngineBench, FreshPrompts, start_bench
+from tests.kit.engines.recorder import Recorded
 
-from kvasir.config.model_files import resolve_model
-from kvasir.config.spec import Deployment, EngineSpec, ModelSpec, PoolSpec, TransferSpec
+from kvasir.config.load.model_files import resolve_model
+from kvasir.config.spec.deployment import Deployment, EngineSpec, ModelSpec, PoolSpec, TransferSpec
 from kvasir.core.requests import KvHandoff, Leg, Role, Sampling, Usage
-from kvasir_platform.sim.bench import EngineBench, FreshPrompts, start_bench
-from kvasir_platform.sim.recorder import Recorded
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(280)]
 

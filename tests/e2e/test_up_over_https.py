@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import httpx
 import pytest
 
-from kvasir_platform.control.certificates import Authority
+from kvasir_platform.cluster.certificates import Authority
 
 if TYPE_CHECKING:
     from tests.e2e.conftest import Stack

@@ -9,7 +9,7 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from tests.helpers.tier_blocks import (
+from tests.kit.engines.tier_blocks import (
     FOOTPRINT,
     LIMITS,
     PRINT,
@@ -23,11 +23,11 @@ from tests.helpers.tier_blocks import (
     recover,
     tend_until,
 )
+from tests.kit.lab.small_disk import SmallDisk, available
 
-from kvasir.config.spec_tiers import DiskTierSpec
+from kvasir.config.spec.tiers import DiskTierSpec
 from kvasir.ports.tier import Change
-from kvasir_platform.sim.lab.small_disk import SmallDisk, available
-from kvasir_workers.tiers.disk import DiskTier
+from kvasir_workers.tiers.blobs.disk import DiskTier
 
 
 @pytest.fixture

@@ -11,8 +11,8 @@ import pytest
 from kvasir.core.errors import UpstreamError
 from kvasir.core.messages import CodedStep, Draining, Serving, SetDraining, WorkerMessage
 from kvasir.core.requests import StepBatch
-from kvasir_platform.sim.memory_transport import MemoryNetwork
-from kvasir_platform.sim.virtual_loop import VirtualClock, run_virtual
+from kvasir_platform.sim.core.virtual_loop import VirtualClock, run_virtual
+from kvasir_platform.sim.net.transport import MemoryNetwork
 from kvasir_router.session import SessionMessage
 from kvasir_workers.server.refusals import ON_REQUEST, WORKER_DRAINING
 

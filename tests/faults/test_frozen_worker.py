@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.kit.lab.processes import LabProcess, Processes
 
 from kvasir.clock import MonotonicClock
-from kvasir.config.spec import WorkerSpec
+from kvasir.config.spec.deployment import WorkerSpec
 from kvasir.core.messages import Abort, SetDraining
-from kvasir_platform.sim.lab.processes import LabProcess, Processes
 from kvasir_platform.sim.stories import small_deployment
 from kvasir_router.session import SessionInterrupted, SessionLimits, SessionLost, SessionReady
 from kvasir_router.transport_grpc import GrpcDialer

@@ -9,12 +9,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from random import Random
 
 import pytest
+from tests.kit.lab.gateway import metric
+from tests.kit.lab.invariants import Descriptors, Violated, unrest
+from tests.kit.lab.load import OpenLoop, asks, quantile, tally
+from tests.kit.lab.stream import Ask, complete, expected_text, open_stream
 
 from kvasir.clock import MonotonicClock
-from kvasir_platform.sim.lab.gateway import metric
-from kvasir_platform.sim.lab.invariants import Descriptors, Violated, unrest
-from kvasir_platform.sim.lab.load import OpenLoop, asks, quantile, tally
-from kvasir_platform.sim.lab.stream import Ask, complete, expected_text, open_stream
 
 ASK = Ask(prompt=(5, 6, 7), tokens=4)
 USAGE = {"prompt_tokens": 3, "completion_tokens": 4}

@@ -8,10 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
-
-from kvasir_platform.sim.lab import netns
-from kvasir_platform.sim.lab.netns import Namespace
-from kvasir_platform.sim.lab.processes import Processes
+from tests.kit.lab import netns
+from tests.kit.lab.netns import Namespace
+from tests.kit.lab.processes import Processes
 
 SERVER = """
 import asyncio, json, sys

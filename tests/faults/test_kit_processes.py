@@ -9,9 +9,9 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from tests.kit.lab.processes import Processes, descriptors, proc_state, resident_bytes
 
 from kvasir.core.errors import StartError
-from kvasir_platform.sim.lab.processes import Processes, descriptors, proc_state, resident_bytes
 
 STUBBORN = (
     "import signal, time; signal.signal(signal.SIGTERM, lambda *_: None)\n"

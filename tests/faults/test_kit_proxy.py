@@ -7,8 +7,7 @@ from collections.abc import AsyncIterator
 from random import Random
 
 import pytest
-
-from kvasir_platform.sim.lab.proxy import DOWNSTREAM, UPSTREAM, Link, TcpProxy
+from tests.kit.lab.proxy import DOWNSTREAM, UPSTREAM, Link, TcpProxy
 
 
 class HandClock:

@@ -21,9 +21,8 @@ from load_tests.scenarios.scorecard_rows import (
     tier_faults,
 )
 from load_tests.scenarios.scorecard_rows.common import Figure, Trial
-
-from kvasir_platform.sim.lab import netns
-from kvasir_platform.sim.lab.redis_server import find_redis
+from tests.kit.lab import netns
+from tests.kit.lab.redis_server import find_redis
 
 
 def assert_met(figures: list[Figure]) -> None:

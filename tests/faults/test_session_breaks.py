@@ -15,8 +15,8 @@ from kvasir.core.link import LinkLimits
 from kvasir.core.messages import Abort, Draining, Hello, ReleaseLeases, RouterFrame
 from kvasir.core.requests import EngineLoad, FinishReason, Leg, StepBatch
 from kvasir.ports.session import ConnectionLost, RouterConnection, WorkerConnection
-from kvasir_platform.sim.memory_transport import MemoryNetwork
-from kvasir_platform.sim.virtual_loop import VirtualClock, run_virtual
+from kvasir_platform.sim.core.virtual_loop import VirtualClock, run_virtual
+from kvasir_platform.sim.net.transport import MemoryNetwork
 from kvasir_router.session import (
     SessionEvent,
     SessionInterrupted,

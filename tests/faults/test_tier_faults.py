@@ -13,7 +13,7 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from tests.helpers.tier_blocks import (
+from tests.kit.engines.tier_blocks import (
     LIMITS,
     PATIENCE_S,
     PRINT,
@@ -28,14 +28,14 @@ from tests.helpers.tier_blocks import (
     recover,
     tend_until,
 )
+from tests.kit.lab.proxy import DOWNSTREAM, Link, TcpProxy
+from tests.kit.lab.redis_server import RedisServer, find_redis
 
 from kvasir.clock import MonotonicClock
-from kvasir.config.spec_tiers import RedisTierSpec
+from kvasir.config.spec.tiers import RedisTierSpec
 from kvasir.ports.tier import Change
-from kvasir_platform.control.certificates import Authority
-from kvasir_platform.sim.lab.proxy import DOWNSTREAM, Link, TcpProxy
-from kvasir_platform.sim.lab.redis_server import RedisServer, find_redis
-from kvasir_workers.tiers.redis_tier import RedisTier
+from kvasir_platform.cluster.certificates import Authority
+from kvasir_workers.tiers.blobs.redis_tier import RedisTier
 
 
 @pytest.fixture

@@ -13,11 +13,11 @@ from collections.abc import AsyncIterator
 
 import pytest
 import pytest_asyncio
+from tests.kit.engines.bench import EngineBench, start_bench
 
-from kvasir.config.model_files import resolve_model
-from kvasir.config.spec import Deployment, EngineSpec, ModelSpec, PoolSpec
+from kvasir.config.load.model_files import resolve_model
+from kvasir.config.spec.deployment import Deployment, EngineSpec, ModelSpec, PoolSpec
 from kvasir.core.requests import EngineRequest, FinishReason, Role, Sampling, token_ids
-from kvasir_platform.sim.bench import EngineBench, start_bench
 from kvasir_workers.engines.vllm.engine import VllmEngine
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
@@ -26,7 +26,7 @@ LONG = Sampling(temperature=0.0, max_tokens=450, ignore_eos=True)
 
 FRONT = """
 import asyncio, multiprocessing, sys
-from kvasir.config.spec import Deployment, EngineSpec, ModelSpec, PoolSpec
+from kvasir.config.spec.deployment import Deployment, EngineSpec, ModelSpec, PoolSpec
 from kvasir.core.requests import Role
 from kvasir_workers.engines.vllm.engine import VllmEngine
 

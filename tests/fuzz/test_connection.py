@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from load_tests.scenarios.scorecard_http import CASES
-from tests.helpers.connection_bench import Bench
+from tests.kit.gateway.connection_bench import Bench
 
-from kvasir_platform.gateway.http import Exchange
-from kvasir_platform.gateway.http_limits import HttpLimits
+from kvasir_platform.gateway.http.exchange import Exchange
+from kvasir_platform.gateway.http.limits import HttpLimits
 
 LIMITS = HttpLimits(body_bytes=20_000, header_bytes=4096, target_bytes=512, stream_buffer_bytes=4096)
 MAX_PIECE = 2048

@@ -24,8 +24,8 @@ from kvasir.core.requests import (
 )
 from kvasir.ports.limits import Grant, Levels, Quota, Refusal
 from kvasir.ports.router import RequestSummary
-from kvasir_platform.edge_link import frames as module
-from kvasir_platform.edge_link.frames import (
+from kvasir_platform.edge import frames as module
+from kvasir_platform.edge.frames import (
     Ended,
     ErrorNote,
     Frames,

@@ -15,10 +15,10 @@ from hypothesis import HealthCheck, given, settings
 from schemathesis import GenerationMode, checks
 from schemathesis.core.result import Ok
 from schemathesis.specs.openapi import checks as openapi
-from tests.helpers.http_edge import serving
+from tests.kit.gateway.http_edge import serving
+from tests.kit.gateway.scripted_router import ScriptedStream
 
 from kvasir.core.requests import FinishReason
-from kvasir_platform.sim.scripted_router import ScriptedStream
 
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "openapi.json"
 

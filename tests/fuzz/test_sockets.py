@@ -9,7 +9,7 @@ from typing import Any
 import psutil
 import pytest
 from load_tests.scenarios.scorecard_http import CASES, Case, send
-from tests.helpers.http_edge import Edge, serving
+from tests.kit.gateway.http_edge import Edge, serving
 
 CLIENTS = 200
 AT_ONCE = 20

@@ -21,12 +21,11 @@ import yaml
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tests.helm.kubelet import ACCOUNT, SECRETS, Kubelet, decoded, ray_command
 from tests.helm.rendering import CHART, NAMESPACE, Object, Pod, Release, render, values
-from tests.helpers.api_requests import Rule
-from tests.helpers.api_server import ApiServer, api_server
-from tests.helpers.slices import Pod as Listed
-from tests.helpers.slices import slice_of_service
-
-from kvasir_platform.sim.lab.redis_server import find_redis
+from tests.kit.cluster.api_server import ApiServer, api_server
+from tests.kit.cluster.slices import Pod as Listed
+from tests.kit.cluster.slices import slice_of_service
+from tests.kit.gateway.api_requests import Rule
+from tests.kit.lab.redis_server import find_redis
 
 pytestmark = [
     pytest.mark.slow,

@@ -25,10 +25,15 @@ from tests.helm.rendering import (
 )
 from tests.helm.schemas import VERSIONS, violations
 
-from kvasir.config.loader import loads
-from kvasir.config.spec_discovery import DEPLOYMENT_LABEL, POOL_LABEL
-from kvasir.config.support import refusals
-from kvasir_platform.control.pod_templates import PodTemplate, pod_templates, pool_resource, template_resource
+from kvasir.config.load.loader import loads
+from kvasir.config.load.support import refusals
+from kvasir.config.spec.discovery import DEPLOYMENT_LABEL, POOL_LABEL
+from kvasir_platform.cluster.ray.pod_templates import (
+    PodTemplate,
+    pod_templates,
+    pool_resource,
+    template_resource,
+)
 
 NAMES = [path.stem for path in EXAMPLES]
 # The first and the last always; those between where there is time.

@@ -13,8 +13,8 @@ import pytest
 import yaml
 from tests.helm.rendering import CHART, Object, everything, render, spec_text, without_chance
 
-from kvasir.config.loader import loads
-from kvasir.config.spec import Deployment
+from kvasir.config.load.loader import loads
+from kvasir.config.spec.deployment import Deployment
 
 TWO_AND_THREE = [
     {"name": "prefill", "role": "prefill", "replicas": 2},

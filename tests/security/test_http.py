@@ -11,7 +11,7 @@ import pytest
 import pytest_asyncio
 from load_tests.scenarios.haproxy import haproxy, installed
 from load_tests.scenarios.scorecard_http import CASES, Case, send
-from tests.helpers.http_edge import Edge, serving
+from tests.kit.gateway.http_edge import Edge, serving
 
 NOTHING = Case("nothing", b"", (), closes=False)
 

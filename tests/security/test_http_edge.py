@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 from load_tests.scenarios.scorecard_http import CASES
-from tests.helpers.http_edge import Edge, serving
+from tests.kit.gateway.http_edge import Edge, serving
 
-from kvasir.config.spec import GatewaySpec
+from kvasir.config.spec.deployment import GatewaySpec
 from kvasir.core.errors import CapacityError
 
 CHAT = "https://chat.example.com"

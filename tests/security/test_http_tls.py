@@ -16,13 +16,13 @@ from typing import Any
 
 import pytest
 from load_tests.scenarios.scorecard_http import CASES, canary, read_answer
-from tests.helpers.http_edge import Edge, serving
+from tests.kit.gateway.http_edge import Edge, serving
 
-from kvasir.config.spec import GatewaySpec
+from kvasir.config.spec.deployment import GatewaySpec
 from kvasir.core.errors import ConfigError
 from kvasir.native import IS_NATIVE
-from kvasir_platform.control.certificates import Authority
-from kvasir_platform.edge_link.address import shared
+from kvasir_platform.cluster.certificates import Authority
+from kvasir_platform.edge.address import shared
 
 NAME = "api.example.com"
 PATIENCE_S = 10.0

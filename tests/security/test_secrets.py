@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 from load_tests.scenarios.scorecard_http import Answer, read_answer
-from tests.helpers.http_edge import Edge, serving
+from tests.kit.gateway.http_edge import Edge, serving
 
-from kvasir.config.spec import GatewaySpec
+from kvasir.config.spec.deployment import GatewaySpec
 from kvasir.core.errors import CapacityError, KvasirError, RequestError, TransferError, UpstreamError
 
 KEY, UNKNOWN_KEY = "sk-canary-Key-0123456789abcdef", "sk-canary-Unknown-fedcba9876543210"

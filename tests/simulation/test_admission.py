@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from kvasir.config.spec import Deployment
+from kvasir.config.spec.deployment import Deployment
 from kvasir.core.errors import CapacityError
 from kvasir.core.requests import Request, Role, Sampling, SloClass, token_ids
 from kvasir.ports.router import RequestSummary

@@ -8,7 +8,7 @@ import sys
 from dataclasses import replace
 
 import pytest
-from tests.helpers.cores import over_cores
+from tests.kit.cores import over_cores
 
 from kvasir.core.errors import UpstreamError
 from kvasir.core.requests import Delta, FinishReason

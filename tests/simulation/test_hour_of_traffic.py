@@ -10,14 +10,14 @@ import time
 from dataclasses import dataclass
 
 import pytest
+from tests.kit.engines.bench import EngineBench, start_bench
 
-from kvasir.config.spec import Deployment, EngineSpec, ModelSpec, PoolSpec
+from kvasir.config.spec.deployment import Deployment, EngineSpec, ModelSpec, PoolSpec
 from kvasir.core.requests import EngineRequest, FinishReason, Leg, Role, Sampling
-from kvasir_platform.sim.bench import EngineBench, start_bench
 from kvasir_platform.sim.cluster import Cluster, Stream
+from kvasir_platform.sim.core.virtual_loop import VirtualClock, run_virtual
 from kvasir_platform.sim.stories import simulate, small_deployment
 from kvasir_platform.sim.traffic import Arrival, TrafficShape, poisson_traffic
-from kvasir_platform.sim.virtual_loop import VirtualClock, run_virtual
 from kvasir_workers.engines.sim.engine import SimEngine
 from kvasir_workers.engines.sim.fabric import SimFabric
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from kvasir.config.spec import Deployment
+from kvasir.config.spec.deployment import Deployment
 from kvasir.ports.router import RequestSummary
 from kvasir_platform.sim.cluster import Cluster
 from kvasir_platform.sim.stories import simulate, small_deployment

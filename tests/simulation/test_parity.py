@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from kvasir.config.spec import Deployment
+from kvasir.config.spec.deployment import Deployment
 from kvasir.core.kv import KvState, KvStatus
 from kvasir.core.requests import Sampling
 from kvasir.ports.router import RequestSummary

@@ -6,14 +6,14 @@ from random import Random
 
 import pytest
 
-from kvasir.config.spec import Deployment
+from kvasir.config.spec.deployment import Deployment
 from kvasir.core.errors import CapacityError, RequestError
 from kvasir.core.requests import Sampling
 from kvasir.ports.router import RequestSummary
 from kvasir_platform.sim.cluster import Cluster
+from kvasir_platform.sim.core.virtual_loop import VirtualClock, run_virtual
 from kvasir_platform.sim.stories import BLOCK, simulate
 from kvasir_platform.sim.stories import small_deployment as deployment
-from kvasir_platform.sim.virtual_loop import VirtualClock, run_virtual
 
 
 def without_workers(spec: Deployment) -> Deployment:

@@ -10,7 +10,7 @@ from random import Random
 import msgspec
 import pytest
 
-from kvasir.config.spec import Deployment
+from kvasir.config.spec.deployment import Deployment
 from kvasir.core.kv import KvChange, KvState, KvStatus, Medium
 from kvasir.core.requests import Sampling, token_ids
 from kvasir.native import chain_hashes, root_hash
@@ -18,7 +18,7 @@ from kvasir.native._twin import record
 from kvasir_platform.sim.cluster import Cluster
 from kvasir_platform.sim.stories import simulate
 from kvasir_platform.sim.stories import small_deployment as deployment
-from kvasir_workers.holdings import Holdings
+from kvasir_workers.server.holdings import Holdings
 
 LONG = 320
 

@@ -15,14 +15,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvasir.config.spec import Deployment, PoolScalingSpec, PoolSpec, ScalingSpec, SloSpec
-from kvasir.config.spec_models import ModelSpec
+from kvasir.config.spec.deployment import Deployment, PoolScalingSpec, PoolSpec, ScalingSpec, SloSpec
+from kvasir.config.spec.models import ModelSpec
 from kvasir.core.demand import PlannerWord
 from kvasir.core.requests import Role
 from kvasir.ports.scaler import ReplicaState
-from kvasir_platform.control.scaling.forecast import Predictor, Steady
-from kvasir_platform.control.scaling.loop import ScalingLoop
-from kvasir_platform.control.scaling.planner import Planner
+from kvasir_platform.planner.forecast import Predictor, Steady
+from kvasir_platform.planner.loop import ScalingLoop
+from kvasir_platform.planner.planner import Planner
 from kvasir_platform.sim.scaling.days import Crowd, Day, Shape, arrivals
 from kvasir_platform.sim.scaling.fleet import Kind, Level, ScaledFleet
 

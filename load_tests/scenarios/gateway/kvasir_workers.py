@@ -20,9 +20,9 @@ from typing import Any
 import uvloop
 
 from kvasir.clock import MonotonicClock
-from kvasir.config.loader import load
-from kvasir.config.model_files import resolve_model, tokenizer_digest
-from kvasir.config.spec import Deployment
+from kvasir.config.load.loader import load
+from kvasir.config.load.model_files import resolve_model, tokenizer_digest
+from kvasir.config.spec.deployment import Deployment
 from kvasir_workers.server.grpc_server import GrpcServer
 from kvasir_workers.server.sessions import SessionHost
 from load_tests.index_workload import stored

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import numpy as np
 
-from kvasir.config.spec_tiers import DiskTierSpec, RedisTierSpec
+from kvasir.config.spec.tiers import DiskTierSpec, RedisTierSpec
 from kvasir.ports.tier import KEY_BYTES, Block, KvTier, Read, Write
 from kvasir_workers.tiers.blob import fingerprint
+from kvasir_workers.tiers.blobs.disk import DiskTier
+from kvasir_workers.tiers.blobs.redis_tier import RedisTier
 from kvasir_workers.tiers.copier import HostCopier, SlotPart
-from kvasir_workers.tiers.disk import DiskTier
 from kvasir_workers.tiers.memory import HostMemory
-from kvasir_workers.tiers.redis_tier import RedisTier
 from load_tests.scenarios.kv_parts.memory import Case, Memory
 
 PATIENCE_S = 30.0

@@ -10,13 +10,14 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from kvasir.config.model_files import resolve_model
-from kvasir.config.spec import Deployment, EngineSpec, ModelSpec, PoolSpec
-from kvasir.config.spec_tiers import CpuTierSpec, DiskTierSpec, RedisTierSpec, TiersSpec
+from tests.kit.engines.bench import EngineBench, FreshPrompts, start_bench
+from tests.kit.lab.redis_server import RedisServer
+
+from kvasir.config.load.model_files import resolve_model
+from kvasir.config.spec.deployment import Deployment, EngineSpec, ModelSpec, PoolSpec
+from kvasir.config.spec.tiers import CpuTierSpec, DiskTierSpec, RedisTierSpec, TiersSpec
 from kvasir.core.kv import Medium
 from kvasir.core.requests import Role, Sampling
-from kvasir_platform.sim.bench import EngineBench, FreshPrompts, start_bench
-from kvasir_platform.sim.lab.redis_server import RedisServer
 from load_tests.report import Row, median
 
 LENGTHS = (256, 512, 1024, 2048, 3800)

@@ -11,14 +11,15 @@ from pathlib import Path
 from random import Random
 from typing import Any, Literal
 
+from tests.kit.lab import gateway
+from tests.kit.lab.fleet import Fleet, LabWorker, Layout
+from tests.kit.lab.invariants import Descriptors, at_rest
+from tests.kit.lab.load import asks, tally
+from tests.kit.lab.stream import Ask, Outcome, Stream, open_stream
+
 from kvasir.clock import MonotonicClock
-from kvasir.config.spec import Deployment, EngineSpec, PoolSpec, SimSpec, SloSpec
+from kvasir.config.spec.deployment import Deployment, EngineSpec, PoolSpec, SimSpec, SloSpec
 from kvasir.core.requests import Role
-from kvasir_platform.sim.lab import gateway
-from kvasir_platform.sim.lab.fleet import Fleet, LabWorker, Layout
-from kvasir_platform.sim.lab.invariants import Descriptors, at_rest
-from kvasir_platform.sim.lab.load import asks, tally
-from kvasir_platform.sim.lab.stream import Ask, Outcome, Stream, open_stream
 
 STREAM_S = 120.0
 """No stream of a trial may take longer."""

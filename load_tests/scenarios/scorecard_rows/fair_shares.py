@@ -12,7 +12,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from random import Random
 
-from kvasir.config.spec import (
+from tests.kit.lab.fleet import Fleet, Layout
+from tests.kit.lab.load import OpenLoop, asks, quantile
+from tests.kit.lab.stream import Ask, Outcome, open_stream
+
+from kvasir.config.spec.deployment import (
     AdmissionSpec,
     Deployment,
     EngineSpec,
@@ -27,9 +31,6 @@ from kvasir.config.spec import (
 )
 from kvasir.core.requests import Role
 from kvasir_platform.gateway.tenants.keys import key_line, new_key
-from kvasir_platform.sim.lab.fleet import Fleet, Layout
-from kvasir_platform.sim.lab.load import OpenLoop, asks, quantile
-from kvasir_platform.sim.lab.stream import Ask, Outcome, open_stream
 from load_tests.scenarios.scorecard_rows.common import Figure, NotProven, Trial, exactness, exercise
 
 TENANTS = ("victim", "greedy", "operator")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 from kvasir_platform.apps import worker_node
-from kvasir_workers.engines.vllm import arguments
+from kvasir_workers.engines.vllm.setup import arguments
 
 PROGRAM = "load_tests.scenarios.scorecard_rows.flipping_worker"
 CONNECTOR = "load_tests.scenarios.scorecard_rows.flipping_connector"

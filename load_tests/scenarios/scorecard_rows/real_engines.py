@@ -19,13 +19,13 @@ from pathlib import Path
 from typing import Any
 
 import openai
+from tests.kit.lab import gateway
+from tests.kit.lab.invariants import unrest
+from tests.kit.lab.processes import LabProcess, Processes
 
 from kvasir.clock import MonotonicClock
-from kvasir.config.spec import Deployment, EngineSpec, GatewaySpec, ModelSpec, PoolSpec
+from kvasir.config.spec.deployment import Deployment, EngineSpec, GatewaySpec, ModelSpec, PoolSpec
 from kvasir.core.requests import Role
-from kvasir_platform.sim.lab import gateway
-from kvasir_platform.sim.lab.invariants import unrest
-from kvasir_platform.sim.lab.processes import LabProcess, Processes
 from load_tests.scenarios.scorecard_rows.common import PATIENT, Figure, NotProven
 
 WORDS = ("the", "king", "came", "to", "his", "people", "and", "said", "all", "of", "night", "great", "water")

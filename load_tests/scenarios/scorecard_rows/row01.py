@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kvasir_platform.sim.lab import gateway
-from kvasir_platform.sim.lab.fleet import Fleet, LabWorker, Layout
-from kvasir_platform.sim.lab.load import asks, quantile, tally
-from kvasir_platform.sim.lab.stream import Outcome
+from tests.kit.lab import gateway
+from tests.kit.lab.fleet import Fleet, LabWorker, Layout
+from tests.kit.lab.load import asks, quantile, tally
+from tests.kit.lab.stream import Outcome
+
 from load_tests.scenarios.scorecard_rows import real_engines
 from load_tests.scenarios.scorecard_rows.common import (
     Figure,

@@ -6,11 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from kvasir_platform.sim.lab import gateway
-from kvasir_platform.sim.lab.fleet import Fleet, LabWorker, Layout
-from kvasir_platform.sim.lab.invariants import at_rest
-from kvasir_platform.sim.lab.load import asks, tally
-from kvasir_platform.sim.lab.stream import Outcome, Stream, open_stream
+from tests.kit.lab import gateway
+from tests.kit.lab.fleet import Fleet, LabWorker, Layout
+from tests.kit.lab.invariants import at_rest
+from tests.kit.lab.load import asks, tally
+from tests.kit.lab.stream import Outcome, Stream, open_stream
+
 from load_tests.scenarios.scorecard_rows import real_engines
 from load_tests.scenarios.scorecard_rows.common import (
     Figure,

@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Literal
 
 import psutil
+from tests.kit.lab import gateway
+from tests.kit.lab.processes import LabProcess, proc_state
 
-from kvasir.config.spec import TransferSpec
-from kvasir.config.spec_workers import WorkerSpec
-from kvasir_platform.sim.lab import gateway
-from kvasir_platform.sim.lab.processes import LabProcess, proc_state
+from kvasir.config.spec.deployment import TransferSpec
+from kvasir.config.spec.workers import WorkerSpec
 from load_tests.scenarios.scorecard_rows import real_engines
 from load_tests.scenarios.scorecard_rows.common import Figure, NotProven, Trial
 from load_tests.scenarios.scorecard_rows.flipping_worker import FLIP_FILE, PROGRAM

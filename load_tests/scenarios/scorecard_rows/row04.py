@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kvasir_platform.sim.lab.fleet import Layout
-from kvasir_platform.sim.lab.gateway import until
-from kvasir_platform.sim.lab.load import OpenLoop, asks, tally
+from tests.kit.lab.fleet import Layout
+from tests.kit.lab.gateway import until
+from tests.kit.lab.load import OpenLoop, asks, tally
+
 from load_tests.scenarios.scorecard_rows.common import (
     Figure,
     NotProven,

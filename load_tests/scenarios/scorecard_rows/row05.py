@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from kvasir_platform.sim.lab import netns
-from kvasir_platform.sim.lab.fleet import Fleet, LabWorker, Layout
-from kvasir_platform.sim.lab.gateway import until
-from kvasir_platform.sim.lab.load import OpenLoop, asks, tally
+from tests.kit.lab import netns
+from tests.kit.lab.fleet import Fleet, LabWorker, Layout
+from tests.kit.lab.gateway import until
+from tests.kit.lab.load import OpenLoop, asks, tally
+
 from load_tests.scenarios.scorecard_rows.common import (
     Figure,
     NotProven,

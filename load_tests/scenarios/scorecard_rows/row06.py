@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 
-from kvasir_platform.sim.lab import gateway
-from kvasir_platform.sim.lab.fleet import Fleet, LabRouter, Layout
-from kvasir_platform.sim.lab.load import asks, closed_loop, tally
+from tests.kit.lab import gateway
+from tests.kit.lab.fleet import Fleet, LabRouter, Layout
+from tests.kit.lab.load import asks, closed_loop, tally
+
 from load_tests.scenarios.scorecard_rows.common import (
     Figure,
     NotProven,

@@ -14,8 +14,9 @@ from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from kvasir_platform.sim.lab import gateway
-from kvasir_platform.sim.lab.load import quantile
+from tests.kit.lab import gateway
+from tests.kit.lab.load import quantile
+
 from load_tests.scenarios.scorecard_rows import real_engines
 from load_tests.scenarios.scorecard_rows.common import Figure, NotProven, Trial
 from load_tests.scenarios.scorecard_rows.real_engines import Heard, Stage

@@ -16,11 +16,11 @@ from random import Random
 from typing import Any
 
 import redis
+from tests.kit.lab import gateway
+from tests.kit.lab.redis_server import RedisServer, find_redis
 
-from kvasir.config.spec_tiers import CpuTierSpec, DiskTierSpec, RedisTierSpec, TiersSpec
+from kvasir.config.spec.tiers import CpuTierSpec, DiskTierSpec, RedisTierSpec, TiersSpec
 from kvasir.core.kv import Medium
-from kvasir_platform.sim.lab import gateway
-from kvasir_platform.sim.lab.redis_server import RedisServer, find_redis
 from kvasir_workers.tiers.blob import FINGERPRINT_BYTES, HEADER_BYTES, make_header, read_header
 from load_tests.scenarios.scorecard_rows import real_engines
 from load_tests.scenarios.scorecard_rows.common import Figure, NotProven, Trial

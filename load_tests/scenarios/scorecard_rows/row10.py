@@ -12,12 +12,13 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from kvasir.config.spec import Deployment, SloSpec
+from tests.kit.lab.fleet import Fleet, Layout
+from tests.kit.lab.load import OpenLoop, closed_loop, quantile
+from tests.kit.lab.processes import resident_bytes
+from tests.kit.lab.stream import Outcome
+
+from kvasir.config.spec.deployment import Deployment, SloSpec
 from kvasir.telemetry.reasons import REASONS
-from kvasir_platform.sim.lab.fleet import Fleet, Layout
-from kvasir_platform.sim.lab.load import OpenLoop, closed_loop, quantile
-from kvasir_platform.sim.lab.processes import resident_bytes
-from kvasir_platform.sim.lab.stream import Outcome
 from load_tests.scenarios.scorecard_rows import fair_shares
 from load_tests.scenarios.scorecard_rows.common import (
     Figure,

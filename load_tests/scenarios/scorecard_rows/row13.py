@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kvasir.config.spec import WorkerSpec
-from kvasir_platform.sim.lab.fleet import Fleet, LabWorker, Layout
-from kvasir_platform.sim.lab.load import OpenLoop, asks, tally
+from tests.kit.lab.fleet import Fleet, LabWorker, Layout
+from tests.kit.lab.load import OpenLoop, asks, tally
+
+from kvasir.config.spec.deployment import WorkerSpec
 from load_tests.scenarios.scorecard_rows.common import (
     Figure,
     NotProven,

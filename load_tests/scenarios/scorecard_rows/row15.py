@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kvasir_platform.sim.lab import gateway
-from kvasir_platform.sim.lab.fleet import Fleet, Layout
-from kvasir_platform.sim.lab.gateway import until
-from kvasir_platform.sim.lab.load import asks, quantile
-from kvasir_platform.sim.lab.processes import resident_bytes
-from kvasir_platform.sim.lab.stream import Stream, open_stream
+from tests.kit.lab import gateway
+from tests.kit.lab.fleet import Fleet, Layout
+from tests.kit.lab.gateway import until
+from tests.kit.lab.load import asks, quantile
+from tests.kit.lab.processes import resident_bytes
+from tests.kit.lab.stream import Stream, open_stream
+
 from load_tests.scenarios.scorecard_rows.common import (
     Figure,
     NotProven,

@@ -10,11 +10,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from kvasir_platform.sim.lab import gateway
-from kvasir_platform.sim.lab.fleet import Fleet, Layout
-from kvasir_platform.sim.lab.load import OpenLoop, asks, quantile
-from kvasir_platform.sim.lab.processes import resident_bytes
-from kvasir_platform.sim.lab.stream import Outcome
+from tests.kit.lab import gateway
+from tests.kit.lab.fleet import Fleet, Layout
+from tests.kit.lab.load import OpenLoop, asks, quantile
+from tests.kit.lab.processes import resident_bytes
+from tests.kit.lab.stream import Outcome
+
 from load_tests.scenarios.scorecard_rows.attackers import ATTACKS
 from load_tests.scenarios.scorecard_rows.common import (
     Figure,

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kvasir_platform.sim.lab.fleet import Fleet, Layout
+from tests.kit.lab.fleet import Fleet, Layout
+
 from load_tests.scenarios.haproxy import haproxy, installed
 from load_tests.scenarios.scorecard_http import CASES, Case, send
 from load_tests.scenarios.scorecard_rows.common import Figure, NotProven, Trial, exercise, whole

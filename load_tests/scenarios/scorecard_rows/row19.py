@@ -15,8 +15,10 @@ from random import Random
 from typing import Any
 
 import msgspec
+from tests.kit.lab.load import quantile
+from tests.kit.lab.stream import Ask, complete
 
-from kvasir.config.spec import (
+from kvasir.config.spec.deployment import (
     CpuTierSpec,
     Deployment,
     EngineSpec,
@@ -29,8 +31,6 @@ from kvasir.config.spec import (
 from kvasir.core.kv import Medium
 from kvasir.core.requests import Role
 from kvasir_platform.gateway.tenants.keys import key_line, new_key
-from kvasir_platform.sim.lab.load import quantile
-from kvasir_platform.sim.lab.stream import Ask, complete
 from load_tests.scenarios.scorecard_http import read_answer
 from load_tests.scenarios.scorecard_rows import kolmogorov, real_engines
 from load_tests.scenarios.scorecard_rows.common import Figure, NotProven, Trial

@@ -19,12 +19,12 @@ from urllib.parse import urlsplit
 from urllib.request import getproxies
 
 from pydantic import ValidationError
+from tests.kit.lab.fleet import Layout
 
-from kvasir.config.outbound import OutboundRefused, read_url
-from kvasir.config.spec import Deployment
-from kvasir.config.spec_filters import ClassifierFilterSpec
+from kvasir.config.checks.outbound import OutboundRefused, read_url
+from kvasir.config.spec.deployment import Deployment
+from kvasir.config.spec.filters import ClassifierFilterSpec
 from kvasir_platform.gateway.filters.http_post import Endpoint, Poster, PostError
-from kvasir_platform.sim.lab.fleet import Layout
 from load_tests.scenarios.scorecard_http import read_answer
 from load_tests.scenarios.scorecard_rows import real_engines
 from load_tests.scenarios.scorecard_rows.common import Figure, NotProven, Trial, exercise, whole

@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
-from kvasir.config.spec import WorkerSpec
-from kvasir_platform.sim.lab import gateway
-from kvasir_platform.sim.lab.fleet import Fleet, Layout
+from tests.kit.lab import gateway
+from tests.kit.lab.fleet import Fleet, Layout
+
+from kvasir.config.spec.deployment import WorkerSpec
 from load_tests.scenarios.scorecard_http import CASES, read_answer
 from load_tests.scenarios.scorecard_rows.common import Figure, NotProven, Trial, engine, exercise, split
 

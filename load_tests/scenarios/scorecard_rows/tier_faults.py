@@ -7,11 +7,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from kvasir.config.spec_tiers import CpuTierSpec, DiskTierSpec, RedisTierSpec, TiersSpec
-from kvasir_platform.sim.lab import small_disk
-from kvasir_platform.sim.lab.proxy import DOWNSTREAM, Link, TcpProxy
-from kvasir_platform.sim.lab.redis_server import RedisServer, find_redis
-from kvasir_platform.sim.lab.small_disk import SmallDisk
+from tests.kit.lab import small_disk
+from tests.kit.lab.proxy import DOWNSTREAM, Link, TcpProxy
+from tests.kit.lab.redis_server import RedisServer, find_redis
+from tests.kit.lab.small_disk import SmallDisk
+
+from kvasir.config.spec.tiers import CpuTierSpec, DiskTierSpec, RedisTierSpec, TiersSpec
 from load_tests.scenarios.scorecard_rows.common import NotProven, Trial
 
 SLOW_S = 0.1

@@ -33,12 +33,12 @@ from cryptography.hazmat.primitives.serialization import (
     load_pem_private_key,
 )
 
-from kvasir.config.loader import load
+from kvasir.config.load.loader import load
 from kvasir.core.errors import ConfigError, KvasirError
 from kvasir.wire.tls import TlsNames
-from kvasir_platform.apps.peer_tls import tls_names
-from kvasir_platform.control.certificates import CA_FILE, ROUTER_FILE, Authority, worker_file
-from kvasir_platform.control.kubernetes_api import Access
+from kvasir_platform.apps.common.peer_tls import tls_names
+from kvasir_platform.cluster.certificates import CA_FILE, ROUTER_FILE, Authority, worker_file
+from kvasir_platform.cluster.kubernetes.api import Access
 
 SIGNER, NEXT, BEFORE = "signer.pem", "next.pem", "before.pem"
 """Keys of the authority's Secret: who signs, who will sign, and whose signatures are still about."""

@@ -17,27 +17,27 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from kvasir.clock import MonotonicClock
-from kvasir.config.spec import is_loopback
+from kvasir.config.spec.deployment import is_loopback
 from kvasir.core.errors import ConfigError
 from kvasir.ports.clock import Clock
 from kvasir.telemetry.logs import configure_logging
+from kvasir_platform.apps.common.pod import POD, host_port, pod_ip
+from kvasir_platform.apps.common.pods_file import PodsFile
+from kvasir_platform.apps.common.reporter import Reporter
+from kvasir_platform.apps.common.spec_file import SpecFile
+from kvasir_platform.apps.common.stopping import Stop, stop_on_signals
 from kvasir_platform.apps.control_app import STATUS_PERIOD_S, STEADY_PERIOD_S, turn
 from kvasir_platform.apps.follower_node import NODES
-from kvasir_platform.apps.pod import POD, host_port, pod_ip
-from kvasir_platform.apps.pods_file import PodsFile
-from kvasir_platform.apps.reporter import Reporter
 from kvasir_platform.apps.sizing import Sizing
-from kvasir_platform.apps.spec_file import SpecFile
-from kvasir_platform.apps.stopping import Stop, stop_on_signals
 from kvasir_platform.apps.worker_node import start_node
-from kvasir_platform.control.commands import listening, socket_path
-from kvasir_platform.control.pool_commands import PoolCommands
-from kvasir_platform.control.pool_rolls import PoolRolls
-from kvasir_platform.control.ray_command import DEFAULT_PORT, option, ray_start, require_token
-from kvasir_platform.control.ray_head import ray_settings
-from kvasir_platform.control.ray_membership import is_there
-from kvasir_platform.control.ray_node import RayNode
-from kvasir_platform.control.ray_pools import RayPools
+from kvasir_platform.cluster.local.commands import listening, socket_path
+from kvasir_platform.cluster.ray.command import DEFAULT_PORT, option, ray_start, require_token
+from kvasir_platform.cluster.ray.head import ray_settings
+from kvasir_platform.cluster.ray.membership import is_there
+from kvasir_platform.cluster.ray.node import RayNode
+from kvasir_platform.cluster.ray.pool_commands import PoolCommands
+from kvasir_platform.cluster.ray.pool_rolls import PoolRolls
+from kvasir_platform.cluster.ray.pools import RayPools
 
 log = logging.getLogger(__name__)
 

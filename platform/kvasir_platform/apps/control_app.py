@@ -16,22 +16,22 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from kvasir.clock import MonotonicClock
-from kvasir.config.loader import load
-from kvasir.config.spec import Deployment
+from kvasir.config.load.loader import load
+from kvasir.config.spec.deployment import Deployment
 from kvasir.core.errors import ConfigError, KvasirError
 from kvasir.ports.clock import Clock
+from kvasir_platform.apps.common.reporter import Reporter
+from kvasir_platform.apps.common.session_token import session_token
+from kvasir_platform.apps.common.spec_file import SpecFile
+from kvasir_platform.apps.common.stopping import Stop, stop_on_signals
 from kvasir_platform.apps.follower_node import NODES
-from kvasir_platform.apps.reporter import Reporter
-from kvasir_platform.apps.session_token import session_token
 from kvasir_platform.apps.sizing import Sizing
-from kvasir_platform.apps.spec_file import SpecFile
-from kvasir_platform.apps.stopping import Stop, stop_on_signals
 from kvasir_platform.apps.worker_node import start_node
-from kvasir_platform.control.commands import Ask, Caller, listening, socket_path
-from kvasir_platform.control.head_keeper import HeadKeeper
-from kvasir_platform.control.pool_commands import PoolCommands
-from kvasir_platform.control.ray_head import RayHead, ray_environment
-from kvasir_platform.control.ray_pools import RayPools, head_cpus
+from kvasir_platform.cluster.local.commands import Ask, Caller, listening, socket_path
+from kvasir_platform.cluster.ray.head import RayHead, ray_environment
+from kvasir_platform.cluster.ray.head_keeper import HeadKeeper
+from kvasir_platform.cluster.ray.pool_commands import PoolCommands
+from kvasir_platform.cluster.ray.pools import RayPools, head_cpus
 
 STATUS_PERIOD_S = 0.5
 STEADY_PERIOD_S = 2.0
@@ -157,7 +157,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if args.cluster:
             from kvasir_platform.apps.cluster_control import ClusterControl
-            from kvasir_platform.apps.pods_file import PodsFile
+            from kvasir_platform.apps.common.pods_file import PodsFile
 
             spec_file = SpecFile(args.deployment, args.tls_dir)
             token = _token(spec_file.deployment, args.token_file)

@@ -17,14 +17,14 @@ from collections.abc import Sequence
 import uvloop
 
 from kvasir.clock import MonotonicClock
-from kvasir.config.spec import Deployment
+from kvasir.config.spec.deployment import Deployment
 from kvasir.core.errors import ConfigError, KvasirError
 from kvasir.telemetry.logs import configure_logging
-from kvasir_platform.apps.collector import leave_alone_what_is_here
-from kvasir_platform.edge_link.address import shared
-from kvasir_platform.edge_link.core_link import CoreLink
-from kvasir_platform.edge_link.frames import Welcome, note_of
-from kvasir_platform.gateway.elsewhere import Elsewhere
+from kvasir_platform.apps.common.collector import leave_alone_what_is_here
+from kvasir_platform.edge.address import shared
+from kvasir_platform.edge.core_link import CoreLink
+from kvasir_platform.edge.frames import Welcome, note_of
+from kvasir_platform.gateway.serving.remote_core import Elsewhere
 from kvasir_platform.gateway.start import make_gateway, make_metrics, make_models
 
 _LAST_WORDS_S = 5.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from kvasir.config.model_files import resolve_model
+from kvasir.config.load.model_files import resolve_model
 from kvasir.core.errors import ConfigError
 
 

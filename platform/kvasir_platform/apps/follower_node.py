@@ -8,13 +8,13 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 
-from kvasir.config.model_files import resolve_model
-from kvasir.config.spec import Deployment
+from kvasir.config.load.model_files import resolve_model
+from kvasir.config.spec.deployment import Deployment
 from kvasir.core.errors import ConfigError
 from kvasir.telemetry.logs import configure_logging
-from kvasir_platform.apps.pod import POD, at_pod
+from kvasir_platform.apps.common.pod import POD, at_pod
 from kvasir_platform.apps.worker_node import worker_view
-from kvasir_platform.control.cpus import usable_cpus
+from kvasir_platform.cluster.preflight.cpus import usable_cpus
 from kvasir_workers.engines.nodes import NodePlace, leading
 from kvasir_workers.pool.followers import NodePlan
 

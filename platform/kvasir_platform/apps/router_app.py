@@ -21,24 +21,24 @@ import uvloop
 
 from kvasir import native
 from kvasir.clock import MonotonicClock
-from kvasir.config.loader import load
-from kvasir.config.model_files import resolve_model, tokenizer_digest
-from kvasir.config.spec import Deployment
+from kvasir.config.load.loader import load
+from kvasir.config.load.model_files import resolve_model, tokenizer_digest
+from kvasir.config.spec.deployment import Deployment
 from kvasir.core.errors import ConfigError, KvasirError
 from kvasir.core.membership import Endpoint
 from kvasir.ports.clock import Clock
 from kvasir.ports.discovery import Discovery
 from kvasir.telemetry.logs import configure_logging
-from kvasir_platform.apps.collector import leave_alone_what_is_here
-from kvasir_platform.apps.peer_tls import router_files, tls_names, with_tls_dir
-from kvasir_platform.apps.session_token import session_token
-from kvasir_platform.control.cpus import usable_cpus
-from kvasir_platform.control.planner_link import PlannerLink
-from kvasir_platform.control.planner_wire import PlannerClient
-from kvasir_platform.edge_link.edges import Edges, edge_count
-from kvasir_platform.gateway.golden import edge_golden
-from kvasir_platform.gateway.models import ModelTable
+from kvasir_platform.apps.common.collector import leave_alone_what_is_here
+from kvasir_platform.apps.common.peer_tls import router_files, tls_names, with_tls_dir
+from kvasir_platform.apps.common.session_token import session_token
+from kvasir_platform.cluster.preflight.cpus import usable_cpus
+from kvasir_platform.edge.edges import Edges, edge_count
+from kvasir_platform.gateway.catalog.models import ModelTable
+from kvasir_platform.gateway.prompt.golden import edge_golden
 from kvasir_platform.gateway.start import make_gateway, make_metrics, make_models
+from kvasir_platform.planner.link import PlannerLink
+from kvasir_platform.planner.rpc import PlannerClient
 from kvasir_router.build import EdgeFacts, make_routers
 from kvasir_router.discovery_static import StaticDiscovery
 from kvasir_router.transport_grpc import DialTls, GrpcDialer
@@ -51,12 +51,12 @@ def build_discovery(deployment: Deployment, ray_address: str | None, clock: Cloc
     if deployment.discovery.kind == "static":
         return StaticDiscovery(deployment.discovery.endpoints)
     if deployment.discovery.kind == "kubernetes":
-        from kvasir_platform.control.kubernetes_discovery import KubernetesDiscovery
+        from kvasir_platform.cluster.kubernetes.discovery import KubernetesDiscovery
 
         return KubernetesDiscovery.in_cluster(deployment, clock, random.Random())  # noqa: S311 - spreads load
     if not ray_address:
         raise ConfigError("discovery: ray needs --ray-address")
-    from kvasir_platform.control.ray_discovery import RayDiscovery
+    from kvasir_platform.cluster.ray.discovery import RayDiscovery
 
     return RayDiscovery(ray_address, deployment.name, clock)
 

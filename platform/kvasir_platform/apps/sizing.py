@@ -8,13 +8,13 @@ from collections.abc import Callable
 
 from ray.exceptions import RayError
 
-from kvasir.config.spec import Deployment
+from kvasir.config.spec.deployment import Deployment
 from kvasir.core.errors import UpstreamError
 from kvasir.ports.clock import Clock
-from kvasir_platform.control.planner_wire import PlannerServer
-from kvasir_platform.control.ray_pools import RayPools
-from kvasir_platform.control.ray_scaler import RayScaler
-from kvasir_platform.control.scaling.loop import ScalingLoop
+from kvasir_platform.cluster.ray.pools import RayPools
+from kvasir_platform.cluster.ray.scaler import RayScaler
+from kvasir_platform.planner.loop import ScalingLoop
+from kvasir_platform.planner.rpc import PlannerServer
 
 log = logging.getLogger(__name__)
 

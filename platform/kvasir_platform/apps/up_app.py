@@ -14,16 +14,16 @@ from functools import partial
 from pathlib import Path
 
 from kvasir.clock import MonotonicClock
-from kvasir.config.loader import dump
-from kvasir.config.spec import Deployment, ModelSpec
+from kvasir.config.load.loader import dump
+from kvasir.config.spec.deployment import Deployment, ModelSpec
 from kvasir.core.errors import StartError
-from kvasir_platform.apps.peer_tls import certified
-from kvasir_platform.control.certificates import self_signed
-from kvasir_platform.control.janitor import Janitor, adopt_orphans, marked_environment
-from kvasir_platform.control.launcher import Launcher, LauncherFactory, Session
-from kvasir_platform.control.processes import Children
-from kvasir_platform.control.runtime_dir import RuntimeDir, State
-from kvasir_platform.control.supervisor import Limits, Probe, Progress, Supervisor, with_session_token
+from kvasir_platform.apps.common.peer_tls import certified
+from kvasir_platform.cluster.certificates import self_signed
+from kvasir_platform.cluster.local.janitor import Janitor, adopt_orphans, marked_environment
+from kvasir_platform.cluster.local.launcher import Launcher, LauncherFactory, Session
+from kvasir_platform.cluster.local.processes import Children
+from kvasir_platform.cluster.local.runtime_dir import RuntimeDir, State
+from kvasir_platform.cluster.local.supervisor import Limits, Probe, Progress, Supervisor, with_session_token
 from kvasir_platform.gateway.tenants.salts import keep_cache_secret
 
 # Beyond the drain: the control process, the router and Ray end one after the other.
@@ -41,7 +41,7 @@ _TEMP_ROOT_BYTES = 12
 
 def ray_launcher(deployment: Deployment, session: Session) -> Launcher:
     """The pools on a Ray of their own; imported only when it is used."""
-    from kvasir_platform.control.ray_launcher import RayLauncher
+    from kvasir_platform.cluster.ray.launcher import RayLauncher
 
     return RayLauncher(deployment, session)
 

@@ -20,9 +20,9 @@ from pathlib import Path
 from uuid import uuid4
 
 from kvasir.clock import MonotonicClock
-from kvasir.config.loader import load
-from kvasir.config.model_files import resolve_model, tokenizer_digest
-from kvasir.config.spec import Deployment, PoolSpec, is_loopback
+from kvasir.config.load.loader import load
+from kvasir.config.load.model_files import resolve_model, tokenizer_digest
+from kvasir.config.spec.deployment import Deployment, PoolSpec, is_loopback
 from kvasir.core.errors import ConfigError, KvasirError
 from kvasir.core.identity import WorkerIdentity
 from kvasir.core.link import LinkLimits
@@ -31,13 +31,13 @@ from kvasir.core.requests import Role
 from kvasir.ports.clock import Clock
 from kvasir.ports.engine import Engine
 from kvasir.telemetry.logs import configure_logging
-from kvasir_platform.apps.collector import leave_alone_what_is_here
-from kvasir_platform.apps.peer_tls import tls_names, with_tls_dir, worker_files
-from kvasir_platform.apps.pod import POD, at_pod, host_port
-from kvasir_platform.apps.session_token import session_token
-from kvasir_platform.control.cpus import usable_cpus
+from kvasir_platform.apps.common.collector import leave_alone_what_is_here
+from kvasir_platform.apps.common.peer_tls import tls_names, with_tls_dir, worker_files
+from kvasir_platform.apps.common.pod import POD, at_pod, host_port
+from kvasir_platform.apps.common.session_token import session_token
+from kvasir_platform.cluster.preflight.cpus import usable_cpus
 from kvasir_workers.engines.nodes import NodePlace
-from kvasir_workers.engines.vllm.arguments import threads_per_rank
+from kvasir_workers.engines.vllm.setup.arguments import threads_per_rank
 from kvasir_workers.pool.progress import WatchedEngine
 from kvasir_workers.server.grpc_server import GrpcServer, ServerTls
 from kvasir_workers.server.sessions import SessionHost, SessionHostLimits
@@ -55,8 +55,8 @@ def build_engine(
     folder = resolve_model(deployment.model.source, deployment.model.revision)
     embeds = pool.role is Role.EMBED
     if pool.engine.kind == "sim":
-        from kvasir_platform.gateway.golden import edge_golden
-        from kvasir_platform.gateway.tokenization import ModelTokenizer
+        from kvasir_platform.gateway.prompt.golden import edge_golden
+        from kvasir_platform.gateway.prompt.tokenization import ModelTokenizer
         from kvasir_workers.engines.sim.embedding import SimEmbeddingEngine
         from kvasir_workers.engines.sim.engine import SimEngine
 

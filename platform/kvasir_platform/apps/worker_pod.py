@@ -24,12 +24,12 @@ from kvasir.clock import MonotonicClock
 from kvasir.core.errors import ConfigError, KvasirError
 from kvasir.ports.clock import Clock
 from kvasir.telemetry.logs import configure_logging
-from kvasir_platform.apps.pod import pod_ip
-from kvasir_platform.apps.reporter import Reporter
-from kvasir_platform.apps.stopping import Stop, stop_on_signals
-from kvasir_platform.control.ray_command import option, ray_start, require_token
-from kvasir_platform.control.ray_head import ray_settings
-from kvasir_platform.control.ray_node import RayNode, ask_to_end
+from kvasir_platform.apps.common.pod import pod_ip
+from kvasir_platform.apps.common.reporter import Reporter
+from kvasir_platform.apps.common.stopping import Stop, stop_on_signals
+from kvasir_platform.cluster.ray.command import option, ray_start, require_token
+from kvasir_platform.cluster.ray.head import ray_settings
+from kvasir_platform.cluster.ray.node import RayNode, ask_to_end
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +40,7 @@ DEFAULT_GRACE_S = 90.0
 def drain(node: RayNode, address: str, ip: str, grace_s: float, clock: Clock) -> None:
     """Have no more placed here, and let what is placed here end within `grace_s` seconds."""
     # Ray is a hundred megabytes that only the end needs.
-    from kvasir_platform.control.ray_membership import leave_cluster
+    from kvasir_platform.cluster.ray.membership import leave_cluster
 
     deadline = clock.now() + grace_s
     leave_cluster(address, ip, "the pod is being stopped", time.time() + grace_s)

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from kvasir_platform.control.runtime_dir import RuntimeDir, State
+from kvasir_platform.cluster.local.runtime_dir import RuntimeDir, State
 
 _POLL_S = 0.2
 

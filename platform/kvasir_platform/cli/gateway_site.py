@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Literal, Self
 
 from kvasir.core.errors import ConfigError, UpstreamError
-from kvasir_platform.control.runtime_dir import State
+from kvasir_platform.cluster.local.runtime_dir import State
 
 _ADDRESS = re.compile(
     r"(?:(?P<scheme>https?)://)?(?P<host>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9](?:[-A-Za-z0-9._]*[A-Za-z0-9])?)"

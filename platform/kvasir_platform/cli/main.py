@@ -19,7 +19,7 @@ from kvasir_platform.cli.output import Output
 
 if TYPE_CHECKING:
     from kvasir_platform.cli.gateway_site import Site
-    from kvasir_platform.control.launcher import LauncherFactory
+    from kvasir_platform.cluster.local.launcher import LauncherFactory
 
 _EPILOG = """\
 examples:
@@ -316,19 +316,19 @@ def main(argv: Sequence[str] | None = None, *, make_launcher: LauncherFactory | 
 
 
 def _up(args: argparse.Namespace, output: Output, make_launcher: LauncherFactory | None) -> int:
-    from kvasir_platform.cli.up import up
+    from kvasir_platform.cli.commands.up import up
 
     return up(args, output, make_launcher)
 
 
 def _down(args: argparse.Namespace, output: Output) -> int:
-    from kvasir_platform.cli.down import down
+    from kvasir_platform.cli.commands.down import down
 
     return down(args.name, output)
 
 
 def _status(args: argparse.Namespace, output: Output) -> int:
-    from kvasir_platform.cli.status import status
+    from kvasir_platform.cli.commands.status import status
 
     return status(args.name, output)
 
@@ -340,23 +340,23 @@ def _site(args: argparse.Namespace) -> Site:
 
 
 def _get(args: argparse.Namespace, output: Output) -> int:
-    from kvasir_platform.cli.get import get_workers
+    from kvasir_platform.cli.commands.get import get_workers
 
     return get_workers(_site(args), output)
 
 
 def _explain(args: argparse.Namespace, output: Output) -> int:
     if args.request_id == "scaling":
-        from kvasir_platform.cli.explain_scaling import explain_scaling
+        from kvasir_platform.cli.commands.explain_scaling import explain_scaling
 
         return explain_scaling(args.name, output)
-    from kvasir_platform.cli.explain import explain
+    from kvasir_platform.cli.commands.explain import explain
 
     return explain(args.request_id, _site(args), output)
 
 
 def _drain(args: argparse.Namespace, output: Output) -> int:
-    from kvasir_platform.cli.drain import DrainWish, drain
+    from kvasir_platform.cli.commands.drain import DrainWish, drain
 
     wish = DrainWish(
         args.worker, undo=args.undo, reason=args.reason, wait=not args.no_wait, timeout_s=args.timeout
@@ -365,25 +365,25 @@ def _drain(args: argparse.Namespace, output: Output) -> int:
 
 
 def _restart(args: argparse.Namespace, output: Output) -> int:
-    from kvasir_platform.cli.restart import restart
+    from kvasir_platform.cli.commands.restart import restart
 
     return restart(args.pool, args.name, output)
 
 
 def _scale(args: argparse.Namespace, output: Output) -> int:
-    from kvasir_platform.cli.scale import scale
+    from kvasir_platform.cli.commands.scale import scale
 
     return scale(args.wishes, args.name, output)
 
 
 def _check(args: argparse.Namespace, output: Output) -> int:
-    from kvasir_platform.cli.check import check
+    from kvasir_platform.cli.commands.check import check
 
     return check(args, output)
 
 
 def _config(args: argparse.Namespace, output: Output) -> int:
-    from kvasir_platform.cli.config import config
+    from kvasir_platform.cli.commands.config import config
 
     return config(args, output)
 
@@ -391,13 +391,13 @@ def _config(args: argparse.Namespace, output: Output) -> int:
 def _keys(args: argparse.Namespace, output: Output) -> int:
     from datetime import UTC, datetime
 
-    from kvasir_platform.cli.keys import keys_new
+    from kvasir_platform.cli.commands.keys import keys_new
 
     return keys_new(args.tenant, args.days, output, datetime.now(UTC))
 
 
 def _version(output: Output) -> int:
-    from kvasir_platform.cli.version import version
+    from kvasir_platform.cli.commands.version import version
 
     return version(output)
 

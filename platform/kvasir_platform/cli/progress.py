@@ -6,12 +6,12 @@ from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
-from kvasir.config.spec import Deployment
+from kvasir.config.spec.deployment import Deployment
 from kvasir.core.errors import StartError
 from kvasir_platform.cli.gateway_site import reachable
 from kvasir_platform.cli.output import Output
-from kvasir_platform.control.processes import tail
-from kvasir_platform.control.supervisor import Progress
+from kvasir_platform.cluster.local.processes import tail
+from kvasir_platform.cluster.local.supervisor import Progress
 
 _TAIL_LINES = 20
 

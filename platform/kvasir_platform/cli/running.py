@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from kvasir.core.errors import ConfigError, UpstreamError
 from kvasir_platform.cli.gateway_site import Site, reachable, read_address
-from kvasir_platform.control.runtime_dir import RuntimeDir, State, default_base, deployments, ended
+from kvasir_platform.cluster.local.runtime_dir import RuntimeDir, State, default_base, deployments, ended
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from kvasir.config.loader import load
-from kvasir.config.spec import Deployment
+from kvasir.config.load.loader import load
+from kvasir.config.spec.deployment import Deployment
 
 DEFAULT_FILE = Path("kvasir.yaml")
 

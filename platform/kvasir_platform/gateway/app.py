@@ -9,31 +9,31 @@ import time
 from collections.abc import Callable, Mapping
 from functools import partial
 
-from kvasir.config.spec import Deployment
+from kvasir.config.spec.deployment import Deployment
 from kvasir.core.errors import KvasirError, RequestError
 from kvasir.ports.clock import Clock, Rng
 from kvasir.ports.router import RouterPort
 from kvasir.telemetry.metrics import Metrics
 from kvasir.telemetry.spans import SpanRecorder
-from kvasir_platform.gateway.api import GenerateApi, stopping
-from kvasir_platform.gateway.cors import Cors
-from kvasir_platform.gateway.decisions import DECISIONS
-from kvasir_platform.gateway.drains import DRAIN, UNDRAIN, WORKERS
-from kvasir_platform.gateway.elsewhere import Elsewhere
-from kvasir_platform.gateway.embeddings import EmbeddingApi
-from kvasir_platform.gateway.endpoint import Tools
-from kvasir_platform.gateway.errors import MethodNotAllowed, error_headers, error_status
+from kvasir_platform.gateway.catalog.models import ModelTable
 from kvasir_platform.gateway.filters.build import OutputFilters
-from kvasir_platform.gateway.http import Exchange, HttpRequest
-from kvasir_platform.gateway.listener import Listen, Listener
-from kvasir_platform.gateway.models import ModelTable
-from kvasir_platform.gateway.openapi import OPENAPI, openapi_page
-from kvasir_platform.gateway.operators import operators_elsewhere, operators_here
-from kvasir_platform.gateway.pages import MODELS, Pages
-from kvasir_platform.gateway.request_head import METHODS
+from kvasir_platform.gateway.http.cors import Cors
+from kvasir_platform.gateway.http.errors import MethodNotAllowed, error_headers, error_status
+from kvasir_platform.gateway.http.exchange import Exchange, HttpRequest
+from kvasir_platform.gateway.http.listener import Listen, Listener
+from kvasir_platform.gateway.http.request_head import METHODS
+from kvasir_platform.gateway.openai.openapi import OPENAPI, openapi_page
+from kvasir_platform.gateway.operator.decisions import DECISIONS
+from kvasir_platform.gateway.operator.drains import DRAIN, UNDRAIN, WORKERS
+from kvasir_platform.gateway.operator.operators import operators_elsewhere, operators_here
+from kvasir_platform.gateway.operator.pages import MODELS, Pages
+from kvasir_platform.gateway.serving.context import Tools
+from kvasir_platform.gateway.serving.embedding_api import EmbeddingApi
+from kvasir_platform.gateway.serving.generate_api import GenerateApi, stopping
+from kvasir_platform.gateway.serving.remote_core import Elsewhere
+from kvasir_platform.gateway.serving.tokenize_api import TextApi
 from kvasir_platform.gateway.tenants.caller import Caller
 from kvasir_platform.gateway.tenants.callers import Callers
-from kvasir_platform.gateway.texts import TextApi
 
 _log = logging.getLogger(__name__)
 _Handler = Callable[[Exchange], None]

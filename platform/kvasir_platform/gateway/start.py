@@ -9,20 +9,20 @@ from pathlib import Path
 
 from prometheus_client import CollectorRegistry
 
-from kvasir.config.model_files import matryoshka, resolve_model
-from kvasir.config.spec import Deployment
+from kvasir.config.load.model_files import matryoshka, resolve_model
+from kvasir.config.spec.deployment import Deployment
 from kvasir.ports.clock import Clock
 from kvasir.ports.router import RouterPort
 from kvasir.telemetry.metrics import Metrics
 from kvasir.telemetry.spans import SpanRecorder, otlp_recorder
 from kvasir_platform.gateway.app import Gateway
-from kvasir_platform.gateway.elsewhere import Elsewhere
-from kvasir_platform.gateway.fast_tokenizer import return_memory
+from kvasir_platform.gateway.catalog.models import EdgeModel, ModelTable
 from kvasir_platform.gateway.filters.build import output_filters
-from kvasir_platform.gateway.models import EdgeModel, ModelTable
+from kvasir_platform.gateway.prompt.fast_tokenizer import return_memory
+from kvasir_platform.gateway.prompt.tokenization import ModelTokenizer, TokenizerPool
+from kvasir_platform.gateway.serving.remote_core import Elsewhere
 from kvasir_platform.gateway.tenants.callers import make_callers
 from kvasir_platform.gateway.tenants.salts import salt_secret
-from kvasir_platform.gateway.tokenization import ModelTokenizer, TokenizerPool
 
 
 def make_metrics(deployment: Deployment, registry: CollectorRegistry | None = None) -> Metrics:

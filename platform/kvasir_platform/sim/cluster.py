@@ -9,15 +9,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from random import Random
 
-from kvasir.config.spec import Deployment
+from kvasir.config.spec.deployment import Deployment
 from kvasir.core.membership import Endpoint
 from kvasir.core.requests import Request, Sampling, token_ids
 from kvasir.ports.clock import Clock
 from kvasir.ports.router import RequestSummary, WorkerView
 from kvasir_platform.sim.client import OnStream, Stream
-from kvasir_platform.sim.discovery import FeedDiscovery
-from kvasir_platform.sim.faults import Faults
-from kvasir_platform.sim.memory_transport import MemoryNetwork
+from kvasir_platform.sim.core.faults import Faults
+from kvasir_platform.sim.net.discovery import FeedDiscovery
+from kvasir_platform.sim.net.transport import MemoryNetwork
 from kvasir_platform.sim.worker import TOKENIZER_DIGEST, SimWorker, StallingFabric, start_worker
 from kvasir_router.build import make_router
 from kvasir_router.shell import Router, unobserved

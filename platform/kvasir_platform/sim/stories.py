@@ -6,11 +6,11 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from kvasir.config.spec import Deployment, EngineSpec, PoolSpec, RoutingSpec, SimSpec, WorkerSpec
+from kvasir.config.spec.deployment import Deployment, EngineSpec, PoolSpec, RoutingSpec, SimSpec, WorkerSpec
 from kvasir.core.requests import Role
 from kvasir_platform.sim.client import OnStream
 from kvasir_platform.sim.cluster import Cluster
-from kvasir_platform.sim.virtual_loop import VirtualClock, run_virtual
+from kvasir_platform.sim.core.virtual_loop import VirtualClock, run_virtual
 
 BLOCK = 16
 

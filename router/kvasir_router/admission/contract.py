@@ -28,7 +28,7 @@ class BrownoutStep:
 
 @dataclass(frozen=True, slots=True)
 class BrownoutRules:
-    """See kvasir.config.spec_admission. Pressure is the wait of a typical request over the time to first
+    """See kvasir.config.spec.admission. Pressure is the wait of a typical request over the time to first
     token that it was promised."""
 
     steps: tuple[BrownoutStep, ...] = ()
@@ -48,7 +48,7 @@ def _unlimited() -> Mapping[str, int]:
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """See kvasir.config.spec_admission; the defaults limit nothing. `weights` are by tenant, 1 for one that
+    """See kvasir.config.spec.admission; the defaults limit nothing. `weights` are by tenant, 1 for one that
     is not named; by pool, `seats` are the sequences that an engine of it runs at once, and `step_tokens` the
     tokens that it computes in a step. `disaggregation` as in the spec: always, auto or never."""
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from kvasir.config.spec import Deployment
-from kvasir.config.spec_admission import BrownoutStepSpec
-from kvasir.config.spec_tenants import PRIORITY_SPAN
+from kvasir.config.spec.admission import BrownoutStepSpec
+from kvasir.config.spec.deployment import Deployment
+from kvasir.config.spec.tenants import PRIORITY_SPAN
 from kvasir_router.admission.contract import BrownoutRules, BrownoutStep, Rules
 
 

@@ -13,18 +13,18 @@ import openai
 import pytest
 import pytest_asyncio
 import uvloop
+from tests.kit.gateway.scripted_router import ScriptedRouter
 
 from kvasir.clock import MonotonicClock
-from kvasir.config.model_files import Matryoshka, resolve_model
-from kvasir.config.spec import Deployment, GatewaySpec, LoraSpec, RoutingSpec, SloSpec
+from kvasir.config.load.model_files import Matryoshka, resolve_model
+from kvasir.config.spec.deployment import Deployment, GatewaySpec, LoraSpec, RoutingSpec, SloSpec
 from kvasir.telemetry.metrics import Metrics
 from kvasir.telemetry.spans import SpanRecorder
 from kvasir_platform.gateway.app import Gateway
-from kvasir_platform.gateway.models import EdgeModel, ModelTable
-from kvasir_platform.gateway.powers import ModelPowers
+from kvasir_platform.gateway.catalog.capabilities import ModelPowers
+from kvasir_platform.gateway.catalog.models import EdgeModel, ModelTable
+from kvasir_platform.gateway.prompt.tokenization import ModelTokenizer
 from kvasir_platform.gateway.start import make_gateway, make_metrics
-from kvasir_platform.gateway.tokenization import ModelTokenizer
-from kvasir_platform.sim.scripted_router import ScriptedRouter
 
 MODEL = "kvasir-tiny"
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from kvasir.config.spec import FurtherModelSpec, PoolSpec
+from kvasir.config.spec.deployment import FurtherModelSpec, PoolSpec
 from kvasir.core.requests import FinishReason, Role
 from kvasir.ports.router import BrownoutView
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from kvasir.config.spec import SloSpec
+from kvasir.config.spec.deployment import SloSpec
 from kvasir.core.kv import KvState, KvStatus
 from kvasir.core.requests import DEFAULT_SLO, SloClass
 from kvasir.ports.router import DecisionRecord, WorkerView

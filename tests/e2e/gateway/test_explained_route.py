@@ -13,12 +13,12 @@ import pytest
 import pytest_asyncio
 
 from kvasir.clock import MonotonicClock
-from kvasir.config.spec import Deployment, EngineSpec, GatewaySpec, PoolSpec
+from kvasir.config.spec.deployment import Deployment, EngineSpec, GatewaySpec, PoolSpec
 from kvasir.core.requests import Role
 from kvasir_platform.cli.main import main
-from kvasir_platform.gateway.models import EdgeModel, ModelTable
+from kvasir_platform.gateway.catalog.models import EdgeModel, ModelTable
+from kvasir_platform.gateway.prompt.tokenization import ModelTokenizer
 from kvasir_platform.gateway.start import make_gateway, make_metrics
-from kvasir_platform.gateway.tokenization import ModelTokenizer
 from kvasir_platform.sim.cluster import Cluster
 
 ENGINE = EngineSpec(kind="sim", block_size=32)

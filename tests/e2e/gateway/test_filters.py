@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from kvasir.config.spec_filters import OutputFiltersSpec
+from kvasir.config.spec.filters import OutputFiltersSpec
 from kvasir.core.requests import FinishReason, Usage
 
 Start = Callable[..., Awaitable[Any]]

@@ -12,7 +12,7 @@ import openai
 import pytest
 import pytest_asyncio
 
-from kvasir.config.spec import FurtherModelSpec, LoraSpec, PoolSpec
+from kvasir.config.spec.deployment import FurtherModelSpec, LoraSpec, PoolSpec
 from kvasir.core.errors import CapacityError, UpstreamError
 from kvasir.core.requests import Role, Task
 from kvasir.ports.router import BrownoutView

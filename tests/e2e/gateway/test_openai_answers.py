@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from tests.kit.gateway.scripted_router import ScriptedStream
 
 from kvasir.core.requests import FinishReason, PositionLogprobs, TokenLogprob, ToolCallDelta
-from kvasir_platform.gateway.powers import ModelPowers
-from kvasir_platform.sim.scripted_router import ScriptedStream
+from kvasir_platform.gateway.catalog.capabilities import ModelPowers
 
 MODEL = "kvasir-tiny"
 USER: Any = [{"role": "user", "content": "Which way?"}]

@@ -7,10 +7,10 @@ from typing import Any
 
 import openai
 import pytest
+from tests.kit.gateway.scripted_router import ScriptedStream
 
 from kvasir.core.errors import CapacityError, KvasirError, UpstreamError
 from kvasir.core.requests import FinishReason, PositionLogprobs, TokenLogprob
-from kvasir_platform.sim.scripted_router import ScriptedStream
 
 USER: Any = [{"role": "user", "content": "Who is there?"}]
 CANCEL_BOUND_S = 0.2

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jsonschema
+from tests.kit.gateway.scripted_router import ScriptedStream
 
 from kvasir.core.requests import (
     Delta,
@@ -17,8 +18,7 @@ from kvasir.core.requests import (
     TokenLogprob,
     ToolCallDelta,
 )
-from kvasir_platform.gateway.powers import ModelPowers
-from kvasir_platform.sim.scripted_router import ScriptedStream
+from kvasir_platform.gateway.catalog.capabilities import ModelPowers
 
 USER = [{"role": "user", "content": "hi"}]
 TOOL = {"type": "function", "function": {"name": "f"}}

@@ -7,10 +7,10 @@ from typing import Any
 
 import openai
 import pytest
+from tests.kit.gateway.scripted_router import ScriptedStream
 
 from kvasir.core.requests import Constraint, Request, Structured
-from kvasir_platform.gateway.powers import ModelPowers
-from kvasir_platform.sim.scripted_router import ScriptedStream
+from kvasir_platform.gateway.catalog.capabilities import ModelPowers
 
 USER: Any = [{"role": "user", "content": "Who is there?"}]
 TOOL: Any = {"type": "function", "function": {"name": "knock", "parameters": {"type": "object"}}}

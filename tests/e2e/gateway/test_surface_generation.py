@@ -1,7 +1,7 @@
 """Text from real vLLM, prefilled and decoded apart, as OpenAI's own client gets it: every sampling field has
 vLLM's effect, streamed is the same as whole, and what was used is counted exactly.
 
-What is said is held against vLLM alone (tests/helpers/vllm_reference.py).
+What is said is held against vLLM alone (tests/kit/engines/vllm_reference.py).
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import openai
 import pytest
-from tests.helpers.completions import of_vllm, put_together, sent_before_the_end, trailers, whole
-from tests.helpers.otlp_collector import Collector, collector
-from tests.helpers.sampling_cases import CASES, DRAWN, GREEDY, HELLO, PSALM, Case
-from tests.helpers.vllm_reference import Reference, reference
+from tests.kit.engines.vllm_reference import Reference, reference
+from tests.kit.gateway.completions import of_vllm, put_together, sent_before_the_end, trailers, whole
+from tests.kit.gateway.otlp_collector import Collector, collector
+from tests.kit.gateway.sampling_cases import CASES, DRAWN, GREEDY, HELLO, PSALM, Case
 
-from kvasir.config.model_files import resolve_model
+from kvasir.config.load.model_files import resolve_model
 
 if TYPE_CHECKING:
     from tests.e2e.conftest import Stack

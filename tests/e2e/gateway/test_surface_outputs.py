@@ -24,9 +24,9 @@ import jsonschema
 import openai
 import pytest
 from pydantic import BaseModel, ConfigDict, Field
-from tests.helpers.chats import AT_ONCE, MODEL, USER, called, chat, thinking_model
+from tests.kit.gateway.chats import AT_ONCE, MODEL, USER, called, chat, thinking_model
 
-from kvasir.config.model_files import resolve_model
+from kvasir.config.load.model_files import resolve_model
 
 if TYPE_CHECKING:
     from tests.e2e.conftest import Stack

@@ -8,12 +8,12 @@ import pytest
 from opentelemetry.sdk.trace import Tracer
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from tests.kit.gateway.scripted_router import ScriptedStream
 
 from kvasir.core.errors import CapacityError
 from kvasir.core.requests import EngineLoad
 from kvasir.ports.router import WorkerView
 from kvasir.telemetry.spans import SpanRecorder
-from kvasir_platform.sim.scripted_router import ScriptedStream
 
 BODY = b'{"model":"kvasir-tiny","messages":[{"role":"user","content":"hi"}],"stream":true}'
 CHAT = "/v1/chat/completions"

@@ -12,8 +12,8 @@ from typing import Any
 import openai
 import pytest
 
-from kvasir.config.spec import PoolSpec
-from kvasir.config.spec_tenants import TenancySpec, TenantSpec
+from kvasir.config.spec.deployment import PoolSpec
+from kvasir.config.spec.tenants import TenancySpec, TenantSpec
 from kvasir.core.errors import CapacityError
 from kvasir.core.requests import FinishReason, Role
 

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from kvasir.clock import MonotonicClock
-from kvasir.config.loader import load
+from kvasir.config.load.loader import load
 from kvasir.core.errors import ConfigError
 from kvasir_platform.apps.router_app import build_discovery
-from kvasir_platform.control.kubernetes_discovery import KubernetesDiscovery
+from kvasir_platform.cluster.kubernetes.discovery import KubernetesDiscovery
 from kvasir_router.discovery_static import StaticDiscovery
 
 

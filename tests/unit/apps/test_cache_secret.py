@@ -6,8 +6,8 @@ from __future__ import annotations
 import stat
 from pathlib import Path
 
-from kvasir.config.loader import load
-from kvasir.config.spec import Deployment
+from kvasir.config.load.loader import load
+from kvasir.config.spec.deployment import Deployment
 from kvasir_platform.apps.up_app import with_cache_secret
 from kvasir_platform.gateway.tenants.salts import cache_secret
 

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 from cryptography import x509
-from tests.helpers.api_requests import Rule
-from tests.helpers.api_server import ApiServer, api_server
+from tests.kit.cluster.api_server import ApiServer, api_server
+from tests.kit.gateway.api_requests import Rule
 
 from kvasir.core.errors import ConfigError
 from kvasir.wire.tls import TlsFiles, TlsNames, TlsPaths
 from kvasir_platform.apps.certify import KNOWN_AFTER_S, NEXT, Made, Secrets, main, renewed, run
-from kvasir_platform.control.certificates import CA_FILE, ROUTER_FILE, worker_file
-from kvasir_platform.control.kubernetes_api import Access
+from kvasir_platform.cluster.certificates import CA_FILE, ROUTER_FILE, worker_file
+from kvasir_platform.cluster.kubernetes.api import Access
 
 NAMES = TlsNames("kvasir.local", "llm")
 SECRETS = "/api/v1/namespaces/default/secrets"

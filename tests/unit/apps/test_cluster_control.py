@@ -9,9 +9,9 @@ import pytest
 
 from kvasir.core.errors import ConfigError
 from kvasir_platform.apps.cluster_control import ClusterControl, outlived
-from kvasir_platform.apps.pods_file import PodsFile
-from kvasir_platform.apps.spec_file import SpecFile
-from kvasir_platform.control.ray_command import option
+from kvasir_platform.apps.common.pods_file import PodsFile
+from kvasir_platform.apps.common.spec_file import SpecFile
+from kvasir_platform.cluster.ray.command import option
 
 POD = {
     "KUBERAY_GEN_RAY_START_CMD": "ray start --head --block --num-cpus=0",

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from kvasir_platform.apps.collector import leave_alone_what_is_here
+from kvasir_platform.apps.common.collector import leave_alone_what_is_here
 
 
 class Node:

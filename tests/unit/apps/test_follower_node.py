@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from kvasir.config.loader import loads
-from kvasir.config.spec import Deployment, WorkerSpec
+from kvasir.config.load.loader import loads
+from kvasir.config.spec.deployment import Deployment, WorkerSpec
 from kvasir.core.errors import ConfigError
 from kvasir_platform.apps.follower_node import lead
 from kvasir_platform.apps.worker_node import main, worker_view

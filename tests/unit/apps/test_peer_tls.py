@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from kvasir.clock import MonotonicClock
-from kvasir.config.loader import dump, loads
-from kvasir.config.problems import SpecError
-from kvasir.config.spec import Deployment
+from kvasir.config.checks.problems import SpecError
+from kvasir.config.load.loader import dump, loads
+from kvasir.config.spec.deployment import Deployment
 from kvasir.core.errors import ConfigError
-from kvasir_platform.apps.peer_tls import certified, router_files, with_tls_dir, worker_files
+from kvasir_platform.apps.common.peer_tls import certified, router_files, with_tls_dir, worker_files
 
 OPEN = "worker: {host: 10.0.0.7}\n"
 STATIC = "discovery: {kind: static, endpoints: ['decode=10.0.0.8:7001']}\n"

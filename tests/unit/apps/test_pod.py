@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from kvasir.config.spec import Deployment, TransferSpec, WorkerSpec
+from kvasir.config.spec.deployment import Deployment, TransferSpec, WorkerSpec
 from kvasir.core.errors import ConfigError
-from kvasir_platform.apps.pod import at_pod, host_port, pod_ip
+from kvasir_platform.apps.common.pod import at_pod, host_port, pod_ip
 
 IN_POD = Deployment(worker=WorkerSpec(host="pod", port=7000), transfer=TransferSpec(host="pod"))
 

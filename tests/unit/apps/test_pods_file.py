@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from kvasir.core.errors import ConfigError
-from kvasir_platform.apps.pods_file import PodsFile
-from kvasir_platform.control.pod_templates import PodTemplate
+from kvasir_platform.apps.common.pods_file import PodsFile
+from kvasir_platform.cluster.ray.pod_templates import PodTemplate
 
 OLD, NEW = "0123456789ab", "ba9876543210"
 

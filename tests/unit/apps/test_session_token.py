@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from kvasir.config.spec import WorkerSpec
+from kvasir.config.spec.deployment import WorkerSpec
 from kvasir.core.errors import ConfigError
 from kvasir_platform.apps import worker_node
-from kvasir_platform.apps.session_token import session_token
+from kvasir_platform.apps.common.session_token import session_token
 
 
 @pytest.fixture

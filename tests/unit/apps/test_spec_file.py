@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from kvasir.core.errors import ConfigError
-from kvasir_platform.apps.spec_file import SpecFile
+from kvasir_platform.apps.common.spec_file import SpecFile
 
 SPEC = "version: kvasir/v1\nname: kvasir\n"
 

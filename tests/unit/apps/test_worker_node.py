@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from kvasir.clock import MonotonicClock
-from kvasir.config.loader import loads
-from kvasir.config.spec import Deployment
+from kvasir.config.load.loader import loads
+from kvasir.config.spec.deployment import Deployment
 from kvasir_platform.apps.worker_node import build_engine, worker_view
 from kvasir_workers.engines.sim.embedding import SimEmbeddingEngine
 from kvasir_workers.engines.sim.engine import SimEngine

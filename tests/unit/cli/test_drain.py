@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from kvasir.core.errors import RequestError, UpstreamError
-from kvasir_platform.cli.drain import DrainWish, drain
+from kvasir_platform.cli.commands.drain import DrainWish, drain
 from kvasir_platform.cli.gateway_site import Site
 from kvasir_platform.cli.main import main
 from kvasir_platform.cli.output import Output

@@ -13,16 +13,16 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.helpers.http_edge import Edge, serving
+from tests.kit.gateway.http_edge import Edge, serving
 
-from kvasir.config.spec import Deployment, GatewaySpec
+from kvasir.config.spec.deployment import Deployment, GatewaySpec
 from kvasir.core.errors import ConfigError, UpstreamError
 from kvasir_platform.apps.up_app import with_operator_certificate
 from kvasir_platform.cli.gateway_client import get, missing_to_serve
 from kvasir_platform.cli.gateway_site import Site, reachable, read_address
 from kvasir_platform.cli.main import main
-from kvasir_platform.control.certificates import Authority
-from kvasir_platform.control.runtime_dir import RuntimeDir, State
+from kvasir_platform.cluster.certificates import Authority
+from kvasir_platform.cluster.local.runtime_dir import RuntimeDir, State
 
 DAY_S = 86_400.0
 NAME = "localhost"

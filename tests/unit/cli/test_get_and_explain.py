@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from kvasir.ports.router import DecisionRecord, PartRecord, PlaceRecord
+from kvasir_platform.cli.commands.status import worker_row
 from kvasir_platform.cli.main import main
-from kvasir_platform.cli.status import worker_row
 
 WORKER: dict[str, Any] = {
     "worker_id": "decode-7f",

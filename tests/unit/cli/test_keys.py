@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from kvasir.config.loader import load
+from kvasir.config.load.loader import load
 from kvasir_platform.cli.main import main
-from kvasir_platform.control.named_files import probe_named_files
+from kvasir_platform.cluster.preflight.named_files import probe_named_files
 from kvasir_platform.gateway.tenants.keys import KeyText, parse_keys
 
 

@@ -102,7 +102,7 @@ def test_validate_reports_what_the_installed_engine_cannot_run(
     case: tuple[dict[str, str], str, str],
 ) -> None:
     installed, spec, field = case
-    monkeypatch.setattr("kvasir_platform.cli.config.installed_packages", lambda: installed)
+    monkeypatch.setattr("kvasir_platform.cli.commands.config.installed_packages", lambda: installed)
     (home / "kvasir.yaml").write_text(f"disaggregation: never\n{spec}\n")
     assert main(["config", "validate"]) == 2
     assert f"kvasir.yaml  {field}\n" in capsys.readouterr().err

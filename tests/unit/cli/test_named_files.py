@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from kvasir.config.loader import load
-from kvasir_platform.control.certificates import CA_FILE, ROUTER_FILE, Authority
-from kvasir_platform.control.finding import Finding
-from kvasir_platform.control.machine import FileProbe
-from kvasir_platform.control.named_files import file_findings, probe_named_files
-from kvasir_platform.control.preflight import examine
-from kvasir_platform.control.probe import probe
+from kvasir.config.load.loader import load
+from kvasir_platform.cluster.certificates import CA_FILE, ROUTER_FILE, Authority
+from kvasir_platform.cluster.preflight.checks import examine
+from kvasir_platform.cluster.preflight.finding import Finding
+from kvasir_platform.cluster.preflight.machine_facts import FileProbe
+from kvasir_platform.cluster.preflight.named_files import file_findings, probe_named_files
+from kvasir_platform.cluster.preflight.probe import probe
 
 NOW = 1_800_000_000.0
 DAY_S = 86_400.0

@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from kvasir.config.loader import load
-from kvasir.config.spec import Deployment
-from kvasir_platform.control.cpus import usable_cpus
-from kvasir_platform.control.finding import Finding
-from kvasir_platform.control.footprint import ENGINE_BYTES, GIB, needed_bytes, replica_bytes
-from kvasir_platform.control.machine import FileProbe, Machine, ModelProbe, PortProbe
-from kvasir_platform.control.preflight import examine
-from kvasir_platform.control.probe import (
+from kvasir.config.load.loader import load
+from kvasir.config.spec.deployment import Deployment
+from kvasir_platform.cluster.preflight.checks import examine
+from kvasir_platform.cluster.preflight.cpus import usable_cpus
+from kvasir_platform.cluster.preflight.finding import Finding
+from kvasir_platform.cluster.preflight.footprint import ENGINE_BYTES, GIB, needed_bytes, replica_bytes
+from kvasir_platform.cluster.preflight.machine_facts import FileProbe, Machine, ModelProbe, PortProbe
+from kvasir_platform.cluster.preflight.probe import (
     _memory,
     probe,
     probe_model,

@@ -11,21 +11,21 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
-from tests.helpers.api_requests import Rule
-from tests.helpers.api_server import SLICES, ApiServer, Fault, api_server
-from tests.helpers.api_wire import certificate_for
-from tests.helpers.slices import Pod, endpoint_slice
+from tests.kit.cluster.api_server import SLICES, ApiServer, Fault, api_server
+from tests.kit.cluster.api_wire import certificate_for
+from tests.kit.cluster.slices import Pod, endpoint_slice
+from tests.kit.gateway.api_requests import Rule
 
-from kvasir.config.loader import load
-from kvasir.config.spec import Deployment
-from kvasir_platform.control.finding import Finding
-from kvasir_platform.control.machine import Machine, ModelProbe
-from kvasir_platform.control.preflight import examine
-from kvasir_platform.control.preflight_kubernetes import (
+from kvasir.config.load.loader import load
+from kvasir.config.spec.deployment import Deployment
+from kvasir_platform.cluster.preflight.checks import examine
+from kvasir_platform.cluster.preflight.finding import Finding
+from kvasir_platform.cluster.preflight.kubernetes import (
     KubernetesProbe,
     kubernetes_findings,
     probe_kubernetes,
 )
+from kvasir_platform.cluster.preflight.machine_facts import Machine, ModelProbe
 
 ACCOUNT = "system:serviceaccount:default:router"
 

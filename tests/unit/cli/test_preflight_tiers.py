@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from kvasir.config.loader import load
-from kvasir.config.spec import Deployment
-from kvasir_platform.control.finding import Finding
-from kvasir_platform.control.footprint import replica_bytes
-from kvasir_platform.control.machine import ModelProbe
-from kvasir_platform.control.preflight_tiers import TierProbe, probe_tiers, tier_findings
+from kvasir.config.load.loader import load
+from kvasir.config.spec.deployment import Deployment
+from kvasir_platform.cluster.preflight.finding import Finding
+from kvasir_platform.cluster.preflight.footprint import replica_bytes
+from kvasir_platform.cluster.preflight.machine_facts import ModelProbe
+from kvasir_platform.cluster.preflight.tiers import TierProbe, probe_tiers, tier_findings
 
 GB = 10**9
 REDIS = "tiers.redis.url=redis://127.0.0.1:1"

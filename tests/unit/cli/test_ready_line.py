@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from kvasir.config.loader import loads
+from kvasir.config.load.loader import loads
 from kvasir_platform.cli.output import Output
 from kvasir_platform.cli.progress import ProgressDisplay, curl_line
-from kvasir_platform.control.supervisor import Progress
+from kvasir_platform.cluster.local.supervisor import Progress
 
 EMBEDS = "pools: [{name: v, role: embed}]"
 BOTH = """

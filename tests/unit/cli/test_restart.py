@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from kvasir_platform.cli.commands.restart import restart
 from kvasir_platform.cli.output import Output
-from kvasir_platform.cli.restart import restart
-from kvasir_platform.control.commands import SOCKET, listening
+from kvasir_platform.cluster.local.commands import SOCKET, listening
 
 
 def test_the_pod_s_control_process_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

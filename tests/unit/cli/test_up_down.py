@@ -14,18 +14,18 @@ from typing import Any
 
 import psutil
 import pytest
-from tests.helpers.processes import command_line, lives
+from tests.kit.processes import command_line, lives
 
-from kvasir_platform.control.certificates import Authority
-from kvasir_platform.control.janitor import MARKER
-from kvasir_platform.control.runtime_dir import RuntimeDir, State
+from kvasir_platform.cluster.certificates import Authority
+from kvasir_platform.cluster.local.janitor import MARKER
+from kvasir_platform.cluster.local.runtime_dir import RuntimeDir, State
 
 SHM = Path("/dev/shm")
 PROGRAM = """
 import os, sys
 from functools import partial
 from kvasir_platform.cli.main import main
-from kvasir_platform.sim.launcher import Behaviour, CheapLauncher
+from tests.kit.lab.cheap_launcher import Behaviour, CheapLauncher
 behaviour = Behaviour(**eval(os.environ["BEHAVIOUR"]))
 sys.exit(main(make_launcher=partial(CheapLauncher, behaviour=behaviour)))
 """

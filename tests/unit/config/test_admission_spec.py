@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from kvasir.config.spec import Deployment
+from kvasir.config.spec.deployment import Deployment
 from kvasir_router.admission import BrownoutStep
 from kvasir_router.admission.from_spec import rules_of
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from kvasir.config.loader import loads
-from kvasir.config.problems import SpecError
+from kvasir.config.checks.problems import SpecError
+from kvasir.config.load.loader import loads
 
 HEAD = "output_filters:\n"
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from kvasir.config.loader import dump, load, loads, schema
-from kvasir.config.problems import Problem, SpecError
-from kvasir.config.spec import Deployment
-from kvasir.config.yaml_document import MAX_BYTES, render
+from kvasir.config.checks.problems import Problem, SpecError
+from kvasir.config.load.loader import dump, load, loads, schema
+from kvasir.config.load.yaml_document import MAX_BYTES, render
+from kvasir.config.spec.deployment import Deployment
 from kvasir.core.errors import ConfigError
 from kvasir.core.requests import Role
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kvasir.config.model_files import chat_template, resolve_model, tokenizer_digest
+from kvasir.config.load.model_files import chat_template, resolve_model, tokenizer_digest
 from kvasir.core.errors import ConfigError
 
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from kvasir.config.loader import loads
-from kvasir.config.model_files import Matryoshka, matryoshka
-from kvasir.config.problems import SpecError
-from kvasir.config.spec import Deployment, TiersSpec
-from kvasir.config.support import refusals
+from kvasir.config.checks.problems import SpecError
+from kvasir.config.load.loader import loads
+from kvasir.config.load.model_files import Matryoshka, matryoshka
+from kvasir.config.load.support import refusals
+from kvasir.config.spec.deployment import Deployment, TiersSpec
 from kvasir.core.errors import ConfigError
 
 SEVERAL = """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvasir.config.loader import load
+from kvasir.config.load.loader import load
 from kvasir.core.errors import ConfigError
 
 

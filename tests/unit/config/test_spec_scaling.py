@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from kvasir.config.loader import load
-from kvasir.config.spec import Deployment, PoolScalingSpec, PoolSpec, ScalingSpec
+from kvasir.config.load.loader import load
+from kvasir.config.spec.deployment import Deployment, PoolScalingSpec, PoolSpec, ScalingSpec
 from kvasir.core.errors import ConfigError
 from kvasir.core.requests import Role
 

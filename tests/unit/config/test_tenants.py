@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from kvasir.config.loader import loads
-from kvasir.config.problems import SpecError
-from kvasir.config.spec import Deployment
-from kvasir.config.spec_tenants import TenantSpec
+from kvasir.config.checks.problems import SpecError
+from kvasir.config.load.loader import loads
+from kvasir.config.spec.deployment import Deployment
+from kvasir.config.spec.tenants import TenantSpec
 
 
 def load(tenancy: str, more: str = "") -> Deployment:

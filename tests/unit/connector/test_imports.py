@@ -28,7 +28,7 @@ def named(modules: set[str], *beginnings: str) -> set[str]:
 
 def test_an_engine_adapter_imports_no_tier_no_transfer_and_no_client_of_either() -> None:
     modules = imported_by("import kvasir_workers.engines.vllm.engine")
-    assert "kvasir_workers.engines.vllm.identity" in modules
+    assert "kvasir_workers.engines.vllm.setup.identity" in modules
     assert not named(modules, *OURS, "redis", "nixl", "torch")
 
 

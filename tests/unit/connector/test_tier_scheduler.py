@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import pytest
 
-from kvasir.config.spec_tiers import TiersSpec
+from kvasir.config.spec.tiers import TiersSpec
 from kvasir.core.kv import KvChange, Medium
 from kvasir.native import chain_hashes, root_hash
 from kvasir.native._twin import records

@@ -13,9 +13,9 @@ from typing import Any
 import httpx
 import pytest
 import pytest_asyncio
-from tests.helpers.api_requests import Refused, Rule, matches
-from tests.helpers.api_server import SLICES, ApiServer, Fault, api_server
-from tests.helpers.slices import Pod, endpoint_slice
+from tests.kit.cluster.api_server import SLICES, ApiServer, Fault, api_server
+from tests.kit.cluster.slices import Pod, endpoint_slice
+from tests.kit.gateway.api_requests import Refused, Rule, matches
 
 PATIENCE_S = 20.0
 

@@ -12,7 +12,7 @@ from cryptography import x509
 
 from kvasir.core.errors import ConfigError
 from kvasir.wire.tls import TlsFiles, TlsNames, TlsPaths
-from kvasir_platform.control.certificates import CertificateFolder, keep_fresh
+from kvasir_platform.cluster.certificates import CertificateFolder, keep_fresh
 
 NAMES = TlsNames("kvasir.local", "shop")
 LIFE_S = 900.0

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from kvasir.config.spec import EngineSpec, PoolSpec
+from kvasir.config.spec.deployment import EngineSpec, PoolSpec
 from kvasir.core.requests import Role
-from kvasir_platform.control.engine_room import bundles, shares
+from kvasir_platform.cluster.ray.engine_resources import bundles, shares
 
 
 def pool(nodes: int, gpus: float = 0) -> PoolSpec:

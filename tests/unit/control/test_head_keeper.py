@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvasir_platform.control.head_keeper import HeadKeeper, Restarts
+from kvasir_platform.cluster.ray.head_keeper import HeadKeeper, Restarts
 
 
 class Head:

@@ -13,8 +13,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from kvasir_platform.control.janitor import Janitor, marked_environment
-from kvasir_platform.control.runtime_dir import ProcessRecord
+from kvasir_platform.cluster.local.janitor import Janitor, marked_environment
+from kvasir_platform.cluster.local.runtime_dir import ProcessRecord
 
 ID = f"test-{os.getpid()}"
 HOLD = """

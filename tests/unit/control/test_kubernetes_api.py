@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
-from tests.helpers import api_server as helper
-from tests.helpers.api_server import SLICES, Fault
-from tests.helpers.api_wire import certificate_for
-from tests.helpers.slices import Pod, endpoint_slice
+from tests.kit.cluster import api_server as helper
+from tests.kit.cluster.api_server import SLICES, Fault
+from tests.kit.cluster.api_wire import certificate_for
+from tests.kit.cluster.slices import Pod, endpoint_slice
 
 from kvasir.core.errors import ConfigError
-from kvasir_platform.control import kubernetes_api
-from kvasir_platform.control.kubernetes_api import GONE, PAGE_ITEMS, Access, ApiError, ApiServer
+from kvasir_platform.cluster.kubernetes import api as kubernetes_api
+from kvasir_platform.cluster.kubernetes.api import GONE, PAGE_ITEMS, Access, ApiError, ApiServer
 
 Server = helper.ApiServer
 

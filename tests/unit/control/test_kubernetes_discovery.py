@@ -10,17 +10,17 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
-from tests.helpers import api_server as helper
-from tests.helpers.api_requests import Rule
-from tests.helpers.api_server import SLICES, Fault
-from tests.helpers.skipping_clock import SkippingClock
-from tests.helpers.slices import Pod, endpoint_slice
+from tests.kit.cluster import api_server as helper
+from tests.kit.cluster.api_server import SLICES, Fault
+from tests.kit.cluster.slices import Pod, endpoint_slice
+from tests.kit.gateway.api_requests import Rule
+from tests.kit.skipping_clock import SkippingClock
 
-from kvasir.config.spec_discovery import KubernetesDiscoverySpec
+from kvasir.config.spec.discovery import KubernetesDiscoverySpec
 from kvasir.core.membership import STALE_S, Members
-from kvasir_platform.control.kubernetes_api import GONE, Access, ApiServer, Listing
-from kvasir_platform.control.kubernetes_discovery import KubernetesDiscovery
-from kvasir_platform.control.kubernetes_reflector import BACKOFF_MAX_S, BACKOFF_MIN_S
+from kvasir_platform.cluster.kubernetes.api import GONE, Access, ApiServer, Listing
+from kvasir_platform.cluster.kubernetes.discovery import KubernetesDiscovery
+from kvasir_platform.cluster.kubernetes.reflector import BACKOFF_MAX_S, BACKOFF_MIN_S
 
 PATIENCE_S = 20.0
 

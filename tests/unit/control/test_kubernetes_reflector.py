@@ -8,10 +8,10 @@ from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import pytest
-from tests.helpers.skipping_clock import SkippingClock
+from tests.kit.skipping_clock import SkippingClock
 
-from kvasir_platform.control.kubernetes_api import GONE, Access, ApiError, ApiServer, Event, Listing
-from kvasir_platform.control.kubernetes_reflector import BACKOFF_MAX_S, WATCH_S, Reflector
+from kvasir_platform.cluster.kubernetes.api import GONE, Access, ApiError, ApiServer, Event, Listing
+from kvasir_platform.cluster.kubernetes.reflector import BACKOFF_MAX_S, WATCH_S, Reflector
 
 RESYNC_S = 300.0
 Script = Sequence[Event | ApiError | float]

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.helpers.slices import Pod, endpoint_slice, slice_of_service
+from tests.kit.cluster.slices import Pod, endpoint_slice, slice_of_service
 
 from kvasir.core.errors import ProtocolError
 from kvasir.core.membership import Endpoint
-from kvasir_platform.control.kubernetes_api import Event, Listing
-from kvasir_platform.control.kubernetes_reflector import Copy
-from kvasir_platform.control.kubernetes_slices import Family, read_slice, workers
+from kvasir_platform.cluster.kubernetes.api import Event, Listing
+from kvasir_platform.cluster.kubernetes.reflector import Copy
+from kvasir_platform.cluster.kubernetes.slices import Family, read_slice, workers
 
 
 def found(*slices: dict[str, Any], family: Family = "ipv4") -> set[Endpoint]:

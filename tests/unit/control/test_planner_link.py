@@ -10,7 +10,7 @@ import pytest
 from kvasir.core.demand import DemandReport, PlannerWord, Traffic, WorkerFigures
 from kvasir.core.errors import UpstreamError
 from kvasir.core.requests import Role
-from kvasir_platform.control.planner_link import PERIOD_S, SILENT_S, PlannerLink
+from kvasir_platform.planner.link import PERIOD_S, SILENT_S, PlannerLink
 
 
 class Router:

@@ -12,7 +12,7 @@ import pytest
 from kvasir.core.demand import DemandReport, PlannerWord, PoolPlan, Traffic
 from kvasir.core.errors import ConfigError, UpstreamError
 from kvasir.core.requests import Role
-from kvasir_platform.control.planner_wire import METHOD, SERVICE, PlannerClient, PlannerServer
+from kvasir_platform.planner.rpc import METHOD, SERVICE, PlannerClient, PlannerServer
 
 WORD = PlannerWord("life", True, {"w-1": Role.DECODE}, {"tiny": 4.5}, {"decode": PoolPlan(2, 1, 1, True)})
 

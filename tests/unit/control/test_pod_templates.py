@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from kvasir.core.errors import ConfigError
-from kvasir_platform.control.pod_templates import (
+from kvasir_platform.cluster.ray.pod_templates import (
     PodRow,
     PodTemplate,
     follower_resource,

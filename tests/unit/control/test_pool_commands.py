@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from kvasir.core.errors import ConfigError, UpstreamError
-from kvasir_platform.control.commands import Ask, Caller, CommandSocket, ask, listening, socket_path
-from kvasir_platform.control.pool_commands import PoolCommands
-from kvasir_platform.control.rolling import ReplicaRow
+from kvasir_platform.cluster.local.commands import Ask, Caller, CommandSocket, ask, listening, socket_path
+from kvasir_platform.cluster.ray.pool_commands import PoolCommands
+from kvasir_platform.cluster.ray.rolling import ReplicaRow
 
 PATIENCE_S = 10.0
 

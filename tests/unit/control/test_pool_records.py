@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from kvasir.config.spec import Deployment, GatewaySpec, PoolScalingSpec, ScalingSpec
-from kvasir_platform.control.pool_records import PoolRecord, record_key, resumed, spec_digest
+from kvasir.config.spec.deployment import Deployment, GatewaySpec, PoolScalingSpec, ScalingSpec
+from kvasir_platform.cluster.ray.pool_records import PoolRecord, record_key, resumed, spec_digest
 
 DEPLOYMENT = Deployment()
 DECODE = DEPLOYMENT.pool("decode")

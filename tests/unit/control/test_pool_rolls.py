@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from kvasir_platform.control.pod_templates import PodRow
-from kvasir_platform.control.pool_records import PoolRecord
-from kvasir_platform.control.pool_rolls import POD_START_S, PoolRolls
-from kvasir_platform.control.rolling import ReplicaRow
+from kvasir_platform.cluster.ray.pod_templates import PodRow
+from kvasir_platform.cluster.ray.pool_records import PoolRecord
+from kvasir_platform.cluster.ray.pool_rolls import POD_START_S, PoolRolls
+from kvasir_platform.cluster.ray.rolling import ReplicaRow
 
 OLD, NEW = "0123456789ab", "ba9876543210"
 DRAIN_S = 60.0

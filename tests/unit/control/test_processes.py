@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from kvasir.core.errors import StartError
-from kvasir_platform.control.processes import BoundedLog, Children, tail
+from kvasir_platform.cluster.local.processes import BoundedLog, Children, tail
 
 
 @pytest.fixture

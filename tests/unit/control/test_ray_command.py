@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from kvasir.core.errors import ConfigError
-from kvasir_platform.control.ray_command import option, ray_start, require_token
+from kvasir_platform.cluster.ray.command import option, ray_start, require_token
 
 RAY = [sys.executable, "-m", "ray.scripts.scripts", "start"]
 HEAD = "ray start --head  --block  --dashboard-host=0.0.0.0  --metrics-export-port=8080  --num-cpus=0 "

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from kvasir.core.membership import STALE_S, Endpoint, MemberRecord, Members, member_key
-from kvasir_platform.control import ray_discovery
-from kvasir_platform.control.ray_discovery import RayDiscovery, Sight
+from kvasir_platform.cluster.ray import discovery as ray_discovery
+from kvasir_platform.cluster.ray.discovery import RayDiscovery, Sight
 
 PATIENCE_S = 10.0
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from kvasir_platform.control.ray_node import RayNode, ask_to_end, more_open_files
+from kvasir_platform.cluster.ray.node import RayNode, ask_to_end, more_open_files
 
 # Stands for `ray start --block`, with a replica below it that is named as Ray names them and ignores SIGTERM.
 PARENT = """

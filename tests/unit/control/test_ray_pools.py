@@ -9,11 +9,11 @@ import pytest
 import ray
 from ray import serve as ray_serve
 
-from kvasir.config.spec import Deployment
+from kvasir.config.spec.deployment import Deployment
 from kvasir.core.errors import ConfigError
-from kvasir_platform.control import ray_pools
-from kvasir_platform.control.pod_templates import PodTemplate, pool_resource, template_resource
-from kvasir_platform.control.ray_pools import RayPools
+from kvasir_platform.cluster.ray import pools as ray_pools
+from kvasir_platform.cluster.ray.pod_templates import PodTemplate, pool_resource, template_resource
+from kvasir_platform.cluster.ray.pools import RayPools
 from kvasir_workers.engines.nodes import NodePlace
 from kvasir_workers.pool.followers import NodePlan
 

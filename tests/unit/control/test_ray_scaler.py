@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from tests.helpers.serve import AwayError, Serve, ServedPool
+from tests.kit.serve import AwayError, Serve, ServedPool
 
 from kvasir.core.errors import ConfigError, UpstreamError
 from kvasir.ports.scaler import Replica, ReplicaState
-from kvasir_platform.control.ray_scaler import RayScaler
+from kvasir_platform.cluster.ray.scaler import RayScaler
 
 
 class StillClock:

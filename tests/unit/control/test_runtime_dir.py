@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 from kvasir.core.errors import ConfigError
-from kvasir_platform.control.runtime_dir import RuntimeDir, State, deployments
+from kvasir_platform.cluster.local.runtime_dir import RuntimeDir, State, deployments
 
 STATE = State("a", "id", 1, "ready", 5.0, "m", "s", "l", "t", 1.0)
 HOLDER = """
 import sys
 from pathlib import Path
-from kvasir_platform.control.runtime_dir import RuntimeDir
+from kvasir_platform.cluster.local.runtime_dir import RuntimeDir
 print(RuntimeDir(Path(sys.argv[1]), "a").holder())
 """
 TAKER = HOLDER.replace(".holder()", ".lock()")

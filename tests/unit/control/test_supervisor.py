@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from kvasir.config.spec import Deployment
+from kvasir.config.spec.deployment import Deployment
 from kvasir.core.errors import ConfigError, StartError
-from kvasir_platform.control.janitor import Janitor
-from kvasir_platform.control.launcher import ReplicaStatus
-from kvasir_platform.control.runtime_dir import RuntimeDir, State
-from kvasir_platform.control.supervisor import Limits, Progress, Supervisor, with_session_token
+from kvasir_platform.cluster.local.janitor import Janitor
+from kvasir_platform.cluster.local.launcher import ReplicaStatus
+from kvasir_platform.cluster.local.runtime_dir import RuntimeDir, State
+from kvasir_platform.cluster.local.supervisor import Limits, Progress, Supervisor, with_session_token
 
 
 class SteppedClock:

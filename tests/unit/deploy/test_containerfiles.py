@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from kvasir.config.loader import load
+from kvasir.config.load.loader import load
 
 ROOT = Path(__file__).resolve().parents[3]
 FILES = sorted((ROOT / "deploy").glob("Containerfile.*"))
@@ -131,7 +131,7 @@ class Absent:
             raise ModuleNotFoundError(name)
 sys.meta_path.insert(0, Absent())
 import kvasir_platform.apps.router_app, kvasir_platform.cli.main
-import kvasir_platform.control.kubernetes_discovery
+import kvasir_platform.cluster.kubernetes.discovery
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]

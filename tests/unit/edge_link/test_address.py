@@ -8,8 +8,8 @@ from contextlib import ExitStack
 
 import pytest
 
-from kvasir_platform.edge_link.address import hold, resolve, shared
-from kvasir_platform.edge_link.edges import edge_count
+from kvasir_platform.edge.address import hold, resolve, shared
+from kvasir_platform.edge.edges import edge_count
 
 
 def test_connections_go_to_those_that_listen_and_never_to_the_holder() -> None:

@@ -9,7 +9,7 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from kvasir.telemetry.histogram import HistogramFamily
-from kvasir_platform.edge_link.exposition import lasting, merged, parse, render
+from kvasir_platform.edge.exposition import lasting, merged, parse, render
 
 
 def process(requests: int, waits: list[float], running: int) -> bytes:

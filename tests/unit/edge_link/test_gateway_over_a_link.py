@@ -12,20 +12,20 @@ from typing import Any
 
 import httpx
 import pytest
-from tests.helpers.edge_link import Linked, core_parts, linked
+from tests.kit.gateway.edge_link import Linked, core_parts, linked
+from tests.kit.gateway.scripted_router import ScriptedRouter, ScriptedStream
+from tests.kit.lab.gateway import metric
 
 from kvasir.clock import MonotonicClock
-from kvasir.config.spec import Deployment, EngineSpec, GatewaySpec, ModelSpec, PoolSpec
-from kvasir.config.spec_tenants import TenancySpec, TenantSpec
+from kvasir.config.spec.deployment import Deployment, EngineSpec, GatewaySpec, ModelSpec, PoolSpec
+from kvasir.config.spec.tenants import TenancySpec, TenantSpec
 from kvasir.core.errors import CapacityError
 from kvasir.core.requests import FinishReason, Request, Role
 from kvasir.ports.router import RequestPort, StreamSink
-from kvasir_platform.gateway.elsewhere import Elsewhere
+from kvasir_platform.gateway.serving.remote_core import Elsewhere
 from kvasir_platform.gateway.start import make_gateway, make_metrics
 from kvasir_platform.gateway.tenants.memory_limits import MemoryLimits
 from kvasir_platform.gateway.tenants.salts import Scope
-from kvasir_platform.sim.lab.gateway import metric
-from kvasir_platform.sim.scripted_router import ScriptedRouter, ScriptedStream
 
 ROOM = 6
 SECRET = b"s" * 32

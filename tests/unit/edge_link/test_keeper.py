@@ -12,16 +12,16 @@ from functools import partial
 
 import psutil
 import pytest
-from tests.helpers import fake_edge
-from tests.helpers.edge_link import core_parts
-from tests.helpers.processes import command_line
+from tests.kit.gateway import fake_edge
+from tests.kit.gateway.edge_link import core_parts
+from tests.kit.gateway.scripted_router import ScriptedRouter
+from tests.kit.processes import command_line
 
 from kvasir.clock import MonotonicClock
 from kvasir.core.errors import KvasirError, StartError
-from kvasir_platform.edge_link import keeper as keeper_module
-from kvasir_platform.edge_link.frames import Welcome
-from kvasir_platform.edge_link.keeper import Keeper, Patience
-from kvasir_platform.sim.scripted_router import ScriptedRouter
+from kvasir_platform.edge import keeper as keeper_module
+from kvasir_platform.edge.frames import Welcome
+from kvasir_platform.edge.keeper import Keeper, Patience
 
 pytestmark = pytest.mark.slow
 

@@ -7,7 +7,8 @@ from array import array
 from collections.abc import Callable
 
 import pytest
-from tests.helpers.edge_link import Linked, core_parts, linked
+from tests.kit.gateway.edge_link import Linked, core_parts, linked
+from tests.kit.gateway.scripted_router import ScriptedRouter
 
 from kvasir.clock import MonotonicClock
 from kvasir.core.errors import CapacityError
@@ -15,12 +16,11 @@ from kvasir.core.requests import Request
 from kvasir.ports.limits import Grant, Quota, Refusal
 from kvasir.telemetry.histogram import Histogram
 from kvasir.telemetry.reasons import REASONS
-from kvasir_platform.edge_link import frames as frames_module
-from kvasir_platform.edge_link.remote_limits import RemoteLimits
-from kvasir_platform.gateway.http import Exchange, HttpRequest
+from kvasir_platform.edge import frames as frames_module
+from kvasir_platform.edge.remote_limits import RemoteLimits
+from kvasir_platform.gateway.http.exchange import Exchange, HttpRequest
 from kvasir_platform.gateway.tenants.memory_limits import MemoryLimits
 from kvasir_platform.sim.client import Stream
-from kvasir_platform.sim.scripted_router import ScriptedRouter
 
 PATIENCE_S = 20.0
 

@@ -8,7 +8,8 @@ from array import array
 from collections.abc import Callable
 
 import pytest
-from tests.helpers.edge_link import Linked, core_parts, linked
+from tests.kit.gateway.edge_link import Linked, core_parts, linked
+from tests.kit.gateway.scripted_router import ScriptedRouter, ScriptedStream
 
 from kvasir.clock import MonotonicClock
 from kvasir.core.messages import WorkerFrame
@@ -17,7 +18,6 @@ from kvasir.native import IS_NATIVE, Fan
 from kvasir.ports.router import Lane
 from kvasir.wire.codec import encode_to_router
 from kvasir_platform.sim.client import Stream
-from kvasir_platform.sim.scripted_router import ScriptedRouter, ScriptedStream
 
 pytestmark = pytest.mark.skipif(not IS_NATIVE, reason="the twin opens no lane")
 

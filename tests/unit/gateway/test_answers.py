@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tests.helpers.api_answers import RecordingWire, exchange_on, ids, joined, received, streamed, whole
+from tests.kit.gateway.api_answers import RecordingWire, exchange_on, ids, joined, received, streamed, whole
 
 from kvasir.core.errors import CapacityError
 from kvasir.core.requests import (
@@ -17,8 +17,8 @@ from kvasir.core.requests import (
     ToolCallDelta,
     Usage,
 )
-from kvasir_platform.gateway.answer import AnswerHead, Prompt
-from kvasir_platform.gateway.sse import ChatShape, StreamedAnswer
+from kvasir_platform.gateway.openai.answer import AnswerHead, Prompt
+from kvasir_platform.gateway.openai.streamed_answer import ChatShape, StreamedAnswer
 
 AUTO = Parsing(tools="[]", tool_choice="auto")
 CALLS = (

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from openai.types import Completion
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
-from tests.helpers.api_answers import ids, joined, plain, streamed, whole
+from tests.kit.gateway.api_answers import ids, joined, plain, streamed, whole
 
 from kvasir.core.requests import (
     Delta,
@@ -21,7 +21,7 @@ from kvasir.core.requests import (
     ToolCallDelta,
     Usage,
 )
-from kvasir_platform.gateway.answer import AnswerHead, Prompt
+from kvasir_platform.gateway.openai.answer import AnswerHead, Prompt
 
 TEXTS = st.sampled_from(["", "", "a", "é", 'x"\\', "\n", "日本", "\x00", "word "])
 ENDS = st.sampled_from([FinishReason.STOP, FinishReason.LENGTH, FinishReason.CONTENT_FILTER])

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvasir_platform.gateway.body import Body
+from kvasir_platform.gateway.http.body import Body
 
 KIB = 1 << 10
 

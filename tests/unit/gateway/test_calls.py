@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 
-from kvasir.config.spec import ApiSpec, Deployment, PoolSpec
+from kvasir.config.spec.deployment import ApiSpec, Deployment, PoolSpec
 from kvasir.core.errors import RequestError
 from kvasir.core.requests import Constraint, Role, Sampling, Structured, token_ids
-from kvasir_platform.gateway.calls import (
+from kvasir_platform.gateway.catalog.capabilities import ModelPowers, model_powers
+from kvasir_platform.gateway.catalog.slo_classes import body_session
+from kvasir_platform.gateway.openai.calls import (
     Call,
     Truncation,
     chat_call,
@@ -19,16 +21,14 @@ from kvasir_platform.gateway.calls import (
     fit_context,
     truncated,
 )
-from kvasir_platform.gateway.chat_template import ChatTemplate
-from kvasir_platform.gateway.hints import body_session
-from kvasir_platform.gateway.powers import ModelPowers, model_powers
-from kvasir_platform.gateway.schema.decode import (
+from kvasir_platform.gateway.openai.schema.decode import (
     decode_chat,
     decode_completion,
     decode_embedding,
     decode_tokenize,
 )
-from kvasir_platform.gateway.side_calls import EmbeddingCall, embedding_call, tokenize_call
+from kvasir_platform.gateway.openai.side_calls import EmbeddingCall, embedding_call, tokenize_call
+from kvasir_platform.gateway.prompt.chat_template import ChatTemplate
 
 USER = [{"role": "user", "content": "hi"}]
 ALL = ModelPowers(embeds=True, tools=True, reasoning=True)

@@ -9,10 +9,10 @@ import pytest
 
 from kvasir.core.errors import RequestError
 from kvasir.core.requests import Parsing
-from kvasir_platform.gateway.calls import Call, chat_call
-from kvasir_platform.gateway.chat_template import ChatTemplate
-from kvasir_platform.gateway.powers import ModelPowers
-from kvasir_platform.gateway.schema.decode import decode_chat
+from kvasir_platform.gateway.catalog.capabilities import ModelPowers
+from kvasir_platform.gateway.openai.calls import Call, chat_call
+from kvasir_platform.gateway.openai.schema.decode import decode_chat
+from kvasir_platform.gateway.prompt.chat_template import ChatTemplate
 
 USER = [{"role": "user", "content": "hi"}]
 ALL = ModelPowers(tools=True, reasoning=True)

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from kvasir.config.model_files import chat_template, resolve_model
+from kvasir.config.load.model_files import chat_template, resolve_model
 from kvasir.core.errors import ConfigError, RequestError
-from kvasir_platform.gateway.chat_template import ChatTemplate, special_tokens
-from kvasir_platform.gateway.tokenization import ModelTokenizer
+from kvasir_platform.gateway.prompt.chat_template import ChatTemplate, special_tokens
+from kvasir_platform.gateway.prompt.tokenization import ModelTokenizer
 
 CHATS: list[list[dict[str, Any]]] = [
     [{"role": "user", "content": "hi"}],

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvasir_platform.gateway.clients import ClientConnections
+from kvasir_platform.gateway.http.clients import ClientConnections
 
 V6 = ("2001:db8:1:2::1", 1, 0, 0)
 

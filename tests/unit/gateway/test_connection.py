@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from tests.helpers.connection_bench import Bench
+from tests.kit.gateway.connection_bench import Bench
 
 from kvasir.core.errors import RequestError
-from kvasir_platform.gateway.http import Exchange, HttpRequest
-from kvasir_platform.gateway.http_limits import HttpLimits
+from kvasir_platform.gateway.http.exchange import Exchange, HttpRequest
+from kvasir_platform.gateway.http.limits import HttpLimits
 
 LIMITS = HttpLimits(header_s=8.0, body_s=30.0, idle_s=75.0, body_rate=1024)
 GET = b"GET /x HTTP/1.1\r\nHost: t\r\n\r\n"

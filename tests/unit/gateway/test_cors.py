@@ -6,9 +6,9 @@ from __future__ import annotations
 import pytest
 from pydantic import ValidationError
 
-from kvasir.config.spec_edge import CorsSpec
+from kvasir.config.spec.edge import CorsSpec
 from kvasir.core.errors import RequestError
-from kvasir_platform.gateway.cors import Cors
+from kvasir_platform.gateway.http.cors import Cors
 
 CHAT = "https://chat.example.com"
 LISTED = CorsSpec(origins=(CHAT,))

@@ -9,7 +9,8 @@ import pytest
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from prometheus_client import CollectorRegistry
-from tests.helpers.api_answers import RecordingWire, exchange_on, ids
+from tests.kit.gateway.api_answers import RecordingWire, exchange_on, ids
+from tests.kit.gateway.scripted_router import ScriptedRouter, ScriptedStream
 
 from kvasir.core.errors import KvasirError, UpstreamError
 from kvasir.core.requests import Delta, FinishReason, Request, Sampling, Usage
@@ -17,8 +18,7 @@ from kvasir.ports.router import RequestSummary
 from kvasir.telemetry.histogram import Histogram
 from kvasir.telemetry.metrics import Metrics
 from kvasir.telemetry.spans import SpanRecorder
-from kvasir_platform.gateway.generation import Generation, server_timing
-from kvasir_platform.sim.scripted_router import ScriptedRouter, ScriptedStream
+from kvasir_platform.gateway.serving.generation import Generation, server_timing
 
 
 class Clock:

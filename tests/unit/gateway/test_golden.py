@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from kvasir.config.model_files import resolve_model
+from kvasir.config.load.model_files import resolve_model
 from kvasir.core.golden import GOLDEN_CASES, GoldenPrompt, golden_conflicts
 from kvasir.native import chain_hashes, root_hash
-from kvasir_platform.gateway.golden import edge_golden
-from kvasir_platform.gateway.tokenization import ModelTokenizer
+from kvasir_platform.gateway.prompt.golden import edge_golden
+from kvasir_platform.gateway.prompt.tokenization import ModelTokenizer
 
 DATED = (
     "{{ bos_token }}{{ strftime_now('%d %B %Y') }}{% for m in messages %}"
@@ -128,7 +128,7 @@ def test_vllm_renders_tokenizes_and_names_the_golden_prompts_alike(
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.renderers import renderer_from_config
 
-    from kvasir_workers.engines.vllm.golden import engine_golden
+    from kvasir_workers.engines.vllm.setup.golden import engine_golden
 
     made = folder(**config)
     # Shorter than the longest golden prompt, which is never run.

@@ -6,7 +6,7 @@ import pytest
 
 from kvasir.core.errors import CapacityError, ConfigError, KvasirError, RequestError, UpstreamError
 from kvasir.telemetry.reasons import REASONS
-from kvasir_platform.gateway.errors import _FINAL, MethodNotAllowed, error_headers, error_status
+from kvasir_platform.gateway.http.errors import _FINAL, MethodNotAllowed, error_headers, error_status
 
 
 class Quota(RequestError):

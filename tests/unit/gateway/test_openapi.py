@@ -12,10 +12,15 @@ import msgspec
 import pytest
 
 from kvasir.telemetry.reasons import REASONS
-from kvasir_platform.gateway.openapi import document_text, openapi_document
-from kvasir_platform.gateway.schema.chat import ChatBody
-from kvasir_platform.gateway.schema.decode import not_served
-from kvasir_platform.gateway.schema.texts import CompletionBody, DetokenizeBody, EmbeddingBody, TokenizeBody
+from kvasir_platform.gateway.openai.openapi import document_text, openapi_document
+from kvasir_platform.gateway.openai.schema.chat import ChatBody
+from kvasir_platform.gateway.openai.schema.decode import not_served
+from kvasir_platform.gateway.openai.schema.texts import (
+    CompletionBody,
+    DetokenizeBody,
+    EmbeddingBody,
+    TokenizeBody,
+)
 
 ROOT = Path(__file__).parents[3]
 BODIES = (ChatBody, CompletionBody, EmbeddingBody, TokenizeBody, DetokenizeBody)

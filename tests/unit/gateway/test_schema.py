@@ -8,17 +8,17 @@ from typing import Any
 import pytest
 
 from kvasir.core.errors import RequestError
-from kvasir_platform.gateway.calls import chat_call, completion_call
-from kvasir_platform.gateway.chat_template import ChatTemplate
-from kvasir_platform.gateway.powers import ModelPowers
-from kvasir_platform.gateway.schema.decode import (
+from kvasir_platform.gateway.catalog.capabilities import ModelPowers
+from kvasir_platform.gateway.openai.calls import chat_call, completion_call
+from kvasir_platform.gateway.openai.schema.decode import (
     decode_chat,
     decode_completion,
     decode_detokenize,
     decode_embedding,
     decode_tokenize,
 )
-from kvasir_platform.gateway.side_calls import detokenize_ids, embedding_call
+from kvasir_platform.gateway.openai.side_calls import detokenize_ids, embedding_call
+from kvasir_platform.gateway.prompt.chat_template import ChatTemplate
 
 USER = [{"role": "user", "content": "hi"}]
 ALL = ModelPowers(embeds=True, tools=True, reasoning=True)

@@ -11,19 +11,24 @@ from hypothesis import strategies as st
 
 from kvasir.core.errors import RequestError
 from kvasir.telemetry.reasons import REASONS
-from kvasir_platform.gateway.calls import chat_call, completion_call, fit_context
-from kvasir_platform.gateway.chat_template import ChatTemplate
-from kvasir_platform.gateway.powers import ModelPowers
-from kvasir_platform.gateway.schema.chat import ChatBody, Message
-from kvasir_platform.gateway.schema.decode import (
+from kvasir_platform.gateway.catalog.capabilities import ModelPowers
+from kvasir_platform.gateway.openai.calls import chat_call, completion_call, fit_context
+from kvasir_platform.gateway.openai.schema.chat import ChatBody, Message
+from kvasir_platform.gateway.openai.schema.decode import (
     decode_chat,
     decode_completion,
     decode_detokenize,
     decode_embedding,
     decode_tokenize,
 )
-from kvasir_platform.gateway.schema.texts import CompletionBody, DetokenizeBody, EmbeddingBody, TokenizeBody
-from kvasir_platform.gateway.side_calls import detokenize_ids, embedding_call, tokenize_call
+from kvasir_platform.gateway.openai.schema.texts import (
+    CompletionBody,
+    DetokenizeBody,
+    EmbeddingBody,
+    TokenizeBody,
+)
+from kvasir_platform.gateway.openai.side_calls import detokenize_ids, embedding_call, tokenize_call
+from kvasir_platform.gateway.prompt.chat_template import ChatTemplate
 
 ALL = ModelPowers(embeds=True, tools=True, reasoning=True, client_templates=True)
 TEMPLATE = ChatTemplate(

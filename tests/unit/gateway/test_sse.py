@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from tests.helpers.api_answers import RecordingWire, exchange_on
+from tests.kit.gateway.api_answers import RecordingWire, exchange_on
 
 from kvasir.core.requests import Delta, FinishReason, Usage
-from kvasir_platform.gateway.answer import AnswerHead
-from kvasir_platform.gateway.sse import ChatShape, CompletionShape, StreamedAnswer
+from kvasir_platform.gateway.openai.answer import AnswerHead
+from kvasir_platform.gateway.openai.streamed_answer import ChatShape, CompletionShape, StreamedAnswer
 
 
 def answer(shape: ChatShape | CompletionShape, choices: int = 1) -> tuple[StreamedAnswer, RecordingWire]:

@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 
 import pytest
 from prometheus_client import CollectorRegistry
-from tests.helpers.api_answers import FIRST_TIMING, TIMING, RecordingWire, ids
-from tests.helpers.lanes import socket_lane
+from tests.kit.gateway.api_answers import FIRST_TIMING, TIMING, RecordingWire, ids
+from tests.kit.gateway.scripted_router import ScriptedRouter
+from tests.kit.lanes import socket_lane
 
 from kvasir.clock import MonotonicClock
 from kvasir.core.errors import UpstreamError
@@ -19,11 +20,10 @@ from kvasir.native import IS_NATIVE, Fan, Lane
 from kvasir.telemetry.histogram import Histogram
 from kvasir.telemetry.metrics import Metrics
 from kvasir.wire.codec import encode_to_router
-from kvasir_platform.gateway.answer import AnswerHead, Prompt
-from kvasir_platform.gateway.generation import Generation
-from kvasir_platform.gateway.http import Exchange, HttpRequest
-from kvasir_platform.gateway.sse import ChatShape, CompletionShape, StreamedAnswer
-from kvasir_platform.sim.scripted_router import ScriptedRouter
+from kvasir_platform.gateway.http.exchange import Exchange, HttpRequest
+from kvasir_platform.gateway.openai.answer import AnswerHead, Prompt
+from kvasir_platform.gateway.openai.streamed_answer import ChatShape, CompletionShape, StreamedAnswer
+from kvasir_platform.gateway.serving.generation import Generation
 
 pytestmark = pytest.mark.skipif(not IS_NATIVE, reason="the twin opens no lane")
 

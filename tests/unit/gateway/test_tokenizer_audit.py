@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from kvasir.config.model_files import resolve_model
-from kvasir_platform.gateway.fast_tokenizer import Reference, file_digest
-from kvasir_platform.gateway.tokenizer_audit import INTERVAL_S, Sample, TokenizerAudit, check_apart
+from kvasir.config.load.model_files import resolve_model
+from kvasir_platform.gateway.prompt.fast_tokenizer import Reference, file_digest
+from kvasir_platform.gateway.prompt.tokenizer_audit import INTERVAL_S, Sample, TokenizerAudit, check_apart
 
 TINY = resolve_model("kvasir-tiny") / "tokenizer.json"
 

@@ -11,17 +11,17 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.helpers.encoders import CHAT, TINY, Liar, ids_of, save
-from tests.helpers.tokenizer_families import EACH_FAMILY, FAMILIES, RELAXED, TEXTS, digits, llama3
+from tests.kit.gateway.encoders import CHAT, TINY, Liar, ids_of, save
+from tests.kit.gateway.tokenizer_families import EACH_FAMILY, FAMILIES, RELAXED, TEXTS, digits, llama3
 from tokenizers import Tokenizer
 
-from kvasir.config.spec_tokenizer import TokenizerSpec
+from kvasir.config.spec.tokenizer import TokenizerSpec
 from kvasir.core.errors import CapacityError, ConfigError
 from kvasir.telemetry.tokenizer_series import TokenizerSeries, TokenizerSizes
-from kvasir_platform.gateway import fast_tokenizer
-from kvasir_platform.gateway.fast_tokenizer import Fast, ProvenEncoder, Reference, load_encoder
-from kvasir_platform.gateway.prefix_tokens import PrefixTokens
-from kvasir_platform.gateway.tokenization import Encoding, ModelTokenizer, TokenizerPool
+from kvasir_platform.gateway.prompt import fast_tokenizer
+from kvasir_platform.gateway.prompt.fast_tokenizer import Fast, ProvenEncoder, Reference, load_encoder
+from kvasir_platform.gateway.prompt.prefix_tokens import PrefixTokens
+from kvasir_platform.gateway.prompt.tokenization import Encoding, ModelTokenizer, TokenizerPool
 
 PROVABLE = [make for make in FAMILIES if make.__name__ not in ("mistral", "t5", "bert", "stripping")]
 

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.helpers.encoders import CHAT, TINY, Liar, ids_of, save
-from tests.helpers.tokenizer_families import EACH_FAMILY, RELAXED, TEXTS
+from tests.kit.gateway.encoders import CHAT, TINY, Liar, ids_of, save
+from tests.kit.gateway.tokenizer_families import EACH_FAMILY, RELAXED, TEXTS
 from tokenizers import Tokenizer
 
-from kvasir_platform.gateway.fast_tokenizer import ProvenEncoder, Reference, load_encoder
-from kvasir_platform.gateway.prefix_tokens import PrefixTokens, cut_marker
-from kvasir_platform.gateway.tokenization import ModelTokenizer
+from kvasir_platform.gateway.prompt.fast_tokenizer import ProvenEncoder, Reference, load_encoder
+from kvasir_platform.gateway.prompt.prefix_tokens import PrefixTokens, cut_marker
+from kvasir_platform.gateway.prompt.tokenization import ModelTokenizer
 
 
 @pytest.fixture
@@ -28,8 +28,8 @@ def tiny() -> Reference:
 def test_texts_cut_at_the_marker_get_the_ids_of_the_whole(
     make: Callable[[], Tokenizer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kvasir_platform.gateway.prefix_tokens.MIN_CHARS", 1)
-    monkeypatch.setattr("kvasir_platform.gateway.tokenization.MIN_CHARS", 1)
+    monkeypatch.setattr("kvasir_platform.gateway.prompt.prefix_tokens.MIN_CHARS", 1)
+    monkeypatch.setattr("kvasir_platform.gateway.prompt.tokenization.MIN_CHARS", 1)
     path = save(tmp_path, make)
     marker = cut_marker(path.read_bytes(), CHAT)
     if make.__name__ in ("mistral", "stripping"):

@@ -9,7 +9,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from kvasir.telemetry.spans import SpanRecorder, TraceContext
-from kvasir_platform.gateway.tracing import trace_header, trace_of, trace_state
+from kvasir_platform.gateway.serving.tracing import trace_header, trace_of, trace_state
 
 PARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.helpers.lanes import socket_lane
+from tests.kit.lanes import socket_lane
 
 from kvasir.core.kv import KvBatch
 from kvasir.core.messages import CodedStep, WorkerFrame

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from tests.helpers.embedding_worker import embedding_worker
+from tests.kit.gateway.embedding_worker import embedding_worker
 
 from kvasir.core.errors import CapacityError, RequestError
 from kvasir.core.requests import (

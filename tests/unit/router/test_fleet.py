@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from kvasir.config.spec import HealthSpec
+from kvasir.config.spec.deployment import HealthSpec
 from kvasir.core.identity import Hardware, WorkerIdentity
 from kvasir.core.requests import EngineLoad, Request, Role, Sampling, SloClass, Timings, Usage, token_ids
 from kvasir.ports.routing import Candidates, Plan, RequestView, Target

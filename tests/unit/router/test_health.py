@@ -8,7 +8,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 
-from kvasir.config.spec import HealthSpec
+from kvasir.config.spec.deployment import HealthSpec
 from kvasir.ports.router import HEALTH_STATES, HealthView
 from kvasir_router.health import BLIP_S, BREAK_S, NOBODY, OVERLOADED, Health
 from kvasir_router.standing import Standing

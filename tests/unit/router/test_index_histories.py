@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from random import Random
 
 import pytest
-from tests.helpers.cores import over_cores
+from tests.kit.cores import over_cores
 
 from kvasir.core.identity import KvLayout, WorkerIdentity
 from kvasir.core.kv import KvBatch, KvChange, KvSnapshotPart, KvState, Medium

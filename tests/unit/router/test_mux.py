@@ -10,7 +10,7 @@ from random import Random
 
 import pytest
 
-from kvasir.config.spec import (
+from kvasir.config.spec.deployment import (
     Deployment,
     EngineSpec,
     FurtherModelSpec,
@@ -25,9 +25,9 @@ from kvasir.core.requests import Request, Role, Sampling, Task, token_ids
 from kvasir.ports.clock import Clock
 from kvasir.ports.engine import Engine
 from kvasir_platform.sim.client import Stream
-from kvasir_platform.sim.discovery import FeedDiscovery
-from kvasir_platform.sim.memory_transport import MemoryNetwork
-from kvasir_platform.sim.virtual_loop import VirtualClock, run_virtual
+from kvasir_platform.sim.core.virtual_loop import VirtualClock, run_virtual
+from kvasir_platform.sim.net.discovery import FeedDiscovery
+from kvasir_platform.sim.net.transport import MemoryNetwork
 from kvasir_router.build import EdgeFacts, make_routers
 from kvasir_router.mux import RouterMux
 from kvasir_workers.engines.sim.embedding import SimEmbeddingEngine, simulated_embedding

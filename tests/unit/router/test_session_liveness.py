@@ -17,9 +17,9 @@ from kvasir.core.membership import Endpoint
 from kvasir.core.messages import Draining, Hello, RouterFrame, SetDraining, Welcome, WorkerFrame
 from kvasir.core.requests import EngineLoad, StepBatch
 from kvasir.ports.session import ConnectionLost
-from kvasir_platform.sim.discovery import FeedDiscovery
+from kvasir_platform.sim.core.virtual_loop import VirtualClock, run_virtual
+from kvasir_platform.sim.net.discovery import FeedDiscovery
 from kvasir_platform.sim.stories import small_deployment
-from kvasir_platform.sim.virtual_loop import VirtualClock, run_virtual
 from kvasir_router.build import make_router
 from kvasir_router.session import (
     SessionEvent,

@@ -11,7 +11,7 @@ import pytest
 from kvasir.core.errors import ProtocolError
 from kvasir.core.kv import KvSnapshotPart
 from kvasir.ports.session import ConnectionLost
-from kvasir_platform.sim.virtual_loop import VirtualClock, run_virtual
+from kvasir_platform.sim.core.virtual_loop import VirtualClock, run_virtual
 from kvasir_router.index import FetchSnapshot
 from kvasir_router.machine_events import SnapshotEnded, SnapshotEvent, SnapshotPart
 from kvasir_router.snapshots import MAX_AT_ONCE, Snapshots

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import pytest
-from tests.helpers.lanes import socket_lane
+from tests.kit.lanes import socket_lane
 
 from kvasir.core.kv import KvBatch
 from kvasir.core.messages import CodedStep, WorkerFrame

@@ -15,10 +15,10 @@ from typing import Any, cast
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from tests.kit.engines.recorder import DeltaRecorder
 
 from kvasir.core.requests import EngineRequest, FinishReason, KvHandoff, Leg, Sampling, StepBatch, token_ids
 from kvasir.native import PrefixTree, Shadow, chain_hashes, root_hash
-from kvasir_platform.sim.recorder import DeltaRecorder
 from kvasir_workers.engines.sim.blocks import hash_prompt
 from kvasir_workers.engines.sim.blocks import root_hash as engine_root
 from kvasir_workers.engines.sim.model import Context, SimModel

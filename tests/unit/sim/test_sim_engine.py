@@ -8,8 +8,9 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 
 import pytest
+from tests.kit.engines.bench import EngineBench, FreshPrompts, start_bench
 
-from kvasir.config.spec import (
+from kvasir.config.spec.deployment import (
     Deployment,
     EngineSpec,
     ModelSpec,
@@ -30,8 +31,7 @@ from kvasir.core.requests import (
     Timings,
     token_ids,
 )
-from kvasir_platform.sim.bench import EngineBench, FreshPrompts, start_bench
-from kvasir_platform.sim.virtual_loop import VirtualClock, run_virtual
+from kvasir_platform.sim.core.virtual_loop import VirtualClock, run_virtual
 from kvasir_workers.engines.sim.engine import SimEngine
 from kvasir_workers.engines.sim.fabric import SimFabric, Ticket
 

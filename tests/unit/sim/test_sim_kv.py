@@ -9,14 +9,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
+from tests.kit.engines.bench import EngineBench, FreshPrompts, start_bench
+from tests.kit.engines.recorder import Recorded
 
-from kvasir.config.spec import Deployment, EngineSpec, LoraSpec, ModelSpec, PoolSpec, SimSpec
+from kvasir.config.spec.deployment import Deployment, EngineSpec, LoraSpec, ModelSpec, PoolSpec, SimSpec
 from kvasir.core.kv import KvBatch
 from kvasir.core.requests import EngineRequest, Leg, Role, StepBatch, Usage, token_ids
 from kvasir.native import PrefixTree, chain_hashes, root_hash
-from kvasir_platform.sim.bench import EngineBench, FreshPrompts, start_bench
-from kvasir_platform.sim.recorder import Recorded
-from kvasir_platform.sim.virtual_loop import VirtualClock, run_virtual
+from kvasir_platform.sim.core.virtual_loop import VirtualClock, run_virtual
 from kvasir_workers.engines.sim.engine import SimEngine
 from kvasir_workers.engines.sim.fabric import SimFabric
 

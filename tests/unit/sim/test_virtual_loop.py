@@ -10,7 +10,7 @@ import time
 import pytest
 
 from kvasir.clock import MonotonicClock
-from kvasir_platform.sim.virtual_loop import VirtualClock, VirtualDeadlock, run_virtual
+from kvasir_platform.sim.core.virtual_loop import VirtualClock, VirtualDeadlock, run_virtual
 
 
 def test_an_hour_of_sleeping_takes_milliseconds() -> None:

@@ -9,15 +9,15 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from tests.helpers.tier_blocks import block
+from tests.kit.engines.tier_blocks import block
 
-from kvasir.config.spec_tiers import DiskTierSpec
+from kvasir.config.spec.tiers import DiskTierSpec
 from kvasir.core.identity import KvLayout
 from kvasir.ports.tier import Block, Change, Read, Write
 from kvasir_workers.tiers.blob import HEADER_BYTES, fingerprint
+from kvasir_workers.tiers.blobs.disk import DiskTier
+from kvasir_workers.tiers.blobs.disk_folder import BlobFolder
 from kvasir_workers.tiers.breaker import BreakerLimits
-from kvasir_workers.tiers.disk import DiskTier
-from kvasir_workers.tiers.disk_folder import BlobFolder
 
 SIZE = 4096
 FOOTPRINT = 8192

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from kvasir.config.spec_tiers import RedisTierSpec
-from kvasir_workers.tiers.redis_link import Line, LinkError, RedisLink, Refusal, command, set_command
+from kvasir.config.spec.tiers import RedisTierSpec
+from kvasir_workers.tiers.blobs.redis_link import Line, LinkError, RedisLink, Refusal, command, set_command
 
 
 @dataclass

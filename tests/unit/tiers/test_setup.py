@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from kvasir.config.spec_tiers import CpuTierSpec, TiersSpec
+from kvasir.config.spec.tiers import CpuTierSpec, TiersSpec
 from kvasir.core.errors import ConfigError
 from kvasir.core.identity import KvLayout
 from kvasir_workers.tiers.setup import mark_of, open_store, shared_tier

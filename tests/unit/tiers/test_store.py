@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import pytest
-from tests.helpers.kept_tier import SIZE, KeptTier, content
+from tests.kit.engines.kept_tier import SIZE, KeptTier, content
 
 from kvasir.core.kv import KvChange, Medium, TierLoad
 from kvasir.native._twin import records

@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from tests.helpers.pull_bench import BLOCK_BYTES, REGION, Bench, reasons
+from tests.kit.engines.pull_bench import BLOCK_BYTES, REGION, Bench, reasons
 
 from kvasir.ports.transfer import KvRegion, Part
 from kvasir_workers.transfer.nixl.agent import XferState, senders_answer

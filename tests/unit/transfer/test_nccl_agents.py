@@ -15,6 +15,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from tests.kit.engines.transfer_peers import LAYERS, LocalPeer  # noqa: E402
+
 from kvasir.core.errors import TransferError  # noqa: E402 - after the skip
 from kvasir.core.identity import HEAD_MAJOR, KvLayout  # noqa: E402
 from kvasir.ports.transfer import (  # noqa: E402
@@ -26,7 +28,6 @@ from kvasir.ports.transfer import (  # noqa: E402
     PullFailed,
     TransferEvent,
 )
-from kvasir_platform.sim.transfer_peers import LAYERS, LocalPeer  # noqa: E402
 from kvasir_workers.transfer.nccl import receiving, serving  # noqa: E402
 from kvasir_workers.transfer.nccl.adapter import NcclTransfer  # noqa: E402
 from kvasir_workers.transfer.nccl.control import Control, Waker  # noqa: E402

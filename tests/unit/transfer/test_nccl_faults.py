@@ -12,8 +12,9 @@ import pytest
 
 pytest.importorskip("torch")
 
+from tests.kit.engines.transfer_peers import BLOCKS, ProcessPeer
+
 from kvasir.ports.transfer import Pulled, PullFailed, TransferEvent
-from kvasir_platform.sim.transfer_peers import BLOCKS, ProcessPeer
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 

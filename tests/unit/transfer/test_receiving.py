@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from tests.helpers.pull_bench import BLOCK_BYTES, HALVES, REGION, Bench, reasons, sums_of
+from tests.kit.engines.pull_bench import BLOCK_BYTES, HALVES, REGION, Bench, reasons, sums_of
 
 from kvasir.core.errors import TransferError
 from kvasir.ports.transfer import KvRegion, Part, Pulled, PullFailed

@@ -8,7 +8,8 @@ from typing import Any, Literal
 
 import pytest
 
-from kvasir.config.spec import (
+from kvasir.config.load.support import Platform, refusals
+from kvasir.config.spec.deployment import (
     Deployment,
     EngineSpec,
     LoraSpec,
@@ -17,10 +18,9 @@ from kvasir.config.spec import (
     SpeculativeSpec,
     TransferSpec,
 )
-from kvasir.config.spec_tiers import CpuTierSpec, RedisTierSpec, TiersSpec
-from kvasir.config.support import Platform, refusals
+from kvasir.config.spec.tiers import CpuTierSpec, RedisTierSpec, TiersSpec
 from kvasir.core.requests import Role
-from kvasir_workers.engines.vllm.arguments import (
+from kvasir_workers.engines.vllm.setup.arguments import (
     CORE_GRAMMARS,
     EVENT_BACKLOG,
     EventEndpoints,

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from kvasir.clock import MonotonicClock
-from kvasir.config.spec import Deployment
+from kvasir.config.spec.deployment import Deployment
 from kvasir.core.errors import CapacityError, ConfigError
-from kvasir_workers.engines.vllm.cache_record import CacheRecord
+from kvasir_workers.engines.vllm.events.cache_record import CacheRecord
 
 
 def record() -> CacheRecord:

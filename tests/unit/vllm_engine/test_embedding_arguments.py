@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kvasir.config.loader import loads
+from kvasir.config.load.loader import loads
 from kvasir_workers.engines.vllm.embedding import embedding_arguments
 
 SPEC = """

@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from kvasir_workers.engines.vllm.event_order import EventOrder
+from kvasir_workers.engines.vllm.events.event_order import EventOrder
 
 
 class Bench:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kvasir.core.identity import Hardware
-from kvasir_workers.engines.vllm.hardware import cpu_name, hardware_of
+from kvasir_workers.engines.vllm.setup.hardware import cpu_name, hardware_of
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field
 
-from kvasir_platform.sim.virtual_loop import VirtualClock, run_virtual
-from kvasir_workers.engines.vllm.kv_recovery import RecoveryPolicy, make_exact
+from kvasir_platform.sim.core.virtual_loop import VirtualClock, run_virtual
+from kvasir_workers.engines.vllm.events.kv_recovery import RecoveryPolicy, make_exact
 
 POLICY = RecoveryPolicy(patience_s=5.0, max_patience_s=12.0, poll_s=0.25, hold_s=2.0, publish_s=2.0)
 

@@ -14,15 +14,15 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from kvasir.config.spec import Deployment, EngineSpec, PoolSpec
-from kvasir.config.spec_tiers import CpuTierSpec, TiersSpec
-from kvasir.config.support import refusals
+from kvasir.config.load.support import refusals
+from kvasir.config.spec.deployment import Deployment, EngineSpec, PoolSpec
+from kvasir.config.spec.tiers import CpuTierSpec, TiersSpec
 from kvasir.core.requests import Role
 from kvasir_workers.engines.nodes import NodePlace, leading
-from kvasir_workers.engines.vllm import worker_extension
-from kvasir_workers.engines.vllm.arguments import engine_arguments, environment
 from kvasir_workers.engines.vllm.embedding import embedding_arguments
 from kvasir_workers.engines.vllm.follower import follower_arguments
+from kvasir_workers.engines.vllm.runtime import worker_extension
+from kvasir_workers.engines.vllm.setup.arguments import engine_arguments, environment
 
 FIRST = NodePlace(0, "10.0.0.1", "10.0.0.1", 4000)
 SECOND = replace(FIRST, rank=1, address="10.0.0.2")

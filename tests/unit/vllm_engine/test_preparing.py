@@ -19,7 +19,7 @@ from kvasir.core.requests import (
     Structured,
     token_ids,
 )
-from kvasir_workers.engines.vllm.preparing_queue import Busy
+from kvasir_workers.engines.vllm.output.preparing_queue import Busy
 
 pytestmark = pytest.mark.slow
 
@@ -57,9 +57,9 @@ def bench() -> Iterator[Bench]:
     pytest.importorskip("vllm")
     from vllm.tokenizers import get_tokenizer
 
-    from kvasir.config.model_files import resolve_model
-    from kvasir_workers.engines.vllm.parsing import Parsers
-    from kvasir_workers.engines.vllm.preparing import Preparer
+    from kvasir.config.load.model_files import resolve_model
+    from kvasir_workers.engines.vllm.output.parsing import Parsers
+    from kvasir_workers.engines.vllm.output.preparing import Preparer
 
     tokenizer = get_tokenizer(str(resolve_model("kvasir-tiny")))
     parsers = Parsers(tokenizer, None, tool_parser="hermes", reasoning_parser="qwen3")
@@ -121,7 +121,7 @@ async def test_a_continued_leg_is_always_made_outside_the_loop(bench: Bench) -> 
 
 
 async def test_what_takes_too_long_is_given_up(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    from kvasir_workers.engines.vllm import preparing
+    from kvasir_workers.engines.vllm.output import preparing
 
     monkeypatch.setattr(preparing, "TIME_LIMIT_S", 0.01)
     bench.rules.gate.clear()
@@ -136,7 +136,7 @@ async def test_what_takes_too_long_is_given_up(bench: Bench, monkeypatch: pytest
 
 def test_only_so_much_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("vllm")
-    from kvasir_workers.engines.vllm import preparing
+    from kvasir_workers.engines.vllm.output import preparing
 
     monkeypatch.setattr(preparing, "_KEPT", 3)
     monkeypatch.setattr(preparing, "_KEPT_BYTES", 100)

@@ -17,8 +17,8 @@ from kvasir.core.requests import (
     Structured,
     token_ids,
 )
-from kvasir_workers.engines.vllm.preparing_queue import Busy, Preparing
-from kvasir_workers.engines.vllm.stream import Stream
+from kvasir_workers.engines.vllm.output.preparing_queue import Busy, Preparing
+from kvasir_workers.engines.vllm.output.stream import Stream
 
 
 @dataclass

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from kvasir.config.model_files import resolve_model
+from kvasir.config.load.model_files import resolve_model
 from kvasir.core.errors import ConfigError
-from kvasir_workers.engines.vllm.quantize import is_linear, quantize_channels, quantized_folder
+from kvasir_workers.engines.vllm.setup.quantize import is_linear, quantize_channels, quantized_folder
 
 torch = pytest.importorskip("torch")
 

@@ -18,7 +18,7 @@ from kvasir.core.requests import (
     Structured,
     token_ids,
 )
-from kvasir_workers.engines.vllm.refusals import invalid
+from kvasir_workers.engines.vllm.setup.refusals import invalid
 
 HANDOFF = KvHandoff("l", 1, 1.0, 1, b"")
 GREEDY = Sampling(temperature=0.0, max_tokens=8)

@@ -43,7 +43,7 @@ def test_a_warm_up_leaves_tiers_alone_and_says_nothing_of_them_where_there_is_no
 ) -> None:
     """vLLM warns of every request with words for a connector that it has not."""
     pytest.importorskip("vllm")
-    from kvasir_workers.engines.vllm import runtime
+    from kvasir_workers.engines.vllm.runtime import engine_runtime as runtime
 
     engine: Any = Engine(connector)
     asyncio.run(runtime.run_on_each_rank(engine, 2, [1], 1, "warm-up"))
@@ -67,7 +67,7 @@ WANTED = Sampling(
 
 def params_of(leg: Leg, prepared: Any = None, **changes: Any) -> Any:
     pytest.importorskip("vllm")
-    from kvasir_workers.engines.vllm import runtime
+    from kvasir_workers.engines.vllm.runtime import engine_runtime as runtime
 
     request = EngineRequest(
         "r", token_ids([1, 2, 3]), replace(WANTED, temperature=1.0, **changes), leg=leg, parsing=Parsing()
@@ -95,7 +95,7 @@ def test_what_was_prepared_has_the_last_word() -> None:
     pytest.importorskip("vllm")
     from vllm.sampling_params import StructuredOutputsParams
 
-    from kvasir_workers.engines.vllm.preparing import Prepared
+    from kvasir_workers.engines.vllm.output.preparing import Prepared
 
     rule = StructuredOutputsParams(regex="b")
     prepared = Prepared(structured=rule, skip_special_tokens=False, reasoning_ended=True)

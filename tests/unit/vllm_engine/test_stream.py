@@ -20,7 +20,7 @@ from kvasir.core.requests import (
     token_ids,
 )
 from kvasir_workers.engines.parts import Parts
-from kvasir_workers.engines.vllm.stream import Stream, handoff_of, pull_of
+from kvasir_workers.engines.vllm.output.stream import Stream, handoff_of, pull_of
 
 
 @dataclass

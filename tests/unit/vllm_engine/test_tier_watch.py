@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 from kvasir.core.kv import Medium, TierLoad
 from kvasir.core.requests import EngineLoad
-from kvasir_platform.sim.virtual_loop import VirtualClock, run_virtual
-from kvasir_workers.engines.vllm.tier_watch import LONGEST_S, watch_tiers
+from kvasir_platform.sim.core.virtual_loop import VirtualClock, run_virtual
+from kvasir_workers.engines.vllm.events.tier_watch import LONGEST_S, watch_tiers
 
 
 @dataclass

@@ -14,7 +14,7 @@ from kvasir.core.messages import Abort, CodedStep, RouterFrame, RouterMessage, W
 from kvasir.core.requests import StepBatch
 from kvasir.ports.session import ConnectionLost
 from kvasir.wire.pump import Pump
-from kvasir_platform.sim.virtual_loop import VirtualClock, run_virtual
+from kvasir_platform.sim.core.virtual_loop import VirtualClock, run_virtual
 
 LIMITS = LinkLimits(ack_every=3, ack_delay_s=1.0)
 

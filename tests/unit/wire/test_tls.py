@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives.serialization import BestAvailableEncryption
 
 from kvasir.core.errors import ConfigError
 from kvasir.wire.tls import MAX_FILE_BYTES, TlsFiles, TlsNames, TlsPaths
-from kvasir_platform.control.certificates import Authority
+from kvasir_platform.cluster.certificates import Authority
 
 NOW = 1_800_000_000.0
 NAMES = TlsNames("kvasir.local", "shop")

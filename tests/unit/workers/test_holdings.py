@@ -16,8 +16,8 @@ from kvasir.core.errors import CapacityError
 from kvasir.core.kv import KvBatch, KvChange, KvSnapshotPart, Medium
 from kvasir.core.requests import token_ids
 from kvasir.native import PrefixTree, chain_hashes, root_hash
-from kvasir_platform.sim.virtual_loop import run_virtual
-from kvasir_workers.holdings import INCOMPLETE, Holdings
+from kvasir_platform.sim.core.virtual_loop import run_virtual
+from kvasir_workers.server.holdings import INCOMPLETE, Holdings
 
 BLOCK = 4
 EPOCH = 7

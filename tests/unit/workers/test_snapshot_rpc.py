@@ -17,8 +17,8 @@ from kvasir.native import root_hash
 from kvasir.ports.engine import KvSource
 from kvasir.ports.session import WorkerConnection
 from kvasir.wire.codec import SERVICE, decode_snapshot_part, encode_snapshot_request
-from kvasir_workers.holdings import Holdings
 from kvasir_workers.server.grpc_server import GrpcServer, GrpcServerLimits
+from kvasir_workers.server.holdings import Holdings
 from kvasir_workers.server.kv_feed import KvFeed
 
 TOKEN = "secret"

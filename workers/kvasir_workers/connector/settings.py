@@ -12,7 +12,7 @@ class Settings(msgspec.Struct, frozen=True):
     lease, `timeout_s` every pull that makes no progress. `checksum_parts` sums are given for each block that
     is offered, 0 for none; `head_major` asks for KV whose heads lie outermost within a block, which ranks of
     another number can read; `overlap` offers prompts before they are computed. `tiers` are the fields of
-    kvasir.config.spec_tiers.TiersSpec, None without tiers; `model`, `revision` and `adapters` (folders by
+    kvasir.config.spec.tiers.TiersSpec, None without tiers; `model`, `revision` and `adapters` (folders by
     name) say whose KV it is."""
 
     transfer: str = ""

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from kvasir.config.spec_tiers import TiersSpec
+from kvasir.config.spec.tiers import TiersSpec
 from kvasir.native import chain_hashes, root_hash
 from kvasir.ports.tier import Block
 from kvasir_workers.connector import stats

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kvasir.config.spec_tiers import TiersSpec
+from kvasir.config.spec.tiers import TiersSpec
 from kvasir.core.identity import KvLayout
 from kvasir.ports.transfer import KvRegion
 from kvasir_workers.connector.settings import Settings

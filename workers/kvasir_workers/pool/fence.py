@@ -13,7 +13,7 @@ from typing import Any
 
 from ray.experimental.internal_kv import _internal_kv_get, _internal_kv_put
 
-from kvasir.config.spec import Deployment
+from kvasir.config.spec.deployment import Deployment
 from kvasir.core.identity import WorkerIdentity
 from kvasir.core.membership import NAMESPACE
 

@@ -18,7 +18,7 @@ import ray
 from ray.util import get_current_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from kvasir.config.spec import Deployment
+from kvasir.config.spec.deployment import Deployment
 from kvasir_workers.engines.nodes import NodePlace
 from kvasir_workers.pool.sigterm import on_sigterm
 

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from ray import serve
 from ray.serve.exceptions import RayServeException
 
-from kvasir.config.spec import Deployment
+from kvasir.config.spec.deployment import Deployment
 from kvasir.core.identity import WorkerIdentity
 from kvasir.core.membership import Endpoint, MemberRecord
 from kvasir.ports.clock import Clock

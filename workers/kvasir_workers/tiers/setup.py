@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from hashlib import blake2b
 from pathlib import Path
 
-from kvasir.config.spec_tiers import RedisTierSpec, TiersSpec
+from kvasir.config.spec.tiers import RedisTierSpec, TiersSpec
 from kvasir.core.errors import ConfigError
 from kvasir.core.identity import KvLayout
 from kvasir_workers.tiers.arena import Arena
@@ -45,12 +45,12 @@ def open_store(
     memory = HostMemory.create(slots, size)
     lower = []
     if spec.disk is not None:
-        from kvasir_workers.tiers.disk import DiskTier
+        from kvasir_workers.tiers.blobs.disk import DiskTier
 
         disk = DiskTier(spec.disk, mark, size, now=now)
         lower.append(Lower(disk, spec.disk.lookup_timeout_s, spec.disk.timeout_s, spec.write_back_bytes))
     if spec.redis is not None:
-        from kvasir_workers.tiers.redis_tier import RedisTier
+        from kvasir_workers.tiers.blobs.redis_tier import RedisTier
 
         remote = RedisTier(spec.redis, mark, size, now=now)
         lower.append(Lower(remote, spec.redis.lookup_timeout_s, spec.redis.timeout_s, spec.write_back_bytes))

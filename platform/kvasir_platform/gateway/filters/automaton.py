@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from enum import IntEnum
 from typing import NamedTuple
 
-from kvasir.config.patterns import Guard, PatternGraph, State
+from kvasir.config.checks.patterns import Guard, PatternGraph, State
 
 MAX_WEIGHT = 4_000_000
 """Of what is kept, in words of eight bytes, before all is forgotten and computed anew."""

@@ -6,16 +6,16 @@ import asyncio
 import random
 from collections.abc import Callable, Sequence
 
-from kvasir.config.spec_filters import OutputFiltersSpec
+from kvasir.config.spec.filters import OutputFiltersSpec
 from kvasir.core.errors import ConfigError
 from kvasir.ports.output_filter import OutputFilter, Part, Subject
 from kvasir.telemetry.metrics import Metrics
-from kvasir_platform.gateway.answer import Answer
-from kvasir_platform.gateway.calls import Call
 from kvasir_platform.gateway.filters.classifier import ClassifierFilter
 from kvasir_platform.gateway.filters.filtered_answer import FilteredAnswer, Timers, Watched, watched_by
 from kvasir_platform.gateway.filters.regex import RegexFilter
-from kvasir_platform.gateway.outbound import Resolve, system_resolve
+from kvasir_platform.gateway.http.outbound import Resolve, system_resolve
+from kvasir_platform.gateway.openai.answer import Answer
+from kvasir_platform.gateway.openai.calls import Call
 
 
 class OutputFilters:

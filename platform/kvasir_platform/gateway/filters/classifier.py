@@ -15,13 +15,13 @@ from dataclasses import dataclass
 
 import msgspec
 
-from kvasir.config.outbound import read_url
-from kvasir.config.spec_filters import ClassifierFilterSpec
+from kvasir.config.checks.outbound import read_url
+from kvasir.config.spec.filters import ClassifierFilterSpec
 from kvasir.ports.output_filter import Act, Rule, Subject
 from kvasir_platform.gateway.filters.http_post import Endpoint, Poster, PostError
 from kvasir_platform.gateway.filters.regex import Count
 from kvasir_platform.gateway.filters.scope import Scope
-from kvasir_platform.gateway.outbound import Resolve, client_context, system_resolve
+from kvasir_platform.gateway.http.outbound import Resolve, client_context, system_resolve
 
 _log = logging.getLogger(__name__)
 _FIRST_WAIT_S = 0.02

@@ -15,10 +15,10 @@ from kvasir.core.requests import Delta, Parsing, Usage
 from kvasir.ports.output_filter import OutputFilter, Part, Subject
 from kvasir.ports.router import Lane
 from kvasir.telemetry.histogram import Histogram
-from kvasir_platform.gateway.answer import Answer
-from kvasir_platform.gateway.calls import Call
 from kvasir_platform.gateway.filters.hold_back import HoldBack
-from kvasir_platform.gateway.http import Exchange
+from kvasir_platform.gateway.http.exchange import Exchange
+from kvasir_platform.gateway.openai.answer import Answer
+from kvasir_platform.gateway.openai.calls import Call
 
 
 class _Function(msgspec.Struct):

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import httptools
 
-from kvasir.config.outbound import OutboundRefused, Target
-from kvasir_platform.gateway.outbound import Open, Resolve, connect, system_resolve
+from kvasir.config.checks.outbound import OutboundRefused, Target
+from kvasir_platform.gateway.http.outbound import Open, Resolve, connect, system_resolve
 
 MAX_HEAD_BYTES = 16 << 10
 MAX_BODY_BYTES = 256 << 10

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from kvasir.config.patterns import graph_of
-from kvasir.config.spec_filters import RegexFilterSpec
+from kvasir.config.checks.patterns import graph_of
+from kvasir.config.spec.filters import RegexFilterSpec
 from kvasir.ports.output_filter import Act, Rule, Subject
 from kvasir_platform.gateway.filters.automaton import Automaton, Scan
 from kvasir_platform.gateway.filters.scope import Scope

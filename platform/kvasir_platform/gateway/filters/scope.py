@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvasir.config.spec_filters import FilterSpec
+from kvasir.config.spec.filters import FilterSpec
 from kvasir.ports.output_filter import Subject
 
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from kvasir.config.spec_tenants import PRIORITY_SPAN, TenantSpec
+from kvasir.config.spec.tenants import PRIORITY_SPAN, TenantSpec
 from kvasir.core.errors import CapacityError, KvasirError, RequestError
 from kvasir.ports.limits import Grant, Limit, Quota, RateLimits, Refusal
 from kvasir.telemetry.tenant_series import TenantUse
-from kvasir_platform.gateway.hints import SloClasses
-from kvasir_platform.gateway.models import no_such_model
+from kvasir_platform.gateway.catalog.models import no_such_model
+from kvasir_platform.gateway.catalog.slo_classes import SloClasses
 from kvasir_platform.gateway.tenants.limit_headers import limit_headers
 from kvasir_platform.gateway.tenants.salts import Open, Scope
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 
-from kvasir.config.spec import Deployment, SloSpec
-from kvasir.config.spec_redis import LimitsRedisSpec
-from kvasir.config.spec_tenants import DEFAULT_TENANT
+from kvasir.config.spec.deployment import Deployment, SloSpec
+from kvasir.config.spec.redis import LimitsRedisSpec
+from kvasir.config.spec.tenants import DEFAULT_TENANT
 from kvasir.ports.clock import Clock, Rng
 from kvasir.ports.limits import RateLimits, SharedLimits
 from kvasir.telemetry.tenant_series import LimitsState, TenantFigures
-from kvasir_platform.gateway.hints import SloClasses
+from kvasir_platform.gateway.catalog.slo_classes import SloClasses
 from kvasir_platform.gateway.tenants.caller import Caller
 from kvasir_platform.gateway.tenants.key_ring import KeyRing
 from kvasir_platform.gateway.tenants.keys import read_sources

@@ -15,8 +15,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
 
-from kvasir.config.spec_edge import GatewaySpec
-from kvasir.config.spec_tenants import DEFAULT_TENANT
+from kvasir.config.spec.edge import GatewaySpec
+from kvasir.config.spec.tenants import DEFAULT_TENANT
 from kvasir.core.errors import ConfigError
 
 PREFIX = "sk-kvasir-"

@@ -24,7 +24,7 @@ from redis.backoff import NoBackoff
 from redis.credentials import CredentialProvider
 from redis.retry import Retry
 
-from kvasir.config.spec_redis import LimitsRedisSpec
+from kvasir.config.spec.redis import LimitsRedisSpec
 from kvasir.ports.clock import Clock
 from kvasir.ports.limits import Grant, Levels, Quota, Refusal
 from kvasir_platform.gateway.tenants.limit_scripts import BEAT, SETTLE, TAKE

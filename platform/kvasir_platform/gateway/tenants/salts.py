@@ -23,7 +23,7 @@ import os
 import secrets
 from pathlib import Path
 
-from kvasir.config.spec import Deployment
+from kvasir.config.spec.deployment import Deployment
 from kvasir.core.errors import ConfigError
 
 _log = logging.getLogger(__name__)

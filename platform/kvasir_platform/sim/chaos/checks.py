@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from kvasir.config.spec import Deployment
+from kvasir.config.spec.deployment import Deployment
 from kvasir.core.errors import UpstreamError
 from kvasir.core.kv import KvState
 from kvasir_platform.sim.chaos.workload import expected

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-from kvasir.config.spec import Deployment, EngineSpec, PoolSpec, SimSpec
+from kvasir.config.spec.deployment import Deployment, EngineSpec, PoolSpec, SimSpec
 from kvasir.core.requests import Role
 from kvasir_platform.sim.chaos.load import Load, ended, outcomes, quantile, ttfts
 from kvasir_platform.sim.chaos.run import play

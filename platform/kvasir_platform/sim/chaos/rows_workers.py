@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from random import Random
 
-from kvasir.config.spec import Deployment, EngineSpec, PoolSpec, SimSpec
+from kvasir.config.spec.deployment import Deployment, EngineSpec, PoolSpec, SimSpec
 from kvasir.core.kv import KvState
 from kvasir.core.requests import Role, Sampling
 from kvasir.ports.router import WorkerView
@@ -19,8 +19,8 @@ from kvasir_platform.sim.chaos.checks import broken_streams
 from kvasir_platform.sim.chaos.load import Gaps, Load, ended, outcomes, quantile
 from kvasir_platform.sim.client import Stream
 from kvasir_platform.sim.cluster import Cluster
+from kvasir_platform.sim.core.virtual_loop import VirtualClock
 from kvasir_platform.sim.stories import simulate
-from kvasir_platform.sim.virtual_loop import VirtualClock
 
 _POLL_S = 0.005
 NOBODY: frozenset[str] = frozenset()

@@ -7,7 +7,7 @@ import traceback
 from dataclasses import dataclass
 from random import Random
 
-from kvasir.config.spec import Deployment, EngineSpec, PoolSpec, SimSpec
+from kvasir.config.spec.deployment import Deployment, EngineSpec, PoolSpec, SimSpec
 from kvasir.core.errors import KvasirError
 from kvasir.core.requests import Delta, Role
 from kvasir.ports.clock import Rng
@@ -19,7 +19,7 @@ from kvasir_platform.sim.chaos.trace import Trace
 from kvasir_platform.sim.chaos.workload import Ask, draw_asks
 from kvasir_platform.sim.client import Stream
 from kvasir_platform.sim.cluster import Cluster
-from kvasir_platform.sim.virtual_loop import VirtualClock, VirtualDeadlock, run_virtual
+from kvasir_platform.sim.core.virtual_loop import VirtualClock, VirtualDeadlock, run_virtual
 
 _ROLES = {"prefill": Role.PREFILL, "decode": Role.DECODE, "both": Role.BOTH}
 _BLOCK = 16

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from random import Random
 
-from kvasir.config.spec import Deployment
+from kvasir.config.spec.deployment import Deployment
 from kvasir.core.requests import FinishReason, Request, Sampling
 from kvasir.ports.clock import Rng
 from kvasir_platform.sim.chaos.schedule import Schedule

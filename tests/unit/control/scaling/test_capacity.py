@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from kvasir.core.demand import Traffic, WorkerFigures
 from kvasir.core.requests import Role
-from kvasir_platform.control.scaling.capacity import Promise, Rates, capacity, seats
-from kvasir_platform.control.scaling.demand import Interval, Mix
+from kvasir_platform.planner.capacity import Promise, Rates, capacity, seats
+from kvasir_platform.planner.demand import Interval, Mix
 
 RATES = Rates(0.1, 0.001, 0.01, 0.001, kv_tokens=1_000_000.0, used_per_stream=0.0)
 PROMISE = Promise(ttft_s=5.0, itl_s=0.1)

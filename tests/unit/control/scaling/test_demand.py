@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from kvasir.core.demand import DemandReport, Traffic, WorkerFigures
 from kvasir.core.requests import Role
-from kvasir_platform.control.scaling.demand import FORGET_S, MIX_S, MOST_ROUTERS, Demand, Interval, Mix
+from kvasir_platform.planner.demand import FORGET_S, MIX_S, MOST_ROUTERS, Demand, Interval, Mix
 
 STALE_S = 15.0
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvasir_platform.control.scaling.forecast import (
+from kvasir_platform.planner.forecast import (
     DAY_S,
     Corrected,
     Daily,

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from kvasir.config.spec import Deployment, PoolScalingSpec, PoolSpec, ScalingSpec
-from kvasir.config.spec_models import ModelSpec
+from kvasir.config.spec.deployment import Deployment, PoolScalingSpec, PoolSpec, ScalingSpec
+from kvasir.config.spec.models import ModelSpec
 from kvasir.core.demand import DemandReport, PlannerWord, Traffic, WorkerFigures
 from kvasir.core.errors import ConfigError, UpstreamError
 from kvasir.core.requests import Role
 from kvasir.ports.scaler import Replica, ReplicaState
-from kvasir_platform.control.scaling.loop import ScalingLoop
-from kvasir_platform.control.scaling.starts import Starts
+from kvasir_platform.planner.loop import ScalingLoop
+from kvasir_platform.planner.starts import Starts
 
 STARTING, SERVING, LEAVING = ReplicaState
 STEP_S = 10.0

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from kvasir.core.demand import Traffic, WorkerFigures
 from kvasir.core.requests import Role
-from kvasir_platform.control.scaling.capacity import Promise
-from kvasir_platform.control.scaling.demand import Interval
-from kvasir_platform.control.scaling.forecast import Predictor, Steady, predictors
-from kvasir_platform.control.scaling.planner import Decision, ModelRules, Planner, PoolRules, PoolState
-from kvasir_platform.control.scaling.sizes import Bounds
+from kvasir_platform.planner.capacity import Promise
+from kvasir_platform.planner.demand import Interval
+from kvasir_platform.planner.forecast import Predictor, Steady, predictors
+from kvasir_platform.planner.planner import Decision, ModelRules, Planner, PoolRules, PoolState
+from kvasir_platform.planner.sizes import Bounds
 
 STEP_S = 10.0
 START_S = 60.0

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvasir_platform.control.scaling.rehearsal import MARGINS, Came, Choice, Ledger, Rehearsal
+from kvasir_platform.planner.backtest import MARGINS, Came, Choice, Ledger, Rehearsal
 
 STEP_S, START_S, SLACK_S = 15.0, 120.0, 10.0
 HOUR = int(3600 / STEP_S)

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvasir.core.requests import Role
-from kvasir_platform.control.scaling.capacity import Capacity
-from kvasir_platform.control.scaling.sizes import Bounds, Work, busy, needs, whole
+from kvasir_platform.planner.capacity import Capacity
+from kvasir_platform.planner.sizes import Bounds, Work, busy, needs, whole
 
 EACH = Capacity(prompt_tokens_s=100.0, output_tokens_s=10.0, streams=8, spare=0.5, by="itl")
 WORK = Work(prompt_tokens_s=250.0, output_tokens_s=5.0)

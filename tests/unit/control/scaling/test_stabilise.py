@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvasir_platform.control.scaling.stabilise import CALM, Regrets, Window
+from kvasir_platform.planner.stabilize import CALM, Regrets, Window
 
 OVER_S = 60.0
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from kvasir.core.demand import WorkerFigures
 from kvasir.core.requests import Role
 from kvasir.ports.scaler import Replica, ReplicaState
-from kvasir_platform.control.scaling.victims import Savings, Size, flips, victims
+from kvasir_platform.planner.victims import Savings, Size, flips, victims
 
 STARTING, SERVING, LEAVING = ReplicaState
 

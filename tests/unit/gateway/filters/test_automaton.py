@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from kvasir.config.patterns import MAX_REPEATED_STATES, PatternError, graph_of
+from kvasir.config.checks.patterns import MAX_REPEATED_STATES, PatternError, graph_of
 from kvasir_platform.gateway.filters import automaton as automata
 from kvasir_platform.gateway.filters.automaton import MAX_WEIGHT, Automaton, Scan
 

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.helpers.classifier_server import ClassifierServer, classifier_server, status
+from tests.kit.gateway.classifier_server import ClassifierServer, classifier_server, status
 
 from kvasir.clock import MonotonicClock
-from kvasir.config.spec_filters import ClassifierFilterSpec
+from kvasir.config.spec.filters import ClassifierFilterSpec
 from kvasir.ports.output_filter import Act, Part, Subject
 from kvasir_platform.gateway.filters.classifier import ClassifierFilter, ClassifierJudge
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry
-from tests.helpers.api_answers import (
+from tests.kit.gateway.api_answers import (
     FIRST_TIMING,
     Received,
     RecordingWire,
@@ -18,21 +18,21 @@ from tests.helpers.api_answers import (
     joined,
     received,
 )
-from tests.helpers.classifier_server import classifier_server
+from tests.kit.gateway.classifier_server import classifier_server
+from tests.kit.gateway.scripted_router import ScriptedRouter, ScriptedStream
 
 from kvasir.clock import MonotonicClock
-from kvasir.config.spec_filters import OutputFiltersSpec
+from kvasir.config.spec.filters import OutputFiltersSpec
 from kvasir.core.errors import UpstreamError
 from kvasir.core.requests import FinishReason, Parsing, Request, Sampling, ToolCallDelta
 from kvasir.telemetry.metrics import Metrics
-from kvasir_platform.gateway.answer import AnswerHead, Prompt
-from kvasir_platform.gateway.calls import Call as ApiCall
 from kvasir_platform.gateway.filters.build import output_filters
 from kvasir_platform.gateway.filters.filtered_answer import FilteredAnswer
-from kvasir_platform.gateway.generation import Generation
-from kvasir_platform.gateway.sse import ChatShape, StreamedAnswer
-from kvasir_platform.gateway.whole import WholeAnswer
-from kvasir_platform.sim.scripted_router import ScriptedRouter, ScriptedStream
+from kvasir_platform.gateway.openai.answer import AnswerHead, Prompt
+from kvasir_platform.gateway.openai.calls import Call as ApiCall
+from kvasir_platform.gateway.openai.streamed_answer import ChatShape, StreamedAnswer
+from kvasir_platform.gateway.openai.whole_answer import WholeAnswer
+from kvasir_platform.gateway.serving.generation import Generation
 
 PATIENCE_S = 30.0
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from kvasir.config.spec_filters import RegexFilterSpec
+from kvasir.config.spec.filters import RegexFilterSpec
 from kvasir.core.requests import Delta, FinishReason, PositionLogprobs, TokenLogprob, ToolCallDelta
 from kvasir.ports.output_filter import OutputFilter, Part, Subject
 from kvasir_platform.gateway.filters.hold_back import HoldBack

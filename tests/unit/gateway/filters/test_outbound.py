@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from kvasir.config.outbound import OutboundRefused, check_address, check_target, read_url
-from kvasir_platform.control.certificates import Authority
-from kvasir_platform.gateway.outbound import checked_addresses, client_context, connect
+from kvasir.config.checks.outbound import OutboundRefused, check_address, check_target, read_url
+from kvasir_platform.cluster.certificates import Authority
+from kvasir_platform.gateway.http.outbound import checked_addresses, client_context, connect
 
 SPELLINGS = (
     "http://127.0.0.1/",

@@ -12,14 +12,14 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry
 
-from kvasir.config.loader import load
-from kvasir.config.spec import Deployment
-from kvasir.config.spec_tenants import PRIORITY_SPAN
+from kvasir.config.load.loader import load
+from kvasir.config.spec.deployment import Deployment
+from kvasir.config.spec.tenants import PRIORITY_SPAN
 from kvasir.core.errors import KvasirError, RequestError
 from kvasir.telemetry.metrics import Metrics
 from kvasir.telemetry.reasons import http_status
 from kvasir.telemetry.tenant_series import LimitsState, TenantFigures, TenantUse
-from kvasir_platform.gateway.errors import error_body, error_headers
+from kvasir_platform.gateway.http.errors import error_body, error_headers
 from kvasir_platform.gateway.tenants.caller import Caller, Charge, LimitReached
 from kvasir_platform.gateway.tenants.callers import Callers, make_callers
 from kvasir_platform.gateway.tenants.salts import salt_secret

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from kvasir.config.spec_edge import GatewaySpec
+from kvasir.config.spec.edge import GatewaySpec
 from kvasir.core.errors import ConfigError, RequestError
 from kvasir_platform.gateway.tenants.key_ring import KeyRing
 from kvasir_platform.gateway.tenants.keys import KeyText, key_line, new_key, parse_keys, read_sources

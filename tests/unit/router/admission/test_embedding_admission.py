@@ -8,7 +8,7 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from tests.helpers.embedding_worker import embedding_worker
+from tests.kit.gateway.embedding_worker import embedding_worker
 
 from kvasir.core.errors import CapacityError
 from kvasir.core.requests import Delta, EngineLoad, FinishReason, Request, StepBatch, Task, token_ids

@@ -10,7 +10,7 @@ from typing import get_args
 import numpy as np
 import pytest
 
-from kvasir.config.spec import RoutingSpec
+from kvasir.config.spec.deployment import RoutingSpec
 from kvasir.ports.routing import Candidates, Plan, RequestView
 from kvasir_router.decide.eligible import Disaggregation
 from kvasir_router.decide.peers import PEERS

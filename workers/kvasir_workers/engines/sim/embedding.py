@@ -10,7 +10,7 @@ import math
 from array import array
 from collections.abc import Sequence
 
-from kvasir.config.spec import Deployment, PoolSpec
+from kvasir.config.spec.deployment import Deployment, PoolSpec
 from kvasir.core.golden import GoldenPrompt
 from kvasir.core.identity import NO_KV, WorkerIdentity
 from kvasir.core.requests import Delta, EngineLoad, EngineRequest, FinishReason, StepBatch, Timings, Usage

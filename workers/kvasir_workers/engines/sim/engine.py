@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import fields
 from functools import partial
 
-from kvasir.config.spec import Deployment, PoolSpec
+from kvasir.config.spec.deployment import Deployment, PoolSpec
 from kvasir.core.errors import ConfigError
 from kvasir.core.golden import GoldenPrompt
 from kvasir.core.identity import KvLayout, WorkerIdentity
@@ -21,7 +21,7 @@ from kvasir_workers.engines.sim.rank import SimRank
 from kvasir_workers.engines.sim.reporting import CacheReport
 from kvasir_workers.engines.sim.scheduler import Scheduler
 from kvasir_workers.engines.sim.state import Limits
-from kvasir_workers.holdings import Holdings
+from kvasir_workers.server.holdings import Holdings
 
 TRANSFER_NAME = "sim"
 _VERSION = "1"

@@ -12,7 +12,7 @@ from typing import Protocol
 
 import msgspec
 
-from kvasir.config.spec import SimSpec
+from kvasir.config.spec.deployment import SimSpec
 from kvasir.core.errors import TransferError
 from kvasir.core.requests import KvHandoff
 from kvasir.ports.clock import Clock

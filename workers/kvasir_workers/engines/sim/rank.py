@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from kvasir.config.spec import SimSpec
+from kvasir.config.spec.deployment import SimSpec
 from kvasir.core.errors import TransferError
 from kvasir.core.requests import Delta, EngineRequest
 from kvasir.ports.clock import Clock

@@ -6,7 +6,7 @@ import sys
 from array import array
 from collections.abc import Iterable
 
-from kvasir_workers.holdings import Holdings
+from kvasir_workers.server.holdings import Holdings
 
 _KEY_BYTES = 8
 

@@ -12,15 +12,15 @@ from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
-from kvasir.config.spec import Deployment, PoolSpec
+from kvasir.config.spec.deployment import Deployment, PoolSpec
 from kvasir.core.identity import WorkerIdentity
 from kvasir.core.requests import Delta, EngineRequest, FinishReason, Timings, Usage
 from kvasir.ports.engine import KvSource
 from kvasir_workers.engines.embedding import ended, refusal
 from kvasir_workers.engines.nodes import NodePlace
-from kvasir_workers.engines.vllm.arguments import engine_arguments
-from kvasir_workers.engines.vllm.identity import identity_of
 from kvasir_workers.engines.vllm.replica import VllmReplica
+from kvasir_workers.engines.vllm.setup.arguments import engine_arguments
+from kvasir_workers.engines.vllm.setup.identity import identity_of
 
 _WARM_UP_TOKENS = 256
 
@@ -83,7 +83,7 @@ class VllmEmbeddingEngine(VllmReplica[_Input]):
 
     @staticmethod
     def _import_runtime() -> ModuleType:
-        from kvasir_workers.engines.vllm import embedding_runtime  # only once its environment is set
+        from kvasir_workers.engines.vllm.runtime import embedding_runtime
 
         return embedding_runtime
 

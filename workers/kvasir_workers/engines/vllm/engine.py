@@ -13,20 +13,20 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from kvasir.config.spec import Deployment, PoolSpec
+from kvasir.config.spec.deployment import Deployment, PoolSpec
 from kvasir.core.identity import WorkerIdentity
 from kvasir.core.requests import Delta, EngineRequest
 from kvasir.ports.engine import KvSource
 from kvasir_workers.engines.nodes import NodePlace
-from kvasir_workers.engines.vllm.arguments import engine_arguments
-from kvasir_workers.engines.vllm.cache_record import CacheRecord
-from kvasir_workers.engines.vllm.identity import identity_of
-from kvasir_workers.engines.vllm.kv_recovery import CacheControl
-from kvasir_workers.engines.vllm.preparing_queue import Preparing
-from kvasir_workers.engines.vllm.refusals import invalid
+from kvasir_workers.engines.vllm.events.cache_record import CacheRecord
+from kvasir_workers.engines.vllm.events.kv_recovery import CacheControl
+from kvasir_workers.engines.vllm.events.tier_watch import watch_tiers
+from kvasir_workers.engines.vllm.output.preparing_queue import Preparing
+from kvasir_workers.engines.vllm.output.stream import Stream
 from kvasir_workers.engines.vllm.replica import VllmReplica
-from kvasir_workers.engines.vllm.stream import Stream
-from kvasir_workers.engines.vllm.tier_watch import watch_tiers
+from kvasir_workers.engines.vllm.setup.arguments import engine_arguments
+from kvasir_workers.engines.vllm.setup.identity import identity_of
+from kvasir_workers.engines.vllm.setup.refusals import invalid
 
 _WARM_UP_PROMPT_TOKENS = 256
 _WARM_UP_OUTPUT_TOKENS = 4
@@ -100,7 +100,7 @@ class VllmEngine(VllmReplica[Stream]):
 
     @staticmethod
     def _import_runtime() -> ModuleType:
-        from kvasir_workers.engines.vllm import runtime  # only once its environment is set
+        from kvasir_workers.engines.vllm.runtime import engine_runtime as runtime
 
         return runtime
 

@@ -12,14 +12,14 @@ import os
 from pathlib import Path
 from typing import Any
 
-from kvasir.config.spec import Deployment, PoolSpec
-from kvasir.config.support import refusals
+from kvasir.config.load.support import refusals
+from kvasir.config.spec.deployment import Deployment, PoolSpec
 from kvasir.core.errors import ConfigError
 from kvasir.core.requests import Role
 from kvasir_workers.engines.nodes import NodePlace
-from kvasir_workers.engines.vllm.arguments import engine_arguments, environment
 from kvasir_workers.engines.vllm.embedding import embedding_arguments
 from kvasir_workers.engines.vllm.replica import CACHE_FOLDER, served_weights
+from kvasir_workers.engines.vllm.setup.arguments import engine_arguments, environment
 
 
 def follower_arguments(
@@ -42,7 +42,7 @@ async def follow(
     they do not start."""
     cpus = len(os.sched_getaffinity(0))
     os.environ.update(environment(deployment, pool, cpus=cpus, platform="cpu", place=place))
-    from kvasir_workers.engines.vllm import follower_runtime  # only once its environment is set
+    from kvasir_workers.engines.vllm.runtime import follower_runtime
 
     platform = follower_runtime.platform()
     if reasons := refusals(deployment, platform=platform):

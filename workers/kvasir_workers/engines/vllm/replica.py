@@ -21,19 +21,19 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from kvasir.clock import MonotonicClock
-from kvasir.config.model_files import tokenizer_digest
-from kvasir.config.spec import Deployment, PoolSpec
-from kvasir.config.support import refusals
+from kvasir.config.load.model_files import tokenizer_digest
+from kvasir.config.load.support import refusals
+from kvasir.config.spec.deployment import Deployment, PoolSpec
 from kvasir.core.errors import ConfigError
 from kvasir.core.identity import WorkerIdentity
 from kvasir.core.requests import Delta, EngineLoad, EngineRequest, StepBatch
 from kvasir.ports.engine import StepSink
 from kvasir_workers.engines.nodes import NodePlace
-from kvasir_workers.engines.vllm.arguments import environment
-from kvasir_workers.engines.vllm.quantize import quantized_folder
+from kvasir_workers.engines.vllm.setup.arguments import environment
+from kvasir_workers.engines.vllm.setup.quantize import quantized_folder
 
 if TYPE_CHECKING:
-    from kvasir_workers.engines.vllm.load import LoadRecorder
+    from kvasir_workers.engines.vllm.setup.load import LoadRecorder
 
 
 class Entered(Protocol):

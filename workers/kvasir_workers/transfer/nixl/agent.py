@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kvasir.config.spec_base import is_loopback
+from kvasir.config.spec.base import is_loopback
 from kvasir.core.errors import TransferError
 
 PROGRESS_DELAY_US = 1_000

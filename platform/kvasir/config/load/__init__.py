@@ -1,0 +1,1 @@
+"""kvasir.config.load."""

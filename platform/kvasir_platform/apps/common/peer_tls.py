@@ -1,0 +1,108 @@
+"""Which certificate a process shows its peers, as the deployment spec and the process's role say.
+
+Plain text is spoken where the spec says `off`, and on loopback where it says `auto` and no certificate is
+named; it is never what is left when something is wrong.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Coroutine
+from functools import partial
+from pathlib import Path
+from typing import Any, NoReturn
+
+from kvasir.config.spec.deployment import Deployment, is_loopback
+from kvasir.core.errors import ConfigError
+from kvasir.ports.clock import Clock
+from kvasir.wire.tls import TlsFiles, TlsNames, TlsPaths
+from kvasir_platform.cluster.certificates import (
+    CA_FILE,
+    ROUTER_FILE,
+    CertificateFolder,
+    keep_fresh,
+    worker_file,
+)
+
+log = logging.getLogger(__name__)
+
+
+def tls_names(deployment: Deployment) -> TlsNames:
+    """What the deployment's certificates say."""
+    return TlsNames(deployment.tls.trust_domain, deployment.name)
+
+
+def router_files(deployment: Deployment) -> TlsFiles | None:
+    """A router's certificate; None where it speaks plain text. Raises ConfigError for certificates that are
+    not good, and where workers beyond this machine would be reached in plain text."""
+    hosts = [endpoint.rpartition(":")[0].partition("=")[2] for endpoint in deployment.discovery.endpoints]
+    hosts = hosts if deployment.discovery.kind == "static" else [deployment.worker.host]
+    names = tls_names(deployment)
+    return _files(deployment, hosts, ROUTER_FILE, uri=names.router, dns=names.router_dns)
+
+
+def worker_files(deployment: Deployment, pool: str) -> TlsFiles | None:
+    """A worker's certificate; None where it speaks plain text. Raises ConfigError for certificates that are
+    not good, and where plain text would be open to the network."""
+    names = tls_names(deployment)
+    hosts = [deployment.worker.host]
+    return _files(deployment, hosts, worker_file(pool), uri=names.worker(pool), dns=names.worker_dns(pool))
+
+
+def with_tls_dir(deployment: Deployment, folder: Path | None) -> Deployment:
+    """The deployment with its certificates in `folder`, whatever the spec names; unchanged for None."""
+    if folder is None:
+        return deployment
+    given = {"mode": "files", "directory": str(folder.absolute())}
+    files = {"ca_file": None, "cert_file": None, "key_file": None}
+    return deployment.model_copy(update={"tls": deployment.tls.model_copy(update=given | files)})
+
+
+def certified(
+    deployment: Deployment, folder: Path, clock: Clock
+) -> tuple[Deployment, Callable[[], Coroutine[Any, Any, NoReturn]] | None]:
+    """The deployment as all of its processes on one machine can be given it, and what renews certificates
+    while they run: made in `folder`, unless the deployment brings its own or wants none. Raises ConfigError
+    when they cannot be written, and for those of its own that are not good for each role."""
+    tls = deployment.tls
+    if tls.cert_file is not None:
+        raise ConfigError(
+            "tls.cert_file: one certificate cannot be the router's and the workers' too, and `kvasir up` "
+            "starts them all; name a tls.directory, or no files, and certificates are made"
+        )
+    if tls.directory is not None:
+        router_files(deployment)
+        for pool in deployment.pools:
+            worker_files(deployment, pool.name)
+    if tls.mode != "auto" or tls.named:
+        return deployment, None
+    pools = [pool.name for pool in deployment.pools]
+    names, life_s = tls_names(deployment), tls.rotate_h * 3600
+    made = CertificateFolder(folder, names, pools, life_s=life_s, wall_time=time.time)
+    due = made.renew()
+    return with_tls_dir(deployment, folder), partial(keep_fresh, made, due, clock=clock, wall_time=time.time)
+
+
+def _files(deployment: Deployment, hosts: list[str], file: str, *, uri: str, dns: str) -> TlsFiles | None:
+    tls = deployment.tls
+    exposed = [host for host in hosts if not is_loopback(host.strip("[]"))]
+    if tls.directory is not None:
+        folder = Path(tls.directory)
+        return TlsFiles(
+            TlsPaths(folder / CA_FILE, folder / file, folder / file), uri=uri, dns=dns, wall_time=time.time
+        )
+    if tls.ca_file is not None and tls.cert_file is not None and tls.key_file is not None:
+        paths = TlsPaths(Path(tls.ca_file), Path(tls.cert_file), Path(tls.key_file))
+        return TlsFiles(paths, uri=uri, dns=dns, wall_time=time.time)
+    if tls.mode == "off":
+        if exposed:
+            log.warning("tls.mode is off: prompts, answers and tokens to %s travel in plain text", exposed[0])
+        return None
+    if exposed:
+        raise ConfigError(
+            f"tls: {exposed[0]} is beyond this machine, and no certificate is named; set tls.directory, or "
+            "tls.ca_file, cert_file and key_file, or pass --tls-dir; tls.mode: off would speak plain text"
+        )
+    log.info("no certificates are named: routers and workers speak plain text on loopback")
+    return None

@@ -1,0 +1,48 @@
+"""What a process in a pod learns from the pod: its address, which no spec can name beforehand."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Mapping
+
+from kvasir.config.spec.deployment import Deployment
+from kvasir.core.errors import ConfigError
+
+POD = "pod"
+POD_IP = "KVASIR_POD_IP"
+
+
+def pod_ip(environ: Mapping[str, str]) -> str:
+    """The address of this pod. Raises ConfigError where nothing says it."""
+    told = environ.get(POD_IP, "")
+    try:
+        address = ipaddress.ip_address(told)
+    except ValueError:
+        what = f"it is {told!r}, which is no IP address" if told else "it is not set"
+        raise ConfigError(
+            f"the variable {POD_IP} must say the pod's address, and {what}; set it in the pod's template "
+            "from the field status.podIP"
+        ) from None
+    if address.is_unspecified:
+        raise ConfigError(
+            f"the variable {POD_IP} is {told}, which is every address; set it from status.podIP"
+        )
+    return str(address)
+
+
+def at_pod(deployment: Deployment, environ: Mapping[str, str]) -> Deployment:
+    """The deployment with this pod's address wherever it says `pod`. Raises ConfigError as `pod_ip` does."""
+    worker, transfer = deployment.worker, deployment.transfer
+    if POD not in (worker.host, transfer.host):
+        return deployment
+    here = {"host": pod_ip(environ)}
+    if worker.host == POD:
+        worker = worker.model_copy(update=here)
+    if transfer.host == POD:
+        transfer = transfer.model_copy(update=here)
+    return deployment.model_copy(update={"worker": worker, "transfer": transfer})
+
+
+def host_port(host: str, port: int) -> str:
+    """`host:port`, with brackets around an IPv6 address."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

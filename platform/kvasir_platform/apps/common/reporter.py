@@ -1,0 +1,40 @@
+"""What a process tells whoever started it: one JSON object a line, on standard output."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, TextIO
+
+if TYPE_CHECKING:
+    from kvasir_platform.cluster.ray.pools import PoolStatus
+
+
+class Reporter:
+    """Not thread-safe."""
+
+    def __init__(self, out: TextIO) -> None:
+        self._out = out
+        self._last: Sequence[PoolStatus] | None = None
+        self._lost = False
+
+    def event(self, name: str, **details: object) -> None:
+        # Whoever listened may have been killed; what is left to do is to stop in good order all the same.
+        with contextlib.suppress(BrokenPipeError):
+            self._out.write(json.dumps({"event": name, **details}) + "\n")
+            self._out.flush()
+
+    def pools(self, status: Sequence[PoolStatus]) -> None:
+        """How the pools are; said once until it changes."""
+        if status == self._last:
+            return
+        self._last = status
+        self.event("pools", pools=[asdict(pool) | {"failed": pool.failed} for pool in status])
+
+    def lost(self, message: str) -> None:
+        """The head cannot be kept; said once."""
+        if not self._lost:
+            self._lost = True
+            self.event("failed", code="ray_head_lost", message=message)

@@ -1,0 +1,55 @@
+"""The deployment spec as a file that is changed under a running process: a ConfigMap that is mounted."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from pathlib import Path
+
+from kvasir.config.load.loader import load
+from kvasir.config.spec.deployment import Deployment
+from kvasir.core.errors import ConfigError
+from kvasir_platform.apps.common.peer_tls import with_tls_dir
+
+log = logging.getLogger(__name__)
+
+
+class SpecFile:
+    """Reads it at once. Raises ConfigError where that is no spec."""
+
+    def __init__(self, path: Path, tls_dir: Path | None) -> None:
+        self._path = path
+        self._tls_dir = tls_dir
+        self._digest = self._read_digest()
+        self.deployment: Deployment = self._load()
+
+    def changed(self) -> Deployment | None:
+        """What the file says now, where that is another spec than at the last call; None otherwise. One that
+        is not valid is said once and left alone: what runs goes on. So is one of another name: it would be
+        another deployment."""
+        digest = self._read_digest()
+        if digest is None or digest == self._digest:
+            return None
+        self._digest = digest
+        try:
+            found = self._load()
+        except ConfigError as error:
+            log.error("%s has been changed and is not taken over: %s", self._path, error.message)
+            return None
+        if found.name != self.deployment.name:
+            log.error("%s has another name, which a running deployment cannot get", self._path)
+            return None
+        if found == self.deployment:
+            return None
+        self.deployment = found
+        return found
+
+    def _load(self) -> Deployment:
+        return with_tls_dir(load(self._path), self._tls_dir)
+
+    def _read_digest(self) -> bytes | None:
+        """None where it cannot be read: a mount is being replaced."""
+        try:
+            return hashlib.sha256(self._path.read_bytes()).digest()
+        except OSError:
+            return None

@@ -1,0 +1,1 @@
+"""kvasir_platform.cli.commands."""

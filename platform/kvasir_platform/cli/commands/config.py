@@ -1,0 +1,47 @@
+"""`kvasir config`: the schema of kvasir.yaml, and what a file amounts to."""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+from kvasir.config.checks.problems import Problem, SpecError
+from kvasir.config.load.loader import dump, schema
+from kvasir.config.load.support import engine_platform, refusals
+from kvasir.config.load.yaml_document import render
+from kvasir.config.spec.deployment import Deployment
+from kvasir_platform.cli.output import Output
+from kvasir_platform.cli.spec_file import chosen_deployment, chosen_file
+from kvasir_platform.cluster.preflight.probe import installed_packages
+
+
+def config(args: argparse.Namespace, output: Output) -> int:
+    """Run one of the actions schema, validate and show. Raises SpecError with everything that is wrong."""
+    if args.action == "schema":
+        output.text(json.dumps(schema(), indent=2))
+        output.data(schema())
+        return 0
+    deployment = chosen_deployment(args)
+    if args.action == "show":
+        data = json.loads(dump(deployment))
+        output.text(render(data).rstrip())
+        output.data(data)
+        return 0
+    source = str(chosen_file(args) or "the embedded default")
+    _refuse(deployment, source)
+    models = ", ".join(view.model.name for view in deployment.views())
+    pools = ", ".join(f"{pool.name} ({pool.role}, {pool.replicas})" for pool in deployment.pools)
+    output.text(f"{source} is valid: {models}, pools {pools}")
+    output.data({"valid": True, "file": source, "name": deployment.name})
+    return 0
+
+
+def _refuse(deployment: Deployment, source: str) -> None:
+    """Raises SpecError with what the installed engine (the CPU's where there is none) cannot run."""
+    problems = []
+    for refusal in refusals(deployment, platform=engine_platform(installed_packages()) or "cpu"):
+        field, _, rest = refusal.partition(": ")
+        found, _, remedy = rest.partition("; ")
+        problems.append(Problem(source, field=field, found=found, expected=remedy))
+    if problems:
+        raise SpecError(problems)

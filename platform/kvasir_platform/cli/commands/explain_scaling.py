@@ -1,0 +1,95 @@
+"""`kvasir explain scaling`: what size each pool should have and why, and what was done about it."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from kvasir.core.errors import ConfigError
+from kvasir_platform.cli.commands.restart import control_socket
+from kvasir_platform.cli.output import Output, table
+from kvasir_platform.cluster.local.commands import Ask, ask
+
+_ANSWER_S = 30.0
+_SHOWN = 12
+_FULL = {"itl": "the time between tokens", "memory": "KV memory", "seats": "max_num_seqs"}
+Story = dict[str, Any]
+
+
+def explain_scaling(name: str | None, output: Output) -> int:
+    """Print it. Raises ConfigError where no pool sizes itself, UpstreamError when nothing runs here."""
+    for answer in ask(control_socket(name, os.environ), Ask("explain", ""), _ANSWER_S):
+        if answer["event"] == "refused":
+            raise ConfigError(str(answer["message"]))
+        story = answer["story"]
+        output.data(story)
+        output.text("\n".join(lines(story)))
+    return 0
+
+
+def lines(story: Story) -> list[str]:
+    """For people."""
+    said = [_standing(story)]
+    pools = story["pools"]
+    if pools:
+        head = ("POOL", "SERVE", "START", "SHOULD", "BUSY", "FORESEEN", "NEED")
+        rows = [
+            (
+                each["pool"],
+                str(each["serving"]),
+                str(each["starting"]),
+                str(each["size"]),
+                f"{each['load']:.1f}",
+                f"{each['expected']:.1f} to {each['upper']:.1f}",
+                f"{each['need']:.1f}",
+            )
+            for each in pools
+        ]
+        said += ["", *table(head, rows, range(1, len(head))).splitlines(), ""]
+        for each in pools:
+            said += _pool(each)
+    acts = story["acts"][-_SHOWN:]
+    if acts:
+        said += ["", "lately:"]
+        said += [f"  {_ago(act['ago_s']):>9}  {_act(act)}" for act in reversed(acts)]
+    return said
+
+
+def _standing(story: Story) -> str:
+    if story["frozen"]:
+        return f"sizes are left as they are: {story['frozen']}"
+    if story["mode"] == "advise":
+        return "scaling.mode is advise: this is what would be done"
+    return "pools size themselves"
+
+
+def _pool(each: Story) -> list[str]:
+    said = [f"{each['pool']}: {each['why']}"]
+    capacity = each["capacity"]
+    if capacity is not None:
+        said.append(
+            f"  foreseen for {each['horizon_s']:.0f} s ahead, times {each['margin']:.2f}, which kept the "
+            f"promise for the fewest replicas; beyond it {capacity['spare']:.2f} keep waits short"
+        )
+        if each["role"] in ("decode", "both"):
+            full = _FULL[capacity["full_by"]]
+            said.append(f"  a replica is full with {capacity['streams']} streams, by {full}")
+        if each["role"] in ("prefill", "both"):
+            said.append(f"  a replica computes {capacity['prompt_tokens_s']:,.0f} prompt tokens a second")
+    return said
+
+
+def _act(act: Story) -> str:
+    verb = {"start": "started", "retire": "retired", "flip": "changed to", "wake": "woken"}[act["what"]]
+    what = (
+        f"{act['count']} {verb} {act['pool']}"
+        if act["what"] == "flip"
+        else f"{act['pool']}: {act['count']} {verb}"
+    )
+    return f"{what if act['done'] else 'would be ' + what}: {act['why']}"
+
+
+def _ago(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.0f} s ago"
+    return f"{seconds / 60:.0f} min ago" if seconds < 7200 else f"{seconds / 3600:.1f} h ago"

@@ -1,0 +1,61 @@
+"""`kvasir restart POOL`: put new workers in the place of those that run, while they serve."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from kvasir.core.errors import ConfigError, UpstreamError
+from kvasir_platform.cli.output import Output
+from kvasir_platform.cli.running import chosen_one
+from kvasir_platform.cluster.local.commands import SOCKET, Ask, ask, socket_path
+
+# Between two things that the control process says: one worker loads its model, another drains.
+_SILENCE_S = 4200.0
+
+
+def restart(pool: str, name: str | None, output: Output) -> int:
+    """Ask, show the progress, and return 0 when all were replaced. Raises ConfigError when it is refused,
+    UpstreamError when nothing runs here."""
+    status = 1
+    for answer in ask(control_socket(name, os.environ), Ask("restart", pool), _SILENCE_S):
+        output.data(answer)
+        if answer["event"] == "refused":
+            raise ConfigError(str(answer["message"]))
+        for line in _lines(answer):
+            output.text(line)
+        if answer["event"] == "done":
+            status = 0
+    return status
+
+
+def control_socket(name: str | None, environ: Mapping[str, str]) -> Path:
+    """Where the control process listens: in a pod, as its template says."""
+    if told := environ.get(SOCKET):
+        return Path(told)
+    found = chosen_one(name)
+    if found is None or found[0].holder() is None:
+        called = f" under the name {name}" if name else ""
+        raise UpstreamError(f"nothing runs here{called}; start with: kvasir up", code="not_ready")
+    return socket_path(Path(found[1].temp_dir))
+
+
+def _lines(answer: dict[str, Any]) -> list[str]:
+    match answer["event"]:
+        case "started":
+            how = (
+                "each new one beside the old"
+                if answer["beside"]
+                else "each stopped first: there is no room for one more"
+            )
+            return [f"restarting {answer['pool']}: {answer['replicas']} replicas, one at a time, {how}"]
+        case "progress":
+            return [f"  {answer['replaced']} of {answer['wanted']} replaced"]
+        case "done":
+            return [f"{answer['pool']} is restarted"]
+        case "failed":
+            why = str(answer["message"]).strip()
+            return [f"{answer['replaced']} of {answer['wanted']} replaced, the others go on serving: {why}"]
+    return []

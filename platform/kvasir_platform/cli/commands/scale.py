@@ -1,0 +1,40 @@
+"""`kvasir scale POOL=N`: a size for a pool in place of the planner's, or `auto` to give it back."""
+
+from __future__ import annotations
+
+import os
+
+from kvasir.core.errors import ConfigError
+from kvasir_platform.cli.commands.restart import control_socket
+from kvasir_platform.cli.output import Output
+from kvasir_platform.cluster.local.commands import Ask, ask
+
+_ANSWER_S = 30.0
+
+
+def scale(wishes: list[str], name: str | None, output: Output) -> int:
+    """Ask for each; returns 0 when all were taken. Raises ConfigError for what is not POOL=N and for what is
+    refused, UpstreamError when nothing runs here."""
+    for asked in [_read(wish) for wish in wishes]:
+        for answer in ask(control_socket(name, os.environ), asked, _ANSWER_S):
+            output.data(answer)
+            if answer["event"] == "refused":
+                raise ConfigError(str(answer["message"]))
+            size = answer.get("replicas")
+            output.text(
+                f"{asked.pool} is sized by the planner"
+                if size is None
+                else f"{asked.pool} is to have {size}; see: kvasir status, and kvasir explain scaling"
+            )
+    return 0
+
+
+def _read(wish: str) -> Ask:
+    pool, _, size = wish.partition("=")
+    if pool and size == "auto":
+        return Ask("unpin", pool)
+    if not pool or not size.isdecimal():
+        raise ConfigError(
+            f"{wish!r} is not POOL=N: write decode=4 for four replicas, decode=auto to plan again"
+        )
+    return Ask("scale", pool, int(size))

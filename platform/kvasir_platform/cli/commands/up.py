@@ -1,0 +1,109 @@
+"""`kvasir up`: check, start, show, serve, and stop without a trace."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import resource
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+
+from kvasir.core.errors import ConfigError, StartError
+from kvasir_platform.apps.up_app import ray_launcher, serve
+from kvasir_platform.cli.commands.check import has_errors, print_findings
+from kvasir_platform.cli.detach import detach, follow
+from kvasir_platform.cli.gateway_client import missing_to_serve
+from kvasir_platform.cli.gateway_site import Site
+from kvasir_platform.cli.output import Output
+from kvasir_platform.cli.progress import ProgressDisplay, explain
+from kvasir_platform.cli.spec_file import chosen_deployment, chosen_file
+from kvasir_platform.cluster.local.cleanup import sweep
+from kvasir_platform.cluster.local.launcher import LauncherFactory
+from kvasir_platform.cluster.local.runtime_dir import RuntimeDir, default_base
+from kvasir_platform.cluster.preflight.checks import examine
+from kvasir_platform.cluster.preflight.finding import Finding
+from kvasir_platform.cluster.preflight.probe import probe
+
+
+def up(args: argparse.Namespace, output: Output, make_launcher: LauncherFactory | None) -> int:
+    """Run a deployment until it is stopped; 0 after an orderly stop."""
+    began = time.monotonic()
+    source = str(chosen_file(args) or "the embedded default")
+    deployment = chosen_deployment(args)
+    runtime = RuntimeDir(default_base(), deployment.name)
+    runtime.create()
+    if args.detach:
+        log = runtime.logs / "up.log"
+        log.unlink(missing_ok=True)
+        child = detach(log)
+        if child is not None:
+            return follow(child, runtime, log, output.raw)
+    lock = runtime.lock()
+    if lock is None:
+        raise _AlreadyRuns(runtime)
+    with lock:
+        output.text(f"kvasir up: {', '.join(view.model.name for view in deployment.views())}, from {source}")
+        earlier = sweep(runtime)
+        for thing in earlier.killed + earlier.removed:
+            output.text(f"  cleaned up after an earlier run: {thing}")
+        machine = probe(deployment)
+        findings = examine(deployment, machine)
+        _show(findings, output)
+        if has_errors(findings):
+            return 1
+        _allow_open_files()
+        display = ProgressDisplay(deployment, output, runtime.logs, lambda: time.monotonic() - began)
+        failure = asyncio.run(
+            serve(
+                deployment,
+                runtime,
+                spec=source,
+                fetch=[view.model for view in deployment.views() if machine.model_of(view).to_download],
+                start_timeout_s=args.timeout,
+                make_launcher=make_launcher or ray_launcher,
+                probe=lambda _: _missing(runtime),
+                report=display.show,
+                tick=display.tick,
+            )
+        )
+    if failure is not None:
+        explain(failure, output)
+    return 0 if failure is None else 1
+
+
+async def _missing(runtime: RuntimeDir) -> str | None:
+    """What keeps the gateway from serving. It is asked as other terminals ask it, by what is on disk."""
+    state = runtime.read()
+    return "its state cannot be read" if state is None else await missing_to_serve(Site.of_state(state))
+
+
+class _AlreadyRuns(StartError):
+    """Another supervisor holds the name."""
+
+    code = "already_running"
+
+    def __init__(self, runtime: RuntimeDir) -> None:
+        pid, state = runtime.holder(), runtime.read()
+        where = f" at {Site.of_state(state).url}" if state is not None and state.address else ""
+        super().__init__(
+            f"{runtime.name} already runs{where} (pid {pid}). Stop it with `kvasir down {runtime.name}`, "
+            "or start another with --set name=another --port 0"
+        )
+
+
+def _show(findings: Sequence[Finding], output: Output) -> None:
+    """Only what a person must know: warnings and errors."""
+    output.data({"event": "checked", "findings": [asdict(finding) for finding in findings]})
+    print_findings([finding for finding in findings if finding.level != "ok"], output)
+    if has_errors(findings):
+        output.text("nothing was started")
+
+
+def _allow_open_files() -> None:
+    """Streams are sockets: raise the soft limit to the hard one, for this process and its children."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"the limit of open files cannot be raised to {hard}: {error}") from error

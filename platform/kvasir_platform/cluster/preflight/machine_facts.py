@@ -1,0 +1,79 @@
+"""What was measured of this machine: values, so that every check of it can be tested without one like it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from kvasir.config.spec.deployment import Deployment
+from kvasir_platform.cluster.preflight.kubernetes import KubernetesProbe
+from kvasir_platform.cluster.preflight.tiers import TierProbe
+
+
+@dataclass(frozen=True, slots=True)
+class ModelProbe:
+    """What lies in the model's folder. `problem` is why it cannot be used ("" when it can);
+    `to_download` means that a start has to fetch it first. `weight_bytes` is the size of all
+    safetensors files, `weight_dtype` that of the checkpoint; `missing` names absent files."""
+
+    folder: str = ""
+    problem: str = ""
+    to_download: bool = False
+    offline: bool = False
+    weight_bytes: int = 0
+    weight_dtype: str = ""
+    missing: tuple[str, ...] = ()
+    max_positions: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PortProbe:
+    """Whether the gateway's port can be bound. `holder` describes who has it, "" when unknown."""
+
+    free: bool = True
+    error: str = ""
+    holder: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class FileProbe:
+    """A file or folder that `field` of the spec names. `problem` is why it cannot be used, "" when it can;
+    `warning` is what is to be done about it soon, and `remedy` how."""
+
+    field: str
+    path: str
+    problem: str = ""
+    warning: str = ""
+    remedy: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """This machine, as far as a deployment cares. Sizes in bytes; `memory_limit` names what bounds
+    the available memory. `model` is the deployment's first, and `further_models` are the others by their
+    names. `installed` and `pinned` map distributions to versions, the latter as this
+    release of Kvasir wants them. `limits_problem` is why the Redis of rate limits cannot be
+    reached."""
+
+    system: str
+    cpus: float
+    memory_available: int
+    memory_limit: str
+    shm_free: int | None
+    shm_writable: bool
+    open_files: int
+    gpus: int = 0
+    port: PortProbe = PortProbe()
+    model: ModelProbe = ModelProbe()
+    further_models: dict[str, ModelProbe] = field(default_factory=dict)
+    installed: dict[str, str] = field(default_factory=dict)
+    pinned: dict[str, str] = field(default_factory=dict)
+    native: bool = True
+    named_files: tuple[FileProbe, ...] = ()
+    tiers: TierProbe = TierProbe()
+    limits_problem: str = ""
+    rdma: bool = False
+    kubernetes: KubernetesProbe | None = None
+
+    def model_of(self, view: Deployment) -> ModelProbe:
+        """The files of a view's model."""
+        return self.further_models.get(view.model.name, self.model)

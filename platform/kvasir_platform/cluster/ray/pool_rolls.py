@@ -1,0 +1,153 @@
+"""The rolls of a cluster's pools that nobody waits for: a changed spec, and changed pods.
+
+Ray Serve replaces the replicas. What it does not know is that a pod which has become free is of another
+template than the replica that waits: such a pod is let go here, so that KubeRay makes it anew. And Serve
+waits for ever for a pod that does not come: here that ends, and the pool goes on as it was before.
+
+What is decided by stands in the cluster, so that the next control process goes on where this one ends.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from kvasir.ports.clock import Clock
+from kvasir_platform.cluster.ray.pod_templates import PodRow
+from kvasir_platform.cluster.ray.pool_commands import Status
+from kvasir_platform.cluster.ray.pool_records import PoolRecord
+from kvasir_platform.cluster.ray.rolling import RUNNING, ReplicaRow
+
+log = logging.getLogger(__name__)
+
+# For a pod to get its machine, its image and its model; its predecessor's drain comes on top.
+POD_START_S = 1800.0
+
+
+class RollingStatus(Status, Protocol):
+    """What is needed of kvasir_platform.cluster.ray.pools.PoolStatus."""
+
+    @property
+    def ready(self) -> bool: ...
+
+
+class Pools(Protocol):
+    """What is needed of kvasir_platform.cluster.ray.pools.RayPools."""
+
+    def names(self) -> Sequence[str]: ...
+
+    def record(self, pool: str) -> PoolRecord: ...
+
+    def wished(self, pool: str) -> str: ...
+
+    def pods(self) -> Sequence[PodRow]: ...
+
+    def replicas(self, pool: str) -> list[ReplicaRow]: ...
+
+    def status(self) -> Sequence[RollingStatus]: ...
+
+    def let_go(self, pod: PodRow) -> bool: ...
+
+    def confirm(self, pool: str) -> None: ...
+
+    def settle(self, pool: str) -> bool: ...
+
+    def stop_first(self, pool: str) -> bool: ...
+
+    def retry(self, pool: str) -> None: ...
+
+
+class PoolRolls:
+    """Call `step` at each look. `tell` takes an event's name and its details."""
+
+    def __init__(self, pools: Pools, clock: Clock, tell: Callable[..., None], *, drain_s: float) -> None:
+        self._pools = pools
+        self._clock = clock
+        self._tell = tell
+        self._patience_s = POD_START_S + drain_s
+        self._progress: dict[str, tuple[tuple[int, frozenset[str]], float]] = {}
+        self._leaving: dict[str, str] = {}
+        self._stalled: set[str] = set()
+
+    def step(self, *, busy: bool) -> None:
+        """Look, and do what is due. `busy`: a command runs, which ends its own roll."""
+        pods = self._pools.pods()
+        rolling = []
+        for pool in self._pools.names():
+            own = [pod for pod in pods if pod.pool == pool]
+            record, wished = self._pools.record(pool), self._pools.wished(pool)
+            if record.template == wished:
+                self._stalled.discard(pool)
+                self._let_go(pool, [pod for pod in own if pod.template != wished])
+            elif pool in self._stalled and not busy:
+                self._resume(pool, [pod for pod in own if pod.template == wished])
+            if record.before is not None:
+                rolling.append(pool)
+        if rolling and not busy:
+            for status in self._pools.status():
+                if status.pool in rolling:
+                    self._follow(status)
+
+    def _let_go(self, pool: str, outdated: Sequence[PodRow]) -> None:
+        """Have one pod go that is of another template and free; the next one when it has gone."""
+        free = next((pod for pod in outdated if pod.free), None)
+        if free is None:
+            self._leaving.pop(pool, None)
+        elif self._pools.let_go(free) and self._leaving.get(pool) != free.node_id:
+            self._leaving[pool] = free.node_id
+            self._tell("let_go", pool=pool, node=free.node_id, template=free.template)
+
+    def _resume(self, pool: str, wanted: Sequence[PodRow]) -> None:
+        """Go on with a roll that was given up for want of a pod, once there is one."""
+        if any(pod.free for pod in wanted):
+            self._stalled.discard(pool)
+            self._pools.retry(pool)
+            self._tell("resumed", pool=pool)
+
+    def _follow(self, status: RollingStatus) -> None:
+        pool = status.pool
+        if status.ready:
+            self._progress.pop(pool, None)
+            self._pools.confirm(pool)
+        elif status.failed:
+            self._settle(pool, status.message)
+        elif self._waits_too_long(pool):
+            self._give_up(pool)
+
+    def _waits_too_long(self, pool: str) -> bool:
+        """Whether no replica has come to serve, or stopped, for longer than a successor may take."""
+        now = self._clock.now()
+        serving = frozenset(row.replica_id for row in self._pools.replicas(pool) if row.state == RUNNING)
+        reached = (self._pools.record(pool).version, serving)
+        last, since = self._progress.get(pool, (None, now))
+        if reached != last:
+            self._progress[pool] = (reached, now)
+            return False
+        return now - since >= self._patience_s
+
+    def _give_up(self, pool: str) -> None:
+        self._progress.pop(pool)
+        minutes = round(self._patience_s / 60)
+        if self._pools.stop_first(pool):
+            log.warning(
+                "no replica came up beside those of %s in %d min: each is stopped first", pool, minutes
+            )
+            self._tell("stop_first", pool=pool)
+            return
+        message = (
+            f"no replica of {pool} came up with what has changed within {minutes} min. Ask Kubernetes "
+            "why those of its pods that are not ready do not start (kubectl describe pod); with one replica, "
+            f"there must be room for a second pod (pools.{pool}.maxReplicas)"
+        )
+        if self._settle(pool, message):
+            self._stalled.add(pool)
+
+    def _settle(self, pool: str, message: str) -> bool:
+        """Go on with the spec and the pods from before. False where there were none."""
+        self._progress.pop(pool, None)
+        if not self._pools.settle(pool):
+            return False
+        log.error("%s goes on with the spec and the pods that it had: %s", pool, message)
+        self._tell("settled", pool=pool, message=message)
+        return True

@@ -1,0 +1,399 @@
+"""Pools as Ray Serve applications: one application of one deployment per pool.
+
+No Serve proxy is started: Serve keeps replicas alive, and sessions carry the requests. A replica that is to
+go drains in its own end (kvasir_workers.pool.replica), which Serve waits for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import msgspec
+import ray
+from ray import serve
+from ray._private.state import available_resources_per_node
+from ray.experimental.internal_kv import (
+    _internal_kv_del,
+    _internal_kv_get,
+    _internal_kv_list,
+    _internal_kv_put,
+)
+from ray.serve._private.common import DeploymentID, ReplicaState
+from ray.serve._private.constants import SERVE_CONTROLLER_NAME, SERVE_NAMESPACE
+from ray.serve.schema import ApplicationStatus
+
+from kvasir.config.spec.deployment import Deployment, PoolSpec
+from kvasir.core.errors import ConfigError, ProtocolError
+from kvasir.core.membership import NAMESPACE, MemberRecord, leave_key, member_prefix
+from kvasir.ports.clock import Clock
+from kvasir_platform.cluster.ray.engine_resources import bundles, shares
+from kvasir_platform.cluster.ray.membership import drain_node
+from kvasir_platform.cluster.ray.pod_templates import (
+    PodRow,
+    PodTemplate,
+    follower_resource,
+    pods_of,
+    pool_resource,
+    template_resource,
+)
+from kvasir_platform.cluster.ray.pool_records import PoolRecord, record_key, resumed
+from kvasir_platform.cluster.ray.rolling import ReplicaRow
+from kvasir_workers.pool.followers import NodePlan
+from kvasir_workers.pool.replica import NodeFactory, PoolReplica
+
+log = logging.getLogger(__name__)
+
+RUNNING = str(ApplicationStatus.RUNNING.value)
+DEPLOY_FAILED = str(ApplicationStatus.DEPLOY_FAILED.value)
+HEALTH_PERIOD_S = 1.0
+HEALTH_TIMEOUT_S = 5.0
+STOP_MARGIN_S = 5.0
+CONSTRUCTOR_RETRIES = 2
+ASK_TIMEOUT_S = 10.0
+# Of the pool: one replica at a time in any of up to 100.
+SURGE_PERCENT = 1
+
+
+@dataclass(frozen=True, slots=True)
+class PoolStatus:
+    """One pool as Ray Serve sees it. `state` is Serve's word; `message` says why, if not running."""
+
+    pool: str
+    state: str
+    wanted: int
+    running: int
+    message: str = ""
+
+    @property
+    def ready(self) -> bool:
+        return self.state == RUNNING and self.running >= self.wanted
+
+    @property
+    def failed(self) -> bool:
+        return self.state == DEPLOY_FAILED
+
+
+def application_name(deployment: Deployment, pool: PoolSpec) -> str:
+    """The name of a pool's application in Serve."""
+    return f"{deployment.name}-{pool.name}"
+
+
+def head_cpus(deployment: Deployment) -> int:
+    """CPU cores that Ray must count: every replica's, and those of one more, which a restart starts beside
+    the one that it replaces."""
+    pools = deployment.pools
+    each = [pool.cpus * pool.engine.nodes for pool in pools]
+    return math.ceil(sum(cpus * pool.most for cpus, pool in zip(each, pools, strict=True)) + max(each))
+
+
+class RayPools:
+    """All pools of one deployment, through a driver of the given Ray head. Calls of Serve's controller wait
+    while Ray's head is away. `in_pods`: a replica takes a pod of its pool (`pool_resource`) instead of a
+    part of this machine, and the pools outlive this process. `pods` is what is wished for those of a pool."""
+
+    def __init__(
+        self,
+        deployment: Deployment,
+        address: str,
+        *,
+        in_pods: bool = False,
+        pods: Mapping[str, PodTemplate] | None = None,
+    ) -> None:
+        self._deployment = deployment
+        self._address = address
+        self._in_pods = in_pods
+        self._wished = dict(pods or {})
+        self._records: dict[str, PoolRecord] = {}
+        # Nothing came up beside the replicas of these pools when it was tried.
+        self._crowded: set[str] = set()
+        self._start: tuple[NodeFactory, Clock, str, NodePlan] | None = None
+
+    def connect(self) -> None:
+        """Become a driver of Ray, and start Serve where it does not run."""
+        ray.init(
+            address=self._address,
+            namespace="kvasir",
+            log_to_driver=False,
+            configure_logging=False,
+        )
+        serve.start(proxy_location="Disabled")
+
+    def deploy(self, start_node: NodeFactory, clock: Clock, token: str, nodes: NodePlan) -> None:
+        """Ask Serve for every pool's replicas; returns at once. Those that run already, from an earlier
+        control process of this deployment, are left alone unless their part of the spec has changed."""
+        self._start = (start_node, clock, token, nodes)
+        self.adopt(self._deployment, self._wished)
+
+    def adopt(self, deployment: Deployment, pods: Mapping[str, PodTemplate]) -> None:
+        """Go on with another spec of the same deployment, and other pods; returns at once. Replicas whose
+        part of it has changed are replaced one by one, and pools that it no longer has are drained and
+        deleted."""
+        self._deployment = deployment
+        self._wished = dict(pods)
+        self._run([self._renewed(pool) for pool in deployment.pools])
+        kept = {application_name(deployment, pool) for pool in deployment.pools}
+        for application in serve.status().applications.keys() - kept:
+            pool_name = application.removeprefix(f"{deployment.name}-")
+            serve.delete(application, _blocking=False)
+            self._records.pop(pool_name, None)
+            _internal_kv_del(record_key(deployment.name, pool_name), namespace=NAMESPACE)
+
+    def retry(self, pool: str) -> None:
+        """Take up the spec and the pods that are wished for, where an earlier try was settled."""
+        self._run([self._renewed(self._pool(pool))])
+
+    def names(self) -> Sequence[str]:
+        """Every pool, in the spec's order."""
+        return [pool.name for pool in self._deployment.pools]
+
+    def record(self, pool: str) -> PoolRecord:
+        """How a pool that exists goes on."""
+        return self._records[pool]
+
+    def wished(self, pool: str) -> str:
+        """The digest of the template that the pool's pods should be of, "" where any will do."""
+        wished = self._wished.get(pool)
+        return "" if wished is None else wished.template
+
+    def wanted(self, pool: str) -> int:
+        """How many replicas were asked for. Raises ConfigError for a pool that does not exist."""
+        self._pool(pool)
+        return self._records[pool].wanted
+
+    def restart(self, pool: str) -> bool:
+        """Replace the pool's replicas one by one; returns at once. True: each new one starts beside the one
+        that it replaces, which drains only when the new one serves. False: Ray has no GPU left for that, and
+        each is stopped first. Raises ConfigError when that would stop the only one.
+
+        When new ones do not come up, Serve gives up and leaves the old ones that still serve; see `settle`.
+        """
+        spec, record = self._pool(pool), self._records[pool]
+        if record.of_other_pods:
+            raise ConfigError(f"{pool} is being moved to other pods; ask again when that is done")
+        beside = self._free(spec)
+        if not beside and record.wanted < 2:
+            what = "pod" if self._in_pods else "GPU"
+            raise ConfigError(
+                f"{pool} has one replica, and no {what} is free for a second one beside it: a restart would "
+                f"stop serving. Add one (pools.{pool}.replicas), or stop the deployment and start it anew"
+            )
+        self._keep(pool, record.follow())
+        self._run([self._target(spec, surge=beside)])
+        return beside
+
+    def settle(self, pool: str) -> bool:
+        """After a restart that failed: go on with the replicas that were there before, and what they were
+        given. Without it Serve would replace none of them any more, whatever became of them. False: there
+        were none before."""
+        record = self._records[pool]
+        if record.before is None:
+            return False
+        self._crowded.discard(pool)
+        self._keep(pool, replace(record.before, wanted=record.wanted))
+        self._run([self._target(self._pool(pool), surge=True)])
+        return True
+
+    def confirm(self, pool: str) -> None:
+        """What was there before is not needed again."""
+        self._crowded.discard(pool)
+        self._keep(pool, replace(self._records[pool], before=None))
+
+    def stop_first(self, pool: str) -> bool:
+        """Go on with a roll by stopping each replica before its successor starts. False where it is so
+        already, or there is only one."""
+        spec = self._pool(pool)
+        if self._records[pool].wanted < 2 or not self._beside(spec):
+            return False
+        self._crowded.add(pool)
+        self._run([self._target(spec, surge=False)])
+        return True
+
+    def scale(self, pool: str, replicas: int) -> None:
+        """Ask for another number of replicas; those that are too many drain. The others are left alone.
+        Raises ConfigError for a pool that does not exist, fewer replicas than none, and a growth beyond
+        `scaling.max`: what was asked for under a larger one may come down in its own time."""
+        spec = self._pool(pool)
+        if replicas < 0:
+            raise ConfigError(f"{pool} cannot have {replicas} replicas; ask for 0 or more")
+        if spec.scaling is not None and replicas > max(spec.scaling.max, self._records[pool].wanted):
+            raise ConfigError(f"{pool} can have {spec.scaling.max} replicas at most (scaling.max)")
+        controller = ray.get_actor(SERVE_CONTROLLER_NAME, namespace=SERVE_NAMESPACE)
+        deployment = DeploymentID(name=pool, app_name=application_name(self._deployment, spec))
+        ray.get(controller.update_deployment_replicas.remote(deployment, replicas), timeout=ASK_TIMEOUT_S)
+        self._keep(pool, replace(self._records[pool], wanted=replicas))
+
+    def pin(self, pool: str, replicas: int | None) -> None:
+        """Keep in mind that somebody has asked for a size in place of the planner's; None: no longer."""
+        self._keep(pool, replace(self._records[pool], pinned=replicas))
+
+    def pins(self) -> dict[str, int]:
+        """The pools with a size that somebody asked for."""
+        return {name: each.pinned for name, each in self._records.items() if each.pinned is not None}
+
+    def members(self) -> dict[str, MemberRecord]:
+        """What the workers of this deployment say of themselves, by the name that Serve has for each."""
+        found = {}
+        for key in _internal_kv_list(member_prefix(self._deployment.name), namespace=NAMESPACE):
+            raw = _internal_kv_get(key, namespace=NAMESPACE)
+            # A record may go between the two calls.
+            with contextlib.suppress(ProtocolError):
+                record = MemberRecord.decode(raw or b"")
+                found[record.replica] = record
+        return found
+
+    def ask_to_leave(self, worker_id: str, reason: str) -> None:
+        """Have a worker drain and end."""
+        key = leave_key(self._deployment.name, worker_id).encode()
+        _internal_kv_put(key, reason.encode(), overwrite=True, namespace=NAMESPACE)
+
+    def status(self) -> Sequence[PoolStatus]:
+        """What Serve says of each pool, in the spec's order."""
+        applications = serve.status().applications
+        found = []
+        for pool in self._deployment.pools:
+            wanted = self._records[pool.name].wanted
+            application = applications.get(application_name(self._deployment, pool))
+            if application is None:
+                found.append(PoolStatus(pool.name, "NOT_STARTED", wanted, 0))
+                continue
+            overview = application.deployments.get(pool.name)
+            running = overview.replica_states.get("RUNNING", 0) if overview else 0
+            message = (overview.message if overview else "") or application.message
+            found.append(PoolStatus(pool.name, application.status.value, wanted, running, message))
+        return found
+
+    def replicas(self, pool: str) -> list[ReplicaRow]:
+        """Every replica of a pool that exists, those that start or drain included."""
+        name = application_name(self._deployment, self._pool(pool))
+        controller = ray.get_actor(SERVE_CONTROLLER_NAME, namespace=SERVE_NAMESPACE)
+        details: dict[str, Any] = ray.get(
+            controller.get_serve_instance_details.remote(), timeout=ASK_TIMEOUT_S
+        )
+        deployment = details["applications"].get(name, {}).get("deployments", {}).get(pool, {})
+        return [
+            ReplicaRow(str(row["replica_id"]), ReplicaState(row["state"]).value, row.get("pid"))
+            for row in deployment.get("replicas", [])
+        ]
+
+    def pods(self) -> list[PodRow]:
+        """The living pods of all pools."""
+        return pods_of(ray.nodes(), available_resources_per_node())
+
+    def let_go(self, pod: PodRow) -> bool:
+        """Have a pod end in which nothing runs. False where Ray could not be told, which is logged."""
+        return drain_node(self._address, pod.node_id, "its template is another one than is wished for")
+
+    def shutdown(self) -> None:
+        """Drain and delete every application, then leave Ray."""
+        serve.shutdown()
+        self.leave()
+
+    def leave(self) -> None:
+        """Leave Ray; the pools go on."""
+        ray.shutdown()
+
+    def _free(self, pool: PoolSpec) -> bool:
+        """Whether one more replica has room now."""
+        free = ray.available_resources()
+        nodes = pool.engine.nodes
+        places = {pool_resource(pool.name): 1, follower_resource(pool.name): nodes - 1}
+        if template := self._records[pool.name].template:
+            places[template_resource(template)] = nodes
+        if self._in_pods and any(free.get(name, 0.0) < count for name, count in places.items()):
+            return False
+        return pool.gpus == 0 or free.get("GPU", 0.0) >= pool.gpus * nodes
+
+    def _beside(self, pool: PoolSpec) -> bool:
+        """Whether a changed replica starts beside the one that it replaces. An only one is never stopped
+        before: its successor waits for room. Of other pods there is one more where there may be."""
+        record = self._records[pool.name]
+        if record.wanted < 2:
+            return True
+        if pool.name in self._crowded:
+            return False
+        if record.of_other_pods:
+            wished = self._wished.get(pool.name)
+            return wished is not None and wished.pods > record.wanted
+        return self._free(pool)
+
+    def _renewed(self, pool: PoolSpec) -> serve.RunTarget:
+        """The pool as it is wished for, which is kept."""
+        record = resumed(
+            self._records.get(pool.name) or self._read(pool.name),
+            self._deployment,
+            pool,
+            self.wished(pool.name),
+        )
+        self._keep(pool.name, record)
+        return self._target(pool, surge=record.before is None or self._beside(pool))
+
+    def _read(self, pool: str) -> PoolRecord | None:
+        raw = _internal_kv_get(record_key(self._deployment.name, pool), namespace=NAMESPACE)
+        if raw is None:
+            return None
+        try:
+            return PoolRecord.decode(raw)
+        except msgspec.DecodeError as error:
+            log.warning("what an earlier control process left about %s cannot be read: %s", pool, error)
+            return None
+
+    def _keep(self, pool: str, record: PoolRecord) -> None:
+        key = record_key(self._deployment.name, pool)
+        _internal_kv_put(key, record.encode(), overwrite=True, namespace=NAMESPACE)
+        self._records[pool] = record
+
+    def _pool(self, name: str) -> PoolSpec:
+        try:
+            return self._deployment.pool(name)
+        except KeyError:
+            names = ", ".join(pool.name for pool in self._deployment.pools)
+            raise ConfigError(f"there is no pool {name!r}; there are: {names}") from None
+
+    def _target(self, pool: PoolSpec, *, surge: bool) -> serve.RunTarget:
+        if self._start is None:
+            raise ConfigError("the pools have not been deployed")
+        start_node, clock, token, nodes = self._start
+        record = self._records[pool.name]
+        reserved = shares(_told(record, pool), record.template if self._in_pods else None)
+        replica = serve.deployment(
+            PoolReplica,
+            name=pool.name,
+            num_replicas=record.wanted,
+            health_check_period_s=HEALTH_PERIOD_S,
+            health_check_timeout_s=HEALTH_TIMEOUT_S,
+            graceful_shutdown_timeout_s=self._deployment.worker.drain_s + STOP_MARGIN_S,
+            graceful_shutdown_wait_loop_s=0.1,
+            max_constructor_retry_count=CONSTRUCTOR_RETRIES,
+            max_surge_percent=SURGE_PERCENT if surge else 0,
+            rolling_update_percentage=SURGE_PERCENT / 100,
+            ray_actor_options=reserved[0],
+            placement_group_bundles=bundles(reserved),
+        )
+        # Serve would make a version up at each call, and never return to an earlier one.
+        replica = replica.options(version=str(record.version), _internal=True)
+        return serve.RunTarget(
+            replica.bind(start_node, clock, record.spec, pool.name, token, nodes=nodes),
+            name=application_name(self._deployment, pool),
+            route_prefix=None,
+            external_scaler_enabled=True,
+        )
+
+    @staticmethod
+    def _run(targets: list[serve.RunTarget]) -> None:
+        serve.run_many(
+            targets, wait_for_ingress_deployment_creation=False, wait_for_applications_running=False
+        )
+
+
+def _told(record: PoolRecord, pool: PoolSpec) -> PoolSpec:
+    """The pool as its replicas were told of it: what Ray reserves for them must be what it did, or Serve
+    would replace them. As it is where another version has written what this one cannot read."""
+    try:
+        return Deployment.model_validate_json(record.spec).pool(pool.name)
+    except (ValueError, KeyError):
+        return pool

@@ -1,1 +1,0 @@
-"""Control: membership, pools and what runs them (Ray, Kubernetes)."""

@@ -1,0 +1,116 @@
+"""An edge's end of the link: everything that the core does for it, each as the port that the gateway knows.
+
+What the core can only answer later, the edge accepts at once: a request that admission refuses ends with the
+same error a moment later, before anything of an answer has been sent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable
+
+from kvasir.ports.clock import Clock
+from kvasir_platform.edge.frames import ErrorNote, ToCore, ToEdge, Welcome
+from kvasir_platform.edge.pipe import Pipe
+from kvasir_platform.edge.remote_limits import RemoteLimits
+from kvasir_platform.edge.remote_pages import RemoteNames, RemotePages
+from kvasir_platform.edge.remote_router import RemoteRouter, gone
+
+MAX_WAITING_BYTES = 64 << 20
+"""What may wait for a core that does not read; with more than that, requests are refused."""
+
+
+class CoreLink:
+    """The link of one edge. `figures` renders the edge's metrics. `on_drain` is called when the core wants
+    the edge to end in good order; `on_lost` when nothing comes any more, after all requests have ended, and
+    then `ended` is set.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._pending = ToCore()
+        self._said = False
+        self._pipe = Pipe(
+            ToEdge, gather=self._gather, receive=self._receive, refuse=self._refuse, lost=self._on_pipe_lost
+        )
+        self._welcome: asyncio.Future[Welcome] = asyncio.get_running_loop().create_future()
+        self.lost = False
+        self.ended = asyncio.Event()
+        self.router = RemoteRouter(self, clock.now)
+        self.limits = RemoteLimits(self)
+        self.pages = RemotePages(self)
+        self.names = RemoteNames(self)
+        self.figures: Callable[[], bytes] = bytes
+        self.on_drain: Callable[[], None] = _nothing
+        self.on_lost: Callable[[], None] = _nothing
+
+    async def connect(self, sock: socket.socket) -> Welcome:
+        """Begin on the edge's end of a socket pair; returns the core's first word. Raises CapacityError when
+        the core is gone before it."""
+        await self._pipe.connect(sock)
+        return await self._welcome
+
+    def say(self) -> ToCore:
+        """What leaves at the end of this turn of the loop, to add to."""
+        self._said = True
+        self._pipe.wake()
+        return self._pending
+
+    @property
+    def full(self) -> bool:
+        """Whether the core has not read for too long."""
+        return self._pipe.waiting > MAX_WAITING_BYTES
+
+    def started(self, host: str, port: int) -> None:
+        """The edge listens."""
+        self.say().started = (host, port)
+
+    def failed(self, error: ErrorNote) -> None:
+        """The edge cannot serve."""
+        self.say().failed = error
+        self._pipe.flush()
+
+    def close(self) -> None:
+        """Send what is left, and end. Idempotent."""
+        self._pipe.flush()
+        self._pipe.close()
+
+    def _gather(self) -> ToCore | None:
+        if not self._said:
+            return None
+        message, self._pending, self._said = self._pending, ToCore(), False
+        return message
+
+    def _receive(self, frame: ToEdge) -> None:
+        self.router.heard(frame)
+        for leave in frame.leaves:
+            self.limits.heard(leave)
+        for page in frame.shown:
+            self.pages.heard(page)
+        for number in frame.scrapes:
+            self.say().figures.append((number, self.figures()))
+        if frame.welcome is not None and not self._welcome.done():
+            self._welcome.set_result(frame.welcome)
+        if frame.beat:
+            self.say().beat = frame.beat
+        if frame.drain:
+            self.on_drain()
+
+    def _refuse(self, message: ToCore | ToEdge) -> None:
+        if isinstance(message, ToCore):
+            for request in message.submits:
+                self.router.refuse(request.request_id)
+
+    def _on_pipe_lost(self) -> None:
+        self.lost = True
+        self.router.lost()
+        self.limits.lost()
+        self.pages.lost()
+        if not self._welcome.done():
+            self._welcome.set_exception(gone())
+        self.on_lost()
+        self.ended.set()
+
+
+def _nothing() -> None:
+    """Nobody wants to know."""

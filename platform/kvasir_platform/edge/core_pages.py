@@ -1,0 +1,102 @@
+"""The pages that are about the whole deployment, made in the core for edges that were asked for them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Protocol
+
+from kvasir.core.errors import KvasirError, RequestError
+from kvasir.telemetry.histogram import Histogram
+from kvasir.telemetry.metrics import CONTENT_TYPE
+from kvasir_platform.edge.figures import Figures
+from kvasir_platform.edge.frames import Ask, Shown
+from kvasir_platform.gateway.http.errors import error_headers, error_status
+from kvasir_platform.gateway.http.exchange import JSON, Exchange, HttpRequest
+from kvasir_platform.gateway.operator.decisions import DECISIONS
+from kvasir_platform.gateway.operator.drains import DRAIN, UNDRAIN, WORKERS
+
+log = logging.getLogger(__name__)
+
+
+class Shows(Protocol):
+    """Answers an exchange at once, or raises KvasirError."""
+
+    def __call__(self, exchange: Exchange) -> None: ...
+
+
+class CorePages:
+    """Answers questions of edges. `status` shows the page of that name; `decision`, `drain` and `undrain`
+    those whose paths end with a name."""
+
+    def __init__(
+        self, figures: Figures, *, status: Shows, decision: Shows, drain: Shows, undrain: Shows
+    ) -> None:
+        self._figures = figures
+        self._status = status
+        self._decision = decision
+        self._drain = drain
+        self._undrain = undrain
+
+    def show(self, ask: Ask, then: Callable[[Shown], None]) -> None:
+        """Calls `then` once with the page, or with the error in its place."""
+        if ask.path == "/metrics":
+            self._figures.collect(lambda page: then(Shown(ask.number, 200, CONTENT_TYPE, b"", page)))
+            return
+        exchange = _Asked(ask, then)
+        try:
+            self._page(ask.path)(exchange)
+        except KvasirError as error:
+            exchange.fail(error_status(error), error, error_headers(error))
+        # The last line of defence, as in the gateway: a fault of ours must still be an answer.
+        except Exception as error:
+            log.exception("the page %s failed", ask.path)
+            exchange.fail(500, error)
+
+    def _page(self, path: str) -> Shows:
+        if path == "/status":
+            return self._status
+        if path.startswith(DECISIONS):
+            return self._decision
+        if path.startswith(WORKERS) and path.endswith(DRAIN):
+            return self._drain
+        if path.startswith(WORKERS) and path.endswith(UNDRAIN):
+            return self._undrain
+        raise RequestError(f"There is no {path[:256]!r} here.", status=404, code="not_found")
+
+
+class _Asked(Exchange):
+    """An exchange whose answer goes to an edge, which has the client."""
+
+    __slots__ = ("_number", "_then")
+
+    def __init__(self, ask: Ask, then: Callable[[Shown], None]) -> None:
+        request = HttpRequest(ask.method, ask.path, {}, ask.body, keep_alive=True, chunked=True)
+        super().__init__(request, "", 0.0, _Nowhere())
+        self._number = ask.number
+        self._then = then
+
+    def respond(self, status: int, body: bytes, content_type: bytes = JSON, headers: bytes = b"") -> None:
+        """Hand the answer over."""
+        if self._open:
+            self._open = False
+            self._then(Shown(self._number, status, content_type, headers, body))
+
+
+class _Nowhere:
+    """A Wire that leads to no client."""
+
+    lagging = False
+
+    def write(self, data: bytes) -> None:
+        """Nobody reads it."""
+
+    def lane(self, before: bytes, after: bytes, *, chunked: bool, gaps: Histogram, last_s: float) -> None:
+        """None: nothing streams to it."""
+
+    def answered(self, *, close: bool) -> None:
+        """Nobody waits."""
+
+    def date(self) -> bytes:
+        """The edge adds its own."""
+        return b""

@@ -1,0 +1,288 @@
+"""The core's end of the link to one edge: it does for the edge what a gateway in this process would.
+
+It is the sink of all the edge's requests at once, so that a delta costs the core one append, and a step one
+write for each edge. An edge that does not read holds up nobody: its streams are cut when too much waits for
+it.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+from kvasir.core.errors import CapacityError, KvasirError
+from kvasir.core.requests import Delta, Request
+from kvasir.native import Relay
+from kvasir.ports.limits import Grant, RateLimits, Refusal
+from kvasir.ports.router import Lane, RequestPort, RequestSummary
+from kvasir_platform.edge.core_pages import CorePages
+from kvasir_platform.edge.figures import Figures
+from kvasir_platform.edge.frames import (
+    Ended,
+    ErrorNote,
+    Leave,
+    Settled,
+    Shown,
+    Standing,
+    Take,
+    ToCore,
+    ToEdge,
+    Welcome,
+    note_of,
+)
+from kvasir_platform.edge.pipe import Pipe
+from kvasir_platform.edge.remote_router import ended_badly
+from kvasir_platform.gateway.operator.decisions import RequestNames
+
+log = logging.getLogger(__name__)
+
+MAX_WAITING_BYTES = 64 << 20
+"""What may wait for an edge that does not read."""
+
+
+@dataclass(frozen=True, slots=True)
+class CoreParts:
+    """What the core does for every edge. `now` reads the clock that all processes share."""
+
+    router: RequestPort
+    limits: RateLimits
+    names: RequestNames
+    pages: CorePages
+    figures: Figures
+    now: Callable[[], float]
+
+
+class EdgeEnd:
+    """One edge, from its first word to its last. `name` tells it apart. `on_started` hears where it listens,
+    `on_failed` why it cannot; `on_lost` is called once, when the link is gone and everything that the edge
+    had has been freed. Make and call it on the router's event loop."""
+
+    def __init__(
+        self,
+        name: str,
+        core: CoreParts,
+        *,
+        on_started: Callable[[str, int], None],
+        on_failed: Callable[[ErrorNote], None],
+        on_lost: Callable[[], None],
+        max_waiting_bytes: int = MAX_WAITING_BYTES,
+    ) -> None:
+        self.name = name
+        self.unheard = 0
+        """Beats since it was heard of last."""
+        self._core = core
+        self._on_started = on_started
+        self._on_failed = on_failed
+        self._on_lost = on_lost
+        self._max_waiting_bytes = max_waiting_bytes
+        self._live: dict[str, Request] = {}
+        self._grants: dict[int, Grant] = {}
+        self._pending = ToEdge()
+        self._relay = Relay(self._relayed)
+        self._said = False
+        self._told: Standing | None = None
+        self._lost = False
+        self._pipe = Pipe(
+            ToCore, gather=self._gather, receive=self._receive, refuse=self._refuse, lost=self._on_pipe_lost
+        )
+
+    async def connect(self, sock: socket.socket, welcome: Welcome) -> None:
+        """Begin on the core's end of a socket pair."""
+        self._core.figures.join(self.name, self._scrape)
+        self._say().welcome = welcome
+        await self._pipe.connect(sock)
+
+    @property
+    def in_flight(self) -> int:
+        """Its requests that have not ended."""
+        return len(self._live)
+
+    def stand(self, standing: Standing) -> None:
+        """Tell it what requests meet, unless it knows."""
+        if standing != self._told:
+            self._told = standing
+            self._say().standing = standing
+
+    def beat(self, number: int) -> None:
+        """Ask it for a sign of life."""
+        self.unheard += 1
+        self._say().beat = number
+
+    def drain(self) -> None:
+        """Ask it to end in good order."""
+        self._say().drain = True
+
+    def abort(self) -> None:
+        """Cut the link."""
+        self._pipe.abort()
+
+    # -- StreamSink, of all its requests
+
+    def on_delta(self, delta: Delta) -> None:
+        """See StreamSink."""
+        if len(self._relay):
+            # What went straight in this turn was before it.
+            self._pipe.flush()
+        self._say().deltas.append(delta)
+
+    def lane(self, request_id: str) -> Lane | None:
+        """See StreamSink."""
+        return self._relay.lane(request_id) if request_id in self._live else None
+
+    def on_finish(self, summary: RequestSummary) -> None:
+        """See StreamSink."""
+        self._end(summary, None)
+
+    def on_error(self, error: KvasirError, summary: RequestSummary) -> None:
+        """See StreamSink."""
+        self._end(summary, error)
+
+    def _end(self, summary: RequestSummary, error: KvasirError | None) -> None:
+        if self._live.pop(summary.request_id, None) is not None:
+            self._say().ends.append(Ended(summary, None if error is None else note_of(error)))
+
+    # -- what the edge wants
+
+    def _receive(self, frame: ToCore) -> None:
+        core = self._core
+        self.unheard = 0
+        for request in frame.submits:
+            self._submit(request)
+        for request_id in frame.cancels:
+            if self._live.pop(request_id, None) is not None:
+                core.router.cancel(request_id)
+        for client_id, names in frame.named:
+            core.names.note(client_id, names)
+        for settled in frame.settled:
+            self._settle(settled)
+        for take in frame.takes:
+            core.limits.take(take.tenant, take.quota, take.tokens, partial(self._leave, take))
+        for ask in frame.asks:
+            core.pages.show(ask, self._show)
+        self._news(frame)
+
+    def _news(self, frame: ToCore) -> None:
+        for number, text in frame.figures:
+            self._core.figures.heard(self.name, number, text)
+        if frame.started is not None:
+            self._on_started(*frame.started)
+        if frame.failed is not None:
+            self._on_failed(frame.failed)
+
+    def _submit(self, request: Request) -> None:
+        if self._pipe.waiting > self._max_waiting_bytes:
+            self._refused(request, _too_slow())
+            return
+        self._live[request.request_id] = request
+        try:
+            self._core.router.submit(request, self)
+        except KvasirError as error:
+            del self._live[request.request_id]
+            self._refused(request, error)
+        # One request's fault must not end the link that serves the others.
+        except Exception:
+            log.exception("request %s failed at its start", request.request_id)
+            self._live.pop(request.request_id, None)
+            message = "Internal error; the log has the details under this request id."
+            self._refused(request, KvasirError(message))
+
+    def _refused(self, request: Request, error: KvasirError) -> None:
+        summary = ended_badly(request, error.code, self._core.now(), refused=True)
+        self._say().ends.append(Ended(summary, note_of(error)))
+
+    def _leave(self, take: Take, verdict: Grant | Refusal) -> None:
+        if isinstance(verdict, Refusal):
+            self._say().leaves.append(Leave(take.number, refusal=verdict))
+        elif self._lost:
+            self._core.limits.release(verdict)
+        else:
+            self._grants[take.number] = verdict
+            self._say().leaves.append(Leave(take.number, grant=verdict))
+
+    def _settle(self, settled: Settled) -> None:
+        grant = self._grants.pop(settled.number, None)
+        if grant is None:
+            return
+        if settled.tokens is None:
+            self._core.limits.release(grant)
+        else:
+            self._core.limits.settle(grant, settled.tokens)
+
+    def _scrape(self, number: int) -> None:
+        self._say().scrapes.append(number)
+
+    def _show(self, page: Shown) -> None:
+        self._say().shown.append(page)
+
+    # -- the link
+
+    def _say(self) -> ToEdge:
+        """What leaves at the end of this turn of the loop, to add to."""
+        if not self._said:
+            self._said = True
+            self._pipe.wake()
+        return self._pending
+
+    def _relayed(self) -> None:
+        self._say()
+
+    def _gather(self) -> ToEdge | None:
+        streams = self._pending.deltas or len(self._relay)
+        if streams and self._pipe.waiting > self._max_waiting_bytes:
+            self._cut_all()
+        if not self._said:
+            return None
+        if len(self._relay):
+            self._pending.straight.append(self._relay.take())
+        message, self._pending, self._said = self._pending, ToEdge(), False
+        return message
+
+    def _refuse(self, message: ToCore | ToEdge) -> None:
+        """A delta that is too large for a frame ends its request."""
+        if isinstance(message, ToEdge):
+            if message.straight:
+                self._cut_all()
+            for delta in message.deltas:
+                self._cut(delta.request_id, _too_slow())
+
+    def _cut_all(self) -> None:
+        """The edge does not read: end its streams, and send no more of them than that."""
+        log.error("edge %s does not keep up; %d streams are cut", self.name, len(self._live))
+        self._pending.deltas.clear()
+        self._relay.take()
+        for request_id in list(self._live):
+            self._cut(request_id, _too_slow())
+
+    def _cut(self, request_id: str, error: KvasirError) -> None:
+        request = self._live.pop(request_id, None)
+        if request is not None:
+            self._core.router.cancel(request_id)
+            summary = ended_badly(request, error.code, self._core.now())
+            self._say().ends.append(Ended(summary, note_of(error)))
+
+    def _on_pipe_lost(self) -> None:
+        core = self._core
+        self._lost = True
+        # It knows who is to be woken, and would keep this for good.
+        self._relay = Relay(_nobody)
+        live, self._live = self._live, {}
+        for request_id in live:
+            core.router.cancel(request_id)
+        grants, self._grants = self._grants, {}
+        for grant in grants.values():
+            # What its requests have used is not known; what they were charged is the most.
+            core.limits.settle(grant, grant.tokens)
+        core.figures.leave(self.name)
+        self._pending = ToEdge()
+        self._on_lost()
+
+
+def _nobody() -> None:
+    """Nothing is woken any more."""
+
+
+def _too_slow() -> CapacityError:
+    return CapacityError("The gateway could not take what the workers sent.", code="edge_overloaded")

@@ -1,0 +1,161 @@
+"""The gateway of a core that has edges: as the gateway of one process to whoever starts it, but made of
+several."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+import socket
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+
+from kvasir.config.load.loader import dump
+from kvasir.config.spec.deployment import Deployment
+from kvasir.core.errors import KvasirError
+from kvasir.ports.clock import Clock
+from kvasir.ports.router import RouterPort
+from kvasir.telemetry.metrics import Metrics
+from kvasir.telemetry.tenant_series import TenantFigures
+from kvasir_platform.edge.address import hold, resolve
+from kvasir_platform.edge.core_pages import CorePages
+from kvasir_platform.edge.edge_end import CoreParts
+from kvasir_platform.edge.figures import Figures
+from kvasir_platform.edge.frames import Welcome
+from kvasir_platform.edge.keeper import Keeper, Patience
+from kvasir_platform.gateway.catalog.models import ModelTable
+from kvasir_platform.gateway.operator.decisions import DecisionPages, RequestNames
+from kvasir_platform.gateway.operator.drains import DrainPages
+from kvasir_platform.gateway.operator.status_page import StatusPages
+from kvasir_platform.gateway.tenants.callers import limits_state, make_limits
+from kvasir_platform.gateway.tenants.salts import salt_secret
+
+EDGE_COMMAND = (sys.executable, "-m", "kvasir_platform.apps.edge_app")
+
+_WORTH_IT = 4
+_MOST = 8
+_DRAIN_MARGIN_S = 5.0
+
+
+def edge_count(wanted: int | None, cpus: float) -> int:
+    """How many edges a router on so many CPUs has: as many as are `wanted`, or what suits them.
+
+    Where there are fewer than four, the core and what else runs there need the rest, and one process does
+    both. Beyond eight edges the core, which every token passes, is what is busy.
+    """
+    if wanted is not None:
+        return wanted
+    whole = math.floor(cpus)
+    return 0 if whole < _WORTH_IT else min(whole - 1, _MOST)
+
+
+class Edges:
+    """`count` edge processes of `deployment` in front of `router`. `models` are read, and closed: the core
+    tokenizes nothing. `serve` until `stop`, as a Gateway."""
+
+    def __init__(
+        self,
+        count: int,
+        deployment: Deployment,
+        router: RouterPort,
+        *,
+        clock: Clock,
+        metrics: Metrics,
+        models: ModelTable,
+        command: Sequence[str] = EDGE_COMMAND,
+        patience: Patience | None = None,
+    ) -> None:
+        self._count = count
+        self._deployment = deployment
+        self._clock = clock
+        self._command = command
+        self._patience = patience
+        self._keeper: Keeper | None = None
+        self._stop = asyncio.Event()
+        self._limits = limits = make_limits(deployment.tenancy.redis, clock, random.SystemRandom())
+        metrics.track_tenants(lambda: TenantFigures((), limits_state(limits)))
+        names = RequestNames(deployment.routing.decision_records)
+        pages = StatusPages(
+            deployment,
+            models.objects(0),
+            router,
+            metrics,
+            clock,
+            in_flight=self._in_flight,
+            draining=self._stop.is_set,
+        )
+        models.close()
+        decisions, drains = DecisionPages(router, names), DrainPages(router)
+        figures = Figures(pages.figures)
+        self._core = CoreParts(
+            router=router,
+            limits=limits,
+            names=names,
+            pages=CorePages(
+                figures,
+                status=pages.status,
+                decision=decisions.decision,
+                drain=drains.drain,
+                undrain=drains.undrain,
+            ),
+            figures=figures,
+            now=clock.now,
+        )
+
+    async def serve(self, listen: None, on_started: Callable[[str, int], None]) -> None:
+        """Hold the spec's address, start all edges on it, tell `on_started` where they listen, and keep them
+        until `stop`. Returns when drained. Raises OSError when the address is taken, KvasirError for an edge
+        that does not start."""
+        spec = self._deployment.gateway
+        counting = asyncio.create_task(self._limits.run(), name="rate limits")
+        counting.add_done_callback(self._counted)
+        try:
+            with ExitStack() as held:
+                sockets = [held.enter_context(each) for each in hold(await resolve(spec.host, spec.port))]
+                await self._keep([_address(each) for each in sockets], on_started)
+        finally:
+            counting.cancel()
+            await asyncio.wait([counting])
+        if not counting.cancelled():
+            counting.result()
+
+    def _counted(self, counting: asyncio.Task[None]) -> None:
+        """The counting may have nothing to do, but a fault of it is to be heard."""
+        if not counting.cancelled() and counting.exception() is not None:
+            self.stop()
+
+    def stop(self) -> None:
+        """Begin to drain; `serve` returns within the spec's `drain_timeout_s` and a little. Idempotent."""
+        self._stop.set()
+
+    async def _keep(self, addresses: list[tuple[str, int]], on_started: Callable[[str, int], None]) -> None:
+        welcome = Welcome(dump(self._deployment).encode(), addresses, salt_secret(self._deployment))
+        self._keeper = keeper = Keeper(
+            self._count, self._core, self._command, welcome, clock=self._clock, patience=self._patience
+        )
+        starting = asyncio.ensure_future(keeper.start())
+        stopped = asyncio.ensure_future(self._stop.wait())
+        broken = asyncio.ensure_future(keeper.broken.wait())
+        ends = stopped, broken
+        try:
+            await asyncio.wait((starting, *ends), return_when=asyncio.FIRST_COMPLETED)
+            if starting.done():
+                on_started(*starting.result())
+                await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            await keeper.drain(self._deployment.gateway.drain_timeout_s + _DRAIN_MARGIN_S)
+        finally:
+            for task in (starting, *ends):
+                task.cancel()
+            await keeper.close()
+            await asyncio.wait((starting, *ends))
+        if keeper.broken.is_set():
+            raise KvasirError("edges could not be kept; the log has the reason")
+
+    def _in_flight(self) -> int:
+        return 0 if self._keeper is None else self._keeper.in_flight()
+
+
+def _address(sock: socket.socket) -> tuple[str, int]:
+    host, port, *_ = sock.getsockname()
+    return str(host), int(port)

@@ -1,0 +1,76 @@
+"""The metrics of a router with edges: one page, whichever edge is asked for it."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable
+
+from kvasir_platform.edge.exposition import Families, lasting, merged, parse, render
+
+PATIENCE_S = 2.0
+"""An edge that takes longer is counted as it was when it answered last."""
+
+
+class Figures:
+    """Gathers from all edges and from the core, whose own text is `own`.
+
+    Edges join and leave by name. One round of questions is on its way at a time; whoever asks meanwhile gets
+    what it brings.
+    """
+
+    def __init__(self, own: Callable[[], bytes]) -> None:
+        self._own = own
+        self._ask: dict[str, Callable[[int], None]] = {}
+        self._known: dict[str, Families] = {}
+        self._gone: Families = {}
+        self._rounds = itertools.count(1)
+        self._round = 0
+        self._missing: set[str] = set()
+        self._waiting: list[Callable[[bytes], None]] = []
+        self._timer: asyncio.TimerHandle | None = None
+
+    def join(self, edge: str, ask: Callable[[int], None]) -> None:
+        """An edge that answers the number of a round with `heard`."""
+        self._ask[edge] = ask
+
+    def leave(self, edge: str) -> None:
+        """It has ended; what it has counted stays."""
+        del self._ask[edge]
+        known = self._known.pop(edge, None)
+        if known is not None:
+            self._gone = merged((self._gone, lasting(known)))
+        self._missing.discard(edge)
+        self._finish_if_whole()
+
+    def collect(self, then: Callable[[bytes], None]) -> None:
+        """Calls `then` with everything, at the latest after PATIENCE_S."""
+        self._waiting.append(then)
+        if len(self._waiting) > 1:
+            return
+        self._round = next(self._rounds)
+        self._missing = set(self._ask)
+        for ask in self._ask.values():
+            ask(self._round)
+        self._timer = asyncio.get_running_loop().call_later(PATIENCE_S, self._finish)
+        self._finish_if_whole()
+
+    def heard(self, edge: str, number: int, text: bytes) -> None:
+        """An edge has answered."""
+        self._known[edge] = parse(text)
+        if number == self._round:
+            self._missing.discard(edge)
+            self._finish_if_whole()
+
+    def _finish_if_whole(self) -> None:
+        if self._waiting and not self._missing:
+            self._finish()
+
+    def _finish(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        waiting, self._waiting = self._waiting, []
+        page = render(merged((parse(self._own()), self._gone, *self._known.values())))
+        for then in waiting:
+            then(page)

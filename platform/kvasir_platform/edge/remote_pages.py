@@ -1,0 +1,64 @@
+"""Pages of an edge that are about the whole deployment: the core makes them, whichever edge is asked."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from kvasir_platform.edge.frames import Ask, Shown
+from kvasir_platform.edge.remote_router import gone
+from kvasir_platform.gateway.http.errors import error_headers, error_status
+from kvasir_platform.gateway.http.exchange import Exchange
+from kvasir_platform.gateway.operator.decisions import RequestNames
+
+if TYPE_CHECKING:
+    from kvasir_platform.edge.core_link import CoreLink
+
+
+class RemotePages:
+    """Answers exchanges with what the core shows for them."""
+
+    def __init__(self, link: CoreLink) -> None:
+        self._link = link
+        self._asked: dict[int, Exchange] = {}
+        self._last = 0
+
+    def show(self, exchange: Exchange) -> None:
+        """Any page of the core's. Raises CapacityError where there is no core."""
+        if self._link.lost:
+            raise gone()
+        self._last += 1
+        number = self._last
+        self._asked[number] = exchange
+        exchange.on_gone = partial(self._forget, number)
+        request = exchange.request
+        self._link.say().asks.append(Ask(number, request.method, request.path, request.body))
+
+    def heard(self, page: Shown) -> None:
+        """The core has answered."""
+        exchange = self._asked.pop(page.number, None)
+        if exchange is not None:
+            exchange.respond(page.status, page.body, page.content_type, page.headers)
+
+    def _forget(self, number: int, _code: str) -> None:
+        self._asked.pop(number, None)
+
+    def lost(self) -> None:
+        """No answers will come."""
+        waiting, self._asked = self._asked, {}
+        for exchange in waiting.values():
+            error = gone()
+            exchange.fail(error_status(error), error, error_headers(error))
+
+
+class RemoteNames(RequestNames):
+    """Tells the core which requests a call is made of: it may be asked of another edge why they ran where
+    they ran."""
+
+    def __init__(self, link: CoreLink) -> None:
+        super().__init__(0)
+        self._link = link
+
+    def note(self, client_id: str, names: tuple[str, ...]) -> None:
+        """As RequestNames; the core keeps it."""
+        self._link.say().named.append((client_id, names))

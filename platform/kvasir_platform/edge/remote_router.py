@@ -1,0 +1,170 @@
+"""The router in another process, as the gateway of an edge sees it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple
+
+from kvasir.core.errors import CapacityError, KvasirError, RequestError
+from kvasir.core.messages import CodedStep, WorkerFrame
+from kvasir.core.requests import Delta, Request, Usage
+from kvasir.ports.router import NO_BROWNOUT, BrownoutView, Lane, RequestSummary, StreamSink
+from kvasir.wire.codec import decode_to_router
+from kvasir_platform.edge.frames import Standing, ToEdge, error_of
+from kvasir_router.straight import Straight
+
+if TYPE_CHECKING:
+    from kvasir_platform.edge.core_link import CoreLink
+
+log = logging.getLogger(__name__)
+
+
+_CORE = ""
+"""The only worker that an edge knows; it tells streams apart by the ids of their requests."""
+
+
+class _Live(NamedTuple):
+    """A request that the core has, or will have at the end of this turn."""
+
+    request: Request
+    sink: StreamSink
+
+
+class RemoteRouter:
+    """`kvasir.ports.router.RequestPort` over a link. `now` reads the clock that both processes share.
+
+    The core says whether it takes a request only after `submit` has returned: a refusal comes to the sink's
+    `on_error`, in a summary that is marked `refused`. What it says of its readiness and of pressure is at
+    most some 50 ms old.
+    """
+
+    def __init__(self, link: CoreLink, now: Callable[[], float]) -> None:
+        self._link = link
+        self._now = now
+        self._live: dict[str, _Live] = {}
+        self._straight = Straight(_place)
+        self._standing = Standing("the router has not said anything yet", {}, {})
+
+    @property
+    def in_flight(self) -> int:
+        """Requests that have not ended."""
+        return len(self._live)
+
+    def submit(self, request: Request, sink: StreamSink) -> None:
+        """See RequestPort. Raises CapacityError where the core cannot be told, RequestError
+        (`duplicate_request`)."""
+        if self._link.lost:
+            raise gone()
+        if self._link.full:
+            raise CapacityError("The router does not keep up with its edges.", code="no_capacity")
+        if request.request_id in self._live:
+            raise RequestError(
+                f"request {request.request_id} is in flight already", status=500, code="duplicate_request"
+            )
+        self._live[request.request_id] = _Live(request, sink)
+        self._link.say().submits.append(request)
+
+    def cancel(self, request_id: str) -> None:
+        """See RequestPort."""
+        if self._live.pop(request_id, None) is not None:
+            self._link.say().cancels.append(request_id)
+
+    def brownout(self, model: str) -> BrownoutView:
+        """See RequestPort."""
+        return self._standing.brownouts.get(model, NO_BROWNOUT)
+
+    def not_ready_reason(self) -> str | None:
+        """See RequestPort."""
+        return self._standing.missing
+
+    def not_ready_models(self) -> dict[str, str | None]:
+        """See RequestPort."""
+        return dict(self._standing.missing_by_model)
+
+    # -- the link's side
+
+    def heard(self, frame: ToEdge) -> None:
+        """The core has said something."""
+        for delta in frame.deltas:
+            self._said(delta)
+        for each in frame.straight:
+            self._went_straight(each)
+        for end in frame.ends:
+            note = end.error
+            self._end(end.summary, None if note is None else error_of(note))
+        if frame.standing is not None:
+            self._standing = frame.standing
+
+    def _said(self, delta: Delta) -> None:
+        found = self._live.get(delta.request_id)
+        if found is None:
+            return
+        try:
+            found.sink.on_delta(delta)
+            self._straight.offer(delta.request_id, delta, found.sink)
+        except Exception:  # one client's sink must not end the link that serves the others
+            log.exception("the sink of request %s failed", delta.request_id)
+            self.cancel(delta.request_id)
+
+    def _went_straight(self, message: bytes) -> None:
+        frame = decode_to_router(message)
+        if isinstance(frame, WorkerFrame) and isinstance(frame.payload, CodedStep):
+            rest = self._straight.rest(_CORE, frame.payload, self._now())
+            for delta in () if rest is None else rest.deltas:
+                self._said(delta)
+
+    def refuse(self, request_id: str) -> None:
+        """A request was too large to be told."""
+        found = self._live.get(request_id)
+        if found is not None:
+            error = RequestError(
+                "The request is larger than the router takes.", status=413, code="request_too_large"
+            )
+            self._end(self._summary(found.request, error, refused=True), error)
+
+    def lost(self) -> None:
+        """The core is gone, and with it every request."""
+        self._standing = Standing("the router has ended", {}, {})
+        for found in list(self._live.values()):
+            error = gone()
+            self._end(self._summary(found.request, error), error)
+
+    def _end(self, summary: RequestSummary, error: KvasirError | None) -> None:
+        found = self._live.pop(summary.request_id, None)
+        if found is None:
+            return
+        try:
+            if error is None:
+                found.sink.on_finish(summary)
+            else:
+                found.sink.on_error(error, summary)
+        except Exception:  # as for a delta
+            log.exception("the sink of request %s failed at its end", summary.request_id)
+
+    def _summary(self, request: Request, error: KvasirError, *, refused: bool = False) -> RequestSummary:
+        return ended_badly(request, error.code, self._now(), refused=refused)
+
+
+def _place(request_id: str, delta: Delta, lane: Lane) -> tuple[str, str, int]:
+    return _CORE, request_id, delta.offset + len(delta.token_ids)
+
+
+def ended_badly(request: Request, code: str, now: float, *, refused: bool = False) -> RequestSummary:
+    """What is known of a request of which the router says nothing."""
+    return RequestSummary(
+        request_id=request.request_id,
+        model=request.model,
+        outcome=code,
+        arrival_s=request.arrival_s,
+        finished_s=now,
+        usage=Usage(),
+        trace_context=request.trace_context,
+        slo=request.slo,
+        refused=refused,
+    )
+
+
+def gone() -> CapacityError:
+    """What is said of everything that needs a core which is not there any more."""
+    return CapacityError("The router has ended.", code="router_lost")

@@ -1,0 +1,66 @@
+"""What a client says of a request beside its prompt: the service level it wants, and what belongs together.
+
+Both steer where a request runs and change nothing of its answer, so they travel in headers that any client
+can set; fields of the body serve as a session where no header names one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from kvasir.config.spec.deployment import SloSpec
+from kvasir.core.errors import RequestError
+from kvasir.core.requests import SloClass
+from kvasir_platform.gateway.openai.schema.limits import MAX_HINT
+from kvasir_platform.gateway.openai.schema.sampling import SamplingFields
+
+SLO_HEADER = "x-kvasir-slo"
+SESSION_HEADER = "x-session-id"
+TIMING_HEADER = "x-kvasir-server-timing"
+"""Asks for the Server-Timing of a stream's end, by the value `comment`."""
+
+
+class SloClasses:
+    """The classes of a deployment by name; the first is for requests that name none."""
+
+    def __init__(self, specs: Sequence[SloSpec]) -> None:
+        classes = [SloClass(spec.name, spec.ttft_s, spec.itl_s) for spec in specs]
+        self._default = classes[0]
+        self._by_name = {slo.name.encode(): slo for slo in classes}
+
+    def asked_for(self, headers: Mapping[bytes, bytes]) -> SloClass:
+        """The class that the headers name. Raises RequestError listing those there are."""
+        name = headers.get(SLO_HEADER.encode())
+        if name is None:
+            return self._default
+        slo = self._by_name.get(name.strip())
+        if slo is None:
+            there_are = ", ".join(each.decode() for each in self._by_name)
+            shown = name[:64].decode("ascii", "replace")
+            raise RequestError(
+                f"There is no SLO class {shown!r} here; the classes are: {there_are}.",
+                code="unknown_slo_class",
+                param=SLO_HEADER,
+            )
+        return slo
+
+
+def body_session(body: SamplingFields) -> str | None:
+    """What a body says of the session that it belongs to: vLLM's `session_id`, OpenAI's `prompt_cache_key`,
+    which is for prompts that begin alike, or the older `user`."""
+    return body.session_id or body.prompt_cache_key or body.user
+
+
+def session_name(headers: Mapping[bytes, bytes], named: str | None) -> str:
+    """What the client calls the session that a request belongs to, "" for nothing: the header before what
+    its body has `named`. Raises RequestError for a name that is too long."""
+    header = headers.get(SESSION_HEADER.encode())
+    if header is None:
+        return named or ""
+    if len(header) > MAX_HINT:
+        raise RequestError(
+            f"{SESSION_HEADER} has {len(header)} bytes; {MAX_HINT} are allowed.",
+            code="invalid_value",
+            param=SESSION_HEADER,
+        )
+    return header.decode("latin-1")

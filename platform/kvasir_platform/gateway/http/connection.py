@@ -1,0 +1,377 @@
+"""One HTTP/1.1 connection, with a limit on everything that a client controls: its input side, and its turns.
+
+Parsing is llhttp's (strict: bare LF, and Content-Length beside Transfer-Encoding, are refused). What a
+parser does not do is here: deadlines for headers, body and idling, caps on headers, target and body, exactly
+one Host, one transfer coding, and a bound on pipelining. What the client is sent is in `connection_output`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import re
+from collections import deque
+from typing import TYPE_CHECKING, NoReturn
+
+import httptools
+
+from kvasir.core.errors import KvasirError, RequestError
+from kvasir.telemetry.reasons import CLIENT_CLOSED, SLOW_READER
+from kvasir_platform.gateway.http.body import Body
+from kvasir_platform.gateway.http.errors import error_headers, error_status
+from kvasir_platform.gateway.http.exchange import Exchange, HttpRequest
+from kvasir_platform.gateway.http.limits import HttpLimits
+from kvasir_platform.gateway.http.output import BODY, HEADERS, IDLE, LINGER, ConnectionOutput, Refusal
+from kvasir_platform.gateway.http.request_head import (
+    check_coding,
+    check_host,
+    check_version,
+    expects_continue,
+    target_path,
+)
+
+if TYPE_CHECKING:
+    from kvasir_platform.gateway.http.listener import Listener
+
+_MAX_PIPELINED = 8
+_EARLY_BYTES = 64 << 10
+"""Bodies beyond this are asked about before they are read."""
+_DROPPED = 2
+"""Bodies' bounds that a client may go on sending after a refusal; reading them only costs."""
+_FRAMING = 8
+"""Bytes on the wire for each byte of a body; honest chunks need little more than one."""
+_SANE_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
+_ONLY_ONCE = frozenset((b"host", b"authorization", b"content-length", b"content-type", b"transfer-encoding"))
+
+
+class Connection(ConnectionOutput):
+    """One accepted socket. `deadline` is in the loop's time; the listener calls `expire` after it."""
+
+    def __init__(self, listener: Listener, limits: HttpLimits) -> None:
+        super().__init__(listener, limits)
+        self._parser = httptools.HttpRequestParser(self)
+        self._waiting: deque[Exchange] = deque()
+        self._refusal: KvasirError | None = None
+        self._begun = False
+        self._last = False
+        self._upgrade = False
+        self._continue_due = False
+        self._wire_bytes = 0
+        self._header_bytes = 0
+        self._headers: dict[bytes, bytes] = {}
+        self._header_count = 0
+        self._url = b""
+        self._method = ""
+        self._path = ""
+        self._version = ""
+        self._http11 = True
+        self._body = Body()
+        self._body_bytes = 0
+        self._held_bytes = 0
+        self._body_due_s = 0.0
+        self._judged_bytes = 0
+
+    # -- asyncio's side
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._bound_output(transport)
+        self._wait_for(HEADERS)
+        full = self._listener.opened(self, transport.get_extra_info("peername"))
+        if full is not None and self._reading != LINGER:
+            self._refuse(full)
+
+    def data_received(self, data: bytes) -> None:
+        if self._reading == LINGER or self._last:
+            self._drop(len(data))
+            return
+        if self._reading == IDLE:
+            # Not yet a message, but no longer idle: empty lines must not keep a connection for ever.
+            self._reading = HEADERS
+            self._begun = False
+            self._wire_bytes = 0
+            if self._exchange is None:
+                self._wait_for(HEADERS)
+        self._wire_bytes += len(data)
+        try:
+            self._feed(data)
+            self._check_wire()
+        except httptools.HttpParserCallbackError as error:
+            if self._refusal is None:
+                raise RuntimeError("a parser callback failed") from error
+            if self._reading != LINGER:
+                self._refuse(self._refusal)
+        except httptools.HttpParserError as error:
+            if self._reading != LINGER and not self._last:  # else data after a request that asked to close
+                self._refuse(RequestError(f"Malformed HTTP request: {error}.", code="malformed_http"))
+        except KvasirError as error:
+            self._refuse(error)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_reading()
+        self._listener.closed(self)
+        self._lose(CLIENT_CLOSED)
+
+    # -- the parser's side
+
+    def on_message_begin(self) -> None:
+        if self._reading == LINGER:
+            self._stop("The connection was closed by the answer before.")
+        if self._reading == IDLE and self._exchange is None:
+            self._wait_for(HEADERS)  # it came in one piece with the request before it
+        self._reading = HEADERS
+        self._begun = True
+        self._method = ""
+        self._headers = {}
+        self._header_count = self._header_bytes = self._body_bytes = 0
+        self._url = b""
+        self._body.take()
+
+    def on_url(self, url: bytes) -> None:
+        self._url += url
+        if len(self._url) > self._limits.target_bytes:
+            limit = self._limits.target_bytes
+            self._stop(f"The request's target exceeds {limit} bytes.", 414, "target_too_long")
+        self._count_header(len(url))
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._header_count += 1
+        self._count_header(len(name) + len(value) + 4)
+        if self._reading == BODY:
+            return  # a trailer: counted, and of no use
+        name = name.lower()
+        earlier = self._headers.get(name)
+        if earlier is None:
+            self._headers[name] = value
+        elif name in _ONLY_ONCE:
+            code = "missing_host" if name == b"host" else "malformed_http"
+            self._stop(f"Header {name.decode()} was sent more than once.", code=code)
+        else:
+            self._headers[name] = earlier + b", " + value
+
+    def on_headers_complete(self) -> None:
+        parser = self._parser
+        self._method = parser.get_method().decode("ascii")
+        self._version = parser.get_http_version()
+        if parser.should_upgrade() and self._method != "CONNECT":
+            self._upgrade = True
+            return
+        try:
+            self._check_head()
+        except KvasirError as error:
+            self._stop_with(error)
+        self._reading = BODY
+        if self._exchange is None:
+            self._wait_for(BODY)
+            if self._continue_due:
+                self._continue()
+
+    def on_body(self, body: bytes) -> None:
+        size = len(body)
+        self._body_bytes += size
+        self._held_bytes += size
+        full = self._listener.hold(size)
+        # Bodies that wait for their turn count too, or pipelining would multiply the bound.
+        if self._held_bytes > self._limits.body_bytes:
+            self._body_too_large()
+        if full is not None:
+            self._stop_with(full)
+        self._body.add(body)
+
+    def on_message_complete(self) -> None:
+        if self._upgrade:
+            return
+        self._reading = IDLE
+        # What comes in the same piece is the next request's; only what comes later is counted for it.
+        self._wire_bytes = 0
+        request = self._request(self._body.take())
+        self._last = not request.keep_alive
+        exchange = self._listener.exchange(request, self._request_id(), self)
+        if len(self._waiting) >= _MAX_PIPELINED:
+            self._stop("Too many pipelined requests.")
+        self._waiting.append(exchange)
+        if self._exchange is None:
+            self._next()
+
+    # -- the listener's side
+
+    def close_when_idle(self) -> None:
+        """Close now, or after the answer that is being sent."""
+        self._draining = True
+        if self._exchange is not None:
+            self._exchange.close_after()
+        elif not self._waiting and not (self._begun and self._reading in (HEADERS, BODY)):
+            self._close()
+
+    def abort(self) -> None:
+        """Cut the connection, whatever it is doing."""
+        self._cut(CLIENT_CLOSED)
+
+    def expire(self) -> None:
+        """The deadline has passed: say so if a request had begun, then close."""
+        if self._reading == LINGER or not self._writable:
+            self._cut(SLOW_READER)
+        elif self._reading == BODY:
+            self._judge_body()
+        elif self._reading == HEADERS and self._begun:
+            self._refuse(RequestError("The headers came too slowly.", status=408, code="header_timeout"))
+        else:
+            self._close()
+
+    # -- inside
+
+    def _rest(self) -> None:
+        if self._waiting:
+            # Later, because this may run inside the router's fan-out, which must not be re-entered.
+            self._listener.loop.call_soon(self._next)
+        elif self._reading == IDLE:
+            self.deadline = self._listener.loop.time() + self._limits.idle_s
+        else:
+            self._wait_for(self._reading)
+            if self._reading == BODY and self._continue_due:
+                self._continue()
+
+    def _feed(self, data: bytes) -> None:
+        """Parse. An offer to upgrade is declined by going on as if it had not been made; the parser stops at
+        one, without a body, so that another one reads the same request without the offer."""
+        rest: bytes | memoryview = data
+        while True:
+            try:
+                self._parser.feed_data(rest)
+                return
+            except httptools.HttpParserUpgrade as upgrade:
+                rest = memoryview(rest)[upgrade.args[0] :]
+            self._upgrade = False
+            self._parser = httptools.HttpRequestParser(self)
+            self._parser.feed_data(self._head_without_upgrade())
+
+    def _head_without_upgrade(self) -> bytes:
+        lines = [b"%b: %b\r\n" % (k, v) for k, v in self._headers.items() if k != b"upgrade"]
+        start = b"%b %b HTTP/%b\r\n" % (self._method.encode(), self._url, self._version.encode())
+        return b"%b%b\r\n" % (start, b"".join(lines))
+
+    def _request(self, body: bytes) -> HttpRequest:
+        return HttpRequest(
+            method=self._method,
+            path=self._path,
+            headers=self._headers,
+            body=body,
+            keep_alive=self._parser.should_keep_alive(),
+            chunked=self._http11,
+        )
+
+    def _check_head(self) -> None:
+        """Refuse what could be read in two ways, what is too large, and what nobody will want."""
+        headers, limits = self._headers, self._limits
+        self._http11 = check_version(self._version)
+        check_host(headers.get(b"host"), http11=self._http11)
+        self._path = target_path(self._url, self._method)
+        coding = headers.get(b"transfer-encoding")
+        check_coding(coding, http11=self._http11)
+        length = headers.get(b"content-length")
+        size = 0 if length is None else int(length)
+        if size > limits.body_bytes:
+            self._body_too_large()
+        self._continue_due = expects_continue(headers)
+        early = self._listener.early
+        if early is not None and (size > _EARLY_BYTES or coding is not None or self._continue_due):
+            early(self._request(b""))
+
+    def _continue(self) -> None:
+        self._continue_due = False
+        if self._http11:
+            self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+
+    def _judge_body(self) -> None:
+        """The body's time is up, or it is time to see how fast it comes."""
+        limits, now = self._limits, self._listener.loop.time()
+        window_s = limits.header_s / 2
+        if now >= self._body_due_s or self._body_bytes - self._judged_bytes < limits.body_rate * window_s:
+            self._refuse(RequestError("The body came too slowly.", status=408, code="body_timeout"))
+            return
+        self._judged_bytes = self._body_bytes
+        self.deadline = min(self._body_due_s, now + window_s)
+
+    def _wait_for(self, part: str) -> None:
+        now, limits = self._listener.loop.time(), self._limits
+        if part == BODY:
+            self._body_due_s = now + limits.body_s
+            self._judged_bytes = self._body_bytes
+            self.deadline = min(self._body_due_s, now + limits.header_s / 2)
+        else:
+            self.deadline = now + limits.header_s
+
+    def _next(self) -> None:
+        if self._exchange is not None or not self._waiting or not self._writable:
+            return
+        self._exchange = self._waiting.popleft()
+        self._release(len(self._exchange.request.body))
+        self.deadline = math.inf
+        if self._draining:
+            self._exchange.close_after()
+        self._listener.handle(self._exchange)
+
+    def _request_id(self) -> str:
+        given = self._headers.get(b"x-request-id")
+        if given is not None and _SANE_ID.fullmatch(given):
+            return given.decode("ascii")
+        return self._listener.new_id()
+
+    def _count_header(self, size: int) -> None:
+        self._header_bytes += size
+        if self._header_bytes > self._limits.header_bytes or self._header_count > self._limits.header_fields:
+            self._headers_too_large()
+
+    def _drop(self, size: int) -> None:
+        """Of a client that goes on sending what nobody will read."""
+        self._wire_bytes += size
+        if self._wire_bytes > _DROPPED * self._limits.body_bytes:
+            self._cut(CLIENT_CLOSED)
+
+    def _check_wire(self) -> None:
+        """Catch what the callbacks cannot see: one endless header, or a body that is all framing."""
+        limits = self._limits
+        if self._reading == HEADERS and self._wire_bytes > limits.header_bytes:
+            self._headers_too_large()
+        elif self._reading == BODY:
+            framing = self._wire_bytes - self._body_bytes
+            if framing > limits.header_bytes + min(_FRAMING * self._body_bytes, limits.body_bytes):
+                self._stop("The body is nearly all framing.", 413, "body_too_large")
+
+    def _headers_too_large(self) -> NoReturn:
+        self._stop(
+            f"The headers exceed {self._limits.header_bytes} bytes or {self._limits.header_fields} fields.",
+            431,
+            "headers_too_large",
+        )
+
+    def _body_too_large(self) -> NoReturn:
+        self._stop(f"The body exceeds {self._limits.body_bytes} bytes.", 413, "body_too_large")
+
+    def _stop(self, message: str, status: int = 400, code: str = "malformed_http") -> NoReturn:
+        self._stop_with(RequestError(message, status=status, code=code))
+
+    def _stop_with(self, error: KvasirError) -> NoReturn:
+        """Raise from inside a callback of the parser, which hides what is raised there."""
+        self._refusal = error
+        raise error
+
+    def _refuse(self, error: KvasirError) -> None:
+        """Answer `error` and end the connection; an answer under way is cut instead."""
+        if self._exchange is not None:
+            self._cut(CLIENT_CLOSED)
+            return
+        empty = HttpRequest(self._method, "", self._headers, b"", keep_alive=False, chunked=False)
+        exchange = self._listener.exchange(empty, self._request_id(), Refusal(self))
+        self._listener.refused(error)
+        exchange.fail(error_status(error), error, error_headers(error))
+
+    def _stop_reading(self) -> None:
+        self._reading = LINGER
+        self._wire_bytes = 0
+        self._waiting.clear()
+        self._body.take()
+        self._release(self._held_bytes)
+
+    def _release(self, size: int) -> None:
+        self._held_bytes -= size
+        self._listener.hold(-size)

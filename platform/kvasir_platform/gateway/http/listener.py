@@ -1,0 +1,197 @@
+"""The listening socket and its connections: accepting, deadlines, and the graceful end.
+
+Deadlines are swept by one timer for all connections instead of a timer each: setting one is then an
+assignment, and an idle gateway has no timer at all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Callable
+from email.utils import formatdate
+
+from kvasir.config.spec.edge import GatewaySpec
+from kvasir.core.errors import CapacityError, KvasirError
+from kvasir_platform.gateway.http.clients import ClientConnections
+from kvasir_platform.gateway.http.connection import Connection
+from kvasir_platform.gateway.http.cors import Cors
+from kvasir_platform.gateway.http.exchange import Exchange, HttpRequest, Wire
+from kvasir_platform.gateway.http.limits import HttpLimits
+from kvasir_platform.gateway.http.tls import EdgeCertificate, Handshake, Held, accept_secure
+
+Listen = socket.socket | list[socket.socket] | tuple[str, int]
+
+_MAX_SWEEP_S = 0.5
+_BACKLOG = 1024
+_REFUSALS = 256
+"""Connections beyond the limit that may be told so at one moment; the rest are cut without a word."""
+
+
+class Listener:
+    """Accepts connections and hands whole requests to `handler`, which must answer or keep the exchange.
+
+    `early` is shown requests with a large body, or one of unknown length, before it is read, and raises
+    KvasirError to refuse them. `on_refused` hears of requests that were refused before a handler saw them.
+    `new_id` makes request ids, `now` reads the gateway's clock, `wall` the time of day (seconds). Raises
+    ConfigError for certificates that are not good.
+    """
+
+    def __init__(
+        self,
+        spec: GatewaySpec,
+        *,
+        handler: Callable[[Exchange], None],
+        on_refused: Callable[[KvasirError], None],
+        new_id: Callable[[], str],
+        now: Callable[[], float],
+        wall: Callable[[], float],
+        early: Callable[[HttpRequest], object] | None = None,
+        cors: Cors | None = None,
+    ) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.handle = handler
+        self.refused = on_refused
+        self.early = early
+        self.new_id = new_id
+        self._cors = cors if cors is not None and cors.enabled else None
+        self._limits = limits = HttpLimits.of(spec)
+        self._max_connections = spec.max_connections
+        self._clients = ClientConnections(spec.max_connections_per_client, spec.trusted_proxies)
+        self._bodies_bytes = 0
+        self._max_bodies_bytes = spec.max_bodies_bytes
+        self.certificate = (
+            None if spec.tls.cert_file is None else EdgeCertificate(spec.tls, now=now, wall=wall)
+        )
+        self._handshake_s = spec.tls.handshake_timeout_s
+        self._now = now
+        self._wall = wall
+        self._connections: dict[Held, bytes | None] = {}
+        self._stop_accepting: list[Callable[[], object]] = []
+        self._sweep: asyncio.TimerHandle | None = None
+        self._sweep_s = min(_MAX_SWEEP_S, limits.header_s / 4, limits.body_s / 4, limits.idle_s / 4)
+        self._empty = asyncio.Event()
+        self._empty.set()
+        self._date = b""
+        self._date_until = -1.0
+
+    async def open(self, listen: Listen) -> tuple[str, int]:
+        """Bind and accept; returns the address. Raises OSError when the port is taken."""
+        if isinstance(listen, tuple):
+            sockets = await self._bind(*listen)
+        else:
+            sockets = listen if isinstance(listen, list) else [listen]
+        for sock in sockets:
+            sock.setblocking(False)
+            if self.certificate is None:
+                server = await self.loop.create_server(self._plain, sock=sock, backlog=_BACKLOG)
+                self._stop_accepting.append(server.close)
+            else:
+                sock.listen(_BACKLOG)
+                accepting = accept_secure(self, sock, self.certificate, self._limits, self._handshake_s)
+                task = self.loop.create_task(accepting, name="accept-tls")
+                self._stop_accepting += [task.cancel, sock.close]
+        address = sockets[0].getsockname()
+        return str(address[0]), int(address[1])
+
+    async def drain(self, grace_s: float) -> None:
+        """Accept nothing more, close what idles, and let answers under way go on for `grace_s`."""
+        self._accept_no_more()
+        for held in list(self._connections):
+            held.close_when_idle()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._empty.wait(), grace_s)
+
+    async def close(self) -> None:
+        """Cut what is left; after it no connection and no timer remains."""
+        self._accept_no_more()
+        for held in list(self._connections):
+            held.abort()
+        # An aborted connection is lost one loop iteration later.
+        await self._empty.wait()
+        if self._sweep is not None:
+            self._sweep.cancel()
+            self._sweep = None
+
+    async def _bind(self, host: str, port: int) -> list[socket.socket]:
+        """A socket for each address of `host`."""
+        found = await self.loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        sockets: list[socket.socket] = []
+        try:
+            for family, _, _, _, address in dict.fromkeys(found):
+                sockets.append(socket.create_server(address[:2], family=family, backlog=_BACKLOG))
+        except OSError:
+            for sock in sockets:
+                sock.close()
+            raise
+        return sockets
+
+    def _accept_no_more(self) -> None:
+        while self._stop_accepting:
+            self._stop_accepting.pop(0)()
+
+    # -- the connections' side
+
+    def opened(self, held: Held, peer: object) -> KvasirError | None:
+        """Count what was accepted from `peer`, a socket's peer name; returns why it is too much."""
+        if held in self._connections:
+            return None  # lifted to TLS
+        if self._sweep is None:
+            self._sweep = self.loop.call_later(self._sweep_s, self._expire)
+        client, welcome = self._clients.enter(peer)
+        self._connections[held] = client
+        self._empty.clear()
+        over = len(self._connections) - self._max_connections
+        if over > _REFUSALS:
+            held.abort()
+        if over > 0:
+            return CapacityError("The gateway holds all connections it may.", code="too_many_connections")
+        if not welcome:
+            return CapacityError(
+                "The gateway holds all connections it may of one client.", code="too_many_client_connections"
+            )
+        return None
+
+    def secured(self, handshake: Handshake, connection: Connection) -> None:
+        """`connection` goes on where `handshake` has ended."""
+        self._connections[connection] = self._connections.pop(handshake, None)
+
+    def closed(self, held: Held) -> None:
+        """Forget a connection. Idempotent."""
+        if held not in self._connections:
+            return
+        self._clients.leave(self._connections.pop(held))
+        if not self._connections:
+            self._empty.set()
+
+    def hold(self, size: int) -> KvasirError | None:
+        """Count bytes of bodies (negative: let go of); returns why they are too many."""
+        self._bodies_bytes += size
+        if self._bodies_bytes > self._max_bodies_bytes:
+            return CapacityError("The gateway holds all request bodies it may.", code="bodies_full")
+        return None
+
+    def exchange(self, request: HttpRequest, request_id: str, wire: Wire) -> Exchange:
+        """An exchange that arrived just now."""
+        exchange = Exchange(request, request_id, self._now(), wire)
+        if self._cors is not None:
+            exchange.lines = self._cors.lines(request.headers)
+        return exchange
+
+    def date(self) -> bytes:
+        """The Date header's line, made anew each second."""
+        now = self._now()
+        if now >= self._date_until:
+            self._date = b"date: %b\r\n" % formatdate(self._wall(), usegmt=True).encode()
+            self._date_until = now + 1.0
+        return self._date
+
+    def _plain(self) -> Connection:
+        return Connection(self, self._limits)
+
+    def _expire(self) -> None:
+        now = self.loop.time()
+        for connection in [c for c in self._connections if c.deadline <= now]:
+            connection.expire()
+        self._sweep = self.loop.call_later(self._sweep_s, self._expire) if self._connections else None

@@ -1,0 +1,214 @@
+"""The output side of one HTTP/1.1 connection: writing, back pressure, and the ways in which it ends.
+
+Bytes go from an answer into the transport by one call, as long as the client reads. What comes faster than it
+reads waits in one buffer with a bound, and who lets that overflow is cut: otherwise the slowest clients would
+decide how much memory the gateway needs. An end is a close when all has left, a lingering close so that a
+refusal can be read, or a reset.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import socket
+import struct
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, cast
+
+from kvasir.native import Lane, SocketLane
+from kvasir.telemetry.histogram import Histogram
+from kvasir.telemetry.reasons import SLOW_READER
+from kvasir_platform.gateway.http.exchange import Exchange
+from kvasir_platform.gateway.http.limits import HttpLimits
+
+if TYPE_CHECKING:
+    from kvasir_platform.gateway.http.listener import Listener
+
+_RESET = struct.pack("ii", 1, 0)
+_QUEUE_BYTES = 8 << 10
+"""What the loop may queue. Each queued write costs it most of a kilobyte beside its bytes, so that small ones
+wait for a slow reader in one piece of ours instead."""
+_KERNEL_BYTES = 64 << 10
+"""The kernel doubles it; without a bound it buffers megabytes for a client that does not read."""
+_OVERHEAD = 0.45
+"""The part of a stream's bound that queues and growing buffers take beside the bytes in them."""
+
+IDLE, HEADERS, BODY, LINGER = "idle", "headers", "body", "linger"
+"""What of a request is being read; LINGER: nothing any more."""
+
+
+class ConnectionOutput(asyncio.Protocol, ABC):
+    """What a Connection does with its answers; a base of it rather than a part, so that a chunk costs no call
+    more. `deadline` is in the loop's time."""
+
+    def __init__(self, listener: Listener, limits: HttpLimits) -> None:
+        self._listener = listener
+        self._limits = limits
+        self._transport: asyncio.Transport
+        self._socket: socket.socket
+        self._plain = False
+        self._reading = IDLE
+        self._exchange: Exchange | None = None
+        self._writable = True
+        self._backlog = bytearray()
+        self._overrun = False
+        self._draining = False
+        self.deadline = math.inf
+
+    @abstractmethod
+    def _rest(self) -> None:
+        """What comes after an answer: the next request, the rest of one, or idling."""
+
+    @abstractmethod
+    def _stop_reading(self) -> None:
+        """Take nothing more, and let go of what was taken."""
+
+    def _bound_output(self, transport: asyncio.BaseTransport) -> None:
+        """Write to `transport`, and have it and the kernel queue no more than they must."""
+        self._transport = cast(asyncio.Transport, transport)
+        bound = self._limits.stream_buffer_bytes
+        self._transport.set_write_buffer_limits(high=min(_QUEUE_BYTES, bound // 4))
+        self._socket = sock = transport.get_extra_info("socket")
+        self._plain = transport.get_extra_info("sslcontext") is None
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, min(_KERNEL_BYTES, bound))
+
+    # -- asyncio's side
+
+    def pause_writing(self) -> None:
+        self._writable = False
+        if self._exchange is None or not self._exchange.streaming:
+            self._await_reader()
+        elif self._exchange.on_lagging is not None:
+            self._exchange.on_lagging()
+
+    def resume_writing(self) -> None:
+        self._writable = True
+        self._write_backlog()
+        if self._writable and self._exchange is not None and self._exchange.on_caught_up is not None:
+            self._exchange.on_caught_up()
+        if self._writable and self._reading != LINGER and self._exchange is None:
+            self._transport.resume_reading()
+            self._rest()
+
+    # -- the exchange's side
+
+    def write(self, data: bytes) -> None:
+        if self._writable:
+            self._transport.write(data)
+        elif len(self._backlog) + len(data) <= self._limits.stream_buffer_bytes * (1.0 - _OVERHEAD):
+            self._backlog += data
+        elif not self._overrun:
+            self._overrun = True
+            # Later, because this runs inside the router's fan-out, which must not be re-entered.
+            self._listener.loop.call_soon(self._cut_slow)
+
+    def lane(
+        self, before: bytes, after: bytes, *, chunked: bool, gaps: Histogram, last_s: float
+    ) -> Lane | None:
+        if not (self._plain and self._writable):
+            return None
+        lane = SocketLane(
+            fd=self._socket.fileno(),
+            pending=self._transport.get_write_buffer_size,
+            write=self.write,
+            before=before,
+            after=after,
+            chunked=chunked,
+            bounds=gaps.bounds,
+            counts=gaps.counts,
+            total=gaps.total,
+            last_s=last_s,
+        )
+        # What cannot be done on this machine need not be tried for each delta.
+        self._plain = lane.open
+        return lane if lane.open else None
+
+    def date(self) -> bytes:
+        return self._listener.date()
+
+    @property
+    def lagging(self) -> bool:
+        return not self._writable
+
+    def answered(self, *, close: bool) -> None:
+        self._exchange = None
+        if close or self._draining:
+            self._close()
+        elif self._writable:
+            self._rest()
+        else:
+            self._await_reader()
+
+    def linger(self) -> None:
+        """Half-close and drop what still comes: closing at once would reset the connection, and the
+        peer would never read the answer. TLS cannot half-close; the answer's length tells its end."""
+        self._write_backlog()
+        self._stop_reading()
+        self.deadline = self._listener.loop.time() + self._limits.linger_s
+        if self._transport.can_write_eof():
+            self._transport.write_eof()
+
+    # -- inside
+
+    def _await_reader(self) -> None:
+        """A whole answer waits for its reader: take nothing more, and not for ever."""
+        self._transport.pause_reading()
+        self.deadline = self._listener.loop.time() + self._limits.body_s
+
+    def _write_backlog(self) -> None:
+        """Hand over what waited for a slow reader."""
+        if self._backlog:
+            backlog, self._backlog = self._backlog, bytearray()
+            self._transport.write(backlog)
+
+    def _close(self) -> None:
+        """Close when what was written has left, within a bound."""
+        self._write_backlog()
+        self._stop_reading()
+        self.deadline = self._listener.loop.time() + self._limits.body_s
+        self._transport.close()
+
+    def _cut_slow(self) -> None:
+        if self._reading != LINGER:
+            self._cut(SLOW_READER)
+
+    def _cut(self, code: str) -> None:
+        self._stop_reading()
+        self._lose(code)
+        # Reset, so that the kernel too drops at once what the client did not read. A transport that is
+        # closing already may have let go of its socket; uvloop then raises ValueError.
+        with contextlib.suppress(OSError, ValueError):
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+        self._transport.abort()
+
+    def _lose(self, code: str) -> None:
+        exchange, self._exchange = self._exchange, None
+        if exchange is not None:
+            exchange.gone(code)
+
+
+class Refusal:
+    """The wire of an exchange that only refuses: it lingers where others close."""
+
+    def __init__(self, connection: ConnectionOutput) -> None:
+        self._connection = connection
+
+    def write(self, data: bytes) -> None:
+        self._connection.write(data)
+
+    def lane(
+        self, before: bytes, after: bytes, *, chunked: bool, gaps: Histogram, last_s: float
+    ) -> Lane | None:
+        return None
+
+    def date(self) -> bytes:
+        return self._connection.date()
+
+    @property
+    def lagging(self) -> bool:
+        return self._connection.lagging
+
+    def answered(self, *, close: bool) -> None:
+        self._connection.linger()

@@ -1,0 +1,78 @@
+"""What the head of an HTTP request must be beyond what the parser sees to.
+
+Two parties that read one message differently are how requests are smuggled past a proxy; so whatever could
+be read in two ways is refused, and never guessed at.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from kvasir.core.errors import RequestError
+from kvasir_platform.gateway.http.errors import MethodNotAllowed
+
+METHODS = "GET, HEAD, POST, OPTIONS"
+"""All that any target takes, as the Allow header lists them."""
+
+_HOST = re.compile(rb"[A-Za-z0-9._:\[\]-]{1,255}")
+_ABSOLUTE = re.compile(rb"(?i:https?)://([^/?#]*)(.*)")
+
+
+def check_version(version: str) -> bool:
+    """Whether the request is of HTTP/1.1 rather than 1.0. Raises RequestError 505 for others."""
+    if version == "1.1":
+        return True
+    if version != "1.0":
+        raise RequestError(
+            f"HTTP/{version} is not spoken here.", status=505, code="http_version_not_supported"
+        )
+    return False
+
+
+def check_host(host: bytes | None, *, http11: bool) -> None:
+    """Raise RequestError unless there is a Host header where there must be one, and it names a host."""
+    if host is None:
+        if http11:
+            raise RequestError("The Host header is missing.", code="missing_host")
+    elif not _HOST.fullmatch(host.strip()):
+        raise RequestError("The Host header is not a host name.", code="missing_host")
+
+
+def target_path(url: bytes, method: str) -> str:
+    """The path of a request target, percent-encoded as sent: of the usual form, of the one that proxies are
+    sent (`http://host/path`), or `*`, which is for OPTIONS. Raises RequestError for others."""
+    if url[:1] != b"/":
+        absolute = _ABSOLUTE.fullmatch(url)
+        if absolute is not None and _HOST.fullmatch(absolute[1]):
+            url = absolute[2] if absolute[2][:1] == b"/" else b"/" + absolute[2]
+        elif method == "CONNECT":
+            raise MethodNotAllowed("This server, which is no proxy,", METHODS)
+        elif url != b"*" or method != "OPTIONS":
+            raise RequestError("The request's target is not a path.", code="malformed_http")
+    return url.partition(b"?")[0].decode("latin-1")
+
+
+def check_coding(coding: bytes | None, *, http11: bool) -> None:
+    """Raise RequestError for a Transfer-Encoding other than `chunked`, or in HTTP/1.0."""
+    if coding is None:
+        return
+    if not http11:
+        raise RequestError("HTTP/1.0 has no Transfer-Encoding.", code="malformed_http")
+    if coding.strip().lower() != b"chunked":
+        raise RequestError(
+            "Only Transfer-Encoding: chunked is understood.",
+            status=501,
+            code="unsupported_transfer_encoding",
+        )
+
+
+def expects_continue(headers: Mapping[bytes, bytes]) -> bool:
+    """Whether the client waits for a word before it sends the body. Raises RequestError 417 when it expects
+    something else."""
+    expect = headers.get(b"expect")
+    if expect is None:
+        return False
+    if expect.strip().lower() != b"100-continue":
+        raise RequestError("Only Expect: 100-continue is understood.", status=417, code="expectation_failed")
+    return True

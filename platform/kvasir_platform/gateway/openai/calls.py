@@ -1,0 +1,328 @@
+"""From a decoded body to what the router understands: prompts, sampling, and how to answer.
+
+A call is checked here against what the engine would refuse, so that a bad request costs no worker anything
+and its error names the field.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from kvasir.core.errors import RequestError
+from kvasir.core.requests import Parsing, Sampling, Structured, token_ids
+from kvasir.core.values import value
+from kvasir_platform.gateway.catalog.capabilities import TEXT_ONLY, ModelPowers, check_generates
+from kvasir_platform.gateway.openai.sampling import sampling
+from kvasir_platform.gateway.openai.schema.chat import ChatBody
+from kvasir_platform.gateway.openai.schema.limits import (
+    MAX_CHOICES,
+    MAX_PROMPT_LOGPROBS,
+    MAX_PROMPTS,
+    bad,
+    check_depth,
+    unsupported,
+)
+from kvasir_platform.gateway.openai.schema.sampling import SamplingFields
+from kvasir_platform.gateway.openai.schema.texts import CompletionBody
+from kvasir_platform.gateway.openai.structured import structured
+from kvasir_platform.gateway.openai.toolbox import Toolbox, parsing, toolbox
+from kvasir_platform.gateway.prompt.chat_template import ChatTemplate
+from kvasir_platform.gateway.prompt.conversation import TemplateMessage, template_messages
+
+
+@dataclass(frozen=True, slots=True)
+class Truncation:
+    """How much of a long prompt is kept: `tokens`, -1 for what the context has room for, of its end, or of
+    its start with `keep_start`."""
+
+    tokens: int
+    keep_start: bool = False
+
+
+@value
+class Call:
+    """One API call, before tokenizing. Each prompt is text or ids; `n` choices are made of each.
+
+    `answer_logprobs` is the number of alternatives that the answer shows, `answer_prompt_logprobs` that of
+    each prompt token, None for none; with `tokens_as_ids` tokens are named by `token_id:N` there. `parsing`
+    is None where text is content as it is. `echo` puts the prompt before each choice; with `prompt_only`
+    nothing generated is shown, since one token is the least that an engine makes. `continuous_usage` puts
+    usage in every chunk. `legacy_functions` answers calls as `function_call`.
+    """
+
+    model: str
+    prompts: tuple[str | array[int], ...]
+    sampling: Sampling
+    chat: bool
+    stream: bool
+    include_usage: bool
+    add_special_tokens: bool
+    salt: str
+    answer_logprobs: int | None = None
+    answer_prompt_logprobs: int | None = None
+    parsing: Parsing | None = None
+    echo: bool = False
+    prompt_only: bool = False
+    return_token_ids: bool = False
+    tokens_as_ids: bool = False
+    continuous_usage: bool = False
+    legacy_functions: bool = False
+    truncation: Truncation | None = None
+    priority: int = 0
+
+
+@value
+class ChatOptions:
+    """How a chat is rendered, beside its messages and tools."""
+
+    chat_template: str | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    documents: list[dict[str, str]] | None = None
+
+
+def chat_call(
+    body: ChatBody, template: ChatTemplate | None, vocabulary: int, powers: ModelPowers = TEXT_ONLY
+) -> Call:
+    """The call that a chat request makes. Raises RequestError."""
+    check_generates(powers, body.model)
+    box = toolbox(body, powers)
+    kwargs = _template_kwargs(body)
+    messages = template_messages(body.messages)
+    options = ChatOptions(
+        body.chat_template, body.add_generation_prompt, body.continue_final_message, body.documents
+    )
+    prompt = render_chat(
+        messages, model=body.model, box=box, kwargs=kwargs, options=options, template=template, powers=powers
+    )
+    logprobs = (body.top_logprobs or 0) if body.logprobs else None
+    return Call(
+        model=body.model,
+        prompts=(prompt,),
+        sampling=sampling(
+            body,
+            limit=_or(body.max_completion_tokens, body.max_tokens),
+            logprobs=logprobs,
+            prompt_logprobs=body.prompt_logprobs,
+            rule=_rule(body, box),
+            vocabulary=vocabulary,
+            powers=powers,
+        ),
+        chat=True,
+        stream=bool(body.stream),
+        include_usage=_include_usage(body),
+        add_special_tokens=bool(body.add_special_tokens),
+        salt=body.cache_salt or "",
+        answer_logprobs=logprobs,
+        answer_prompt_logprobs=body.prompt_logprobs,
+        parsing=parsing(box, body, kwargs, powers),
+        return_token_ids=bool(body.return_token_ids),
+        tokens_as_ids=bool(body.return_tokens_as_token_ids),
+        continuous_usage=_continuous_usage(body),
+        legacy_functions=box.legacy,
+        truncation=_truncation(body),
+        priority=body.priority or 0,
+    )
+
+
+def completion_call(body: CompletionBody, vocabulary: int, powers: ModelPowers = TEXT_ONLY) -> Call:
+    """The call that a completion request makes. Raises RequestError."""
+    check_generates(powers, body.model)
+    prompts = prompts_of(body.prompt, vocabulary, "prompt", MAX_PROMPTS)
+    if len(prompts) * (body.n or 1) > MAX_CHOICES:
+        raise bad(f"prompt × n makes more than {MAX_CHOICES} choices.", "n")
+    echo = bool(body.echo)
+    if body.max_tokens == 0 and not echo:
+        raise bad("max_tokens must be at least 1; 0 is for echo: true.", "max_tokens")
+    prompt_only = body.max_tokens == 0
+    prompt_logprobs = _or(body.prompt_logprobs, body.logprobs if echo else None)
+    rule = structured(body)
+    return Call(
+        model=body.model,
+        prompts=prompts,
+        sampling=sampling(
+            body,
+            limit=1 if prompt_only else body.max_tokens,
+            logprobs=body.logprobs,
+            prompt_logprobs=prompt_logprobs,
+            rule=None if rule is None else rule[0],
+            vocabulary=vocabulary,
+            powers=powers,
+        ),
+        chat=False,
+        stream=bool(body.stream),
+        include_usage=_include_usage(body),
+        add_special_tokens=body.add_special_tokens is not False,
+        salt=body.cache_salt or "",
+        answer_logprobs=body.logprobs,
+        answer_prompt_logprobs=body.prompt_logprobs,
+        echo=echo,
+        prompt_only=prompt_only,
+        return_token_ids=bool(body.return_token_ids),
+        tokens_as_ids=bool(body.return_tokens_as_token_ids),
+        continuous_usage=_continuous_usage(body),
+        truncation=_truncation(body),
+        priority=body.priority or 0,
+    )
+
+
+def render_chat(
+    messages: list[TemplateMessage],
+    *,
+    model: str,
+    box: Toolbox,
+    kwargs: Mapping[str, Any],
+    options: ChatOptions,
+    template: ChatTemplate | None,
+    powers: ModelPowers,
+) -> str:
+    """The prompt of a chat. Raises RequestError where the model has no template, or it cannot show this."""
+    if template is None:
+        raise unsupported("messages", f"The model {model!r} has no chat template; use /v1/completions.")
+    if options.chat_template is not None:
+        if not powers.client_templates:
+            raise unsupported(
+                "chat_template",
+                "chat_template is code, and no client's code is run here (api.trust_chat_templates: false).",
+            )
+        template = template.of_client(options.chat_template)
+    if options.continue_final_message and options.add_generation_prompt:
+        raise bad(
+            "continue_final_message and add_generation_prompt exclude each other.", "continue_final_message"
+        )
+    if options.documents and not template.takes_documents:
+        raise unsupported("documents", f"The chat template of {model!r} shows no documents.")
+    if kwargs:
+        check_depth(kwargs, "chat_template_kwargs")
+    going_on = bool(options.continue_final_message)
+    return template.render(
+        messages,
+        kwargs,
+        box.tools or None,
+        documents=options.documents or None,
+        add_generation_prompt=options.add_generation_prompt is not False and not going_on,
+        continue_final_message=going_on,
+    )
+
+
+def prompts_of(
+    prompt: str | list[str | int | list[int]], vocabulary: int, param: str, limit: int
+) -> tuple[str | array[int], ...]:
+    """The texts or token ids in a `prompt` or an `input`, at most `limit` of them. Raises RequestError."""
+    if isinstance(prompt, str):
+        return (prompt,)
+    kinds = {type(item) for item in prompt}
+    if len(kinds) > 1:
+        raise RequestError(f"{param} mixes text and token ids.", code="invalid_type", param=param)
+    if int in kinds:
+        return (_ids(prompt, vocabulary, param),)
+    if len(prompt) > limit:
+        raise bad(f"{param} has more than {limit} entries.", param)
+    return tuple(
+        item if isinstance(item, str) else _ids(item, vocabulary, f"{param}[{i}]")
+        for i, item in enumerate(prompt)
+    )
+
+
+def truncated(tokens: array[int], truncation: Truncation | None, context: int, output: int = 0) -> array[int]:
+    """`tokens` cut as asked for; where that is to what the context has room for, so that `output` tokens fit
+    behind them. Raises RequestError for more tokens than the context has."""
+    if truncation is None:
+        return tokens
+    keep = truncation.tokens
+    if keep < 0:
+        keep = max(1, context - output)
+    if keep > context:
+        raise bad(
+            f"truncate_prompt_tokens {keep} exceeds the model's context of {context} tokens.",
+            "truncate_prompt_tokens",
+        )
+    if len(tokens) <= keep:
+        return tokens
+    return tokens[:keep] if truncation.keep_start else tokens[len(tokens) - keep :]
+
+
+def fit_context(
+    sampling: Sampling, prompt_tokens: int, context: int, default_max_tokens: int, param: str
+) -> Sampling:
+    """`sampling` with its output limit set and found to fit, or RequestError with the numbers.
+    `param` is the field that holds the prompt."""
+    if prompt_tokens == 0:
+        raise bad("The prompt is empty.", param)
+    room = context - prompt_tokens
+    wanted = sampling.max_tokens
+    if room < 1 or (wanted is not None and wanted > room):
+        asked = f" and {wanted} of output were asked for" if wanted is not None else ""
+        raise RequestError(
+            f"The model's context is {context} tokens; the prompt has {prompt_tokens}{asked}. "
+            "Shorten the prompt or lower max_tokens.",
+            code="context_length_exceeded",
+            param=param,
+        )
+    limit = wanted if wanted is not None else min(room, default_max_tokens)
+    if sampling.min_tokens > limit:
+        raise bad(f"min_tokens {sampling.min_tokens} exceeds the output limit {limit}.", "min_tokens")
+    if sampling.prompt_logprobs is not None:
+        _check_prompt_logprobs(sampling.prompt_logprobs, prompt_tokens)
+    return sampling if limit == wanted else replace(sampling, max_tokens=limit)
+
+
+def _check_prompt_logprobs(alternatives: int, prompt_tokens: int) -> None:
+    wanted = (alternatives + 1) * prompt_tokens
+    if wanted > MAX_PROMPT_LOGPROBS:
+        raise bad(
+            f"prompt_logprobs make {wanted} entries for the {prompt_tokens} tokens of the prompt; "
+            f"{MAX_PROMPT_LOGPROBS} are allowed.",
+            "prompt_logprobs",
+        )
+
+
+def _or(value: int | None, default: int | None) -> int | None:
+    return default if value is None else value
+
+
+def _include_usage(body: SamplingFields) -> bool:
+    return body.stream_options is not None and bool(body.stream_options.include_usage)
+
+
+def _continuous_usage(body: SamplingFields) -> bool:
+    return _include_usage(body) and bool(body.stream_options and body.stream_options.continuous_usage_stats)
+
+
+def _truncation(body: SamplingFields) -> Truncation | None:
+    if body.truncate_prompt_tokens is None:
+        return None
+    if body.truncate_prompt_tokens == 0:
+        raise bad("truncate_prompt_tokens 0 would leave no prompt.", "truncate_prompt_tokens")
+    return Truncation(body.truncate_prompt_tokens, body.truncation_side == "right")
+
+
+def _template_kwargs(body: ChatBody) -> dict[str, Any]:
+    """The variables of the template: the client's own, and how much the model is to reason, under the names
+    that templates know."""
+    kwargs = dict(body.chat_template_kwargs or ())
+    if body.reasoning_effort is not None:
+        kwargs["reasoning_effort"] = body.reasoning_effort
+        kwargs.setdefault("enable_thinking", body.reasoning_effort != "none")
+    return kwargs
+
+
+def _rule(body: ChatBody, box: Toolbox) -> Structured | None:
+    found = structured(body)
+    if found is None:
+        return None
+    rule, param = found
+    if box.forced:
+        raise bad(
+            f"{param} sets a rule for the output, and so does the call that is required; send one.", param
+        )
+    return rule
+
+
+def _ids(ids: Any, vocabulary: int, param: str) -> array[int]:
+    if max(ids) >= vocabulary:
+        raise bad(f"Token id {max(ids)} is beyond the vocabulary of {vocabulary}.", param)
+    return token_ids(ids)

@@ -1,0 +1,403 @@
+"""The OpenAPI document of the gateway, made from the very types that read the bodies.
+
+Client generators and fuzzers believe such a document, so it is generated: request bodies from the structs of
+`schema`, errors from the vocabulary of reasons. What a body refuses by name is left out of its fields and
+listed under `x-not-served`. Run `python -m kvasir_platform.gateway.openai.openapi` for it as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import msgspec
+
+from kvasir.telemetry.reasons import REASONS
+from kvasir_platform.gateway.catalog.slo_classes import SESSION_HEADER, SLO_HEADER, TIMING_HEADER
+from kvasir_platform.gateway.http.errors import error_type
+from kvasir_platform.gateway.http.exchange import Exchange
+from kvasir_platform.gateway.openai.schema import answers
+from kvasir_platform.gateway.openai.schema.chat import ChatBody
+from kvasir_platform.gateway.openai.schema.decode import not_served
+from kvasir_platform.gateway.openai.schema.limits import MAX_HINT
+from kvasir_platform.gateway.openai.schema.sampling import StreamOptions
+from kvasir_platform.gateway.openai.schema.structured import StructuredOutputs
+from kvasir_platform.gateway.openai.schema.texts import (
+    CompletionBody,
+    DetokenizeBody,
+    EmbeddingBody,
+    TokenizeBody,
+)
+
+OPENAPI = "/openapi.json"
+Json = dict[str, Any]
+
+_SCHEMAS = "#/components/schemas/"
+_GENERATED_ELSEWHERE = frozenset(("config_error", "start_failed", "drain_timeout", "registration_refused"))
+"""Codes of the command line and of logs, which no answer carries."""
+_TEXT = {"type": "string"}
+_WHOLE = {"type": "integer", "minimum": 0}
+
+
+@dataclass(frozen=True, slots=True)
+class _Operation:
+    """One path and method. `chunk` is what each event of its stream carries; `tags` has its group."""
+
+    path: str
+    method: str
+    name: str
+    summary: str
+    answer: type[msgspec.Struct] | str
+    body: type[msgspec.Struct] | None = None
+    chunk: type[msgspec.Struct] | None = None
+    status: int = 200
+    key: bool = True
+    tag: str = "API"
+    body_required: bool = True
+
+
+_OPERATIONS = (
+    _Operation(
+        "/v1/chat/completions",
+        "post",
+        "createChatCompletion",
+        "Answer a chat.",
+        answers.ChatCompletion,
+        ChatBody,
+        answers.ChatChunk,
+    ),
+    _Operation(
+        "/v1/completions",
+        "post",
+        "createCompletion",
+        "Continue one or several prompts.",
+        answers.Completion,
+        CompletionBody,
+        answers.Completion,
+    ),
+    _Operation(
+        "/v1/embeddings",
+        "post",
+        "createEmbedding",
+        "Make vectors of texts.",
+        answers.Embeddings,
+        EmbeddingBody,
+    ),
+    _Operation("/tokenize", "post", "tokenize", "Turn text into token ids.", answers.Tokens, TokenizeBody),
+    _Operation(
+        "/detokenize", "post", "detokenize", "Turn token ids into text.", answers.Text, DetokenizeBody
+    ),
+    _Operation("/v1/models", "get", "listModels", "List models and adapters.", answers.Models),
+    _Operation("/v1/models/{model}", "get", "retrieveModel", "Show one of them.", answers.Model),
+    _Operation(
+        "/health/live",
+        "get",
+        "live",
+        "Whether the process answers.",
+        answers.Health,
+        key=False,
+        tag="Operation",
+    ),
+    _Operation(
+        "/health/ready",
+        "get",
+        "ready",
+        "Whether a request could be served at once.",
+        answers.Health,
+        key=False,
+        tag="Operation",
+    ),
+    _Operation(
+        "/status", "get", "status", "Show the deployment and its workers.", answers.Status, tag="Operation"
+    ),
+    _Operation(
+        "/metrics", "get", "metrics", "Metrics in Prometheus' text format.", "text/plain", tag="Operation"
+    ),
+    _Operation(
+        "/decisions/{request_id}",
+        "get",
+        "explain",
+        "Show why a call ran where it ran.",
+        answers.Decisions,
+        tag="Operation",
+    ),
+    _Operation(
+        "/workers/{worker_id}/drain",
+        "post",
+        "drainWorker",
+        "Take a worker out of service.",
+        answers.Drained,
+        answers.DrainWish,
+        status=202,
+        tag="Operation",
+        body_required=False,
+    ),
+    _Operation(
+        "/workers/{worker_id}/undrain",
+        "post",
+        "undrainWorker",
+        "Put a worker back into service.",
+        answers.Drained,
+        answers.DrainWish,
+        status=202,
+        tag="Operation",
+        body_required=False,
+    ),
+    _Operation(OPENAPI, "get", "openapi", "This document.", "application/json", key=False, tag="Operation"),
+)
+_HINTS = ("RequestId", "TraceParent", "TraceState")
+_STEERING = (*_HINTS, "SessionId", "SloClass", "ServerTimingWish")
+
+
+def openapi_page(exchange: Exchange) -> None:
+    """GET /openapi.json."""
+    exchange.respond(200, _bytes())
+
+
+def openapi_document() -> Json:
+    """The whole document, OpenAPI 3.1."""
+    schemas = _schemas()
+    paths: Json = {}
+    for operation in _OPERATIONS:
+        paths.setdefault(operation.path, {})[operation.method] = _operation(operation)
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "Kvasir",
+            "version": "v1",
+            "summary": "OpenAI's API, with vLLM's further fields.",
+            "description": "docs/API.md tells what differs from OpenAI's API, docs/errors.md what each error "
+            "code means and what to do.",
+        },
+        "security": [{"key": []}, {}],
+        "tags": [
+            {"name": "API", "description": "What clients of models use."},
+            {"name": "Operation", "description": "What operators and their tools use."},
+        ],
+        "paths": paths,
+        "components": {
+            "schemas": schemas,
+            "parameters": _parameters(),
+            "headers": _headers(),
+            "responses": {f"Error{status}": _error(status) for status in _statuses()},
+            "securitySchemes": {
+                "key": {
+                    "type": "http",
+                    "scheme": "bearer",
+                    "description": "An API key, where the deployment asks for keys.",
+                }
+            },
+        },
+    }
+
+
+@cache
+def _bytes() -> bytes:
+    return msgspec.json.encode(openapi_document())
+
+
+def _operation(operation: _Operation) -> Json:
+    shown: Json = {
+        "operationId": operation.name,
+        "summary": operation.summary,
+        "tags": [operation.tag],
+        "parameters": [_ref("parameters", name) for name in _STEERING if operation.chunk or name in _HINTS],
+    }
+    for part in operation.path.split("/"):
+        if part.startswith("{"):
+            shown["parameters"].append({"name": part[1:-1], "in": "path", "required": True, "schema": _TEXT})
+    if not operation.key:
+        shown["security"] = []
+    if operation.body is not None:
+        shown["requestBody"] = {
+            "required": operation.body_required,
+            "content": {"application/json": {"schema": {"$ref": _SCHEMAS + operation.body.__name__}}},
+        }
+    shown["responses"] = {
+        str(operation.status): _good(operation),
+        **{str(status): _ref("responses", f"Error{status}") for status in _statuses()},
+    }
+    return shown
+
+
+def _good(operation: _Operation) -> Json:
+    headers = ["x-request-id", "traceparent"]
+    if operation.body is not None and operation.tag == "API":
+        headers += ["server-timing", *_LIMIT_HEADERS, "x-kvasir-brownout"]
+    content: Json = {}
+    if isinstance(operation.answer, str):
+        content[operation.answer] = {"schema": {"type": "object"} if "json" in operation.answer else _TEXT}
+    else:
+        content["application/json"] = {"schema": {"$ref": _SCHEMAS + operation.answer.__name__}}
+    description = "Done."
+    if operation.chunk is not None:
+        description = "The whole answer, or with `stream: true` server-sent events."
+        content["text/event-stream"] = {
+            "schema": {
+                "type": "string",
+                "description": "Each event is `data: ` and one JSON object; the last is `data: [DONE]`. "
+                "After an error in mid-stream the last is the error's object, and there is no [DONE].",
+            },
+            "x-event": {
+                "oneOf": [
+                    {"$ref": _SCHEMAS + operation.chunk.__name__},
+                    {"$ref": _SCHEMAS + "Error"},
+                ]
+            },
+        }
+    return {
+        "description": description,
+        "headers": {name: _ref("headers", name) for name in headers},
+        "content": content,
+    }
+
+
+def _schemas() -> Json:
+    kinds = [
+        kind
+        for operation in _OPERATIONS
+        for kind in (operation.body, operation.answer, operation.chunk)
+        if isinstance(kind, type)
+    ]
+    _, found = msgspec.json.schema_components(kinds, ref_template=_SCHEMAS + "{name}")
+    for kind in (ChatBody, CompletionBody, EmbeddingBody, TokenizeBody, StreamOptions, StructuredOutputs):
+        schema = found[kind.__name__]
+        schema["x-not-served"] = sorted(not_served(kind))
+    for schema in found.values():
+        _without_refused(schema)
+    found["Error"] = _error_schema()
+    return dict(sorted(found.items()))
+
+
+def _without_refused(schema: Json) -> None:
+    """Leave out what is declared only to be refused, of which msgspec knows nothing but the default, and the
+    defaults that say no more than that a field may be left out."""
+    properties = schema.get("properties", {})
+    for name in [name for name, shape in properties.items() if set(shape) <= {"default"}]:
+        del properties[name]
+    for shape in properties.values():
+        if shape.get("default", 0) is None:
+            del shape["default"]
+
+
+def _error_schema() -> Json:
+    return {
+        "title": "Error",
+        "type": "object",
+        "required": ["error"],
+        "additionalProperties": False,
+        "properties": {
+            "error": {
+                "type": "object",
+                "required": ["message", "type", "param", "code"],
+                "properties": {
+                    "message": {**_TEXT, "description": "For people. Match on `code`, never on this."},
+                    "type": {"enum": sorted({error_type(status) for status in _statuses()})},
+                    "param": {
+                        "type": ["string", "null"],
+                        "description": "The field at fault, with its place in the body.",
+                    },
+                    "code": {"enum": sorted(code for status in _statuses() for code in _codes(status))},
+                },
+            }
+        },
+    }
+
+
+def _error(status: int) -> Json:
+    lines = [f"- `{code}`: {REASONS[code].meaning} {REASONS[code].remedy}" for code in _codes(status)]
+    names = ["x-request-id", *(["retry-after", "retry-after-ms"] if status in (429, 503) else [])]
+    if status >= 500:
+        names.append("x-should-retry")
+    if status == 429:
+        names += _LIMIT_HEADERS
+    return {
+        "description": "\n".join(lines),
+        "headers": {name: _ref("headers", name) for name in names},
+        "content": {
+            "application/json": {
+                "schema": {
+                    "allOf": [
+                        {"$ref": _SCHEMAS + "Error"},
+                        {"properties": {"error": {"properties": {"code": {"enum": list(_codes(status))}}}}},
+                    ]
+                }
+            }
+        },
+    }
+
+
+def _statuses() -> Iterator[int]:
+    """Every status of an error, in order."""
+    yield from sorted({reason.status for reason in REASONS.values() if reason.status} - {0})
+
+
+def _codes(status: int) -> Iterator[str]:
+    for code, reason in REASONS.items():
+        if reason.status == status and code not in _GENERATED_ELSEWHERE:
+            yield code
+
+
+def _parameters() -> Json:
+    def header(name: str, description: str, **schema: Any) -> Json:
+        return {"name": name, "in": "header", "description": description, "schema": {**_TEXT, **schema}}
+
+    return {
+        "RequestId": header(
+            "x-request-id",
+            "The client's own id of the request; kept if it fits, else one is made.",
+            pattern=r"^[A-Za-z0-9._:-]{1,128}$",
+        ),
+        "TraceParent": header("traceparent", "W3C trace context that the request's spans belong under."),
+        "TraceState": header("tracestate", "W3C trace state, passed on."),
+        "SessionId": header(
+            SESSION_HEADER, "What belongs together, so that it runs near its cache.", maxLength=MAX_HINT
+        ),
+        "SloClass": header(SLO_HEADER, "The deployment's class of service that the request wants."),
+        "ServerTimingWish": header(
+            TIMING_HEADER, "`comment`: a stream is to end with its whole Server-Timing as a comment."
+        ),
+    }
+
+
+_LIMIT_HEADERS = tuple(
+    f"x-ratelimit-{what}-{of}" for of in ("requests", "tokens") for what in ("limit", "remaining", "reset")
+)
+
+
+def _headers() -> Json:
+    def shown(description: str, schema: Json) -> Json:
+        return {"description": description, "schema": schema}
+
+    limits: dict[str, tuple[str, Json]] = {
+        "limit": ("What the tenant has a minute.", _WHOLE),
+        "remaining": ("What is left of it.", _WHOLE),
+        "reset": ("When all of it is there again, as in `1m30s`.", _TEXT),
+    }
+    return {
+        "x-request-id": shown("Names the request in logs, metrics, traces and /decisions.", _TEXT),
+        "traceparent": shown("The gateway's span of the request, where it is traced.", _TEXT),
+        "retry-after": shown("Seconds to wait.", {"type": "integer", "minimum": 1}),
+        "retry-after-ms": shown("The same in milliseconds.", {"type": "integer", "minimum": 1}),
+        "x-should-retry": shown("`false` where repeating gives the same or makes it worse.", _TEXT),
+        "x-kvasir-brownout": shown("What is done under pressure, as in `1; cap_max_tokens=256`.", _TEXT),
+        "server-timing": shown("Where the time went, in milliseconds, as far as it is known by then.", _TEXT),
+        **{name: shown(*limits[name.split("-")[2]]) for name in _LIMIT_HEADERS},
+    }
+
+
+def _ref(kind: str, name: str) -> Json:
+    return {"$ref": f"#/components/{kind}/{name}"}
+
+
+def document_text() -> str:
+    """The document as docs/openapi.json has it."""
+    return json.dumps(openapi_document(), indent=1, ensure_ascii=False) + "\n"
+
+
+if __name__ == "__main__":
+    sys.stdout.write(document_text())

@@ -1,0 +1,111 @@
+"""A body's sampling fields as the engine's, checked against what the engine would refuse."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from kvasir.core.requests import Sampling, Structured
+from kvasir_platform.gateway.catalog.capabilities import ModelPowers
+from kvasir_platform.gateway.openai.schema.limits import bad, unsupported
+from kvasir_platform.gateway.openai.schema.sampling import SamplingFields
+
+
+def sampling(
+    body: SamplingFields,
+    *,
+    limit: int | None,
+    logprobs: int | None,
+    prompt_logprobs: int | None,
+    rule: Structured | None,
+    vocabulary: int,
+    powers: ModelPowers,
+) -> Sampling:
+    """How to sample for `body`: `limit` is how many tokens it may have, None where it does not say,
+    `logprobs` and `prompt_logprobs` how many alternatives, `rule` what the output must follow. Raises
+    RequestError."""
+    temperature = _or(body.temperature, 1.0)
+    return Sampling(
+        max_tokens=_limit(body, limit),
+        min_tokens=body.min_tokens or 0,
+        temperature=temperature,
+        top_p=_or(body.top_p, 1.0),
+        top_k=max(0, body.top_k or 0),
+        min_p=body.min_p or 0.0,
+        n=_choices(body, temperature),
+        seed=body.seed,
+        stop=_stop(body.stop),
+        stop_token_ids=tuple(_known(body.stop_token_ids or (), vocabulary, "stop_token_ids")),
+        include_stop_str_in_output=bool(body.include_stop_str_in_output),
+        ignore_eos=bool(body.ignore_eos),
+        presence_penalty=body.presence_penalty or 0.0,
+        frequency_penalty=body.frequency_penalty or 0.0,
+        repetition_penalty=_or(body.repetition_penalty, 1.0),
+        logit_bias=_logit_bias(body.logit_bias, vocabulary) if body.logit_bias else (),
+        logprobs=logprobs,
+        skip_special_tokens=body.skip_special_tokens is not False,
+        spaces_between_special_tokens=body.spaces_between_special_tokens is not False,
+        allowed_token_ids=tuple(_known(body.allowed_token_ids or (), vocabulary, "allowed_token_ids")),
+        bad_words=_bad_words(body.bad_words),
+        prompt_logprobs=prompt_logprobs,
+        thinking_tokens=_thinking(body.thinking_token_budget, powers),
+        structured=rule,
+    )
+
+
+def _or(value: float | None, default: float) -> float:
+    return default if value is None else value
+
+
+def _limit(body: SamplingFields, limit: int | None) -> int | None:
+    if limit is not None and (body.min_tokens or 0) > limit:
+        raise bad(f"min_tokens {body.min_tokens} exceeds max_tokens {limit}.", "min_tokens")
+    return limit
+
+
+def _choices(body: SamplingFields, temperature: float) -> int:
+    n = body.n or 1
+    if body.best_of is not None and body.best_of != n:
+        raise unsupported("best_of", f"best_of {body.best_of} is not supported other than equal to n, {n}.")
+    if n > 1 and temperature == 0:
+        raise bad("n must be 1 when temperature is 0: the choices would be equal.", "n")
+    return n
+
+
+def _stop(stop: str | list[str] | None) -> tuple[str, ...]:
+    if stop is None:
+        return ()
+    return (stop,) if isinstance(stop, str) else tuple(stop)
+
+
+def _known(ids: Iterable[int], vocabulary: int, param: str) -> Iterable[int]:
+    for token in ids:
+        if token >= vocabulary:
+            raise bad(f"Token id {token} is beyond the vocabulary of {vocabulary}.", param)
+    return ids
+
+
+def _logit_bias(bias: Mapping[str, float], vocabulary: int) -> tuple[tuple[int, float], ...]:
+    pairs = []
+    for key, value in bias.items():
+        if not (key.isascii() and key.isdigit() and len(key) <= 10 and int(key) < vocabulary):
+            raise bad(f"logit_bias key {key[:32]!r} is no token id below {vocabulary}.", "logit_bias")
+        pairs.append((int(key), value))
+    return tuple(pairs)
+
+
+def _bad_words(words: list[str] | None) -> tuple[str, ...]:
+    for i, word in enumerate(words or ()):
+        if not word.strip():
+            raise bad("bad_words may not be blank.", f"bad_words[{i}]")
+    return tuple(words or ())
+
+
+def _thinking(budget: int | None, powers: ModelPowers) -> int | None:
+    if budget is None or budget < 0:
+        return None
+    if not powers.reasoning:
+        raise unsupported(
+            "thinking_token_budget",
+            "thinking_token_budget needs engine.reasoning_parser: without it nobody knows what is thinking.",
+        )
+    return budget

@@ -1,0 +1,92 @@
+"""The calls that generate nothing: embeddings, and text to token ids and back."""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass
+
+from kvasir.core.requests import token_ids
+from kvasir_platform.gateway.catalog.capabilities import ModelPowers, check_embeds
+from kvasir_platform.gateway.openai.calls import ChatOptions, Truncation, prompts_of, render_chat
+from kvasir_platform.gateway.openai.schema.limits import MAX_INPUTS, bad
+from kvasir_platform.gateway.openai.schema.texts import DetokenizeBody, EmbeddingBody, TokenizeBody
+from kvasir_platform.gateway.openai.toolbox import Toolbox, template_tools
+from kvasir_platform.gateway.prompt.chat_template import ChatTemplate
+from kvasir_platform.gateway.prompt.conversation import template_messages
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingCall:
+    """Inputs to make vectors of, each text or ids, in order. `base64` answers little-endian float32 in
+    base64; `dimensions` is how many the client wants, None for all."""
+
+    model: str
+    inputs: tuple[str | array[int], ...]
+    base64: bool
+    dimensions: int | None
+    add_special_tokens: bool
+    truncation: Truncation | None
+    priority: int
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizeCall:
+    """A text to turn into ids, which are shown as strings too with `show_strings`."""
+
+    text: str
+    add_special_tokens: bool
+    show_strings: bool
+
+
+def embedding_call(body: EmbeddingBody, vocabulary: int, powers: ModelPowers) -> EmbeddingCall:
+    """The call that a request for embeddings makes. Raises RequestError."""
+    check_embeds(powers, body.model)
+    inputs = prompts_of(body.input, vocabulary, "input", MAX_INPUTS)
+    for i, each in enumerate(inputs):
+        if not each:
+            raise bad("An input is empty.", f"input[{i}]" if isinstance(body.input, list) else "input")
+    return EmbeddingCall(
+        model=body.model,
+        inputs=inputs,
+        base64=body.encoding_format == "base64",
+        dimensions=body.dimensions,
+        add_special_tokens=body.add_special_tokens is not False,
+        truncation=_truncation(body),
+        priority=body.priority or 0,
+    )
+
+
+def tokenize_call(
+    body: TokenizeBody, model: str, template: ChatTemplate | None, powers: ModelPowers
+) -> TokenizeCall:
+    """What a request to tokenize asks of `model`. Raises RequestError."""
+    strings = bool(body.return_token_strs)
+    if body.messages is None:
+        return TokenizeCall(body.prompt or "", body.add_special_tokens is not False, strings)
+    text = render_chat(
+        template_messages(body.messages),
+        model=model,
+        box=Toolbox(template_tools(body.tools or ())),
+        kwargs=body.chat_template_kwargs or {},
+        options=ChatOptions(body.chat_template, body.add_generation_prompt, body.continue_final_message),
+        template=template,
+        powers=powers,
+    )
+    return TokenizeCall(text, bool(body.add_special_tokens), strings)
+
+
+def detokenize_ids(body: DetokenizeBody, vocabulary: int) -> array[int]:
+    """The ids to turn into text. Raises RequestError for one that the model does not have."""
+    for token in body.tokens:
+        if token >= vocabulary:
+            raise bad(f"Token id {token} is beyond the vocabulary of {vocabulary}.", "tokens")
+    return token_ids(body.tokens)
+
+
+def _truncation(body: EmbeddingBody) -> Truncation | None:
+    if body.truncate_prompt_tokens is None:
+        return None
+    if body.truncate_prompt_tokens == 0:
+        raise bad("truncate_prompt_tokens 0 would leave no input.", "truncate_prompt_tokens")
+    # What comes first says most of what a text is about, which is why embedding models are trained so.
+    return Truncation(body.truncate_prompt_tokens, body.truncation_side != "left")

@@ -1,0 +1,130 @@
+"""The one rule that a body may set for its output, from the several fields that may hold it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import msgspec
+
+from kvasir.core.errors import RequestError
+from kvasir.core.requests import Constraint, Structured
+from kvasir_platform.gateway.openai.schema.limits import (
+    MAX_DEPTH,
+    MAX_SCHEMA_BYTES,
+    MAX_TAG_DEPTH,
+    bad,
+    check_depth,
+    check_references,
+    check_size,
+    missing,
+)
+from kvasir_platform.gateway.openai.schema.sampling import SamplingFields
+from kvasir_platform.gateway.openai.schema.structured import (
+    GUIDED,
+    RULES,
+    JsonObjectFormat,
+    JsonSchemaFormat,
+    StructuralTagFormat,
+    TextFormat,
+)
+
+
+def structured(body: SamplingFields) -> tuple[Structured, str] | None:
+    """The rule of `body` and the field that sets it, None for none. Raises RequestError for two rules, and
+    for one that is too large, too deep or no JSON where it has to be."""
+    found = list(_rules(body))
+    if not found:
+        return None
+    if len(found) > 1:
+        first, second = found[0][0], found[1][0]
+        raise bad(f"{first} and {second} both set a rule for the output; send one.", second)
+    (param, rule, value) = found[0]
+    return _MAKERS[rule](value, param), param
+
+
+def _rules(body: SamplingFields) -> Iterator[tuple[str, str, Any]]:
+    """Each rule that is set: its field, what kind it is, and its value."""
+    shape = body.response_format
+    if shape is not None and not isinstance(shape, TextFormat):
+        yield _of_format(shape)
+    outputs = body.structured_outputs
+    if outputs is not None:
+        rules = [rule for rule in RULES if getattr(outputs, rule) not in (None, False)]
+        if not rules:
+            raise bad(
+                f"structured_outputs sets no rule; send one of {', '.join(RULES)}.", "structured_outputs"
+            )
+        for rule in rules:
+            yield f"structured_outputs.{rule}", rule, getattr(outputs, rule)
+    for name, rule in GUIDED.items():
+        if (value := getattr(body, name)) is not None:
+            yield name, rule, value
+
+
+def _of_format(shape: JsonObjectFormat | JsonSchemaFormat | StructuralTagFormat) -> tuple[str, str, Any]:
+    if isinstance(shape, JsonObjectFormat):
+        return "response_format", "json_object", True
+    if isinstance(shape, JsonSchemaFormat):
+        if shape.json_schema.schema is None:
+            raise missing("response_format.json_schema.schema")
+        return "response_format.json_schema.schema", "json", shape.json_schema.schema
+    if shape.format is None and (shape.structures is None or shape.triggers is None):
+        raise missing("response_format.format")
+    return "response_format", "structural_tag", msgspec.to_builtins(shape)
+
+
+def _json_object(value: object, param: str) -> Structured:
+    return Structured(Constraint.JSON_OBJECT)
+
+
+def _json_schema(value: str | dict[str, Any], param: str) -> Structured:
+    return Structured(Constraint.JSON_SCHEMA, _json_text(value, param, MAX_DEPTH))
+
+
+def _structural_tag(value: str | dict[str, Any], param: str) -> Structured:
+    return Structured(Constraint.STRUCTURAL_TAG, _json_text(value, param, MAX_TAG_DEPTH))
+
+
+def _regex(value: str, param: str) -> Structured:
+    return Structured(Constraint.REGEX, value)
+
+
+def _grammar(value: str, param: str) -> Structured:
+    check_size(value, MAX_SCHEMA_BYTES, param)
+    return Structured(Constraint.GRAMMAR, value)
+
+
+def _choice(value: list[str], param: str) -> Structured:
+    text = msgspec.json.encode(value)
+    check_size(text, MAX_SCHEMA_BYTES, param)
+    return Structured(Constraint.CHOICE, text.decode())
+
+
+def _json_text(value: str | dict[str, Any], param: str, levels: int) -> str:
+    """An object as compact JSON, so that equal schemas are equal texts to the engine's cache of grammars."""
+    if isinstance(value, str):
+        check_size(value, MAX_SCHEMA_BYTES, param)
+        value = _object(value, param)
+    check_depth(value, param, levels)
+    check_references(value, param)
+    text = msgspec.json.encode(value)
+    check_size(text, MAX_SCHEMA_BYTES, param)
+    return text.decode()
+
+
+def _object(text: str, param: str) -> dict[str, Any]:
+    try:
+        return msgspec.json.decode(text, type=dict[str, Any])
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise RequestError(f"{param}: {error}.", code="invalid_value", param=param) from None
+
+
+_MAKERS: dict[str, Callable[[Any, str], Structured]] = {
+    "json": _json_schema,
+    "json_object": _json_object,
+    "regex": _regex,
+    "choice": _choice,
+    "grammar": _grammar,
+    "structural_tag": _structural_tag,
+}

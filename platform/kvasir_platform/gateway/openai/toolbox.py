@@ -1,0 +1,147 @@
+"""What a chat lets the model call, and how what it says is to be taken apart."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from kvasir.core.requests import Parsing
+from kvasir_platform.gateway.catalog.capabilities import ModelPowers
+from kvasir_platform.gateway.openai.schema.chat import ChatBody, Function, NamedFunction, NamedTool, Tool
+from kvasir_platform.gateway.openai.schema.limits import (
+    MAX_TOOL_BYTES,
+    bad,
+    check_depth,
+    check_references,
+    check_size,
+    unsupported,
+)
+
+TemplateTool = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Toolbox:
+    """A chat's tools, as templates and parsers take them. `choice` is none, auto, required, or function,
+    whose name is then in `function`. `legacy`: they came as `functions`, and calls are answered that way.
+    `param` is the field that they came in."""
+
+    tools: tuple[TemplateTool, ...] = ()
+    choice: str = "none"
+    function: str = ""
+    legacy: bool = False
+    param: str = "tools"
+
+    @property
+    def forced(self) -> bool:
+        """Whether the model has to call."""
+        return self.choice in ("required", "function")
+
+    @property
+    def called(self) -> bool:
+        """Whether the model may call."""
+        return bool(self.tools) and self.choice != "none"
+
+
+_NO_TOOLS = Toolbox()
+
+
+def toolbox(body: ChatBody, powers: ModelPowers) -> Toolbox:
+    """The tools of a chat. Raises RequestError for tools that are too large or of one name, for a choice of
+    none of them, and where workers could not tell calls: those that a choice forces follow a grammar, others
+    take a parser."""
+    if not (body.tools or body.tool_choice or body.functions or body.function_call):
+        return _NO_TOOLS
+    if body.functions or body.function_call:
+        box = _legacy(body)
+    else:
+        choice, name = _choice(body.tool_choice, bool(body.tools))
+        box = Toolbox(template_tools(body.tools or ()), choice, name)
+    if box.forced and not box.tools:
+        raise bad(f"{_choice_param(box)} needs {box.param}.", _choice_param(box))
+    if box.function and box.function not in {tool["function"]["name"] for tool in box.tools}:
+        raise bad(f"There is no function {box.function!r} in {box.param}.", _choice_param(box))
+    if box.called and not box.forced and not powers.tools:
+        raise unsupported(
+            box.param,
+            f"{box.param} that the model may call or not need engine.tool_parser, which knows the form of "
+            f"its calls: set it for the pools of {body.model!r}, or name a function in {_choice_param(box)}.",
+        )
+    return box
+
+
+def template_tools(tools: Sequence[Tool], param: str = "tools") -> tuple[TemplateTool, ...]:
+    """`tools` as vLLM shows them to chat templates. Raises RequestError for those too large, and for two of
+    one name."""
+    return _shown([tool.function for tool in tools], param, ".function")
+
+
+def parsing(
+    box: Toolbox, body: ChatBody, template_kwargs: Mapping[str, Any], powers: ModelPowers
+) -> Parsing | None:
+    """How the output is taken apart; None where its text is the content as it is, and so costs nothing."""
+    if not box.called and not powers.reasoning:
+        return None
+    return Parsing(
+        tools=msgspec.json.encode(box.tools).decode() if box.called else "",
+        tool_choice=box.choice,
+        function=box.function,
+        parallel_tool_calls=body.parallel_tool_calls is not False and not box.legacy,
+        reasoning=body.include_reasoning is not False,
+        template_kwargs=msgspec.json.encode(template_kwargs).decode() if template_kwargs else "",
+    )
+
+
+def _legacy(body: ChatBody) -> Toolbox:
+    if body.tools or body.tool_choice is not None:
+        raise bad("Send tools and tool_choice, or functions and function_call, not both.", "functions")
+    asked = body.function_call
+    if isinstance(asked, NamedFunction):
+        choice, name = "function", asked.name
+    else:
+        choice, name = asked or "auto", ""
+    return Toolbox(
+        _shown(body.functions or (), "functions", ""),
+        choice if body.functions or name else "none",
+        name,
+        legacy=True,
+        param="functions",
+    )
+
+
+def _choice(choice: str | NamedTool | None, tools: bool) -> tuple[str, str]:
+    if isinstance(choice, NamedTool):
+        return "function", choice.function.name
+    if not tools:
+        return (choice or "none") if choice == "required" else "none", ""
+    return choice or "auto", ""
+
+
+def _choice_param(box: Toolbox) -> str:
+    return "function_call" if box.legacy else "tool_choice"
+
+
+def _shown(functions: Sequence[Function], param: str, part: str) -> tuple[TemplateTool, ...]:
+    shown: list[TemplateTool] = []
+    names: set[str] = set()
+    for i, function in enumerate(functions):
+        where = f"{param}[{i}]{part}"
+        if function.name in names:
+            raise bad(f"{where}.name {function.name!r} is there twice.", f"{where}.name")
+        names.add(function.name)
+        check_depth(function.parameters, f"{where}.parameters")
+        check_references(function.parameters, f"{where}.parameters")
+        told: dict[str, Any] = {
+            "name": function.name,
+            "description": function.description,
+            "parameters": function.parameters,
+        }
+        if function.strict is not None:
+            told["strict"] = function.strict
+        tool = {"type": "function", "function": told}
+        check_size(msgspec.json.encode(tool), MAX_TOOL_BYTES, where)
+        shown.append(tool)
+    return tuple(shown)

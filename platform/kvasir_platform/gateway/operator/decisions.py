@@ -1,0 +1,74 @@
+"""Why a request ran where it ran, for whoever holds the id that its answer carried.
+
+The router names requests by ids of its own: a client may send one id twice, and a call with several prompts
+is several requests. The gateway remembers which they were, as long as the router remembers why.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from urllib.parse import unquote
+
+import msgspec
+
+from kvasir.core.errors import RequestError
+from kvasir.ports.router import DecisionRecord, RouterPort
+from kvasir_platform.gateway.http.exchange import Exchange
+
+DECISIONS = "/decisions/"
+_ANSWER_PREFIXES = ("chatcmpl-", "cmpl-")
+
+
+class RequestNames:
+    """The router's ids of the newest calls, by the id that the client was given. `capacity` 0: none."""
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self._names: OrderedDict[str, tuple[str, ...]] = OrderedDict()
+
+    def note(self, client_id: str, names: tuple[str, ...]) -> None:
+        """A call; of two with one id the later one is meant."""
+        if not self.capacity:
+            return
+        self._names[client_id] = names
+        self._names.move_to_end(client_id)
+        if len(self._names) > self.capacity:
+            self._names.popitem(last=False)
+
+    def find(self, client_id: str) -> tuple[str, ...]:
+        """The router's ids; of an id that is not known, itself: it may be one of the router's."""
+        return self._names.get(client_id, (client_id,))
+
+
+class DecisionPages:
+    """GET /decisions/{id}: one record for each prompt of the call."""
+
+    def __init__(self, router: RouterPort, names: RequestNames) -> None:
+        self._router = router
+        self._names = names
+
+    def decision(self, exchange: Exchange) -> None:
+        """Takes the id in `x-request-id`, in the answer's `id`, or the router's own. Raises RequestError
+        404 where nothing is kept."""
+        asked = unquote(exchange.request.path[len(DECISIONS) :])
+        found = self._records(asked)
+        for prefix in _ANSWER_PREFIXES:
+            if not found and asked.startswith(prefix):
+                found = self._records(asked.removeprefix(prefix))
+        if not found:
+            raise RequestError(self._unknown(asked[:256]), status=404, code="decision_not_found")
+        body = {"request_id": asked, "decisions": found}
+        exchange.respond(200, msgspec.json.encode(body))
+
+    def _records(self, client_id: str) -> list[DecisionRecord]:
+        explained = map(self._router.explain, self._names.find(client_id))
+        return [record for record in explained if record is not None]
+
+    def _unknown(self, asked: str) -> str:
+        if not self._names.capacity:
+            return "No decisions are kept here: routing.decision_records is 0 in kvasir.yaml; raise it."
+        return (
+            f"No decision is kept for {asked!r}. Kept are those in flight and the newest "
+            f"{self._names.capacity} that ended (routing.decision_records in kvasir.yaml), of requests that "
+            "reached a worker; the id is in the x-request-id header of the answer."
+        )

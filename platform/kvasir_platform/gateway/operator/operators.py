@@ -1,0 +1,58 @@
+"""The pages by which operators see and steer the whole deployment, made where its router is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from kvasir.config.spec.deployment import Deployment
+from kvasir.ports.clock import Clock
+from kvasir.ports.router import RouterPort
+from kvasir.telemetry.metrics import Metrics
+from kvasir_platform.gateway.catalog.models import ModelTable
+from kvasir_platform.gateway.http.exchange import Exchange
+from kvasir_platform.gateway.operator.decisions import DecisionPages, RequestNames
+from kvasir_platform.gateway.operator.drains import DrainPages
+from kvasir_platform.gateway.operator.status_page import StatusPages
+from kvasir_platform.gateway.serving.remote_core import Elsewhere
+
+Show = Callable[[Exchange], None]
+"""Answers an exchange, or raises KvasirError."""
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorPages:
+    """One handler for each. `names` are the calls that `decision` knows."""
+
+    names: RequestNames
+    metrics: Show
+    status: Show
+    decision: Show
+    drain: Show
+    undrain: Show
+
+
+def operators_here(
+    deployment: Deployment,
+    models: ModelTable,
+    router: RouterPort,
+    metrics: Metrics,
+    clock: Clock,
+    *,
+    in_flight: Callable[[], int],
+    draining: Callable[[], bool],
+) -> OperatorPages:
+    """Of a router in this process; see StatusPages."""
+    names = RequestNames(deployment.routing.decision_records)
+    status = StatusPages(
+        deployment, models.objects(0), router, metrics, clock, in_flight=in_flight, draining=draining
+    )
+    decisions, drains = DecisionPages(router, names), DrainPages(router)
+    return OperatorPages(
+        names, status.metrics, status.status, decisions.decision, drains.drain, drains.undrain
+    )
+
+
+def operators_elsewhere(core: Elsewhere) -> OperatorPages:
+    """Of a router in another process, which makes all of them."""
+    return OperatorPages(core.names, core.show, core.show, core.show, core.show, core.show)

@@ -1,0 +1,62 @@
+"""The endpoints that only tell, to everybody: models and health."""
+
+from __future__ import annotations
+
+from typing import Any
+from urllib.parse import unquote
+
+import msgspec
+
+from kvasir.core.errors import CapacityError
+from kvasir.ports.router import RequestPort
+from kvasir_platform.gateway.catalog.models import ModelTable, no_such_model
+from kvasir_platform.gateway.http.exchange import Exchange
+from kvasir_platform.gateway.tenants.caller import Caller
+
+MODELS = "/v1/models"
+
+
+class Pages:
+    """Read-only endpoints. `created` is the Unix time that models are listed with."""
+
+    def __init__(
+        self,
+        models: ModelTable,
+        router: RequestPort,
+        *,
+        created: int,
+    ) -> None:
+        self._router = router
+        self._models = models.objects(created)
+        self.draining = False
+
+    def models(self, caller: Caller, exchange: Exchange) -> None:
+        """GET /v1/models: those that the caller may use."""
+        shown = [model for name, model in self._models.items() if caller.may_use(name)]
+        _json(exchange, {"object": "list", "data": shown})
+
+    def model(self, caller: Caller, exchange: Exchange) -> None:
+        """GET /v1/models/{id}."""
+        name = unquote(exchange.request.path[len(MODELS) + 1 :])
+        caller.check_model(name)
+        found = self._models.get(name)
+        if found is None:
+            raise no_such_model(name)
+        _json(exchange, found)
+
+    def live(self, exchange: Exchange) -> None:
+        """GET /health/live: the process answers."""
+        _json(exchange, {"status": "live"})
+
+    def ready(self, exchange: Exchange) -> None:
+        """GET /health/ready: a request could be served at once; else 503 with what is missing."""
+        if self.draining:
+            raise CapacityError("The server is stopping.", code="shutting_down")
+        reason = self._router.not_ready_reason()
+        if reason is not None:
+            raise CapacityError(f"Not ready: {reason}.", code="not_ready")
+        _json(exchange, {"status": "ready"})
+
+
+def _json(exchange: Exchange, value: Any) -> None:
+    exchange.respond(200, msgspec.json.encode(value))

@@ -1,0 +1,92 @@
+"""What operators see of a deployment: its metrics, and how it stands."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import asdict
+from typing import Any
+
+import msgspec
+
+from kvasir.config.spec.deployment import Deployment
+from kvasir.core.kv import KvStatus
+from kvasir.ports.clock import Clock
+from kvasir.ports.router import RouterPort, WorkerView
+from kvasir.telemetry.metrics import CONTENT_TYPE, Metrics
+from kvasir_platform.gateway.http.exchange import Exchange
+
+
+class StatusPages:
+    """GET /metrics and /status. `models` are the names that clients may use, `clock` is the router's, and
+    `in_flight` counts what it has; `draining` tells whether the gateway ends."""
+
+    def __init__(
+        self,
+        deployment: Deployment,
+        models: Iterable[str],
+        router: RouterPort,
+        metrics: Metrics,
+        clock: Clock,
+        *,
+        in_flight: Callable[[], int],
+        draining: Callable[[], bool],
+    ) -> None:
+        self._deployment = deployment
+        self._models = list(models)
+        self._router = router
+        self._metrics = metrics
+        self._clock = clock
+        self._in_flight = in_flight
+        self._draining = draining
+
+    def metrics(self, exchange: Exchange) -> None:
+        """GET /metrics, in Prometheus' text format."""
+        exchange.respond(200, self.figures(), CONTENT_TYPE)
+
+    def figures(self) -> bytes:
+        """The metrics of this process."""
+        self._metrics.workers(self._router.workers())
+        return self._metrics.render()
+
+    def status(self, exchange: Exchange) -> None:
+        """GET /status: what `kvasir status` shows."""
+        reason = "draining" if self._draining() else self._router.not_ready_reason()
+        shown = {
+            "deployment": self._deployment.name,
+            "ready": reason is None,
+            "reason": reason,
+            "disaggregation": self._deployment.disaggregation,
+            "models": self._models,
+            "readiness": {
+                name: {"ready": missing is None, "reason": missing}
+                for name, missing in self._router.not_ready_models().items()
+            },
+            "in_flight": self._in_flight(),
+            "workers": [_worker(view, self._clock.now()) for view in self._router.workers()],
+        }
+        exchange.respond(200, msgspec.json.encode(shown))
+
+
+def _worker(view: WorkerView, now: float) -> dict[str, Any]:
+    identity = view.identity
+    return {
+        "worker_id": view.worker_id,
+        "address": view.address,
+        "pool": view.pool,
+        "state": view.state,
+        "reason": view.reason,
+        "in_flight": view.in_flight,
+        "role": None if identity is None else identity.role,
+        "assigned": view.assigned,
+        "engine": None if identity is None else f"{identity.engine} {identity.engine_version}",
+        "epoch": None if identity is None else identity.epoch,
+        "load": view.load,
+        "kv": None if view.kv is None else _kv(view.kv, now),
+        "health": view.health,
+    }
+
+
+def _kv(kv: KvStatus, now: float) -> dict[str, Any]:
+    """As KvStatus; `for_s` in place of a reading of a clock that the client does not have."""
+    shown = asdict(kv)
+    return shown | {"for_s": max(0.0, now - shown.pop("since_s"))}

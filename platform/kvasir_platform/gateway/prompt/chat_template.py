@@ -1,0 +1,265 @@
+"""Chat templates, rendered exactly as Hugging Face transformers renders them.
+
+The edge owns templates, so the same messages must give the same text here as in any other tool that
+loads the model: a difference is a worse answer without an error. The environment below is the one of
+`transformers.utils.chat_template_utils`, without the rest of that library.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, NoReturn
+
+import jinja2
+from jinja2 import meta, nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from kvasir.config.load.model_files import chat_template
+from kvasir.core.errors import ConfigError, RequestError
+
+Message = Mapping[str, Any]
+Tool = Mapping[str, Any]
+
+_PROBE = "kvasir-content-probe"
+_SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+_RESERVED = frozenset(
+    (
+        "messages",
+        "tools",
+        "documents",
+        "add_generation_prompt",
+        "continue_final_message",
+        "chat_template",
+        "tokenize",
+        *_SPECIAL,
+    )
+)
+_CONTINUED = "CONTINUE_FINAL_MESSAGE_TAG "
+"""Put behind the text that is to go on, and found again in the prompt; with its space, since templates that
+trim it have trimmed the text's own too."""
+_CLIENT_TEMPLATES = 8
+"""Compiled templates of clients that are kept."""
+
+
+class _Generation(Extension):
+    """`{% generation %}` marks an assistant's turn for training; when serving it is transparent."""
+
+    tags = {"generation"}  # noqa: RUF012 (jinja2 declares it so)
+
+    def parse(self, parser: Parser) -> nodes.Node | list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+class ChatTemplate:
+    """One compiled template with the model's special tokens; `tool_source` is the one for chats with tools
+    where the model has another. Raises ConfigError if one does not compile."""
+
+    def __init__(
+        self,
+        source: str,
+        special_tokens: Mapping[str, str],
+        now: Callable[[], datetime] = datetime.now,
+        *,
+        tool_source: str | None = None,
+    ) -> None:
+        environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
+        )
+        environment.filters["tojson"] = _tojson
+        environment.globals["raise_exception"] = _raise
+        environment.globals["strftime_now"] = lambda form: now().strftime(form)
+        try:
+            self._template = environment.from_string(source)
+            self._with_tools = self._template if tool_source is None else environment.from_string(tool_source)
+            for template in (self._template, self._with_tools):
+                # Every rendering copies them, and a chain of maps is walked key by key.
+                template.globals = dict(template.globals)
+            names = meta.find_undeclared_variables(environment.parse(source))
+        except jinja2.TemplateError as error:
+            raise ConfigError(f"the chat template does not compile: {error}") from error
+        self._special = dict(special_tokens)
+        self._now = now
+        self._knows_developers = "'developer'" in source or '"developer"' in source
+        self.takes_documents = "documents" in names
+        self._takes_parts = self._takes_strings = True
+        self._takes_strings = self._probe(_PROBE)
+        self._takes_parts = self._probe([{"type": "text", "text": _PROBE}])
+        self._of_clients = lru_cache(_CLIENT_TEMPLATES)(self._compiled)
+
+    @classmethod
+    def from_folder(cls, folder: Path) -> ChatTemplate | None:
+        """The template of a model folder, or None when the model has none."""
+        source = chat_template(folder)
+        if not source:
+            return None
+        return cls(source, special_tokens(folder), tool_source=chat_template(folder, tools=True))
+
+    def of_client(self, source: str) -> ChatTemplate:
+        """Another template, of a client that may bring its own, with this model's special tokens. Raises
+        RequestError if it does not compile."""
+        try:
+            return self._of_clients(source)
+        except ConfigError as error:
+            raise RequestError(
+                f"chat_template: {error.message}.", code="invalid_value", param="chat_template"
+            ) from None
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        kwargs: Mapping[str, Any],
+        tools: Sequence[Tool] | None = None,
+        *,
+        documents: Sequence[Mapping[str, str]] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+    ) -> str:
+        """The prompt for `messages`, ending where the assistant's turn begins; without
+        `add_generation_prompt` after the last message, and with `continue_final_message` within it, where its
+        text ends.
+
+        `kwargs` are the client's template variables, `tools` what the model may call and `documents` what it
+        may read, in OpenAI's and transformers' form. Raises RequestError when the template refuses the
+        conversation, with the template's own words.
+        """
+        for name in kwargs:
+            if name in _RESERVED:
+                raise RequestError(
+                    f"chat_template_kwargs may not set {name}.",
+                    code="invalid_value",
+                    param=f"chat_template_kwargs.{name}",
+                )
+        shown = messages if self._knows_developers else _as_systems(messages)
+        if not self._takes_parts:
+            shown = [_flat(message) for message in shown]
+        elif not self._takes_strings:
+            shown = [_in_parts(message) for message in shown]
+        if continue_final_message:
+            shown = [*shown[:-1], _tagged(shown[-1])]
+        try:
+            text = (self._with_tools if tools else self._template).render(
+                messages=shown,
+                tools=tools,
+                documents=documents,
+                add_generation_prompt=add_generation_prompt,
+                **{**self._special, **kwargs},
+            )
+        # A template is the model's code over the client's data: whatever it raises is about that data.
+        except Exception as error:  # noqa: BLE001
+            raise RequestError(
+                f"The model's chat template refuses the conversation: {error}.",
+                code="invalid_value",
+                param="messages",
+            ) from None
+        return _cut_at_tag(text, shown[-1]) if continue_final_message else text
+
+    def _compiled(self, source: str) -> ChatTemplate:
+        return ChatTemplate(source, self._special, self._now)
+
+    def _probe(self, content: str | list[dict[str, str]]) -> bool:
+        """Whether the template itself takes content of this form."""
+        try:
+            shown = self.render([{"role": "user", "content": content}], {})
+        except RequestError:
+            return False
+        return _PROBE in shown and "'text'" not in shown and '"text"' not in shown
+
+
+def special_tokens(folder: Path) -> dict[str, str]:
+    """The named special tokens that templates may use, as transformers reads them: special_tokens_map.json
+    counts before tokenizer_config.json, but only where the latter lists no `added_tokens_decoder`. Raises
+    ConfigError for unreadable JSON."""
+    config = _read(folder / "tokenizer_config.json")
+    if "added_tokens_decoder" not in config:
+        config = config | _read(folder / "special_tokens_map.json")
+    named = {key: config.get(key) for key in _SPECIAL}
+    texts = {key: value.get("content") if isinstance(value, dict) else value for key, value in named.items()}
+    return {key: text for key, text in texts.items() if isinstance(text, str)}
+
+
+def _read(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except json.JSONDecodeError as error:
+        raise ConfigError(f"{path}: not valid JSON: {error}") from error
+    return found if isinstance(found, dict) else {}
+
+
+def _flat(message: Message) -> Message:
+    content = message.get("content")
+    if not isinstance(content, list):
+        return message
+    return {**message, "content": "\n".join(part["text"] for part in content)}
+
+
+def _in_parts(message: Message) -> Message:
+    content = message.get("content")
+    if not isinstance(content, str) or message["role"] == "tool":
+        return message
+    return {**message, "content": [{"type": "text", "text": content}] if content else []}
+
+
+def _as_systems(messages: Sequence[Message]) -> Sequence[Message]:
+    """Developers' messages as the system's, for templates that know no developers. Since such templates want
+    the system first and once, all of its messages become one."""
+    if "developer" not in [message["role"] for message in messages]:
+        return messages
+    is_system = [message["role"] in ("developer", "system") for message in messages]
+    if is_system[0] and sum(is_system) == 1:
+        return [{**messages[0], "role": "system"}, *messages[1:]]
+    told = [_flat(message)["content"] for message, system in zip(messages, is_system, strict=True) if system]
+    rest = [message for message, system in zip(messages, is_system, strict=True) if not system]
+    return [{"role": "system", "content": "\n\n".join(text for text in told if text)}, *rest]
+
+
+def _tagged(message: Message) -> Message:
+    """`message` with the tag behind its text, which is that of its last part."""
+    content = message.get("content")
+    if isinstance(content, str):
+        return {**message, "content": content + _CONTINUED}
+    if not content:
+        raise _not_continued("it has no content")
+    return {**message, "content": [*content[:-1], {**content[-1], "text": content[-1]["text"] + _CONTINUED}]}
+
+
+def _cut_at_tag(prompt: str, last: Message) -> str:
+    """`prompt` up to the tag in it, which `last` brought."""
+    content = last["content"]
+    text = content if isinstance(content, str) else content[-1]["text"]
+    at = prompt.rfind(_CONTINUED.strip())
+    if at < 0 or text.removesuffix(_CONTINUED).strip() not in prompt:
+        raise _not_continued("the model's chat template does not show its text as it is")
+    return prompt[:at] if prompt.startswith(_CONTINUED, at) else prompt[:at].rstrip()
+
+
+def _not_continued(why: str) -> RequestError:
+    return RequestError(
+        f"The final message cannot be continued: {why}.",
+        code="invalid_value",
+        param="continue_final_message",
+    )
+
+
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
+
+
+def _raise(message: str) -> NoReturn:
+    raise jinja2.TemplateError(message)

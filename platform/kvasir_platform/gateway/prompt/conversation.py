@@ -1,0 +1,86 @@
+"""The messages of a chat, in the form that chat templates are written for.
+
+Clients send what OpenAI's API takes and what it answered before; templates expect what transformers and vLLM
+give them: the arguments of calls as objects, the text of tools as one string, what was thought under both of
+its names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from kvasir_platform.gateway.openai.schema.chat import ContentPart, FunctionCalled, Message
+from kvasir_platform.gateway.openai.schema.limits import MAX_DEPTH, check_depth
+
+TemplateMessage = dict[str, Any]
+
+
+def template_messages(messages: Sequence[Message]) -> list[TemplateMessage]:
+    """`messages` for a chat template. Raises RequestError for arguments that nest too deep."""
+    return [_template_message(message, i) for i, message in enumerate(messages)]
+
+
+def _template_message(message: Message, number: int) -> TemplateMessage:
+    role = message.role
+    if role == "assistant":
+        return _assistants(message, number)
+    shown: TemplateMessage = {
+        "role": "tool" if role == "function" else role,
+        "content": _content(message.content),
+    }
+    if role in ("tool", "function"):
+        if message.tool_call_id is not None:
+            shown["tool_call_id"] = message.tool_call_id
+        if isinstance(shown["content"], list):
+            shown["content"] = "\n".join(part["text"] for part in shown["content"])
+    if message.name is not None:
+        shown["name"] = message.name
+    return shown
+
+
+def _assistants(message: Message, number: int) -> TemplateMessage:
+    content = message.content if message.content is not None else message.refusal
+    shown: TemplateMessage = {"role": "assistant", "content": _content(content)}
+    if message.tool_calls or message.function_call is not None:
+        shown["tool_calls"] = _calls(message, f"messages[{number}]")
+    reasoning = message.reasoning if message.reasoning is not None else message.reasoning_content
+    if reasoning is not None:
+        shown["reasoning"] = shown["reasoning_content"] = reasoning
+    if message.name is not None:
+        shown["name"] = message.name
+    return shown
+
+
+def _content(content: str | list[ContentPart] | None) -> str | list[dict[str, str]]:
+    if content is None or isinstance(content, str):
+        return content or ""
+    return [{"type": "text", "text": part.text or part.refusal or ""} for part in content]
+
+
+def _calls(message: Message, path: str) -> list[dict[str, Any]]:
+    calls = [
+        _call(call.id, call.function, f"{path}.tool_calls[{i}]")
+        for i, call in enumerate(message.tool_calls or ())
+    ]
+    if message.function_call is not None:
+        calls.append(_call(f"call_{message.function_call.name}", message.function_call, path))
+    return calls
+
+
+def _call(call_id: str, function: FunctionCalled, path: str) -> dict[str, Any]:
+    arguments = function.arguments
+    parsed = _object(arguments) if isinstance(arguments, str) else arguments or {}
+    check_depth(parsed, f"{path}.function.arguments", MAX_DEPTH)
+    return {"id": call_id, "type": "function", "function": {"name": function.name, "arguments": parsed}}
+
+
+def _object(text: str) -> dict[str, Any]:
+    """JSON text as the object that templates want. What a model wrote wrongly is part of the conversation,
+    and refusing it would refuse every further turn too: it becomes an empty object, as in vLLM."""
+    try:
+        return msgspec.json.decode(text, type=dict[str, Any])
+    except (msgspec.MsgspecError, UnicodeError, RecursionError):
+        return {}

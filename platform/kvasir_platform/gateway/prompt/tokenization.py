@@ -1,0 +1,304 @@
+"""Text to token ids, without stalling the streams that share the event loop.
+
+What the event loop can do in a fraction of a millisecond it does in place, where handing it to a thread
+would cost more than the work. More goes to a small pool of threads: the tokenizers release the interpreter's
+lock while they work.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from array import array
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+from kvasir.config.spec.tokenizer import TokenizerSpec
+from kvasir.core.errors import CapacityError, RequestError
+from kvasir.core.values import value
+from kvasir.telemetry.tokenizer_series import TokenizerSizes
+from kvasir_platform.gateway.prompt.chat_template import ChatTemplate
+from kvasir_platform.gateway.prompt.fast_tokenizer import ProvenEncoder, Reference, load_encoder
+from kvasir_platform.gateway.prompt.prefix_tokens import (
+    MIN_CHARS,
+    Pieces,
+    PrefixCounts,
+    PrefixTokens,
+    cut_marker,
+)
+from kvasir_platform.gateway.prompt.tokenizer_audit import TokenizerAudit, check_apart
+
+_INLINE_US = 500.0
+"""What may be done on the event loop at once; a thread costs a fifth of that and a wake-up."""
+_FAST_US = 0.007
+_FAST_WIDE_US = 0.06
+_REFERENCE_US = 0.6
+"""Microseconds per character: of the fast tokenizer for ASCII and for other text, and of the reference."""
+_DECODE_US = 0.5
+"""Microseconds per token, of either."""
+_LOOK_UP_CHARS = 512 << 10
+"""Longer texts are not even looked up on the event loop."""
+_FAST_THREADS = 1
+_REFERENCE_THREADS = 2
+"""The fast tokenizer takes 40 MB for every thread that calls it, and does in one what few clients send."""
+_MAX_PENDING = 256
+
+
+_T = TypeVar("_T")
+
+
+@value
+class Encoding:
+    """An encoding that was begun. `finish` gives the ids of each text, may be called once and in any thread,
+    and takes about `work_us` microseconds."""
+
+    work_us: float
+    finish: Callable[[], list[array[int]]]
+
+
+class Tokenizer(Protocol):
+    """What the edge needs to know of a model's tokenizer. Thread-safe."""
+
+    @property
+    def vocabulary(self) -> int:
+        """Ids are below this."""
+        ...
+
+    @property
+    def template(self) -> ChatTemplate | None:
+        """None when the model is no chat model."""
+        ...
+
+    def begin(self, texts: Sequence[str], *, add_special_tokens: bool, salt: str = "") -> Encoding:
+        """The quick part of an encoding: find what is known already of texts under `salt`."""
+        ...
+
+    def encode(self, texts: Sequence[str], *, add_special_tokens: bool, salt: str = "") -> list[array[int]]:
+        """Ids of each text."""
+        ...
+
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
+        """The text of `ids`, which are below `vocabulary`."""
+        ...
+
+    def names(self, ids: Sequence[int]) -> list[str]:
+        """How the vocabulary spells each id, "" for ids that it does not use."""
+        ...
+
+    def sizes(self) -> TokenizerSizes:
+        """What it did, and what it holds."""
+        ...
+
+    def close(self) -> None:
+        """Let go of what runs beside it."""
+        ...
+
+
+class ModelTokenizer:
+    """The tokenizer and chat template of a model folder; with `prefixes` it finds the tokens of earlier
+    turns again."""
+
+    def __init__(
+        self,
+        encoder: Reference | ProvenEncoder,
+        template: ChatTemplate | None,
+        prefixes: PrefixTokens | None = None,
+    ) -> None:
+        self._encoder = encoder
+        self._prefixes = prefixes
+        self._audit: TokenizerAudit | None = None
+        self.template = template
+        self.vocabulary = encoder.vocabulary
+
+    @classmethod
+    def from_folder(
+        cls, folder: Path, spec: TokenizerSpec | None = None, now: Callable[[], float] = time.monotonic
+    ) -> ModelTokenizer:
+        """Load tokenizer.json and the chat template. Without a `spec` it is Hugging Face's tokenizer and
+        nothing beside it. Raises ConfigError naming the file at fault."""
+        path = folder / "tokenizer.json"
+        template = ChatTemplate.from_folder(folder)
+        if spec is None:
+            return cls(Reference.from_file(path), template)
+        conversation = _conversation(template)
+        encoder = load_encoder(path, conversation, fast=spec.fast == "auto")
+        marker = cut_marker(path.read_bytes(), conversation)
+        keeps = marker is not None and spec.prefix_cache_bytes > 0
+        prefixes = PrefixTokens(marker, spec.prefix_cache_bytes) if marker is not None and keeps else None
+        made = cls(encoder, template, prefixes)
+        if isinstance(encoder, ProvenEncoder) and spec.audit_share:
+            check = check_apart(path, encoder.digest)
+            rng = random.Random()  # noqa: S311
+            made.audit_with(
+                TokenizerAudit(check, made.distrust, share=spec.audit_share, now=now, random=rng.random)
+            )
+        return made
+
+    def audit_with(self, audit: TokenizerAudit) -> None:
+        """Offer every encoding to `audit`, which is closed with this."""
+        self._audit = audit
+
+    def distrust(self) -> None:
+        """Use the reference from here on, and forget what the fast tokenizer made."""
+        if isinstance(self._encoder, ProvenEncoder):
+            self._encoder.distrust()
+        if self._prefixes is not None:
+            self._prefixes.clear()
+
+    def begin(self, texts: Sequence[str], *, add_special_tokens: bool, salt: str = "") -> Encoding:
+        """See `Tokenizer`."""
+        if sum(map(len, texts)) > _LOOK_UP_CHARS:
+            return Encoding(
+                self._work_us(texts),
+                lambda: self.encode(texts, add_special_tokens=add_special_tokens, salt=salt),
+            )
+        return self._begin(texts, add_special_tokens, salt)
+
+    def encode(self, texts: Sequence[str], *, add_special_tokens: bool, salt: str = "") -> list[array[int]]:
+        """See `Tokenizer`."""
+        return self._begin(texts, add_special_tokens, salt).finish()
+
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
+        """See `Tokenizer`."""
+        return self._encoder.decode(ids, skip_special_tokens=skip_special_tokens)
+
+    def names(self, ids: Sequence[int]) -> list[str]:
+        """See `Tokenizer`."""
+        return [name or "" for name in self._encoder.names(ids)]
+
+    def sizes(self) -> TokenizerSizes:
+        """See `Tokenizer`."""
+        encoder, audit = self._encoder, self._audit
+        prefixes = PrefixCounts() if self._prefixes is None else self._prefixes.counts()
+        return TokenizerSizes(
+            fast=encoder.fast,
+            failures=encoder.failures,
+            audited=0 if audit is None else audit.checked,
+            different=0 if audit is None else audit.different,
+            audits_failed=0 if audit is None else audit.failed,
+            cached_segments=prefixes.entries,
+            cached_bytes=prefixes.bytes,
+            found_characters=prefixes.found,
+            missed_characters=prefixes.missed,
+            evicted_segments=prefixes.evicted,
+        )
+
+    def close(self) -> None:
+        """See `Tokenizer`."""
+        if self._audit is not None:
+            self._audit.close()
+
+    def _begin(self, texts: Sequence[str], add_special_tokens: bool, salt: str) -> Encoding:
+        prefixes = self._prefixes
+        # Special tokens that are added belong to the whole text and not to its segments.
+        if prefixes is None or add_special_tokens or all(len(text) < MIN_CHARS for text in texts):
+            return Encoding(self._work_us(texts), lambda: self._whole(texts, add_special_tokens))
+        pieces = [prefixes.cut(text, salt) for text in texts]
+        missing = [part for piece in pieces for part in piece.missing()]
+        return Encoding(self._work_us(missing), lambda: self._joined(texts, prefixes, pieces, missing))
+
+    def _whole(self, texts: Sequence[str], add_special_tokens: bool) -> list[array[int]]:
+        return self._made(
+            texts, self._encoder.encode(texts, add_special_tokens=add_special_tokens), add_special_tokens
+        )
+
+    def _joined(
+        self, texts: Sequence[str], prefixes: PrefixTokens, pieces: Sequence[Pieces], missing: Sequence[str]
+    ) -> list[array[int]]:
+        remaining = iter(self._encoder.encode(missing, add_special_tokens=False) if missing else ())
+        whole = [
+            b"".join(prefixes.keep(piece, list(islice(remaining, piece.known.count(None)))))
+            for piece in pieces
+        ]
+        return self._made(texts, whole, add_special_tokens=False)
+
+    def _made(
+        self, texts: Sequence[str], made: Sequence[bytes], add_special_tokens: bool
+    ) -> list[array[int]]:
+        if self._audit is not None:
+            for text, ids in zip(texts, made, strict=True):
+                self._audit.offer(text, ids, add_special_tokens=add_special_tokens)
+        return [array("I", ids) for ids in made]
+
+    def _work_us(self, texts: Sequence[str]) -> float:
+        if not self._encoder.fast:
+            return _REFERENCE_US * sum(map(len, texts))
+        return sum(len(text) * (_FAST_US if text.isascii() else _FAST_WIDE_US) for text in texts)
+
+
+class TokenizerPool:
+    """Runs a tokenizer in place or in a thread, by how much there is to do."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.tokenizer = tokenizer
+        threads = _FAST_THREADS if tokenizer.sizes().fast else _REFERENCE_THREADS
+        self._threads = ThreadPoolExecutor(threads, thread_name_prefix="tokenize")
+        self._pending = 0
+
+    def encode(
+        self,
+        texts: Sequence[str],
+        *,
+        add_special_tokens: bool,
+        then: Callable[[list[array[int]]], None],
+        failed: Callable[[BaseException], None],
+        salt: str = "",
+    ) -> None:
+        """Call `then` with the ids, at once where they take little work, else later on this event loop; or
+        `failed` if that went wrong later. Callers of one `salt` can tell by the time it takes what others of
+        that salt sent. Raises CapacityError when too many texts wait."""
+        encoding = self.tokenizer.begin(texts, add_special_tokens=add_special_tokens, salt=salt)
+        if encoding.work_us <= _INLINE_US:
+            then(encoding.finish())
+        else:
+            self._later(encoding.finish, then, failed)
+
+    def decode(
+        self, ids: Sequence[int], *, then: Callable[[str], None], failed: Callable[[BaseException], None]
+    ) -> None:
+        """Call `then` with the text of `ids`, special tokens and all, as `encode` does with ids. Raises
+        CapacityError as it does."""
+        if len(ids) * _DECODE_US <= _INLINE_US:
+            then(self.tokenizer.decode(ids))
+        else:
+            self._later(lambda: self.tokenizer.decode(ids), then, failed)
+
+    def _later(
+        self, work: Callable[[], _T], then: Callable[[_T], None], failed: Callable[[BaseException], None]
+    ) -> None:
+        if self._pending >= _MAX_PENDING:
+            raise CapacityError("Too many long prompts wait to be tokenized.", code="tokenizer_busy")
+        self._pending += 1
+        working = asyncio.get_running_loop().run_in_executor(self._threads, work)
+
+        def done(future: asyncio.Future[_T]) -> None:
+            self._pending -= 1
+            if future.cancelled():
+                return
+            error = future.exception()
+            if error is None:
+                then(future.result())
+            else:
+                failed(error)
+
+        working.add_done_callback(done)
+
+    def close(self) -> None:
+        """Let the threads go; texts that wait are dropped."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        self.tokenizer.close()
+
+
+def _conversation(template: ChatTemplate | None) -> str:
+    """A chat as the model's template shows it, "" where there is none or it takes no such chat."""
+    if template is None:
+        return ""
+    turns = (("user", "Hello there!"), ("assistant", " How can I help? "), ("user", "Tell me\n\n a story."))
+    try:
+        return template.render([{"role": role, "content": text} for role, text in turns], {})
+    except RequestError:
+        return ""

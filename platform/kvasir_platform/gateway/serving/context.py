@@ -1,0 +1,47 @@
+"""What every endpoint that does work for a client stands on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NoReturn
+
+from kvasir.config.spec.deployment import Deployment
+from kvasir.ports.clock import Clock
+from kvasir.ports.router import BrownoutView, RequestPort
+from kvasir.telemetry.metrics import Metrics
+from kvasir.telemetry.spans import SpanRecorder
+from kvasir_platform.gateway.catalog.models import ModelTable
+from kvasir_platform.gateway.filters.build import OutputFilters
+from kvasir_platform.gateway.http.exchange import Exchange
+from kvasir_platform.gateway.operator.decisions import RequestNames
+
+Guard = Callable[[Exchange, Callable[[], None]], None]
+"""Runs a step of an exchange that may raise, and answers what it raises."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tools:
+    """What the endpoints work with. `names` is told of each call that reaches the router; `wall` is the
+    time of day in Unix seconds; `suffix` makes a few random characters."""
+
+    deployment: Deployment
+    router: RequestPort
+    names: RequestNames
+    models: ModelTable
+    metrics: Metrics
+    filters: OutputFilters
+    spans: SpanRecorder | None
+    clock: Clock
+    wall: Callable[[], float]
+    suffix: Callable[[], str]
+
+
+def brownout_line(brownout: BrownoutView) -> bytes:
+    """The header line that says what is done under pressure; nothing where nothing is."""
+    return b"x-kvasir-brownout: %b\r\n" % brownout.text.encode() if brownout.level else b""
+
+
+def raised(error: BaseException) -> NoReturn:
+    """Raise what another thread did."""
+    raise error

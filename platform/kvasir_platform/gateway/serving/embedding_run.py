@@ -1,0 +1,250 @@
+"""One call for embeddings while it runs. It may have thousands of inputs, of which only some are in the
+router at a time, so that a large call takes turns with the others."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from kvasir.core.errors import CapacityError, KvasirError, UpstreamError
+from kvasir.core.requests import Delta, Request, Usage
+from kvasir.ports.router import RequestSummary
+from kvasir.telemetry.reasons import OK
+from kvasir.telemetry.spans import TraceContext
+from kvasir_platform.gateway.openai.answer import add_usage
+from kvasir_platform.gateway.openai.embedding_answer import EmbeddingAnswer
+from kvasir_platform.gateway.serving.context import Tools
+from kvasir_platform.gateway.serving.generation import server_timing
+
+_WINDOW = 256
+"""Inputs of one call that are in the router at once: several batches of an engine."""
+_SLICE = 32
+"""Inputs that are submitted in one turn of the loop, which streams share: at most a few milliseconds."""
+_TRACED = 32
+"""Inputs of one call that have spans."""
+
+
+@dataclass(slots=True, eq=False)
+class _Input:
+    """The sink of one input."""
+
+    run: EmbeddingRun
+    index: int
+    request: Request
+    live: bool = True
+
+    def on_delta(self, delta: Delta) -> None:
+        """The only one, with the vector."""
+        self.run.took(self, delta)
+
+    def lane(self, request_id: str) -> None:
+        """None: there is one delta."""
+
+    def on_finish(self, summary: RequestSummary) -> None:
+        self.run.ended(self, summary, None)
+
+    def on_error(self, error: KvasirError, summary: RequestSummary) -> None:
+        self.run.ended(self, summary, error)
+
+
+class EmbeddingRun:
+    """One call while it runs. Ends exactly once: finished, failed, or gone with its client; `on_end` hears of
+    it when none of its inputs runs any more. The inputs are sinks of the router, which is called back only
+    from a later turn of the loop."""
+
+    def __init__(
+        self,
+        answer: EmbeddingAnswer,
+        tools: Tools,
+        *,
+        request: Callable[[int], Request],
+        inputs: int,
+        trace: TraceContext,
+        on_end: Callable[[EmbeddingRun], None],
+    ) -> None:
+        self._answer = answer
+        self._tools = tools
+        self._request = request
+        self._inputs = inputs
+        self._trace = trace
+        self._on_end = on_end
+        self._live: dict[int, _Input] = {}
+        self._next = 0
+        self._again: list[int] = []
+        self._window = _WINDOW
+        self._refill_due = False
+        self._pause: asyncio.TimerHandle | None = None
+        self.usage = Usage()
+        """What its inputs used: all that they did when `on_end` is called."""
+        self.worked = False
+        """Whether a worker may have had any of it."""
+        self._summaries: list[RequestSummary] = []
+        self._submitted_s = 0.0
+        self._ended = False
+
+    def start(self) -> None:
+        """Submit the first inputs. Raises what the router raises, where it takes none of them."""
+        self._submitted_s = self._tools.clock.now()
+        try:
+            self._refill()
+        except KvasirError as error:
+            self._cancel(error.code)
+            self._end()
+            raise
+
+    def took(self, entry: _Input, delta: Delta) -> None:
+        """A vector has come."""
+        if self._ended:
+            return
+        try:
+            if delta.embedding is None:
+                raise UpstreamError("a worker ended an input without an embedding", code="protocol_error")
+            self._answer.take(entry.index, delta.embedding)
+        except KvasirError as error:
+            self.abandon(error)
+
+    def ended(self, entry: _Input, summary: RequestSummary, error: KvasirError | None) -> None:
+        """An input is over, well or badly, and with the last one the call."""
+        if (
+            isinstance(error, CapacityError)
+            and summary.refused
+            and entry.index in self._live
+            and self._goes_on(entry.request, len(self._live) - 1, error)
+        ):
+            # As where the router refuses at once.
+            del self._live[entry.index]
+            self._again.append(entry.index)
+            return
+        self._count(entry, summary)
+        if self._ended:
+            return
+        if error is not None:
+            self.abandon(error)
+        elif not self._live and not self._waiting:
+            self._end()
+            self._answer.finish(self.usage, server_timing(summary, self._submitted_s))
+        else:
+            self._window = min(_WINDOW, self._window + 1)
+            self._refill_soon()
+
+    def abandon(self, error: KvasirError) -> None:
+        """End the call with `error`, whatever still runs."""
+        if not self._ended:
+            self._end()
+            self._answer.fail(error)
+            asyncio.get_running_loop().call_soon(self._cancel, error.code)
+
+    def gone(self, code: str) -> None:
+        """The client left or was cut: free its inputs on every worker at once."""
+        if not self._ended:
+            self._cancel(code)
+            self._end()
+
+    def _refill_soon(self) -> None:
+        if self._waiting and not self._refill_due:
+            self._refill_due = True
+            asyncio.get_running_loop().call_soon(self._refill_later)
+
+    def _refill_later(self) -> None:
+        self._refill_due = False
+        if self._ended:
+            return
+        try:
+            self._refill()
+        except KvasirError as error:
+            self.abandon(error)
+
+    def _refill(self) -> None:
+        """Have as many inputs in the router as it takes, and no more than the window, by and by. Raises
+        CapacityError where it takes none and none is there."""
+        for _ in range(_SLICE):
+            if not self._waiting or len(self._live) >= self._window or self._ended:
+                return
+            index = self._again.pop() if self._again else self._next
+            entry = _Input(self, index, self._request(index))
+            self._live[index] = entry
+            try:
+                self._tools.router.submit(entry.request, entry)
+            except CapacityError as error:
+                del self._live[index]
+                if not self._goes_on(entry.request, len(self._live), error):
+                    raise
+                if index != self._next:
+                    self._again.append(index)
+                return
+            except KvasirError:
+                del self._live[index]
+                raise
+            self._next += index == self._next
+        self._refill_soon()
+
+    def _goes_on(self, refused: Request, live: int, error: CapacityError) -> bool:
+        """Whether to go on after the router has refused an input, `live` others being there: with fewer at a
+        time, or, where there is none but vectors have come, after a while, within the call's deadline."""
+        if self._ended:
+            return False
+        if not live:
+            again_s = self._tools.clock.now() + error.retry_after_s
+            late = refused.deadline_s is not None and again_s >= refused.deadline_s
+            if late or not self.usage.prompt_tokens:
+                return False
+            self._stop_pausing()
+            later = asyncio.get_running_loop().call_later
+            self._pause = later(error.retry_after_s, self._refill_later)
+        self._window = max(1, live)
+        return True
+
+    @property
+    def _waiting(self) -> bool:
+        """Whether there are inputs that have not come to the router."""
+        return bool(self._again) or self._next < self._inputs
+
+    def _cancel(self, code: str) -> None:
+        for entry in list(self._live.values()):
+            self.worked = True
+            self._tools.router.cancel(entry.request.request_id)
+            self._count(entry, self._cut_off(entry.request, code))
+
+    def _cut_off(self, request: Request, code: str) -> RequestSummary:
+        return RequestSummary(
+            request_id=request.request_id,
+            model=request.model,
+            outcome=code,
+            arrival_s=request.arrival_s,
+            finished_s=self._tools.clock.now(),
+            usage=Usage(prompt_tokens=len(request.tokens)),
+            trace_context=request.trace_context,
+            slo=request.slo,
+        )
+
+    def _count(self, entry: _Input, summary: RequestSummary) -> None:
+        if self._live.pop(entry.index, None) is None:
+            return
+        self.worked = self.worked or summary.outcome == OK or summary.routed_s is not None
+        self.usage = add_usage(self.usage, summary.usage)
+        self._tools.metrics.request_finished(summary)
+        if len(self._summaries) < _TRACED:
+            self._summaries.append(summary)
+        if self._ended:
+            self._settle()
+
+    def _end(self) -> None:
+        self._ended = True
+        self._stop_pausing()
+        self._settle()
+
+    def _stop_pausing(self) -> None:
+        if self._pause is not None:
+            self._pause.cancel()
+            self._pause = None
+
+    def _settle(self) -> None:
+        """Tell of the call when it has ended and nothing of it runs any more."""
+        if self._live:
+            return
+        self._on_end(self)
+        spans = self._tools.spans
+        if spans is not None and self._summaries:
+            now = self._tools.clock.now()
+            spans.record(self._trace, self._summaries, now_s=now, admitted_s=self._submitted_s)

@@ -1,0 +1,127 @@
+"""How much work one replica can do within the service level, from the rates that routers have measured.
+
+Prefill: prompts wait in one line for all workers of a pool. Of the waiting time P(W > t) is about
+C exp(-(c - a) t / s) for c workers under a load of a, with prompts that take s (Erlang's delay formula;
+Kleinrock, Queueing Systems I, 3.4), and longer by (1 + v) / 2 where what prompts cost varies by v (Kingman,
+1961). With C at its worst, 1, the spare capacity that keeps all but a part e of the requests within slack t
+is c - a = (s / t) ln(1 / e) (1 + v) / 2.
+
+Decode: a step with n streams takes f + n g. A worker is full when a step would take longer than the promised
+time between tokens, or its KV memory is.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from kvasir.core.demand import WorkerFigures
+from kvasir.core.requests import Role
+from kvasir_platform.planner.demand import Mix
+
+_ITL_PART = 0.9
+"""Of the promised time between tokens, what a full batch may take: the rest is for prompts computed beside
+it, and for what steps vary by."""
+_KV_PART = 0.95
+"""Of KV memory, what may be taken: blocks are not filled to the end."""
+_SEATS_PART = 0.7
+"""Of a batch's seats, what is taken where a replica is said to be full: the rest is for those that come all
+at once."""
+_EXCEEDED = 0.005
+"""The part of the requests that may wait for longer than the slack, by the formula."""
+_LEAST_SLACK = 0.1
+"""Of the promised TTFT: what is left to wait, where computing a prompt takes nearly all of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Promise:
+    """The tightest service level of a deployment, in seconds."""
+
+    ttft_s: float
+    itl_s: float
+
+    def slack_s(self, prompt_s: float) -> float:
+        """How long a prompt may wait that takes so long to compute."""
+        return max(_LEAST_SLACK * self.ttft_s, self.ttft_s - prompt_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """Of a typical worker of a pool; as in WorkerFigures."""
+
+    prefill_fixed_s: float
+    prefill_token_s: float
+    step_fixed_s: float
+    step_stream_s: float
+    kv_tokens: float
+    used_per_stream: float
+
+    @classmethod
+    def of(cls, workers: Sequence[WorkerFigures]) -> Rates | None:
+        """The median of each figure, None where there are no workers."""
+        if not workers:
+            return None
+        streams = sum(each.streams for each in workers)
+        return cls(
+            prefill_fixed_s=statistics.median(each.prefill_fixed_s for each in workers),
+            prefill_token_s=statistics.median(each.prefill_token_s for each in workers),
+            step_fixed_s=statistics.median(each.step_fixed_s for each in workers),
+            step_stream_s=statistics.median(each.step_stream_s for each in workers),
+            kv_tokens=statistics.median(each.kv_tokens for each in workers),
+            used_per_stream=sum(each.used_tokens for each in workers) / streams if streams else 0.0,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """Of one replica. `prompt_tokens_s`: prompt tokens that it computes a second; `output_tokens_s`: tokens
+    that it generates a second with `streams` at once. `spare`: replicas beyond the load that keep waits
+    within the slack. What it was bounded by is in `by`: `itl`, `memory` or `seats`."""
+
+    prompt_tokens_s: float
+    output_tokens_s: float
+    streams: int
+    spare: float
+    by: str
+
+
+def capacity(rates: Rates, mix: Mix, promise: Promise, role: Role, *, most_streams: int) -> Capacity:
+    """What a replica of a pool of that role can do with such requests."""
+    computed = max(1.0, mix.computed_tokens)
+    prompt_s = max(1e-9, rates.prefill_fixed_s + computed * rates.prefill_token_s)
+    streams, by = _full(rates, mix, promise, most_streams)
+    step_s = max(1e-9, rates.step_fixed_s + streams * rates.step_stream_s)
+    stay_s = mix.output_tokens * step_s
+    served_s = stay_s / streams if role is Role.DECODE else prompt_s
+    slack_s = promise.slack_s(prompt_s)
+    uneven = 1.0 if role is Role.DECODE else (1.0 + mix.unevenness) / 2
+    return Capacity(
+        prompt_tokens_s=computed / prompt_s,
+        output_tokens_s=streams / step_s,
+        streams=streams,
+        spare=served_s / slack_s * math.log(1.0 / _EXCEEDED) * uneven,
+        by=by,
+    )
+
+
+def seats(most: int) -> Capacity:
+    """Of a replica that makes embeddings, whose work is told in inputs at once: what batches of them take is
+    not measured."""
+    return Capacity(
+        prompt_tokens_s=_SEATS_PART * most, output_tokens_s=math.inf, streams=most, spare=0.0, by="seats"
+    )
+
+
+def _full(rates: Rates, mix: Mix, promise: Promise, most_streams: int) -> tuple[int, str]:
+    """How many streams fill a worker, and what with."""
+    bounds = [(float(most_streams), "seats")]
+    left_s = _ITL_PART * promise.itl_s - rates.step_fixed_s
+    if rates.step_stream_s > 0.0:
+        bounds.append((left_s / rates.step_stream_s, "itl"))
+    held = rates.used_per_stream or mix.prompt_tokens + mix.output_tokens / 2
+    if held > 0.0 and rates.kv_tokens > 0.0:
+        bounds.append((_KV_PART * rates.kv_tokens / held, "memory"))
+    streams, by = min(bounds)
+    return max(1, int(streams)), by

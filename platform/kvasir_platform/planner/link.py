@@ -1,0 +1,99 @@
+"""Keeps a router and the planner in touch: tells the load once a second, and passes on what comes back.
+
+While the planner is not heard, workers go on with the parts of the work that they were given; but nobody is
+promised that a model without workers wakes up.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Protocol
+
+from kvasir.core.demand import DemandReport, PlannerWord, PoolPlan, Traffic, WorkerFigures
+from kvasir.core.errors import UpstreamError
+from kvasir.core.requests import Role
+from kvasir.ports.clock import Clock
+
+log = logging.getLogger(__name__)
+
+PERIOD_S = 1.0
+SILENT_S = 10.0
+
+
+class Teller(Protocol):
+    """What is needed of kvasir_platform.planner.rpc.PlannerClient."""
+
+    async def tell(self, report: DemandReport) -> PlannerWord: ...
+
+
+class SizedRouter(Protocol):
+    """What is needed of kvasir_router.shell.Router."""
+
+    def demand(self) -> Mapping[str, Traffic]: ...
+
+    def worker_figures(self) -> list[WorkerFigures]: ...
+
+    def planned(self, roles: Mapping[str, Role], awake_in_s: Mapping[str, float] | None) -> None: ...
+
+
+class PlannerLink:
+    """Of one router. `run` until cancelled."""
+
+    def __init__(self, router: SizedRouter, teller: Teller, clock: Clock, router_id: str) -> None:
+        self._router = router
+        self._teller = teller
+        self._clock = clock
+        self._router_id = router_id
+        self._epoch = ""
+        self._sequence = 0
+        self._heard_s: float | None = None
+        self._lost = False
+        self._word = PlannerWord("", False, {}, {}, {})
+
+    def plans(self) -> Mapping[str, PoolPlan]:
+        """The pools as the planner saw them last."""
+        return self._word.pools
+
+    def silent_s(self) -> float:
+        """For how long the planner has said nothing, in seconds."""
+        return 0.0 if self._heard_s is None else max(0.0, self._clock.now() - self._heard_s - PERIOD_S)
+
+    async def run(self) -> None:
+        """Tell and hear."""
+        while True:
+            await self._once()
+            # A planner that has just come to life has to be told again at once, by its new name.
+            if self._word.taken or self._lost:
+                await self._clock.sleep(PERIOD_S)
+            else:
+                await self._clock.sleep(PERIOD_S / 10)
+
+    async def _once(self) -> None:
+        self._sequence += 1
+        report = DemandReport(
+            self._router_id,
+            self._epoch,
+            self._sequence,
+            dict(self._router.demand()),
+            tuple(self._router.worker_figures()),
+        )
+        now = self._clock.now()
+        if self._heard_s is None:
+            self._heard_s = now
+        try:
+            self._word = await self._teller.tell(report)
+        except UpstreamError as error:
+            if not self._lost:
+                log.warning("%s", error.message)
+            self._lost = True
+            if now - self._heard_s > SILENT_S:
+                self._router.planned(self._word.roles, None)
+            return
+        if self._lost:
+            log.warning("the planner answers again, after %.0f s", now - self._heard_s)
+        self._lost, self._heard_s, self._epoch = False, self._clock.now(), self._word.epoch
+        if not self._word.taken:
+            # It does not know yet which roles there are.
+            return
+        self._router.planned(self._word.roles, self._word.awake_in_s)

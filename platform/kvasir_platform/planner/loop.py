@@ -1,0 +1,472 @@
+"""Plans are made and carried out: from what routers tell to what the owner of the pools is asked for.
+
+One thread calls `step` a few times a second; reports come from another. Whatever cannot be seen is left as it
+is: without news of the load, or of the replicas, no size is changed.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from kvasir.config.spec.deployment import Deployment, PoolSpec
+from kvasir.core.demand import DemandReport, PlannerWord, PoolPlan, Traffic
+from kvasir.core.errors import ConfigError, UpstreamError
+from kvasir.core.requests import Role
+from kvasir.ports.scaler import Replica, ReplicaState, Scaler
+from kvasir_platform.planner.capacity import Promise
+from kvasir_platform.planner.demand import Demand, Interval
+from kvasir_platform.planner.explain import sentence, told
+from kvasir_platform.planner.planner import Decision, ModelRules, Planner, PoolRules, PoolState
+from kvasir_platform.planner.sizes import Bounds, whole
+from kvasir_platform.planner.starts import Starts
+from kvasir_platform.planner.victims import Savings, Size, flips, victims
+
+log = logging.getLogger(__name__)
+
+_AIM = 0.25
+"""Of the requests that may miss their service level, what is aimed at: what is aimed at is missed now and
+then."""
+_MOST_ACTS = 256
+_ASK_AGAIN_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Act:
+    """Something that was done, or would have been (`done` False), at `at_s` of the clock. `what` is start,
+    retire, flip or wake."""
+
+    at_s: float
+    pool: str
+    what: str
+    count: int
+    why: str
+    done: bool
+
+
+@dataclass(slots=True)
+class _Model:
+    view: Deployment
+    planner: Planner
+    asked_s: float | None = None
+    asleep: bool = False
+    flipped: dict[str, str] = field(default_factory=dict)
+    decisions: dict[str, Decision] = field(default_factory=dict)
+
+
+class ScalingLoop:
+    """Of one deployment. `epoch` names this life of the planner, which routers' reports have to name; `tell`
+    takes an event's name and its details. `rolling(pool)`: its replicas are being replaced, and their number
+    is left alone. `pins` are sizes that were asked for before, `before` planned for the same deployment by
+    another spec: what it has learned of the load is gone on with."""
+
+    def __init__(
+        self,
+        deployment: Deployment,
+        scaler: Scaler,
+        *,
+        epoch: str,
+        tell: Callable[..., None],
+        rolling: Callable[[str], bool] = lambda _pool: False,
+        pins: Mapping[str, int] | None = None,
+        before: ScalingLoop | None = None,
+    ) -> None:
+        self._spec = deployment.scaling
+        self._scaler = scaler
+        self._epoch = epoch
+        self._tell = tell
+        self._rolling = rolling
+        self._lock = threading.Lock()
+        self._demand = Demand(self._spec.stale_s)
+        self._savings = Savings()
+        self._starts = Starts(self._spec.start_s)
+        self._pins = dict(pins or {})
+        self._acts: deque[Act] = deque(maxlen=_MOST_ACTS)
+        self._due_s: float | None = None
+        self._read_s: float | None = None
+        self._frozen: str | None = "no router has told anything yet"
+        self._unseen = True
+        self._began = False
+        self._adopted: dict[str, tuple[str, str, Role]] = {}
+        self._word = PlannerWord(epoch, True, {}, {}, {})
+        known = {} if before is None else {name: each.planner for name, each in before._models.items()}
+        self._models: dict[str, _Model] = {
+            view.model.name: _model(view, known.get(view.model.name))
+            for view in deployment.views()
+            if _scaled(view)
+        }
+        self._planned = {
+            pool.name: pool.scaling
+            for model in self._models.values()
+            for pool in model.view.pools
+            if pool.scaling is not None
+        }
+
+    # -- the other thread ------------------------------------------------------------------------
+
+    def take(self, report: DemandReport, now: float) -> PlannerWord:
+        """A router's report, and what it is to know. Thread-safe."""
+        with self._lock:
+            taken = report.epoch == self._epoch and self._demand.take(report, now)
+            if taken and not self._began:
+                # A planner that has just come to life goes on with the roles that another one gave.
+                self._adopted |= self._lent(report)
+            word = self._word
+            roles = word.roles | {worker: role for worker, (_, _, role) in self._adopted.items()}
+        return PlannerWord(word.epoch, taken, roles, word.awake_in_s, word.pools)
+
+    def _lent(self, report: DemandReport) -> dict[str, tuple[str, str, Role]]:
+        """The workers that do another pool's work, as a router has it: model, that pool and its role."""
+        found = {}
+        for name, model in self._models.items():
+            roles = {pool.name: pool.role for pool in model.view.pools}
+            for worker in report.workers:
+                partner = model.view.partner(worker.pool) if worker.pool in roles else None
+                if partner is not None and worker.role is roles[partner]:
+                    found[worker.worker_id] = (name, partner, worker.role)
+        return found
+
+    # -- the control process ---------------------------------------------------------------------
+
+    def pin(self, pool: str, size: int | None) -> None:
+        """Keep a pool at a size whatever is planned; None lets it be planned again. Raises ConfigError for a
+        pool without scaling, and a size that its bounds do not allow."""
+        bounds = self._planned.get(pool)
+        if bounds is None:
+            raise ConfigError(
+                f"{pool} has no scaling in the deployment spec; it has the size that it is given"
+            )
+        if size is None:
+            self._pins.pop(pool, None)
+        elif 0 <= size <= bounds.max:
+            self._pins[pool] = size
+        else:
+            raise ConfigError(f"{pool} can have 0 to {bounds.max} replicas (scaling.max), not {size}")
+        self._due_s = None
+
+    def plans(self, pool: str) -> bool:
+        """Whether this decides how many replicas the pool has."""
+        return pool in self._planned
+
+    @property
+    def pins(self) -> Mapping[str, int]:
+        """The pools that are pinned."""
+        return self._pins
+
+    def step(self, now: float) -> bool:
+        """Do what is due; returns whether anything is on its way: replicas start or leave."""
+        due = self._due_s is None or now >= self._due_s
+        if not due and not self._waking(now):
+            return False
+        try:
+            replicas = self._scaler.observe()
+            self._starts.look(replicas, now)
+            # Asked after that look, which takes its time: what has been told meanwhile wakes its model too.
+            if waking := self._waking(now):
+                for name in waking:
+                    self._wake(name, replicas, now)
+                replicas = self._scaler.observe()
+            if due:
+                self._decide(replicas, now)
+                self._due_s = now + self._spec.interval_s
+                # Routers hear at once of a model that has just been put to sleep: until they do, they are not
+                # ready without a worker, and a request for it waits for the next decision.
+                replicas = self._scaler.observe()
+        except UpstreamError as error:
+            why = f"the pools cannot be seen: {error.message}"
+        except ConfigError as error:
+            # It must not take down what serves.
+            why = f"the pools refuse a size: {error.message}"
+        else:
+            self._publish(replicas, now)
+            return any(each.state is not ReplicaState.SERVING for each in replicas)
+        self._freeze(why)
+        self._due_s = now + self._spec.interval_s
+        return True
+
+    def story(self, now: float) -> dict[str, object]:
+        """Everything that `kvasir explain scaling` shows."""
+        return {
+            "mode": self._spec.mode,
+            "frozen": self._frozen,
+            "pins": dict(self._pins),
+            "pools": [
+                told(decision, self._word.pools.get(decision.pool))
+                for model in self._models.values()
+                for decision in model.decisions.values()
+            ],
+            "acts": [
+                {"ago_s": now - act.at_s, "pool": act.pool, "what": act.what, "count": act.count}
+                | {"why": act.why, "done": act.done}
+                for act in self._acts
+            ],
+        }
+
+    # -- decisions -------------------------------------------------------------------------------
+
+    def _decide(self, replicas: Sequence[Replica], now: float) -> None:
+        with self._lock:
+            missing = self._demand.missing(now)
+            if missing is None and not self._demand.told:
+                return
+            intervals = self._demand.read(now)
+            workers = self._demand.workers()
+        seconds = 0.0 if self._read_s is None else now - self._read_s
+        self._read_s = now
+        # What came while nobody told of it would count as if it had come within this interval.
+        unseen, self._unseen = self._unseen, missing is not None
+        self._freeze(missing)
+        if missing is not None or unseen or seconds <= 0.0:
+            return
+        with self._lock:
+            self._began = True
+            adopted, self._adopted = self._adopted, {}
+        for worker, (name, pool, _) in adopted.items():
+            self._models[name].flipped[worker] = pool
+        self._savings.take(workers.values(), seconds)
+        for name, model in self._models.items():
+            interval = intervals.get(name, Interval(seconds, Traffic()))
+            own = {pool.name for pool in model.view.pools}
+            self._forget_flips(model, replicas)
+            figures = [
+                replace(each, pool=model.flipped.get(each.worker_id, each.pool))
+                for each in workers.values()
+                if each.pool in own
+            ]
+            states = {pool.name: self._state(model, pool, replicas, now) for pool in model.view.pools}
+            decisions = model.planner.plan(interval, states, figures, now)
+            model.decisions = {each.pool: each for each in decisions}
+            self._carry_out(model, decisions, states, replicas, now)
+
+    def _state(self, model: _Model, pool: PoolSpec, replicas: Sequence[Replica], now: float) -> PoolState:
+        own = [each for each in replicas if _serves(each, model) == pool.name]
+        starting = [each for each in own if each.state is ReplicaState.STARTING]
+        late = sum(now - each.since_s > self._spec.start_timeout_s for each in starting)
+        return PoolState(
+            serving=sum(each.state is ReplicaState.SERVING for each in own),
+            starting=len(starting),
+            start_s=self._starts.typical_s(pool.name, [each.name for each in model.view.pools]),
+            stuck=late,
+            pinned=self._pins.get(pool.name),
+        )
+
+    def _carry_out(
+        self,
+        model: _Model,
+        decisions: Sequence[Decision],
+        states: Mapping[str, PoolState],
+        replicas: Sequence[Replica],
+        now: float,
+    ) -> None:
+        least = {pool.name: pool.scaling.min for pool in model.view.pools if pool.scaling is not None}
+        left = {
+            each.pool: each.size - each.have
+            for each in decisions
+            if each.pool in least and not self._rolling(each.pool)
+        }
+        sizes = [
+            Size(
+                pool=each.pool,
+                serving=states[each.pool].serving,
+                have=each.have,
+                wished=each.size,
+                need=max(1, least[each.pool], whole(each.need)),
+            )
+            for each in decisions
+            if each.pool in left and states[each.pool].pinned is None
+        ]
+        partners = {
+            pool.name: partner
+            for pool in model.view.pools
+            if (partner := model.view.partner(pool.name)) is not None
+        }
+        for source, target, count in flips(sizes, partners):
+            left[source] = min(0, left[source] + count)
+            left[target] -= count
+            own = [e for e in replicas if _serves(e, model) == source]
+            self._flip(model, own, (source, target), count, now)
+        for each in decisions:
+            change = left.get(each.pool, 0)
+            why = sentence(each)
+            if change > 0:
+                room = _room(model.view.pool(each.pool), replicas)
+                if room > 0:
+                    self._start(each.pool, min(change, room), why, now)
+            elif change < 0:
+                own = [e for e in replicas if _serves(e, model) == each.pool]
+                self._retire(own, each.pool, -change, why, now)
+
+    def _acts_now(self, pool: str) -> bool:
+        return self._spec.mode == "auto" or pool in self._pins
+
+    def _may_start(self, pool: str) -> bool:
+        return self._acts_now(pool) and self._pins.get(pool) != 0
+
+    def _start(self, pool: str, count: int, why: str, now: float) -> None:
+        if self._acts_now(pool):
+            self._scaler.start(pool, count)
+        self._note(Act(now, pool, "start", count, why, self._acts_now(pool)))
+
+    def _retire(self, own: Sequence[Replica], pool: str, count: int, why: str, now: float) -> None:
+        with self._lock:
+            workers = self._demand.workers()
+        going = victims(own, count, self._savings, workers, now - self._spec.start_timeout_s)
+        if not going:
+            return
+        if self._acts_now(pool):
+            for home in {each.pool for each in going}:
+                self._scaler.retire(home, [each.replica_id for each in going if each.pool == home])
+        self._note(Act(now, pool, "retire", len(going), why, self._acts_now(pool)))
+
+    def _flip(
+        self, model: _Model, own: Sequence[Replica], between: tuple[str, str], count: int, now: float
+    ) -> None:
+        source, target = between
+        serving = [each for each in own if each.state is ReplicaState.SERVING and each.worker_id]
+        # Those that go home first; then those that are missed the least.
+        with self._lock:
+            workers = self._demand.workers()
+        home = [each for each in serving if each.pool == target]
+        chosen = (home + victims([e for e in serving if e not in home], count, self._savings, workers))[
+            :count
+        ]
+        acting = self._acts_now(source) and self._acts_now(target)
+        why = f"{target} is to grow, and {source} has more than it needs"
+        self._note(Act(now, target, "flip", len(chosen), why, acting))
+        if acting:
+            for each in chosen:
+                if each.pool == target:
+                    model.flipped.pop(each.worker_id, None)
+                else:
+                    model.flipped[each.worker_id] = target
+
+    def _wake(self, name: str, replicas: Sequence[Replica], now: float) -> None:
+        """Somebody asks for a model that nobody serves."""
+        model = self._models[name]
+        asleep = [
+            pool
+            for pool in model.view.pools
+            if pool.scaling is not None
+            and self._pins.get(pool.name) != 0
+            and not any(e.pool == pool.name and e.state is not ReplicaState.LEAVING for e in replicas)
+        ]
+        for pool in asleep:
+            if _room(pool, replicas) > 0:
+                why = "a request waits, and no worker serves its model"
+                self._note(Act(now, pool.name, "wake", 1, why, self._acts_now(pool.name)))
+                if self._acts_now(pool.name):
+                    self._scaler.start(pool.name, 1)
+        # Those that still leave may take all the room that there is: it is tried again at the next look.
+        if all(_room(pool, replicas) > 0 for pool in asleep):
+            model.asked_s = now
+
+    def _waking(self, now: float) -> list[str]:
+        """The models that sleep and are asked for."""
+        with self._lock:
+            asking = self._demand.asking()
+        return [name for name, count in asking.items() if count and self._asleep(name, now)]
+
+    def _asleep(self, name: str, now: float) -> bool:
+        model = self._models.get(name)
+        if model is None or not model.asleep:
+            return False
+        # What was asked for and is not to be seen after a while is asked for again.
+        return model.asked_s is None or now - model.asked_s > _ASK_AGAIN_S
+
+    def _forget_flips(self, model: _Model, replicas: Sequence[Replica]) -> None:
+        there = {each.worker_id for each in replicas if each.state is ReplicaState.SERVING}
+        gone = [worker for worker in model.flipped if worker not in there]
+        for worker in gone:
+            del model.flipped[worker]
+
+    def _roles(self) -> dict[str, Role]:
+        return {
+            worker: model.view.pool(pool).role
+            for model in self._models.values()
+            for worker, pool in model.flipped.items()
+        }
+
+    def _publish(self, replicas: Sequence[Replica], now: float) -> None:
+        """What routers are told from now on."""
+        pools: dict[str, PoolPlan] = {}
+        awake: dict[str, float] = {}
+        for name, model in self._models.items():
+            states = {pool.name: self._state(model, pool, replicas, now) for pool in model.view.pools}
+            for pool, state in states.items():
+                decision = model.decisions.get(pool)
+                wished = state.have if decision is None else decision.size
+                pools[pool] = PoolPlan(wished, state.serving, state.starting, self._acts_now(pool))
+            lacking = [pool for pool, state in states.items() if state.serving == 0]
+            model.asleep = bool(lacking) and all(model.view.sleeps(pool) for pool in model.view.pools)
+            # Nobody is told to wait for what nobody starts.
+            if model.asleep and all(states[pool].starting or self._may_start(pool) for pool in lacking):
+                awake[name] = max(self._awake_in_s(pool, states[pool], replicas, now) for pool in lacking)
+            if not any(state.have == 0 for state in states.values()):
+                model.asked_s = None
+        with self._lock:
+            self._word = PlannerWord(self._epoch, True, self._roles(), awake, pools)
+
+    def _awake_in_s(self, pool: str, state: PoolState, replicas: Sequence[Replica], now: float) -> float:
+        starting = [e.since_s for e in replicas if e.pool == pool and e.state is ReplicaState.STARTING]
+        since = now - min(starting) if starting else 0.0
+        # One that takes longer than usual may come at any time, or much later.
+        return state.start_s - since if since < state.start_s else 0.2 * state.start_s
+
+    def _freeze(self, why: str | None) -> None:
+        if why != self._frozen and (why is None or self._frozen is None):
+            if why is None:
+                log.info("sizes of pools are planned")
+            else:
+                log.warning("sizes of pools are left as they are: %s", why)
+            self._tell("scaling", frozen=why)
+        self._frozen = why
+
+    def _note(self, act: Act) -> None:
+        last = next((each for each in reversed(self._acts) if each.pool == act.pool), None)
+        # Advice that is not taken is the same at every look.
+        if not act.done and last is not None and (last.what, last.count) == (act.what, act.count):
+            return
+        self._acts.append(act)
+        self._tell("scaling", pool=act.pool, what=act.what, count=act.count, why=act.why, done=act.done)
+
+
+def _scaled(view: Deployment) -> bool:
+    return any(pool.scaling is not None for pool in view.pools)
+
+
+def _room(pool: PoolSpec, replicas: Sequence[Replica]) -> int:
+    """How many more replicas a pool may have: those that leave hold their pods until they are gone, and those
+    that do another pool's work hold theirs."""
+    return pool.most - sum(each.pool == pool.name for each in replicas)
+
+
+def _serves(replica: Replica, model: _Model) -> str:
+    """The pool whose work a replica does."""
+    return model.flipped.get(replica.worker_id, replica.pool)
+
+
+def _model(view: Deployment, known: Planner | None) -> _Model:
+    spec = view.scaling
+    rules = ModelRules(
+        pools=tuple(
+            PoolRules(
+                Bounds(
+                    pool.name,
+                    pool.role,
+                    pool.replicas if pool.scaling is None else pool.scaling.min,
+                    pool.most,
+                ),
+                pool.engine.max_num_seqs * pool.engine.data_parallel_size,
+            )
+            for pool in view.pools
+        ),
+        promise=Promise(min(each.ttft_s for each in view.slo), min(each.itl_s for each in view.slo)),
+        aim=_AIM * (1.0 - spec.attainment),
+        interval_s=spec.interval_s,
+        window_s=spec.window_s,
+        idle_s=spec.idle_s,
+    )
+    return _Model(view, known if known is not None and known.follow(rules) else Planner(rules))

@@ -1,0 +1,97 @@
+"""An engine on the bench: started under a recorder, with short ways to ask it for things."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from tests.kit.engines.recorder import DeltaRecorder, Recorded
+
+from kvasir.core.identity import WorkerIdentity
+from kvasir.core.requests import EngineRequest, KvHandoff, Leg, Sampling, token_ids
+from kvasir.ports.clock import Rng
+from kvasir.ports.engine import Engine
+
+_PATIENCE_S = 60.0
+
+
+@dataclass
+class EngineBench:
+    """A started engine under observation, with short ways to ask it for things."""
+
+    engine: Engine
+    identity: WorkerIdentity
+    recorder: DeltaRecorder
+    _ids: itertools.count[int] = field(default_factory=itertools.count)
+
+    def new_id(self) -> str:
+        """A request id that was not used before."""
+        return f"{self.identity.worker_id}-r{next(self._ids)}"
+
+    def request(
+        self,
+        tokens: Sequence[int],
+        sampling: Sampling,
+        *,
+        leg: Leg = Leg.FULL,
+        handoff: KvHandoff | None = None,
+        salt: str = "",
+    ) -> EngineRequest:
+        """A leg with an id of its own."""
+        return EngineRequest(self.new_id(), token_ids(tokens), sampling, leg=leg, handoff=handoff, salt=salt)
+
+    async def ended(self, request_id: str) -> Recorded:
+        """The whole request, once it has ended. Raises TimeoutError."""
+        async with asyncio.timeout(_PATIENCE_S):
+            return await self.recorder.wait(request_id)
+
+    async def run(self, *requests: EngineRequest) -> list[Recorded]:
+        """Submit these at once and wait for all of them."""
+        self.engine.submit(requests)
+        return [await self.ended(request.request_id) for request in requests]
+
+    async def generate(
+        self,
+        tokens: Sequence[int],
+        sampling: Sampling,
+        *,
+        leg: Leg = Leg.FULL,
+        handoff: KvHandoff | None = None,
+        salt: str = "",
+    ) -> Recorded:
+        """Run one leg to its end."""
+        (recorded,) = await self.run(self.request(tokens, sampling, leg=leg, handoff=handoff, salt=salt))
+        return recorded
+
+    async def first_delta(self, request_id: str) -> Recorded:
+        """Return once the request has emitted something. Raises TimeoutError."""
+        async with asyncio.timeout(_PATIENCE_S):
+            return await self.recorder.wait_for_first(request_id)
+
+
+async def start_bench(engine: Engine, worker_id: str, epoch: int = 1) -> EngineBench:
+    """Start `engine` under a recorder."""
+    recorder = DeltaRecorder()
+    identity = await engine.start(recorder, worker_id=worker_id, epoch=epoch)
+    return EngineBench(engine, identity, recorder)
+
+
+class FreshPrompts:
+    """Prompts that nobody has used before, so that no prefix of theirs is cached, and how to continue
+    them: `greedy` gives twelve tokens, whatever they are."""
+
+    greedy = Sampling(temperature=0.0, max_tokens=12, ignore_eos=True)
+
+    def __init__(self, rng: Rng) -> None:
+        self._rng = rng
+
+    def fresh(self, length: int) -> list[int]:
+        """`length` token ids."""
+        return [100 + self._rng.randrange(3900) for _ in range(length)]
+
+    def sampling(self, **changes: Any) -> Sampling:
+        """`greedy`, changed as said."""
+        return replace(self.greedy, **changes)

@@ -1,0 +1,98 @@
+"""A router's copy of one engine's cache, taken as routers take it, to be compared with the engine."""
+
+from __future__ import annotations
+
+import asyncio
+from array import array
+from collections.abc import Callable, Sequence
+from contextlib import aclosing
+
+from kvasir.core.errors import CapacityError
+from kvasir.core.identity import WorkerIdentity
+from kvasir.core.kv import KvBatch, Medium
+from kvasir.core.requests import token_ids
+from kvasir.native import PrefixTree, chain_hashes, root_hash
+from kvasir.ports.engine import KvSource
+
+_CAPACITY = 1 << 22
+_PATIENCE_S = 60.0
+_RETRY_S = 0.02
+
+
+class KvFollower:
+    """Exact from `catch_up` on, until a gap or a new epoch: `exact` is False then."""
+
+    def __init__(self, identity: WorkerIdentity, source: KvSource) -> None:
+        self._identity = identity
+        self._source = source
+        self._begin_anew()
+        self._position = (0, 0)
+        self._early: list[KvBatch] = []
+        self._changed = asyncio.Event()
+        self.exact = False
+        source.follow(self._hear)
+
+    async def catch_up(self) -> None:
+        """Snapshot and suffix; waits while the record is incomplete. Raises TimeoutError."""
+        async with asyncio.timeout(_PATIENCE_S):
+            while not await self._snapshot():
+                await asyncio.sleep(_RETRY_S)
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Return once that holds of what is reported. Raises TimeoutError."""
+        async with asyncio.timeout(_PATIENCE_S):
+            while not condition():
+                self._changed.clear()
+                await self._changed.wait()
+
+    def held(self, rank: int = 0) -> int:
+        """Blocks on one rank's device."""
+        return self._tree.held(self._groups[rank], Medium.DEVICE)
+
+    def blocks(self, tokens: Sequence[int], rank: int = 0, salt: str = "", adapter: str | None = None) -> int:
+        """Leading blocks of `tokens` that a rank holds."""
+        identity = self._identity
+        root = root_hash(identity.model, salt, adapter or "")
+        depths = array("I", bytes(16 * len(self._groups)))
+        self._tree.match(chain_hashes(token_ids(tokens), identity.kv.block_size, root), depths)
+        return depths[len(Medium) * self._groups[rank]]
+
+    def hit(self, tokens: Sequence[int], rank: int = 0, salt: str = "", adapter: str | None = None) -> int:
+        """Tokens of a prompt that a rank will find: whole blocks, and never the last token."""
+        size = self._identity.kv.block_size
+        return min(self.blocks(tokens, rank, salt, adapter), (len(tokens) - 1) // size) * size
+
+    def _begin_anew(self) -> None:
+        self._tree = PrefixTree(_CAPACITY, 0)
+        self._groups = [self._tree.add_group() for _ in range(self._identity.data_parallel_size)]
+
+    async def _snapshot(self) -> bool:
+        self._begin_anew()
+        self._early.clear()
+        self.exact = False
+        try:
+            async with aclosing(self._source.snapshot()) as parts:
+                async for part in parts:
+                    self._position = (part.epoch, part.sequence)
+                    self._tree.apply(self._groups, part.log)
+        except CapacityError:
+            return False
+        self.exact = True
+        early, self._early = self._early, []
+        for batch in early:
+            self._hear(batch)
+        return self.exact
+
+    def _hear(self, batch: KvBatch) -> None:
+        self._changed.set()
+        if not self.exact:
+            self._early.append(batch)
+            return
+        epoch, sequence = self._position
+        if batch.epoch == epoch and batch.sequence <= sequence:
+            return
+        if (batch.epoch, batch.sequence) != (epoch, sequence + 1):
+            self.exact = False
+            return
+        self._position = (epoch, sequence + 1)
+        self._tree.apply(self._groups, batch.log)

@@ -1,0 +1,74 @@
+"""vLLM alone, in this process and with nothing of ours: what it says is what the whole stack has to say.
+
+float32 and one thread, as in the deployment under test, so that equal requests have equal tokens.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from kvasir.config.spec.deployment import Deployment
+from kvasir_workers.engines.vllm.setup.arguments import environment
+
+
+class Reference:
+    """One engine of the model in `folder`, with the LoRA `adapter`. Each call is a batch of its own."""
+
+    def __init__(self, folder: Path, adapter: Path, *, max_model_len: int) -> None:
+        from vllm import LLM
+        from vllm.lora.request import LoRARequest
+
+        self._adapter = LoRARequest("adapter", 1, str(adapter))
+        self._llm = LLM(
+            model=str(folder),
+            dtype="float32",
+            max_model_len=max_model_len,
+            block_size=32,
+            kv_cache_memory_bytes=32 << 20,
+            max_num_seqs=16,
+            enforce_eager=True,
+            enable_lora=True,
+            max_lora_rank=8,
+            disable_log_stats=True,
+        )
+
+    def generate(self, prompt: Sequence[int], *, adapted: bool = False, **sampling: Any) -> Any:
+        """The RequestOutput for token ids; `sampling` are vLLM's SamplingParams."""
+        from vllm import SamplingParams
+
+        (done,) = self._llm.generate(
+            [{"prompt_token_ids": list(prompt)}],
+            SamplingParams(**sampling),
+            use_tqdm=False,
+            lora_request=self._adapter if adapted else None,
+        )
+        return done
+
+    def close(self) -> None:
+        """End the engine."""
+        self._llm.llm_engine.engine_core.shutdown()
+
+
+@contextmanager
+def reference(folder: Path, adapter: Path, *, max_model_len: int) -> Iterator[Reference]:
+    """A running one; the environment that it needs is put back at the end."""
+    before = dict(os.environ)
+    deployment = Deployment()
+    os.environ.update(environment(deployment, deployment.pools[0], cpus=1, platform="cpu"))
+    try:
+        with warnings.catch_warnings():
+            # What vLLM and torch warn each other of while an engine starts is no fault of a test's.
+            warnings.simplefilter("ignore")
+            made = Reference(folder, adapter, max_model_len=max_model_len)
+        try:
+            yield made
+        finally:
+            made.close()
+    finally:
+        os.environ.clear()
+        os.environ.update(before)

@@ -1,0 +1,140 @@
+"""A Connection without loop and socket: time, the peer's reading and the handler are the test's own."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from typing import Any, cast
+
+from kvasir.core.errors import CapacityError, KvasirError
+from kvasir_platform.gateway.http.connection import Connection
+from kvasir_platform.gateway.http.exchange import Exchange, HttpRequest, Wire
+from kvasir_platform.gateway.http.limits import HttpLimits
+from kvasir_platform.gateway.http.listener import Listener
+
+
+class FakeSocket:
+    """Takes options."""
+
+    def setsockopt(self, *_: object) -> None:
+        """Nothing."""
+
+
+class FakeTransport(asyncio.Transport):
+    """Keeps what is written; `half` after write_eof, `gone` after close or abort."""
+
+    def __init__(self) -> None:
+        super().__init__({"socket": FakeSocket(), "peername": ("192.0.2.1", 5)})
+        self.sent = bytearray()
+        self.reading = True
+        self.half = False
+        self.gone = False
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        """Nothing."""
+
+    def write(self, data: Any) -> None:
+        """Keep it; nothing may come after the end."""
+        assert not self.half, "written after the end"
+        if not self.gone:
+            self.sent += data
+
+    def pause_reading(self) -> None:
+        """Take nothing more."""
+        self.reading = False
+
+    def resume_reading(self) -> None:
+        """Take more."""
+        self.reading = True
+
+    def can_write_eof(self) -> bool:
+        """As TCP."""
+        return True
+
+    def write_eof(self) -> None:
+        """Half-close."""
+        self.half = True
+
+    def close(self) -> None:
+        """End."""
+        self.gone = True
+
+    def abort(self) -> None:
+        """End."""
+        self.gone = True
+
+
+class Bench:
+    """One connection. `handler` gets whole requests; `now_s` is the loop's time."""
+
+    def __init__(
+        self, handler: Callable[[Exchange], None], limits: HttpLimits, bodies_bytes: int = 1 << 30
+    ) -> None:
+        self.now_s = 0.0
+        self.soon: deque[Callable[[], None]] = deque()
+        self.loop = self
+        self.handle = handler
+        self.early: Callable[[HttpRequest], object] | None = None
+        self.held_bytes = 0
+        self.refusals: list[KvasirError] = []
+        self.open = False
+        self._bodies_bytes = bodies_bytes
+        self.transport = FakeTransport()
+        self.connection = Connection(cast(Listener, self), limits)
+        self.connection.connection_made(self.transport)
+
+    # -- what a connection wants of the loop and the listener
+
+    def time(self) -> float:
+        return self.now_s
+
+    def call_soon(self, callback: Callable[[], None]) -> None:
+        self.soon.append(callback)
+
+    def opened(self, _held: object, _peer: object) -> KvasirError | None:
+        self.open = True
+        return None
+
+    def closed(self, _held: object) -> None:
+        self.open = False
+
+    def hold(self, size: int) -> KvasirError | None:
+        self.held_bytes += size
+        return CapacityError("full", code="bodies_full") if self.held_bytes > self._bodies_bytes else None
+
+    def refused(self, error: KvasirError) -> None:
+        self.refusals.append(error)
+
+    def new_id(self) -> str:
+        return "id"
+
+    def date(self) -> bytes:
+        return b""
+
+    def exchange(self, request: HttpRequest, request_id: str, wire: Wire) -> Exchange:
+        return Exchange(request, request_id, self.now_s, wire)
+
+    # -- what a test does
+
+    def turn(self) -> None:
+        """Run what is due, and tell the connection of its transport's end."""
+        while self.soon:
+            self.soon.popleft()()
+        if self.transport.gone and self.open:
+            self.connection.connection_lost(None)
+
+    def feed(self, data: bytes) -> bool:
+        """Deliver bytes, if the connection takes any; a loop delivers none after the end."""
+        if self.transport.gone or not self.transport.reading:
+            return False
+        self.connection.data_received(data)
+        self.turn()
+        return True
+
+    def later(self, seconds: float) -> None:
+        """Let time pass; a deadline that is over is told."""
+        self.now_s += seconds
+        if self.open and self.connection.deadline <= self.now_s:
+            self.connection.expire()
+        self.turn()

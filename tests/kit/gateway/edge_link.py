@@ -1,0 +1,119 @@
+"""An edge and its core in one process: both ends of a link over a real socket pair."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+from kvasir.clock import MonotonicClock
+from kvasir.ports.limits import RateLimits
+from kvasir.ports.router import RequestPort
+from kvasir_platform.edge.core_link import CoreLink
+from kvasir_platform.edge.core_pages import CorePages
+from kvasir_platform.edge.edge_end import MAX_WAITING_BYTES, CoreParts, EdgeEnd
+from kvasir_platform.edge.figures import Figures
+from kvasir_platform.edge.frames import ErrorNote, ToEdge, Welcome
+from kvasir_platform.edge.standing import standing_of
+from kvasir_platform.gateway.http.exchange import Exchange
+from kvasir_platform.gateway.operator.decisions import RequestNames
+from kvasir_platform.gateway.tenants.memory_limits import MemoryLimits
+
+WELCOME = Welcome(b"{}", [("127.0.0.1", 1)])
+
+
+@dataclass
+class Heard:
+    """What the core has heard of its edge beside requests."""
+
+    started: list[tuple[str, int]] = field(default_factory=list)
+    failed: list[ErrorNote] = field(default_factory=list)
+    lost: int = 0
+
+    def note_lost(self) -> None:
+        """The link is gone."""
+        self.lost += 1
+
+
+@dataclass
+class Linked:
+    """Both ends."""
+
+    link: CoreLink
+    end: EdgeEnd
+    core: CoreParts
+    heard: Heard
+    frames: list[ToEdge]
+    """What has come to the edge."""
+
+    def hold(self, *, holding: bool = True) -> None:
+        """The edge's process does not get to read, as one that is stopped; or it does again."""
+        transport = self.link._pipe._transport
+        assert isinstance(transport, asyncio.Transport)
+        if holding:
+            transport.pause_reading()
+        else:
+            transport.resume_reading()
+
+    def say_raw(self, data: bytes) -> None:
+        """Bytes from the edge that its code would not send."""
+        transport = self.link._pipe._transport
+        assert transport is not None
+        transport.write(data)
+
+
+def page(exchange: Exchange) -> None:
+    """A page that shows what was asked for."""
+    exchange.respond(200, exchange.request.path.encode() + exchange.request.body)
+
+
+def core_parts(
+    router: RequestPort, limits: RateLimits | None = None, own: Callable[[], bytes] = bytes
+) -> CoreParts:
+    """A core around `router`; `own` renders its metrics."""
+    clock = MonotonicClock()
+    figures = Figures(own)
+    return CoreParts(
+        router=router,
+        limits=MemoryLimits(clock.now) if limits is None else limits,
+        names=RequestNames(16),
+        pages=CorePages(figures, status=page, decision=page, drain=page, undrain=page),
+        figures=figures,
+        now=clock.now,
+    )
+
+
+@asynccontextmanager
+async def linked(
+    core: CoreParts, *, name: str = "edge-0", max_waiting_bytes: int = MAX_WAITING_BYTES
+) -> AsyncIterator[Linked]:
+    """A link that lives until the block ends."""
+    ours, theirs = socket.socketpair()
+    heard = Heard()
+    end = EdgeEnd(
+        name,
+        core,
+        on_started=lambda host, port: heard.started.append((host, port)),
+        on_failed=heard.failed.append,
+        on_lost=heard.note_lost,
+        max_waiting_bytes=max_waiting_bytes,
+    )
+    link = CoreLink(MonotonicClock())
+    await end.connect(ours, WELCOME)
+    await link.connect(theirs)
+    end.stand(standing_of(core.router))
+    frames: list[ToEdge] = []
+    receive = link._pipe._receive
+
+    def keep(frame: ToEdge) -> None:
+        frames.append(frame)
+        receive(frame)
+
+    link._pipe._receive = keep
+    try:
+        yield Linked(link, end, core, heard, frames)
+    finally:
+        link.close()
+        end.abort()

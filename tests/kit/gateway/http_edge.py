@@ -1,0 +1,52 @@
+"""A whole gateway on a real socket in front of a scripted router, for tests of what HTTP clients can do."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from tests.kit.gateway.scripted_router import ScriptedRouter
+
+from kvasir.clock import MonotonicClock
+from kvasir.config.spec.deployment import Deployment, GatewaySpec
+from kvasir.telemetry.metrics import Metrics
+from kvasir_platform.gateway.app import Gateway
+from kvasir_platform.gateway.start import make_gateway, make_metrics
+
+
+@dataclass
+class Edge:
+    """A running gateway."""
+
+    gateway: Gateway
+    router: ScriptedRouter
+    metrics: Metrics
+    host: str
+    port: int
+
+
+@asynccontextmanager
+async def serving(
+    spec: GatewaySpec | None = None, *, listen: socket.socket | None = None, **parts: object
+) -> AsyncIterator[Edge]:
+    """A gateway that serves until the block ends. `parts` are further fields of the deployment."""
+    gateway_spec = GatewaySpec(port=0, drain_timeout_s=0.0) if spec is None else spec
+    deployment = Deployment.model_validate({"gateway": gateway_spec, **parts})
+    clock = MonotonicClock()
+    router = ScriptedRouter(clock)
+    metrics = make_metrics(deployment)
+    gateway = make_gateway(deployment, router, clock, metrics)
+    started: asyncio.Future[tuple[str, int]] = asyncio.get_running_loop().create_future()
+    task = asyncio.create_task(gateway.serve(listen, lambda host, port: started.set_result((host, port))))
+    await asyncio.wait((started, task), return_when=asyncio.FIRST_COMPLETED)
+    if task.done():
+        await task
+    host, port = started.result()
+    try:
+        yield Edge(gateway, router, metrics, host, port)
+    finally:
+        gateway.stop()
+        await task

@@ -1,0 +1,270 @@
+"""A fleet of real processes on this machine: workers with simulated engines, and routers in front of them.
+
+Processes are the product's own (`kvasir-worker`, `kvasir-router`) with static discovery. A worker keeps its
+address over restarts; it may stand behind a proxy, or in a network namespace of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+import socket
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+from typing import Any, Literal, Self
+
+from tests.kit.lab import gateway
+from tests.kit.lab.netns import Namespace
+from tests.kit.lab.processes import LabProcess, Processes, Proof
+from tests.kit.lab.proxy import TcpProxy
+
+from kvasir.config.spec.deployment import Deployment
+from kvasir.config.spec.tls import TlsSpec
+from kvasir.ports.clock import Clock
+
+Place = Literal["direct", "proxy", "namespace"]
+
+_READY_S = 30.0
+_PORTS = (10_000, 32_000)
+_STARTING_AT_ONCE = 4
+
+
+@dataclass(slots=True)
+class LabWorker:
+    """One worker. `address` is where routers look for it; `reserved` ones have an address and no process
+    until they are started."""
+
+    name: str
+    pool: str
+    address: str
+    place: Place
+    command: list[str] = field(default_factory=list)
+    process: LabProcess | None = None
+    proxy: TcpProxy | None = None
+    namespace: Namespace | None = None
+
+    @property
+    def running(self) -> LabProcess:
+        """Its process. Raises RuntimeError when there is none."""
+        if self.process is None or not self.process.alive:
+            raise RuntimeError(f"{self.name} is not running")
+        return self.process
+
+
+@dataclass(slots=True)
+class LabRouter:
+    """One router with its gateway at `address`."""
+
+    name: str
+    address: str
+    process: LabProcess
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How many processes of what. `reserved` addresses are known to routers, with nobody there at first;
+    `place` says what stands between routers and the workers of a pool."""
+
+    workers: Mapping[str, int]
+    routers: int = 1
+    reserved: Mapping[str, int] = field(default_factory=dict)
+    place: Mapping[str, Place] = field(default_factory=dict)
+
+
+class Fleet:
+    """Starts all of `layout` for `deployment`, whose discovery and ports it fills in, in `folder`. Use as
+    `async with`; afterwards no process and no namespace remains. `key` is an operator's, where the
+    deployment asks for keys."""
+
+    def __init__(
+        self,
+        folder: Path,
+        deployment: Deployment,
+        layout: Layout,
+        *,
+        clock: Clock,
+        seed: int = 0,
+        key: str = "",
+    ) -> None:
+        self.clock = clock
+        self.key = key
+        self.workers: list[LabWorker] = []
+        self.routers: list[LabRouter] = []
+        self._folder = folder
+        self._deployment = deployment
+        self._layout = layout
+        self._rng = Random(seed)
+        self._processes = Processes(folder)
+        self._stack = AsyncExitStack()
+        self._names = 0
+        # Not from the seed: two fleets of one seed may run side by side.
+        self._ports = _free_ports(Random())
+
+    async def __aenter__(self) -> Self:
+        try:
+            await self._start()
+        except BaseException:
+            await self.close()
+            raise
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """End everything, in whatever state it is."""
+        for worker in self.workers:
+            if worker.proxy is not None:
+                worker.proxy.resume()
+        await self._processes.close()
+        await self._stack.aclose()
+
+    # -- what there is -----------------------------------------------------------------------------
+
+    @property
+    def address(self) -> str:
+        """The first router's gateway."""
+        return self.routers[0].address
+
+    def pool(self, name: str) -> list[LabWorker]:
+        """The workers of a pool that run."""
+        return [w for w in self.workers if w.pool == name and w.process is not None and w.process.alive]
+
+    def pids(self) -> dict[str, int]:
+        """Every process that runs, by name."""
+        found = {router.name: router.process.pid for router in self.routers if router.process.alive}
+        for worker in self.workers:
+            if worker.process is not None and worker.process.alive:
+                found[worker.name] = worker.process.pid
+        return found
+
+    # -- what can be done to it --------------------------------------------------------------------
+
+    async def start_worker(self, worker: LabWorker) -> None:
+        """Start a reserved worker, or one that ended, at its own address. Raises StartError."""
+        worker.process, said = await self._processes.start_ready(worker.name, worker.command, "serving")
+        if worker.proxy is None:
+            worker.address = str(said["address"])
+
+    async def stop_worker(self, worker: LabWorker, grace_s: float) -> Proof:
+        """SIGTERM, and its end in good order within `grace_s`."""
+        return await worker.running.terminate(grace_s)
+
+    async def add_router(self) -> LabRouter:
+        """Start one more router; it listens when this returns, and knows no worker yet."""
+        name = self._name("router")
+        argv = [*_module("kvasir_platform.apps.router_app"), "--deployment", str(self._router_file())]
+        process, said = await self._processes.start_ready(name, argv, "listening")
+        router = LabRouter(name, str(said["address"]), process)
+        self.routers.append(router)
+        return router
+
+    async def all_ready(self, router: LabRouter | None = None, within_s: float = _READY_S) -> float:
+        """Wait until a router (by default the first) has a session with every worker that runs; returns
+        how long that took. Raises TimeoutError."""
+        address = (router or self.routers[0]).address
+        wanted = {w.address for w in self.workers if w.process is not None and w.process.alive}
+
+        async def ready() -> bool:
+            seen = await gateway.workers(address, self.key)
+            return all(at in seen and seen[at]["state"] == "ready" for at in wanted)
+
+        return await gateway.until(ready, within_s, f"all of {sorted(wanted)} ready", self.clock, 0.05)
+
+    # -- inside ------------------------------------------------------------------------------------
+
+    async def _start(self) -> None:
+        layout = self._layout
+        if "namespace" in layout.place.values():
+            # Workers that listen beyond loopback demand a secret, and a word on certificates.
+            token = self._folder / "token"
+            token.write_text(secrets.token_hex(16))
+            spec = self._deployment.worker.model_copy(update={"session_token_file": str(token)})
+            self._deployment = self._deployment.model_copy(
+                update={"worker": spec, "tls": TlsSpec(mode="off")}
+            )
+        for pool, count in layout.workers.items():
+            for _ in range(count):
+                self.workers.append(await self._make(pool, layout.place.get(pool, "direct")))
+        gate = asyncio.Semaphore(_STARTING_AT_ONCE)
+
+        async def start(worker: LabWorker) -> None:
+            async with gate:
+                await self.start_worker(worker)
+
+        await asyncio.gather(*map(start, self.workers))
+        for pool, count in layout.reserved.items():
+            for _ in range(count):
+                self.workers.append(await self._make(pool, "direct"))
+        for _ in range(layout.routers):
+            await self.add_router()
+        for router in self.routers:
+            await self.all_ready(router)
+
+    async def _make(self, pool: str, place: Place) -> LabWorker:
+        worker = LabWorker(self._name(pool), pool, "", place)
+        host = "127.0.0.1"
+        if place == "namespace":
+            worker.namespace = await self._stack.enter_async_context(Namespace())
+            host = worker.namespace.address
+            port = 7001
+        else:
+            port = next(self._ports)
+        worker.address = f"{host}:{port}"
+        if place == "proxy":
+            proxy = TcpProxy(worker.address, clock=self.clock, rng=self._rng)
+            worker.proxy = await self._stack.enter_async_context(proxy)
+            worker.address = proxy.address
+        spec = self._deployment.worker.model_copy(update={"host": host})
+        discovery = {"kind": "static", "endpoints": [f"{pool}={host}:{port}"]}
+        file = self._write(worker.name, {"worker": spec.model_dump(mode="json"), "discovery": discovery})
+        argv = [*_module("kvasir_platform.apps.worker_node"), "--deployment", str(file), "--pool", pool]
+        argv += ["--port", str(port)]
+        worker.command = argv if worker.namespace is None else worker.namespace.command(argv)
+        return worker
+
+    def _router_file(self) -> Path:
+        endpoints = [f"{worker.pool}={worker.address}" for worker in self.workers]
+        wanted = self._deployment.gateway
+        # As many processes on every machine.
+        edges = wanted.edges or 0
+        edge = wanted.model_copy(update={"port": 0, "edges": edges})
+        return self._write(
+            "router",
+            {
+                "gateway": edge.model_dump(mode="json"),
+                "discovery": {"kind": "static", "endpoints": endpoints},
+            },
+        )
+
+    def _write(self, name: str, changes: Mapping[str, Any]) -> Path:
+        # JSON is YAML too.
+        path = self._folder / f"{name}.yaml"
+        path.write_text(json.dumps(self._deployment.model_dump(mode="json") | dict(changes)))
+        return path
+
+    def _name(self, kind: str) -> str:
+        self._names += 1
+        return f"{kind}-{self._names}"
+
+
+def _module(name: str) -> list[str]:
+    return [sys.executable, "-m", name]
+
+
+def _free_ports(rng: Random) -> Iterator[int]:
+    """Ports that nobody listens on, from below those that the kernel gives to outgoing connections: a
+    worker that is down for a while must find its own free when it comes back."""
+    while True:
+        port = rng.randrange(*_PORTS)
+        with socket.socket() as sock:
+            try:
+                sock.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+        yield port

@@ -1,0 +1,118 @@
+"""What must hold after every exercise: nothing in flight, nothing pinned, nothing leaked.
+
+Everything is read from outside, from the gateway's pages and from /proc, so that a process cannot be wrong
+about itself without being seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from tests.kit.lab import gateway
+from tests.kit.lab.fleet import Fleet
+from tests.kit.lab.processes import descriptors
+
+from kvasir.core.errors import UpstreamError
+from kvasir.ports.clock import Clock
+
+SPARE_DESCRIPTORS = 8
+"""Connections that come and go by themselves: health checks, polls of these pages, snapshots."""
+
+
+EMPTY_AT_REST = (
+    "kvasir_requests_in_flight",
+    "kvasir_requests_queued",
+    "kvasir_router_legs",
+    "kvasir_router_accounted_requests",
+    "kvasir_router_leases",
+)
+
+
+class Violated(AssertionError):
+    """An invariant does not hold; the message says which, where, and by how much."""
+
+
+def unrest(status: Mapping[str, Any], metrics: str) -> list[str]:
+    """What is not at rest on one router, of those workers that it has a session with."""
+    found = []
+    if status["in_flight"]:
+        found.append(f"{status['in_flight']} requests in flight")
+    for worker in status["workers"]:
+        if worker["state"] not in ("ready", "draining"):
+            continue
+        name, load = worker["worker_id"], worker["load"] or {}
+        if worker["in_flight"]:
+            found.append(f"{name}: {worker['in_flight']} accounted")
+        for key in ("running", "waiting", "kv_blocks_leased"):
+            if load.get(key):
+                found.append(f"{name}: {load[key]} {key}")
+    return found + _unsettled(metrics)
+
+
+def _unsettled(metrics: str) -> list[str]:
+    """What the router's own series say is left, or was broken."""
+    found = []
+    for name in EMPTY_AT_REST:
+        if value := gateway.metric(metrics, name):
+            found.append(f"{name} is {value:g}")
+    if not gateway.metric(metrics, "kvasir_router_books_balanced"):
+        found.append("what is served and what is accounted do not agree")
+    if broken := gateway.metric(metrics, "kvasir_requests_total", outcome="protocol_error"):
+        found.append(f"{broken:g} streams lost, repeated or invented tokens on a worker")
+    return found
+
+
+async def at_rest(fleet: Fleet, within_s: float) -> float:
+    """Wait until no router accounts for anything and no worker runs or pins anything; returns how long that
+    took. Raises Violated with what remains after `within_s`."""
+    left = ["nothing was read"]
+
+    async def resting() -> bool:
+        left.clear()
+        for router in fleet.routers:
+            if router.process.alive:
+                try:
+                    page = await gateway.status(router.address, fleet.key)
+                    series = await gateway.metrics(router.address, fleet.key)
+                except UpstreamError as error:
+                    left.append(str(error))
+                else:
+                    left.extend(f"{router.name}: {what}" for what in unrest(page, series))
+        return not left
+
+    try:
+        return await gateway.until(resting, within_s, "rest", fleet.clock, 0.05)
+    except TimeoutError as error:
+        raise Violated(f"not at rest after {within_s:g} s: {'; '.join(left[:12])}") from error
+
+
+class Running(Protocol):
+    """Processes by name, as a Fleet tells them."""
+
+    def pids(self) -> dict[str, int]: ...
+
+
+class Descriptors:
+    """Open descriptors of a fleet's processes, to be compared when it is at rest again."""
+
+    def __init__(self, fleet: Running) -> None:
+        self._fleet = fleet
+        self._before = {pid: descriptors(pid) for pid in fleet.pids().values()}
+
+    def grown(self) -> dict[str, int]:
+        """By how many each process that still runs has grown beyond what comes and goes."""
+        now = {name: (pid, descriptors(pid)) for name, pid in self._fleet.pids().items()}
+        grown = {name: count - self._before[pid] for name, (pid, count) in now.items() if pid in self._before}
+        return {name: by for name, by in grown.items() if by > SPARE_DESCRIPTORS}
+
+    async def check(self, clock: Clock, within_s: float = 5.0) -> None:
+        """Raises Violated when some process has more than before, and still has after `within_s`."""
+
+        async def back() -> bool:
+            return not self.grown()
+
+        try:
+            await gateway.until(back, within_s, "descriptors", clock, 0.1)
+        except TimeoutError as error:
+            raise Violated(f"descriptors leaked: {self.grown()}") from error

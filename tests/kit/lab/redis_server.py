@@ -1,0 +1,180 @@
+"""A real Redis of one's own that can be frozen, killed, brought back and told anything, for tests and loads.
+
+Everything here blocks: what uses a tier does too. Faults are proven as in `processes`: a fault that did not
+happen makes every test of it pass.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import BinaryIO, Self
+
+from tests.kit.lab.processes import proc_state
+
+from kvasir.core.errors import StartError
+from kvasir_platform.cluster.local import parent_watch as leash
+from kvasir_platform.cluster.local.processes import tail
+
+_START_S = 30.0
+_STATE_S = 5.0
+_POLL_S = 0.005
+
+
+def find_redis() -> str | None:
+    """The server's program, where it is installed."""
+    return shutil.which("redis-server")
+
+
+class RedisServer:
+    """A server on the loopback interface that keeps nothing on disk. `options` are more of its arguments,
+    such as `--requirepass`, `password` what to log in with for `ask`. Starts on entry, ends on exit, and with
+    the thread that started it."""
+
+    def __init__(self, folder: Path, *options: str, password: str = "") -> None:
+        self._folder = folder
+        self._options = options
+        self._password = password
+        self._process: subprocess.Popen[bytes] | None = None
+        self.port = 0
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def address(self) -> str:
+        """`host:port`; the same after another start."""
+        return f"127.0.0.1:{self.port}"
+
+    @property
+    def url(self) -> str:
+        """For the spec."""
+        return f"redis://{self.address}/0"
+
+    @property
+    def pid(self) -> int:
+        """Of the running server. Raises RuntimeError where there is none."""
+        if self._process is None:
+            raise RuntimeError("the server does not run")
+        return self._process.pid
+
+    def start(self) -> None:
+        """Start it, empty, on the port that it had before, and wait until it answers. Raises StartError with
+        the end of its log."""
+        program = find_redis()
+        if program is None:
+            raise StartError("redis-server is not installed", log="", remedy="install it")
+        self.port = self.port or _free_port()
+        log = self._folder / f"redis-{self.port}.log"
+        command = [
+            program,
+            "--port",
+            str(self.port),
+            "--bind",
+            "127.0.0.1",
+            "--save",
+            "",
+            "--appendonly",
+            "no",
+        ]
+        command += ["--dir", str(self._folder), "--logfile", str(log), *self._options]
+        tied = [sys.executable, "-S", "-E", leash.__file__, str(os.getpid()), *command]
+        self._process = subprocess.Popen(tied, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+        deadline = time.monotonic() + _START_S
+        while not self._answers():
+            if self._process.poll() is not None or time.monotonic() > deadline:
+                self.close()
+                end = "\n".join(tail(log))
+                raise StartError(
+                    f"redis-server does not answer: {end}", log=str(log), remedy="read its log for the reason"
+                )
+            time.sleep(_POLL_S)
+
+    def kill(self) -> None:
+        """SIGKILL, and wait for its end. Raises RuntimeError when it had ended before."""
+        process, self._process = self._process, None
+        if process is None or process.poll() is not None:
+            raise RuntimeError("the server had ended before")
+        process.kill()
+        if process.wait() != -signal.SIGKILL:
+            raise RuntimeError(f"the server ended with {process.returncode}")
+
+    def freeze(self) -> None:
+        """SIGSTOP, and wait until the kernel says that it is stopped."""
+        os.kill(self.pid, signal.SIGSTOP)
+        self._until("T")
+
+    def thaw(self) -> None:
+        """SIGCONT."""
+        os.kill(self.pid, signal.SIGCONT)
+        self._until("SRD")
+
+    def ask(self, *words: str | bytes) -> str:
+        """Give one command; the first line of the answer, or of the text that it is. Raises OSError."""
+        with self._asked(*words) as stream:
+            line = stream.readline()
+            return (stream.readline() if line.startswith(b"$") else line).decode().strip()
+
+    def info(self, section: str) -> dict[str, str]:
+        """What INFO says in one section. Raises OSError."""
+        with self._asked("INFO", section) as stream:
+            text = stream.read(int(stream.readline()[1:])).decode()
+        pairs = (line.partition(":") for line in text.splitlines() if not line.startswith("#"))
+        return {name: value for name, _, value in pairs}
+
+    def close(self) -> None:
+        """End it. Idempotent."""
+        process, self._process = self._process, None
+        if process is not None and process.poll() is None:
+            process.kill()
+        if process is not None:
+            process.wait()
+
+    @contextlib.contextmanager
+    def _asked(self, *words: str | bytes) -> Iterator[BinaryIO]:
+        with (
+            socket.create_connection(("127.0.0.1", self.port), timeout=_STATE_S) as connection,
+            connection.makefile("rb") as stream,
+        ):
+            if self._password:
+                connection.sendall(_packed(("AUTH", self._password)))
+                stream.readline()
+            connection.sendall(_packed(words))
+            yield stream
+
+    def _answers(self) -> bool:
+        try:
+            return self.ask("PING") == "+PONG"
+        except OSError:
+            return False
+
+    def _until(self, states: str) -> None:
+        deadline = time.monotonic() + _STATE_S
+        while (state := proc_state(self.pid)) == "" or state not in states:
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"the server is in state {state!r}, not one of {states}")
+            time.sleep(_POLL_S)
+
+
+def _packed(words: Sequence[str | bytes]) -> bytes:
+    raws = [word.encode() if isinstance(word, str) else word for word in words]
+    parts = [b"$%d\r\n%b\r\n" % (len(raw), raw) for raw in raws]
+    return b"*%d\r\n" % len(parts) + b"".join(parts)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

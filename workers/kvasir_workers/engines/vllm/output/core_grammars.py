@@ -1,0 +1,121 @@
+"""What Kvasir adds to vLLM's structured outputs, in the engine core.
+
+vLLM compiles every rule with whatever compiled the first one of the engine's life, although its front may
+have chosen another compiler for one whose schema the first does not wholly know: such a schema would then be
+followed in part, silently. Here each request gets the compiler that its rule was judged for. And output that
+another worker began is accepted by the fresh grammar, so that a constrained stream goes on where it stopped.
+
+vLLM's structured output manager imports this module by its name when it is made (`reasoning_parser_plugin` of
+its configuration), in the process of the engine core. These of its private parts are used, and
+tests/contract/test_vllm_structured_hooks.py holds each of them:
+
+    StructuredOutputManager._create_grammar(request)    replaced; runs in the manager's threads
+    StructuredOutputManager.backend, .accept_tokens, .tokenizer, .vllm_config
+    StructuredOutputRequest(params, _grammar, reasoning_ended, reasoning_parser_kwargs),
+        .structured_output_key
+    StructuredOutputsParams._backend
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from vllm.v1.structured_output import StructuredOutputManager
+from vllm.v1.structured_output.backend_guidance import GuidanceBackend
+from vllm.v1.structured_output.backend_xgrammar import XgrammarBackend
+from vllm.v1.structured_output.request import StructuredOutputRequest
+
+from kvasir_workers.engines.vllm.output.continuation import ARGUMENT
+
+_BACKENDS: dict[str, Any] = {"xgrammar": XgrammarBackend, "guidance": GuidanceBackend}
+_NAMES = {kind: name for name, kind in _BACKENDS.items()}
+_MAKING = threading.Lock()
+
+
+def install() -> None:
+    """Have every manager of this process make its grammars here. Idempotent."""
+    if not isinstance(StructuredOutputManager._create_grammar, _Created):
+        StructuredOutputManager._create_grammar = _Created(StructuredOutputManager._create_grammar)
+
+
+class _Created:
+    """Stands for the manager's method, as which it is bound."""
+
+    def __init__(self, create: Any) -> None:
+        self._create = create
+
+    def __get__(self, manager: Any, owner: Any = None) -> Any:
+        return self if manager is None else partial(self._grammar, manager)
+
+    def _grammar(self, manager: Any, request: Any) -> Any:
+        """The request's grammar, advanced over the output that is there. Whatever it raises ends the request
+        alone."""
+        grammar = self._compiled(manager, request)
+        said = (request.sampling_params.extra_args or {}).get(ARGUMENT)
+        if said is not None:
+            _advance(manager, request, grammar, said[0])
+        return grammar
+
+    def _compiled(self, manager: Any, request: Any) -> Any:
+        wanted = request.sampling_params.structured_outputs._backend
+        if wanted == _NAMES.get(type(manager.backend), wanted) or wanted not in _BACKENDS:
+            return self._create(manager, request)
+        kind, spec = request.structured_output_request.structured_output_key
+        stops = request.sampling_params.all_stop_token_ids
+        return _other_backend(manager, wanted).compile_grammar(kind, spec, stop_token_ids=stops)
+
+
+@dataclass
+class _Past:
+    """A request as the engine core of the lost worker knew it, while its output grew."""
+
+    request_id: str
+    prompt_token_ids: list[int]
+    structured_output_request: Any
+    all_token_ids: list[int] = field(default_factory=list)
+    use_structured_output: bool = True
+
+
+def _advance(manager: Any, request: Any, grammar: Any, count: int) -> None:
+    """Have `grammar` accept the last `count` tokens of the request's prompt, each as if it had been generated
+    here. Raises ValueError when they do not follow it."""
+    now = request.structured_output_request
+    then = StructuredOutputRequest(
+        now.params,
+        _grammar=grammar,
+        reasoning_ended=now.reasoning_ended,
+        reasoning_parser_kwargs=now.reasoning_parser_kwargs,
+    )
+    prompt = list(request.prompt_token_ids[:-count])
+    past = _Past(request.request_id, prompt, then, list(prompt))
+    for token in request.prompt_token_ids[-count:]:
+        past.all_token_ids.append(token)
+        if not manager.accept_tokens(past, [token]):
+            raise ValueError(
+                f"token {token} of the output that is there does not follow the request's grammar"
+            )
+    # Nobody reads it before this grammar is there.
+    now.reasoning_ended = then.reasoning_ended
+
+
+def _other_backend(manager: Any, name: str) -> Any:
+    """Beside the manager's own. Raises ValueError when their masks do not fit into one tensor."""
+    with _MAKING:
+        others = manager.__dict__.setdefault("kvasir_backends", {})
+        if name not in others:
+            made = _BACKENDS[name](
+                manager.vllm_config,
+                tokenizer=manager.tokenizer,
+                vocab_size=manager.vllm_config.model_config.get_vocab_size(),
+            )
+            widths = [each.allocate_token_bitmask(1).shape for each in (manager.backend, made)]
+            if widths[0] != widths[1]:
+                raise ValueError(f"{name} has masks of {widths[1]} words, and this engine's have {widths[0]}")
+            others[name] = made
+        return others[name]
+
+
+install()

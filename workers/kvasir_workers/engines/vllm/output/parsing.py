@@ -1,0 +1,269 @@
+"""vLLM's own parsers on the worker: what a model said, taken apart into content, reasoning and tool calls.
+
+A parser has the state of one choice. It is made from a request in the words of OpenAI's API, which here is
+put together from `Parsing`, and it may change what the engine is asked for: special tokens shown as text, and
+forced or strict tool calls as a grammar. Parsers of vLLM's older kind read all of the output again at every
+step: long outputs give them several tokens at once, so that no token costs more than a bound.
+
+These of vLLM's parts are used, and tests/contract/test_vllm_parsing_hooks.py holds each of them:
+
+    ParserManager.get_parser(...), Parser(tokenizer, tools, model_config=, chat_template_kwargs=)
+    Parser.adjust_request, .set_prompt_token_ids, .is_reasoning_end, .parse_delta, .count_reasoning_tokens,
+        .reasoning_parser, .always_adjust_request, ._engine_based
+    ChatCompletionRequest.extract_structured_outputs, .resolve_reasoning_ended, .skip_special_tokens,
+        .spaces_between_special_tokens
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+from vllm.parser import ParserManager
+from vllm.parser.abstract_parser import DelegatingParser
+from vllm.renderers.chat_utils import make_tool_call_id
+from vllm.sampling_params import StructuredOutputsParams
+from vllm.tool_parsers import ToolParser
+
+from kvasir.core.requests import Parsing, Sampling, ToolCallDelta
+from kvasir_workers.engines.parts import Parts
+from kvasir_workers.engines.vllm.output.structured import FAULTS, words
+
+_log = logging.getLogger(__name__)
+
+_PACE_TOKENS = 4096
+"""A parser that reads everything again gets one token more at once for each so many that it has."""
+
+
+@dataclass(frozen=True, slots=True)
+class Understanding:
+    """One way of asking, as vLLM's parsers understand it: the request that they want with every step, and
+    what the engine is asked for because of it. Shared by all requests that ask in this way."""
+
+    request: Any
+    parser: type[Any] | None
+    template_kwargs: dict[str, Any]
+    structured: StructuredOutputsParams | None
+    skip_special_tokens: bool
+    spaces_between_special_tokens: bool
+
+
+class Parsers:
+    """The parsers of one engine. Raises ValueError when they do not work with its tokenizer."""
+
+    def __init__(
+        self,
+        tokenizer: Any,
+        model_config: Any,
+        *,
+        tool_parser: str | None,
+        reasoning_parser: str | None,
+        strictness: str = "auto",
+    ) -> None:
+        self.tokenizer = tokenizer
+        self.model_config = model_config
+        harmony = getattr(getattr(model_config, "hf_config", None), "model_type", "") == "gpt_oss"
+        try:
+            self._kind = ParserManager.get_parser(
+                tool_parser_name=tool_parser,
+                reasoning_parser_name=reasoning_parser,
+                enable_auto_tools=tool_parser is not None,
+                model_name=getattr(model_config, "model", None),
+                is_harmony=harmony,
+                tool_strict_level=strictness,
+                tokenizer=tokenizer,
+            )
+        except TypeError as error:
+            raise ValueError(str(error)) from error
+        self._tools = self._kind is not None and self._kind.tool_parser_cls is not None
+        reasoning = None if self._kind is None else self._kind.reasoning_parser_cls
+
+        class ForcedCalls(DelegatingParser):  # type: ignore[misc]  # vLLM ships no type information here
+            """Of a model whose own way to write calls is not known: a grammar makes it write them as JSON."""
+
+            reasoning_parser_cls = reasoning
+            tool_parser_cls = ToolParser
+
+        self._forced = ForcedCalls
+
+    def understand(
+        self, parsing: Parsing, sampling: Sampling, structured: StructuredOutputsParams | None
+    ) -> Understanding:
+        """Takes up to milliseconds: not for an event loop. Raises ValueError for what vLLM refuses."""
+        try:
+            return self._understand(parsing, sampling, structured)
+        except FAULTS as error:
+            raise ValueError(words(error)) from error
+
+    def choice(self, understood: Understanding, prompt: list[int]) -> ChoiceParser:
+        """The parser of one choice of a request whose prompt is `prompt`."""
+        request, parser = understood.request, None
+        if understood.parser is not None:
+            parser = self._new(understood.parser, request, understood.template_kwargs)
+        return ChoiceParser(parser, request, prompt)
+
+    def _understand(
+        self, parsing: Parsing, sampling: Sampling, structured: StructuredOutputsParams | None
+    ) -> Understanding:
+        kwargs = json.loads(parsing.template_kwargs) if parsing.template_kwargs else {}
+        kind = self._kind
+        if parsing.tools and not self._tools:
+            if parsing.tool_choice == "auto":
+                raise ValueError(
+                    "tool_choice auto needs a parser of the calls that this model writes, and the pool has "
+                    "none: set engine.tool_parser, or force a call by tool_choice required or a name"
+                )
+            kind = kind if parsing.tool_choice == "none" else self._forced
+        request = _as_vllm(parsing, sampling, structured, kwargs)
+        if kind is not None and _adjusts(kind, request):
+            request = self._new(kind, request, kwargs).adjust_request(request)
+        return Understanding(
+            request=request,
+            parser=kind,
+            template_kwargs=kwargs,
+            structured=request.extract_structured_outputs(),
+            skip_special_tokens=request.skip_special_tokens,
+            spaces_between_special_tokens=request.spaces_between_special_tokens,
+        )
+
+    def _new(self, kind: type[Any], request: Any, kwargs: dict[str, Any]) -> Any:
+        return kind(
+            self.tokenizer, request.tools, chat_template_kwargs=kwargs, model_config=self.model_config
+        )
+
+
+class ChoiceParser:
+    """See kvasir_workers.engines.parts.PartsParser; of a model without parsers, all is content."""
+
+    def __init__(self, parser: Any, request: Any, prompt: list[int]) -> None:
+        self._parser = parser
+        self._request = request
+        self._prompt: list[int] | None = prompt
+        self._only_call = request.parallel_tool_calls is False
+        self._ids: list[int] = []
+        self._reasoning_ids = 0
+        self._text = ""
+        self._fresh: list[int] = []
+        self._paced = parser is not None and not parser._engine_based
+        if parser is not None:
+            parser.set_prompt_token_ids(prompt)
+
+    def take(self, text: str, token_ids: Sequence[int], *, finished: bool) -> Parts:
+        """See PartsParser."""
+        self._text += text
+        self._fresh += token_ids
+        if self._parser is None:
+            return self._plain()
+        due = len(self._ids) // _PACE_TOKENS if self._paced else 0
+        return self._parse(finished) if finished or len(self._fresh) > due else Parts()
+
+    def reasoning_tokens(self) -> int:
+        """See PartsParser."""
+        if self._parser is None or self._parser.reasoning_parser is None:
+            return self._reasoning_ids
+        # Some count from the mark that begins the reasoning, which may be in the prompt.
+        return self._parser.count_reasoning_tokens(self._ids) or self._reasoning_ids
+
+    def reasoning_ended(self, prompt: list[int]) -> bool | None:
+        """Whether a grammar applies from the first token of output after `prompt` on; None: vLLM sees."""
+        ended: bool | None = self._request.resolve_reasoning_ended(self._parser, prompt)
+        return ended
+
+    @property
+    def reasons(self) -> bool:
+        """Whether there is a parser of reasoning."""
+        return self._parser is not None and self._parser.reasoning_parser is not None
+
+    def prime(self, steps: Iterable[tuple[int, str]], text_length: int) -> None:
+        """Take in what a lost worker took in: `text_length` characters of `steps`, which are its tokens, each
+        with the text of its step. The text of the rest comes with the first step here."""
+        had = 0
+        behind: list[int] = []
+        for token, text in steps:
+            if not behind and had + len(text) <= text_length:
+                had += len(text)
+                self.take(text, [token], finished=False)
+            else:
+                if had < text_length:
+                    self._text += text[: text_length - had]
+                    had = text_length
+                behind.append(token)
+        if self._parser is not None and (self._text or self._fresh):
+            self._parse(False)
+        self._fresh = behind
+
+    def _parse(self, finished: bool) -> Parts:
+        text, fresh = self._text, self._fresh
+        try:
+            message = self._parser.parse_delta(
+                text, fresh, self._request, prompt_token_ids=self._prompt, finished=finished
+            )
+            parts = self._parts(message, len(text))
+        except Exception:  # noqa: BLE001 - there are as many ways to fail on what models say as parsers
+            _log.exception("%s failed: the rest of the choice is plain text", type(self._parser).__name__)
+            self._ids += fresh
+            self._parser = None
+            return self._plain()
+        self._prompt = None
+        self._ids += fresh
+        if parts.reasoning and not parts.text and not parts.tool_calls:
+            self._reasoning_ids += len(fresh)
+        self._text, self._fresh = "", []
+        return parts
+
+    def _plain(self) -> Parts:
+        text, self._text, self._fresh = self._text, "", []
+        return Parts(text=text, taken=len(text))
+
+    def _parts(self, message: Any, taken: int) -> Parts:
+        if message is None:
+            return Parts(taken=taken)
+        calls: tuple[ToolCallDelta, ...] = ()
+        if message.tool_calls:
+            calls = tuple(
+                _call(each) for each in message.tool_calls if each.index == 0 or not self._only_call
+            )
+        return Parts(
+            text=message.content or "", reasoning=message.reasoning or "", tool_calls=calls, taken=taken
+        )
+
+
+def _call(made: Any) -> ToolCallDelta:
+    function = made.function
+    name = (function.name if function is not None else None) or ""
+    call_id = made.id or (make_tool_call_id() if name else "")
+    arguments = (function.arguments if function is not None else None) or ""
+    return ToolCallDelta(index=made.index, call_id=call_id, name=name, arguments=arguments)
+
+
+def _adjusts(kind: type[Any], request: Any) -> bool:
+    """Whether vLLM's own front would ask the parser."""
+    return bool(
+        kind.always_adjust_request or kind.reasoning_parser_cls is not None or request.tool_choice != "none"
+    )
+
+
+def _as_vllm(
+    parsing: Parsing, sampling: Sampling, structured: StructuredOutputsParams | None, kwargs: dict[str, Any]
+) -> Any:
+    """A request such as vLLM's own front would have got. Raises ValueError (pydantic's) for a bad one."""
+    fields: dict[str, Any] = {
+        "messages": [{"role": "user", "content": ""}],
+        "include_reasoning": parsing.reasoning,
+        "parallel_tool_calls": parsing.parallel_tool_calls,
+        "skip_special_tokens": sampling.skip_special_tokens,
+        "spaces_between_special_tokens": sampling.spaces_between_special_tokens,
+        "chat_template_kwargs": kwargs,
+    }
+    if structured is not None:
+        fields["structured_outputs"] = structured
+    if parsing.tools:
+        fields["tools"] = json.loads(parsing.tools)
+        fields["tool_choice"] = parsing.tool_choice
+        if parsing.function:
+            fields["tool_choice"] = {"type": "function", "function": {"name": parsing.function}}
+    return ChatCompletionRequest(**fields)

@@ -1,0 +1,211 @@
+"""What a leg with parsing or with a rule for its output needs before vLLM has it: parsers, and a judged rule.
+
+Most of that is slow at its first time and may be made slow by whoever writes the schema, so it is done in
+threads, for a limited time, and kept for the next request that asks in the same way; an agent asks with the
+same tools at every turn. What is known already costs microseconds and keeps a request's place in the queue.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import OrderedDict
+from collections.abc import Hashable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import Any, Generic, TypeVar
+
+from vllm.sampling_params import SamplingParams, StructuredOutputsParams
+
+from kvasir.core.requests import EngineRequest, Structured
+from kvasir_workers.engines.continued import continued_tokens
+from kvasir_workers.engines.vllm.output import continuation
+from kvasir_workers.engines.vllm.output.parsing import ChoiceParser, Parsers, Understanding
+from kvasir_workers.engines.vllm.output.preparing_queue import Busy
+from kvasir_workers.engines.vllm.output.structured import Rules, structured_params
+
+T = TypeVar("T")
+
+TIME_LIMIT_S = 10.0
+_THREADS = 2
+_KEPT = 256
+_KEPT_BYTES = 16 << 20
+_MAX_INLINE_CHOICES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """What is asked of vLLM for a leg besides its sampling, and the parser of each of its choices, none for a
+    leg without parsing. `reasoning_ended` and `reasoning_parser_kwargs` are for AsyncLLM.add_request: whether
+    the rule applies from the first token on, and what the engine core's own reasoning parser is made with."""
+
+    parsers: tuple[ChoiceParser, ...] = ()
+    structured: StructuredOutputsParams | None = None
+    skip_special_tokens: bool | None = None
+    spaces_between_special_tokens: bool | None = None
+    reasoning_ended: bool | None = None
+    reasoning_parser_kwargs: dict[str, Any] | None = None
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """Further keyword arguments of AsyncLLM.add_request."""
+        if self.structured is None:
+            return {}
+        return {
+            "reasoning_ended": self.reasoning_ended,
+            "reasoning_parser_kwargs": self.reasoning_parser_kwargs,
+        }
+
+    def applied(self, params: dict[str, Any]) -> dict[str, Any]:
+        """Keyword arguments of SamplingParams, with what the parsers and the rule make of them."""
+        changed = {
+            "structured_outputs": self.structured,
+            "skip_special_tokens": self.skip_special_tokens,
+            "spaces_between_special_tokens": self.spaces_between_special_tokens,
+        }
+        return params | {name: value for name, value in changed.items() if value is not None}
+
+
+class Preparer:
+    """Prepares legs of one engine."""
+
+    def __init__(self, parsers: Parsers, rules: Rules) -> None:
+        self._parsers = parsers
+        self._rules = rules
+        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="kvasir-prepare")
+        self._judged: _Kept[StructuredOutputsParams] = _Kept()
+        self._understood: _Kept[Understanding] = _Kept()
+
+    def at_once(self, request: EngineRequest) -> Prepared | None:
+        """If it takes microseconds, as for a way of asking that is known; None otherwise."""
+        if request.continuation is not None or request.sampling.n > _MAX_INLINE_CHOICES:
+            return None
+        if request.parsing is None:
+            rule = request.sampling.structured
+            known = None if rule is None else self._judged.get(rule)
+            return None if known is None else self._prepared(request, None, known)
+        understood = self._understood.get(_way_of_asking(request))
+        return None if understood is None else self._prepared(request, understood, understood.structured)
+
+    async def prepare(self, request: EngineRequest) -> Prepared:
+        """Raises ValueError with the compiler's words for what vLLM refuses, TimeoutError for what took too
+        long, and Busy when others did."""
+        begun = threading.Event()
+
+        def work() -> Prepared:
+            begun.set()
+            return self._work(request)
+
+        try:
+            async with asyncio.timeout(TIME_LIMIT_S):
+                return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+        except TimeoutError:
+            if begun.is_set():
+                raise
+            raise Busy("others' tools and schemas keep this worker busy") from None
+
+    def close(self) -> None:
+        """Wait for nothing: a thread may be in a compiler that does not end."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _work(self, request: EngineRequest) -> Prepared:
+        rule = request.sampling.structured
+        structured = None if rule is None else structured_params(rule)
+        understood = None
+        if request.parsing is not None:
+            way = _way_of_asking(request)
+            understood = self._understood.get(way)
+            if understood is None:
+                made = self._parsers.understand(request.parsing, request.sampling, structured)
+                understood = replace(made, structured=self._vetted(made.structured))
+                self._understood.keep(way, understood, len(request.parsing.tools) + _rule_bytes(rule))
+            structured = understood.structured
+        elif rule is not None:
+            known = self._judged.get(rule)
+            structured = known if known is not None else self._vetted(structured)
+            if known is None and structured is not None:
+                self._judged.keep(rule, structured, _rule_bytes(rule))
+        return self._prepared(request, understood, structured)
+
+    def _vetted(self, params: StructuredOutputsParams | None) -> StructuredOutputsParams | None:
+        return None if params is None else self._rules.vetted(params)
+
+    def _prepared(
+        self,
+        request: EngineRequest,
+        understood: Understanding | None,
+        structured: StructuredOutputsParams | None,
+    ) -> Prepared:
+        if understood is None:
+            # Nobody takes reasoning apart, so there is none that a rule could wait for.
+            return Prepared(structured=structured, reasoning_ended=True)
+        there = continued_tokens(request)
+        tokens = request.tokens.tolist()
+        prompt = tokens[: len(tokens) - there]
+        choices = tuple(self._parsers.choice(understood, prompt) for _ in range(request.sampling.n))
+        prepared = Prepared(
+            parsers=choices,
+            structured=structured,
+            skip_special_tokens=understood.skip_special_tokens,
+            spaces_between_special_tokens=understood.spaces_between_special_tokens,
+        )
+        if structured is not None:
+            prepared = replace(
+                prepared,
+                reasoning_ended=choices[0].reasoning_ended(prompt),
+                reasoning_parser_kwargs=(
+                    {"chat_template_kwargs": understood.template_kwargs} if choices[0].reasons else None
+                ),
+            )
+        if request.continuation is not None:
+            sampling = request.sampling
+            params = SamplingParams(
+                stop=list(sampling.stop),
+                include_stop_str_in_output=sampling.include_stop_str_in_output,
+                skip_special_tokens=understood.skip_special_tokens,
+                spaces_between_special_tokens=understood.spaces_between_special_tokens,
+            )
+            steps = continuation.replay(self._parsers.tokenizer, params, prompt, tokens[len(prompt) :])
+            choices[0].prime(steps, request.continuation.text_length)
+        return prepared
+
+
+class _Kept(Generic[T]):
+    """The newest of what was found out, bounded in number and in the bytes of what it was found out about."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._entries: OrderedDict[Hashable, tuple[T, int]] = OrderedDict()
+        self._bytes = 0
+
+    def get(self, key: Hashable) -> T | None:
+        with self._lock:
+            found = self._entries.get(key)
+            if found is None:
+                return None
+            self._entries.move_to_end(key)
+            return found[0]
+
+    def keep(self, key: Hashable, value: T, size: int) -> None:
+        with self._lock:
+            if key in self._entries:
+                return
+            self._entries[key] = value, size
+            self._bytes += size
+            while len(self._entries) > _KEPT or self._bytes > _KEPT_BYTES:
+                _, (_, gone) = self._entries.popitem(last=False)
+                self._bytes -= gone
+
+
+def _way_of_asking(request: EngineRequest) -> Hashable:
+    sampling = request.sampling
+    return (
+        request.parsing,
+        sampling.structured,
+        sampling.skip_special_tokens,
+        sampling.spaces_between_special_tokens,
+    )
+
+
+def _rule_bytes(rule: Structured | None) -> int:
+    return 0 if rule is None else len(rule.spec)

@@ -1,0 +1,53 @@
+"""What embedding touches of vLLM's own classes. Imported only after vLLM's environment has been set."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Mapping
+from typing import Any
+
+from vllm import PoolingParams
+from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.v1.engine.async_llm import AsyncLLM
+
+from kvasir.core.requests import EMPTY_SAMPLING, EngineRequest, token_ids
+from kvasir_workers.engines.vllm.runtime import engine_runtime as runtime
+from kvasir_workers.engines.vllm.setup.load import LoadRecorder
+
+REFUSED = runtime.REFUSED
+DEAD = runtime.DEAD
+platform = runtime.platform
+engine_version = runtime.engine_version
+shut_down = runtime.shut_down
+recorder = runtime.recorder
+lora_requests = runtime.lora_requests
+golden = runtime.golden
+
+
+def build(arguments: Mapping[str, Any]) -> AsyncLLM:
+    """Start the engine core and load the model; blocks for seconds to minutes. Raises as runtime.build."""
+    return AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments), stat_loggers=[LoadRecorder])
+
+
+async def add(llm: AsyncLLM, request: EngineRequest, lora: Any = None) -> Any:
+    """Give an input to the engine; returns vLLM's collector of its output. Raises one of REFUSED or DEAD."""
+    return await llm.add_request(
+        request.request_id,
+        runtime.prompt(request),
+        PoolingParams(task="embed"),
+        lora_request=lora,
+        priority=request.priority,
+    )
+
+
+async def warm_up(llm: AsyncLLM, tokens: int) -> None:
+    """Embed an input of so many tokens, and forget it."""
+    request = EngineRequest("kvasir-warm-up", token_ids([1] * tokens), EMPTY_SAMPLING)
+    collector = await add(llm, request)
+    await collector.get()
+    await llm.reset_prefix_cache()
+
+
+def vector(output: Any) -> array[float]:
+    """The embedding in a vllm.outputs.PoolingRequestOutput, as float32."""
+    return array("f", output.outputs.data.float().cpu().contiguous().numpy().tobytes())

@@ -1,0 +1,13 @@
+"""The worker extension of an engine whose KV moves.
+
+Apart from `worker_extension`, so that an aggregated engine does not import a transfer library.
+"""
+
+from __future__ import annotations
+
+from kvasir_workers.connector.worker_extension import TransferExtension
+from kvasir_workers.engines.vllm.runtime.worker_extension import EngineExtension
+
+
+class TransferEngineExtension(EngineExtension, TransferExtension):
+    """Both sets of methods: vLLM takes one extension class."""

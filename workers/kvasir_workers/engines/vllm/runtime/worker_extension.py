@@ -1,0 +1,102 @@
+"""What Kvasir adds to vLLM's worker class, in the process that holds the KV cache.
+
+vLLM mixes this class into its worker and lets the front call its methods with `collective_rpc`.
+Attribute names carry the prefix `kvasir_`, because vLLM refuses an extension that shadows the worker.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import threading
+from collections import Counter
+from typing import Any
+
+from kvasir.core.identity import HEAD_MAJOR
+from kvasir_workers.connector.kv_memory import memory_order
+from kvasir_workers.engines.vllm.setup.hardware import cpu_name
+
+
+class EngineExtension:
+    """Methods for `collective_rpc`; `self` is vLLM's worker."""
+
+    model_runner: Any
+    cache_config: Any
+    parallel_config: Any
+    device: Any
+
+    def kvasir_kv_layout(self) -> dict[str, Any]:
+        """This rank's KV as it lies in memory: the fields of kvasir.core.identity.KvLayout but for
+        `tensor_parallel_size`. `layout` reads kinds of layers : shape of one block without its heads : axes
+        by falling stride. Models that mix kinds of layers name the first one's heads."""
+        groups = self.model_runner.kv_cache_config.kv_cache_groups
+        spec = groups[0].kv_cache_spec
+        first = self.model_runner.kv_caches[0]
+        shape = "x".join(str(extent) for extent in first.shape[2 if first.dim() == len(HEAD_MAJOR) else 1 :])
+        # Quantized KV lies in memory as plain bytes; what they mean is in the configuration.
+        stored = str(first.dtype).removeprefix("torch.")
+        dtype = stored if self.cache_config.cache_dtype == "auto" else str(self.cache_config.cache_dtype)
+        kinds = "+".join(type(group.kv_cache_spec).__name__ for group in groups)
+        return {
+            "block_size": int(spec.block_size),
+            "dtype": dtype,
+            "layout": f"{kinds}:{shape}:{memory_order(first)}",
+            "layers": sum(len(group.layer_names) for group in groups),
+            "kv_heads": int(getattr(spec, "num_kv_heads", 0)),
+            "head_size": int(getattr(spec, "head_size", 0)),
+            "bytes_per_block": sum(
+                int(group.kv_cache_spec.page_size_bytes) * len(group.layer_names) for group in groups
+            ),
+        }
+
+    def kvasir_model(self) -> dict[str, Any]:
+        """This rank's share of the weights, `parameters` and `bytes`; the size of most of them,
+        `element_bytes`; and what `device` its driver calls the one that it computes on."""
+        weights = list(self.model_runner.model.parameters())
+        sizes: Counter[int] = Counter()
+        for weight in weights:
+            sizes[weight.element_size()] += weight.numel()
+        return {
+            "parameters": sum(sizes.values()),
+            "bytes": sum(size * count for size, count in sizes.items()),
+            "element_bytes": sizes.most_common(1)[0][0],
+            "device": _device_name(self.device),
+        }
+
+    def kvasir_leave_with(self, front_pid: int) -> int:
+        """End this rank's process, and the engine core above it, when process `front_pid` is gone.
+
+        A front that is killed cannot tell its core, which would otherwise keep its memory for good. On a node
+        that has no front, the process above is what this one leaves with. Returns this process's id.
+        """
+        if self.parallel_config.node_rank:
+            front_pid = os.getppid()
+        front = os.pidfd_open(front_pid)
+        # Held from here on: once a parent is gone its child belongs to whoever reaps orphans, and that
+        # may be the supervisor of the whole deployment.
+        above = os.getppid()
+        core = None if above == front_pid else os.pidfd_open(above)
+        threading.Thread(
+            target=_leave_with, args=(front, core), name="kvasir-leave-with", daemon=True
+        ).start()
+        return os.getpid()
+
+
+def _device_name(device: Any) -> str:
+    if device.type != "cuda":
+        return cpu_name()
+    from torch import cuda
+
+    return str(cuda.get_device_properties(device).name)
+
+
+def _leave_with(front: int, core: int | None) -> None:
+    poll = select.poll()
+    poll.register(front, select.POLLIN)
+    poll.poll()
+    if core is not None:
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(core, signal.SIGKILL)
+    os.kill(os.getpid(), signal.SIGKILL)

@@ -1,0 +1,1 @@
+"""kvasir_workers.engines.vllm.setup."""

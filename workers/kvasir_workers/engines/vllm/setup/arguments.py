@@ -1,0 +1,228 @@
+"""The deployment spec, translated into vLLM's arguments and environment. Pure, and without vLLM.
+
+vLLM has hundreds of options; the ones written here are those that Kvasir decides, so that what an
+engine runs with can be read, tested and shown without starting it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kvasir.config.load.support import LORA_RANKS
+from kvasir.config.spec.deployment import Deployment, EngineSpec, PoolSpec
+from kvasir.core.requests import Role
+from kvasir_workers.engines.nodes import NodePlace
+
+CONNECTOR = "KvasirConnector"
+CONNECTOR_MODULE = "kvasir_workers.connector.connector"
+EXTENSION = "kvasir_workers.engines.vllm.runtime.worker_extension.EngineExtension"
+CORE_GRAMMARS = "kvasir_workers.engines.vllm.output.core_grammars"
+TRANSFER_EXTENSION = "kvasir_workers.engines.vllm.runtime.transfer_extension.TransferEngineExtension"
+
+EVENT_BACKLOG = 8192
+"""Messages of KV events that a rank keeps for who asks again, and that may wait on either side."""
+
+_KV_ROLES = {Role.PREFILL: "kv_producer", Role.DECODE: "kv_consumer", Role.BOTH: "kv_both"}
+_LOG_LEVELS = {"debug": "DEBUG", "info": "WARNING", "warning": "WARNING", "error": "ERROR"}
+
+
+@dataclass(frozen=True, slots=True)
+class EventEndpoints:
+    """Where the ranks of one engine publish their KV events, and answer who missed some: Unix sockets in a
+    directory of the worker's own, since the events tell every token of every prompt.
+
+    vLLM gives each rank but the first an endpoint of its own only where the name has `inproc` or `tcp` in
+    it, and of those it binds only what begins with `ipc://`.
+    """
+
+    directory: Path
+
+    @property
+    def events(self) -> str:
+        """The first rank's publisher."""
+        return f"ipc://{self.directory}/inproc-events"
+
+    @property
+    def replay(self) -> str:
+        """The first rank's answers."""
+        return f"ipc://{self.directory}/inproc-replay"
+
+    def of_rank(self, rank: int) -> tuple[str, str]:
+        """`events` and `replay` of a data-parallel rank."""
+        suffix = f"_dp{rank}" if rank else ""
+        return self.events + suffix, self.replay + suffix
+
+
+def compilers(engine: EngineSpec) -> tuple[str, ...]:
+    """Who may compile a rule for the output, in the order of preference."""
+    return ("xgrammar", "guidance") if engine.structured_outputs == "auto" else (engine.structured_outputs,)
+
+
+def ranks(pool: PoolSpec) -> int:
+    """Processes that compute, per replica of `pool`."""
+    engine = pool.engine
+    return engine.tensor_parallel_size * engine.pipeline_parallel_size * engine.data_parallel_size
+
+
+def threads_per_rank(deployment: Deployment, pool: PoolSpec, *, cpus: int) -> int:
+    """CPU threads of each rank: what the spec says, or an equal share of `cpus` among all replicas."""
+    if pool.engine.threads is not None:
+        return pool.engine.threads
+    sharing = sum(ranks(each) * each.most for each in deployment.pools if each.engine.kind == "vllm")
+    return max(1, cpus // max(1, sharing, ranks(pool)))
+
+
+def engine_arguments(
+    deployment: Deployment,
+    pool: PoolSpec,
+    *,
+    model_path: str,
+    platform: str,
+    events: EventEndpoints | None = None,
+    place: NodePlace | None = None,
+) -> dict[str, Any]:
+    """Keyword arguments of vLLM's AsyncEngineArgs, but for `structured_outputs_config`, `kv_transfer_config`
+    and `kv_events_config`, which are dicts of keyword arguments of StructuredOutputsConfig, KVTransferConfig
+    and KVEventsConfig; the last two are absent when KV neither moves nor is kept below the device, or no
+    `events` are wanted.
+
+    `model_path` is the folder to load (already quantized where the spec asks for it); `platform` is cpu or
+    cuda; `place` is this process's among the nodes of its engine, where that has several.
+    """
+    engine = pool.engine
+    arguments: dict[str, Any] = {
+        "model": model_path,
+        "served_model_name": deployment.model.name,
+        "dtype": deployment.model.dtype,
+        "max_model_len": deployment.model.max_model_len,
+        "seed": engine.seed,
+        "block_size": engine.block_size,
+        "kv_cache_memory_bytes": engine.kv_cache_bytes,
+        "kv_cache_dtype": engine.kv_dtype,
+        "enable_prefix_caching": engine.prefix_caching,
+        "enable_chunked_prefill": engine.chunked_prefill,
+        "max_num_seqs": engine.max_num_seqs,
+        "max_num_batched_tokens": engine.max_num_batched_tokens,
+        "tensor_parallel_size": engine.tensor_parallel_size,
+        "pipeline_parallel_size": engine.pipeline_parallel_size,
+        "data_parallel_size": engine.data_parallel_size,
+        "enable_expert_parallel": engine.expert_parallel,
+        # Compiling costs 25 s of every start on a CPU, and gains nothing on the models that run there.
+        "enforce_eager": platform == "cpu",
+        "scheduling_policy": "priority",
+        "disable_log_stats": True,
+        "enable_log_requests": False,
+        "worker_extension_cls": TRANSFER_EXTENSION if deployment.disaggregated else EXTENSION,
+        "structured_outputs_config": {
+            "backend": compilers(engine)[0],
+            "disable_any_whitespace": engine.compact_json,
+            "reasoning_parser_plugin": CORE_GRAMMARS,
+        },
+    }
+    if engine.reasoning_parser is not None and _part(deployment, pool) is not Role.PREFILL:
+        arguments["reasoning_parser"] = engine.reasoning_parser
+    if ranks(pool) > engine.data_parallel_size:
+        arguments["distributed_executor_backend"] = "mp"
+    if place is not None:
+        arguments |= {
+            "nnodes": engine.nodes,
+            "node_rank": place.rank,
+            "master_addr": place.leader,
+            "master_port": place.port,
+        }
+    if deployment.lora:
+        widest = max(adapter.rank for adapter in deployment.lora)
+        arguments["enable_lora"] = True
+        arguments["max_loras"] = len(deployment.lora)
+        arguments["max_lora_rank"] = next(rank for rank in LORA_RANKS if rank >= widest)
+    if engine.speculative is not None:
+        arguments["speculative_config"] = {
+            "method": engine.speculative.method,
+            "num_speculative_tokens": engine.speculative.tokens,
+            "prompt_lookup_max": engine.speculative.lookup_max,
+            "prompt_lookup_min": engine.speculative.lookup_min,
+        }
+    if deployment.tiers.configured:
+        # Blocks are found by it outside this process too. It costs several times what vLLM's own choice does.
+        arguments["prefix_caching_hash_algo"] = "sha256_cbor"
+    if deployment.moves_kv:
+        arguments["kv_transfer_config"] = _connector(deployment, pool, platform)
+    if events is not None:
+        arguments["kv_events_config"] = {
+            "enable_kv_cache_events": True,
+            "publisher": "zmq",
+            "endpoint": events.events,
+            "replay_endpoint": events.replay,
+            "buffer_steps": EVENT_BACKLOG,
+            "hwm": EVENT_BACKLOG,
+            "max_queue_size": EVENT_BACKLOG,
+        }
+    return arguments
+
+
+def environment(
+    deployment: Deployment, pool: PoolSpec, *, cpus: int, platform: str, place: NodePlace | None = None
+) -> dict[str, str]:
+    """Variables to set before vLLM is imported; `cpus` is how many this machine lets us use, and `place` is
+    as in `engine_arguments`."""
+    variables = {
+        # The core process then holds the worker itself: one process less, and it idles at 0.02 core.
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_LOGGING_LEVEL": _LOG_LEVELS[deployment.telemetry.log_level],
+        # One engine step is handled in one tick, so that it becomes one message.
+        "VLLM_V1_OUTPUT_PROC_CHUNK_SIZE": str(max(128, 2 * pool.engine.max_num_seqs)),
+        # Where the ranks of one replica find each other: nowhere outside, while they are on one node.
+        "VLLM_HOST_IP": "127.0.0.1" if place is None else place.address,
+        "HF_HUB_OFFLINE": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+    }
+    if platform == "cpu":
+        # Bound threads of several replicas would land on the same cores.
+        variables["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
+        # The first request for logprobs would otherwise stop every stream for 3 s while a compiler runs.
+        variables["TORCH_COMPILE_DISABLE"] = "1"
+        variables["OMP_NUM_THREADS"] = str(threads_per_rank(deployment, pool, cpus=cpus))
+    return variables
+
+
+def _connector(deployment: Deployment, pool: PoolSpec, platform: str) -> dict[str, Any]:
+    transfer, tiers = deployment.transfer, deployment.tiers
+    settings: dict[str, Any] = {}
+    if deployment.disaggregated:
+        settings |= {
+            "transfer": transfer.kind,
+            "host": transfer.host,
+            "overlap": transfer.overlap == "always" or (transfer.overlap == "auto" and platform != "cpu"),
+            "checksum_parts": _parts(deployment, pool) if transfer.checksum else 0,
+            "head_major": len({each.engine.tensor_parallel_size for each in deployment.pools}) > 1,
+            "lease_s": transfer.lease_s,
+            "timeout_s": transfer.patience_s,
+        }
+    if tiers.configured:
+        settings |= {
+            "tiers": tiers.model_dump(mode="json"),
+            "model": deployment.model.name,
+            "revision": deployment.model.revision,
+            "adapters": {each.name: each.path for each in deployment.lora},
+        }
+    return {
+        "kv_connector": CONNECTOR,
+        "kv_connector_module_path": CONNECTOR_MODULE,
+        "kv_role": _KV_ROLES[_part(deployment, pool)] if deployment.disaggregated else "kv_both",
+        "kv_load_failure_policy": transfer.on_failure,
+        "kv_connector_extra_config": settings,
+    }
+
+
+def _part(deployment: Deployment, pool: PoolSpec) -> Role:
+    """What an engine has to be able to do: both, where the planner may have it do another pool's work."""
+    return pool.role if deployment.partner(pool.name) is None else Role.BOTH
+
+
+def _parts(deployment: Deployment, pool: PoolSpec) -> int:
+    """In how many parts other pools' ranks read what one rank of `pool` has of a block."""
+    mine = pool.engine.tensor_parallel_size
+    return max(1, *(each.engine.tensor_parallel_size // mine for each in deployment.pools))

@@ -1,0 +1,79 @@
+"""Who a started engine is: what routers, other workers and operators are told of it, once."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from kvasir.config.spec.deployment import Deployment, PoolSpec
+from kvasir.core.identity import NO_KV, KvLayout, WorkerIdentity
+from kvasir.core.requests import Role
+from kvasir_workers.engines.vllm.setup.arguments import ranks
+from kvasir_workers.engines.vllm.setup.hardware import hardware_of
+
+
+async def identity_of(
+    runtime: ModuleType,
+    llm: Any,
+    deployment: Deployment,
+    pool: PoolSpec,
+    *,
+    model_path: Path,
+    worker_id: str,
+    epoch: int,
+    tokenizer_digest: str,
+    reports_kv: bool,
+) -> WorkerIdentity:
+    """Of `llm`, vLLM's AsyncLLM, by what its ranks say. `runtime` is the engine's module that touches it, and
+    `model_path` the model's own folder, before any quantization. Of a pool that embeds no KV is known."""
+    copies = pool.engine.data_parallel_size
+    embeds = pool.role is Role.EMBED
+    layout = NO_KV if embeds else await _layout(llm, pool)
+    shares = await llm.collective_rpc("kvasir_model")
+    return WorkerIdentity(
+        worker_id=worker_id,
+        epoch=epoch,
+        pool=pool.name,
+        role=pool.role,
+        model=deployment.model.name,
+        revision=deployment.model.revision,
+        tokenizer_digest=tokenizer_digest,
+        max_model_len=llm.model_config.max_model_len,
+        kv=layout,
+        # vLLM's front adds up the blocks of all data-parallel ranks.
+        kv_blocks=0 if embeds else llm.vllm_config.cache_config.num_gpu_blocks // copies,
+        engine="vllm",
+        engine_version=runtime.engine_version(),
+        transfer=deployment.transfer.kind if deployment.disaggregated and not embeds else "",
+        adapters=tuple(each.name for each in deployment.lora),
+        data_parallel_size=copies,
+        reports_kv=reports_kv,
+        hardware=hardware_of(
+            shares[0]["device"], devices=ranks(pool), element_bytes=shares[0]["element_bytes"]
+        ),
+        model_parameters=copies * sum(share["parameters"] for share in shares),
+        model_bytes=copies * sum(share["bytes"] for share in shares),
+        golden=await asyncio.to_thread(runtime.golden, llm, deployment.model.name),
+        shared_tier="" if embeds else await asyncio.to_thread(_shared_tier, deployment, layout, model_path),
+    )
+
+
+async def _layout(llm: Any, pool: PoolSpec) -> KvLayout:
+    return KvLayout(
+        **(await llm.collective_rpc("kvasir_kv_layout"))[0],
+        tensor_parallel_size=pool.engine.tensor_parallel_size,
+    )
+
+
+def _shared_tier(deployment: Deployment, layout: KvLayout, model_path: Path) -> str:
+    remote, model = deployment.tiers.redis, deployment.model
+    if remote is None:
+        return ""
+    # Not imported by engines without that tier, whose start would pay for it.
+    from kvasir_workers.tiers.setup import mark_of, shared_tier
+
+    adapters = {each.name: each.path for each in deployment.lora}
+    name = f"{model.name} {model.dtype} {model.quantization}"
+    return shared_tier(remote, mark_of(name, model.revision, layout, model_path, adapters))

@@ -1,0 +1,357 @@
+"""The shared tier: blocks in a Redis that all workers read and write, of use while it is quick and well.
+
+A server that is down, hangs, loads, is full or was emptied is a miss. What is asked for a request waits for
+one deadline at most before the tier is left alone; whether the server is back, and quick enough to be of use,
+is found out by `tend`. What is there changes without our doing (other workers write, the server lets go), so
+`held` is what this instance has stored or seen, gone over again in idle moments.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+from kvasir.config.spec.tiers import RedisTierSpec
+from kvasir.core.kv import Medium
+from kvasir.ports.clock import Rng
+from kvasir.ports.tier import Change, Read, Write
+from kvasir_workers.tiers.blob import HEADER_BYTES, read_header, verify_payload
+from kvasir_workers.tiers.blobs.blob_tier import BlobTier
+from kvasir_workers.tiers.blobs.redis_link import (
+    Line,
+    LinkError,
+    RedisLink,
+    Refusal,
+    Reply,
+    command,
+    set_command,
+)
+from kvasir_workers.tiers.breaker import BreakerLimits
+
+MOST_BLOCKS = 1 << 18
+"""So that the index of a router has room for what many workers tell of."""
+_MOST_KEYS = 4096
+_CHUNK_KEYS = 64
+_RECHECKED_KEYS = 256
+_WINDOW_BYTES = 8 << 20
+
+
+class RedisTier(BlobTier):
+    """See `kvasir.ports.tier.KvTier` and BlobTier. Changes tell of at most `most_blocks` blocks, the latest
+    that were used, and also of blocks that another worker stored, once this one has seen them."""
+
+    def __init__(
+        self,
+        spec: RedisTierSpec,
+        fingerprint: bytes,
+        block_bytes: int,
+        *,
+        now: Callable[[], float] = time.monotonic,
+        rng: Rng | None = None,
+        limits: BreakerLimits | None = None,
+        most_blocks: int = MOST_BLOCKS,
+    ) -> None:
+        super().__init__(
+            Medium.REMOTE,
+            f"the Redis tier at {spec.url}",
+            fingerprint,
+            block_bytes,
+            footprint=HEADER_BYTES + block_bytes,
+            capacity=0,
+            most_blocks=most_blocks,
+            now=now,
+            rng=rng,
+            limits=limits,
+        )
+        self._spec = spec
+        self._prefix = f"{spec.namespace}:{fingerprint.hex()}:".encode()
+        self._ttl = b"%d" % spec.ttl_s
+        self._window = max(1, _WINDOW_BYTES // self._blob_bytes)
+        self._recheck: list[bytes] = []
+        self._link = RedisLink(spec, now)
+        if self._blob_bytes > spec.max_value_bytes:
+            self._writes.failed(self._too_large(), at_once=True)
+
+    def lookup(self, keys: Sequence[bytes]) -> int:
+        """See KvTier. Of the first 4,096 keys."""
+        if self._closed or not self._reads.usable or not keys:
+            return 0
+        try:
+            line = self._link.take(1, self._now() + self._spec.lookup_timeout_s)[0]
+            found = self._leading(line, keys[:_MOST_KEYS])
+        except LinkError as error:
+            self._failed(error, at_once=error.timed_out)
+            return 0
+        self._reads.succeeded()
+        return found
+
+    def get(self, wanted: Sequence[Read]) -> int:
+        """See KvTier."""
+        if self._closed or not self._reads.usable or not wanted:
+            return 0
+        began = self._now()
+        loaded: list[Read] = []
+        try:
+            self._fetch(self._link.take(1, began + self._spec.timeout_s), wanted, loaded)
+        except LinkError as error:
+            # A server that is only too slow for so much is not one that hangs.
+            self._failed(error, at_once=error.timed_out and not loaded)
+        else:
+            self._reads.succeeded()
+        if loaded:
+            self._tally.loaded(len(loaded), self._now() - began)
+        return len(loaded)
+
+    def put(self, blocks: Sequence[Write]) -> Change:
+        """See KvTier."""
+        if not self._closed and self._reads.usable and self._writes.usable and blocks:
+            try:
+                self._store(blocks, self._now() + self._spec.timeout_s)
+            except LinkError as error:
+                self._failed(error, at_once=error.timed_out)
+        self._count_dropped(blocks)
+        return self._held.take()
+
+    def drop(self, keys: Sequence[bytes]) -> Change:
+        """See KvTier. For all workers."""
+        if not self._closed and self._reads.usable:
+            try:
+                line = self._link.take(1, self._now() + self._spec.timeout_s)[0]
+                for at in range(0, len(keys), _CHUNK_KEYS):
+                    self._unlink(line, keys[at : at + _CHUNK_KEYS])
+            except LinkError as error:
+                self._failed(error, at_once=error.timed_out)
+        for key in keys:
+            self._held.remove(key)
+        return self._held.take()
+
+    def tend(self) -> Change:
+        """See KvTier."""
+        if not self._closed:
+            try:
+                self._try(self._now() + self._spec.timeout_s)
+            except LinkError as error:
+                self._failed(error, at_once=error.timed_out)
+        return self._held.take()
+
+    @property
+    def tending(self) -> bool:
+        """See KvTier."""
+        return False
+
+    def close(self) -> None:
+        """See KvTier."""
+        self._closed = True
+        self._link.hang_up()
+
+    # -- reading -----------------------------------------------------------------------------------
+
+    def _leading(self, line: Line, keys: Sequence[bytes]) -> int:
+        """How many of the leading keys there are: first by the chunk, then within the first that has a
+        hole."""
+        chunks = [keys[at : at + _CHUNK_KEYS] for at in range(0, len(keys), _CHUNK_KEYS)]
+        line.send([b"".join(command(b"EXISTS", *map(self._name, chunk)) for chunk in chunks)])
+        whole = [_number(line.receive()) == len(chunk) for chunk in chunks]
+        if all(whole):
+            return len(keys)
+        first = whole.index(False)
+        there = self._exist(line, chunks[first])
+        return first * _CHUNK_KEYS + (there.index(False) if False in there else len(there))
+
+    def _exist(self, line: Line, keys: Sequence[bytes]) -> list[bool]:
+        line.send([b"".join(command(b"EXISTS", self._name(key)) for key in keys)])
+        there = [bool(_number(line.receive())) for _ in keys]
+        for key, exists in zip(keys, there, strict=True):
+            if not exists:
+                self._held.remove(key)
+        return there
+
+    def _fetch(self, lines: Sequence[Line], wanted: Sequence[Read], loaded: list[Read]) -> None:
+        """Read over all lines in turn, with few answers under way, until one is not to be believed; what is
+        under way then is let pass."""
+        sent = 0
+        window = max(self._window, len(lines))
+        refused: list[bytes] = []
+        for at, read in enumerate(wanted):
+            if len(loaded) == at and sent - at <= window // 2:
+                asked = range(sent, min(len(wanted), at + window))
+                for number, line in enumerate(lines):
+                    mine = (self._ask(wanted[k].key) for k in asked if k % len(lines) == number)
+                    line.send([b"".join(mine)])
+                sent = asked.stop
+            if at == sent:
+                break
+            line = lines[at % len(lines)]
+            value = line.receive()
+            touched = line.receive()
+            if not isinstance(touched, int | Refusal):
+                raise _unexpected(touched)
+            if len(loaded) == at:
+                reason = self._take(read, value)
+                if reason is None:
+                    loaded.append(read)
+                elif reason:
+                    refused.append(read.key)
+                    self._refuse(reason, self._name(read.key).decode())
+        if refused:
+            self._unlink(lines[0], refused)
+
+    def _ask(self, key: bytes) -> bytes:
+        """Read a value, and let it live on. One byte more than a blob has shows that it is longer, and
+        nothing that lies there can be larger than that."""
+        name = self._name(key)
+        return command(b"GETRANGE", name, b"0", b"%d" % self._blob_bytes) + command(
+            b"EXPIRE", name, self._ttl
+        )
+
+    def _take(self, read: Read, value: Reply) -> str | None:
+        """None when the block is in its target; else why not, with no word for what is simply not there."""
+        if isinstance(value, Refusal) and value.code == "WRONGTYPE":
+            return "type"
+        if not isinstance(value, bytes):
+            raise _unexpected(value)
+        if not value:
+            self._held.remove(read.key)
+            return ""
+        reason = self._judge(read.key, value, len(value))
+        if reason is None:
+            read.target[:] = memoryview(value)[HEADER_BYTES:]
+            header = read_header(value)
+            reason = verify_payload(header, read.target)
+            if reason is None:
+                self._held.add(header.block)
+        return reason
+
+    # -- writing -----------------------------------------------------------------------------------
+
+    def _store(self, blocks: Sequence[Write], deadline: float) -> None:
+        lines = self._link.take(self._spec.connections, deadline)
+        missing = self._touch(lines[0], blocks)
+        if missing is None:
+            return
+        for at in range(0, len(missing), self._window):
+            began = self._now()
+            if not self._write(lines, missing[at : at + self._window]):
+                return
+            ended = self._now()
+            if ended + (ended - began) > deadline:
+                break
+        self._reads.succeeded()
+        self._writes.succeeded()
+
+    def _touch(self, line: Line, blocks: Sequence[Write]) -> list[Write] | None:
+        """Let those live on that are there; returns the others, or None when the server takes no writes."""
+        missing = []
+        refusal = None
+        for at in range(0, len(blocks), _CHUNK_KEYS):
+            chunk = blocks[at : at + _CHUNK_KEYS]
+            line.send([b"".join(command(b"EXPIRE", self._name(w.block.key), self._ttl) for w in chunk)])
+            for write in chunk:
+                reply = line.receive()
+                if isinstance(reply, Refusal):
+                    refusal = reply
+                elif _number(reply):
+                    self._held.add(write.block)
+                else:
+                    self._held.remove(write.block.key)
+                    missing.append(write)
+        if refusal is None:
+            return missing
+        self._refuse_writes(refusal)
+        return None
+
+    def _write(self, lines: Sequence[Line], batch: Sequence[Write]) -> bool:
+        """False when the server takes no more."""
+        refusal = None
+        for at, write in enumerate(batch):
+            name, header = self._name(write.block.key), self._header(write)
+            lines[at % len(lines)].send(set_command(name, header, write.data, self._spec.ttl_s))
+        for at, write in enumerate(batch):
+            reply = lines[at % len(lines)].receive()
+            if isinstance(reply, Refusal):
+                refusal = reply
+            elif reply != b"OK":
+                raise _unexpected(reply)
+            else:
+                self._held.add(write.block)
+                self._tally.stored(1)
+        if refusal is not None:
+            self._refuse_writes(refusal)
+        return refusal is None
+
+    def _unlink(self, line: Line, keys: Sequence[bytes]) -> None:
+        if keys:
+            line.send([command(b"UNLINK", *map(self._name, keys))])
+            reply = line.receive()
+            if isinstance(reply, Refusal):
+                self._refuse_writes(reply)
+        for key in keys:
+            self._held.remove(key)
+
+    # -- standing ----------------------------------------------------------------------------------
+
+    def _try(self, deadline: float) -> None:
+        """Keep the lines open, try what is left alone, and look whether what is believed to be there is."""
+        trial = self._reads.due()
+        if not trial and not self._reads.usable:
+            return
+        lines = self._link.take(self._spec.connections, deadline)
+        if trial:
+            self._try_answers(lines[0], deadline)
+        if self._writes.due():
+            self._try_writing(lines[0])
+        self._recheck = self._recheck or self._held.keys()
+        keys = [self._recheck.pop() for _ in range(min(_RECHECKED_KEYS, len(self._recheck)))]
+        if keys:
+            self._exist(lines[0], keys)
+
+    def _try_answers(self, line: Line, deadline: float) -> None:
+        """A question and a block, each in its time."""
+        name = self._name(self._held.newest() or self._fingerprint)
+        line.until(min(self._now() + self._spec.lookup_timeout_s, deadline))
+        line.send([command(b"EXISTS", name)])
+        _number(line.receive())
+        line.until(deadline)
+        line.send([command(b"GETRANGE", name, b"0", b"%d" % self._blob_bytes)])
+        line.receive()
+        self._reads.succeeded()
+
+    def _try_writing(self, line: Line) -> None:
+        if self._blob_bytes > self._spec.max_value_bytes:
+            self._writes.failed(self._too_large(), at_once=True)
+            return
+        line.send([command(b"SET", self._prefix + b"trial", b"", b"EX", b"1")])
+        reply = line.receive()
+        if isinstance(reply, Refusal):
+            self._refuse_writes(reply)
+        else:
+            self._writes.succeeded()
+
+    def _failed(self, error: LinkError, *, at_once: bool) -> None:
+        self._link.hang_up()
+        self._tally.add(failures=1)
+        self._reads.failed(error.trouble, at_once=at_once)
+
+    def _refuse_writes(self, refusal: Refusal) -> None:
+        if refusal.elsewhere:
+            raise _unexpected(refusal)
+        self._tally.add(failures=1)
+        self._writes.failed(refusal.trouble, at_once=True)
+
+    def _too_large(self) -> str:
+        return f"a block has {self._blob_bytes} bytes there: raise tiers.redis.max_value_bytes"
+
+    def _name(self, key: bytes) -> bytes:
+        return self._prefix + key.hex().encode()
+
+
+def _unexpected(reply: Reply) -> LinkError:
+    if isinstance(reply, Refusal):
+        return LinkError(reply.trouble)
+    return LinkError(f"an answer of {type(reply).__name__} where none is possible: see to its url")
+
+
+def _number(reply: Reply) -> int:
+    if not isinstance(reply, int):
+        raise _unexpected(reply)
+    return reply
