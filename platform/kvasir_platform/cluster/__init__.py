@@ -1,1 +1,1 @@
-"""kvasir_platform.cluster."""
+"""What runs a deployment: Ray, Kubernetes, local processes, checks before the start, certificates."""

@@ -35,7 +35,7 @@ from kvasir_platform.edge.frames import (
 )
 from kvasir_platform.edge.pipe import Pipe
 from kvasir_platform.edge.remote_router import ended_badly
-from kvasir_platform.gateway.operator.decisions import RequestNames
+from kvasir_platform.gateway.serving.request_names import RequestNames
 
 log = logging.getLogger(__name__)
 

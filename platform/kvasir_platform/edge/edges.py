@@ -25,9 +25,10 @@ from kvasir_platform.edge.figures import Figures
 from kvasir_platform.edge.frames import Welcome
 from kvasir_platform.edge.keeper import Keeper, Patience
 from kvasir_platform.gateway.catalog.models import ModelTable
-from kvasir_platform.gateway.operator.decisions import DecisionPages, RequestNames
+from kvasir_platform.gateway.operator.decisions import DecisionPages
 from kvasir_platform.gateway.operator.drains import DrainPages
 from kvasir_platform.gateway.operator.status_page import StatusPages
+from kvasir_platform.gateway.serving.request_names import RequestNames
 from kvasir_platform.gateway.tenants.callers import limits_state, make_limits
 from kvasir_platform.gateway.tenants.salts import salt_secret
 

@@ -9,7 +9,7 @@ from kvasir_platform.edge.frames import Ask, Shown
 from kvasir_platform.edge.remote_router import gone
 from kvasir_platform.gateway.http.errors import error_headers, error_status
 from kvasir_platform.gateway.http.exchange import Exchange
-from kvasir_platform.gateway.operator.decisions import RequestNames
+from kvasir_platform.gateway.serving.request_names import RequestNames
 
 if TYPE_CHECKING:
     from kvasir_platform.edge.core_link import CoreLink

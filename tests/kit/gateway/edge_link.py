@@ -18,7 +18,7 @@ from kvasir_platform.edge.figures import Figures
 from kvasir_platform.edge.frames import ErrorNote, ToEdge, Welcome
 from kvasir_platform.edge.standing import standing_of
 from kvasir_platform.gateway.http.exchange import Exchange
-from kvasir_platform.gateway.operator.decisions import RequestNames
+from kvasir_platform.gateway.serving.request_names import RequestNames
 from kvasir_platform.gateway.tenants.memory_limits import MemoryLimits
 
 WELCOME = Welcome(b"{}", [("127.0.0.1", 1)])

@@ -1,1 +1,1 @@
-"""kvasir.config.load."""
+"""From kvasir.yaml to a validated deployment spec, with errors that name file, line and field."""

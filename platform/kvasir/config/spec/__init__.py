@@ -1,1 +1,1 @@
-"""kvasir.config.spec.deployment."""
+"""The deployment spec: one frozen, validated tree of models."""

@@ -1,1 +1,1 @@
-"""kvasir_platform.apps.common."""
+"""What several composition roots share."""

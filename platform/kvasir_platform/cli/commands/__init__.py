@@ -1,1 +1,1 @@
-"""kvasir_platform.cli.commands."""
+"""The subcommands of `kvasir`, one module each, imported only when it runs."""

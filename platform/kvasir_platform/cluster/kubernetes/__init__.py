@@ -1,1 +1,1 @@
-"""kvasir_platform.cluster.kubernetes."""
+"""The Kubernetes API server: EndpointSlices, watches and discovery."""

@@ -1,1 +1,1 @@
-"""kvasir_platform.cluster.local."""
+"""One deployment on one machine: supervisor, child processes, runtime directory, clean-up."""

@@ -1,1 +1,1 @@
-"""kvasir_platform.cluster.preflight."""
+"""Checks before a start: what would keep a deployment from running, found in seconds."""

@@ -1,1 +1,1 @@
-"""kvasir_platform.cluster.ray."""
+"""Ray and Ray Serve: heads, nodes, pools, membership and scaling."""

@@ -1,1 +1,1 @@
-"""kvasir_platform.gateway.catalog."""
+"""What a gateway serves: models with their capabilities, and SLO classes."""

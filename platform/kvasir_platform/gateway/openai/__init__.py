@@ -1,1 +1,1 @@
-"""kvasir_platform.gateway.openai."""
+"""OpenAI's API: schemas, validation, sampling, streamed and whole answers, and the OpenAPI document."""

@@ -1,1 +1,1 @@
-"""kvasir_platform.gateway.operator."""
+"""Pages for operators: health, status, metrics, routing decisions and drains."""

@@ -6,7 +6,6 @@ is several requests. The gateway remembers which they were, as long as the route
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from urllib.parse import unquote
 
 import msgspec
@@ -14,30 +13,10 @@ import msgspec
 from kvasir.core.errors import RequestError
 from kvasir.ports.router import DecisionRecord, RouterPort
 from kvasir_platform.gateway.http.exchange import Exchange
+from kvasir_platform.gateway.serving.request_names import RequestNames
 
 DECISIONS = "/decisions/"
 _ANSWER_PREFIXES = ("chatcmpl-", "cmpl-")
-
-
-class RequestNames:
-    """The router's ids of the newest calls, by the id that the client was given. `capacity` 0: none."""
-
-    def __init__(self, capacity: int) -> None:
-        self.capacity = capacity
-        self._names: OrderedDict[str, tuple[str, ...]] = OrderedDict()
-
-    def note(self, client_id: str, names: tuple[str, ...]) -> None:
-        """A call; of two with one id the later one is meant."""
-        if not self.capacity:
-            return
-        self._names[client_id] = names
-        self._names.move_to_end(client_id)
-        if len(self._names) > self.capacity:
-            self._names.popitem(last=False)
-
-    def find(self, client_id: str) -> tuple[str, ...]:
-        """The router's ids; of an id that is not known, itself: it may be one of the router's."""
-        return self._names.get(client_id, (client_id,))
 
 
 class DecisionPages:

@@ -11,10 +11,11 @@ from kvasir.ports.router import RouterPort
 from kvasir.telemetry.metrics import Metrics
 from kvasir_platform.gateway.catalog.models import ModelTable
 from kvasir_platform.gateway.http.exchange import Exchange
-from kvasir_platform.gateway.operator.decisions import DecisionPages, RequestNames
+from kvasir_platform.gateway.operator.decisions import DecisionPages
 from kvasir_platform.gateway.operator.drains import DrainPages
 from kvasir_platform.gateway.operator.status_page import StatusPages
 from kvasir_platform.gateway.serving.remote_core import Elsewhere
+from kvasir_platform.gateway.serving.request_names import RequestNames
 
 Show = Callable[[Exchange], None]
 """Answers an exchange, or raises KvasirError."""

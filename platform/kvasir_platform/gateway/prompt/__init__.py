@@ -1,1 +1,1 @@
-"""kvasir_platform.gateway.prompt."""
+"""From messages to token ids: chat templates, tokenizers, and tokens of prefixes seen before."""

@@ -1,1 +1,1 @@
-"""kvasir_platform.gateway.serving."""
+"""The pipeline of one request, from a decoded body to its answer."""

@@ -14,7 +14,7 @@ from kvasir.telemetry.spans import SpanRecorder
 from kvasir_platform.gateway.catalog.models import ModelTable
 from kvasir_platform.gateway.filters.build import OutputFilters
 from kvasir_platform.gateway.http.exchange import Exchange
-from kvasir_platform.gateway.operator.decisions import RequestNames
+from kvasir_platform.gateway.serving.request_names import RequestNames
 
 Guard = Callable[[Exchange, Callable[[], None]], None]
 """Runs a step of an exchange that may raise, and answers what it raises."""

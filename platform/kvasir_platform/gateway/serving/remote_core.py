@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from kvasir.ports.limits import RateLimits
 from kvasir.ports.router import RequestPort
 from kvasir_platform.gateway.http.exchange import Exchange
-from kvasir_platform.gateway.operator.decisions import RequestNames
+from kvasir_platform.gateway.serving.request_names import RequestNames
 
 
 @dataclass(frozen=True, slots=True)

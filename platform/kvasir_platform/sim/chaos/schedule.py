@@ -17,7 +17,7 @@ RECOVERY_S = 6.0
 
 
 class FaultKind(StrEnum):
-    """See kvasir_platform.sim.core.faults. KILL and VANISH are followed by another life at the same address."""
+    """See sim.core.faults. After KILL and VANISH the worker starts again at the same address."""
 
     FREEZE = "freeze"
     PARTITION = "partition"

@@ -1,1 +1,1 @@
-"""kvasir_platform.sim.core."""
+"""Virtual time, simulated processes and their faults."""

@@ -1,1 +1,1 @@
-"""kvasir_platform.sim.net."""
+"""Simulated connections and membership."""

@@ -1,1 +1,1 @@
-"""kvasir_workers.tiers.blobs."""
+"""Durable tiers that hold blocks as blobs: disk and Redis."""

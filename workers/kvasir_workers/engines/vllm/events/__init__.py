@@ -1,1 +1,1 @@
-"""kvasir_workers.engines.vllm.events."""
+"""vLLM's KV events, and the record of its prefix cache that they keep exact."""

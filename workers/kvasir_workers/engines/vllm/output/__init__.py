@@ -1,1 +1,1 @@
-"""kvasir_workers.engines.vllm.output."""
+"""From vLLM's outputs to deltas: streams, parsers, structured outputs, continuation."""

@@ -1,1 +1,1 @@
-"""kvasir_workers.engines.vllm.runtime.engine_runtime."""
+"""What touches vLLM's own classes. Imported only after vLLM's environment is set."""

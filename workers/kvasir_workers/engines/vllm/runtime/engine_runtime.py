@@ -144,7 +144,7 @@ async def run_on_each_rank(llm: AsyncLLM, ranks: int, tokens: list[int], output:
 
 
 class EngineControl:
-    """kvasir_workers.engines.vllm.events.kv_recovery.CacheControl over `ranks` data-parallel ranks. `idle` and
+    """The kv_recovery.CacheControl of `ranks` data-parallel ranks. `idle` and
     `hold` are what the adapter knows of its own queue. With `tiers`, whoever empties the cache hears next
     what tiers hold."""
 

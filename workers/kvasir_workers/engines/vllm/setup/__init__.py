@@ -1,1 +1,1 @@
-"""kvasir_workers.engines.vllm.setup."""
+"""What an engine is started with: arguments, environment, hardware, quantized weights, identity."""
