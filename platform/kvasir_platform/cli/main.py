@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from kvasir.core.errors import ConfigError, KvasirError
-from kvasir_platform.cli.output import Output
+from kvasir_platform.cli.common.output import Output
 
 if TYPE_CHECKING:
-    from kvasir_platform.cli.gateway_site import Site
+    from kvasir_platform.cli.common.gateway_site import Site
     from kvasir_platform.cluster.local.launcher import LauncherFactory
 
 _EPILOG = """\
@@ -334,7 +334,7 @@ def _status(args: argparse.Namespace, output: Output) -> int:
 
 
 def _site(args: argparse.Namespace) -> Site:
-    from kvasir_platform.cli.running import GatewayWish, gateway_site
+    from kvasir_platform.cli.common.running import GatewayWish, gateway_site
 
     return gateway_site(GatewayWish(args.name, args.address, args.cacert, args.cert, args.key))
 

@@ -15,7 +15,7 @@ from kvasir.core.requests import Request, Sampling, token_ids
 from kvasir.ports.clock import Clock
 from kvasir.ports.router import RequestSummary, WorkerView
 from kvasir_platform.sim.client import OnStream, Stream
-from kvasir_platform.sim.core.faults import Faults
+from kvasir_platform.sim.faults import Faults
 from kvasir_platform.sim.net.discovery import FeedDiscovery
 from kvasir_platform.sim.net.transport import MemoryNetwork
 from kvasir_platform.sim.worker import TOKENIZER_DIGEST, SimWorker, StallingFabric, start_worker

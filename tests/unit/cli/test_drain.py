@@ -11,9 +11,9 @@ import pytest
 
 from kvasir.core.errors import RequestError, UpstreamError
 from kvasir_platform.cli.commands.drain import DrainWish, drain
-from kvasir_platform.cli.gateway_site import Site
+from kvasir_platform.cli.common.gateway_site import Site
+from kvasir_platform.cli.common.output import Output
 from kvasir_platform.cli.main import main
-from kvasir_platform.cli.output import Output
 
 ASKED = (202, {"worker_id": "decode-7f", "draining": True})
 

@@ -18,8 +18,8 @@ from tests.kit.gateway.http_edge import Edge, serving
 from kvasir.config.spec.deployment import Deployment, GatewaySpec
 from kvasir.core.errors import ConfigError, UpstreamError
 from kvasir_platform.apps.up_app import with_operator_certificate
-from kvasir_platform.cli.gateway_client import get, missing_to_serve
-from kvasir_platform.cli.gateway_site import Site, reachable, read_address
+from kvasir_platform.cli.common.gateway_client import get, missing_to_serve
+from kvasir_platform.cli.common.gateway_site import Site, reachable, read_address
 from kvasir_platform.cli.main import main
 from kvasir_platform.cluster.certificates import Authority
 from kvasir_platform.cluster.local.runtime_dir import RuntimeDir, State

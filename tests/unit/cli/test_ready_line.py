@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from kvasir.config.load.loader import loads
-from kvasir_platform.cli.output import Output
-from kvasir_platform.cli.progress import ProgressDisplay, curl_line
+from kvasir_platform.cli.common.output import Output
+from kvasir_platform.cli.common.progress import ProgressDisplay, curl_line
 from kvasir_platform.cluster.local.supervisor import Progress
 
 EMBEDS = "pools: [{name: v, role: embed}]"

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from kvasir_platform.cli.commands.restart import restart
-from kvasir_platform.cli.output import Output
+from kvasir_platform.cli.common.output import Output
 from kvasir_platform.cluster.local.commands import SOCKET, listening
 
 

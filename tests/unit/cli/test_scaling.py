@@ -12,7 +12,7 @@ import pytest
 from kvasir.core.errors import ConfigError
 from kvasir_platform.cli.commands.explain_scaling import explain_scaling, lines
 from kvasir_platform.cli.commands.scale import scale
-from kvasir_platform.cli.output import Output
+from kvasir_platform.cli.common.output import Output
 from kvasir_platform.cluster.local.commands import SOCKET, Ask, CommandSocket, socket_path
 
 POOL: dict[str, Any] = {

@@ -12,7 +12,6 @@ from kvasir.config.spec.deployment import ApiSpec, Deployment, PoolSpec
 from kvasir.core.errors import RequestError
 from kvasir.core.requests import Constraint, Role, Sampling, Structured, token_ids
 from kvasir_platform.gateway.catalog.capabilities import ModelPowers, model_powers
-from kvasir_platform.gateway.catalog.slo_classes import body_session
 from kvasir_platform.gateway.openai.calls import (
     Call,
     Truncation,
@@ -244,7 +243,7 @@ def test_thinking_budgets_need_a_reasoning_parser() -> None:
 def test_a_body_names_its_session_in_one_of_three_ways() -> None:
     def session(**body: Any) -> str | None:
         whole = {"model": "m", "messages": USER, **body}
-        return body_session(decode_chat(json.dumps(whole).encode()))
+        return decode_chat(json.dumps(whole).encode()).session
 
     assert session(user="u", prompt_cache_key="p", session_id="s") == "s"
     assert session(user="u", prompt_cache_key="p") == "p"

@@ -6,8 +6,8 @@ import argparse
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from kvasir_platform.cli.output import Output
-from kvasir_platform.cli.spec_file import chosen_deployment
+from kvasir_platform.cli.common.output import Output
+from kvasir_platform.cli.common.spec_file import chosen_deployment
 from kvasir_platform.cluster.preflight.checks import examine
 from kvasir_platform.cluster.preflight.finding import Finding
 from kvasir_platform.cluster.preflight.probe import probe

@@ -10,8 +10,8 @@ from kvasir.config.load.loader import dump, schema
 from kvasir.config.load.support import engine_platform, refusals
 from kvasir.config.load.yaml_document import render
 from kvasir.config.spec.deployment import Deployment
-from kvasir_platform.cli.output import Output
-from kvasir_platform.cli.spec_file import chosen_deployment, chosen_file
+from kvasir_platform.cli.common.output import Output
+from kvasir_platform.cli.common.spec_file import chosen_deployment, chosen_file
 from kvasir_platform.cluster.preflight.probe import installed_packages
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from kvasir_platform.cli.output import Output
-from kvasir_platform.cli.running import chosen_one
+from kvasir_platform.cli.common.output import Output
+from kvasir_platform.cli.common.running import chosen_one
 from kvasir_platform.cluster.local.cleanup import stop_supervisor, sweep
 
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvasir.core.errors import UpstreamError
-from kvasir_platform.cli.gateway_client import ask_drain, workers
-from kvasir_platform.cli.gateway_site import Site
-from kvasir_platform.cli.output import Output, duration
+from kvasir_platform.cli.common.gateway_client import ask_drain, workers
+from kvasir_platform.cli.common.gateway_site import Site
+from kvasir_platform.cli.common.output import Output, duration
 
 _DRAIN_S = 300.0
 _UNDO_S = 10.0

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from kvasir.ports.routing import SCORE
-from kvasir_platform.cli.gateway_client import decisions
-from kvasir_platform.cli.gateway_site import Site
-from kvasir_platform.cli.output import Output, number, table
+from kvasir_platform.cli.common.gateway_client import decisions
+from kvasir_platform.cli.common.gateway_site import Site
+from kvasir_platform.cli.common.output import Output, number, table
 
 _VERBS = {"prefill": "prefilled", "decode": "decoded", "whole": "run whole"}
 _FACTS = (

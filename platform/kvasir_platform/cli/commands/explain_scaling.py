@@ -7,7 +7,7 @@ from typing import Any
 
 from kvasir.core.errors import ConfigError
 from kvasir_platform.cli.commands.restart import control_socket
-from kvasir_platform.cli.output import Output, table
+from kvasir_platform.cli.common.output import Output, table
 from kvasir_platform.cluster.local.commands import Ask, ask
 
 _ANSWER_S = 30.0

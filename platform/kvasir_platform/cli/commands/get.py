@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from kvasir_platform.cli.gateway_client import workers
-from kvasir_platform.cli.gateway_site import Site
-from kvasir_platform.cli.output import Output, number, table
-from kvasir_platform.cli.tiers import tier_troubles, tiers_cell
+from kvasir_platform.cli.common.gateway_client import workers
+from kvasir_platform.cli.common.gateway_site import Site
+from kvasir_platform.cli.common.output import Output, number, table
+from kvasir_platform.cli.common.tiers import tier_troubles, tiers_cell
 
 _HEAD = (
     "WORKER", "POOL", "ROLE", "STATE", "HEALTH", "KV", "BLOCKS", "PREDICTED", "RESYNCS",

@@ -6,7 +6,7 @@ import re
 from datetime import UTC, datetime, timedelta
 
 from kvasir.core.errors import ConfigError
-from kvasir_platform.cli.output import Output
+from kvasir_platform.cli.common.output import Output
 from kvasir_platform.gateway.tenants.keys import key_line, new_key
 
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from kvasir.core.errors import ConfigError, UpstreamError
-from kvasir_platform.cli.output import Output
-from kvasir_platform.cli.running import chosen_one
+from kvasir_platform.cli.common.output import Output
+from kvasir_platform.cli.common.running import chosen_one
 from kvasir_platform.cluster.local.commands import SOCKET, Ask, ask, socket_path
 
 # Between two things that the control process says: one worker loads its model, another drains.

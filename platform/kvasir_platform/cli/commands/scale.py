@@ -6,7 +6,7 @@ import os
 
 from kvasir.core.errors import ConfigError
 from kvasir_platform.cli.commands.restart import control_socket
-from kvasir_platform.cli.output import Output
+from kvasir_platform.cli.common.output import Output
 from kvasir_platform.cluster.local.commands import Ask, ask
 
 _ANSWER_S = 30.0

@@ -10,11 +10,11 @@ from typing import Any
 import psutil
 
 from kvasir.core.errors import KvasirError
-from kvasir_platform.cli.gateway_client import workers
-from kvasir_platform.cli.gateway_site import Site
-from kvasir_platform.cli.output import Output, duration, size, table
-from kvasir_platform.cli.running import chosen_deployments
-from kvasir_platform.cli.tiers import tier_troubles, tiers_cell
+from kvasir_platform.cli.common.gateway_client import workers
+from kvasir_platform.cli.common.gateway_site import Site
+from kvasir_platform.cli.common.output import Output, duration, size, table
+from kvasir_platform.cli.common.running import chosen_deployments
+from kvasir_platform.cli.common.tiers import tier_troubles, tiers_cell
 from kvasir_platform.cluster.local.runtime_dir import ProcessRecord, RuntimeDir, State
 
 _CPU_SAMPLE_S = 0.25

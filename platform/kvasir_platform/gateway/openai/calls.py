@@ -15,6 +15,7 @@ from kvasir.core.errors import RequestError
 from kvasir.core.requests import Parsing, Sampling, Structured, token_ids
 from kvasir.core.values import value
 from kvasir_platform.gateway.catalog.capabilities import TEXT_ONLY, ModelPowers, check_generates
+from kvasir_platform.gateway.openai.conversation import TemplateMessage, template_messages
 from kvasir_platform.gateway.openai.sampling import sampling
 from kvasir_platform.gateway.openai.schema.chat import ChatBody
 from kvasir_platform.gateway.openai.schema.limits import (
@@ -30,7 +31,6 @@ from kvasir_platform.gateway.openai.schema.texts import CompletionBody
 from kvasir_platform.gateway.openai.structured import structured
 from kvasir_platform.gateway.openai.toolbox import Toolbox, parsing, toolbox
 from kvasir_platform.gateway.prompt.chat_template import ChatTemplate
-from kvasir_platform.gateway.prompt.conversation import TemplateMessage, template_messages
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,13 +17,12 @@ from typing import Any
 import msgspec
 
 from kvasir.telemetry.reasons import REASONS
-from kvasir_platform.gateway.catalog.slo_classes import SESSION_HEADER, SLO_HEADER, TIMING_HEADER
+from kvasir_platform.gateway.catalog.slo_classes import MAX_HINT, SESSION_HEADER, SLO_HEADER, TIMING_HEADER
 from kvasir_platform.gateway.http.errors import error_type
 from kvasir_platform.gateway.http.exchange import Exchange
 from kvasir_platform.gateway.openai.schema import answers
 from kvasir_platform.gateway.openai.schema.chat import ChatBody
 from kvasir_platform.gateway.openai.schema.decode import not_served
-from kvasir_platform.gateway.openai.schema.limits import MAX_HINT
 from kvasir_platform.gateway.openai.schema.sampling import StreamOptions
 from kvasir_platform.gateway.openai.schema.structured import StructuredOutputs
 from kvasir_platform.gateway.openai.schema.texts import (

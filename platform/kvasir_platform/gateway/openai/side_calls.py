@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from kvasir.core.requests import token_ids
 from kvasir_platform.gateway.catalog.capabilities import ModelPowers, check_embeds
 from kvasir_platform.gateway.openai.calls import ChatOptions, Truncation, prompts_of, render_chat
+from kvasir_platform.gateway.openai.conversation import template_messages
 from kvasir_platform.gateway.openai.schema.limits import MAX_INPUTS, bad
 from kvasir_platform.gateway.openai.schema.texts import DetokenizeBody, EmbeddingBody, TokenizeBody
 from kvasir_platform.gateway.openai.toolbox import Toolbox, template_tools
 from kvasir_platform.gateway.prompt.chat_template import ChatTemplate
-from kvasir_platform.gateway.prompt.conversation import template_messages
 
 
 @dataclass(frozen=True, slots=True)

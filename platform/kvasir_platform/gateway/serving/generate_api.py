@@ -13,7 +13,7 @@ from kvasir.ports.router import BrownoutView
 from kvasir.telemetry.reasons import CLIENT_CLOSED
 from kvasir.telemetry.spans import TraceContext
 from kvasir_platform.gateway.catalog.models import EdgeModel, Served
-from kvasir_platform.gateway.catalog.slo_classes import body_session, session_name
+from kvasir_platform.gateway.catalog.slo_classes import session_name
 from kvasir_platform.gateway.http.exchange import Exchange
 from kvasir_platform.gateway.openai.calls import Call, chat_call, completion_call, fit_context, truncated
 from kvasir_platform.gateway.openai.schema.decode import decode_chat, decode_completion
@@ -101,7 +101,7 @@ class GenerateApi:
             caller,
             served,
             caller.slo.asked_for(headers),
-            caller.session(session_name(headers, body_session(body))),
+            caller.session(session_name(headers, body.session)),
             caller.salt(body.cache_salt or ""),
             trace,
         )

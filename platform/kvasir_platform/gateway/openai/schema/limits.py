@@ -12,6 +12,7 @@ from typing import Annotated, Any
 from msgspec import Meta
 
 from kvasir.core.errors import RequestError
+from kvasir_platform.gateway.catalog.slo_classes import MAX_HINT
 
 MAX_CHOICES = 128
 MAX_PROMPTS = 64
@@ -22,7 +23,6 @@ MAX_STOP = 16
 MAX_LOGPROBS = 20
 MAX_PROMPT_LOGPROBS = 1 << 17
 """Alternatives of all prompt positions together, the prompt's own tokens included."""
-MAX_HINT = 1024
 MAX_TOOLS = 128
 MAX_TOOL_BYTES = 64 << 10
 """One tool, as JSON."""

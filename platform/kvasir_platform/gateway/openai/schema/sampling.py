@@ -126,3 +126,9 @@ class SamplingFields(Struct, kw_only=True, frozen=True):
     use_beam_search: NotServed = None
     vllm_xargs: NotServed = None
     watermarking: NotServed = None
+
+    @property
+    def session(self) -> str | None:
+        """The session that the body names: vLLM's `session_id`, OpenAI's `prompt_cache_key`, which is for
+        prompts that begin alike, or the older `user`."""
+        return self.session_id or self.prompt_cache_key or self.user

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from kvasir.config.spec.deployment import Deployment
 from kvasir.core.errors import StartError
-from kvasir_platform.cli.gateway_site import reachable
-from kvasir_platform.cli.output import Output
+from kvasir_platform.cli.common.gateway_site import reachable
+from kvasir_platform.cli.common.output import Output
 from kvasir_platform.cluster.local.processes import tail
 from kvasir_platform.cluster.local.supervisor import Progress
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from kvasir.core.errors import ConfigError, UpstreamError
-from kvasir_platform.cli.gateway_site import Site, reachable, read_address
+from kvasir_platform.cli.common.gateway_site import Site, reachable, read_address
 from kvasir_platform.cluster.local.runtime_dir import RuntimeDir, State, default_base, deployments, ended
 
 

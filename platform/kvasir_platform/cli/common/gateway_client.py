@@ -16,7 +16,7 @@ from typing import Any
 from urllib.parse import quote
 
 from kvasir.core.errors import ConfigError, RequestError, UpstreamError
-from kvasir_platform.cli.gateway_site import AnotherCertificateError, Site
+from kvasir_platform.cli.common.gateway_site import AnotherCertificateError, Site
 
 _TIMEOUT_S = 3.0
 _RENEWAL_S = 1.5
