@@ -6,8 +6,6 @@ import logging
 import secrets
 from collections.abc import Callable
 
-from ray.exceptions import RayError
-
 from kvasir.config.spec.deployment import Deployment
 from kvasir.core.errors import UpstreamError
 from kvasir.ports.clock import Clock
@@ -17,8 +15,6 @@ from kvasir_platform.planner.loop import ScalingLoop
 from kvasir_platform.planner.rpc import PlannerServer
 
 log = logging.getLogger(__name__)
-
-_FAILURES = (RayError, TimeoutError, ConnectionError)
 
 
 class Sizing:
@@ -38,7 +34,7 @@ class Sizing:
         self._clock = clock
         self._tell = tell
         self._epoch = secrets.token_hex(8)
-        self._scaler = RayScaler(pools, clock, _FAILURES)
+        self._scaler = RayScaler(pools, clock, pools.failures)
         self._loop = self._made(deployment)
         self._server = PlannerServer(bind, token, lambda report: self._loop.take(report, clock.now()))
 

@@ -17,6 +17,7 @@ import msgspec
 import ray
 from ray import serve
 from ray._private.state import available_resources_per_node
+from ray.exceptions import RayError
 from ray.experimental.internal_kv import (
     _internal_kv_del,
     _internal_kv_get,
@@ -112,6 +113,11 @@ class RayPools:
         # Nothing came up beside the replicas of these pools when it was tried.
         self._crowded: set[str] = set()
         self._start: tuple[NodeFactory, Clock, str, NodePlan] | None = None
+
+    @property
+    def failures(self) -> tuple[type[Exception], ...]:
+        """What calls raise while Ray's head does not answer."""
+        return (RayError, TimeoutError, ConnectionError)
 
     def connect(self) -> None:
         """Become a driver of Ray, and start Serve where it does not run."""
