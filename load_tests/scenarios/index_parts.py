@@ -29,7 +29,7 @@ from kvasir.core.requests import Request, Role, StepBatch, token_ids
 from kvasir.native import PrefixTree, Shadow, chain_hashes, root_hash
 from kvasir.wire.codec import decode_snapshot_part, decode_to_router, encode_snapshot_part, encode_to_router
 from kvasir_router.decide import CostPolicy, Disaggregation, RateBook
-from kvasir_router.fleet import Fleet
+from kvasir_router.fleet.fleet import Fleet
 from kvasir_router.index import FetchSnapshot, FleetIndex, IndexMode
 from load_tests import index_workload as workload
 

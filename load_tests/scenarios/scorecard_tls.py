@@ -39,8 +39,8 @@ from kvasir_platform.cluster.certificates import (
     CertificateFolder,
     worker_file,
 )
-from kvasir_router.session import SessionEvent, SessionMessage, SessionReady, WorkerSession
-from kvasir_router.transport_grpc import DialTls, GrpcDialer, GrpcDialLimits
+from kvasir_router.sessions.grpc_transport import DialTls, GrpcDialer, GrpcDialLimits
+from kvasir_router.sessions.session import SessionEvent, SessionMessage, SessionReady, WorkerSession
 from kvasir_workers.engines.sim.engine import SimEngine
 from kvasir_workers.server.grpc_server import GrpcServer, ServerTls
 from kvasir_workers.server.sessions import SessionHost

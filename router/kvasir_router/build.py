@@ -19,18 +19,18 @@ from kvasir.ports.router import RequestSummary, WorkerView
 from kvasir.ports.session import Dialer
 from kvasir_router.admission.from_spec import rules_of
 from kvasir_router.decide import RateBook, Rates, make_policy, rates_of
-from kvasir_router.discovery_shared import SharedDiscovery
-from kvasir_router.embedding import EmbeddingLimits, EmbeddingMachine
-from kvasir_router.embedding_fleet import BatchLimits, EmbeddingFleet
-from kvasir_router.fleet import Fleet
+from kvasir_router.embeddings.fleet import BatchLimits, EmbeddingFleet
+from kvasir_router.embeddings.machine import EmbeddingLimits, EmbeddingMachine
+from kvasir_router.fast_path import Straight
+from kvasir_router.fleet.decision_log import DecisionLog
+from kvasir_router.fleet.fleet import Fleet
+from kvasir_router.fleet.registry import Registry
 from kvasir_router.index import FleetIndex, IndexMode
-from kvasir_router.machine import MachineLimits, RequestMachine
 from kvasir_router.mux import RouterMux
-from kvasir_router.records import DecisionLog
-from kvasir_router.registry import Registry
-from kvasir_router.session import SessionEvent, SessionLimits, WorkerSession
+from kvasir_router.requests.machine import MachineLimits, RequestMachine
+from kvasir_router.sessions.session import SessionEvent, SessionLimits, WorkerSession
+from kvasir_router.sessions.shared_discovery import SharedDiscovery
 from kvasir_router.shell import Router, unobserved
-from kvasir_router.straight import Straight
 
 
 def hash_blocks(request: Request, block_size: int) -> array[int]:

@@ -9,7 +9,7 @@ from kvasir.core.requests import Request
 from kvasir.ports.router import RequestSummary
 from kvasir.telemetry.reasons import OK
 from kvasir_router.decide.roofline import Rates
-from kvasir_router.work import Worker, WorkerState
+from kvasir_router.fleet.work import Worker, WorkerState
 
 _COUNTED = tuple(each.name for each in fields(Traffic))
 

@@ -23,8 +23,8 @@ from kvasir.ports.router import (
     StreamSink,
     WorkerView,
 )
-from kvasir_router.discovery_shared import SharedDiscovery
-from kvasir_router.members import no_such_worker
+from kvasir_router.sessions.members import no_such_worker
+from kvasir_router.sessions.shared_discovery import SharedDiscovery
 from kvasir_router.shell import Router
 
 

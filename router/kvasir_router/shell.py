@@ -28,8 +28,12 @@ from kvasir.ports.router import (
     WorkerView,
 )
 from kvasir_router.demand import DemandBook, figures_of
+from kvasir_router.fast_path import Straight
+from kvasir_router.fleet.decision_log import DecisionLog
+from kvasir_router.fleet.registry import Registry
 from kvasir_router.index import CancelSnapshot, FetchSnapshot
-from kvasir_router.machine_events import (
+from kvasir_router.machine_views import Machine
+from kvasir_router.requests.events import (
     AbortOn,
     Arrived,
     Cancelled,
@@ -47,12 +51,8 @@ from kvasir_router.machine_events import (
     SubmitTo,
     Tick,
 )
-from kvasir_router.members import MakeSession, Members
-from kvasir_router.records import DecisionLog
-from kvasir_router.registry import Registry
-from kvasir_router.shell_machine import Machine
-from kvasir_router.snapshots import Snapshots
-from kvasir_router.straight import Straight
+from kvasir_router.sessions.members import MakeSession, Members
+from kvasir_router.sessions.snapshots import Snapshots
 
 log = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 REPLAY = ROOT / "platform" / "kvasir_platform" / "sim" / "replay"
 PRODUCTION = {
-    "kvasir_router.fleet": {"Fleet"},
+    "kvasir_router.fleet.fleet": {"Fleet"},
     "kvasir_router.index": {"FleetIndex"},
     "kvasir_router.decide": {"RateBook"},
 }

@@ -25,8 +25,8 @@ from kvasir_platform.cluster.kubernetes.api import Access
 from kvasir_platform.cluster.kubernetes.api import ApiServer as KubernetesApi
 from kvasir_platform.cluster.kubernetes.discovery import KubernetesDiscovery
 from kvasir_platform.sim.net.discovery import FeedDiscovery
-from kvasir_router.discovery_shared import SharedDiscovery
-from kvasir_router.discovery_static import StaticDiscovery
+from kvasir_router.sessions.shared_discovery import SharedDiscovery
+from kvasir_router.sessions.static_discovery import StaticDiscovery
 
 PATIENCE_S = 20.0
 

@@ -24,7 +24,7 @@ from kvasir.ports.session import ConnectionLost, Dialer, RouterConnection, Worke
 from kvasir.wire.codec import SERVICE
 from kvasir.wire.v1 import kv_pb2, session_pb2
 from kvasir_platform.sim.net.transport import MemoryNetwork
-from kvasir_router.transport_grpc import DialTls, GrpcDialer, GrpcDialLimits
+from kvasir_router.sessions.grpc_transport import DialTls, GrpcDialer, GrpcDialLimits
 from kvasir_workers.server.grpc_server import GrpcServer, GrpcServerLimits, ServerTls
 
 TOKEN = "s3cret"

@@ -14,7 +14,7 @@ from kvasir.core.errors import CapacityError, ProtocolError
 from kvasir.core.kv import KvSnapshotPart
 from kvasir.ports.session import ConnectionLost, Dialer, WorkerConnection
 from kvasir_platform.sim.net.transport import MemoryNetwork
-from kvasir_router.transport_grpc import GrpcDialer, GrpcDialLimits
+from kvasir_router.sessions.grpc_transport import GrpcDialer, GrpcDialLimits
 from kvasir_workers.server.grpc_server import GrpcServer
 
 TOKEN = "s3cret"

@@ -30,7 +30,7 @@ from kvasir.core.requests import (
 from kvasir.ports.clock import Clock
 from kvasir.ports.engine import KvSource, StepSink
 from kvasir.ports.session import Dialer
-from kvasir_router.session import (
+from kvasir_router.sessions.session import (
     SessionEvent,
     SessionLimits,
     SessionMessage,

@@ -13,7 +13,7 @@ from kvasir.core.messages import CodedStep, Draining, Serving, SetDraining, Work
 from kvasir.core.requests import StepBatch
 from kvasir_platform.sim.core.virtual_loop import VirtualClock, run_virtual
 from kvasir_platform.sim.net.transport import MemoryNetwork
-from kvasir_router.session import SessionMessage
+from kvasir_router.sessions.session import SessionMessage
 from kvasir_workers.server.refusals import ON_REQUEST, WORKER_DRAINING
 
 Scenario = Callable[[Any, MemoryNetwork], Coroutine[Any, Any, None]]

@@ -15,8 +15,8 @@ from kvasir.clock import MonotonicClock
 from kvasir.config.spec.deployment import WorkerSpec
 from kvasir.core.messages import Abort, SetDraining
 from kvasir_platform.sim.stories import small_deployment
-from kvasir_router.session import SessionInterrupted, SessionLimits, SessionLost, SessionReady
-from kvasir_router.transport_grpc import GrpcDialer
+from kvasir_router.sessions.grpc_transport import GrpcDialer
+from kvasir_router.sessions.session import SessionInterrupted, SessionLimits, SessionLost, SessionReady
 
 pytestmark = pytest.mark.slow
 

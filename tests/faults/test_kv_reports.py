@@ -19,7 +19,7 @@ from kvasir.native import root_hash
 from kvasir.ports.session import RouterConnection
 from kvasir_platform.sim.core.virtual_loop import VirtualClock, run_virtual
 from kvasir_platform.sim.net.transport import MemoryNetwork
-from kvasir_router.session import SessionLost, SessionMessage
+from kvasir_router.sessions.session import SessionLost, SessionMessage
 from kvasir_workers.server.holdings import Holdings
 from kvasir_workers.server.kv_feed import TOO_MANY_SNAPSHOTS
 from kvasir_workers.server.sessions import SessionHostLimits

@@ -17,7 +17,7 @@ from kvasir.core.requests import EngineLoad, FinishReason, Leg, StepBatch
 from kvasir.ports.session import ConnectionLost, RouterConnection, WorkerConnection
 from kvasir_platform.sim.core.virtual_loop import VirtualClock, run_virtual
 from kvasir_platform.sim.net.transport import MemoryNetwork
-from kvasir_router.session import (
+from kvasir_router.sessions.session import (
     SessionEvent,
     SessionInterrupted,
     SessionLimits,

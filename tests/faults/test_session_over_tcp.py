@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from kvasir.clock import MonotonicClock
-from kvasir_router.session import SessionInterrupted, SessionLost, SessionReady
-from kvasir_router.transport_grpc import GrpcDialer
+from kvasir_router.sessions.grpc_transport import GrpcDialer
+from kvasir_router.sessions.session import SessionInterrupted, SessionLost, SessionReady
 from kvasir_workers.server.grpc_server import GrpcServer
 
 TOKEN = "s3cret"

@@ -13,7 +13,7 @@ from kvasir.core.messages import Abort, Hello, RouterFrame, Welcome, WorkerFrame
 from kvasir.ports.session import ConnectionLost, RouterConnection
 from kvasir_platform.sim.core.virtual_loop import VirtualClock, run_virtual
 from kvasir_platform.sim.net.transport import MemoryNetwork
-from kvasir_router.session import SessionInterrupted, SessionLimits, SessionLost, SessionReady
+from kvasir_router.sessions.session import SessionInterrupted, SessionLimits, SessionLost, SessionReady
 from kvasir_workers.server.sessions import SessionHostLimits
 
 DIAL_S = 1.0

@@ -29,7 +29,7 @@ from kvasir.core.errors import ProtocolError
 from kvasir.core.messages import Hello
 from kvasir.ports.session import WorkerConnection
 from kvasir.wire.codec import SERVICE
-from kvasir_router.transport_grpc import DialTls, GrpcDialer
+from kvasir_router.sessions.grpc_transport import DialTls, GrpcDialer
 from kvasir_workers.server.grpc_server import GrpcServer
 
 

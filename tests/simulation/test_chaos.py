@@ -20,7 +20,7 @@ from kvasir_platform.sim.chaos.schedule import Fault, FaultKind, Schedule, Shape
 from kvasir_platform.sim.chaos.workload import draw_asks
 from kvasir_platform.sim.client import Stream
 from kvasir_platform.sim.cluster import Cluster
-from kvasir_router.machine_legs import Legs
+from kvasir_router.requests.legs import Legs
 
 FAST = range(30)
 # Seeds that have found something once, by what they found.

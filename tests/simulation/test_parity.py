@@ -12,7 +12,7 @@ from kvasir.core.requests import Sampling
 from kvasir.ports.router import RequestSummary
 from kvasir_platform.sim.cluster import Cluster
 from kvasir_platform.sim.stories import BLOCK, simulate, small_deployment
-from kvasir_router.reconcile import ReconcileLimits
+from kvasir_router.fleet.reconcile import ReconcileLimits
 
 PATIENCE = ReconcileLimits().patience
 SOON = 2 * PATIENCE

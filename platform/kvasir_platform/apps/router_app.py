@@ -40,8 +40,8 @@ from kvasir_platform.gateway.start import make_gateway, make_metrics, make_model
 from kvasir_platform.planner.link import PlannerLink
 from kvasir_platform.planner.rpc import PlannerClient
 from kvasir_router.build import EdgeFacts, make_routers
-from kvasir_router.discovery_static import StaticDiscovery
-from kvasir_router.transport_grpc import DialTls, GrpcDialer
+from kvasir_router.sessions.grpc_transport import DialTls, GrpcDialer
+from kvasir_router.sessions.static_discovery import StaticDiscovery
 
 log = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from kvasir.core.requests import Delta, Request, Usage
 from kvasir.ports.router import NO_BROWNOUT, BrownoutView, Lane, RequestSummary, StreamSink
 from kvasir.wire.codec import decode_to_router
 from kvasir_platform.edge.frames import Standing, ToEdge, error_of
-from kvasir_router.straight import Straight
+from kvasir_router.fast_path import Straight
 
 if TYPE_CHECKING:
     from kvasir_platform.edge.core_link import CoreLink

@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from enum import Enum, auto
 
+from kvasir.core.invariants import require
 from kvasir.core.requests import Request
 from kvasir.ports.router import AdmissionView
 from kvasir.ports.routing import Plan
@@ -27,9 +28,8 @@ from kvasir_router.admission.room import Room
 from kvasir_router.admission.shares import Shares
 from kvasir_router.admission.waits import Waits
 from kvasir_router.admission.watch import Watch
-from kvasir_router.fleet import Fleet
-from kvasir_router.invariants import require
-from kvasir_router.work import runs_whole
+from kvasir_router.fleet.fleet import Fleet
+from kvasir_router.fleet.work import runs_whole
 
 
 class _Shut(Enum):

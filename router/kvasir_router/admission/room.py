@@ -23,7 +23,8 @@ from numpy.typing import NDArray
 from kvasir.core.requests import Role
 from kvasir.ports.routing import BoolColumn, IntColumn, Plan, Target
 from kvasir_router.admission.contract import Rules, Ticket
-from kvasir_router.columns import (
+from kvasir_router.decide.rates import CHUNK_TOKENS
+from kvasir_router.fleet.columns import (
     HEAD_SINCE,
     HEAD_TOKENS,
     QUEUED,
@@ -32,8 +33,7 @@ from kvasir_router.columns import (
     TOKENS_PER_S,
     Columns,
 )
-from kvasir_router.decide.rates import CHUNK_TOKENS
-from kvasir_router.work import Worker, WorkerState
+from kvasir_router.fleet.work import Worker, WorkerState
 
 _PREFILL_FIXED, _STEP_FIXED, _STEP_STREAM = 0, 2, 3
 """Rows of the rates (RateColumns)."""

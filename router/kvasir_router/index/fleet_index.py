@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvasir.core.identity import WorkerIdentity
+from kvasir.core.invariants import require
 from kvasir.core.kv import KvBatch, KvSnapshotPart, KvState, KvStatus, Medium
 from kvasir.native import PREDICTED, TreeStats
 from kvasir.ports.routing import Target
@@ -22,7 +23,6 @@ from kvasir_router.index.places import Places
 from kvasir_router.index.predictions import Predictions
 from kvasir_router.index.reports import WorkerReports
 from kvasir_router.index.shared import SharedTiers
-from kvasir_router.invariants import require
 
 NOT_REPORTING = "the worker does not report what it holds"
 NOT_ASKED = "its pool is routed to by prediction"

@@ -12,11 +12,11 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator
 
+from kvasir.core.invariants import require
 from kvasir.core.kv import KvBatch, KvSnapshotPart, KvState
 from kvasir_router.index.contract import CancelSnapshot, CatchUpLimits, FetchSnapshot, IndexEffect
 from kvasir_router.index.places import Held, Places
 from kvasir_router.index.shared import split_log
-from kvasir_router.invariants import require
 
 FULL = "the index is full: raise routing.index_blocks"
 _NAME_BYTES = 8

@@ -11,7 +11,7 @@ from kvasir.config.load.loader import load
 from kvasir.core.errors import ConfigError
 from kvasir_platform.apps.router_app import build_discovery
 from kvasir_platform.cluster.kubernetes.discovery import KubernetesDiscovery
-from kvasir_router.discovery_static import StaticDiscovery
+from kvasir_router.sessions.static_discovery import StaticDiscovery
 
 
 def test_kubernetes_is_taken_in_a_pod_with_its_own_namespace(

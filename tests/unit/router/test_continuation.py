@@ -18,7 +18,7 @@ from kvasir.core.requests import (
     ToolCallDelta,
     token_ids,
 )
-from kvasir_router.continuation import Output, Replay, Way, extended, way_on
+from kvasir_router.requests.continuation import Output, Replay, Way, extended, way_on
 
 
 @pytest.mark.parametrize(

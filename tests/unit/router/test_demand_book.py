@@ -16,10 +16,10 @@ from kvasir_router.admission import Rules
 from kvasir_router.build import hash_blocks
 from kvasir_router.decide import RateBook, Rates, make_policy
 from kvasir_router.demand import DemandBook, figures_of
-from kvasir_router.fleet import Fleet
+from kvasir_router.fleet.fleet import Fleet
+from kvasir_router.fleet.work import Worker
 from kvasir_router.index import FleetIndex
-from kvasir_router.machine import MachineLimits, RequestMachine
-from kvasir_router.machine_events import (
+from kvasir_router.requests.events import (
     Arrived,
     Effect,
     Event,
@@ -31,7 +31,7 @@ from kvasir_router.machine_events import (
     WorkerInterrupted,
     WorkerReady,
 )
-from kvasir_router.work import Worker
+from kvasir_router.requests.machine import MachineLimits, RequestMachine
 
 MakeIdentity = Callable[..., WorkerIdentity]
 SLO = SloClass("default", 1.0, 0.1)

@@ -28,9 +28,9 @@ from kvasir.core.requests import (
     token_ids,
 )
 from kvasir_router.admission import BrownoutRules, BrownoutStep, Rules
-from kvasir_router.embedding import EmbeddingLimits, EmbeddingMachine
-from kvasir_router.embedding_fleet import BatchLimits, EmbeddingFleet
-from kvasir_router.machine_events import (
+from kvasir_router.embeddings.fleet import BatchLimits, EmbeddingFleet
+from kvasir_router.embeddings.machine import EmbeddingLimits, EmbeddingMachine
+from kvasir_router.requests.events import (
     AbortOn,
     Arrived,
     Cancelled,

@@ -13,7 +13,7 @@ from kvasir.core.identity import Hardware, WorkerIdentity
 from kvasir.core.requests import EngineLoad, Request, Role, Sampling, SloClass, Timings, Usage, token_ids
 from kvasir.ports.routing import Candidates, Plan, RequestView, Target
 from kvasir_router.decide import RateBook, Rates
-from kvasir_router.fleet import Charges, Fleet
+from kvasir_router.fleet.fleet import Charges, Fleet
 from kvasir_router.index import FleetIndex
 
 MakeIdentity = Callable[..., WorkerIdentity]

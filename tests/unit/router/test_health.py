@@ -10,8 +10,8 @@ from hypothesis import given, settings
 
 from kvasir.config.spec.deployment import HealthSpec
 from kvasir.ports.router import HEALTH_STATES, HealthView
-from kvasir_router.health import BLIP_S, BREAK_S, NOBODY, OVERLOADED, Health
-from kvasir_router.standing import Standing
+from kvasir_router.fleet.health import BLIP_S, BREAK_S, NOBODY, OVERLOADED, Health
+from kvasir_router.fleet.health_records import Standing
 
 SPEC = HealthSpec(
     consecutive_failures=3,

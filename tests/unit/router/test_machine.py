@@ -26,10 +26,9 @@ from kvasir.core.requests import (
 from kvasir_router.admission import Rules
 from kvasir_router.build import hash_blocks
 from kvasir_router.decide import RateBook, Rates, make_policy
-from kvasir_router.fleet import Fleet
+from kvasir_router.fleet.fleet import Fleet
 from kvasir_router.index import FleetIndex
-from kvasir_router.machine import MachineLimits, RequestMachine
-from kvasir_router.machine_events import (
+from kvasir_router.requests.events import (
     AbortOn,
     Arrived,
     Cancelled,
@@ -48,6 +47,7 @@ from kvasir_router.machine_events import (
     WorkerLost,
     WorkerReady,
 )
+from kvasir_router.requests.machine import MachineLimits, RequestMachine
 
 T = TypeVar("T")
 MakeIdentity = Callable[..., WorkerIdentity]

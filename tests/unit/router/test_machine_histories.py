@@ -33,12 +33,11 @@ from kvasir.core.requests import (
 )
 from kvasir_router.admission import BrownoutRules, BrownoutStep, Rules
 from kvasir_router.build import hash_blocks
-from kvasir_router.continuation import Way, way_on
 from kvasir_router.decide import RateBook, Rates, make_policy
-from kvasir_router.fleet import Fleet
+from kvasir_router.fleet.fleet import Fleet
 from kvasir_router.index import FleetIndex
-from kvasir_router.machine import MachineLimits, RequestMachine
-from kvasir_router.machine_events import (
+from kvasir_router.requests.continuation import Way, way_on
+from kvasir_router.requests.events import (
     AbortOn,
     Arrived,
     Cancelled,
@@ -59,6 +58,7 @@ from kvasir_router.machine_events import (
     WorkerReady,
     WorkerRestored,
 )
+from kvasir_router.requests.machine import MachineLimits, RequestMachine
 
 ROLES = {"p0": Role.PREFILL, "p1": Role.PREFILL, "d0": Role.DECODE, "d1": Role.DECODE, "b0": Role.BOTH}
 LIMITS = MachineLimits(max_in_flight=5, max_retries=2, queue_timeout_s=13.0)

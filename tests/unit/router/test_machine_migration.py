@@ -17,7 +17,7 @@ from kvasir.core.requests import (
     Usage,
     token_ids,
 )
-from kvasir_router.machine_events import (
+from kvasir_router.requests.events import (
     AbortOn,
     Arrived,
     Effect,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kvasir.core.requests import Delta, FinishReason, Leg, Role, Timings, Usage
-from kvasir_router.machine_events import (
+from kvasir_router.requests.events import (
     AbortOn,
     Cancelled,
     Effect,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from kvasir.core.errors import RequestError
 from kvasir.core.messages import Abort, ReleaseLeases, RouterMessage, Submit
 from kvasir.core.requests import EngineRequest, Sampling, token_ids
-from kvasir_router.outbox import Outbox
+from kvasir_router.sessions.outbox import Outbox
 
 
 def leg(name: str) -> EngineRequest:

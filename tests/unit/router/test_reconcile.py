@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvasir.core.kv import KvState
+from kvasir_router.fleet.reconcile import ReconcileLimits, Reconciler, Verdict
 from kvasir_router.index import Picture
-from kvasir_router.reconcile import ReconcileLimits, Reconciler, Verdict
 
 EXACT = Picture(KvState.EXACT, 1, 0)
 PATIENCE = ReconcileLimits().patience

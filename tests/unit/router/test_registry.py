@@ -9,7 +9,7 @@ from kvasir.core.golden import GoldenPrompt
 from kvasir.core.identity import WorkerIdentity
 from kvasir.core.membership import Endpoint
 from kvasir.ports.router import HealthView
-from kvasir_router.registry import CONNECTING, Registry
+from kvasir_router.fleet.registry import CONNECTING, Registry
 
 MakeIdentity = Callable[..., WorkerIdentity]
 

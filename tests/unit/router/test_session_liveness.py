@@ -21,7 +21,7 @@ from kvasir_platform.sim.core.virtual_loop import VirtualClock, run_virtual
 from kvasir_platform.sim.net.discovery import FeedDiscovery
 from kvasir_platform.sim.stories import small_deployment
 from kvasir_router.build import make_router
-from kvasir_router.session import (
+from kvasir_router.sessions.session import (
     SessionEvent,
     SessionInterrupted,
     SessionLimits,

@@ -13,8 +13,8 @@ from kvasir.core.kv import KvSnapshotPart
 from kvasir.ports.session import ConnectionLost
 from kvasir_platform.sim.core.virtual_loop import VirtualClock, run_virtual
 from kvasir_router.index import FetchSnapshot
-from kvasir_router.machine_events import SnapshotEnded, SnapshotEvent, SnapshotPart
-from kvasir_router.snapshots import MAX_AT_ONCE, Snapshots
+from kvasir_router.requests.events import SnapshotEnded, SnapshotEvent, SnapshotPart
+from kvasir_router.sessions.snapshots import MAX_AT_ONCE, Snapshots
 
 PART = KvSnapshotPart(1, 0, b"", True)
 

@@ -20,7 +20,7 @@ from kvasir.core.identity import WorkerIdentity
 from kvasir.core.requests import EngineLoad, Request, Role, Sampling, SloClass, Timings, Usage, token_ids
 from kvasir.ports.routing import Candidates, Plan, RequestView, RoutingPolicy, Target
 from kvasir_router.decide import CostPolicy, Disaggregation, RateBook, Rates
-from kvasir_router.fleet import Charges, Fleet
+from kvasir_router.fleet.fleet import Charges, Fleet
 from kvasir_router.index import FleetIndex
 
 MakeIdentity = Callable[..., WorkerIdentity]

@@ -27,7 +27,8 @@ from kvasir.native import IS_NATIVE, Lane
 from kvasir.ports.router import RequestSummary
 from kvasir.telemetry.histogram import Histogram
 from kvasir.wire.codec import decode_to_router, encode_to_router
-from kvasir_router.machine_events import (
+from kvasir_router.fast_path import LOAD_S, Straight
+from kvasir_router.requests.events import (
     Arrived,
     Cancelled,
     Effect,
@@ -38,7 +39,6 @@ from kvasir_router.machine_events import (
     WorkerInterrupted,
     WorkerLost,
 )
-from kvasir_router.straight import LOAD_S, Straight
 
 from .test_machine import MakeIdentity, Stage, has, only
 

@@ -28,10 +28,9 @@ from kvasir.native._twin import record
 from kvasir.ports.routing import Plan, Target
 from kvasir_router.build import hash_blocks
 from kvasir_router.decide import CostPolicy, Disaggregation, RateBook, Rates
-from kvasir_router.fleet import Fleet
+from kvasir_router.fleet.fleet import Fleet
 from kvasir_router.index import FetchSnapshot, FleetIndex
-from kvasir_router.machine import MachineLimits, RequestMachine
-from kvasir_router.machine_events import (
+from kvasir_router.requests.events import (
     Arrived,
     Effect,
     SnapshotEnded,
@@ -40,6 +39,7 @@ from kvasir_router.machine_events import (
     SubmitTo,
     WorkerReady,
 )
+from kvasir_router.requests.machine import MachineLimits, RequestMachine
 
 MakeIdentity = Callable[..., WorkerIdentity]
 

@@ -24,7 +24,7 @@ from kvasir_platform.sim.replay.replica import MODEL, Replica
 from kvasir_platform.sim.replay.trace import BLOCK_TOKENS, Trace
 from kvasir_platform.sim.replay.worker import Happened, Job, SimWorker
 from kvasir_router.decide import RateBook
-from kvasir_router.fleet import Charges, Fleet, Work
+from kvasir_router.fleet.fleet import Charges, Fleet, Work
 from kvasir_router.index import FetchSnapshot, FleetIndex
 
 _TICK_S = 0.25

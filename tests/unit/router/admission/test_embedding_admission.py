@@ -13,9 +13,9 @@ from tests.kit.gateway.embedding_worker import embedding_worker
 from kvasir.core.errors import CapacityError
 from kvasir.core.requests import Delta, EngineLoad, FinishReason, Request, StepBatch, Task, token_ids
 from kvasir_router.admission import BrownoutRules, BrownoutStep, Rules
-from kvasir_router.embedding import EmbeddingLimits, EmbeddingMachine
-from kvasir_router.embedding_fleet import BatchLimits, EmbeddingFleet
-from kvasir_router.machine_events import (
+from kvasir_router.embeddings.fleet import BatchLimits, EmbeddingFleet
+from kvasir_router.embeddings.machine import EmbeddingLimits, EmbeddingMachine
+from kvasir_router.requests.events import (
     Arrived,
     Cancelled,
     Effect,

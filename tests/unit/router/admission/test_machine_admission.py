@@ -26,10 +26,9 @@ from kvasir.telemetry.reasons import http_status
 from kvasir_router.admission import BrownoutRules, BrownoutStep, Rules
 from kvasir_router.build import hash_blocks
 from kvasir_router.decide import RateBook, Rates, make_policy
-from kvasir_router.fleet import Fleet
+from kvasir_router.fleet.fleet import Fleet
 from kvasir_router.index import FleetIndex
-from kvasir_router.machine import MachineLimits, RequestMachine
-from kvasir_router.machine_events import (
+from kvasir_router.requests.events import (
     Arrived,
     Cancelled,
     Effect,
@@ -43,6 +42,7 @@ from kvasir_router.machine_events import (
     WorkerLost,
     WorkerReady,
 )
+from kvasir_router.requests.machine import MachineLimits, RequestMachine
 
 MakeIdentity = Callable[..., WorkerIdentity]
 SLO = SloClass("default", ttft_s=1.0, itl_s=0.1)

@@ -15,16 +15,16 @@ from kvasir.core.identity import WorkerIdentity
 from kvasir.core.kv import KvStatus, Medium
 from kvasir.core.requests import EngineLoad, Request, Role, Timings, Usage
 from kvasir.ports.routing import Plan, RequestView, RoutingPolicy, Target
-from kvasir_router.columns import Columns
 from kvasir_router.decide.rates import RateBook
 from kvasir_router.decide.roofline import Rates
-from kvasir_router.health import Health
+from kvasir_router.fleet.columns import Columns
+from kvasir_router.fleet.decision_log import Decided, DecisionLog
+from kvasir_router.fleet.health import Health
+from kvasir_router.fleet.place_loads import PlaceLoads, share
+from kvasir_router.fleet.reconcile import Reconciler
+from kvasir_router.fleet.selections import Selections
+from kvasir_router.fleet.work import Charges, Work, Worker, WorkerState
 from kvasir_router.index import FleetIndex, IndexMode
-from kvasir_router.place_loads import PlaceLoads, share
-from kvasir_router.reconcile import Reconciler
-from kvasir_router.records import Decided, DecisionLog
-from kvasir_router.selections import Selections
-from kvasir_router.work import Charges, Work, Worker, WorkerState
 
 __all__ = ["Charges", "Fleet", "HashBlocks", "Work", "Worker", "WorkerState"]
 

@@ -7,9 +7,9 @@ from typing import Protocol
 
 from kvasir.core.requests import Leg
 from kvasir.ports.routing import Plan, Target
-from kvasir_router.fleet import Fleet
-from kvasir_router.machine_legs import Legs
-from kvasir_router.machine_state import Flight, HeldLease, Phase
+from kvasir_router.fleet.fleet import Fleet
+from kvasir_router.requests.legs import Legs
+from kvasir_router.requests.state import Flight, HeldLease, Phase
 
 
 class MakePlan(Protocol):

@@ -7,12 +7,12 @@ from dataclasses import replace
 from kvasir.core.errors import KvasirError, RequestError, UpstreamError
 from kvasir.core.requests import Delta
 from kvasir_router.admission import Admission
-from kvasir_router.continuation import Output, Way, way_on
-from kvasir_router.fleet import Fleet
-from kvasir_router.machine_events import Effect, Emit, Fail, Finish, Gone
-from kvasir_router.machine_legs import Legs
-from kvasir_router.machine_state import Flight, MachineLimits
-from kvasir_router.restarts import FREE, Restarts
+from kvasir_router.fleet.fleet import Fleet
+from kvasir_router.requests.continuation import Output, Way, way_on
+from kvasir_router.requests.events import Effect, Emit, Fail, Finish, Gone
+from kvasir_router.requests.legs import Legs
+from kvasir_router.requests.restarts import FREE, Restarts
+from kvasir_router.requests.state import Flight, MachineLimits
 
 TRANSFER_FAILED = "transfer_failed"
 BLAMELESS = FREE | {TRANSFER_FAILED}

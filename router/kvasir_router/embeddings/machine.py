@@ -16,17 +16,17 @@ from dataclasses import replace
 
 from kvasir.core.errors import CapacityError, KvasirError, RequestError, UpstreamError
 from kvasir.core.identity import WorkerIdentity
+from kvasir.core.invariants import require
 from kvasir.core.requests import Delta, EngineRequest, Leg, Request, StepBatch, Usage
 from kvasir.ports.router import AdmissionView, Books, BrownoutView, RequestSummary
 from kvasir_router.admission import UNLIMITED, Rules
-from kvasir_router.embedding_admission import EmbeddingAdmission
-from kvasir_router.embedding_checks import check_inputs, check_work
-from kvasir_router.embedding_fleet import EmbeddingFleet
-from kvasir_router.embedding_flight import EmbeddingFlight, EmbeddingLimits
-from kvasir_router.invariants import require
-from kvasir_router.machine_elsewhere import ENGINE_DEAD, LEAST_PATIENCE_S
-from kvasir_router.machine_ends import BLAMELESS
-from kvasir_router.machine_events import (
+from kvasir_router.embeddings.admission import EmbeddingAdmission
+from kvasir_router.embeddings.checks import check_inputs, check_work
+from kvasir_router.embeddings.fleet import EmbeddingFleet
+from kvasir_router.embeddings.state import EmbeddingFlight, EmbeddingLimits
+from kvasir_router.fleet.work import Worker
+from kvasir_router.requests.completion import BLAMELESS
+from kvasir_router.requests.events import (
     AbortOn,
     Arrived,
     Cancelled,
@@ -47,11 +47,11 @@ from kvasir_router.machine_events import (
     WorkerReady,
     WorkerRestored,
 )
-from kvasir_router.machine_legs import FAILED
-from kvasir_router.machine_state import check_arrival, error_of, refuse_to_wait, waited_for_nothing
-from kvasir_router.restarts import Restarts
-from kvasir_router.timers import Timers
-from kvasir_router.work import Worker
+from kvasir_router.requests.failover import ENGINE_DEAD, LEAST_PATIENCE_S
+from kvasir_router.requests.legs import FAILED
+from kvasir_router.requests.restarts import Restarts
+from kvasir_router.requests.state import check_arrival, error_of, refuse_to_wait, waited_for_nothing
+from kvasir_router.requests.timers import Timers
 
 __all__ = ["EmbeddingLimits", "EmbeddingMachine"]
 

@@ -17,7 +17,7 @@ from kvasir.core.requests import Role
 from kvasir.ports.routing import LOWER_TIERS, BoolColumn, Candidates, IntColumn, RateColumns, Target
 from kvasir_router.decide.rates import RATE_ROWS, rate_columns, write_rates
 from kvasir_router.decide.roofline import Rates, kv_token_bytes
-from kvasir_router.work import Work, Worker
+from kvasir_router.fleet.work import Work, Worker
 
 QUEUED, WAITING, STREAMS, RESERVED, HELD, KV_TOKENS, BLOCK_SIZE, WORKER, TROUBLED = range(9)
 _INTS = 9

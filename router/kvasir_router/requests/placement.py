@@ -6,8 +6,8 @@ from enum import Enum, auto
 
 from kvasir.ports.routing import Plan, Target
 from kvasir_router.admission import Admission
-from kvasir_router.fleet import Fleet
-from kvasir_router.machine_state import Flight
+from kvasir_router.fleet.fleet import Fleet
+from kvasir_router.requests.state import Flight
 
 
 class NoRoom(Enum):

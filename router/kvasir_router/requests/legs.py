@@ -10,9 +10,9 @@ from collections.abc import Iterable
 
 from kvasir.core.requests import Delta, EngineRequest, FinishReason, KvHandoff, Leg
 from kvasir.ports.routing import Target
-from kvasir_router.fleet import Fleet, Work, Worker
-from kvasir_router.machine_events import AbortOn, Effect, ReleaseOn, SubmitTo
-from kvasir_router.machine_state import Flight, HeldLease, RunningLeg
+from kvasir_router.fleet.fleet import Fleet, Work, Worker
+from kvasir_router.requests.events import AbortOn, Effect, ReleaseOn, SubmitTo
+from kvasir_router.requests.state import Flight, HeldLease, RunningLeg
 
 FAILED = (FinishReason.ERROR, FinishReason.ABORT)
 

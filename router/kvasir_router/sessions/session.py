@@ -32,7 +32,7 @@ from kvasir.core.values import value
 from kvasir.ports.clock import Clock, Rng
 from kvasir.ports.session import ConnectionLost, Dialer, RouterConnection
 from kvasir.wire.pump import Pump
-from kvasir_router.silence import fallen_silent
+from kvasir_router.sessions.inactivity import fallen_silent
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,11 +10,11 @@ from collections.abc import Callable, Mapping
 
 from kvasir.core.requests import Delta, StepBatch
 from kvasir_router.admission import Admission
-from kvasir_router.fleet import Fleet, Worker
-from kvasir_router.machine_elsewhere import Elsewhere
-from kvasir_router.machine_ends import Ends
-from kvasir_router.machine_legs import FAILED, Legs, is_leg, running
-from kvasir_router.machine_state import Flight, broken_stream, error_of, not_repeated, says_something
+from kvasir_router.fleet.fleet import Fleet, Worker
+from kvasir_router.requests.completion import Ends
+from kvasir_router.requests.failover import Elsewhere
+from kvasir_router.requests.legs import FAILED, Legs, is_leg, running
+from kvasir_router.requests.state import Flight, broken_stream, error_of, not_repeated, says_something
 
 
 class Steps:

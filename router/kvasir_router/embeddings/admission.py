@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+from kvasir.core.invariants import require
 from kvasir.core.requests import Request
 from kvasir.ports.router import AdmissionView
 from kvasir_router.admission.contract import Rules, Ticket
@@ -19,7 +20,6 @@ from kvasir_router.admission.pace import Pace
 from kvasir_router.admission.shares import Shares
 from kvasir_router.admission.waits import Waits
 from kvasir_router.admission.watch import Watch
-from kvasir_router.invariants import require
 
 
 class EmbeddingAdmission:

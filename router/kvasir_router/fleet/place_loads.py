@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from kvasir.core.requests import EngineLoad, Role
 from kvasir.ports.routing import Target
-from kvasir_router.columns import (
+from kvasir_router.fleet.columns import (
     HEAD_SINCE,
     HEAD_TOKENS,
     HELD,
@@ -23,7 +23,7 @@ from kvasir_router.columns import (
     Columns,
     Place,
 )
-from kvasir_router.work import Worker
+from kvasir_router.fleet.work import Worker
 
 _MOST_OTHERS = 8.0
 """At most so many times our own requests are others' supposed to have been sent since a report."""

@@ -19,7 +19,8 @@ from kvasir.core.membership import Endpoint
 from kvasir.core.membership import Members as Snapshot
 from kvasir.core.messages import CodedStep, Draining, RouterMessage, Serving, SetDraining, WorkerMessage
 from kvasir.core.requests import StepBatch
-from kvasir_router.machine_events import (
+from kvasir_router.fleet.registry import CONNECTING, DRAINING, INTERRUPTED, READY, REFUSED, Registry
+from kvasir_router.requests.events import (
     Event,
     Step,
     WorkerDraining,
@@ -28,9 +29,8 @@ from kvasir_router.machine_events import (
     WorkerReady,
     WorkerRestored,
 )
-from kvasir_router.outbox import Outbox
-from kvasir_router.registry import CONNECTING, DRAINING, INTERRUPTED, READY, REFUSED, Registry
-from kvasir_router.session import (
+from kvasir_router.sessions.outbox import Outbox
+from kvasir_router.sessions.session import (
     SessionEvent,
     SessionInterrupted,
     SessionLost,
@@ -46,7 +46,7 @@ _NAMED = 32
 
 
 class Session(Protocol):
-    """What is needed of kvasir_router.session.WorkerSession."""
+    """What is needed of kvasir_router.sessions.session.WorkerSession."""
 
     def send(self, message: RouterMessage) -> None: ...
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from kvasir.core.errors import KvasirError
-from kvasir_router.retry_budget import RetryBudget
+from kvasir_router.requests.retry_budget import RetryBudget
 
 FREE = frozenset({"worker_draining", "session_lost"})
 """Refusals of workers that did nothing for the request, and whose number their own going bounds."""

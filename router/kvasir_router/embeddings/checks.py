@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from kvasir_router.embedding_admission import EmbeddingAdmission
-from kvasir_router.embedding_fleet import EmbeddingFleet
-from kvasir_router.embedding_flight import EmbeddingFlight, EmbeddingLimits
-from kvasir_router.invariants import require
-from kvasir_router.timers import Timers
+from kvasir.core.invariants import require
+from kvasir_router.embeddings.admission import EmbeddingAdmission
+from kvasir_router.embeddings.fleet import EmbeddingFleet
+from kvasir_router.embeddings.state import EmbeddingFlight, EmbeddingLimits
+from kvasir_router.requests.timers import Timers
 
 
 def check_inputs(

@@ -13,8 +13,8 @@ from kvasir.ports.router import Lane, RequestSummary
 from kvasir.ports.routing import Plan, Target, no_names
 from kvasir.telemetry.reasons import REASONS
 from kvasir_router.admission import Ticket
-from kvasir_router.continuation import Output, Replay, Way, extended, way_on
-from kvasir_router.work import Charges
+from kvasir_router.fleet.work import Charges
+from kvasir_router.requests.continuation import Output, Replay, Way, extended, way_on
 
 SHORTEST_TTFT_S = 0.02
 """Predictions below this say nothing of how slow a worker is: the loop's own grain is of their size."""

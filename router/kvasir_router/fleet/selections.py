@@ -11,9 +11,9 @@ from collections.abc import Iterator, Mapping
 from kvasir.core.identity import WorkerIdentity
 from kvasir.core.requests import Request, Role
 from kvasir.ports.routing import Target
-from kvasir_router.columns import Columns, Selection
+from kvasir_router.fleet.columns import Columns, Selection
+from kvasir_router.fleet.work import Worker, WorkerState
 from kvasir_router.index import FleetIndex
-from kvasir_router.work import Worker, WorkerState
 
 _MOST = 64
 

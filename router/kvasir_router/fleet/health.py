@@ -16,7 +16,15 @@ import math
 
 from kvasir.config.spec.deployment import HealthSpec
 from kvasir.ports.router import HealthView
-from kvasir_router.standing import FEWEST_SAMPLES, RATIONED, Member, Pool, Ramp, Slowness, Standing
+from kvasir_router.fleet.health_records import (
+    FEWEST_SAMPLES,
+    RATIONED,
+    Member,
+    Pool,
+    Ramp,
+    Slowness,
+    Standing,
+)
 
 NOBODY: frozenset[str] = frozenset()
 

@@ -3,7 +3,7 @@
     queued ──▶ prefilling ──▶ decoding ──▶ ended        (aggregated: queued ──▶ decoding)
       ▲             │             │
       └── the leg failed, its worker was lost, or nothing came of it in time: elsewhere, from what the client
-          has (see kvasir_router.continuation)
+          has (see kvasir_router.requests.continuation)
 
 A PREFILL leg may offer its KV before all of it is computed. The DECODE leg then starts beside it and pulls
 while the other computes: until the prompt is done, the request is decoding in two legs.
@@ -16,16 +16,15 @@ from __future__ import annotations
 
 from kvasir.core.errors import CapacityError
 from kvasir.core.identity import WorkerIdentity
+from kvasir.core.invariants import require
 from kvasir.core.requests import Leg, Request
 from kvasir.ports.router import AdmissionView, Books, BrownoutView, Lane
 from kvasir.ports.routing import Plan
 from kvasir_router.admission import UNLIMITED, Admission, Rules
-from kvasir_router.fleet import Fleet
-from kvasir_router.invariants import require
-from kvasir_router.machine_checks import check_limits, check_requests, check_work
-from kvasir_router.machine_elsewhere import Elsewhere
-from kvasir_router.machine_ends import Ends
-from kvasir_router.machine_events import (
+from kvasir_router.fleet.fleet import Fleet
+from kvasir_router.requests.checks import check_limits, check_requests, check_work
+from kvasir_router.requests.completion import Ends
+from kvasir_router.requests.events import (
     Arrived,
     Cancelled,
     Effect,
@@ -44,10 +43,12 @@ from kvasir_router.machine_events import (
     WorkerReady,
     WorkerRestored,
 )
-from kvasir_router.machine_handover import HandOver
-from kvasir_router.machine_legs import Legs
-from kvasir_router.machine_plans import NO_ROOM, Plans
-from kvasir_router.machine_state import (
+from kvasir_router.requests.failover import Elsewhere
+from kvasir_router.requests.handover import HandOver
+from kvasir_router.requests.legs import Legs
+from kvasir_router.requests.placement import NO_ROOM, Plans
+from kvasir_router.requests.progress import Steps
+from kvasir_router.requests.state import (
     Flight,
     MachineLimits,
     Phase,
@@ -55,8 +56,7 @@ from kvasir_router.machine_state import (
     refuse_to_wait,
     waited_for_nothing,
 )
-from kvasir_router.machine_steps import Steps
-from kvasir_router.timers import Timers
+from kvasir_router.requests.timers import Timers
 
 __all__ = ["MachineLimits", "RequestMachine"]
 

@@ -13,10 +13,10 @@ from dataclasses import replace
 from kvasir.core.errors import KvasirError, UpstreamError
 from kvasir.core.requests import Leg
 from kvasir.ports.routing import Plan
-from kvasir_router.fleet import Fleet
-from kvasir_router.machine_ends import TRANSFER_FAILED, Ends
-from kvasir_router.machine_legs import Legs
-from kvasir_router.machine_state import Flight, MachineLimits, Phase
+from kvasir_router.fleet.fleet import Fleet
+from kvasir_router.requests.completion import TRANSFER_FAILED, Ends
+from kvasir_router.requests.legs import Legs
+from kvasir_router.requests.state import Flight, MachineLimits, Phase
 
 LEAST_PATIENCE_S = 0.25
 ENGINE_DEAD = "engine_dead"

@@ -16,8 +16,8 @@ from kvasir.core.kv import KvStatus
 from kvasir.core.requests import EngineLoad
 from kvasir.native import TreeStats
 from kvasir.ports.clock import Rng
-from kvasir_router.health import Health
-from kvasir_router.work import Worker, WorkerState
+from kvasir_router.fleet.health import Health
+from kvasir_router.fleet.work import Worker, WorkerState
 
 _BATCHES = 2
 _DRAWN = 8

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from kvasir.core.invariants import require
 from kvasir.core.requests import Leg
 from kvasir.ports.routing import Target
 from kvasir_router.admission import Admission
-from kvasir_router.fleet import Fleet
-from kvasir_router.invariants import require
-from kvasir_router.machine_state import Flight, MachineLimits, Phase
-from kvasir_router.timers import Timers
-from kvasir_router.work import Work
+from kvasir_router.fleet.fleet import Fleet
+from kvasir_router.fleet.work import Work
+from kvasir_router.requests.state import Flight, MachineLimits, Phase
+from kvasir_router.requests.timers import Timers
 
 
 def check_requests(flights: Mapping[str, Flight], admission: Admission, timers: Timers, fleet: Fleet) -> None:

@@ -11,8 +11,8 @@ from kvasir.core.kv import KvStatus
 from kvasir.native import TreeStats
 from kvasir.ports.router import AdmissionView, Books, BrownoutView, HealthView
 from kvasir_router.decide.roofline import Rates
-from kvasir_router.machine_events import Effect, Event
-from kvasir_router.work import Worker
+from kvasir_router.fleet.work import Worker
+from kvasir_router.requests.events import Effect, Event
 
 
 class IndexView(Protocol):

@@ -12,7 +12,7 @@ from kvasir.core.kv import KvSnapshotPart
 from kvasir.ports.clock import Clock
 from kvasir.ports.session import ConnectionLost
 from kvasir_router.index import FetchSnapshot
-from kvasir_router.machine_events import SnapshotEnded, SnapshotEvent, SnapshotPart
+from kvasir_router.requests.events import SnapshotEnded, SnapshotEvent, SnapshotPart
 
 MAX_AT_ONCE = 4
 

@@ -1,0 +1,1 @@
+"""Sessions with workers: connections, membership, snapshots and liveness."""
