@@ -58,9 +58,9 @@ from kvasir.config.spec.deployment import (
 from kvasir.core.requests import Role
 from kvasir_platform.planner.loop import ScalingLoop
 from kvasir_platform.sim.replay.replica import a800_node
-from kvasir_platform.sim.replay.trace import BLOCK_TOKENS, Trace, read_mooncake
-from kvasir_platform.sim.scaling.days import DAY_S, Day, Shape, arrivals, crowds, drawn
-from kvasir_platform.sim.scaling.fleet import Kind, Level, ScaledFleet
+from kvasir_platform.sim.replay.trace import BLOCK_TOKENS, RequestTrace, read_mooncake
+from kvasir_platform.sim.scaling.days import DAY_S, Day, RequestShape, arrivals, crowds, drawn
+from kvasir_platform.sim.scaling.fleet import Kind, ScaledFleet, SimSlo
 from kvasir_platform.sim.scaling.rivals import SYNC_S, Hpa, Queue, Rule, Static, Ttft, play
 from load_tests.report import Row, median, write
 
@@ -70,7 +70,7 @@ DAYS = (WAVE, BURSTS)
 SEEDS = (51, 52, 53)
 """Days that nobody had looked at while the planner was made: that was done on 1, 5 to 7, 21 to 23, 31 to 33,
 41 to 43 and 101 to 124."""
-LEVEL = Level(ttft_s=30.0, itl_s=0.1)
+LEVEL = SimSlo(ttft_s=30.0, itl_s=0.1)
 KEEP = 0.99
 START_S = 120.0
 PREFILL_FIXED_S = 0.01
@@ -157,7 +157,7 @@ class Outcome:
         return self.kept >= KEEP
 
 
-def shapes_of(trace: Trace) -> list[Shape]:
+def shapes_of(trace: RequestTrace) -> list[RequestShape]:
     """Every request with what an endless cache leaves to compute: its last token at least."""
     seen: set[int] = set()
     found = []
@@ -165,18 +165,18 @@ def shapes_of(trace: Trace) -> list[Shape]:
         depth = next((i for i, name in enumerate(each.names) if name not in seen), len(each.names))
         seen.update(each.names)
         hit = min(depth, (each.prompt_tokens - 1) // BLOCK_TOKENS) * BLOCK_TOKENS
-        found.append(Shape(each.prompt_tokens, each.prompt_tokens - hit, each.output_tokens))
+        found.append(RequestShape(each.prompt_tokens, each.prompt_tokens - hit, each.output_tokens))
     return found
 
 
 @cache
-def _shapes(path: Path) -> list[Shape]:
+def _shapes(path: Path) -> list[RequestShape]:
     # The times within the trace's ticks, which are drawn, are not used.
     return shapes_of(read_mooncake(path, Random(0)))
 
 
 @lru_cache(maxsize=1)
-def _traffic(case: Case) -> tuple[list[float], list[Shape]]:
+def _traffic(case: Case) -> tuple[list[float], list[RequestShape]]:
     rng = np.random.default_rng(case.seed)
     if case.day == WAVE:
         day = Day(3.0, 22.0, 0.1, length_s=case.length_s)

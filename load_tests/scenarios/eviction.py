@@ -26,7 +26,7 @@ from random import Random
 from typing import NamedTuple
 
 from kvasir.ports.tier import KEY_BYTES, Block
-from kvasir_platform.sim.replay.trace import BLOCK_TOKENS, Trace, read_mooncake
+from kvasir_platform.sim.replay.trace import BLOCK_TOKENS, RequestTrace, read_mooncake
 from kvasir_workers.tiers.arena import Arena
 from kvasir_workers.tiers.eviction import Eviction, EvictionKind, eviction
 from load_tests.report import Row, median, write
@@ -67,7 +67,7 @@ class Order(Enum):
     ALL_FROM_END = "brought in from the end too"
 
 
-def prompts_of(trace: Trace) -> list[Prompt]:
+def prompts_of(trace: RequestTrace) -> list[Prompt]:
     """The trace's prompts, in order, without those that have no whole block."""
     blocks: dict[int, Block] = {}
     made = []
@@ -166,7 +166,7 @@ class Fleet:
         return sum(foreseen_hits(part, self.slots(share)) for part in self.parts) / self.infinite
 
 
-def fleet(label: str, trace: Trace, workers: int) -> Fleet:
+def fleet(label: str, trace: RequestTrace, workers: int) -> Fleet:
     """The trace on that many workers."""
     distinct = len({name for request in trace.requests for name in request.names})
     return Fleet(label, apart(prompts_of(trace), workers), trace.infinite_hits() // BLOCK_TOKENS, distinct)

@@ -29,9 +29,9 @@ from types import MappingProxyType
 from kvasir import native
 from kvasir.ports.routing import RoutingPolicy
 from kvasir_platform.sim.replay.goodput import Search, goodput
-from kvasir_platform.sim.replay.replay import Replay, Setting
+from kvasir_platform.sim.replay.replay import Setting, TraceReplay
 from kvasir_platform.sim.replay.replica import a800_node, promise
-from kvasir_platform.sim.replay.trace import BLOCK_TOKENS, Trace, read_azure, read_mooncake
+from kvasir_platform.sim.replay.trace import BLOCK_TOKENS, RequestTrace, read_azure, read_mooncake
 from kvasir_router.decide import CostPolicy, Disaggregation, LeastLoaded, RoundRobin
 from kvasir_router.decide.peers import PEERS
 from kvasir_router.decide.peers.mooncake import Mooncake
@@ -102,14 +102,14 @@ class Figures:
 
 
 @cache
-def _trace(path: Path, requests: int | None, swapped: bool, seed: int) -> Trace:
+def _trace(path: Path, requests: int | None, swapped: bool, seed: int) -> RequestTrace:
     trace = read_azure(path) if path.suffix == ".csv" else read_mooncake(path, Random(seed))
     if requests is not None:
         trace = trace.first(requests)
     return trace.halves_swapped() if swapped else trace
 
 
-def _median_prompt(trace: Trace) -> int:
+def _median_prompt(trace: RequestTrace) -> int:
     return sorted(request.prompt_tokens for request in trace.requests)[len(trace.requests) // 2]
 
 
@@ -148,7 +148,7 @@ def best_speed(fleet: Fleet, name: str, precision: float = 0.02) -> tuple[float,
 def at_speed(fleet: Fleet, name: str, speed_up: float) -> Figures:
     """What the policy does to all requests at that speed-up."""
     played = setting(fleet, speed_up)
-    outcome = Replay(played, _policy(fleet, name)).run()
+    outcome = TraceReplay(played, _policy(fleet, name)).run()
     return Figures(
         met=outcome.met,
         hit_rate=outcome.hit_rate(played.trace),

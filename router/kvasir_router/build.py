@@ -18,10 +18,10 @@ from kvasir.ports.discovery import Discovery
 from kvasir.ports.router import RequestSummary, WorkerView
 from kvasir.ports.session import Dialer
 from kvasir_router.admission.from_spec import rules_of
-from kvasir_router.decide import RateBook, Rates, make_policy, rates_of
+from kvasir_router.decide import CostRates, RateBook, make_policy, rates_of
 from kvasir_router.embeddings.fleet import BatchLimits, EmbeddingFleet
 from kvasir_router.embeddings.machine import EmbeddingLimits, EmbeddingMachine
-from kvasir_router.fast_path import Straight
+from kvasir_router.fast_path import FastPath
 from kvasir_router.fleet.decision_log import DecisionLog
 from kvasir_router.fleet.fleet import Fleet
 from kvasir_router.fleet.registry import Registry
@@ -43,7 +43,7 @@ def make_machine(
     deployment: Deployment,
     rng: Rng,
     *,
-    priors: Callable[[WorkerIdentity], Rates] = rates_of,
+    priors: Callable[[WorkerIdentity], CostRates] = rates_of,
     decisions: DecisionLog | None = None,
 ) -> RequestMachine:
     """The decisions alone, as production, simulation and replay run them."""
@@ -185,7 +185,7 @@ def make_router(
         machine = make_embedding_machine(deployment, rng)
     else:
         machine = generating = make_machine(deployment, rng, decisions=decisions)
-        straight = Straight(lambda request_id, _, lane: generating.go_straight(request_id, lane))
+        straight = FastPath(lambda request_id, _, lane: generating.go_straight(request_id, lane))
     return Router(
         machine,
         Registry(

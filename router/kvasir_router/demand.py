@@ -8,7 +8,7 @@ from kvasir.core.demand import Traffic, WorkerFigures
 from kvasir.core.requests import Request
 from kvasir.ports.router import RequestSummary
 from kvasir.telemetry.reasons import OK
-from kvasir_router.decide.roofline import Rates
+from kvasir_router.decide.roofline import CostRates
 from kvasir_router.fleet.work import Worker, WorkerState
 
 _COUNTED = tuple(each.name for each in fields(Traffic))
@@ -57,7 +57,7 @@ class DemandBook:
         return Traffic(**(self._counts | moment))
 
 
-def figures_of(worker: Worker, rates: Rates | None) -> WorkerFigures:
+def figures_of(worker: Worker, rates: CostRates | None) -> WorkerFigures:
     """What is known of a worker."""
     identity, load = worker.identity, worker.reported
     kv_tokens = identity.kv_blocks * identity.kv.block_size * identity.data_parallel_size

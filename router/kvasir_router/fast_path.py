@@ -22,7 +22,7 @@ LOAD_S = 0.01
 _MAX_WORKERS = 4096
 
 
-class Straight:
+class FastPath:
     """The lanes of a router. `join(request_id, delta, lane)` has what follows `delta` counted as that of a
     lane, and tells worker, leg and offset of it; None where it may have none."""
 

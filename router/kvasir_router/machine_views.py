@@ -9,8 +9,8 @@ from typing import Protocol
 
 from kvasir.core.kv import KvStatus
 from kvasir.native import TreeStats
-from kvasir.ports.router import AdmissionView, Books, BrownoutView, HealthView
-from kvasir_router.decide.roofline import Rates
+from kvasir.ports.router import Accounting, AdmissionView, BrownoutView, HealthView
+from kvasir_router.decide.roofline import CostRates
 from kvasir_router.fleet.work import Worker
 from kvasir_router.requests.events import Effect, Event
 
@@ -45,7 +45,7 @@ class FleetView(Protocol):
     @property
     def health(self) -> HealthOf: ...
 
-    def rates(self, worker_id: str) -> Rates | None:
+    def rates(self, worker_id: str) -> CostRates | None:
         """What work costs there; None where nothing is learned of it."""
         ...
 
@@ -58,7 +58,7 @@ class FleetView(Protocol):
         ...
 
 
-class Machine(Protocol):
+class SansIoMachine(Protocol):
     """Requests from their arrival to their one end, without I/O. See RequestMachine."""
 
     @property
@@ -75,7 +75,7 @@ class Machine(Protocol):
 
     def admission(self, now: float) -> AdmissionView: ...
 
-    def books(self) -> Books: ...
+    def books(self) -> Accounting: ...
 
     def waiting_tokens(self) -> int: ...
 

@@ -16,8 +16,8 @@ from kvasir.core.requests import Request, Role
 from kvasir.native import TreeStats
 from kvasir.ports.router import (
     NO_BROWNOUT,
+    Accounting,
     AdmissionView,
-    Books,
     BrownoutView,
     DecisionRecord,
     StreamSink,
@@ -121,10 +121,10 @@ class RouterMux:
         """Requests that wait for a worker."""
         return sum(router.queued for router in self._routers)
 
-    def books(self) -> Books:
+    def books(self) -> Accounting:
         """What is served, and what is accounted for it, in all."""
         books = [router.books() for router in self._routers]
-        return Books(*(sum(getattr(each, field.name) for each in books) for field in fields(Books)))
+        return Accounting(*(sum(getattr(each, field.name) for each in books) for field in fields(Accounting)))
 
     def index_stats(self) -> TreeStats:
         """Sizes of the prefix indexes together."""

@@ -19,8 +19,8 @@ from kvasir.native import TreeStats
 from kvasir.ports.clock import Clock
 from kvasir.ports.discovery import Discovery
 from kvasir.ports.router import (
+    Accounting,
     AdmissionView,
-    Books,
     BrownoutView,
     DecisionRecord,
     RequestSummary,
@@ -28,30 +28,30 @@ from kvasir.ports.router import (
     WorkerView,
 )
 from kvasir_router.demand import DemandBook, figures_of
-from kvasir_router.fast_path import Straight
+from kvasir_router.fast_path import FastPath
 from kvasir_router.fleet.decision_log import DecisionLog
 from kvasir_router.fleet.registry import Registry
 from kvasir_router.index import CancelSnapshot, FetchSnapshot
-from kvasir_router.machine_views import Machine
+from kvasir_router.machine_views import SansIoMachine
 from kvasir_router.requests.events import (
     AbortOn,
-    Arrived,
-    Cancelled,
+    ClientGone,
     Effect,
-    Emit,
+    EmitDelta,
     Event,
-    Fail,
-    Finish,
-    Gone,
-    Planned,
+    FailRequest,
+    FinishRequest,
+    PlanReceived,
     ReleaseOn,
+    RequestArrived,
+    RequestCancelled,
     ShuttingDown,
     SnapshotEnded,
-    Step,
+    StepReceived,
     SubmitTo,
-    Tick,
+    TimerTick,
 )
-from kvasir_router.sessions.members import MakeSession, Members
+from kvasir_router.sessions.members import MakeSession, SessionMembers
 from kvasir_router.sessions.snapshots import Snapshots
 
 log = logging.getLogger(__name__)
@@ -77,14 +77,14 @@ class Router:
 
     def __init__(
         self,
-        machine: Machine,
+        machine: SansIoMachine,
         registry: Registry,
         discovery: Discovery,
         make_session: MakeSession,
         clock: Clock,
         *,
         decisions: DecisionLog,
-        straight: Straight | None = None,
+        straight: FastPath | None = None,
         sleeps: bool = False,
         on_summary: Callable[[RequestSummary], None] = unobserved,
         on_worker: Callable[[WorkerView], None] = unobserved,
@@ -100,7 +100,7 @@ class Router:
         self._straight = straight
         self._on_summary = on_summary
         self._on_worker = on_worker
-        self._members = Members(
+        self._members = SessionMembers(
             registry,
             make_session,
             feed=self._feed,
@@ -129,7 +129,7 @@ class Router:
         """See RouterPort. Raises also RequestError (`duplicate_request`)."""
         self._demand.arrived(request)
         try:
-            effects = self._machine.handle(Arrived(request), self._clock.now())
+            effects = self._machine.handle(RequestArrived(request), self._clock.now())
         except CapacityError:
             self._demand.refused()
             raise
@@ -196,7 +196,7 @@ class Router:
         """What the planner says; see PlannerWord. None for the latter where it is not heard."""
         told = None if awake_in_s is None else awake_in_s.get(self._registry.model)
         self._awake_in_s = told
-        self._feed(Planned(roles, told))
+        self._feed(PlanReceived(roles, told))
 
     # -- life ------------------------------------------------------------------------------------
 
@@ -210,7 +210,7 @@ class Router:
         """Requests that wait for a worker."""
         return self._machine.queued
 
-    def books(self) -> Books:
+    def books(self) -> Accounting:
         """What is served, and what is accounted for it."""
         return self._machine.books()
 
@@ -278,7 +278,7 @@ class Router:
             now = self._clock.now()
             due = self._machine.next_wakeup()
             if due is not None and due <= now:
-                self._feed(Tick())
+                self._feed(TimerTick())
                 # Bulk work comes in slices, and what else is due has its turn between them.
                 await self._clock.sleep(0)
                 continue
@@ -313,7 +313,7 @@ class Router:
         self._perform(effects)
         if isinstance(event, SnapshotEnded):
             self._show(event.worker_id)
-        elif isinstance(event, Step):
+        elif isinstance(event, StepReceived):
             if event.batch.load is not None:
                 self._show_load(event.worker_id)
             if self._closing and not self._unconfirmed():
@@ -326,7 +326,7 @@ class Router:
 
     def _perform(self, effects: list[Effect]) -> None:
         for effect in effects:
-            if isinstance(effect, Emit):
+            if isinstance(effect, EmitDelta):
                 self._emit(effect)
             elif isinstance(effect, SubmitTo | AbortOn | ReleaseOn):
                 self._address(effect)
@@ -335,7 +335,7 @@ class Router:
             else:
                 self._end(effect)
 
-    def _emit(self, effect: Emit) -> None:
+    def _emit(self, effect: EmitDelta) -> None:
         sink = self._sinks.get(effect.request_id)
         if sink is None:
             return
@@ -347,14 +347,14 @@ class Router:
             log.exception("the sink of request %s failed", effect.request_id)
             self._cut(effect.request_id, "internal_error")
 
-    def _end(self, effect: Finish | Fail | Gone) -> None:
+    def _end(self, effect: FinishRequest | FailRequest | ClientGone) -> None:
         sink = self._sinks.pop(effect.request_id, None)
         # Before the client hears of the end: it may ask for the reasons at once.
         self._decisions.ended(effect.summary)
         try:
-            if sink is not None and isinstance(effect, Finish):
+            if sink is not None and isinstance(effect, FinishRequest):
                 sink.on_finish(effect.summary)
-            elif sink is not None and isinstance(effect, Fail):
+            elif sink is not None and isinstance(effect, FailRequest):
                 sink.on_error(effect.error, effect.summary)
         except Exception:  # as for a delta
             log.exception("the sink of request %s failed at its end", effect.request_id)
@@ -363,7 +363,7 @@ class Router:
 
     def _cut(self, request_id: str, outcome: str) -> None:
         self._sinks.pop(request_id, None)
-        self._feed(Cancelled(request_id, outcome))
+        self._feed(RequestCancelled(request_id, outcome))
 
     def _address(self, effect: SubmitTo | AbortOn | ReleaseOn) -> None:
         member = self._members.get(effect.worker_id)
@@ -416,7 +416,7 @@ class Router:
             error=error.code,
             error_message=error.message,
         )
-        self._feed(Step(worker_id, StepBatch((delta,))))
+        self._feed(StepReceived(worker_id, StepBatch((delta,))))
 
     # -- views -----------------------------------------------------------------------------------
 

@@ -18,7 +18,7 @@ from kvasir.core.demand import PoolPlan
 from kvasir.core.kv import KvState, KvStatus, Medium, TierLoad
 from kvasir.core.requests import EngineLoad
 from kvasir.native import TreeStats
-from kvasir.ports.router import AdmissionView, Books, WorkerView
+from kvasir.ports.router import Accounting, AdmissionView, WorkerView
 from kvasir.telemetry.metrics import Metrics
 from kvasir.telemetry.reasons import OK, REASONS
 from kvasir.telemetry.tenant_series import LimitsState, TenantFigures, TenantUse
@@ -41,7 +41,7 @@ def every_series() -> set[str]:
     load = EngineLoad(tiers=(TierLoad(Medium.CPU),))
     metrics.workers([WorkerView("w", "a", "p", "ready", load=load, kv=KvStatus(KvState.EXACT, "", 0.0))])
     metrics.track_index(lambda: TreeStats(*[0] * 9))
-    metrics.track_books(lambda: Books(0, 0, 0, 0, 0))
+    metrics.track_books(lambda: Accounting(0, 0, 0, 0, 0))
     metrics.track_admission(lambda: {"m": AdmissionView()})
     metrics.track_scaling(lambda: {"p": PoolPlan(1, 1, 0, acting=True)}, lambda: 0.0)
     metrics.track_tenants(lambda: TenantFigures((TenantUse("t"),), LimitsState(shared=True, decided_alone=0)))

@@ -19,7 +19,7 @@ from tests.kit.cluster.slices import Pod, endpoint_slice
 from kvasir.clock import MonotonicClock
 from kvasir.config.spec.discovery import KubernetesDiscoverySpec
 from kvasir.core.errors import ConfigError
-from kvasir.core.membership import Endpoint, MemberRecord, Members, member_key
+from kvasir.core.membership import Endpoint, MemberRecord, MembershipSnapshot, member_key
 from kvasir.ports.discovery import Discovery
 from kvasir_platform.cluster.kubernetes.api import Access
 from kvasir_platform.cluster.kubernetes.api import ApiServer as KubernetesApi
@@ -253,7 +253,7 @@ async def source(request: pytest.FixtureRequest) -> AsyncIterator[Source]:
     await made.discovery.close()
 
 
-async def following(watch: AsyncIterator[Members]) -> Members:
+async def following(watch: AsyncIterator[MembershipSnapshot]) -> MembershipSnapshot:
     async with asyncio.timeout(PATIENCE_S):
         return await anext(watch)
 

@@ -14,13 +14,13 @@ from tests.kit.gateway.classifier_server import classifier_server
 
 from kvasir.clock import MonotonicClock
 from kvasir.config.spec.filters import ClassifierFilterSpec, RegexFilterSpec
-from kvasir.ports.output_filter import Act, Judge, OutputFilter, Part, Subject
+from kvasir.ports.output_filter import AnswerPart, FilterAction, Judge, OutputFilter, Subject
 from kvasir_platform.gateway.filters.classifier import ClassifierFilter
 from kvasir_platform.gateway.filters.regex import RegexFilter
 
 PATIENCE_S = 30.0
 HELD = 64
-SUBJECT = Subject("m", Part.CONTENT, "acme")
+SUBJECT = Subject("m", AnswerPart.CONTENT, "acme")
 
 Make = Callable[..., OutputFilter]
 """Makes a filter that finds `bad`, with fields of its spec."""
@@ -42,14 +42,14 @@ class Text:
         self.judge = under.judge(SUBJECT, self.rule, before)
         return self
 
-    def rule(self, until: int, act: Act) -> None:
+    def rule(self, until: int, act: FilterAction) -> None:
         assert not self.ended
         assert not self.closed
         assert self.ruled <= until <= len(self.fed)
-        assert act is Act.END or until > self.ruled
-        self.shown += "#" if act is Act.REDACT else self.fed[self.ruled : until]
+        assert act is FilterAction.END or until > self.ruled
+        self.shown += "#" if act is FilterAction.REDACT else self.fed[self.ruled : until]
         self.ruled = until
-        self.ended = act is Act.END
+        self.ended = act is FilterAction.END
         self.changed.set()
 
     def feed(self, text: str) -> None:
@@ -193,6 +193,6 @@ async def test_texts_are_judged_apart(make: Make) -> None:
 async def test_it_applies_where_its_spec_says_and_nowhere_else(make: Make) -> None:
     under = make(models=("m",), tenants=("acme",), parts=("content",))
     assert under.applies(SUBJECT)
-    assert not under.applies(Subject("other", Part.CONTENT, "acme"))
-    assert not under.applies(Subject("m", Part.REASONING, "acme"))
-    assert not under.applies(Subject("m", Part.CONTENT))
+    assert not under.applies(Subject("other", AnswerPart.CONTENT, "acme"))
+    assert not under.applies(Subject("m", AnswerPart.REASONING, "acme"))
+    assert not under.applies(Subject("m", AnswerPart.CONTENT))

@@ -18,7 +18,7 @@ from tests.kit.lab.redis_server import RedisServer, find_redis
 
 from kvasir.clock import MonotonicClock
 from kvasir.config.spec.redis import LimitsRedisSpec
-from kvasir.ports.limits import Grant, Levels, Quota, RateLimits, Refusal
+from kvasir.ports.limits import Grant, Levels, LimitRefusal, Quota, RateLimits
 from kvasir_platform.gateway.tenants.memory_limits import MemoryLimits
 from kvasir_platform.gateway.tenants.redis_limits import RedisLimits
 
@@ -54,8 +54,8 @@ async def until(holds: Callable[[], bool]) -> None:
             await asyncio.sleep(0.001)
 
 
-async def take(limits: RateLimits, tenant: str, quota: Quota, tokens: int = 0) -> Grant | Refusal:
-    answer: asyncio.Future[Grant | Refusal] = asyncio.get_running_loop().create_future()
+async def take(limits: RateLimits, tenant: str, quota: Quota, tokens: int = 0) -> Grant | LimitRefusal:
+    answer: asyncio.Future[Grant | LimitRefusal] = asyncio.get_running_loop().create_future()
     limits.take(tenant, quota, tokens, answer.set_result)
     async with asyncio.timeout(PATIENCE_S):
         return await answer
@@ -67,9 +67,9 @@ async def granted(limits: RateLimits, tenant: str, quota: Quota, tokens: int = 0
     return verdict
 
 
-async def refused(limits: RateLimits, tenant: str, quota: Quota, tokens: int = 0) -> Refusal:
+async def refused(limits: RateLimits, tenant: str, quota: Quota, tokens: int = 0) -> LimitRefusal:
     verdict = await take(limits, tenant, quota, tokens)
-    assert isinstance(verdict, Refusal), verdict
+    assert isinstance(verdict, LimitRefusal), verdict
     return verdict
 
 
@@ -138,7 +138,7 @@ async def test_who_waits_as_told_gets_in(bench: Bench) -> None:
     waited = 0
     while waited < 5:
         verdict = await take(limits, "a", quota, 200)
-        if isinstance(verdict, Refusal):
+        if isinstance(verdict, LimitRefusal):
             assert verdict.limit == "tokens"
             assert verdict.retry_after_s <= 0.2 + 1e-3
             await asyncio.sleep(verdict.retry_after_s)
@@ -342,7 +342,7 @@ async def test_a_frozen_redis_costs_one_deadline_and_then_nothing(
             verdicts = await asyncio.gather(*(take(limits, "a", Quota(5)) for _ in range(10)))
             assert sum(isinstance(verdict, Grant) for verdict in verdicts) == 5
             assert not limits.shared
-            at_once: list[Grant | Refusal] = []
+            at_once: list[Grant | LimitRefusal] = []
             limits.take("b", Quota(1), 0, at_once.append)
             assert len(at_once) == 1
             assert len(told(caplog)) == 1
@@ -390,7 +390,7 @@ async def test_who_waits_when_the_router_stops_is_answered(redis: RedisServer) -
     bench = Bench(lambda: over(redis))
     async with bench.tasks:
         limits = await bench.router()
-        answers: list[Grant | Refusal] = []
+        answers: list[Grant | LimitRefusal] = []
         limits.take("a", Quota(1), 0, answers.append)
         assert not answers
     assert len(answers) == 1

@@ -30,7 +30,7 @@ from kvasir.core.requests import (
     ToolCallDelta,
 )
 from kvasir.ports.router import BrownoutView, RequestPort, RequestSummary, RouterPort
-from kvasir_platform.sim.client import Stream
+from kvasir_platform.sim.client import ClientStream
 from kvasir_platform.sim.cluster import Cluster
 from kvasir_platform.sim.stories import small_deployment
 
@@ -86,7 +86,7 @@ def request(name: str, tokens: int = 100, **rest: Any) -> Request:
 
 async def refusal(port: RequestPort, asked: Request) -> tuple[KvasirError, RequestSummary | None]:
     """How a request is refused: at once, or by its sink in a summary that says so."""
-    stream = Stream(asked)
+    stream = ClientStream(asked)
     try:
         port.submit(asked, stream)
     except KvasirError as error:
@@ -107,7 +107,7 @@ async def test_every_request_ends_once_with_all_its_tokens_in_order(
     streams = []
     for i in range(40):
         asked = request(f"r{i}", rng.randrange(1, 200), arrival_s=cluster.clock.now())
-        streams.append(Stream(asked))
+        streams.append(ClientStream(asked))
         port.submit(asked, streams[-1])
     async with asyncio.timeout(PATIENCE_S):
         for stream in streams:
@@ -127,7 +127,7 @@ async def test_nothing_comes_after_a_cancel_and_every_worker_is_free_again(
 ) -> None:
     port, cluster = production
     long = Sampling(max_tokens=400, temperature=0.0, ignore_eos=True)
-    streams = [Stream(request(f"r{i}", sampling=long)) for i in range(8)]
+    streams = [ClientStream(request(f"r{i}", sampling=long)) for i in range(8)]
     for stream in streams:
         port.submit(stream.request, stream)
     async with asyncio.timeout(PATIENCE_S):
@@ -141,7 +141,7 @@ async def test_nothing_comes_after_a_cancel_and_every_worker_is_free_again(
 
 
 async def test_what_is_on_its_way_when_a_request_is_cancelled_does_not_reach_its_sink(scripted: Side) -> None:
-    stream, other = Stream(request("r")), Stream(request("other"))
+    stream, other = ClientStream(request("r")), ClientStream(request("other"))
     for each in (stream, other):
         scripted.port.submit(each.request, each)
     async with asyncio.timeout(PATIENCE_S):
@@ -162,7 +162,7 @@ async def test_a_request_that_is_cancelled_in_the_turn_in_which_it_was_submitted
     production: tuple[RequestPort, Cluster],
 ) -> None:
     port, cluster = production
-    stream, other = Stream(request("a")), Stream(request("b"))
+    stream, other = ClientStream(request("a")), ClientStream(request("b"))
     port.submit(stream.request, stream)
     port.cancel("a")
     port.submit(other.request, other)
@@ -191,7 +191,7 @@ async def test_an_error_arrives_as_it_was_raised(scripted: Side, error: KvasirEr
         got, summary = await refusal(scripted.port, asked)
         assert summary is None or summary.refused
     else:
-        stream = Stream(asked)
+        stream = ClientStream(asked)
         scripted.port.submit(asked, stream)
         async with asyncio.timeout(PATIENCE_S):
             answer = await scripted.router.submitted()
@@ -233,7 +233,7 @@ async def test_a_request_comes_to_the_router_as_it_was_sent(scripted: Side) -> N
         parsing=Parsing(tools="[]", tool_choice="auto"),
         tenant="acme",
     )
-    scripted.port.submit(asked, Stream(asked))
+    scripted.port.submit(asked, ClientStream(asked))
     async with asyncio.timeout(PATIENCE_S):
         seen = (await scripted.router.submitted()).request
     assert isinstance(seen, Request)
@@ -243,7 +243,7 @@ async def test_a_request_comes_to_the_router_as_it_was_sent(scripted: Side) -> N
 async def test_a_delta_comes_to_the_sink_as_it_was_sent(scripted: Side) -> None:
     asked = request("r")
     heard: list[Delta] = []
-    stream = Stream(asked, lambda what: heard.append(what) if isinstance(what, Delta) else None)
+    stream = ClientStream(asked, lambda what: heard.append(what) if isinstance(what, Delta) else None)
     sent = Delta(
         "r",
         0,
@@ -273,7 +273,7 @@ async def test_a_sink_that_fails_loses_its_own_stream_only(production: tuple[Req
     def fail(_: object) -> None:
         raise ZeroDivisionError
 
-    bad, good = Stream(request("bad"), fail), Stream(request("good"))
+    bad, good = ClientStream(request("bad"), fail), ClientStream(request("good"))
     port.submit(bad.request, bad)
     port.submit(good.request, good)
     async with asyncio.timeout(PATIENCE_S):
@@ -284,7 +284,7 @@ async def test_a_sink_that_fails_loses_its_own_stream_only(production: tuple[Req
 
 async def test_cancelling_what_is_not_known_does_nothing(scripted: Side) -> None:
     asked = request("r")
-    stream = Stream(asked)
+    stream = ClientStream(asked)
     scripted.port.cancel("never")
     scripted.port.submit(asked, stream)
     async with asyncio.timeout(PATIENCE_S):
@@ -296,7 +296,7 @@ async def test_cancelling_what_is_not_known_does_nothing(scripted: Side) -> None
 
 async def test_a_name_that_is_in_use_is_refused(production: tuple[RequestPort, Cluster]) -> None:
     port, _ = production
-    first = Stream(request("r"))
+    first = ClientStream(request("r"))
     port.submit(first.request, first)
     error, _ = await refusal(port, request("r"))
     assert error.code == "duplicate_request"
@@ -312,7 +312,7 @@ async def test_readiness_and_pressure_are_told(behind: Behind) -> None:
     port = await behind(router)
     asked = request("r")
     async with asyncio.timeout(PATIENCE_S):
-        stream = Stream(asked)
+        stream = ClientStream(asked)
         port.submit(asked, stream)
         (await router.submitted()).finish()
         await stream.finished()

@@ -13,8 +13,8 @@ from kvasir.core.errors import ConfigError
 from kvasir.core.requests import Role
 from kvasir.ports.scaler import Replica, ReplicaState, Scaler
 from kvasir_platform.cluster.ray.scaler import RayScaler
-from kvasir_platform.sim.scaling.days import Shape
-from kvasir_platform.sim.scaling.fleet import Kind, Level, ScaledFleet
+from kvasir_platform.sim.scaling.days import RequestShape
+from kvasir_platform.sim.scaling.fleet import Kind, ScaledFleet, SimSlo
 
 STARTING, SERVING, LEAVING = ReplicaState
 BEGIN = {"prefill": 3, "decode": 2}
@@ -46,8 +46,8 @@ class Simulated:
         kind = Kind(0.01, 1e-5, 0.0, 0.01, 0.0, 0.0, 10_000, 8, start_s=60.0)
         pools = {"prefill": (Role.PREFILL, BEGIN["prefill"]), "decode": (Role.DECODE, BEGIN["decode"])}
         # A stream of each takes a hundred seconds.
-        streams = [Shape(100, 100, 9_900)] * BEGIN["decode"]
-        self.fleet = ScaledFleet(kind, Level(1.0, 1.0), pools, [1000.0] * len(streams), streams)
+        streams = [RequestShape(100, 100, 9_900)] * BEGIN["decode"]
+        self.fleet = ScaledFleet(kind, SimSlo(1.0, 1.0), pools, [1000.0] * len(streams), streams)
         self.scaler: Scaler = self.fleet
 
     def settle(self) -> None:

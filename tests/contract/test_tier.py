@@ -15,7 +15,7 @@ from tests.kit.lab.redis_server import RedisServer
 from kvasir.config.spec.tiers import DiskTierSpec, RedisTierSpec
 from kvasir.core.identity import KvLayout
 from kvasir.core.kv import Medium
-from kvasir.ports.tier import Block, Change, KvTier, Read, Write
+from kvasir.ports.tier import Block, Change, KvTier, TierRead, TierWrite
 from kvasir_workers.tiers.blob import fingerprint
 from kvasir_workers.tiers.blobs.disk import DiskTier
 from kvasir_workers.tiers.blobs.redis_tier import RedisTier
@@ -89,7 +89,7 @@ def put(tier: KvTier, *numbers: int) -> Change:
     """The bytes are gone when the call returns, as the port allows."""
     kept = [bytearray(content(number)) for number in numbers]
     change = tier.put(
-        [Write(block(n), memoryview(data).toreadonly()) for n, data in zip(numbers, kept, strict=True)]
+        [TierWrite(block(n), memoryview(data).toreadonly()) for n, data in zip(numbers, kept, strict=True)]
     )
     for data in kept:
         data[:] = bytes(SIZE)
@@ -98,7 +98,7 @@ def put(tier: KvTier, *numbers: int) -> Change:
 
 def get(tier: KvTier, *numbers: int) -> list[bytes]:
     targets = [bytearray(SIZE) for _ in numbers]
-    count = tier.get([Read(key, memoryview(t)) for key, t in zip(keys(numbers), targets, strict=True)])
+    count = tier.get([TierRead(key, memoryview(t)) for key, t in zip(keys(numbers), targets, strict=True)])
     return [bytes(target) for target in targets[:count]]
 
 
@@ -308,7 +308,7 @@ def test_after_a_hole_little_more_is_asked_for(redis: RedisServer) -> None:
     size = 1 << 20
     tier = RedisTier(redis_spec(redis), PRINT, size)
     redis.ask("CONFIG", "RESETSTAT")
-    assert tier.get([Read(block(number).key, memoryview(bytearray(size))) for number in range(40)]) == 0
+    assert tier.get([TierRead(block(number).key, memoryview(bytearray(size))) for number in range(40)]) == 0
     calls = int(redis.info("commandstats")["cmdstat_getrange"].partition("calls=")[2].partition(",")[0])
     assert 1 <= calls <= 8
     tier.close()

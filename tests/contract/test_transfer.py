@@ -18,7 +18,7 @@ from tests.kit.engines.memory_transfer import MemoryFabric, MemoryTransfer
 from tests.kit.engines.transfer_peers import LAYERS, LocalPeer, Peer, ProcessPeer
 
 from kvasir.core.errors import TransferError
-from kvasir.ports.transfer import WHOLE, LeaseEnded, Offer, Part, Pulled, PullFailed, TransferEvent
+from kvasir.ports.transfer import WHOLE, BlockPart, LeaseEnded, Offer, Pulled, PullFailed, TransferEvent
 
 BLOCK_BYTES = 4096
 PATIENCE_S = 20.0
@@ -333,7 +333,7 @@ def test_each_of_two_ranks_pulls_its_half_of_the_heads_of_one(ranks: Ranks) -> N
     ranks.whole.extend("to halves", [4])
     for index, half in enumerate(ranks.halves):
         assert ranks.whole.poll() == []
-        half.pull("p", offer, 0, [8, 7], 60.0, Part(index, 2))
+        half.pull("p", offer, 0, [8, 7], 60.0, BlockPart(index, 2))
         (ended,) = events(half, 1)
         assert isinstance(ended, Pulled), ended
         assert ended.bytes_moved == LAYERS * BLOCK_BYTES
@@ -347,7 +347,7 @@ def test_one_rank_pulls_both_halves_of_the_heads_from_two(ranks: Ranks) -> None:
     for index, half in enumerate(ranks.halves):
         half.write(3, 30 + index)
         offer = half.offer(f"from half {index}", 1, [3], 60.0)
-        ranks.whole.pull(f"p{index}", offer, 0, [20], 60.0, WHOLE, Part(index, 2))
+        ranks.whole.pull(f"p{index}", offer, 0, [20], 60.0, WHOLE, BlockPart(index, 2))
     for ended in events(ranks.whole, 2):
         assert isinstance(ended, Pulled), ended
         assert ended.bytes_moved == LAYERS * BLOCK_BYTES // 2

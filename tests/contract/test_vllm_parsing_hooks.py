@@ -17,7 +17,7 @@ import pytest
 from kvasir.config.checks.parsers import REASONING_PARSERS, TOOL_PARSERS
 from kvasir.config.load.model_files import resolve_model
 from kvasir.core.requests import Parsing, Sampling
-from kvasir_workers.engines.parts import Parts
+from kvasir_workers.engines.parts import StepParts
 
 pytestmark = pytest.mark.slow
 
@@ -162,12 +162,12 @@ class Bench:
     def choice(self) -> Any:
         return self.parsers.choice(self.understood, self.prompt)
 
-    def heard(self, size: int = 1) -> list[Parts]:
+    def heard(self, size: int = 1) -> list[StepParts]:
         """With `size` tokens a step."""
         return feed(self.choice(), self.steps(), size)
 
 
-def feed(choice: Any, steps: Sequence[tuple[int, str]], size: int = 1) -> list[Parts]:
+def feed(choice: Any, steps: Sequence[tuple[int, str]], size: int = 1) -> list[StepParts]:
     made = []
     for begin in range(0, len(steps), size):
         some = steps[begin : begin + size]
@@ -179,7 +179,7 @@ def feed(choice: Any, steps: Sequence[tuple[int, str]], size: int = 1) -> list[P
 Joined = tuple[str, str, list[tuple[str, str]]]
 
 
-def joined(parts: Sequence[Parts]) -> Joined:
+def joined(parts: Sequence[StepParts]) -> Joined:
     """Content, reasoning, and each call's name and arguments."""
     calls: dict[int, list[str]] = {}
     for each in parts:

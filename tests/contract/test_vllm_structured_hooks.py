@@ -82,7 +82,7 @@ def core(runtime: Any) -> Core:
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.tokenizers import get_tokenizer
 
-    from kvasir_workers.engines.vllm.output.structured import Rules
+    from kvasir_workers.engines.vllm.output.structured import StructuredRules
 
     path = str(resolve_model("kvasir-tiny"))
     deployment = Deployment(disaggregation="never", pools=(PoolSpec(name="both", role=Role.BOTH),))
@@ -90,7 +90,7 @@ def core(runtime: Any) -> Core:
     made["structured_outputs_config"] = StructuredOutputsConfig(**made["structured_outputs_config"])
     config = AsyncEngineArgs(**made).create_engine_config()
     tokenizer = get_tokenizer(path)
-    rules = Rules(
+    rules = StructuredRules(
         config.structured_outputs_config,
         compilers(EngineSpec()),
         model_config=config.model_config,
@@ -207,9 +207,9 @@ def test_a_schema_too_deep_is_refused(core: Core) -> None:
 
 
 def test_one_compiler_may_be_chosen(core: Core) -> None:
-    from kvasir_workers.engines.vllm.output.structured import Rules, structured_params
+    from kvasir_workers.engines.vllm.output.structured import StructuredRules, structured_params
 
-    rules = Rules(
+    rules = StructuredRules(
         core.config.structured_outputs_config,
         compilers(EngineSpec(structured_outputs="xgrammar")),
         model_config=core.config.model_config,
@@ -239,7 +239,7 @@ def test_a_judged_rule_is_not_judged_again_when_it_is_added(runtime: Any, core: 
 
 
 def test_tags_leave_little_white_space_where_json_is_to_be_compact(core: Core) -> None:
-    from kvasir_workers.engines.vllm.output.structured import Rules, structured_params
+    from kvasir_workers.engines.vllm.output.structured import StructuredRules, structured_params
 
     tag = {
         "type": "tag",
@@ -252,7 +252,9 @@ def test_tags_leave_little_white_space_where_json_is_to_be_compact(core: Core) -
     roomy = '<a>{"name":  "b", "age": 1}</a>'
     for compact in (False, True):
         config = replace(core.config.structured_outputs_config, disable_any_whitespace=compact)
-        rules = Rules(config, ("xgrammar",), model_config=core.config.model_config, tokenizer=core.tokenizer)
+        rules = StructuredRules(
+            config, ("xgrammar",), model_config=core.config.model_config, tokenizer=core.tokenizer
+        )
         rule = rules.vetted(structured_params(Structured(Constraint.STRUCTURAL_TAG, spec)))
         for text, good in ((roomy, not compact), (roomy.replace(":  ", ": "), True)):
             manager = core.manager()

@@ -17,7 +17,7 @@ from typing import Any
 import httpx
 import psutil
 import pytest
-from tests.kit.lab.invariants import unrest
+from tests.kit.lab.invariants import invariant_violations
 from tests.kit.processes import command_line
 
 START_S = 240.0
@@ -153,7 +153,7 @@ def invariants(request: pytest.FixtureRequest) -> Iterator[None]:
     left: list[str] = []
 
     def at_rest() -> bool:
-        left[:] = unrest(running.page("/status").json(), running.page("/metrics").text)
+        left[:] = invariant_violations(running.page("/status").json(), running.page("/metrics").text)
         return not left
 
     try:

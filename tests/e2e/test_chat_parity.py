@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from kvasir.config.load.model_files import resolve_model
-from kvasir_platform.gateway.catalog.capabilities import ModelPowers
+from kvasir_platform.gateway.catalog.capabilities import ModelCapabilities
 from kvasir_platform.gateway.openai.calls import chat_call
 from kvasir_platform.gateway.openai.schema.decode import decode_chat
 from kvasir_platform.gateway.prompt.chat_template import ChatTemplate, special_tokens
@@ -118,7 +118,7 @@ def test_the_edge_renders_chats_as_vllms_server_does(folder: Path, template: str
     tokenizer = AutoTokenizer.from_pretrained(folder)
     source = TEMPLATES[template] or str(tokenizer.chat_template)
     ours = ChatTemplate(source, special_tokens(folder))
-    powers = ModelPowers(tools=True, reasoning=True)
+    powers = ModelCapabilities(tools=True, reasoning=True)
     compared = 0
     for name, body in BODIES.items():
         if body.get("documents") and not ours.takes_documents:

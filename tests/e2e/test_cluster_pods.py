@@ -33,7 +33,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tests.kit.lab.redis_server import RedisServer, find_redis
 from tests.kit.processes import command_line
 
-from kvasir_platform.cluster.local.commands import Ask, ask, socket_path
+from kvasir_platform.cluster.local.commands import ControlCommand, ask, socket_path
 
 pytestmark = [
     pytest.mark.slow,
@@ -356,7 +356,7 @@ def test_a_release_serves_outlives_its_head_and_loses_pods_without_a_stream(clus
 
     # It takes commands again, as `kubectl exec` gives them: a second decode worker gets the second pod.
     cluster.worker("decode", SPARE)
-    told = list(ask(socket_path(cluster.head_dir), Ask("scale", "decode", 2), PATIENCE_S))
+    told = list(ask(socket_path(cluster.head_dir), ControlCommand("scale", "decode", 2), PATIENCE_S))
     assert told[-1]["event"] == "done", told
     cluster.until(lambda: _health(SPARE) == SERVING, "the second decode pod is ready")
     cluster.until(lambda: _ready_workers(url) == 3, "the router has three workers")

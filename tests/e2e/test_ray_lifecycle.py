@@ -25,7 +25,7 @@ import pytest
 from tests.kit.lab.redis_server import RedisServer, find_redis
 from tests.kit.processes import command_line, lives
 
-from kvasir_platform.cluster.local.commands import Ask, ask, socket_path
+from kvasir_platform.cluster.local.commands import ControlCommand, ask, socket_path
 
 if TYPE_CHECKING:
     from tests.e2e.conftest import Stack
@@ -140,12 +140,12 @@ class Cluster:
         decode = [worker for worker in self.stack.workers() if worker["pool"] == "decode"]
         return {worker["worker_id"]: worker["in_flight"] for worker in decode}
 
-    def command(self, what: Ask) -> list[dict[str, Any]]:
+    def command(self, what: ControlCommand) -> list[dict[str, Any]]:
         state = json.loads((self.stack.home / "kvasir" / "state.json").read_text())
         return list(ask(socket_path(Path(state["temp_dir"])), what, PATIENCE_S))
 
     def scale(self, replicas: int) -> None:
-        assert self.command(Ask("scale", "decode", replicas))[-1]["event"] == "done"
+        assert self.command(ControlCommand("scale", "decode", replicas))[-1]["event"] == "done"
         self.until(lambda: len(self.replicas("decode")) == replicas, f"{replicas} decode replicas")
         self.until(lambda: len(self.ready("decode")) == replicas, f"{replicas} decode workers in use")
 

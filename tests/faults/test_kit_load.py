@@ -10,7 +10,7 @@ from random import Random
 
 import pytest
 from tests.kit.lab.gateway import metric
-from tests.kit.lab.invariants import Descriptors, Violated, unrest
+from tests.kit.lab.invariants import Descriptors, Violated, invariant_violations
 from tests.kit.lab.load import OpenLoop, asks, quantile, tally
 from tests.kit.lab.stream import Ask, complete, expected_text, open_stream
 
@@ -225,7 +225,7 @@ def test_unrest_names_what_is_left_and_where() -> None:
         "kvasir_requests_queued 4.0\nkvasir_router_leases 2.0\nkvasir_router_books_balanced 0.0\n"
         'kvasir_requests_total{model="m",outcome="protocol_error"} 1.0\n'
     )
-    assert unrest(status, series) == [
+    assert invariant_violations(status, series) == [
         "1 requests in flight",
         "w: 2 accounted",
         "w: 1 running",
@@ -236,7 +236,7 @@ def test_unrest_names_what_is_left_and_where() -> None:
         "1 streams lost, repeated or invented tokens on a worker",
     ]
     still = {"in_flight": 0, "workers": [gone]}
-    assert unrest(still, "kvasir_requests_queued 0.0\nkvasir_router_books_balanced 1.0\n") == []
+    assert invariant_violations(still, "kvasir_requests_queued 0.0\nkvasir_router_books_balanced 1.0\n") == []
 
 
 async def test_descriptors_that_stay_open_are_a_violation() -> None:

@@ -22,16 +22,16 @@ from kvasir.core.requests import (
     ToolCallDelta,
     Usage,
 )
-from kvasir.ports.limits import Grant, Levels, Quota, Refusal
+from kvasir.ports.limits import Grant, Levels, LimitRefusal, Quota
 from kvasir.ports.router import RequestSummary
 from kvasir_platform.edge import frames as module
 from kvasir_platform.edge.frames import (
     Ended,
     ErrorNote,
     Frames,
-    Leave,
-    Settled,
-    Take,
+    LimitRequest,
+    LimitResponse,
+    LimitSettled,
     ToCore,
     ToEdge,
     frames,
@@ -79,16 +79,18 @@ summaries = st.builds(RequestSummary, texts, texts, texts, times, times, refused
 errors = st.builds(ErrorNote, texts, texts, texts, counts, st.none() | texts, times)
 quotas = st.builds(Quota, st.none() | counts, st.none() | counts, st.none() | counts)
 levels = st.builds(Levels, times, times)
-leaves = st.builds(Leave, counts, grant=st.builds(Grant, texts, quotas, counts, levels)) | st.builds(
-    Leave, counts, refusal=st.builds(Refusal, st.sampled_from(["requests", "tokens"]), times, levels)
+leaves = st.builds(LimitResponse, counts, grant=st.builds(Grant, texts, quotas, counts, levels)) | st.builds(
+    LimitResponse,
+    counts,
+    refusal=st.builds(LimitRefusal, st.sampled_from(["requests", "tokens"]), times, levels),
 )
 to_core = st.builds(
     ToCore,
     submits=st.lists(requests, max_size=3),
     cancels=st.lists(texts, max_size=3),
     named=st.lists(st.tuples(texts, st.lists(texts, max_size=2).map(tuple)), max_size=2),
-    takes=st.lists(st.builds(Take, counts, texts, quotas, counts), max_size=2),
-    settled=st.lists(st.builds(Settled, counts, st.none() | counts), max_size=2),
+    takes=st.lists(st.builds(LimitRequest, counts, texts, quotas, counts), max_size=2),
+    settled=st.lists(st.builds(LimitSettled, counts, st.none() | counts), max_size=2),
     started=st.none() | st.tuples(texts, counts),
     beat=counts,
 )

@@ -29,7 +29,7 @@ class ServedPool:
 
 
 class Serve:
-    """kvasir_platform.cluster.ray.scaler.Pools. `reconcile` is a turn of its controller, `come_up` ends all
+    """See cluster.ray.scaler.ScalablePools. `reconcile` is a turn of its controller, `come_up` ends all
     starts; `told` are those that were asked to leave, and why."""
 
     def __init__(self, **targets: int) -> None:

@@ -15,7 +15,7 @@ from kvasir.config.spec.deployment import Deployment
 from kvasir.core.errors import CapacityError
 from kvasir.core.requests import Request, Role, Sampling, SloClass, token_ids
 from kvasir.ports.router import RequestSummary
-from kvasir_platform.sim.client import Stream
+from kvasir_platform.sim.client import ClientStream
 from kvasir_platform.sim.cluster import Cluster
 from kvasir_platform.sim.stories import simulate
 from kvasir_platform.sim.traffic import TrafficShape, poisson_traffic
@@ -69,7 +69,7 @@ class Crowd:
         for at_s, request in arrivals:
             await clock.sleep(began + at_s - clock.now())
             made = self._made(request)
-            stream = Stream(made)
+            stream = ClientStream(made)
             self.sent += 1
             try:
                 self.cluster.router.submit(made, stream)

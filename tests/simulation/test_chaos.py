@@ -16,18 +16,18 @@ from kvasir_platform.sim.chaos import run
 from kvasir_platform.sim.chaos.__main__ import main
 from kvasir_platform.sim.chaos.rows import row_23
 from kvasir_platform.sim.chaos.run import play
-from kvasir_platform.sim.chaos.schedule import Fault, FaultKind, Schedule, Shape, draw
+from kvasir_platform.sim.chaos.schedule import ClusterShape, Fault, FaultKind, Schedule, draw
 from kvasir_platform.sim.chaos.workload import draw_asks
-from kvasir_platform.sim.client import Stream
+from kvasir_platform.sim.client import ClientStream
 from kvasir_platform.sim.cluster import Cluster
-from kvasir_router.requests.legs import Legs
+from kvasir_router.requests.legs import LegControl
 
 FAST = range(30)
 # Seeds that have found something once, by what they found.
 NAMED = {
     "a failing worker costs more retries than a few requests pay for": 273,
 }
-APART = Shape(prefill=2, decode=2, both=0, disaggregation="always", routers=1)
+APART = ClusterShape(prefill=2, decode=2, both=0, disaggregation="always", routers=1)
 
 
 def one_fault(kind: FaultKind, victim: str = "decode-2", lasts_s: float = 2.0, **more: object) -> Schedule:
@@ -109,45 +109,45 @@ def test_most_requests_come_shortly_before_a_fault() -> None:
 
 
 def test_a_token_that_is_lost_on_its_way_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    on_delta = Stream.on_delta
+    on_delta = ClientStream.on_delta
 
-    def lossy(self: Stream, delta: Delta) -> None:
+    def lossy(self: ClientStream, delta: Delta) -> None:
         if delta.offset != 3:
             on_delta(self, delta)
 
-    monkeypatch.setattr(Stream, "on_delta", lossy)
+    monkeypatch.setattr(ClientStream, "on_delta", lossy)
     assert any("token 4 came at 3" in broken for broken in play(draw(0)).broken)
 
 
 def test_a_wrong_token_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    on_delta = Stream.on_delta
+    on_delta = ClientStream.on_delta
 
-    def wrong(self: Stream, delta: Delta) -> None:
+    def wrong(self: ClientStream, delta: Delta) -> None:
         on_delta(self, replace(delta, token_ids=(7,) * len(delta.token_ids)) if delta.offset == 3 else delta)
 
-    monkeypatch.setattr(Stream, "on_delta", wrong)
+    monkeypatch.setattr(ClientStream, "on_delta", wrong)
     assert any("token 3 is wrong" in broken for broken in play(draw(0)).broken)
 
 
 def test_an_error_without_a_reason_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    on_finish = Stream.on_finish
+    on_finish = ClientStream.on_finish
 
-    def fails(self: Stream, summary: object) -> None:
+    def fails(self: ClientStream, summary: object) -> None:
         self.error = UpstreamError("for no reason", code="worker_failed")
         on_finish(self, summary)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(Stream, "on_finish", fails)
+    monkeypatch.setattr(ClientStream, "on_finish", fails)
     assert any("worker_failed: for no reason" in broken for broken in play(draw(0)).broken)
 
 
 def test_a_stream_that_ends_too_soon_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    on_delta = Stream.on_delta
+    on_delta = ClientStream.on_delta
 
-    def short(self: Stream, delta: Delta) -> None:
+    def short(self: ClientStream, delta: Delta) -> None:
         if delta.finish is not FinishReason.LENGTH:
             on_delta(self, delta)
 
-    monkeypatch.setattr(Stream, "on_delta", short)
+    monkeypatch.setattr(ClientStream, "on_delta", short)
     assert any(" tokens of " in broken for broken in play(draw(0)).broken)
 
 
@@ -168,7 +168,7 @@ def test_a_pause_that_is_too_long_is_found(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_leases_that_are_not_released_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Legs, "release", lambda self, flight: setattr(flight, "lease", None))
+    monkeypatch.setattr(LegControl, "release", lambda self, flight: setattr(flight, "lease", None))
     assert any("not at rest after 5 s" in broken for broken in play(draw(1)).broken)
 
 
@@ -179,7 +179,7 @@ def test_the_command_tells_the_story_and_names_a_seed_that_broke_a_promise(
     told = capsys.readouterr().out
     assert str(draw(4).faults[0]) in told
     assert "ends: ok" in told
-    monkeypatch.setattr(Stream, "on_delta", lambda self, delta: None)
+    monkeypatch.setattr(ClientStream, "on_delta", lambda self, delta: None)
     assert main(["--seed", "4"]) == 1
     assert "seed 4 broke a promise" in capsys.readouterr().out
 

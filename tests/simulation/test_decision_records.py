@@ -10,7 +10,7 @@ import pytest
 from kvasir.core.errors import UpstreamError
 from kvasir.core.requests import Request, Sampling, token_ids
 from kvasir.ports.router import DecisionRecord, RequestSummary
-from kvasir_platform.sim.cluster import Cluster, Stream
+from kvasir_platform.sim.cluster import ClientStream, Cluster
 from kvasir_platform.sim.stories import simulate
 from kvasir_platform.sim.stories import small_deployment as deployment
 
@@ -23,7 +23,7 @@ def explained(cluster: Cluster, request_id: str) -> DecisionRecord:
     return record
 
 
-class Asking(Stream):
+class Asking(ClientStream):
     """A client that asks for the reasons as soon as it hears of the end."""
 
     def __init__(self, request: Request, cluster: Cluster) -> None:

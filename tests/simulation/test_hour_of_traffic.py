@@ -14,7 +14,7 @@ from tests.kit.engines.bench import EngineBench, start_bench
 
 from kvasir.config.spec.deployment import Deployment, EngineSpec, ModelSpec, PoolSpec
 from kvasir.core.requests import EngineRequest, FinishReason, Leg, Role, Sampling
-from kvasir_platform.sim.cluster import Cluster, Stream
+from kvasir_platform.sim.cluster import ClientStream, Cluster
 from kvasir_platform.sim.core.virtual_loop import VirtualClock, run_virtual
 from kvasir_platform.sim.stories import simulate, small_deployment
 from kvasir_platform.sim.traffic import Arrival, TrafficShape, poisson_traffic
@@ -110,7 +110,7 @@ def test_an_hour_of_poisson_traffic_passes_in_seconds() -> None:
 @pytest.mark.timeout(120)
 def test_an_hour_of_poisson_traffic_through_the_router_ends_with_every_stream_whole() -> None:
     shape = TrafficShape(rate=0.25, seconds=3600.0)
-    streams: list[tuple[Stream, Arrival]] = []
+    streams: list[tuple[ClientStream, Arrival]] = []
 
     async def story(cluster: Cluster) -> None:
         began = cluster.clock.now()

@@ -18,10 +18,16 @@ from kvasir.core.requests import Role, SloClass
 from kvasir.native import IS_NATIVE
 from kvasir.ports.routing import Candidates, Plan, RequestView, RoutingPolicy, Target
 from kvasir_platform.sim.replay.goodput import Search, goodput
-from kvasir_platform.sim.replay.outcome import Outcome
-from kvasir_platform.sim.replay.replay import Replay, Setting
+from kvasir_platform.sim.replay.outcome import ReplayOutcome
+from kvasir_platform.sim.replay.replay import Setting, TraceReplay
 from kvasir_platform.sim.replay.replica import a800_node, promise
-from kvasir_platform.sim.replay.trace import BLOCK_TOKENS, Trace, TraceRequest, read_azure, read_mooncake
+from kvasir_platform.sim.replay.trace import (
+    BLOCK_TOKENS,
+    RequestTrace,
+    TraceRequest,
+    read_azure,
+    read_mooncake,
+)
 from kvasir_router.decide import make_policy
 
 NODE = a800_node(device_share=0.05, cpu_bytes=2e10)
@@ -47,7 +53,7 @@ def conversations(path: Path, count: int, seed: int = 3) -> Path:
 
 
 @pytest.fixture
-def trace(tmp_path: Path) -> Trace:
+def trace(tmp_path: Path) -> RequestTrace:
     return read_mooncake(conversations(tmp_path / "trace.jsonl", 60), Random(1))
 
 
@@ -55,11 +61,11 @@ def policy(name: str = "cost", disaggregation: str = "never", seed: int = 1) -> 
     return make_policy(name, disaggregation, Random(seed))
 
 
-def setting(trace: Trace, *, speed_up: float = 2.0, workers: int = 4) -> Setting:
+def setting(trace: RequestTrace, *, speed_up: float = 2.0, workers: int = 4) -> Setting:
     return Setting(trace, NODE, promise(NODE, 6_000), speed_up, workers=workers)
 
 
-def figures(outcome: Outcome) -> tuple[list[float], list[float], list[int], list[float]]:
+def figures(outcome: ReplayOutcome) -> tuple[list[float], list[float], list[int], list[float]]:
     return (
         [round(t, 9) for t in outcome.ttft_s],
         [round(t, 9) for t in outcome.itl_s if not isnan(t)],
@@ -80,7 +86,7 @@ def test_requests_of_one_tick_come_within_it_in_the_order_of_the_file(tmp_path: 
         assert 0.0 <= request.arrival_s - row["timestamp"] / 1000 < 3.0
 
 
-def test_only_whole_blocks_have_names(trace: Trace) -> None:
+def test_only_whole_blocks_have_names(trace: RequestTrace) -> None:
     assert all(len(r.names) == r.prompt_tokens // BLOCK_TOKENS for r in trace.requests)
 
 
@@ -106,10 +112,10 @@ def test_a_cache_without_bounds_hits_all_that_was_there_before_but_the_last_toke
     names = array("Q", [1, 2, 3])
     requests = [TraceRequest(t, 3 * BLOCK_TOKENS, 1, names) for t in (0.0, 1.0)]
     requests.append(TraceRequest(2.0, 2 * BLOCK_TOKENS + 7, 1, names[:2]))
-    assert Trace(tuple(requests)).infinite_hits() == (2 + 2) * BLOCK_TOKENS
+    assert RequestTrace(tuple(requests)).infinite_hits() == (2 + 2) * BLOCK_TOKENS
 
 
-def test_swapped_halves_hold_the_same_requests_in_another_order(trace: Trace) -> None:
+def test_swapped_halves_hold_the_same_requests_in_another_order(trace: RequestTrace) -> None:
     swapped = trace.halves_swapped()
     assert sorted(r.names.tobytes() for r in swapped.requests) == sorted(
         r.names.tobytes() for r in trace.requests
@@ -120,8 +126,8 @@ def test_swapped_halves_hold_the_same_requests_in_another_order(trace: Trace) ->
 
 
 @pytest.mark.parametrize("name", ["cost", "round_robin", "dynamo", "llm_d", "sglang"])
-def test_every_request_ends_and_nothing_is_left_behind(trace: Trace, name: str) -> None:
-    replay = Replay(setting(trace), policy(name))
+def test_every_request_ends_and_nothing_is_left_behind(trace: RequestTrace, name: str) -> None:
+    replay = TraceReplay(setting(trace), policy(name))
     outcome = replay.run()
     replay.settle()
     assert outcome.ended == len(trace.requests)
@@ -131,8 +137,8 @@ def test_every_request_ends_and_nothing_is_left_behind(trace: Trace, name: str) 
     assert all(not worker.legs for worker in replay.fleet.workers.values())
 
 
-def test_at_rest_the_index_knows_what_every_worker_holds(trace: Trace) -> None:
-    replay = Replay(setting(trace), policy())
+def test_at_rest_the_index_knows_what_every_worker_holds(trace: RequestTrace) -> None:
+    replay = TraceReplay(setting(trace), policy())
     replay.run()
     replay.settle()
     index = replay.fleet.index
@@ -146,42 +152,44 @@ def test_at_rest_the_index_knows_what_every_worker_holds(trace: Trace) -> None:
         assert len(held) + len(worker.cache.cpu_names) == status.blocks
 
 
-def test_all_work_is_done_once(trace: Trace) -> None:
-    outcome = Replay(setting(trace), policy()).run()
+def test_all_work_is_done_once(trace: RequestTrace) -> None:
+    outcome = TraceReplay(setting(trace), policy()).run()
     computed = sum(worker.prefilled_tokens for worker in outcome.workers)
     assert computed == trace.prompt_tokens - sum(outcome.cached_tokens)
     generated = sum(worker.generated_tokens for worker in outcome.workers)
     assert generated == sum(r.output_tokens for r in trace.requests)
 
 
-def test_equal_seeds_give_equal_results_and_others_do_not(trace: Trace) -> None:
-    runs = [figures(Replay(setting(trace), policy(seed=seed)).run()) for seed in (1, 1, 2)]
+def test_equal_seeds_give_equal_results_and_others_do_not(trace: RequestTrace) -> None:
+    runs = [figures(TraceReplay(setting(trace), policy(seed=seed)).run()) for seed in (1, 1, 2)]
     assert runs[0] == runs[1]
     assert runs[0] != runs[2]
 
 
-def test_one_worker_hits_nearly_all_that_a_cache_without_bounds_would(trace: Trace) -> None:
+def test_one_worker_hits_nearly_all_that_a_cache_without_bounds_would(trace: RequestTrace) -> None:
     roomy = replace(setting(trace, workers=1, speed_up=0.2), replica=a800_node())
-    assert Replay(roomy, policy()).run().hit_rate(trace) > 0.97
+    assert TraceReplay(roomy, policy()).run().hit_rate(trace) > 0.97
 
 
-def test_the_cost_model_finds_more_prefixes_than_turns_do_and_misses_fewer_promises(trace: Trace) -> None:
+def test_the_cost_model_finds_more_prefixes_than_turns_do_and_misses_fewer_promises(
+    trace: RequestTrace,
+) -> None:
     cost, turns = (
-        Replay(setting(trace, speed_up=4.0), policy(name)).run() for name in ("cost", "round_robin")
+        TraceReplay(setting(trace, speed_up=4.0), policy(name)).run() for name in ("cost", "round_robin")
     )
     assert cost.hit_rate(trace) > 1.5 * turns.hit_rate(trace)
     assert cost.misses < turns.misses
 
 
-def test_hits_are_foreseen(trace: Trace) -> None:
+def test_hits_are_foreseen(trace: RequestTrace) -> None:
     roomy = replace(setting(trace, speed_up=0.5), replica=a800_node())
-    outcome = Replay(roomy, policy()).run()
+    outcome = TraceReplay(roomy, policy()).run()
     assert outcome.foreseen >= 0.98 * len(trace.requests)
 
 
-def test_separate_pools_share_every_request(trace: Trace) -> None:
+def test_separate_pools_share_every_request(trace: RequestTrace) -> None:
     apart = replace(setting(trace), workers=0, prefill_workers=3, decode_workers=2)
-    replay = Replay(apart, policy(disaggregation="always"))
+    replay = TraceReplay(apart, policy(disaggregation="always"))
     outcome = replay.run()
     replay.settle()
     assert replay.fleet.accounted() == {}
@@ -192,11 +200,11 @@ def test_separate_pools_share_every_request(trace: Trace) -> None:
         assert (worker.generated_tokens > 0) != prefills
 
 
-def test_separate_pools_keep_the_gaps_between_tokens_short(trace: Trace) -> None:
+def test_separate_pools_keep_the_gaps_between_tokens_short(trace: RequestTrace) -> None:
     whole = setting(trace, workers=5, speed_up=4.0)
     apart = replace(whole, workers=0, prefill_workers=3, decode_workers=2)
     gaps = [
-        sorted(t for t in Replay(each, policy(disaggregation=how)).run().itl_s if not isnan(t))[-5]
+        sorted(t for t in TraceReplay(each, policy(disaggregation=how)).run().itl_s if not isnan(t))[-5]
         for each, how in ((whole, "never"), (apart, "always"))
     ]
     assert gaps[1] < gaps[0]
@@ -208,7 +216,7 @@ class Watcher:
     name = "watcher"
 
     def __init__(self) -> None:
-        self.replay: Replay | None = None
+        self.replay: TraceReplay | None = None
         self.seen: list[tuple[int, int, int, int, int]] = []
 
     def decide(self, request: RequestView, candidates: Candidates, now: float) -> Plan:
@@ -232,9 +240,9 @@ def test_a_prompt_that_is_computed_is_no_longer_queued_nor_foreseen_but_cached()
     names = array("Q", [1, 2, 3])
     lengths = 3 * BLOCK_TOKENS + 1, 5000
     # While the first prompt is computed, while the first output is, and at rest.
-    trace = Trace(tuple(TraceRequest(t, *lengths, names) for t in (0.0, 0.01, 30.0, 1000.0)))
+    trace = RequestTrace(tuple(TraceRequest(t, *lengths, names) for t in (0.0, 0.01, 30.0, 1000.0)))
     watcher = Watcher()
-    watcher.replay = Replay(setting(trace, workers=1, speed_up=1.0), watcher)
+    watcher.replay = TraceReplay(setting(trace, workers=1, speed_up=1.0), watcher)
     watcher.replay.run()
     prompt, cached = lengths[0], 3 * BLOCK_TOKENS
     queued = [seen[0] for seen in watcher.seen]
@@ -249,9 +257,9 @@ def test_a_prompt_that_is_computed_is_no_longer_queued_nor_foreseen_but_cached()
 
 
 @pytest.mark.parametrize("speed_up", [1.0, 20.0])
-def test_a_request_that_breaks_both_promises_has_missed_once(trace: Trace, speed_up: float) -> None:
+def test_a_request_that_breaks_both_promises_has_missed_once(trace: RequestTrace, speed_up: float) -> None:
     played = setting(trace, speed_up=speed_up)
-    outcome = Replay(played, policy()).run()
+    outcome = TraceReplay(played, policy()).run()
     late = [
         ttft > played.slo.ttft_s or itl > played.slo.itl_s
         for ttft, itl in zip(outcome.ttft_s, outcome.itl_s, strict=True)
@@ -259,24 +267,24 @@ def test_a_request_that_breaks_both_promises_has_missed_once(trace: Trace, speed
     assert outcome.misses == sum(late)
 
 
-def test_a_run_that_has_missed_too_often_stops(trace: Trace) -> None:
+def test_a_run_that_has_missed_too_often_stops(trace: RequestTrace) -> None:
     hopeless = setting(trace, workers=1, speed_up=50.0)
-    outcome = Replay(hopeless, policy()).run(most_misses=5)
+    outcome = TraceReplay(hopeless, policy()).run(most_misses=5)
     assert 5 < outcome.misses < len(trace.requests) / 4
     assert outcome.ended < len(trace.requests)
 
 
 @pytest.mark.skipif(not IS_NATIVE, reason="the Python twin is too slow for many runs")
-def test_goodput_is_the_edge_of_what_meets_the_promise(trace: Trace) -> None:
+def test_goodput_is_the_edge_of_what_meets_the_promise(trace: RequestTrace) -> None:
     search = Search(precision=0.05)
     one, three = (goodput(setting(trace, workers=workers), policy, search) for workers in (1, 3))
     assert three > 1.5 * one
     most = int(0.1 * len(trace.requests))
-    assert Replay(setting(trace, workers=1, speed_up=one), policy()).run().misses <= most
-    assert Replay(setting(trace, workers=1, speed_up=1.06 * one), policy()).run().misses > most
+    assert TraceReplay(setting(trace, workers=1, speed_up=one), policy()).run().misses <= most
+    assert TraceReplay(setting(trace, workers=1, speed_up=1.06 * one), policy()).run().misses > most
 
 
-def test_a_promise_that_cannot_be_kept_at_any_speed_is_said(trace: Trace) -> None:
+def test_a_promise_that_cannot_be_kept_at_any_speed_is_said(trace: RequestTrace) -> None:
     hopeless = replace(setting(trace), slo=SloClass("never", ttft_s=1e-6, itl_s=1.0))
     with pytest.raises(ValueError, match="missed at any speed-up down to"):
         goodput(hopeless, policy, Search())

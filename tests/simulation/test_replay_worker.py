@@ -13,9 +13,9 @@ from kvasir.core.kv import Medium
 from kvasir.core.requests import Leg
 from kvasir.native import PrefixTree
 from kvasir_platform.sim.replay.cache import BlockCache, Hit
-from kvasir_platform.sim.replay.replica import Replica, a800_node
+from kvasir_platform.sim.replay.replica import SimReplica, a800_node
 from kvasir_platform.sim.replay.trace import BLOCK_TOKENS, TraceRequest, block_name
-from kvasir_platform.sim.replay.worker import Happened, Job, SimWorker
+from kvasir_platform.sim.replay.worker import Happened, Job, ReplayWorker
 
 NODE = a800_node(cpu_bytes=0.0)
 
@@ -32,12 +32,12 @@ def request(names: array[int], output: int = 10, extra: int = 1) -> TraceRequest
     return TraceRequest(0.0, len(names) * BLOCK_TOKENS + extra, output, names)
 
 
-def worker(replica: Replica, *chains: array[int]) -> SimWorker:
+def worker(replica: SimReplica, *chains: array[int]) -> ReplayWorker:
     cache = BlockCache(replica.device_blocks, replica.cpu_blocks, parents_of(*chains))
-    return SimWorker("w", replica, cache)
+    return ReplayWorker("w", replica, cache)
 
 
-def run(worker: SimWorker) -> list[Job]:
+def run(worker: ReplayWorker) -> list[Job]:
     """Until nothing is left to do; the jobs in the order in which they ended."""
     ended: list[Job] = []
     while worker.next_event_s < math.inf:
@@ -118,7 +118,7 @@ def test_a_lone_request_takes_the_unloaded_times() -> None:
     assert itl == pytest.approx(NODE.unloaded_itl_s(prompt + 51), rel=1e-3)
 
 
-def step_by_step(replica: Replica, jobs: list[TraceRequest]) -> list[tuple[float, float]]:
+def step_by_step(replica: SimReplica, jobs: list[TraceRequest]) -> list[tuple[float, float]]:
     """(first token, last token) of requests that come at once, one engine step after the other."""
     now, waiting = 0.0, list(range(len(jobs)))
     left = [float(job.prompt_tokens) for job in jobs]

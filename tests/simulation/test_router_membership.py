@@ -8,7 +8,7 @@ from random import Random
 import pytest
 
 from kvasir.core.requests import Sampling
-from kvasir_platform.sim.cluster import Cluster, Stream
+from kvasir_platform.sim.cluster import ClientStream, Cluster
 from kvasir_platform.sim.stories import simulate
 from kvasir_platform.sim.stories import small_deployment as deployment
 from kvasir_workers.engines.sim.model import SimModel
@@ -144,7 +144,7 @@ def test_random_traffic_with_connection_cuts_ends_with_every_stream_whole(seed: 
         rng = Random(seed)
         families = [prompt(rng, 300) for _ in range(4)]
         cutter = asyncio.create_task(_cut_now_and_then(cluster, rng, 25))
-        streams: list[tuple[Stream, int]] = []
+        streams: list[tuple[ClientStream, int]] = []
         for _ in range(120):
             length = rng.randrange(1, 60)
             tokens = rng.choice(families)[: rng.randrange(1, 300)] + prompt(rng, rng.randrange(0, 30))

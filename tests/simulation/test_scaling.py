@@ -23,8 +23,8 @@ from kvasir.ports.scaler import ReplicaState
 from kvasir_platform.planner.forecast import Predictor, Steady
 from kvasir_platform.planner.loop import ScalingLoop
 from kvasir_platform.planner.planner import Planner
-from kvasir_platform.sim.scaling.days import Crowd, Day, Shape, arrivals
-from kvasir_platform.sim.scaling.fleet import Kind, Level, ScaledFleet
+from kvasir_platform.sim.scaling.days import Day, LoadBurst, RequestShape, arrivals
+from kvasir_platform.sim.scaling.fleet import Kind, ScaledFleet, SimSlo
 
 HOUR_S = 3600.0
 LOOK_S = 5.0
@@ -39,11 +39,11 @@ KIND = Kind(
     most_streams=64,
     start_s=60.0,
 )
-LEVEL = Level(ttft_s=10.0, itl_s=0.08)
+LEVEL = SimSlo(ttft_s=10.0, itl_s=0.08)
 # Two seconds of a prefill worker, and of a decode worker about one in ten.
-USUAL = Shape(prompt=12_000, computed=10_000, output=200)
-LONG_PROMPTS = Shape(prompt=16_000, computed=14_000, output=60)
-LONG_ANSWERS = Shape(prompt=300, computed=200, output=1_500)
+USUAL = RequestShape(prompt=12_000, computed=10_000, output=200)
+LONG_PROMPTS = RequestShape(prompt=16_000, computed=14_000, output=60)
+LONG_ANSWERS = RequestShape(prompt=300, computed=200, output=1_500)
 Bounds = Mapping[str, tuple[int, int]]
 WIDE: Bounds = {"prefill": (1, 40), "decode": (1, 20)}
 SLEEPY: Bounds = {"prefill": (0, 9), "decode": (0, 9)}
@@ -80,7 +80,7 @@ class Play:
     was about to, at each look."""
 
     times: list[float]
-    shapes: Shape | Callable[[float], Shape] = USUAL
+    shapes: RequestShape | Callable[[float], RequestShape] = USUAL
     kind: Kind = KIND
     begin: tuple[int, int] = (4, 2)
     bounds: Bounds = field(default_factory=lambda: WIDE)
@@ -93,7 +93,7 @@ class Play:
 
     def __post_init__(self) -> None:
         of = self.shapes
-        shapes = [of if isinstance(of, Shape) else of(at) for at in self.times]
+        shapes = [of if isinstance(of, RequestShape) else of(at) for at in self.times]
         begin = dict(zip(ROLES, self.begin, strict=True))
         pools = {name: (role, begin[name]) for name, role in ROLES.items()}
         self.fleet = ScaledFleet(self.kind, LEVEL, pools, self.times, shapes)
@@ -373,7 +373,7 @@ def test_a_start_that_was_measured_is_what_routers_are_told_the_next_time() -> N
 
 
 def test_a_model_keeps_its_workers_while_it_answers_anything_however_long() -> None:
-    forever = Shape(prompt=100, computed=100, output=60_000)
+    forever = RequestShape(prompt=100, computed=100, output=60_000)
     play = Play(
         [10.0, 11.0],
         shapes=lambda at: forever if at == 10.0 else USUAL,
@@ -503,7 +503,7 @@ def test_bounds_hold_whatever_comes(
     load: list[tuple[float, bool]],
     least: tuple[int, int],
     room: tuple[int, int],
-    shape: Shape,
+    shape: RequestShape,
     slow: frozenset[int],
 ) -> None:
     bounds = {name: (low, low + more) for name, low, more in zip(ROLES, least, room, strict=True)}
@@ -527,7 +527,7 @@ def test_bounds_hold_whatever_comes(
 
 def test_over_a_day_nearly_all_requests_get_their_level_for_less_than_a_fleet_for_its_peak() -> None:
     # Twelve times as fast as a day, and so are starts.
-    crowd = Crowd(at_s=36_000.0, times=1.0, rise_s=1800.0, stays_s=3600.0, falls_s=1800.0)
+    crowd = LoadBurst(at_s=36_000.0, times=1.0, rise_s=1800.0, stays_s=3600.0, falls_s=1800.0)
     rates = Day(0.5, 3.0, 0.15, (crowd,)).rates(np.random.default_rng(3))
     times = poisson(rates.reshape(-1, 12).mean(axis=1), 3)
     length_s = len(rates) / 12

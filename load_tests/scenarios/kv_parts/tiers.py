@@ -9,12 +9,12 @@ from pathlib import Path
 import numpy as np
 
 from kvasir.config.spec.tiers import DiskTierSpec, RedisTierSpec
-from kvasir.ports.tier import KEY_BYTES, Block, KvTier, Read, Write
+from kvasir.ports.tier import KEY_BYTES, Block, KvTier, TierRead, TierWrite
 from kvasir_workers.tiers.blob import fingerprint
 from kvasir_workers.tiers.blobs.disk import DiskTier
 from kvasir_workers.tiers.blobs.redis_tier import RedisTier
 from kvasir_workers.tiers.copier import HostCopier, SlotPart
-from kvasir_workers.tiers.memory import HostMemory
+from kvasir_workers.tiers.memory import SharedMemory
 from load_tests.scenarios.kv_parts.memory import Case, Memory
 
 PATIENCE_S = 30.0
@@ -36,7 +36,7 @@ class HostBench:
             return
         self._case = case
         self._source, self._target = Memory(case, seed), Memory(case, None)
-        memory = HostMemory.create(case.blocks, case.block_bytes)
+        memory = SharedMemory.create(case.blocks, case.block_bytes)
         np.frombuffer(memory.view, np.uint8)[:] = 0
         part = SlotPart(memory, 0)
         self._out = HostCopier(self._source.regions, part, time.perf_counter)
@@ -102,7 +102,7 @@ class LowerBench:
         self._blocks = [Block(name.to_bytes(KEY_BYTES, "big"), name, name - 1) for name in names]
         views = _slots(self._source, case)
         began = time.perf_counter()
-        kept = tier.put([Write(block, view) for block, view in zip(self._blocks, views, strict=True)])
+        kept = tier.put([TierWrite(block, view) for block, view in zip(self._blocks, views, strict=True)])
         seconds = time.perf_counter() - began
         if len(kept.stored) != case.blocks:
             raise TierError(f"{len(kept.stored)} of {case.blocks} blocks were kept: {tier.load()}")
@@ -112,7 +112,7 @@ class LowerBench:
         """Seconds to find all blocks and read them."""
         case, tier = self._prepared()
         reads = [
-            Read(block.key, view)
+            TierRead(block.key, view)
             for block, view in zip(self._blocks, _slots(self._target, case), strict=True)
         ]
         began = time.perf_counter()

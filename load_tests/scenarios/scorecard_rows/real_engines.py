@@ -20,7 +20,7 @@ from typing import Any
 
 import openai
 from tests.kit.lab import gateway
-from tests.kit.lab.invariants import unrest
+from tests.kit.lab.invariants import invariant_violations
 from tests.kit.lab.processes import LabProcess, Processes
 
 from kvasir.clock import MonotonicClock
@@ -174,7 +174,7 @@ class Stage:
 
         async def resting() -> bool:
             page = await gateway.status(self.address, self.key)
-            return not unrest(page, await gateway.metrics(self.address, self.key))
+            return not invariant_violations(page, await gateway.metrics(self.address, self.key))
 
         return await gateway.until(resting, REST_S, "rest", self.clock)
 

@@ -24,7 +24,7 @@ from tests.kit.lab.fleet import Layout
 from kvasir.config.checks.outbound import OutboundRefused, read_url
 from kvasir.config.spec.deployment import Deployment
 from kvasir.config.spec.filters import ClassifierFilterSpec
-from kvasir_platform.gateway.filters.http_post import Endpoint, Poster, PostError
+from kvasir_platform.gateway.filters.http_post import HttpPoster, PostError, PostTarget
 from load_tests.scenarios.scorecard_http import read_answer
 from load_tests.scenarios.scorecard_rows import real_engines
 from load_tests.scenarios.scorecard_rows.common import Figure, NotProven, Trial, exercise, whole
@@ -178,7 +178,7 @@ async def _denied(lure: Lure, caught: Trap) -> bool:
         return list(lure.addresses)
 
     try:
-        poster = Poster(Endpoint(read_url(url)), connections=1, now=lambda: 0.0, resolve=resolve)
+        poster = HttpPoster(PostTarget(read_url(url)), connections=1, now=lambda: 0.0, resolve=resolve)
         await poster.post(b"{}")
     except OutboundRefused:
         return True
@@ -241,7 +241,7 @@ async def _post(service: Trap, *answers: list[str]) -> str | None:
         return next(turns)
 
     target = read_url(f"http://judge.example.com:{service.port}/judge")
-    poster = Poster(Endpoint(target, private=True), connections=1, now=lambda: 0.0, resolve=resolve)
+    poster = HttpPoster(PostTarget(target, private=True), connections=1, now=lambda: 0.0, resolve=resolve)
     try:
         async with asyncio.timeout(_PATIENCE_S):
             await poster.post(b"{}")
@@ -289,7 +289,7 @@ async def _reached(caught: Trap) -> None:
     before = caught.met
     problem = await _post(caught, ["127.0.0.1"])
     target = read_url(caught.url("127.0.0.1"))
-    poster = Poster(Endpoint(target, private=True), connections=1, now=lambda: 0.0)
+    poster = HttpPoster(PostTarget(target, private=True), connections=1, now=lambda: 0.0)
     await poster.post(b"{}")
     poster.close()
     if problem is not None or caught.met != before + 2:

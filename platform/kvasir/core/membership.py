@@ -50,7 +50,7 @@ class Endpoint:
 
 
 @dataclass(frozen=True, slots=True)
-class Members:
+class MembershipSnapshot:
     """A whole snapshot at `revision`. Revisions grow; an equal revision means an equal set."""
 
     revision: int

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import Protocol
 
-from kvasir.core.membership import Endpoint, Members
+from kvasir.core.membership import Endpoint, MembershipSnapshot
 
-__all__ = ["Discovery", "Endpoint", "Members"]
+__all__ = ["Discovery", "Endpoint", "MembershipSnapshot"]
 
 
 class Discovery(Protocol):
     """A source of membership. It says who should exist; sessions say who is alive."""
 
-    def watch(self) -> AsyncIterator[Members]:
+    def watch(self) -> AsyncIterator[MembershipSnapshot]:
         """The current snapshot at once, then one per change. On trouble with its source it keeps the
         last snapshot (fail-static) and goes on trying; it ends only when cancelled or closed."""
         ...

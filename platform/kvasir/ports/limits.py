@@ -51,7 +51,7 @@ class Grant(NamedTuple):
     shared: bool = False
 
 
-class Refusal(NamedTuple):
+class LimitRefusal(NamedTuple):
     """No leave, and nothing charged. `limit` is what was in the way for longest. After `retry_after_s`
     seconds the same is granted, if nobody else takes it before; for concurrency that is a guess."""
 
@@ -66,7 +66,9 @@ class RateLimits(Protocol):
     nobody: the router goes by what it has counted itself, and says so. All calls come from one event loop.
     """
 
-    def take(self, tenant: str, quota: Quota, tokens: int, then: Callable[[Grant | Refusal], None]) -> None:
+    def take(
+        self, tenant: str, quota: Quota, tokens: int, then: Callable[[Grant | LimitRefusal], None]
+    ) -> None:
         """Ask leave for a request that may use so many tokens; `then` is called exactly once. Raises
         ValueError for more tokens than the quota has in a minute, for which no waiting helps."""
         ...

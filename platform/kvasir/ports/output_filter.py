@@ -13,7 +13,7 @@ from enum import StrEnum
 from typing import Protocol
 
 
-class Part(StrEnum):
+class AnswerPart(StrEnum):
     """What of an answer a text is. Arguments of tool calls are their JSON text, each call by itself; a name
     that the model made up for one is a text too."""
 
@@ -22,7 +22,7 @@ class Part(StrEnum):
     TOOLS = "tools"
 
 
-class Act(StrEnum):
+class FilterAction(StrEnum):
     """What is to happen to a piece of text."""
 
     PASS = "pass"  # noqa: S105 - no password
@@ -35,11 +35,11 @@ class Subject:
     """Whose text is judged. `model` is the name that the client sent, `tenant` "" for nobody."""
 
     model: str
-    part: Part
+    part: AnswerPart
     tenant: str = ""
 
 
-Rule = Callable[[int, Act], None]
+Rule = Callable[[int, FilterAction], None]
 """`rule(until, act)`: what becomes of the text from the end of the last ruling to `until`, a count of
 characters from the text's beginning. END lets what comes before `until` through, as far as it was not ruled
 on, and ends the choice there."""

@@ -208,7 +208,7 @@ class AdmissionView:
 
 
 @dataclass(frozen=True, slots=True)
-class Books:
+class Accounting:
     """What a router serves and what it has put on workers for it. In good order every request either runs or
     waits, and work is accounted for exactly those that run. `leases` are held on prefill workers for KV that
     waits to be pulled."""

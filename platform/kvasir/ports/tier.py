@@ -26,7 +26,7 @@ class Block(NamedTuple):
     parent: int
 
 
-class Write(NamedTuple):
+class TierWrite(NamedTuple):
     """A block to keep, and its bytes over all layers and tensor-parallel ranks. `data` stays valid and
     unchanged until `put` returns, and no longer."""
 
@@ -34,7 +34,7 @@ class Write(NamedTuple):
     data: memoryview
 
 
-class Read(NamedTuple):
+class TierRead(NamedTuple):
     """A block that is wanted, and the writable buffer, exactly as long as a block, that it goes to."""
 
     key: bytes
@@ -66,12 +66,12 @@ class KvTier(Protocol):
         """How many of the leading keys are there; a guess, since only `get` looks at their bytes."""
         ...
 
-    def get(self, wanted: Sequence[Read]) -> int:
+    def get(self, wanted: Sequence[TierRead]) -> int:
         """Fill the targets of leading blocks; how many of them are whole and verified. What the other
         targets hold afterwards is undefined."""
         ...
 
-    def put(self, blocks: Sequence[Write]) -> Change:
+    def put(self, blocks: Sequence[TierWrite]) -> Change:
         """Keep these; a block that is there already is only marked as used again, and is not in `stored`."""
         ...
 

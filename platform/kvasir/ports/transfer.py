@@ -48,7 +48,7 @@ class Offer:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class BlockPart:
     """One of `of` equal parts of every block of every layer: the KV heads of one tensor-parallel rank, where
     the other side's ranks hold fewer or more heads."""
 
@@ -56,7 +56,7 @@ class Part:
     of: int = 1
 
 
-WHOLE = Part()
+WHOLE = BlockPart()
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,8 +123,8 @@ class KvTransfer(Protocol):
         target_blocks: Sequence[int],
         timeout_s: float,
         *,
-        source: Part = WHOLE,
-        target: Part = WHOLE,
+        source: BlockPart = WHOLE,
+        target: BlockPart = WHOLE,
     ) -> None:
         """Begin to copy the offer's blocks number `first`, `first + 1`, … to `target_blocks`: of each the
         part `source`, into the part `target`. No targets: the lease is confirmed without a byte moved. A pull

@@ -9,9 +9,9 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from kvasir.ports.router import Books
+from kvasir.ports.router import Accounting
 
-_GAUGES: tuple[tuple[str, str, Callable[[Books], int]], ...] = (
+_GAUGES: tuple[tuple[str, str, Callable[[Accounting], int]], ...] = (
     ("legs", "Requests that run on workers", lambda books: books.running),
     ("accounted_requests", "Requests whose work is accounted on workers", lambda books: books.accounted),
     ("leases", "Leases on prefill workers' KV that is to be pulled", lambda books: books.leases),
@@ -23,7 +23,7 @@ class BooksSeries(Collector):
     """Silent until it is told where to read."""
 
     def __init__(self) -> None:
-        self.read: Callable[[], Books] | None = None
+        self.read: Callable[[], Accounting] | None = None
 
     def collect(self) -> Iterable[Metric]:
         """One family per figure."""

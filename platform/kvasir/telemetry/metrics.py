@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 
 from kvasir.core.demand import PoolPlan
-from kvasir.ports.router import AdmissionView, Books, RequestSummary, WorkerView
+from kvasir.ports.router import Accounting, AdmissionView, RequestSummary, WorkerView
 from kvasir.telemetry.admission_series import AdmissionSeries
 from kvasir.telemetry.books_series import BooksSeries
 from kvasir.telemetry.histogram import Histogram, HistogramFamily
@@ -111,7 +111,7 @@ class Metrics:
         """Read the sizes of the prefix index from `read` at every scrape."""
         self._index.read = read
 
-    def track_books(self, read: Callable[[], Books]) -> None:
+    def track_books(self, read: Callable[[], Accounting]) -> None:
         """Read what is served and what is accounted for it from `read` at every scrape."""
         self._books.read = read
 

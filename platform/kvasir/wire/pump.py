@@ -31,7 +31,7 @@ class Frame(Protocol[In_co]):
     def payload(self) -> In_co | None: ...
 
 
-class Connection(Protocol[OutFrame_contra, In_co]):
+class PumpedConnection(Protocol[OutFrame_contra, In_co]):
     """What both ends of a connection have in common; see kvasir.ports.session."""
 
     async def send(self, frame: OutFrame_contra, /) -> None: ...
@@ -50,7 +50,7 @@ class Pump(Generic[Out, In, OutFrame]):
 
     def __init__(
         self,
-        connection: Connection[OutFrame, In],
+        connection: PumpedConnection[OutFrame, In],
         link: Link[Out],
         *,
         limits: LinkLimits,

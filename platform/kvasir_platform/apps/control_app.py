@@ -27,7 +27,7 @@ from kvasir_platform.apps.common.stopping import Stop, stop_on_signals
 from kvasir_platform.apps.follower_node import NODES
 from kvasir_platform.apps.sizing import Sizing
 from kvasir_platform.apps.worker_node import start_node
-from kvasir_platform.cluster.local.commands import Ask, Caller, listening, socket_path
+from kvasir_platform.cluster.local.commands import CommandClient, ControlCommand, listening, socket_path
 from kvasir_platform.cluster.ray.head import RayHead, ray_environment
 from kvasir_platform.cluster.ray.head_keeper import HeadKeeper
 from kvasir_platform.cluster.ray.pool_commands import PoolCommands
@@ -94,7 +94,7 @@ def run(
 
 
 def turn(
-    asked: tuple[Ask, Caller] | None,
+    asked: tuple[ControlCommand, CommandClient] | None,
     work: PoolCommands,
     pools: RayPools,
     reporter: Reporter,

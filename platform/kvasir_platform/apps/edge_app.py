@@ -20,11 +20,11 @@ from kvasir.clock import MonotonicClock
 from kvasir.config.spec.deployment import Deployment
 from kvasir.core.errors import ConfigError, KvasirError
 from kvasir.telemetry.logs import configure_logging
-from kvasir_platform.apps.common.collector import leave_alone_what_is_here
+from kvasir_platform.apps.common.collector import freeze_gc
 from kvasir_platform.edge.address import shared
 from kvasir_platform.edge.core_link import CoreLink
-from kvasir_platform.edge.frames import Welcome, note_of
-from kvasir_platform.gateway.serving.remote_core import Elsewhere
+from kvasir_platform.edge.frames import EdgeWelcome, note_of
+from kvasir_platform.gateway.serving.remote_core import RemoteCore
 from kvasir_platform.gateway.start import make_gateway, make_metrics, make_models
 
 _LAST_WORDS_S = 5.0
@@ -50,14 +50,14 @@ async def serve(link_fd: int) -> int:
     return 1 if lost else 0
 
 
-async def _serve(deployment: Deployment, welcome: Welcome, link: CoreLink, clock: MonotonicClock) -> None:
+async def _serve(deployment: Deployment, welcome: EdgeWelcome, link: CoreLink, clock: MonotonicClock) -> None:
     addresses = welcome.addresses
     metrics = make_metrics(deployment)
-    core = Elsewhere(link.router, link.limits, link.names, welcome.cache_secret, link.pages.show)
+    core = RemoteCore(link.router, link.limits, link.names, welcome.cache_secret, link.pages.show)
     gateway = make_gateway(deployment, core, clock, metrics, make_models(deployment))
     link.figures = metrics.render
     link.on_drain = link.on_lost = gateway.stop
-    leave_alone_what_is_here()
+    freeze_gc()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, gateway.stop)
     try:
         await gateway.serve([shared(host, port) for host, port in addresses], link.started)

@@ -29,7 +29,7 @@ from kvasir.core.membership import Endpoint
 from kvasir.ports.clock import Clock
 from kvasir.ports.discovery import Discovery
 from kvasir.telemetry.logs import configure_logging
-from kvasir_platform.apps.common.collector import leave_alone_what_is_here
+from kvasir_platform.apps.common.collector import freeze_gc
 from kvasir_platform.apps.common.peer_tls import router_files, tls_names, with_tls_dir
 from kvasir_platform.apps.common.session_token import session_token
 from kvasir_platform.cluster.preflight.cpus import usable_cpus
@@ -117,7 +117,7 @@ async def serve(
     loop = asyncio.get_running_loop()
     for signum in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(signum, gateway.stop)
-    leave_alone_what_is_here()
+    freeze_gc()
     routing = asyncio.create_task(router.run(), name="router")
 
     def ended(task: asyncio.Task[None]) -> None:

@@ -20,10 +20,16 @@ from kvasir.core.errors import StartError
 from kvasir_platform.apps.common.peer_tls import certified
 from kvasir_platform.cluster.certificates import self_signed
 from kvasir_platform.cluster.local.janitor import Janitor, adopt_orphans, marked_environment
-from kvasir_platform.cluster.local.launcher import Launcher, LauncherFactory, Session
+from kvasir_platform.cluster.local.launcher import Launcher, LauncherFactory, LaunchSession
 from kvasir_platform.cluster.local.processes import Children
-from kvasir_platform.cluster.local.runtime_dir import RuntimeDir, State
-from kvasir_platform.cluster.local.supervisor import Limits, Probe, Progress, Supervisor, with_session_token
+from kvasir_platform.cluster.local.runtime_dir import DeploymentState, RuntimeDir
+from kvasir_platform.cluster.local.supervisor import (
+    Probe,
+    StartProgress,
+    Supervisor,
+    SupervisorLimits,
+    with_session_token,
+)
 from kvasir_platform.gateway.tenants.salts import keep_cache_secret
 
 # Beyond the drain: the control process, the router and Ray end one after the other.
@@ -39,7 +45,7 @@ _SAME_SIGNAL_S = 1.0
 _TEMP_ROOT_BYTES = 12
 
 
-def ray_launcher(deployment: Deployment, session: Session) -> Launcher:
+def ray_launcher(deployment: Deployment, session: LaunchSession) -> Launcher:
     """The pools on a Ray of their own; imported only when it is used."""
     from kvasir_platform.cluster.ray.launcher import RayLauncher
 
@@ -55,7 +61,7 @@ async def serve(
     start_timeout_s: float,
     make_launcher: LauncherFactory,
     probe: Probe,
-    report: Callable[[Progress], None],
+    report: Callable[[StartProgress], None],
     tick: Callable[[], None],
 ) -> StartError | None:
     """Run `deployment` until SIGINT, SIGTERM or SIGHUP stops it (None) or it fails (why). A second
@@ -67,9 +73,9 @@ async def serve(
     deployment = with_cache_secret(deployment, runtime.cache_secret_file)
     deployment, renewing = certified(deployment, runtime.path / "tls", MonotonicClock())
     deployment = with_operator_certificate(deployment, runtime, time.time())
-    limits = Limits(start_s=start_timeout_s, stop_s=deployment.worker.drain_s + _STOP_MARGIN_S)
+    limits = SupervisorLimits(start_s=start_timeout_s, stop_s=deployment.worker.drain_s + _STOP_MARGIN_S)
     session = _session(deployment, runtime)
-    state = State(
+    state = DeploymentState(
         name=deployment.name,
         deployment_id=session.deployment_id,
         pid=os.getpid(),
@@ -137,7 +143,7 @@ def _absolute(file: str | None) -> str:
     return "" if file is None else str(Path(file).absolute())
 
 
-def _session(deployment: Deployment, runtime: RuntimeDir) -> Session:
+def _session(deployment: Deployment, runtime: RuntimeDir) -> LaunchSession:
     """Files and environment of one run, made new."""
     deployment_id = secrets.token_hex(8)
     root = tempfile.gettempdir()
@@ -147,7 +153,7 @@ def _session(deployment: Deployment, runtime: RuntimeDir) -> Session:
     runtime.write_private(runtime.token_file, secrets.token_hex(32).encode())
     # Whatever a child leaves in "the" temporary folder goes with this one.
     env = marked_environment({**os.environ, "TMPDIR": str(temp_dir)}, deployment_id)
-    return Session(deployment_id, runtime.logs, temp_dir, runtime.spec_file, env)
+    return LaunchSession(deployment_id, runtime.logs, temp_dir, runtime.spec_file, env)
 
 
 def _stop_on_signals(supervisor: Supervisor) -> None:
@@ -173,13 +179,13 @@ async def _tick(tick: Callable[[], None], every_s: float = 0.2) -> None:
         await clock.sleep(every_s)
 
 
-async def _fetch(models: Sequence[ModelSpec], session: Session) -> None:
+async def _fetch(models: Sequence[ModelSpec], session: LaunchSession) -> None:
     """Download models one after the other. Raises StartError when one cannot be had."""
     for model in models:
         await _fetch_one(model, session)
 
 
-async def _fetch_one(model: ModelSpec, session: Session) -> None:
+async def _fetch_one(model: ModelSpec, session: LaunchSession) -> None:
     """Download a model in a process of its own."""
     children = Children(session.logs, session.env)
     try:

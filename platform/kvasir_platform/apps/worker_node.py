@@ -31,7 +31,7 @@ from kvasir.core.requests import Role
 from kvasir.ports.clock import Clock
 from kvasir.ports.engine import Engine
 from kvasir.telemetry.logs import configure_logging
-from kvasir_platform.apps.common.collector import leave_alone_what_is_here
+from kvasir_platform.apps.common.collector import freeze_gc
 from kvasir_platform.apps.common.peer_tls import tls_names, with_tls_dir, worker_files
 from kvasir_platform.apps.common.pod import POD, at_pod, host_port
 from kvasir_platform.apps.common.session_token import session_token
@@ -184,7 +184,7 @@ async def start_node(
     """What a Ray Serve replica calls (kvasir_workers.pool.replica.NodeFactory)."""
     configure_logging(deployment.telemetry.log_level)
     node = await WorkerNode.start(deployment, pool, token, MonotonicClock(), place)
-    leave_alone_what_is_here()
+    freeze_gc()
     return node
 
 
@@ -195,7 +195,7 @@ async def serve(deployment: Deployment, pool: str, token: str | None) -> int:
     for signum in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(signum, stop.set)
     node = await WorkerNode.start(deployment, pool, token, MonotonicClock())
-    leave_alone_what_is_here()
+    freeze_gc()
     endpoint = node.endpoint
     sys.stdout.write(
         json.dumps(

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from kvasir.core.errors import ConfigError, KvasirError
-from kvasir_platform.cli.common.output import Output
+from kvasir_platform.cli.common.output import CommandOutput
 
 if TYPE_CHECKING:
     from kvasir_platform.cli.common.gateway_site import Site
@@ -284,7 +284,7 @@ def _add_drain_options(drain: argparse.ArgumentParser) -> None:
 def main(argv: Sequence[str] | None = None, *, make_launcher: LauncherFactory | None = None) -> int:
     """Run one command and return its exit status. `make_launcher` replaces Ray, for tests."""
     args = parser().parse_args(argv)
-    output = Output(json=getattr(args, "output", "text") == "json")
+    output = CommandOutput(json=getattr(args, "output", "text") == "json")
     commands: dict[str, Callable[[], int]] = {
         "up": lambda: _up(args, output, make_launcher),
         "down": lambda: _down(args, output),
@@ -315,37 +315,37 @@ def main(argv: Sequence[str] | None = None, *, make_launcher: LauncherFactory | 
         return 1
 
 
-def _up(args: argparse.Namespace, output: Output, make_launcher: LauncherFactory | None) -> int:
+def _up(args: argparse.Namespace, output: CommandOutput, make_launcher: LauncherFactory | None) -> int:
     from kvasir_platform.cli.commands.up import up
 
     return up(args, output, make_launcher)
 
 
-def _down(args: argparse.Namespace, output: Output) -> int:
+def _down(args: argparse.Namespace, output: CommandOutput) -> int:
     from kvasir_platform.cli.commands.down import down
 
     return down(args.name, output)
 
 
-def _status(args: argparse.Namespace, output: Output) -> int:
+def _status(args: argparse.Namespace, output: CommandOutput) -> int:
     from kvasir_platform.cli.commands.status import status
 
     return status(args.name, output)
 
 
 def _site(args: argparse.Namespace) -> Site:
-    from kvasir_platform.cli.common.running import GatewayWish, gateway_site
+    from kvasir_platform.cli.common.running import GatewayAddress, gateway_site
 
-    return gateway_site(GatewayWish(args.name, args.address, args.cacert, args.cert, args.key))
+    return gateway_site(GatewayAddress(args.name, args.address, args.cacert, args.cert, args.key))
 
 
-def _get(args: argparse.Namespace, output: Output) -> int:
+def _get(args: argparse.Namespace, output: CommandOutput) -> int:
     from kvasir_platform.cli.commands.get import get_workers
 
     return get_workers(_site(args), output)
 
 
-def _explain(args: argparse.Namespace, output: Output) -> int:
+def _explain(args: argparse.Namespace, output: CommandOutput) -> int:
     if args.request_id == "scaling":
         from kvasir_platform.cli.commands.explain_scaling import explain_scaling
 
@@ -355,40 +355,40 @@ def _explain(args: argparse.Namespace, output: Output) -> int:
     return explain(args.request_id, _site(args), output)
 
 
-def _drain(args: argparse.Namespace, output: Output) -> int:
-    from kvasir_platform.cli.commands.drain import DrainWish, drain
+def _drain(args: argparse.Namespace, output: CommandOutput) -> int:
+    from kvasir_platform.cli.commands.drain import DrainArguments, drain
 
-    wish = DrainWish(
+    wish = DrainArguments(
         args.worker, undo=args.undo, reason=args.reason, wait=not args.no_wait, timeout_s=args.timeout
     )
     return drain(wish, _site(args), output)
 
 
-def _restart(args: argparse.Namespace, output: Output) -> int:
+def _restart(args: argparse.Namespace, output: CommandOutput) -> int:
     from kvasir_platform.cli.commands.restart import restart
 
     return restart(args.pool, args.name, output)
 
 
-def _scale(args: argparse.Namespace, output: Output) -> int:
+def _scale(args: argparse.Namespace, output: CommandOutput) -> int:
     from kvasir_platform.cli.commands.scale import scale
 
     return scale(args.wishes, args.name, output)
 
 
-def _check(args: argparse.Namespace, output: Output) -> int:
+def _check(args: argparse.Namespace, output: CommandOutput) -> int:
     from kvasir_platform.cli.commands.check import check
 
     return check(args, output)
 
 
-def _config(args: argparse.Namespace, output: Output) -> int:
+def _config(args: argparse.Namespace, output: CommandOutput) -> int:
     from kvasir_platform.cli.commands.config import config
 
     return config(args, output)
 
 
-def _keys(args: argparse.Namespace, output: Output) -> int:
+def _keys(args: argparse.Namespace, output: CommandOutput) -> int:
     from datetime import UTC, datetime
 
     from kvasir_platform.cli.commands.keys import keys_new
@@ -396,7 +396,7 @@ def _keys(args: argparse.Namespace, output: Output) -> int:
     return keys_new(args.tenant, args.days, output, datetime.now(UTC))
 
 
-def _version(output: Output) -> int:
+def _version(output: CommandOutput) -> int:
     from kvasir_platform.cli.commands.version import version
 
     return version(output)

@@ -11,8 +11,8 @@ import socket
 from collections.abc import Callable
 
 from kvasir.ports.clock import Clock
-from kvasir_platform.edge.frames import ErrorNote, ToCore, ToEdge, Welcome
-from kvasir_platform.edge.pipe import Pipe
+from kvasir_platform.edge.frames import EdgeWelcome, ErrorNote, ToCore, ToEdge
+from kvasir_platform.edge.pipe import FramePipe
 from kvasir_platform.edge.remote_limits import RemoteLimits
 from kvasir_platform.edge.remote_pages import RemoteNames, RemotePages
 from kvasir_platform.edge.remote_router import RemoteRouter, gone
@@ -30,10 +30,10 @@ class CoreLink:
     def __init__(self, clock: Clock) -> None:
         self._pending = ToCore()
         self._said = False
-        self._pipe = Pipe(
+        self._pipe = FramePipe(
             ToEdge, gather=self._gather, receive=self._receive, refuse=self._refuse, lost=self._on_pipe_lost
         )
-        self._welcome: asyncio.Future[Welcome] = asyncio.get_running_loop().create_future()
+        self._welcome: asyncio.Future[EdgeWelcome] = asyncio.get_running_loop().create_future()
         self.lost = False
         self.ended = asyncio.Event()
         self.router = RemoteRouter(self, clock.now)
@@ -44,7 +44,7 @@ class CoreLink:
         self.on_drain: Callable[[], None] = _nothing
         self.on_lost: Callable[[], None] = _nothing
 
-    async def connect(self, sock: socket.socket) -> Welcome:
+    async def connect(self, sock: socket.socket) -> EdgeWelcome:
         """Begin on the edge's end of a socket pair; returns the core's first word. Raises CapacityError when
         the core is gone before it."""
         await self._pipe.connect(sock)

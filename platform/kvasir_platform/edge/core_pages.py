@@ -9,8 +9,8 @@ from typing import Protocol
 from kvasir.core.errors import KvasirError, RequestError
 from kvasir.telemetry.histogram import Histogram
 from kvasir.telemetry.metrics import CONTENT_TYPE
-from kvasir_platform.edge.figures import Figures
-from kvasir_platform.edge.frames import Ask, Shown
+from kvasir_platform.edge.figures import EdgeMetrics
+from kvasir_platform.edge.frames import PageRequest, PageResponse
 from kvasir_platform.gateway.http.errors import error_headers, error_status
 from kvasir_platform.gateway.http.exchange import JSON, Exchange, HttpRequest
 from kvasir_platform.gateway.operator.decisions import DECISIONS
@@ -19,7 +19,7 @@ from kvasir_platform.gateway.operator.drains import DRAIN, UNDRAIN, WORKERS
 log = logging.getLogger(__name__)
 
 
-class Shows(Protocol):
+class PageRenderer(Protocol):
     """Answers an exchange at once, or raises KvasirError."""
 
     def __call__(self, exchange: Exchange) -> None: ...
@@ -30,7 +30,13 @@ class CorePages:
     those whose paths end with a name."""
 
     def __init__(
-        self, figures: Figures, *, status: Shows, decision: Shows, drain: Shows, undrain: Shows
+        self,
+        figures: EdgeMetrics,
+        *,
+        status: PageRenderer,
+        decision: PageRenderer,
+        drain: PageRenderer,
+        undrain: PageRenderer,
     ) -> None:
         self._figures = figures
         self._status = status
@@ -38,10 +44,10 @@ class CorePages:
         self._drain = drain
         self._undrain = undrain
 
-    def show(self, ask: Ask, then: Callable[[Shown], None]) -> None:
+    def show(self, ask: PageRequest, then: Callable[[PageResponse], None]) -> None:
         """Calls `then` once with the page, or with the error in its place."""
         if ask.path == "/metrics":
-            self._figures.collect(lambda page: then(Shown(ask.number, 200, CONTENT_TYPE, b"", page)))
+            self._figures.collect(lambda page: then(PageResponse(ask.number, 200, CONTENT_TYPE, b"", page)))
             return
         exchange = _Asked(ask, then)
         try:
@@ -53,7 +59,7 @@ class CorePages:
             log.exception("the page %s failed", ask.path)
             exchange.fail(500, error)
 
-    def _page(self, path: str) -> Shows:
+    def _page(self, path: str) -> PageRenderer:
         if path == "/status":
             return self._status
         if path.startswith(DECISIONS):
@@ -70,7 +76,7 @@ class _Asked(Exchange):
 
     __slots__ = ("_number", "_then")
 
-    def __init__(self, ask: Ask, then: Callable[[Shown], None]) -> None:
+    def __init__(self, ask: PageRequest, then: Callable[[PageResponse], None]) -> None:
         request = HttpRequest(ask.method, ask.path, {}, ask.body, keep_alive=True, chunked=True)
         super().__init__(request, "", 0.0, _Nowhere())
         self._number = ask.number
@@ -80,7 +86,7 @@ class _Asked(Exchange):
         """Hand the answer over."""
         if self._open:
             self._open = False
-            self._then(Shown(self._number, status, content_type, headers, body))
+            self._then(PageResponse(self._number, status, content_type, headers, body))
 
 
 class _Nowhere:

@@ -16,24 +16,24 @@ from functools import partial
 from kvasir.core.errors import CapacityError, KvasirError
 from kvasir.core.requests import Delta, Request
 from kvasir.native import Relay
-from kvasir.ports.limits import Grant, RateLimits, Refusal
+from kvasir.ports.limits import Grant, LimitRefusal, RateLimits
 from kvasir.ports.router import Lane, RequestPort, RequestSummary
 from kvasir_platform.edge.core_pages import CorePages
-from kvasir_platform.edge.figures import Figures
+from kvasir_platform.edge.figures import EdgeMetrics
 from kvasir_platform.edge.frames import (
+    CoreStatus,
+    EdgeWelcome,
     Ended,
     ErrorNote,
-    Leave,
-    Settled,
-    Shown,
-    Standing,
-    Take,
+    LimitRequest,
+    LimitResponse,
+    LimitSettled,
+    PageResponse,
     ToCore,
     ToEdge,
-    Welcome,
     note_of,
 )
-from kvasir_platform.edge.pipe import Pipe
+from kvasir_platform.edge.pipe import FramePipe
 from kvasir_platform.edge.remote_router import ended_badly
 from kvasir_platform.gateway.serving.request_names import RequestNames
 
@@ -51,11 +51,11 @@ class CoreParts:
     limits: RateLimits
     names: RequestNames
     pages: CorePages
-    figures: Figures
+    figures: EdgeMetrics
     now: Callable[[], float]
 
 
-class EdgeEnd:
+class CoreEndpoint:
     """One edge, from its first word to its last. `name` tells it apart. `on_started` hears where it listens,
     `on_failed` why it cannot; `on_lost` is called once, when the link is gone and everything that the edge
     had has been freed. Make and call it on the router's event loop."""
@@ -83,13 +83,13 @@ class EdgeEnd:
         self._pending = ToEdge()
         self._relay = Relay(self._relayed)
         self._said = False
-        self._told: Standing | None = None
+        self._told: CoreStatus | None = None
         self._lost = False
-        self._pipe = Pipe(
+        self._pipe = FramePipe(
             ToCore, gather=self._gather, receive=self._receive, refuse=self._refuse, lost=self._on_pipe_lost
         )
 
-    async def connect(self, sock: socket.socket, welcome: Welcome) -> None:
+    async def connect(self, sock: socket.socket, welcome: EdgeWelcome) -> None:
         """Begin on the core's end of a socket pair."""
         self._core.figures.join(self.name, self._scrape)
         self._say().welcome = welcome
@@ -100,7 +100,7 @@ class EdgeEnd:
         """Its requests that have not ended."""
         return len(self._live)
 
-    def stand(self, standing: Standing) -> None:
+    def stand(self, standing: CoreStatus) -> None:
         """Tell it what requests meet, unless it knows."""
         if standing != self._told:
             self._told = standing
@@ -193,16 +193,16 @@ class EdgeEnd:
         summary = ended_badly(request, error.code, self._core.now(), refused=True)
         self._say().ends.append(Ended(summary, note_of(error)))
 
-    def _leave(self, take: Take, verdict: Grant | Refusal) -> None:
-        if isinstance(verdict, Refusal):
-            self._say().leaves.append(Leave(take.number, refusal=verdict))
+    def _leave(self, take: LimitRequest, verdict: Grant | LimitRefusal) -> None:
+        if isinstance(verdict, LimitRefusal):
+            self._say().leaves.append(LimitResponse(take.number, refusal=verdict))
         elif self._lost:
             self._core.limits.release(verdict)
         else:
             self._grants[take.number] = verdict
-            self._say().leaves.append(Leave(take.number, grant=verdict))
+            self._say().leaves.append(LimitResponse(take.number, grant=verdict))
 
-    def _settle(self, settled: Settled) -> None:
+    def _settle(self, settled: LimitSettled) -> None:
         grant = self._grants.pop(settled.number, None)
         if grant is None:
             return
@@ -214,7 +214,7 @@ class EdgeEnd:
     def _scrape(self, number: int) -> None:
         self._say().scrapes.append(number)
 
-    def _show(self, page: Shown) -> None:
+    def _show(self, page: PageResponse) -> None:
         self._say().shown.append(page)
 
     # -- the link

@@ -21,9 +21,9 @@ from kvasir.telemetry.tenant_series import TenantFigures
 from kvasir_platform.edge.address import hold, resolve
 from kvasir_platform.edge.core_pages import CorePages
 from kvasir_platform.edge.edge_end import CoreParts
-from kvasir_platform.edge.figures import Figures
-from kvasir_platform.edge.frames import Welcome
-from kvasir_platform.edge.keeper import Keeper, Patience
+from kvasir_platform.edge.figures import EdgeMetrics
+from kvasir_platform.edge.frames import EdgeWelcome
+from kvasir_platform.edge.keeper import EdgeSupervisor, RestartLimits
 from kvasir_platform.gateway.catalog.models import ModelTable
 from kvasir_platform.gateway.operator.decisions import DecisionPages
 from kvasir_platform.gateway.operator.drains import DrainPages
@@ -65,14 +65,14 @@ class Edges:
         metrics: Metrics,
         models: ModelTable,
         command: Sequence[str] = EDGE_COMMAND,
-        patience: Patience | None = None,
+        patience: RestartLimits | None = None,
     ) -> None:
         self._count = count
         self._deployment = deployment
         self._clock = clock
         self._command = command
         self._patience = patience
-        self._keeper: Keeper | None = None
+        self._keeper: EdgeSupervisor | None = None
         self._stop = asyncio.Event()
         self._limits = limits = make_limits(deployment.tenancy.redis, clock, random.SystemRandom())
         metrics.track_tenants(lambda: TenantFigures((), limits_state(limits)))
@@ -88,7 +88,7 @@ class Edges:
         )
         models.close()
         decisions, drains = DecisionPages(router, names), DrainPages(router)
-        figures = Figures(pages.figures)
+        figures = EdgeMetrics(pages.figures)
         self._core = CoreParts(
             router=router,
             limits=limits,
@@ -131,8 +131,8 @@ class Edges:
         self._stop.set()
 
     async def _keep(self, addresses: list[tuple[str, int]], on_started: Callable[[str, int], None]) -> None:
-        welcome = Welcome(dump(self._deployment).encode(), addresses, salt_secret(self._deployment))
-        self._keeper = keeper = Keeper(
+        welcome = EdgeWelcome(dump(self._deployment).encode(), addresses, salt_secret(self._deployment))
+        self._keeper = keeper = EdgeSupervisor(
             self._count, self._core, self._command, welcome, clock=self._clock, patience=self._patience
         )
         starting = asyncio.ensure_future(keeper.start())

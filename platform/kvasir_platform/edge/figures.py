@@ -12,7 +12,7 @@ PATIENCE_S = 2.0
 """An edge that takes longer is counted as it was when it answered last."""
 
 
-class Figures:
+class EdgeMetrics:
     """Gathers from all edges and from the core, whose own text is `own`.
 
     Edges join and leave by name. One round of questions is on its way at a time; whoever asks meanwhile gets

@@ -28,7 +28,7 @@ from kvasir.core.errors import (
     UpstreamError,
 )
 from kvasir.core.requests import Delta, Request
-from kvasir.ports.limits import Grant, Quota, Refusal
+from kvasir.ports.limits import Grant, LimitRefusal, Quota
 from kvasir.ports.router import BrownoutView, RequestSummary
 
 MAX_FRAME_BYTES = 64 << 20
@@ -72,7 +72,7 @@ class Ended(msgspec.Struct, frozen=True, array_like=True):
     error: ErrorNote | None = None
 
 
-class Take(msgspec.Struct, frozen=True, array_like=True):
+class LimitRequest(msgspec.Struct, frozen=True, array_like=True):
     """A question to the rate limits; its answer has the same `number`."""
 
     number: int
@@ -81,22 +81,22 @@ class Take(msgspec.Struct, frozen=True, array_like=True):
     tokens: int
 
 
-class Leave(msgspec.Struct, frozen=True, array_like=True):
+class LimitResponse(msgspec.Struct, frozen=True, array_like=True):
     """The answer: exactly one of the two."""
 
     number: int
     grant: Grant | None = None
-    refusal: Refusal | None = None
+    refusal: LimitRefusal | None = None
 
 
-class Settled(msgspec.Struct, frozen=True, array_like=True):
+class LimitSettled(msgspec.Struct, frozen=True, array_like=True):
     """The end of the grant that answered question `number`, by the tokens used; None where it never ran."""
 
     number: int
     tokens: int | None
 
 
-class Ask(msgspec.Struct, frozen=True, array_like=True):
+class PageRequest(msgspec.Struct, frozen=True, array_like=True):
     """A page that only the core can show."""
 
     number: int
@@ -105,7 +105,7 @@ class Ask(msgspec.Struct, frozen=True, array_like=True):
     body: bytes
 
 
-class Shown(msgspec.Struct, frozen=True, array_like=True):
+class PageResponse(msgspec.Struct, frozen=True, array_like=True):
     """The page. `headers` are whole lines."""
 
     number: int
@@ -115,7 +115,7 @@ class Shown(msgspec.Struct, frozen=True, array_like=True):
     body: bytes
 
 
-class Standing(msgspec.Struct, frozen=True, array_like=True):
+class CoreStatus(msgspec.Struct, frozen=True, array_like=True):
     """What requests meet: why no request could be served at once (None: it could), in all and by model, and
     what is done under pressure to requests of each model."""
 
@@ -124,7 +124,7 @@ class Standing(msgspec.Struct, frozen=True, array_like=True):
     brownouts: dict[str, BrownoutView]
 
 
-class Welcome(msgspec.Struct, frozen=True, array_like=True):
+class EdgeWelcome(msgspec.Struct, frozen=True, array_like=True):
     """The core's first word: the deployment as JSON, where to listen (host, port), and the secret that the
     salts of caches are made from, so that a tenant has the same ones on every edge."""
 
@@ -142,9 +142,9 @@ class ToCore(msgspec.Struct, array_like=True):
     submits: list[LinkRequest] = []
     cancels: list[str] = []
     named: list[tuple[str, tuple[str, ...]]] = []
-    takes: list[Take] = []
-    settled: list[Settled] = []
-    asks: list[Ask] = []
+    takes: list[LimitRequest] = []
+    settled: list[LimitSettled] = []
+    asks: list[PageRequest] = []
     figures: list[tuple[int, bytes]] = []
     started: tuple[str, int] | None = None
     failed: ErrorNote | None = None
@@ -159,11 +159,11 @@ class ToEdge(msgspec.Struct, array_like=True):
     deltas: list[LinkDelta] = []
     straight: list[bytes] = []
     ends: list[Ended] = []
-    leaves: list[Leave] = []
-    shown: list[Shown] = []
+    leaves: list[LimitResponse] = []
+    shown: list[PageResponse] = []
     scrapes: list[int] = []
-    standing: Standing | None = None
-    welcome: Welcome | None = None
+    standing: CoreStatus | None = None
+    welcome: EdgeWelcome | None = None
     drain: bool = False
     beat: int = 0
 

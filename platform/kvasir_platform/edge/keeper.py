@@ -17,8 +17,8 @@ from dataclasses import dataclass
 
 from kvasir.core.errors import KvasirError, StartError
 from kvasir.ports.clock import Clock
-from kvasir_platform.edge.edge_end import CoreParts, EdgeEnd
-from kvasir_platform.edge.frames import ErrorNote, Welcome, error_of
+from kvasir_platform.edge.edge_end import CoreEndpoint, CoreParts
+from kvasir_platform.edge.frames import EdgeWelcome, ErrorNote, error_of
 from kvasir_platform.edge.standing import TELL_S, standing_of
 
 log = logging.getLogger(__name__)
@@ -30,7 +30,7 @@ _KILLED_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class Patience:
+class RestartLimits:
     """How long things may take. An edge has to listen `start_s` seconds after its start. One that leaves
     `silent_beats` questions unanswered, which come once a second, is taken for stuck and killed. One that
     ends is started again after `pause_s`, which doubles up to `longest_pause_s` until an edge has served for
@@ -50,7 +50,7 @@ class Edge:
         self.name = name
         self.began_s = began_s
         self.address: asyncio.Future[tuple[str, int]] = asyncio.get_running_loop().create_future()
-        self.end = EdgeEnd(
+        self.end = CoreEndpoint(
             name, core, on_started=self._started, on_failed=self._failed, on_lost=self._unlinked
         )
         self._gone = asyncio.Event()
@@ -62,7 +62,7 @@ class Edge:
         """Whether it has come up."""
         return self.address.done() and self.address.exception() is None
 
-    async def run(self, command: Sequence[str], welcome: Welcome) -> int:
+    async def run(self, command: Sequence[str], welcome: EdgeWelcome) -> int:
         """Start the process, and wait for its end and for all that it had to be free; returns its exit
         status. Raises OSError when it cannot be started."""
         ours, theirs = socket.socketpair()
@@ -116,7 +116,7 @@ class Edge:
         self._gone.set()
 
 
-class Keeper:
+class EdgeSupervisor:
     """`count` edges of one core. `command` starts one, given the descriptor of its link as `--link-fd`, and
     `welcome` is told to each. Use as `start`, `drain`, and `close` in any case."""
 
@@ -125,16 +125,16 @@ class Keeper:
         count: int,
         core: CoreParts,
         command: Sequence[str],
-        welcome: Welcome,
+        welcome: EdgeWelcome,
         *,
         clock: Clock,
-        patience: Patience | None = None,
+        patience: RestartLimits | None = None,
     ) -> None:
         self._core = core
         self._command = command
         self._welcome = welcome
         self._clock = clock
-        self._patience = patience or Patience()
+        self._patience = patience or RestartLimits()
         self.edges = [self._make(slot, 1) for slot in range(count)]
         """Those that there are, by their slots."""
         self._tasks: list[asyncio.Task[None]] = []

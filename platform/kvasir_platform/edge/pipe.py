@@ -15,7 +15,7 @@ from kvasir_platform.edge.frames import Frame, Frames, ToCore, ToEdge, frames
 log = logging.getLogger(__name__)
 
 
-class Pipe(asyncio.Protocol, Generic[Frame]):
+class FramePipe(asyncio.Protocol, Generic[Frame]):
     """Sends what `gather` returns, and hands frames of kind `kind` to `receive`, whose faults end the link.
 
     `gather` is asked at the end of each turn of the loop in which `wake` was called; None sends nothing.

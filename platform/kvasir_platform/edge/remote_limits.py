@@ -6,8 +6,8 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
-from kvasir.ports.limits import Grant, Levels, Quota, Refusal
-from kvasir_platform.edge.frames import Leave, Settled, Take
+from kvasir.ports.limits import Grant, Levels, LimitRefusal, Quota
+from kvasir_platform.edge.frames import LimitRequest, LimitResponse, LimitSettled
 from kvasir_platform.gateway.tenants.memory_limits import check_amount
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ class _Asked(NamedTuple):
     tenant: str
     quota: Quota
     tokens: int
-    then: Callable[[Grant | Refusal], None]
+    then: Callable[[Grant | LimitRefusal], None]
 
 
 class LinkGrant(Grant):
@@ -44,7 +44,9 @@ class RemoteLimits:
         self._asked: dict[int, _Asked] = {}
         self._last = 0
 
-    def take(self, tenant: str, quota: Quota, tokens: int, then: Callable[[Grant | Refusal], None]) -> None:
+    def take(
+        self, tenant: str, quota: Quota, tokens: int, then: Callable[[Grant | LimitRefusal], None]
+    ) -> None:
         """Ask the core; its answer comes in a later turn of the loop."""
         check_amount(quota, tokens)
         asked = _Asked(tenant, quota, tokens, then)
@@ -53,7 +55,7 @@ class RemoteLimits:
             return
         self._last += 1
         self._asked[self._last] = asked
-        self._link.say().takes.append(Take(self._last, tenant, quota, tokens))
+        self._link.say().takes.append(LimitRequest(self._last, tenant, quota, tokens))
 
     def settle(self, grant: Grant, tokens: int) -> None:
         """As the port says."""
@@ -66,7 +68,7 @@ class RemoteLimits:
     async def run(self) -> None:
         """There is nothing to do."""
 
-    def heard(self, leave: Leave) -> None:
+    def heard(self, leave: LimitResponse) -> None:
         """The core has answered a question."""
         asked = self._asked.pop(leave.number, None)
         verdict = LinkGrant(leave.grant, leave.number) if leave.grant is not None else leave.refusal
@@ -85,7 +87,7 @@ class RemoteLimits:
 
     def _end(self, grant: Grant, tokens: int | None) -> None:
         if isinstance(grant, LinkGrant) and not self._link.lost:
-            self._link.say().settled.append(Settled(grant.number, tokens))
+            self._link.say().settled.append(LimitSettled(grant.number, tokens))
 
 
 def _let_in(asked: _Asked) -> None:

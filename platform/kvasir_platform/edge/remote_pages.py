@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from kvasir_platform.edge.frames import Ask, Shown
+from kvasir_platform.edge.frames import PageRequest, PageResponse
 from kvasir_platform.edge.remote_router import gone
 from kvasir_platform.gateway.http.errors import error_headers, error_status
 from kvasir_platform.gateway.http.exchange import Exchange
@@ -32,9 +32,9 @@ class RemotePages:
         self._asked[number] = exchange
         exchange.on_gone = partial(self._forget, number)
         request = exchange.request
-        self._link.say().asks.append(Ask(number, request.method, request.path, request.body))
+        self._link.say().asks.append(PageRequest(number, request.method, request.path, request.body))
 
-    def heard(self, page: Shown) -> None:
+    def heard(self, page: PageResponse) -> None:
         """The core has answered."""
         exchange = self._asked.pop(page.number, None)
         if exchange is not None:

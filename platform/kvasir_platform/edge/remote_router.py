@@ -11,8 +11,8 @@ from kvasir.core.messages import CodedStep, WorkerFrame
 from kvasir.core.requests import Delta, Request, Usage
 from kvasir.ports.router import NO_BROWNOUT, BrownoutView, Lane, RequestSummary, StreamSink
 from kvasir.wire.codec import decode_to_router
-from kvasir_platform.edge.frames import Standing, ToEdge, error_of
-from kvasir_router.fast_path import Straight
+from kvasir_platform.edge.frames import CoreStatus, ToEdge, error_of
+from kvasir_router.fast_path import FastPath
 
 if TYPE_CHECKING:
     from kvasir_platform.edge.core_link import CoreLink
@@ -43,8 +43,8 @@ class RemoteRouter:
         self._link = link
         self._now = now
         self._live: dict[str, _Live] = {}
-        self._straight = Straight(_place)
-        self._standing = Standing("the router has not said anything yet", {}, {})
+        self._straight = FastPath(_place)
+        self._standing = CoreStatus("the router has not said anything yet", {}, {})
 
     @property
     def in_flight(self) -> int:
@@ -125,7 +125,7 @@ class RemoteRouter:
 
     def lost(self) -> None:
         """The core is gone, and with it every request."""
-        self._standing = Standing("the router has ended", {}, {})
+        self._standing = CoreStatus("the router has ended", {}, {})
         for found in list(self._live.values()):
             error = gone()
             self._end(self._summary(found.request, error), error)

@@ -27,10 +27,10 @@ from kvasir_platform.gateway.operator.decisions import DECISIONS
 from kvasir_platform.gateway.operator.drains import DRAIN, UNDRAIN, WORKERS
 from kvasir_platform.gateway.operator.operators import operators_elsewhere, operators_here
 from kvasir_platform.gateway.operator.pages import MODELS, Pages
-from kvasir_platform.gateway.serving.context import Tools
+from kvasir_platform.gateway.serving.context import GatewayContext
 from kvasir_platform.gateway.serving.embedding_api import EmbeddingApi
 from kvasir_platform.gateway.serving.generate_api import GenerateApi, stopping
-from kvasir_platform.gateway.serving.remote_core import Elsewhere
+from kvasir_platform.gateway.serving.remote_core import RemoteCore
 from kvasir_platform.gateway.serving.tokenize_api import TextApi
 from kvasir_platform.gateway.tenants.caller import Caller
 from kvasir_platform.gateway.tenants.callers import Callers
@@ -52,7 +52,7 @@ class Gateway:
     def __init__(
         self,
         deployment: Deployment,
-        router: RouterPort | Elsewhere,
+        router: RouterPort | RemoteCore,
         metrics: Metrics,
         models: ModelTable,
         clock: Clock,
@@ -75,7 +75,7 @@ class Gateway:
         self._callers = callers
         self._filters = filters
         self._cors = Cors(spec.cors, open_to_all=not spec.asks_for_keys)
-        if isinstance(router, Elsewhere):
+        if isinstance(router, RemoteCore):
             requests, self._operate = router.router, operators_elsewhere(router)
         else:
             requests = router
@@ -88,7 +88,7 @@ class Gateway:
                 in_flight=self._in_flight,
                 draining=self._stop.is_set,
             )
-        tools = Tools(
+        tools = GatewayContext(
             deployment,
             requests,
             self._operate.names,

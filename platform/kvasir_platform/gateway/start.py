@@ -20,7 +20,7 @@ from kvasir_platform.gateway.catalog.models import EdgeModel, ModelTable
 from kvasir_platform.gateway.filters.build import output_filters
 from kvasir_platform.gateway.prompt.fast_tokenizer import return_memory
 from kvasir_platform.gateway.prompt.tokenization import ModelTokenizer, TokenizerPool
-from kvasir_platform.gateway.serving.remote_core import Elsewhere
+from kvasir_platform.gateway.serving.remote_core import RemoteCore
 from kvasir_platform.gateway.tenants.callers import make_callers
 from kvasir_platform.gateway.tenants.salts import salt_secret
 
@@ -47,7 +47,7 @@ def make_models(deployment: Deployment) -> ModelTable:
 
 def make_gateway(
     deployment: Deployment,
-    router: RouterPort | Elsewhere,
+    router: RouterPort | RemoteCore,
     clock: Clock,
     metrics: Metrics | None = None,
     models: ModelTable | None = None,
@@ -58,7 +58,7 @@ def make_gateway(
     ConfigError when a model's files, API keys, or what the filters name cannot be read."""
     metrics = make_metrics(deployment) if metrics is None else metrics
     rng = random.SystemRandom()
-    far = router if isinstance(router, Elsewhere) else None
+    far = router if isinstance(router, RemoteCore) else None
     return Gateway(
         deployment,
         router,

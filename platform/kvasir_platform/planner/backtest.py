@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from kvasir_platform.planner.stabilize import Many, Which, Window
+from kvasir_platform.planner.stabilize import DesiredWindow, Many, Which
 
 MARGINS = (0.96, 1.0, 1.03, 1.06, 1.1, 1.15, 1.2, 1.25, 1.3, 1.35, 1.4, 1.5, 1.6, 1.75, 2.0)
 _REMEMBERED_S = 86_400.0
@@ -38,7 +38,7 @@ PRESSING = 0.4
 
 
 @dataclass(slots=True)
-class Ledger:
+class SloLedger:
     """What was promised to requests, and what was kept, over the last day. `aim` is the part of them that may
     miss its service level."""
 
@@ -59,7 +59,7 @@ class Ledger:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class ForecastChoice:
     """Of one role: which predictor is followed, by how much it is raised, and how replicas are kept."""
 
     predictor: int
@@ -68,7 +68,7 @@ class Choice:
 
 
 @dataclass(frozen=True, slots=True)
-class Came:
+class LoadSample:
     """What came in the last `seconds`. `load` and what was `foreseen`, by predictor, are in replicas that it
     keeps busy; `requests` came. `spare` replicas are added to every size, a start takes `start_s`, a request
     may wait for `slack_s`, and wishes are remembered for `over_s`."""
@@ -84,14 +84,14 @@ class Came:
 
 
 @dataclass(slots=True)
-class Rehearsal:
+class Backtest:
     """Of one role, with so many predictors; a fleet in mind for each of them, each margin, and both ways of
     keeping replicas. `part` of what the ledger's aim allows is this role's to miss."""
 
     predictors: int
-    ledger: Ledger
+    ledger: SloLedger
     part: float
-    _window: Window = field(default_factory=Window)
+    _window: DesiredWindow = field(default_factory=DesiredWindow)
     _starting: deque[tuple[float, Many]] = field(default_factory=deque)
     _margins: Many = field(init=False)
     _calm: Which = field(init=False)
@@ -109,7 +109,7 @@ class Rehearsal:
         self._calm = np.arange(len(self._margins)) >= self.predictors * len(MARGINS)
         self._serving, self._backlog, self._paid, self._missed = np.zeros((4, len(self._margins)))
 
-    def take(self, came: Came, now: float) -> None:
+    def take(self, came: LoadSample, now: float) -> None:
         """Play the last interval, and size every fleet for what is foreseen at its end."""
         foreseen = np.tile(np.repeat(np.array(came.foreseen), len(MARGINS)), 2)
         wanted = np.maximum(1.0, np.ceil(foreseen * self._margins + came.spare))
@@ -135,10 +135,10 @@ class Rehearsal:
         size = self._window.hold(wanted, have, now, over_s=came.over_s, pressing=pressing, calm=self._calm)
         self._resize(size - have, now + came.start_s)
 
-    def choose(self) -> Choice:
+    def choose(self) -> ForecastChoice:
         """The cheapest that kept the promise; the one that came nearest where none did."""
         if self._played_s == 0.0:
-            return Choice(0, _SAFE, False)
+            return ForecastChoice(0, _SAFE, False)
         aim = self.part * self.ledger.aim
         seen = self._requests + self._usual * _GRACE_S
         share = np.clip((_SAFE - self._margins) / (_SAFE - 1.0), 0.0, 1.2)
@@ -147,9 +147,9 @@ class Rehearsal:
         kept = over <= 0.0
         best = int(np.argmin(np.where(kept, self._paid, math.inf) if kept.any() else over))
         fleets = self.predictors * len(MARGINS)
-        return Choice(best % fleets // len(MARGINS), float(self._margins[best]), best >= fleets)
+        return ForecastChoice(best % fleets // len(MARGINS), float(self._margins[best]), best >= fleets)
 
-    def _flow(self, came: Came) -> tuple[Many, Many]:
+    def _flow(self, came: LoadSample) -> tuple[Many, Many]:
         """The part of the interval in which who came had to wait for too long, and the wait at its end."""
         before_s = self._backlog / self._serving
         self._backlog = np.maximum(0.0, self._backlog + came.seconds * (came.load - self._serving))

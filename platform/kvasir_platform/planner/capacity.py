@@ -36,7 +36,7 @@ _LEAST_SLACK = 0.1
 
 
 @dataclass(frozen=True, slots=True)
-class Promise:
+class SloTarget:
     """The tightest service level of a deployment, in seconds."""
 
     ttft_s: float
@@ -48,7 +48,7 @@ class Promise:
 
 
 @dataclass(frozen=True, slots=True)
-class Rates:
+class WorkerRates:
     """Of a typical worker of a pool; as in WorkerFigures."""
 
     prefill_fixed_s: float
@@ -59,7 +59,7 @@ class Rates:
     used_per_stream: float
 
     @classmethod
-    def of(cls, workers: Sequence[WorkerFigures]) -> Rates | None:
+    def of(cls, workers: Sequence[WorkerFigures]) -> WorkerRates | None:
         """The median of each figure, None where there are no workers."""
         if not workers:
             return None
@@ -87,7 +87,7 @@ class Capacity:
     by: str
 
 
-def capacity(rates: Rates, mix: Mix, promise: Promise, role: Role, *, most_streams: int) -> Capacity:
+def capacity(rates: WorkerRates, mix: Mix, promise: SloTarget, role: Role, *, most_streams: int) -> Capacity:
     """What a replica of a pool of that role can do with such requests."""
     computed = max(1.0, mix.computed_tokens)
     prompt_s = max(1e-9, rates.prefill_fixed_s + computed * rates.prefill_token_s)
@@ -114,7 +114,7 @@ def seats(most: int) -> Capacity:
     )
 
 
-def _full(rates: Rates, mix: Mix, promise: Promise, most_streams: int) -> tuple[int, str]:
+def _full(rates: WorkerRates, mix: Mix, promise: SloTarget, most_streams: int) -> tuple[int, str]:
     """How many streams fill a worker, and what with."""
     bounds = [(float(most_streams), "seats")]
     left_s = _ITL_PART * promise.itl_s - rates.step_fixed_s

@@ -21,7 +21,7 @@ PERIOD_S = 1.0
 SILENT_S = 10.0
 
 
-class Teller(Protocol):
+class LoadReporter(Protocol):
     """What is needed of kvasir_platform.planner.rpc.PlannerClient."""
 
     async def tell(self, report: DemandReport) -> PlannerWord: ...
@@ -40,7 +40,7 @@ class SizedRouter(Protocol):
 class PlannerLink:
     """Of one router. `run` until cancelled."""
 
-    def __init__(self, router: SizedRouter, teller: Teller, clock: Clock, router_id: str) -> None:
+    def __init__(self, router: SizedRouter, teller: LoadReporter, clock: Clock, router_id: str) -> None:
         self._router = router
         self._teller = teller
         self._clock = clock

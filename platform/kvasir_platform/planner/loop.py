@@ -17,7 +17,7 @@ from kvasir.core.demand import DemandReport, PlannerWord, PoolPlan, Traffic
 from kvasir.core.errors import ConfigError, UpstreamError
 from kvasir.core.requests import Role
 from kvasir.ports.scaler import Replica, ReplicaState, Scaler
-from kvasir_platform.planner.capacity import Promise
+from kvasir_platform.planner.capacity import SloTarget
 from kvasir_platform.planner.demand import Demand, Interval
 from kvasir_platform.planner.explain import sentence, told
 from kvasir_platform.planner.planner import Decision, ModelRules, Planner, PoolRules, PoolState
@@ -35,7 +35,7 @@ _ASK_AGAIN_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
-class Act:
+class ScalingAction:
     """Something that was done, or would have been (`done` False), at `at_s` of the clock. `what` is start,
     retire, flip or wake."""
 
@@ -84,7 +84,7 @@ class ScalingLoop:
         self._savings = Savings()
         self._starts = Starts(self._spec.start_s)
         self._pins = dict(pins or {})
-        self._acts: deque[Act] = deque(maxlen=_MOST_ACTS)
+        self._acts: deque[ScalingAction] = deque(maxlen=_MOST_ACTS)
         self._due_s: float | None = None
         self._read_s: float | None = None
         self._frozen: str | None = "no router has told anything yet"
@@ -308,7 +308,7 @@ class ScalingLoop:
     def _start(self, pool: str, count: int, why: str, now: float) -> None:
         if self._acts_now(pool):
             self._scaler.start(pool, count)
-        self._note(Act(now, pool, "start", count, why, self._acts_now(pool)))
+        self._note(ScalingAction(now, pool, "start", count, why, self._acts_now(pool)))
 
     def _retire(self, own: Sequence[Replica], pool: str, count: int, why: str, now: float) -> None:
         with self._lock:
@@ -319,7 +319,7 @@ class ScalingLoop:
         if self._acts_now(pool):
             for home in {each.pool for each in going}:
                 self._scaler.retire(home, [each.replica_id for each in going if each.pool == home])
-        self._note(Act(now, pool, "retire", len(going), why, self._acts_now(pool)))
+        self._note(ScalingAction(now, pool, "retire", len(going), why, self._acts_now(pool)))
 
     def _flip(
         self, model: _Model, own: Sequence[Replica], between: tuple[str, str], count: int, now: float
@@ -335,7 +335,7 @@ class ScalingLoop:
         ]
         acting = self._acts_now(source) and self._acts_now(target)
         why = f"{target} is to grow, and {source} has more than it needs"
-        self._note(Act(now, target, "flip", len(chosen), why, acting))
+        self._note(ScalingAction(now, target, "flip", len(chosen), why, acting))
         if acting:
             for each in chosen:
                 if each.pool == target:
@@ -356,7 +356,7 @@ class ScalingLoop:
         for pool in asleep:
             if _room(pool, replicas) > 0:
                 why = "a request waits, and no worker serves its model"
-                self._note(Act(now, pool.name, "wake", 1, why, self._acts_now(pool.name)))
+                self._note(ScalingAction(now, pool.name, "wake", 1, why, self._acts_now(pool.name)))
                 if self._acts_now(pool.name):
                     self._scaler.start(pool.name, 1)
         # Those that still leave may take all the room that there is: it is tried again at the next look.
@@ -424,7 +424,7 @@ class ScalingLoop:
             self._tell("scaling", frozen=why)
         self._frozen = why
 
-    def _note(self, act: Act) -> None:
+    def _note(self, act: ScalingAction) -> None:
         last = next((each for each in reversed(self._acts) if each.pool == act.pool), None)
         # Advice that is not taken is the same at every look.
         if not act.done and last is not None and (last.what, last.count) == (act.what, act.count):
@@ -463,7 +463,7 @@ def _model(view: Deployment, known: Planner | None) -> _Model:
             )
             for pool in view.pools
         ),
-        promise=Promise(min(each.ttft_s for each in view.slo), min(each.itl_s for each in view.slo)),
+        promise=SloTarget(min(each.ttft_s for each in view.slo), min(each.itl_s for each in view.slo)),
         aim=_AIM * (1.0 - spec.attainment),
         interval_s=spec.interval_s,
         window_s=spec.window_s,

@@ -16,12 +16,12 @@ import numpy as np
 
 from kvasir.core.demand import Traffic, WorkerFigures
 from kvasir.core.requests import Role
-from kvasir_platform.planner.backtest import PRESSING, Came, Choice, Ledger, Rehearsal
-from kvasir_platform.planner.capacity import Capacity, Promise, Rates, capacity, seats
+from kvasir_platform.planner.backtest import PRESSING, Backtest, ForecastChoice, LoadSample, SloLedger
+from kvasir_platform.planner.capacity import Capacity, SloTarget, WorkerRates, capacity, seats
 from kvasir_platform.planner.demand import Interval, Mix
 from kvasir_platform.planner.forecast import Corrected, Predictor, Steady, predictors
-from kvasir_platform.planner.sizes import Bounds, Work, busy, needs, whole
-from kvasir_platform.planner.stabilize import CALM, NEAR, STARTS, Regrets, Window
+from kvasir_platform.planner.sizes import Bounds, TokenLoad, busy, needs, whole
+from kvasir_platform.planner.stabilize import CALM, NEAR, STARTS, DesiredWindow, Regrets
 
 _WAITS = "what waits is worked off"
 _NOW_S = 30.0
@@ -50,7 +50,7 @@ class ModelRules:
     the part `shrink` of it goes."""
 
     pools: tuple[PoolRules, ...]
-    promise: Promise
+    promise: SloTarget
     aim: float = 0.005
     interval_s: float = 15.0
     window_s: float | None = None
@@ -117,8 +117,8 @@ class _Part:
 
     role: Role
     measured: list[tuple[Bounds, Capacity]]
-    one: Work
-    choice: Choice
+    one: TokenLoad
+    choice: ForecastChoice
     late: float
 
 
@@ -128,7 +128,7 @@ class _Pool:
     known also while this one is calm."""
 
     rules: PoolRules
-    window: Window = field(default_factory=Window)
+    window: DesiredWindow = field(default_factory=DesiredWindow)
     regrets: Regrets = field(default_factory=Regrets)
     brisk: float | None = None
     capacity: Capacity | None = None
@@ -141,10 +141,10 @@ class Planner:
     rules: ModelRules
     made: Callable[[], Sequence[Predictor]] = predictors
     mix: Mix = field(default_factory=Mix)
-    ledger: Ledger = field(init=False)
+    ledger: SloLedger = field(init=False)
     _now: Steady = field(default_factory=lambda: Steady("now", _NOW_S))
     _predictors: list[Corrected] = field(init=False)
-    _rehearsals: dict[Role, Rehearsal] = field(init=False)
+    _rehearsals: dict[Role, Backtest] = field(init=False)
     _pools: dict[str, _Pool] = field(init=False)
     _decided: list[Decision] = field(default_factory=list)
     _last_s: float | None = None
@@ -152,10 +152,10 @@ class Planner:
 
     def __post_init__(self) -> None:
         roles = {each.bounds.role for each in self.rules.pools}
-        self.ledger = Ledger(self.rules.aim)
+        self.ledger = SloLedger(self.rules.aim)
         self._predictors = [Corrected(each) for each in self.made()]
         self._rehearsals = {
-            role: Rehearsal(len(self._predictors), self.ledger, 1 / len(roles)) for role in roles
+            role: Backtest(len(self._predictors), self.ledger, 1 / len(roles)) for role in roles
         }
         self._pools = {each.bounds.name: _Pool(each) for each in self.rules.pools}
 
@@ -226,7 +226,7 @@ class Planner:
             if self._embeds:
                 pool.capacity = seats(pool.rules.most_streams)
                 continue
-            rates = Rates.of([each for each in workers if each.pool == name and each.serving])
+            rates = WorkerRates.of([each for each in workers if each.pool == name and each.serving])
             if rates is not None and self.mix.known:
                 pool.capacity = capacity(
                     rates,
@@ -253,7 +253,11 @@ class Planner:
         ]
         if not measured:
             return None
-        one = Work(1.0, 0.0) if self._embeds else Work(self.mix.computed_tokens, self.mix.output_tokens)
+        one = (
+            TokenLoad(1.0, 0.0)
+            if self._embeds
+            else TokenLoad(self.mix.computed_tokens, self.mix.output_tokens)
+        )
         first = measured[0][1]
         cost = busy(one, first, role)
         slack_s = self.rules.promise.slack_s(one.prompt_tokens_s / first.prompt_tokens_s)
@@ -299,12 +303,14 @@ class Planner:
         first = self._predictors[0].ahead or 0.0
         return [first if each.ahead is None else each.ahead for each in self._predictors]
 
-    def _rehearsed(self, role: Role, look: _Look, cost: float, first: Capacity, slack_s: float) -> Choice:
+    def _rehearsed(
+        self, role: Role, look: _Look, cost: float, first: Capacity, slack_s: float
+    ) -> ForecastChoice:
         """Which forecast is followed for a role, and how. A request a second keeps `cost` replicas busy."""
         start_s = max(
             look.states[name].start_s for name, each in self._pools.items() if each.rules.bounds.role is role
         )
-        came = Came(
+        came = LoadSample(
             seconds=look.interval.seconds,
             load=cost * look.rate,
             foreseen=[cost * each for each in self._foreseen()],

@@ -17,15 +17,15 @@ _WHOLE = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class TokenLoad:
     """Prompt tokens to compute and tokens to generate, both a second."""
 
     prompt_tokens_s: float
     output_tokens_s: float
 
-    def times(self, factor: float) -> Work:
+    def times(self, factor: float) -> TokenLoad:
         """So many times as much."""
-        return Work(factor * self.prompt_tokens_s, factor * self.output_tokens_s)
+        return TokenLoad(factor * self.prompt_tokens_s, factor * self.output_tokens_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,14 +38,14 @@ class Bounds:
     most: int
 
 
-def busy(work: Work, each: Capacity, role: Role) -> float:
+def busy(work: TokenLoad, each: Capacity, role: Role) -> float:
     """How many replicas of a role the work keeps busy; one that does both parts does them in turn."""
     prefill = work.prompt_tokens_s / each.prompt_tokens_s
     decode = work.output_tokens_s / each.output_tokens_s
     return {Role.PREFILL: prefill, Role.EMBED: prefill, Role.DECODE: decode}.get(role, prefill + decode)
 
 
-def needs(work: Work, pools: Sequence[tuple[Bounds, Capacity]]) -> dict[str, float]:
+def needs(work: TokenLoad, pools: Sequence[tuple[Bounds, Capacity]]) -> dict[str, float]:
     """Replicas for each pool, in parts of one, with what keeps waits within the slack; bounds apply to what
     goes over to the next pool only."""
     left = dict.fromkeys(Role, 1.0)

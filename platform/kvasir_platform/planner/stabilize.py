@@ -34,7 +34,7 @@ Which = npt.NDArray[np.bool_]
 
 
 @dataclass(slots=True)
-class Window:
+class DesiredWindow:
     """What was wanted lately, of as many fleets as there are columns."""
 
     _wishes: deque[tuple[float, Many]] = field(default_factory=deque)

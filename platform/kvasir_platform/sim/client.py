@@ -12,7 +12,7 @@ from kvasir.ports.router import RequestSummary
 OnStream = Callable[[Delta | RequestSummary], None]
 
 
-class Stream:
+class ClientStream:
     """The StreamSink of one request. `on_event` hears all that reaches the client; `broken` says how the
     stream was not whole, "" while it is."""
 

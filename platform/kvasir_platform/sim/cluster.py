@@ -14,7 +14,7 @@ from kvasir.core.membership import Endpoint
 from kvasir.core.requests import Request, Sampling, token_ids
 from kvasir.ports.clock import Clock
 from kvasir.ports.router import RequestSummary, WorkerView
-from kvasir_platform.sim.client import OnStream, Stream
+from kvasir_platform.sim.client import ClientStream, OnStream
 from kvasir_platform.sim.faults import Faults
 from kvasir_platform.sim.net.discovery import FeedDiscovery
 from kvasir_platform.sim.net.transport import MemoryNetwork
@@ -23,7 +23,7 @@ from kvasir_router.build import make_router
 from kvasir_router.shell import Router, unobserved
 from kvasir_workers.engines.sim.model import SimModel
 
-__all__ = ["TOKENIZER_DIGEST", "Cluster", "SimWorker", "Stream"]
+__all__ = ["TOKENIZER_DIGEST", "ClientStream", "Cluster", "SimWorker"]
 
 
 @dataclass
@@ -194,7 +194,7 @@ class Cluster:
         salt: str = "",
         deadline_s: float | None = None,
         router_id: str | None = None,
-    ) -> Stream:
+    ) -> ClientStream:
         """A client's request, of the first router unless it is named. `deadline_s` counts from now. Raises
         what the router refuses it with."""
         now = self.clock.now()
@@ -207,7 +207,7 @@ class Cluster:
             arrival_s=now,
             deadline_s=None if deadline_s is None else now + deadline_s,
         )
-        stream = Stream(request, self.on_stream)
+        stream = ClientStream(request, self.on_stream)
         router = self.router if router_id is None else self.routers[router_id].router
         router.submit(request, stream)
         return stream

@@ -14,7 +14,7 @@ from kvasir.core.requests import KvHandoff
 from kvasir.ports.clock import Clock
 from kvasir_platform.sim.core.process import EngineClock, SimProcess
 from kvasir_workers.engines.sim.engine import SimEngine
-from kvasir_workers.engines.sim.fabric import Offerer, SimFabric, Ticket
+from kvasir_workers.engines.sim.fabric import Offerer, SimFabric, SimTicket
 from kvasir_workers.engines.sim.model import SimModel
 from kvasir_workers.server.sessions import SessionHost, SessionHostLimits
 
@@ -29,7 +29,7 @@ class StallingFabric(SimFabric):
         super().__init__()
         self.stalled: set[str] = set()
 
-    def offerer(self, ticket: Ticket, handoff: KvHandoff) -> Offerer:
+    def offerer(self, ticket: SimTicket, handoff: KvHandoff) -> Offerer:
         """See SimFabric. A worker that does not answer does not refuse either."""
         return _Nobody() if ticket.worker_id in self.stalled else super().offerer(ticket, handoff)
 

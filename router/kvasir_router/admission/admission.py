@@ -21,7 +21,7 @@ from kvasir.core.invariants import require
 from kvasir.core.requests import Request
 from kvasir.ports.router import AdmissionView
 from kvasir.ports.routing import Plan
-from kvasir_router.admission.contract import Rules, Ticket
+from kvasir_router.admission.contract import AdmissionRules, AdmissionTicket
 from kvasir_router.admission.fair_queue import LANES, LONG, SHORT, FairQueue, Key, key_of
 from kvasir_router.admission.pace import Pace
 from kvasir_router.admission.room import Room
@@ -48,11 +48,11 @@ class Admission:
     `ended` gives back.
     """
 
-    def __init__(self, fleet: Fleet, rules: Rules) -> None:
+    def __init__(self, fleet: Fleet, rules: AdmissionRules) -> None:
         self._fleet = fleet
         self._rules = rules
         self._queue = FairQueue(class_factor=rules.class_factor)
-        self._parked: dict[str, Ticket] = {}
+        self._parked: dict[str, AdmissionTicket] = {}
         self._room = Room(fleet.columns, fleet.workers, rules)
         self._shares = Shares(self._queue.of_tenant)
         self._paces = (Pace(), Pace())
@@ -78,7 +78,7 @@ class Admission:
         yield from self._queue
         yield from self._parked
 
-    def parked(self, ticket: Ticket) -> bool:
+    def parked(self, ticket: AdmissionTicket) -> bool:
         """Whether it waits for a worker that serves it at all."""
         return ticket.request_id in self._parked
 
@@ -94,13 +94,13 @@ class Admission:
             return request
         return replace(request, sampling=replace(sampling, max_tokens=max(cap, sampling.min_tokens)))
 
-    def ticket(self, request: Request, now: float) -> Ticket:
+    def ticket(self, request: Request, now: float) -> AdmissionTicket:
         """What admission knows of a request that arrives."""
         rules, sampling, tenant = self._rules, request.sampling, request.tenant
         prompt, output = len(request.tokens), self._fleet.output_tokens(request) * sampling.n
         weight, level = rules.weights.get(tenant, 1.0), rules.level(request.priority)
         self._shares.seen(*rules.holder(level, tenant), weight, now)
-        return Ticket(
+        return AdmissionTicket(
             request_id=request.request_id,
             tenant=tenant,
             weight=weight,
@@ -117,14 +117,14 @@ class Admission:
             long=prompt >= rules.long_tokens,
         )
 
-    def may_begin(self, ticket: Ticket, now: float) -> bool:
+    def may_begin(self, ticket: AdmissionTicket, now: float) -> bool:
         """Whether nobody waits before it, and there is room."""
         waiting = self._queue.waiting
         if waiting[False] or (ticket.long and waiting[True]):
             return False
         return self._shut(ticket, now) is None
 
-    def wait(self, ticket: Ticket, now: float, *, served: bool) -> None:
+    def wait(self, ticket: AdmissionTicket, now: float, *, served: bool) -> None:
         """Let a request wait; aside, where no worker serves it. Raises CapacityError, without any change."""
         self.waits.refuse_what_is_too_much(ticket, len(self), now)
         if served:
@@ -136,13 +136,13 @@ class Admission:
 
     # -- what waits ------------------------------------------------------------------------------
 
-    def park(self, ticket: Ticket) -> None:
+    def park(self, ticket: AdmissionTicket) -> None:
         """No worker serves it: aside, until that changes. It may have begun before."""
         if ticket.waiting:
             self._queue.remove(ticket)
         self._parked[ticket.request_id] = ticket
 
-    def unpark(self, now: float) -> list[Ticket]:
+    def unpark(self, now: float) -> list[AdmissionTicket]:
         """Those who serve have changed: what waits aside joins the queue. What had begun before is not judged
         again, and returned: to be begun, or parked."""
         parked, self._parked = self._parked, {}
@@ -160,7 +160,7 @@ class Admission:
             return True
         return False
 
-    def next(self, now: float) -> Ticket | None:
+    def next(self, now: float) -> AdmissionTicket | None:
         """Who begins now; it goes on waiting until `begins`, `park` or `needs` is said of it."""
         if self._room.booking is not None:
             # What is kept for a long prompt is kept from those whose turn it may be.
@@ -183,7 +183,7 @@ class Admission:
 
     # -- what begins and ends --------------------------------------------------------------------
 
-    def crowded(self, ticket: Ticket, request: Request, plan: Plan, now: float) -> frozenset[str]:
+    def crowded(self, ticket: AdmissionTicket, request: Request, plan: Plan, now: float) -> frozenset[str]:
         """The workers that have no room for what the plan takes; empty where its own have. While tenants
         compete, those as well that would make the request wait behind more than the others would."""
         need = self._fleet.kv_need(request, plan)
@@ -194,11 +194,11 @@ class Admission:
             found |= self._room.busier(plan, ticket, self._rules.ahead_shared_s, now)
         return found
 
-    def takes(self, ticket: Ticket) -> bool:
+    def takes(self, ticket: AdmissionTicket) -> bool:
         """Whether any place has the KV that it is known to take."""
         return self._room.decodes(ticket, ticket.kv_least, over=self._over(ticket))
 
-    def begins(self, ticket: Ticket, now: float) -> None:
+    def begins(self, ticket: AdmissionTicket, now: float) -> None:
         """The request is sent to workers, for the first time or again."""
         pace = self._paces[ticket.long]
         if ticket.waiting:
@@ -213,17 +213,17 @@ class Admission:
             ticket.holds = True
             self._shares.hold(*self._holder(ticket), ticket.cost)
 
-    def computed(self, ticket: Ticket) -> None:
+    def computed(self, ticket: AdmissionTicket) -> None:
         """The prompt has been computed."""
         self._long_prompts.discard(ticket.request_id)
 
-    def first_token(self, ticket: Ticket, seconds: float | None) -> None:
+    def first_token(self, ticket: AdmissionTicket, seconds: float | None) -> None:
         """The first token came so long after the request began; None where that is not typical."""
         if seconds is not None:
             self._paces[ticket.long].first_token(seconds)
         self.computed(ticket)
 
-    def ended(self, ticket: Ticket) -> None:
+    def ended(self, ticket: AdmissionTicket) -> None:
         """The request is over, wherever it was."""
         if ticket.waiting:
             self._queue.remove(ticket)
@@ -277,7 +277,7 @@ class Admission:
 
     # -- room ------------------------------------------------------------------------------------
 
-    def _shut(self, ticket: Ticket, now: float) -> _Shut | None:
+    def _shut(self, ticket: AdmissionTicket, now: float) -> _Shut | None:
         """For whom there is no room, if there is none for this request."""
         room = self._renewed(now)
         over = self._over(ticket)
@@ -295,7 +295,7 @@ class Admission:
             return _Shut.LONG
         return None
 
-    def _long_is_shut(self, ticket: Ticket, room: Room) -> bool:
+    def _long_is_shut(self, ticket: AdmissionTicket, room: Room) -> bool:
         rules = self._rules
         if ticket.fresh_tokens >= rules.long_tokens:
             most = max(1, int(rules.long_share * room.places[0]))
@@ -303,14 +303,14 @@ class Admission:
                 return True
         return bool(self._long_kv) and self._long_kv + ticket.cost > rules.long_share * room.kv_tokens
 
-    def _begins_long(self, ticket: Ticket) -> None:
+    def _begins_long(self, ticket: AdmissionTicket) -> None:
         self._room.booking = None
         if ticket.fresh_tokens >= self._rules.long_tokens:
             self._long_prompts.add(ticket.request_id)
         if not ticket.holds:
             self._long_kv += ticket.cost
 
-    def _add(self, ticket: Ticket, now: float) -> None:
+    def _add(self, ticket: AdmissionTicket, now: float) -> None:
         # It may have been aside for longer than its tenant is remembered.
         self._shares.seen(*self._holder(ticket), ticket.weight, now)
         self._queue.add(ticket)
@@ -336,9 +336,9 @@ class Admission:
                 pace.resized(factor)
         return self._room
 
-    def _over(self, ticket: Ticket) -> bool:
+    def _over(self, ticket: AdmissionTicket) -> bool:
         """Whether its tenant has more than its share."""
         return self._shares.over(*self._holder(ticket))
 
-    def _holder(self, ticket: Ticket) -> Key:
+    def _holder(self, ticket: AdmissionTicket) -> Key:
         return self._rules.holder(ticket.level, ticket.tenant)

@@ -47,7 +47,7 @@ def _unlimited() -> Mapping[str, int]:
 
 
 @dataclass(frozen=True, slots=True)
-class Rules:
+class AdmissionRules:
     """See kvasir.config.spec.admission; the defaults limit nothing. `weights` are by tenant, 1 for one that
     is not named; by pool, `seats` are the sequences that an engine of it runs at once, and `step_tokens` the
     tokens that it computes in a step. `disaggregation` as in the spec: always, auto or never."""
@@ -86,11 +86,11 @@ class Rules:
         return now + self.ageing_s * max(0, priority) / self.class_span
 
 
-UNLIMITED = Rules()
+UNLIMITED = AdmissionRules()
 
 
 @dataclass(slots=True, eq=False)
-class Ticket:
+class AdmissionTicket:
     """A request as admission sees it.
 
     `cost` is what it takes of everybody's capacity, prompt and expected output in tokens. `kv_least` is the

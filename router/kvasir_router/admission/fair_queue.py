@@ -17,7 +17,7 @@ import itertools
 from collections.abc import Iterator, Set
 from dataclasses import dataclass, field
 
-from kvasir_router.admission.contract import Ticket
+from kvasir_router.admission.contract import AdmissionTicket
 
 SHORT, LONG = (False,), (True,)
 LANES = (False, True)
@@ -26,15 +26,15 @@ _SLACK = 64
 
 Key = tuple[int, str]
 """Names a tenant's requests of one class."""
-_Tickets = list[tuple[float, int, Ticket]]
+_Tickets = list[tuple[float, int, AdmissionTicket]]
 
 
-def key_of(ticket: Ticket) -> Key:
+def key_of(ticket: AdmissionTicket) -> Key:
     """Whose it is."""
     return ticket.level, ticket.tenant
 
 
-def _live(heap: _Tickets) -> Ticket | None:
+def _live(heap: _Tickets) -> AdmissionTicket | None:
     """The first that still waits."""
     while heap and not heap[0][2].waiting:
         heapq.heappop(heap)
@@ -117,7 +117,7 @@ class FairQueue:
         self._classes: dict[int, _Class] = {}
         self._class_factor = class_factor
         self._numbers = itertools.count()
-        self._tickets: dict[str, Ticket] = {}
+        self._tickets: dict[str, AdmissionTicket] = {}
         self._of_tenant: dict[str, int] = {}
         self.waiting = [0, 0]
         """How many wait in each lane."""
@@ -143,13 +143,13 @@ class FairQueue:
         """Whose requests wait."""
         return set(self._of_tenant)
 
-    def charge(self, ticket: Ticket) -> None:
+    def charge(self, ticket: AdmissionTicket) -> None:
         """A request begins without having waited."""
         known, flow = self._place(ticket)
         known.serve(flow, ticket.cost)
         known.sweep()
 
-    def add(self, ticket: Ticket) -> None:
+    def add(self, ticket: AdmissionTicket) -> None:
         """Let a request wait."""
         known, flow = self._place(ticket)
         if not flow.waiting:
@@ -164,7 +164,7 @@ class FairQueue:
         self._tickets[ticket.request_id] = ticket
         self._count(known, flow, ticket, 1)
 
-    def remove(self, ticket: Ticket) -> None:
+    def remove(self, ticket: AdmissionTicket) -> None:
         """A request waits no longer. It must wait."""
         known, flow = self._place(ticket)
         ticket.waiting = False
@@ -173,13 +173,15 @@ class FairQueue:
         _compact(flow.heads[ticket.long], flow.waiting)
         known.sweep()
 
-    def take(self, ticket: Ticket) -> None:
+    def take(self, ticket: AdmissionTicket) -> None:
         """A request that waited begins."""
         known, flow = self._place(ticket)
         known.serve(flow, ticket.cost)
         self.remove(ticket)
 
-    def next(self, lanes: tuple[bool, ...] = LANES, *, without: Set[Key] = frozenset()) -> Ticket | None:
+    def next(
+        self, lanes: tuple[bool, ...] = LANES, *, without: Set[Key] = frozenset()
+    ) -> AdmissionTicket | None:
         """Whose turn it is in the lanes that are open. Those in `without` are passed over, which takes
         O(tenants), but not for less urgent classes. It goes on waiting until it is taken."""
         best: tuple[float, _Class] | None = None
@@ -194,7 +196,7 @@ class FairQueue:
         lane, flow = min(found, key=lambda each: (each[1].clock, each[0]), default=(False, None))
         return None if flow is None else _live(flow.heads[lane])
 
-    def before(self, ticket: Ticket, *, own: bool = True) -> float:
+    def before(self, ticket: AdmissionTicket, *, own: bool = True) -> float:
         """What will be served in the lane before a request that would begin to wait, as far as that is known:
         all of more urgent classes, and of its own what others get until its tenant's turn has come. Without
         `own`, if none of its tenant's waited."""
@@ -225,7 +227,7 @@ class FairQueue:
         if sum(self._of_tenant.values()) != len(tickets) or not all(t.waiting for t in tickets):
             raise AssertionError("tenants' counts are not of those that wait")
 
-    def _place(self, ticket: Ticket) -> tuple[_Class, _Flow]:
+    def _place(self, ticket: AdmissionTicket) -> tuple[_Class, _Flow]:
         factor = self._class_factor
         level = 0 if factor else ticket.level
         known = self._classes.get(level)
@@ -238,7 +240,7 @@ class FairQueue:
             flow = known.flows[key] = _Flow(key, weight, known.clock)
         return known, flow
 
-    def _count(self, known: _Class, flow: _Flow, ticket: Ticket, by: int) -> None:
+    def _count(self, known: _Class, flow: _Flow, ticket: AdmissionTicket, by: int) -> None:
         cost = by * ticket.cost
         self.waiting[ticket.long] += by
         self.costs[ticket.long] += cost

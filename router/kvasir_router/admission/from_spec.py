@@ -5,17 +5,17 @@ from __future__ import annotations
 from kvasir.config.spec.admission import BrownoutStepSpec
 from kvasir.config.spec.deployment import Deployment
 from kvasir.config.spec.tenants import PRIORITY_SPAN
-from kvasir_router.admission.contract import BrownoutRules, BrownoutStep, Rules
+from kvasir_router.admission.contract import AdmissionRules, BrownoutRules, BrownoutStep
 
 
-def rules_of(deployment: Deployment) -> Rules:
+def rules_of(deployment: Deployment) -> AdmissionRules:
     """The rules for the model of which `deployment` is the view."""
     spec, routing, tenancy = deployment.admission, deployment.routing, deployment.tenancy
     several = len(tenancy.all_tenants()) > 1
     brownout = spec.brownout
     # A call for embeddings has many inputs, each of which is little work: as many may wait as there may be.
     most = routing.max_in_flight if deployment.embeds else routing.max_queue
-    return Rules(
+    return AdmissionRules(
         max_queue=most,
         max_queue_tokens=spec.max_queue_tokens,
         max_tenant_queue=max(1, int(spec.tenant_queue * most)) if several else None,

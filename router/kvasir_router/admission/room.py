@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from kvasir.core.requests import Role
 from kvasir.ports.routing import BoolColumn, IntColumn, Plan, Target
-from kvasir_router.admission.contract import Rules, Ticket
+from kvasir_router.admission.contract import AdmissionRules, AdmissionTicket
 from kvasir_router.decide.rates import CHUNK_TOKENS
 from kvasir_router.fleet.columns import (
     HEAD_SINCE,
@@ -75,7 +75,7 @@ class Booking:
 class Room:
     """The places of a fleet, as far as they may be used; `renew` after these have changed."""
 
-    def __init__(self, columns: Columns, workers: Mapping[str, Worker], rules: Rules) -> None:
+    def __init__(self, columns: Columns, workers: Mapping[str, Worker], rules: AdmissionRules) -> None:
         self._columns = columns
         self._workers = workers
         self._rules = rules
@@ -115,7 +115,7 @@ class Room:
         """How many places compute prompts, and how many decode."""
         return len(self._prefill.listed), len(self._decode.listed)
 
-    def computes(self, ticket: Ticket, ahead_s: float, now: float, *, over: bool) -> bool:
+    def computes(self, ticket: AdmissionTicket, ahead_s: float, now: float, *, over: bool) -> bool:
         """Whether some place has less than `ahead_s` left to compute, or none serves. `over`: for a tenant
         above its share, who leaves some of these places to others where there are enough."""
         places = self._whole if ticket.whole else self._prefill
@@ -130,7 +130,7 @@ class Room:
         places.hint = int(left.argmin())
         return bool(left[places.hint] < ahead_s)
 
-    def opens_at(self, ticket: Ticket, ahead_s: float, now: float, *, over: bool) -> float | None:
+    def opens_at(self, ticket: AdmissionTicket, ahead_s: float, now: float, *, over: bool) -> float | None:
         """When, if nobody says anything until then, `computes` will be true; None where somebody has to."""
         places = self._whole if ticket.whole else self._prefill
         rows = places.rows
@@ -145,7 +145,7 @@ class Room:
         soonest = float(np.sort(when)[self._kept(places, over=over)])
         return None if soonest == math.inf else max(now, soonest) + _GRAIN_S
 
-    def decodes(self, ticket: Ticket, kv_tokens: int, *, over: bool) -> bool:
+    def decodes(self, ticket: AdmissionTicket, kv_tokens: int, *, over: bool) -> bool:
         """Whether some place takes so much KV and the request's sequences, or none serves. `over`: for a
         tenant above its share."""
         places = self._decode
@@ -155,7 +155,9 @@ class Room:
         places.hint = int(takes.argmax())
         return bool(takes[places.hint])
 
-    def crowded(self, plan: Plan, ticket: Ticket, need: tuple[int, int], *, over: bool) -> frozenset[str]:
+    def crowded(
+        self, plan: Plan, ticket: AdmissionTicket, need: tuple[int, int], *, over: bool
+    ) -> frozenset[str]:
         """The workers without a place that takes `need` (KV tokens where the request decodes, and where it
         prefills if that is elsewhere), as far as the plan would have to avoid them; empty where it fits."""
         places, found = self._columns.places, frozenset[str]()
@@ -167,7 +169,7 @@ class Room:
                 found |= {plan.prefill.worker_id}
         return found
 
-    def busier(self, plan: Plan, ticket: Ticket, slack_s: float, now: float) -> frozenset[str]:
+    def busier(self, plan: Plan, ticket: AdmissionTicket, slack_s: float, now: float) -> frozenset[str]:
         """The workers that have more to compute than the least busy one, by more than `slack_s`; empty where
         the plan's place is none of them, or has enough of the prompt cached to be worth the wait."""
         rows = (self._whole if ticket.whole else self._prefill).rows
@@ -183,7 +185,7 @@ class Room:
         free = {targets[row].worker_id for row in rows[left <= most].tolist()}
         return frozenset(targets[row].worker_id for row in rows.tolist()) - free
 
-    def _full(self, ticket: Ticket, kv_tokens: int, *, over: bool) -> frozenset[str]:
+    def _full(self, ticket: AdmissionTicket, kv_tokens: int, *, over: bool) -> frozenset[str]:
         rows = self._decode.rows
         takes = self._all_take(rows, ticket, kv_tokens, over=over)
         targets = self._columns.targets
@@ -241,7 +243,7 @@ class Room:
         tokens: NDArray[np.float64] = steps * a_step + np.minimum(a_step, (ahead_s - steps * whole_s) * per_s)
         return tokens
 
-    def _takes(self, row: int, ticket: Ticket, kv_tokens: int, *, over: bool) -> bool:
+    def _takes(self, row: int, ticket: AdmissionTicket, kv_tokens: int, *, over: bool) -> bool:
         ints, floats = self._columns.ints, self._columns.floats
         streams = ints.item(STREAMS, row)
         if not streams:
@@ -261,7 +263,9 @@ class Room:
         # A promise that cannot be kept with one stream is no reason to run no second one.
         return bool(fixed + streams * each <= promised or fixed + each > promised)
 
-    def _all_take(self, rows: IntColumn, ticket: Ticket, kv_tokens: int, *, over: bool) -> BoolColumn:
+    def _all_take(
+        self, rows: IntColumn, ticket: AdmissionTicket, kv_tokens: int, *, over: bool
+    ) -> BoolColumn:
         ints, floats = self._columns.ints, self._columns.floats
         needed = np.full(len(rows), kv_tokens, dtype=np.int64)
         booked = self.booking

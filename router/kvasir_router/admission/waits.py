@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from kvasir.core.errors import CapacityError
-from kvasir_router.admission.contract import Rules, Ticket
+from kvasir_router.admission.contract import AdmissionRules, AdmissionTicket
 from kvasir_router.admission.fair_queue import FairQueue
 from kvasir_router.admission.pace import Pace
 from kvasir_router.admission.shares import Shares
@@ -21,13 +21,15 @@ def bounded(seconds: float) -> float:
 class Waits:
     """Reads the queue, its paces by lane and the shares that an admission keeps."""
 
-    def __init__(self, rules: Rules, queue: FairQueue, paces: tuple[Pace, Pace], shares: Shares) -> None:
+    def __init__(
+        self, rules: AdmissionRules, queue: FairQueue, paces: tuple[Pace, Pace], shares: Shares
+    ) -> None:
         self._rules = rules
         self._queue = queue
         self._paces = paces
         self._shares = shares
 
-    def refuse_what_is_too_much(self, ticket: Ticket, waiting: int, now: float) -> None:
+    def refuse_what_is_too_much(self, ticket: AdmissionTicket, waiting: int, now: float) -> None:
         """Raises CapacityError where a queue is full, `waiting` requests being in all."""
         rules, most = self._rules, self._rules.max_tenant_queue
         if most is not None and self._queue.of_tenant(ticket.tenant) >= most:
@@ -49,7 +51,7 @@ class Waits:
                 retry_after_s=self._retry_after_s(ticket, now),
             )
 
-    def refuse_what_comes_too_late(self, ticket: Ticket, now: float, own_s: float = 0.0) -> None:
+    def refuse_what_comes_too_late(self, ticket: AdmissionTicket, now: float, own_s: float = 0.0) -> None:
         """Raises CapacityError where it would wait for longer than its class or its deadline allows; a long
         prompt may wait for as long as it takes itself, `own_s`."""
         wait_s = self._wait_s(ticket, now)
@@ -66,7 +68,7 @@ class Waits:
                 retry_after_s=bounded(wait_s - allowed_s),
             )
 
-    def _allowed_s(self, ticket: Ticket, service_s: float, own_s: float) -> float:
+    def _allowed_s(self, ticket: AdmissionTicket, service_s: float, own_s: float) -> float:
         """How long it may wait for its first token to come in time. Where it could not anyway, a part of that
         time, or `own_s`."""
         promised = self._rules.patience * ticket.ttft_s
@@ -74,12 +76,12 @@ class Waits:
             return math.inf
         return max(promised - service_s, promised / 4, own_s)
 
-    def _wait_s(self, ticket: Ticket, now: float, *, own: bool = True) -> float:
+    def _wait_s(self, ticket: AdmissionTicket, now: float, *, own: bool = True) -> float:
         """How long it would wait, with or without its tenant's own requests before it; 0 where nothing was
         measured."""
         return self._paces[ticket.long].wait_s(self._queue.before(ticket, own=own), now) or 0.0
 
-    def _retry_after_s(self, ticket: Ticket, now: float) -> float:
+    def _retry_after_s(self, ticket: AdmissionTicket, now: float) -> float:
         """When what waits before it will have begun."""
         return bounded(self._wait_s(ticket, now))
 
@@ -96,7 +98,7 @@ class Waits:
         costs, pressing = zip(*backlogs.values(), strict=True)
         return sum(costs) * part, sum(pressing) * part
 
-    def no_room(self, ticket: Ticket, waited_s: float, now: float) -> CapacityError:
+    def no_room(self, ticket: AdmissionTicket, waited_s: float, now: float) -> CapacityError:
         """What a request ends with that has waited in the queue for too long."""
         message = f"there was no room for the request within {waited_s:g} s"
         return CapacityError(message, code="queue_timeout", retry_after_s=self._retry_after_s(ticket, now))

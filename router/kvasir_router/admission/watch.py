@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kvasir.core.errors import CapacityError
 from kvasir_router.admission.brownout import Brownout
-from kvasir_router.admission.contract import Rules
+from kvasir_router.admission.contract import AdmissionRules
 from kvasir_router.admission.fair_queue import FairQueue
 from kvasir_router.admission.pace import Pace
 from kvasir_router.admission.waits import Waits, bounded
@@ -18,7 +18,9 @@ _CALM_LOOK_S = 0.25
 class Watch:
     """Reads the queue and its paces by lane, and moves the brown-out by the pressure that `waits` tells."""
 
-    def __init__(self, rules: Rules, queue: FairQueue, paces: tuple[Pace, Pace], waits: Waits) -> None:
+    def __init__(
+        self, rules: AdmissionRules, queue: FairQueue, paces: tuple[Pace, Pace], waits: Waits
+    ) -> None:
         self.brownout = Brownout(rules.brownout)
         self._steps = rules.brownout.steps
         self._queue = queue

@@ -12,15 +12,15 @@ from kvasir_router.decide.cost import CostPolicy, CostWeights
 from kvasir_router.decide.eligible import Disaggregation
 from kvasir_router.decide.peers import PEERS
 from kvasir_router.decide.rates import RateBook
-from kvasir_router.decide.roofline import Rates, rates_of
+from kvasir_router.decide.roofline import CostRates, rates_of
 
 __all__ = [
     "CostPolicy",
+    "CostRates",
     "CostWeights",
     "Disaggregation",
     "LeastLoaded",
     "RateBook",
-    "Rates",
     "RoundRobin",
     "make_policy",
     "rates_of",

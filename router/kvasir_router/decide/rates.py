@@ -23,7 +23,7 @@ from kvasir.core.kv import TierLoad
 from kvasir.core.requests import Timings, Usage
 from kvasir.ports.routing import LOWER_TIERS, FloatColumn, IntColumn, RateColumns
 from kvasir_router.decide.fits import PRIOR_WEIGHT, LinearFit
-from kvasir_router.decide.roofline import Rates, rates_of
+from kvasir_router.decide.roofline import CostRates, rates_of
 
 POOL_WEIGHT = 2.0
 """What a pool has measured counts for as much as so many measurements of a worker's own."""
@@ -59,7 +59,7 @@ _MOST_IDLE_POOLS = 64
 _PoolKey = tuple[str, str, Hardware, KvLayout]
 
 
-def _fits(believed: Rates, weight: float = PRIOR_WEIGHT) -> list[LinearFit]:
+def _fits(believed: CostRates, weight: float = PRIOR_WEIGHT) -> list[LinearFit]:
     pairs = (
         (believed.prefill_fixed_s, believed.prefill_token_s),
         (believed.step_fixed_s, believed.step_stream_s),
@@ -69,10 +69,10 @@ def _fits(believed: Rates, weight: float = PRIOR_WEIGHT) -> list[LinearFit]:
     return [LinearFit(*pair, scale, weight) for pair, scale in zip(pairs, _SCALES, strict=True)]
 
 
-def _rates(fits: list[LinearFit]) -> Rates:
+def _rates(fits: list[LinearFit]) -> CostRates:
     prefill, step, transfer, *tiers = fits
     cpu, disk, remote = tiers
-    return Rates(
+    return CostRates(
         prefill_fixed_s=prefill.fixed_s,
         prefill_token_s=prefill.per_unit_s,
         step_fixed_s=step.fixed_s,
@@ -100,7 +100,7 @@ class _Pool:
 
     fits: list[LinearFit]
     told: list[LinearFit]
-    rates: Rates
+    rates: CostRates
     workers: set[str] = field(default_factory=set)
 
 
@@ -110,7 +110,7 @@ class _Worker:
 
     pool: _Pool
     fits: list[LinearFit]
-    rates: Rates
+    rates: CostRates
     apart: set[int] = field(default_factory=set)
     tiers: dict[int, TierLoad] = field(default_factory=dict)
 
@@ -127,12 +127,12 @@ class RateBook:
     """The rates of every worker that is known; bounded by `forget`. `priors(identity)` is where the first
     worker of a pool begins, by default at the roofline of its hardware."""
 
-    def __init__(self, priors: Callable[[WorkerIdentity], Rates] = rates_of) -> None:
+    def __init__(self, priors: Callable[[WorkerIdentity], CostRates] = rates_of) -> None:
         self._priors = priors
         self._pools: dict[_PoolKey, _Pool] = {}
         self._workers: dict[str, _Worker] = {}
 
-    def join(self, worker_id: str, identity: WorkerIdentity) -> Rates:
+    def join(self, worker_id: str, identity: WorkerIdentity) -> CostRates:
         """A worker of which nothing has been measured, under the id of its session."""
         key = (identity.pool, identity.model, identity.hardware, identity.kv)
         pool = self._pools.get(key)
@@ -143,7 +143,7 @@ class RateBook:
         pool.workers.add(worker_id)
         return pool.rates
 
-    def rates(self, worker_id: str) -> Rates:
+    def rates(self, worker_id: str) -> CostRates:
         """The present estimate for a worker that has joined. Raises KeyError for another."""
         return self._workers[worker_id].rates
 
@@ -215,7 +215,7 @@ class RateBook:
         return {worker_id for worker_id in news if self._workers[worker_id].renew()}
 
 
-def contention(rates: Rates, streams: int) -> float:
+def contention(rates: CostRates, streams: int) -> float:
     """How many times longer a prompt takes while `streams` decode on the same worker: each chunk of it
     shares its step with one token of every stream."""
     alone = rates.prefill_token_s * CHUNK_TOKENS
@@ -224,7 +224,7 @@ def contention(rates: Rates, streams: int) -> float:
     return 1.0 + (rates.step_fixed_s + streams * rates.step_stream_s) / alone
 
 
-def write_rates(table: FloatColumn, rows: slice | IntColumn, rates: Rates) -> None:
+def write_rates(table: FloatColumn, rows: slice | IntColumn, rates: CostRates) -> None:
     """Put rates into some columns of a table of shape RATE_ROWS x places."""
     values = (*rates[:6], *rates.tier_fixed_s, *rates.tier_byte_s)
     table[:RATE_ROWS, rows] = np.array(values)[:, None]

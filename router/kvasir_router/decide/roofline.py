@@ -17,7 +17,7 @@ from kvasir.core.identity import WorkerIdentity
 TierSeconds = tuple[float, float, float]
 
 
-class Rates(NamedTuple):
+class CostRates(NamedTuple):
     """What work costs on one worker, as kvasir.ports.routing.RateColumns has it, in seconds. The defaults
     are those of a small model on a CPU, for workers that do not say what they run on."""
 
@@ -53,12 +53,12 @@ class Efficiency:
     tier_bytes_per_s: TierSeconds = (2e10, 3e9, 1e9)
 
 
-def rates_of(identity: WorkerIdentity, efficiency: Efficiency | None = None) -> Rates:
-    """The priors for a worker; `Rates()` where it does not know its hardware or its model."""
+def rates_of(identity: WorkerIdentity, efficiency: Efficiency | None = None) -> CostRates:
+    """The priors for a worker; `CostRates()` where it does not know its hardware or its model."""
     hardware, parameters = identity.hardware, identity.model_parameters
     known = (hardware.flops, hardware.bytes_per_s, parameters, identity.model_bytes, identity.kv.layers)
     if min(known) <= 0:
-        return Rates()
+        return CostRates()
     reached = efficiency or Efficiency()
     devices = max(1, hardware.devices)
     flops = devices * hardware.flops * reached.arithmetic
@@ -69,7 +69,7 @@ def rates_of(identity: WorkerIdentity, efficiency: Efficiency | None = None) -> 
     hidden = math.sqrt(parameters / (12.0 * layers))
     attention = 2.0 * layers * hidden * reached.context_tokens
     context_bytes = reached.context_tokens * kv_token_bytes(identity)
-    return Rates(
+    return CostRates(
         prefill_fixed_s=reached.prefill_overhead_s,
         prefill_token_s=(dense + attention) / flops,
         step_fixed_s=reached.step_overhead_s + identity.model_bytes / bytes_per_s,

@@ -14,7 +14,7 @@ from dataclasses import replace
 from kvasir.core.invariants import require
 from kvasir.core.requests import Request
 from kvasir.ports.router import AdmissionView
-from kvasir_router.admission.contract import Rules, Ticket
+from kvasir_router.admission.contract import AdmissionRules, AdmissionTicket
 from kvasir_router.admission.fair_queue import FairQueue
 from kvasir_router.admission.pace import Pace
 from kvasir_router.admission.shares import Shares
@@ -26,7 +26,7 @@ class EmbeddingAdmission:
     """The queue of a machine that embeds. Obligations as of Admission: who waits begins, unless it ends
     before, once its turn has come, and what `begins` takes, `ended` gives back."""
 
-    def __init__(self, rules: Rules) -> None:
+    def __init__(self, rules: AdmissionRules) -> None:
         sheds = tuple(step for step in rules.brownout.steps if step.shed is not None)
         self._rules = rules = replace(rules, brownout=replace(rules.brownout, steps=sheds))
         self._queue = FairQueue(class_factor=rules.class_factor)
@@ -43,14 +43,14 @@ class EmbeddingAdmission:
     def __iter__(self) -> Iterator[str]:
         return iter(self._queue)
 
-    def ticket(self, request: Request, now: float) -> Ticket:
+    def ticket(self, request: Request, now: float) -> AdmissionTicket:
         """What admission knows of an input that arrives. Raises CapacityError (shed)."""
         rules, tenant, tokens = self._rules, request.tenant, len(request.tokens)
         level = rules.level(request.priority)
         self.watch.refuse_what_is_shed(level)
         weight = rules.weights.get(tenant, 1.0)
         self._shares.seen(*rules.holder(level, tenant), weight, now)
-        return Ticket(
+        return AdmissionTicket(
             request_id=request.request_id,
             tenant=tenant,
             weight=weight,
@@ -66,7 +66,7 @@ class EmbeddingAdmission:
             deadline_s=request.deadline_s,
         )
 
-    def wait(self, ticket: Ticket, now: float, *, served: bool) -> None:
+    def wait(self, ticket: AdmissionTicket, now: float, *, served: bool) -> None:
         """Let an input wait. Raises CapacityError, without any change, where too much waits, or for too long;
         how long is not asked where no worker serves it at all."""
         self.waits.refuse_what_is_too_much(ticket, len(self._queue), now)
@@ -76,11 +76,11 @@ class EmbeddingAdmission:
         self._pace.waited(now)
         self.watch.waited()
 
-    def next(self) -> Ticket | None:
+    def next(self) -> AdmissionTicket | None:
         """Whose turn it is; it goes on waiting until `begins`."""
         return self._queue.next()
 
-    def begins(self, ticket: Ticket, now: float) -> None:
+    def begins(self, ticket: AdmissionTicket, now: float) -> None:
         """The input is sent to a worker for the first time."""
         if ticket.waiting:
             self._queue.take(ticket)
@@ -94,7 +94,7 @@ class EmbeddingAdmission:
         """A vector came so long after its input was sent."""
         self._pace.first_token(seconds)
 
-    def ended(self, ticket: Ticket) -> None:
+    def ended(self, ticket: AdmissionTicket) -> None:
         """The input is over, wherever it was."""
         if ticket.waiting:
             self._queue.remove(ticket)

@@ -7,12 +7,12 @@ from collections.abc import Collection, Mapping
 from kvasir.core.invariants import require
 from kvasir_router.embeddings.admission import EmbeddingAdmission
 from kvasir_router.embeddings.fleet import EmbeddingFleet
-from kvasir_router.embeddings.state import EmbeddingFlight, EmbeddingLimits
+from kvasir_router.embeddings.state import EmbeddingLimits, EmbeddingRequestState
 from kvasir_router.requests.timers import Timers
 
 
 def check_inputs(
-    flights: Mapping[str, EmbeddingFlight],
+    flights: Mapping[str, EmbeddingRequestState],
     admission: EmbeddingAdmission,
     moving: Collection[str],
     timers: Timers,
@@ -36,7 +36,7 @@ def check_inputs(
     require(len(flights) <= limits.max_in_flight, "too many requests in flight")
 
 
-def check_work(flights: Mapping[str, EmbeddingFlight], fleet: EmbeddingFleet) -> None:
+def check_work(flights: Mapping[str, EmbeddingRequestState], fleet: EmbeddingFleet) -> None:
     """What is accounted for each worker is what runs there."""
     for flight in flights.values():
         if flight.worker_id is not None:

@@ -16,7 +16,7 @@ from kvasir.core.kv import KvStatus
 from kvasir.core.requests import EngineLoad
 from kvasir.native import TreeStats
 from kvasir.ports.clock import Rng
-from kvasir_router.fleet.health import Health
+from kvasir_router.fleet.health import FleetHealth
 from kvasir_router.fleet.work import Worker, WorkerState
 
 _BATCHES = 2
@@ -54,14 +54,14 @@ class EmbeddingFleet:
     health_spec: HealthSpec = field(default_factory=HealthSpec)
     workers: dict[str, Worker] = field(default_factory=dict)
     index: NoIndex = field(default_factory=NoIndex)
-    health: Health = field(init=False)
+    health: FleetHealth = field(init=False)
     tokens: dict[str, int] = field(default_factory=dict)
     _batches: dict[str, BatchLimits] = field(default_factory=dict)
     _ready: list[str] = field(default_factory=list)
     _typical_tokens: float = 0.0
 
     def __post_init__(self) -> None:
-        self.health = Health(self.health_spec)
+        self.health = FleetHealth(self.health_spec)
 
     @property
     def ready(self) -> int:

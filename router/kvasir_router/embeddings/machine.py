@@ -18,29 +18,29 @@ from kvasir.core.errors import CapacityError, KvasirError, RequestError, Upstrea
 from kvasir.core.identity import WorkerIdentity
 from kvasir.core.invariants import require
 from kvasir.core.requests import Delta, EngineRequest, Leg, Request, StepBatch, Usage
-from kvasir.ports.router import AdmissionView, Books, BrownoutView, RequestSummary
-from kvasir_router.admission import UNLIMITED, Rules
+from kvasir.ports.router import Accounting, AdmissionView, BrownoutView, RequestSummary
+from kvasir_router.admission import UNLIMITED, AdmissionRules
 from kvasir_router.embeddings.admission import EmbeddingAdmission
 from kvasir_router.embeddings.checks import check_inputs, check_work
 from kvasir_router.embeddings.fleet import EmbeddingFleet
-from kvasir_router.embeddings.state import EmbeddingFlight, EmbeddingLimits
+from kvasir_router.embeddings.state import EmbeddingLimits, EmbeddingRequestState
 from kvasir_router.fleet.work import Worker
 from kvasir_router.requests.completion import BLAMELESS
 from kvasir_router.requests.events import (
     AbortOn,
-    Arrived,
-    Cancelled,
+    ClientGone,
     Effect,
-    Emit,
+    EmitDelta,
     Event,
-    Fail,
-    Finish,
-    Gone,
-    Planned,
+    FailRequest,
+    FinishRequest,
+    PlanReceived,
+    RequestArrived,
+    RequestCancelled,
     ShuttingDown,
-    Step,
+    StepReceived,
     SubmitTo,
-    Tick,
+    TimerTick,
     WorkerDraining,
     WorkerInterrupted,
     WorkerLost,
@@ -49,7 +49,7 @@ from kvasir_router.requests.events import (
 )
 from kvasir_router.requests.failover import ENGINE_DEAD, LEAST_PATIENCE_S
 from kvasir_router.requests.legs import FAILED
-from kvasir_router.requests.restarts import Restarts
+from kvasir_router.requests.restarts import RetryAccounting
 from kvasir_router.requests.state import check_arrival, error_of, refuse_to_wait, waited_for_nothing
 from kvasir_router.requests.timers import Timers
 
@@ -61,15 +61,17 @@ class EmbeddingMachine:
     nothing emitted after it; before a Finish exactly one delta is emitted, which has the embedding. What has
     to go elsewhere is sent before what has not begun, of which EmbeddingAdmission knows the order."""
 
-    def __init__(self, fleet: EmbeddingFleet, limits: EmbeddingLimits, rules: Rules = UNLIMITED) -> None:
+    def __init__(
+        self, fleet: EmbeddingFleet, limits: EmbeddingLimits, rules: AdmissionRules = UNLIMITED
+    ) -> None:
         self.fleet = fleet
         self._limits = limits
-        self._flights: dict[str, EmbeddingFlight] = {}
+        self._flights: dict[str, EmbeddingRequestState] = {}
         self._admission = EmbeddingAdmission(rules)
         self._moving: list[tuple[int, int, str]] = []
         self._timers = Timers()
         self._evacuations: dict[str, float] = {}
-        self._restarts = Restarts(
+        self._restarts = RetryAccounting(
             max_retries=limits.max_retries,
             max_migrations=limits.max_migrations,
             budget_ratio=limits.retry_budget,
@@ -106,11 +108,11 @@ class EmbeddingMachine:
         """What waits, and what is done about it."""
         return self._admission.view(now)
 
-    def books(self) -> Books:
+    def books(self) -> Accounting:
         """What is served, and what is accounted for it."""
         running = sum(len(worker.legs) for worker in self.fleet.workers.values())
         accounted = sum(flight.worker_id is not None for flight in self._flights.values())
-        return Books(len(self._flights), running, self.queued, accounted, leases=0)
+        return Accounting(len(self._flights), running, self.queued, accounted, leases=0)
 
     def next_wakeup(self) -> float | None:
         """When a Tick is due, on the same clock as `now`; None when nothing waits for time."""
@@ -126,15 +128,15 @@ class EmbeddingMachine:
         """Take in one event. Raises, for Arrived only and then without any change, CapacityError (queue_full,
         shutting_down, or what EmbeddingAdmission refuses with) or RequestError (duplicate_request)."""
         match event:
-            case Step(worker_id, batch):
+            case StepReceived(worker_id, batch):
                 self._step(worker_id, batch, now)
-            case Arrived(request):
+            case RequestArrived(request):
                 self._arrived(request, now)
-            case Cancelled(request_id, outcome):
+            case RequestCancelled(request_id, outcome):
                 self._cancelled(request_id, outcome, now)
-            case Tick():
+            case TimerTick():
                 self._tick(now)
-            case Planned(_, awake_in_s):
+            case PlanReceived(_, awake_in_s):
                 self._awake_in_s = awake_in_s
             case ShuttingDown():
                 self._shut_down(now)
@@ -178,7 +180,7 @@ class EmbeddingMachine:
             self._admission.wait(ticket, now, served=missing is None)
         self._arrivals += 1
         self._restarts.budget.deposit()
-        flight = EmbeddingFlight(request, ticket, self._arrivals, brownout=self.brownout.text)
+        flight = EmbeddingRequestState(request, ticket, self._arrivals, brownout=self.brownout.text)
         self._flights[request.request_id] = flight
         if request.deadline_s is not None:
             self._timers.set(request.deadline_s, request.request_id)
@@ -187,7 +189,7 @@ class EmbeddingMachine:
         else:
             self._start(flight, worker_id, now)
 
-    def _waits(self, flight: EmbeddingFlight, now: float) -> None:
+    def _waits(self, flight: EmbeddingRequestState, now: float) -> None:
         flight.waits, flight.queued_until = True, now + self._limits.queue_timeout_s
         self._timers.sweep(self._flights)
         self._timers.set(flight.queued_until, flight.request.request_id)
@@ -213,7 +215,7 @@ class EmbeddingMachine:
             elif not avoid:
                 return
 
-    def _start(self, flight: EmbeddingFlight, worker_id: str, now: float) -> None:
+    def _start(self, flight: EmbeddingRequestState, worker_id: str, now: float) -> None:
         request, worker = flight.request, self.fleet.workers[worker_id]
         leg_id = worker.free_leg_id(request.request_id, flight.starts)
         flight.worker_id, flight.leg_id = worker_id, leg_id
@@ -266,10 +268,10 @@ class EmbeddingMachine:
         del self._flights[request_id]
         if delta.request_id != request_id:
             delta = replace(delta, request_id=request_id)
-        self._out.append(Emit(request_id, delta))
-        self._out.append(Finish(request_id, flight.summary("ok", now)))
+        self._out.append(EmitDelta(request_id, delta))
+        self._out.append(FinishRequest(request_id, flight.summary("ok", now)))
 
-    def _release(self, flight: EmbeddingFlight, now: float, *, aborted: bool) -> None:
+    def _release(self, flight: EmbeddingRequestState, now: float, *, aborted: bool) -> None:
         """Nothing of the request runs any more."""
         if flight.worker_id is not None:
             self.fleet.discharge(flight.worker_id, flight.leg_id, flight.tokens, now, aborted=aborted)
@@ -278,7 +280,13 @@ class EmbeddingMachine:
             flight.worker_id = None
 
     def _elsewhere(
-        self, flight: EmbeddingFlight, error: KvasirError, worker_id: str, now: float, *, lost: bool = False
+        self,
+        flight: EmbeddingRequestState,
+        error: KvasirError,
+        worker_id: str,
+        now: float,
+        *,
+        lost: bool = False,
     ) -> None:
         """A leg is over and has failed: once more, on another worker, if that is within bounds."""
         lost = lost or error.code == ENGINE_DEAD
@@ -293,23 +301,23 @@ class EmbeddingMachine:
         self._waits(flight, now)
 
     @staticmethod
-    def _entry(flight: EmbeddingFlight) -> tuple[int, int, str]:
+    def _entry(flight: EmbeddingRequestState) -> tuple[int, int, str]:
         """Of what moves, the most urgent goes first, then what came first."""
         return flight.request.priority, flight.order, flight.request.request_id
 
     # -- ends ------------------------------------------------------------------------------------
 
-    def _fail(self, flight: EmbeddingFlight, error: KvasirError, now: float) -> None:
+    def _fail(self, flight: EmbeddingRequestState, error: KvasirError, now: float) -> None:
         summary = self._remove(flight, error.code, now)
-        self._out.append(Fail(flight.request.request_id, error, summary))
+        self._out.append(FailRequest(flight.request.request_id, error, summary))
 
     def _cancelled(self, request_id: str, outcome: str, now: float) -> None:
         flight = self._flights.get(request_id)
         if flight is not None:
             summary = self._remove(flight, outcome, now)
-            self._out.append(Gone(request_id, summary))
+            self._out.append(ClientGone(request_id, summary))
 
-    def _remove(self, flight: EmbeddingFlight, outcome: str, now: float) -> RequestSummary:
+    def _remove(self, flight: EmbeddingRequestState, outcome: str, now: float) -> RequestSummary:
         summary = flight.summary(outcome, now)
         request_id = flight.request.request_id
         if flight.waits and flight.ticket.holds:
@@ -379,7 +387,7 @@ class EmbeddingMachine:
         for worker in self.fleet.workers.values():
             worker.forget_ghosts(now - self._limits.ghost_ttl_s)
 
-    def _check_time(self, flight: EmbeddingFlight, now: float) -> None:
+    def _check_time(self, flight: EmbeddingRequestState, now: float) -> None:
         deadline = flight.request.deadline_s
         if deadline is not None and deadline <= now:
             took = now - flight.request.arrival_s

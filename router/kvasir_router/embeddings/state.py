@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from kvasir.core.errors import KvasirError
 from kvasir.core.requests import Request, Usage
 from kvasir.ports.router import RequestSummary
-from kvasir_router.admission import Ticket
+from kvasir_router.admission import AdmissionTicket
 
 _REASON = "fewest_tokens"
 
@@ -30,12 +30,12 @@ class EmbeddingLimits:
 
 
 @dataclass(slots=True)
-class EmbeddingFlight:
+class EmbeddingRequestState:
     """A request, which either `waits` (until `queued_until` at most) or runs in a leg on a worker. `ticket`
     is what admission knows of it, `order` how many came before it."""
 
     request: Request
-    ticket: Ticket
+    ticket: AdmissionTicket
     order: int
     waits: bool = False
     queued_until: float = 0.0

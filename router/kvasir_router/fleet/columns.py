@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from kvasir.core.requests import Role
 from kvasir.ports.routing import LOWER_TIERS, BoolColumn, Candidates, IntColumn, RateColumns, Target
 from kvasir_router.decide.rates import RATE_ROWS, rate_columns, write_rates
-from kvasir_router.decide.roofline import Rates, kv_token_bytes
-from kvasir_router.fleet.work import Work, Worker
+from kvasir_router.decide.roofline import CostRates, kv_token_bytes
+from kvasir_router.fleet.work import TargetLoad, Worker
 
 QUEUED, WAITING, STREAMS, RESERVED, HELD, KV_TOKENS, BLOCK_SIZE, WORKER, TROUBLED = range(9)
 _INTS = 9
@@ -30,7 +30,7 @@ _TIER_BITS = 1 << np.arange(LOWER_TIERS)
 
 
 @dataclass(slots=True)
-class Place:
+class ColumnRow:
     """One row. `own` is what is accounted there, `unreported` the part of it that was sent after the
     worker's last report, `computed_tokens` a running count of prompt tokens that were computed there.
     `prompts` are those that are not, in the order in which they were sent: uncached tokens by the identity
@@ -40,8 +40,8 @@ class Place:
     target: Target
     worker: Worker
     row: int
-    own: Work = field(default_factory=Work)
-    unreported: Work = field(default_factory=Work)
+    own: TargetLoad = field(default_factory=TargetLoad)
+    unreported: TargetLoad = field(default_factory=TargetLoad)
     computed_tokens: int = 0
     prompts: dict[int, int] = field(default_factory=dict)
     head_since_s: float = 0.0
@@ -142,13 +142,13 @@ class Columns:
 
     def __init__(self) -> None:
         self.targets: tuple[Target, ...] = ()
-        self.places: dict[Target, Place] = {}
+        self.places: dict[Target, ColumnRow] = {}
         self.ints: NDArray[np.int64] = np.zeros((_INTS, 0), dtype=np.int64)
         self.floats: NDArray[np.float64] = np.zeros((_FLOATS, 0))
-        self._of_workers: dict[str, list[Place]] = {}
+        self._of_workers: dict[str, list[ColumnRow]] = {}
         self._joined = 0
 
-    def join(self, worker: Worker, rates: Rates) -> None:
+    def join(self, worker: Worker, rates: CostRates) -> None:
         """Rows for every rank of a worker of which there are none."""
         identity = worker.identity
         ranks = identity.data_parallel_size
@@ -156,7 +156,7 @@ class Columns:
         targets = [Target(worker.worker_id, rank) for rank in range(ranks)]
         ints, floats = np.zeros((_INTS, ranks), dtype=np.int64), np.zeros((_FLOATS, ranks))
         for offset, target in enumerate(targets):
-            self.places[target] = Place(target, worker, first + offset)
+            self.places[target] = ColumnRow(target, worker, first + offset)
         self._of_workers[worker.worker_id] = [self.places[target] for target in targets]
         ints[WORKER] = self._joined
         ints[KV_TOKENS] = self.places[targets[0]].kv_tokens
@@ -180,11 +180,11 @@ class Columns:
         for row, target in enumerate(self.targets):
             self.places[target].row = row
 
-    def of_worker(self, worker_id: str) -> list[Place]:
+    def of_worker(self, worker_id: str) -> list[ColumnRow]:
         """The places of a worker, by rank; not to be changed."""
         return self._of_workers.get(worker_id, [])
 
-    def write_rates(self, worker_ids: Iterable[str], rates: Rates) -> None:
+    def write_rates(self, worker_ids: Iterable[str], rates: CostRates) -> None:
         """Another estimate of what work costs on some workers."""
         theirs = [place.row for each in worker_ids for place in self.of_worker(each)]
         # Most often it is everybody's, and a slice takes half as long.

@@ -16,17 +16,17 @@ from kvasir.core.kv import KvStatus, Medium
 from kvasir.core.requests import EngineLoad, Request, Role, Timings, Usage
 from kvasir.ports.routing import Plan, RequestView, RoutingPolicy, Target
 from kvasir_router.decide.rates import RateBook
-from kvasir_router.decide.roofline import Rates
+from kvasir_router.decide.roofline import CostRates
 from kvasir_router.fleet.columns import Columns
 from kvasir_router.fleet.decision_log import Decided, DecisionLog
-from kvasir_router.fleet.health import Health
+from kvasir_router.fleet.health import FleetHealth
 from kvasir_router.fleet.place_loads import PlaceLoads, share
 from kvasir_router.fleet.reconcile import Reconciler
 from kvasir_router.fleet.selections import Selections
-from kvasir_router.fleet.work import Charges, Work, Worker, WorkerState
+from kvasir_router.fleet.work import Charges, TargetLoad, Worker, WorkerState
 from kvasir_router.index import FleetIndex, IndexMode
 
-__all__ = ["Charges", "Fleet", "HashBlocks", "Work", "Worker", "WorkerState"]
+__all__ = ["Charges", "Fleet", "HashBlocks", "TargetLoad", "Worker", "WorkerState"]
 
 HashBlocks = Callable[[Request, int], "array[int]"]
 
@@ -54,7 +54,7 @@ class Fleet:
     ) -> None:
         self.workers: dict[str, Worker] = {}
         self.index = index
-        self.health = Health(health or HealthSpec())
+        self.health = FleetHealth(health or HealthSpec())
         self._policy = policy
         self._rates = rates
         self._hash_blocks = hash_blocks
@@ -135,7 +135,7 @@ class Fleet:
         if changed:
             self._serving_changed()
 
-    def rates(self, worker_id: str) -> Rates:
+    def rates(self, worker_id: str) -> CostRates:
         """What work costs there, as far as is known. Raises KeyError for a worker that is not known."""
         return self._rates.rates(worker_id)
 
@@ -153,7 +153,7 @@ class Fleet:
             self._believe(self._rates.loaded(worker_id, load.tiers))
             self._columns.write_troubled(worker_id, [tier.medium for tier in load.tiers if not tier.readable])
         for place in self._columns.of_worker(worker_id):
-            place.unreported = Work()
+            place.unreported = TargetLoad()
             self._loads.write(place)
 
     def succeeded(self, worker_id: str, now: float, slowness: float | None = None) -> None:
@@ -244,9 +244,9 @@ class Fleet:
         self.abandon(request.request_id)
         uncached = len(request.tokens) - plan.predicted_cached_tokens
         to_decode, to_prefill = self.kv_need(request, plan)
-        charges: Charges = {plan.decode: Work(streams=request.sampling.n, kv_tokens=to_decode)}
-        prefill = Work(prefill_tokens=uncached, waiting=1, kv_tokens=to_prefill)
-        charges.setdefault(plan.prefill_target, Work()).add(prefill)
+        charges: Charges = {plan.decode: TargetLoad(streams=request.sampling.n, kv_tokens=to_decode)}
+        prefill = TargetLoad(prefill_tokens=uncached, waiting=1, kv_tokens=to_prefill)
+        charges.setdefault(plan.prefill_target, TargetLoad()).add(prefill)
         foreseen: dict[Target, int] = {}
         for target, work in charges.items():
             foreseen[target] = self.index.predict(target, names, now)
@@ -281,7 +281,7 @@ class Fleet:
         output = self.output_tokens(request) * request.sampling.n
         return (uncached + output, 0) if plan.prefill is None else (prompt + output, uncached)
 
-    def settle(self, charges: Charges, target: Target, done: Work) -> None:
+    def settle(self, charges: Charges, target: Target, done: TargetLoad) -> None:
         """Take `done` off what `charges` account at `target`; nothing where the target is gone."""
         charged = charges.get(target)
         if charged is None:
@@ -379,7 +379,7 @@ class Fleet:
 
     def _believe(self, workers: Set[str]) -> None:
         """Other rates are thought to be theirs, most often the same for all."""
-        alike: dict[Rates, list[str]] = {}
+        alike: dict[CostRates, list[str]] = {}
         for worker_id in workers:
             alike.setdefault(self._rates.rates(worker_id), []).append(worker_id)
         for rates, worker_ids in alike.items():

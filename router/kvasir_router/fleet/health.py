@@ -19,11 +19,11 @@ from kvasir.ports.router import HealthView
 from kvasir_router.fleet.health_records import (
     FEWEST_SAMPLES,
     RATIONED,
-    Member,
+    HealthLevel,
     Pool,
     Ramp,
     Slowness,
-    Standing,
+    WorkerHealth,
 )
 
 NOBODY: frozenset[str] = frozenset()
@@ -41,7 +41,7 @@ BLIP_S = 0.5
 """A connection that is back sooner finds its requests where they were: there is no gap to fill slowly."""
 
 
-class Health:
+class FleetHealth:
     """The health of all workers, by the id of their sessions. Times are readings of one clock, in seconds.
 
     Obligations: of a pool, at most the fraction `max_ejected` is avoided for being ejected; a worker to which
@@ -50,14 +50,14 @@ class Health:
 
     def __init__(self, spec: HealthSpec) -> None:
         self._spec = spec
-        self._members: dict[str, Member] = {}
+        self._members: dict[str, WorkerHealth] = {}
         self._pools: dict[str, Pool] = {}
         self._crowded: set[str] = set()
-        self._troubled: dict[str, Member] = {}
+        self._troubled: dict[str, WorkerHealth] = {}
         # Made from the troubled ones when they are asked for after a change.
         self._stale = False
         self._ejected = NOBODY
-        self._limited: list[Member] = []
+        self._limited: list[WorkerHealth] = []
         self._due = math.inf
 
     # -- what happens ----------------------------------------------------------------------------
@@ -67,7 +67,7 @@ class Health:
         takes; those that come up together are all as cold."""
         self.leave(worker_id)
         peers = self._pools.setdefault(pool, Pool(pool))
-        member = Member(worker_id, peers, joined_s=now, good_since_s=now)
+        member = WorkerHealth(worker_id, peers, joined_s=now, good_since_s=now)
         if peers.seasoned(now - self._spec.slow_start_s):
             member.ramp = self._ramp(now, FIRST_SHARE, self._spec.slow_start_s, "it has just joined")
         self._members[worker_id] = peers.members[worker_id] = member
@@ -95,7 +95,7 @@ class Health:
         if member is None:
             return
         started = legs - member.legs
-        if member.standing is Standing.HEALTHY:
+        if member.standing is HealthLevel.HEALTHY:
             member.pool.healthy_legs += started
         if started > 0 and self._troubled:
             self._ration(member, started, now)
@@ -163,7 +163,7 @@ class Health:
         silent_s = now - member.silent_since_s
         member.silent_since_s = None
         member.failures = 0
-        if silent_s > BLIP_S and member.derived is Standing.HEALTHY:
+        if silent_s > BLIP_S and member.derived is HealthLevel.HEALTHY:
             lasts_s = self._spec.slow_start_s * RETURN_RATIO
             why = f"it could not be reached for {silent_s:.1f} s"
             member.credit, member.ramp = 1.0, self._ramp(now, SHARE_ON_RETURN, lasts_s, why)
@@ -216,11 +216,11 @@ class Health:
             return HealthView()
         standing, panic = member.standing, self.panicking(member.pool.name)
         for_s, share, why = 0.0, member.share(now), ""
-        if standing is Standing.SILENT:
+        if standing is HealthLevel.SILENT:
             share, why = 0.0, f"it cannot be reached, for {now - (member.silent_since_s or now):.1f} s"
-        elif standing is Standing.EJECTED:
+        elif standing is HealthLevel.EJECTED:
             for_s, share, why = max(0.0, member.next_due - now), 1.0 if panic else 0.0, member.why
-        elif standing is Standing.PROBING:
+        elif standing is HealthLevel.PROBING:
             share, why = FIRST_SHARE, f"one request at a time until one succeeds; {member.why}"
         elif member.ramp is not None:
             for_s, why = max(0.0, member.ramp.until_s - now), member.ramp.why
@@ -230,7 +230,7 @@ class Health:
 
     # -- verdicts --------------------------------------------------------------------------------
 
-    def _judge(self, member: Member, slowness: float, now: float) -> None:
+    def _judge(self, member: WorkerHealth, slowness: float, now: float) -> None:
         """Eject a worker that is far slower than foreseen, unless its peers are too."""
         if member.out_until_s is not None:
             return
@@ -243,7 +243,7 @@ class Health:
             why = f"first tokens took {mean:.1f} times what was foreseen, and {peers:.1f} times on its peers"
             self._eject(member, why, now)
 
-    def _eject(self, member: Member, why: str, now: float) -> None:
+    def _eject(self, member: WorkerHealth, why: str, now: float) -> None:
         spec = self._spec
         forgiven = int((now - member.good_since_s) / spec.max_ejection_s)
         member.growth = max(0, member.growth - max(0, forgiven))
@@ -258,13 +258,13 @@ class Health:
         member.out_until_s = member.good_since_s = now + min(lasts_s, spec.max_ejection_s)
         self._place(member)
 
-    def _ration(self, member: Member, started: int, now: float) -> None:
+    def _ration(self, member: WorkerHealth, started: int, now: float) -> None:
         """What healthy workers begin is what others may begin as much of, or a part."""
         pool = member.pool
         if member.standing in RATIONED:
             member.spend(started)
-        elif member.standing is Standing.HEALTHY and any(pool.counts[each] for each in RATIONED):
-            each = started / pool.counts[Standing.HEALTHY]
+        elif member.standing is HealthLevel.HEALTHY and any(pool.counts[each] for each in RATIONED):
+            each = started / pool.counts[HealthLevel.HEALTHY]
             for peer in self._troubled.values():
                 if peer.pool is pool and peer.standing in RATIONED:
                     peer.earn(each, now)
@@ -273,7 +273,7 @@ class Health:
     def _ramp(now: float, share: float, lasts_s: float, why: str) -> Ramp | None:
         return Ramp(share, now, now + lasts_s, why) if lasts_s > 0.0 else None
 
-    def _place(self, member: Member) -> None:
+    def _place(self, member: WorkerHealth) -> None:
         """Let a member's standing follow what has become of it."""
         member.pool.quit(member)
         member.pool.enter(member)
@@ -282,16 +282,16 @@ class Health:
 
     def _promote(self, pool: Pool) -> None:
         """Where nobody has a full share, there is nobody to have patience for."""
-        if not pool.counts[Standing.HEALTHY]:
+        if not pool.counts[HealthLevel.HEALTHY]:
             for member in pool.slow_starters():
                 member.ramp = None
                 pool.quit(member)
                 pool.enter(member)
                 self._note(member)
 
-    def _note(self, member: Member) -> None:
+    def _note(self, member: WorkerHealth) -> None:
         self._stale = True
-        if member.standing is Standing.HEALTHY:
+        if member.standing is HealthLevel.HEALTHY:
             self._troubled.pop(member.worker_id, None)
         else:
             self._troubled[member.worker_id] = member
@@ -303,13 +303,13 @@ class Health:
         ejected = frozenset(
             worker_id
             for worker_id, member in self._troubled.items()
-            if member.standing is Standing.EJECTED and not panics[member.pool.name]
+            if member.standing is HealthLevel.EJECTED and not panics[member.pool.name]
         )
         self._ejected = ejected or NOBODY
         self._limited = [
             member
             for member in self._troubled.values()
-            if member.standing in (Standing.PROBING, Standing.SLOW_START)
-            or (member.standing is Standing.EJECTED and panics[member.pool.name])
+            if member.standing in (HealthLevel.PROBING, HealthLevel.SLOW_START)
+            or (member.standing is HealthLevel.EJECTED and panics[member.pool.name])
         ]
         self._due = min((member.next_due for member in self._troubled.values()), default=math.inf)

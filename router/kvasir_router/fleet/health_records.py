@@ -17,7 +17,7 @@ MOST_CREDIT = 2.0
 """A rationed worker that was passed over may begin so many requests at once, and no more."""
 
 
-class Standing(StrEnum):
+class HealthLevel(StrEnum):
     """What a worker is given, from the least to all."""
 
     SILENT = "silent"
@@ -27,8 +27,8 @@ class Standing(StrEnum):
     HEALTHY = "healthy"
 
 
-BAD = (Standing.SILENT, Standing.EJECTED)
-RATIONED = (Standing.SLOW_START, Standing.EJECTED)
+BAD = (HealthLevel.SILENT, HealthLevel.EJECTED)
+RATIONED = (HealthLevel.SLOW_START, HealthLevel.EJECTED)
 """Who may begin a part of what those begin that stand well."""
 
 
@@ -69,7 +69,7 @@ class Slowness:
 
 
 @dataclass(slots=True, eq=False)
-class Member:
+class WorkerHealth:
     """One worker. `failures` are those in a row. `growth` is by how many doublings the next ejection is
     longer; a part of it is forgiven for the time since `good_since_s`. `out_until_s` is set while it is
     ejected, `brief` where that is only a pause. `old_legs` are at most those that ran before it was probed.
@@ -82,7 +82,7 @@ class Member:
     good_since_s: float
     legs: int = 0
     old_legs: int = 0
-    standing: Standing = Standing.HEALTHY
+    standing: HealthLevel = HealthLevel.HEALTHY
     why: str = ""
     failures: int = 0
     growth: int = 0
@@ -96,15 +96,15 @@ class Member:
     slowness: Slowness = field(default_factory=Slowness)
 
     @property
-    def derived(self) -> Standing:
+    def derived(self) -> HealthLevel:
         """What its standing should be."""
         if self.silent_since_s is not None:
-            return Standing.SILENT
+            return HealthLevel.SILENT
         if self.out_until_s is not None:
-            return Standing.EJECTED
+            return HealthLevel.EJECTED
         if self.probing:
-            return Standing.PROBING
-        return Standing.HEALTHY if self.ramp is None else Standing.SLOW_START
+            return HealthLevel.PROBING
+        return HealthLevel.HEALTHY if self.ramp is None else HealthLevel.SLOW_START
 
     @property
     def next_due(self) -> float:
@@ -120,11 +120,11 @@ class Member:
         """Whether it has all that it may while it probes or starts slowly. Its part of what its peers run is
         no bound where requests are so short that few run at once; its part of what they begin is none where
         its own take long."""
-        if self.standing is Standing.PROBING:
+        if self.standing is HealthLevel.PROBING:
             return self.legs > self.old_legs
-        if self.standing is Standing.EJECTED:
+        if self.standing is HealthLevel.EJECTED:
             # Of a pool that is used as a whole. Who fails at once looks idle, and would draw everything.
-            return self.credit < 1.0 and self.pool.counts[Standing.HEALTHY] > 0
+            return self.credit < 1.0 and self.pool.counts[HealthLevel.HEALTHY] > 0
         at_once = max(1, int(self.share(now) * (1.0 + self.pool.mean_legs)))
         return self.legs >= at_once or self.credit < 1.0
 
@@ -143,14 +143,14 @@ class Pool:
     those that stand well."""
 
     name: str
-    members: dict[str, Member] = field(default_factory=dict)
-    counts: dict[Standing, int] = field(default_factory=lambda: dict.fromkeys(Standing, 0))
+    members: dict[str, WorkerHealth] = field(default_factory=dict)
+    counts: dict[HealthLevel, int] = field(default_factory=lambda: dict.fromkeys(HealthLevel, 0))
     healthy_legs: int = 0
 
     @property
     def mean_legs(self) -> float:
         """What a healthy worker runs."""
-        return self.healthy_legs / max(1, self.counts[Standing.HEALTHY])
+        return self.healthy_legs / max(1, self.counts[HealthLevel.HEALTHY])
 
     def panics(self, most: float) -> bool:
         """Whether more than this fraction of it looks bad."""
@@ -159,30 +159,30 @@ class Pool:
     def seasoned(self, since: float) -> bool:
         """Whether some worker that stands well has been here since then."""
         return any(
-            member.standing is Standing.HEALTHY and member.joined_s <= since
+            member.standing is HealthLevel.HEALTHY and member.joined_s <= since
             for member in self.members.values()
         )
 
-    def slow_starters(self) -> Iterable[Member]:
+    def slow_starters(self) -> Iterable[WorkerHealth]:
         """Those whose share grows."""
-        return [member for member in self.members.values() if member.standing is Standing.SLOW_START]
+        return [member for member in self.members.values() if member.standing is HealthLevel.SLOW_START]
 
-    def slowness_of_peers(self, member: Member) -> float | None:
+    def slowness_of_peers(self, member: WorkerHealth) -> float | None:
         """The median over the others of which anything is known."""
         peers = [peer.slowness.log for peer in self.members.values() if peer.slowness.samples]
         if member.slowness.samples:
             peers.remove(member.slowness.log)
         return math.exp(median(peers)) if peers else None
 
-    def enter(self, member: Member) -> None:
+    def enter(self, member: WorkerHealth) -> None:
         """Count a member where it should stand."""
         member.standing = member.derived
         self.counts[member.standing] += 1
-        if member.standing is Standing.HEALTHY:
+        if member.standing is HealthLevel.HEALTHY:
             self.healthy_legs += member.legs
 
-    def quit(self, member: Member) -> None:
+    def quit(self, member: WorkerHealth) -> None:
         """Count a member no more."""
         self.counts[member.standing] -= 1
-        if member.standing is Standing.HEALTHY:
+        if member.standing is HealthLevel.HEALTHY:
             self.healthy_legs -= member.legs

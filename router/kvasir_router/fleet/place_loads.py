@@ -20,8 +20,8 @@ from kvasir_router.fleet.columns import (
     RESERVED,
     STREAMS,
     WAITING,
+    ColumnRow,
     Columns,
-    Place,
 )
 from kvasir_router.fleet.work import Worker
 
@@ -55,7 +55,7 @@ class PlaceLoads:
         self._foreign -= worker.foreign
         self._own_at_reports -= worker.own_at_report
 
-    def write(self, place: Place) -> None:
+    def write(self, place: ColumnRow) -> None:
         """Write what is known of a place to its columns."""
         worker, own, unreported = place.worker, place.own, place.unreported
         foreign, waiting = share(worker.foreign, place), share(worker.foreign_waiting, place)
@@ -76,6 +76,6 @@ class PlaceLoads:
         ints[HELD, row] = self._held_blocks(place.target) * worker.identity.kv.block_size
 
 
-def share(requests: int, place: Place) -> int:
+def share(requests: int, place: ColumnRow) -> int:
     """One rank's part of what a worker reports for all."""
     return -(-requests // place.ranks)

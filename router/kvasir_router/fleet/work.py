@@ -20,7 +20,7 @@ class WorkerState(StrEnum):
 
 
 @dataclass(slots=True)
-class Work:
+class TargetLoad:
     """What is accounted at one target: prompt tokens to prefill and the requests that they belong to,
     streams to decode, KV tokens. `mark` is the reading of the place's count of computed prompt tokens when
     this prompt was done."""
@@ -31,14 +31,14 @@ class Work:
     kv_tokens: int = 0
     mark: int = field(default=0, compare=False)
 
-    def add(self, other: Work, sign: int = 1) -> None:
+    def add(self, other: TargetLoad, sign: int = 1) -> None:
         """Add, or with sign -1 take away."""
         self.prefill_tokens += sign * other.prefill_tokens
         self.waiting += sign * other.waiting
         self.streams += sign * other.streams
         self.kv_tokens += sign * other.kv_tokens
 
-    def at_most(self, other: Work) -> None:
+    def at_most(self, other: TargetLoad) -> None:
         """Cut down to what `other` has."""
         self.prefill_tokens = min(self.prefill_tokens, other.prefill_tokens)
         self.waiting = min(self.waiting, other.waiting)
@@ -50,16 +50,16 @@ class Work:
         """Whether none of it is left."""
         return not (self.prefill_tokens or self.waiting or self.streams or self.kv_tokens)
 
-    def copy(self) -> Work:
+    def copy(self) -> TargetLoad:
         """As much again, without the mark."""
-        return Work(self.prefill_tokens, self.waiting, self.streams, self.kv_tokens)
+        return TargetLoad(self.prefill_tokens, self.waiting, self.streams, self.kv_tokens)
 
-    def prompt(self) -> Work:
+    def prompt(self) -> TargetLoad:
         """The part of it that is over once the prompt is computed, where the request stays."""
-        return Work(prefill_tokens=self.prefill_tokens, waiting=self.waiting)
+        return TargetLoad(prefill_tokens=self.prefill_tokens, waiting=self.waiting)
 
 
-Charges = dict[Target, Work]
+Charges = dict[Target, TargetLoad]
 
 
 def runs_whole(sampling: Sampling) -> bool:

@@ -18,7 +18,7 @@ from kvasir.core.invariants import require
 from kvasir.core.kv import KvBatch, KvSnapshotPart, KvState, KvStatus, Medium
 from kvasir.native import PREDICTED, TreeStats
 from kvasir.ports.routing import Target
-from kvasir_router.index.contract import CatchUpLimits, IndexEffect, IndexMode, Picture
+from kvasir_router.index.contract import CatchUpLimits, IndexEffect, IndexMode, IndexView
 from kvasir_router.index.places import Places
 from kvasir_router.index.predictions import Predictions
 from kvasir_router.index.reports import WorkerReports
@@ -271,12 +271,12 @@ class FleetIndex:
             resyncs=reports.resyncs,
         )
 
-    def picture(self, worker_id: str) -> Picture | None:
+    def picture(self, worker_id: str) -> IndexView | None:
         """Which view of the worker's cache is in use; None for one that is not known."""
         known = self._workers.get(worker_id)
         if known is None:
             return None
-        return Picture(known.reports.state, known.reports.epoch, known.reports.resyncs)
+        return IndexView(known.reports.state, known.reports.epoch, known.reports.resyncs)
 
     def stats(self) -> TreeStats:
         """Sizes of the tree, and what has been dropped since the start."""

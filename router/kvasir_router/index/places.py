@@ -15,7 +15,7 @@ from kvasir.native import PREDICTED, PrefixTree
 _FIRST_ROWS = 16
 
 
-class Held(NamedTuple):
+class RankGroups(NamedTuple):
     """Groups of one worker by rank: what it holds itself, and what it has reported of a store that it shares
     with others; none of the latter where it shares none, or is not asked."""
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from kvasir.core.invariants import require
 from kvasir.core.kv import KvBatch, KvSnapshotPart, KvState
 from kvasir_router.index.contract import CancelSnapshot, CatchUpLimits, FetchSnapshot, IndexEffect
-from kvasir_router.index.places import Held, Places
+from kvasir_router.index.places import Places, RankGroups
 from kvasir_router.index.shared import split_log
 
 FULL = "the index is full: raise routing.index_blocks"
@@ -70,7 +70,7 @@ class WorkerReports:
         self._void = False
         self._failures = 0
         self._attempt: int | None = None
-        self._hidden = Held(())
+        self._hidden = RankGroups(())
         self._base: int | None = None
         self._complete = False
         self._draining = False
@@ -139,7 +139,7 @@ class WorkerReports:
             except OverflowError:
                 self.doubt(FULL, now)
                 return
-            self._hidden = Held(opened[: self._ranks], opened[self._ranks :])
+            self._hidden = RankGroups(opened[: self._ranks], opened[self._ranks :])
             self.epoch, self._base = part.epoch, part.sequence
         elif (part.epoch, part.sequence) != (self.epoch, self._base):
             self.doubt("the parts of its snapshot are of different moments", now)
@@ -224,7 +224,7 @@ class WorkerReports:
         self._close(old)
         if self._predicts and not self._void:
             try:
-                self.held = Held(self._places.open(self._ranks))
+                self.held = RankGroups(self._places.open(self._ranks))
             except OverflowError:
                 # Then nothing is foreseen of it either; a decision treats it as cold.
                 reason = FULL
@@ -255,7 +255,7 @@ class WorkerReports:
             self._attempt = None
             self._emit(CancelSnapshot(self._worker_id))
         self._close(self._hidden)
-        self._hidden = Held(())
+        self._hidden = RankGroups(())
         self._base = None
         self._complete = self._draining = False
         self._forget_pending()
@@ -308,13 +308,13 @@ class WorkerReports:
         if self._pending:
             self.due = now + self._limits.pace_s
             return
-        old, self.held, self._hidden = self.held, self._hidden, Held(())
+        old, self.held, self._hidden = self.held, self._hidden, RankGroups(())
         self._close(old)
         self._abandon_attempt()
         self._enter(KvState.EXACT, "", now)
         self._moved(now)
 
-    def _apply(self, held: Held, log: bytes, now: float) -> bool:
+    def _apply(self, held: RankGroups, log: bytes, now: float) -> bool:
         try:
             while not self._lay(held, log):
                 if not self._make_room():
@@ -325,7 +325,7 @@ class WorkerReports:
             return False
         return True
 
-    def _lay(self, held: Held, log: bytes) -> bool:
+    def _lay(self, held: RankGroups, log: bytes) -> bool:
         """False where there is no room for all of it. It says what is, and may be laid again."""
         tree = self._places.tree
         try:
@@ -341,10 +341,10 @@ class WorkerReports:
             self._missing(missing)
         return True
 
-    def _nothing(self) -> Held:
-        return Held((self._places.nowhere,) * self._ranks)
+    def _nothing(self) -> RankGroups:
+        return RankGroups((self._places.nowhere,) * self._ranks)
 
-    def _close(self, held: Held) -> None:
+    def _close(self, held: RankGroups) -> None:
         self._places.close(held.own)
         self._places.close(held.remote)
 

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvasir.core.kv import MEDIA, KvChange, Medium
-from kvasir_router.index.places import Held, Places
+from kvasir_router.index.places import Places, RankGroups
 
 _HEADER = struct.Struct("<BBHI")
 _NAME_BYTES = 8
@@ -84,7 +84,7 @@ class _Store:
     """One store: its members' groups by worker, and those that are kept. `own` and `reports` are where a
     lookup finds how far each member gets without a remote store, and how far each who reported gets there."""
 
-    members: dict[str, Held] = field(default_factory=dict)
+    members: dict[str, RankGroups] = field(default_factory=dict)
     kept: deque[_Kept] = field(default_factory=deque)
     own: NDArray[np.int64] = field(default_factory=_no_cells)
     reports: NDArray[np.int64] = field(default_factory=_no_cells)
@@ -118,10 +118,10 @@ class SharedTiers:
         for each in again:
             store.kept.remove(each)
             self._places.close(each.groups)
-        store.members[worker_id] = Held((), ())
+        store.members[worker_id] = RankGroups((), ())
         store.renew(self._places.nowhere)
 
-    def moved(self, name: str, worker_id: str, held: Held) -> None:
+    def moved(self, name: str, worker_id: str, held: RankGroups) -> None:
         """Other groups are a member's."""
         store = self._stores[name]
         store.members[worker_id] = held

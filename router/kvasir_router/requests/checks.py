@@ -9,12 +9,14 @@ from kvasir.core.requests import Leg
 from kvasir.ports.routing import Target
 from kvasir_router.admission import Admission
 from kvasir_router.fleet.fleet import Fleet
-from kvasir_router.fleet.work import Work
-from kvasir_router.requests.state import Flight, MachineLimits, Phase
+from kvasir_router.fleet.work import TargetLoad
+from kvasir_router.requests.state import MachineLimits, Phase, RequestState
 from kvasir_router.requests.timers import Timers
 
 
-def check_requests(flights: Mapping[str, Flight], admission: Admission, timers: Timers, fleet: Fleet) -> None:
+def check_requests(
+    flights: Mapping[str, RequestState], admission: Admission, timers: Timers, fleet: Fleet
+) -> None:
     """Every request is in exactly one place, every leg and lease has a live request, and time is watched."""
     for request_id, flight in flights.items():
         waits = flight.phase is Phase.QUEUED
@@ -44,7 +46,7 @@ def check_requests(flights: Mapping[str, Flight], admission: Admission, timers: 
     )
 
 
-def check_hand_over(flight: Flight, fleet: Fleet) -> None:
+def check_hand_over(flight: RequestState, fleet: Fleet) -> None:
     """A lease is held until the KV under it is used, and a prompt that is pulled while it is computed is
     computed and accounted where the lease is."""
     lease, leg, ahead = flight.lease, flight.leg, flight.ahead
@@ -65,22 +67,22 @@ def check_hand_over(flight: Flight, fleet: Fleet) -> None:
         require(ahead.kind is Leg.PREFILL and ahead.target in flight.charges, "a prompt not accounted")
 
 
-def check_work(flights: Mapping[str, Flight], fleet: Fleet) -> None:
+def check_work(flights: Mapping[str, RequestState], fleet: Fleet) -> None:
     """Accounted work is that of the requests in flight, on workers that exist, and never negative."""
-    totals: dict[Target, Work] = {}
+    totals: dict[Target, TargetLoad] = {}
     for flight in flights.values():
         for target, work in flight.charges.items():
             require(
                 min(work.prefill_tokens, work.waiting, work.streams, work.kv_tokens) >= 0, "negative work"
             )
-            totals.setdefault(target, Work()).add(work)
+            totals.setdefault(target, TargetLoad()).add(work)
     accounted = fleet.accounted()
     require(totals == accounted, f"accounted {accounted}, in flight {totals}")
     require(all(target.worker_id in fleet.workers for target in accounted), "work on a lost worker")
     require(fleet.foreseen <= len(flights), "predictions of requests that have ended")
 
 
-def check_limits(flights: Mapping[str, Flight], limits: MachineLimits) -> None:
+def check_limits(flights: Mapping[str, RequestState], limits: MachineLimits) -> None:
     """There are no more requests, and none of them began again more often, than is allowed."""
     require(len(flights) <= limits.max_in_flight, "too many requests in flight")
     for flight in flights.values():

@@ -25,7 +25,7 @@ from kvasir.core.requests import Continuation, Delta, Request, Sampling, ToolCal
 from kvasir.ports.router import Lane
 
 
-class Way(StrEnum):
+class ContinuationMode(StrEnum):
     """How to go on."""
 
     EXTEND = "extend"
@@ -33,7 +33,7 @@ class Way(StrEnum):
     NEITHER = "neither"
 
 
-def way_on(sampling: Sampling) -> Way:
+def way_on(sampling: Sampling) -> ContinuationMode:
     """The cheapest exact way for a stream that has begun."""
     greedy = sampling.temperature == 0
     drawn_by_seed = not greedy and sampling.seed is not None
@@ -44,12 +44,12 @@ def way_on(sampling: Sampling) -> Way:
         or sampling.thinking_tokens is not None
     )
     if sampling.n == 1 and not (drawn_by_seed or looks_at_output):
-        return Way.EXTEND
-    return Way.REPLAY if greedy or drawn_by_seed else Way.NEITHER
+        return ContinuationMode.EXTEND
+    return ContinuationMode.REPLAY if greedy or drawn_by_seed else ContinuationMode.NEITHER
 
 
 @dataclass(slots=True)
-class Parts:
+class PartLengths:
     """How much the client has of a choice whose text is taken apart, in characters: content, reasoning, and
     the arguments of each tool call whose name it knows."""
 
@@ -64,7 +64,7 @@ class Parts:
         for call in delta.tool_calls:
             self.calls[call.index] = self.calls.get(call.index, 0) + len(call.arguments)
 
-    def beyond(self, said: Parts, delta: Delta) -> Delta:
+    def beyond(self, said: PartLengths, delta: Delta) -> Delta:
         """What of `delta`, before which a leg has `said` so much, goes beyond these parts."""
         return replace(
             delta,
@@ -73,7 +73,7 @@ class Parts:
             tool_calls=tuple(self._calls_beyond(said, delta.tool_calls)),
         )
 
-    def _calls_beyond(self, said: Parts, calls: tuple[ToolCallDelta, ...]) -> list[ToolCallDelta]:
+    def _calls_beyond(self, said: PartLengths, calls: tuple[ToolCallDelta, ...]) -> list[ToolCallDelta]:
         left: list[ToolCallDelta] = []
         at = dict(said.calls)
         for call in calls:
@@ -87,7 +87,7 @@ class Parts:
         return left
 
 
-class Output:
+class ChoiceOutput:
     """What the client has of one choice: its tokens, and how long the engine's text of it is. `parts` tells
     what became of that text where it is taken apart. Whoever asks ends the lane that it goes over."""
 
@@ -98,7 +98,7 @@ class Output:
         self._text_length = text_length
         self._lane: Lane | None = None
         self.finished = finished
-        self.parts: Parts | None = None
+        self.parts: PartLengths | None = None
 
     @property
     def tokens(self) -> array[int]:
@@ -134,13 +134,13 @@ class Output:
             self._text_length += len(delta.text)
         else:
             self._text_length += delta.raw_length
-            self.parts = self.parts or Parts()
+            self.parts = self.parts or PartLengths()
             self.parts.add(delta)
         if delta.finish is not None:
             self.finished = True
 
 
-def extended(request: Request, output: Output) -> tuple[Request, Continuation]:
+def extended(request: Request, output: ChoiceOutput) -> tuple[Request, Continuation]:
     """The request whose prompt ends with what the client has of its only choice. Of the prompt's logprobs,
     which came with the first of it, nothing is wanted again."""
     sampling = request.sampling
@@ -153,15 +153,15 @@ def extended(request: Request, output: Output) -> tuple[Request, Continuation]:
     )
 
 
-class Replay:
+class ReplayFilter:
     """Drops from a leg that began anew what the client has, and tells where it differs. `outputs` grow with
     what passes."""
 
-    def __init__(self, outputs: list[Output]) -> None:
+    def __init__(self, outputs: list[ChoiceOutput]) -> None:
         self._outputs = outputs
         self._tokens = [0] * len(outputs)
         self._text = [0] * len(outputs)
-        self._said = [Parts() for _ in outputs]
+        self._said = [PartLengths() for _ in outputs]
         self._ended: set[int] = set()
 
     def at(self, index: int) -> int:
@@ -215,8 +215,8 @@ class Replay:
             prompt_logprobs=(),
         )
 
-    def _parts_left(self, delta: Delta, output: Output, read: int) -> Delta:
+    def _parts_left(self, delta: Delta, output: ChoiceOutput, read: int) -> Delta:
         said = self._said[delta.index]
-        left = (output.parts or Parts()).beyond(said, delta)
+        left = (output.parts or PartLengths()).beyond(said, delta)
         said.add(delta)
         return replace(left, raw_length=max(0, (delta.raw_length or 0) - read))

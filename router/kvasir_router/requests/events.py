@@ -19,14 +19,14 @@ from kvasir_router.index import CancelSnapshot, FetchSnapshot
 
 
 @value
-class Arrived:
+class RequestArrived:
     """A client's request. The only event that `handle` may refuse, by raising."""
 
     request: Request
 
 
 @dataclass(frozen=True, slots=True)
-class Cancelled:
+class RequestCancelled:
     """The client is gone, or was cut off. `outcome` is the summary's."""
 
     request_id: str
@@ -73,7 +73,7 @@ class WorkerLost:
 
 
 @value
-class Step:
+class StepReceived:
     """One message of a worker."""
 
     worker_id: str
@@ -101,7 +101,7 @@ class SnapshotEnded:
 
 
 @dataclass(frozen=True, slots=True)
-class Tick:
+class TimerTick:
     """Time has passed; due whenever `next_wakeup` is reached."""
 
 
@@ -111,7 +111,7 @@ class ShuttingDown:
 
 
 @dataclass(frozen=True, slots=True)
-class Planned:
+class PlanReceived:
     """What the planner says: the roles of workers that do another part of the work than their pool's, and in
     how many seconds there may be workers, while there are none; None where that is not known."""
 
@@ -121,7 +121,16 @@ class Planned:
 
 MembershipEvent = WorkerReady | WorkerInterrupted | WorkerDraining | WorkerRestored | WorkerLost
 SnapshotEvent = SnapshotPart | SnapshotEnded
-Event = Arrived | Cancelled | MembershipEvent | Step | SnapshotEvent | Tick | Planned | ShuttingDown
+Event = (
+    RequestArrived
+    | RequestCancelled
+    | MembershipEvent
+    | StepReceived
+    | SnapshotEvent
+    | TimerTick
+    | PlanReceived
+    | ShuttingDown
+)
 
 
 @value
@@ -149,7 +158,7 @@ class ReleaseOn:
 
 
 @value
-class Emit:
+class EmitDelta:
     """Pass a delta on to the client. Its `request_id` is the client's."""
 
     request_id: str
@@ -157,7 +166,7 @@ class Emit:
 
 
 @value
-class Finish:
+class FinishRequest:
     """The request ended well; nothing follows."""
 
     request_id: str
@@ -165,7 +174,7 @@ class Finish:
 
 
 @dataclass(frozen=True, slots=True)
-class Fail:
+class FailRequest:
     """The request ended badly; nothing follows."""
 
     request_id: str
@@ -174,7 +183,7 @@ class Fail:
 
 
 @dataclass(frozen=True, slots=True)
-class Gone:
+class ClientGone:
     """A cancelled request ended; only observers are told."""
 
     request_id: str
@@ -182,4 +191,6 @@ class Gone:
 
 
 SnapshotEffect = FetchSnapshot | CancelSnapshot
-Effect = SubmitTo | AbortOn | ReleaseOn | Emit | Finish | Fail | Gone | SnapshotEffect
+Effect = (
+    SubmitTo | AbortOn | ReleaseOn | EmitDelta | FinishRequest | FailRequest | ClientGone | SnapshotEffect
+)

@@ -14,16 +14,16 @@ from kvasir.core.errors import KvasirError, UpstreamError
 from kvasir.core.requests import Leg
 from kvasir.ports.routing import Plan
 from kvasir_router.fleet.fleet import Fleet
-from kvasir_router.requests.completion import TRANSFER_FAILED, Ends
-from kvasir_router.requests.legs import Legs
-from kvasir_router.requests.state import Flight, MachineLimits, Phase
+from kvasir_router.requests.completion import TRANSFER_FAILED, Completion
+from kvasir_router.requests.legs import LegControl
+from kvasir_router.requests.state import MachineLimits, Phase, RequestState
 
 LEAST_PATIENCE_S = 0.25
 ENGINE_DEAD = "engine_dead"
 """What a worker says in its last moments, of everything that ran there."""
 
 
-class Elsewhere:
+class Failover:
     """Moves requests; `foresee` tells where one would go, `route` starts or queues one that holds nothing,
     `hand_over` starts the DECODE leg of one that has KV if there is a place for it, where it has not failed.
 
@@ -33,14 +33,14 @@ class Elsewhere:
     def __init__(
         self,
         fleet: Fleet,
-        legs: Legs,
-        ends: Ends,
+        legs: LegControl,
+        ends: Completion,
         limits: MachineLimits,
         *,
-        flights: Mapping[str, Flight],
-        foresee: Callable[[Flight, float], Plan | None],
-        route: Callable[[Flight, float], None],
-        hand_over: Callable[[Flight, float], bool],
+        flights: Mapping[str, RequestState],
+        foresee: Callable[[RequestState, float], Plan | None],
+        route: Callable[[RequestState, float], None],
+        hand_over: Callable[[RequestState, float], bool],
     ) -> None:
         self._fleet = fleet
         self._legs = legs
@@ -86,7 +86,7 @@ class Elsewhere:
         for request_id in dict.fromkeys(worker.legs.values()):
             self.on_or_fail(self._flights[request_id], error, worker_id, now, lost=True)
 
-    def start_again(self, flight: Flight, now: float) -> None:
+    def start_again(self, flight: RequestState, now: float) -> None:
         """Give back all that the request holds, and begin from what the client has."""
         self._legs.stop(flight, now)
         self._legs.release(flight)
@@ -94,13 +94,13 @@ class Elsewhere:
         flight.forget_attempt()
         self._route(flight, now)
 
-    def again_or_fail(self, flight: Flight, error: KvasirError, worker_id: str, now: float) -> None:
+    def again_or_fail(self, flight: RequestState, error: KvasirError, worker_id: str, now: float) -> None:
         """A PREFILL leg is over and has failed on `worker_id`: from the start, if it may run again."""
         if self._may_run_again(flight, error, worker_id, now, lost=False):
             self.start_again(flight, now)
 
     def on_or_fail(
-        self, flight: Flight, error: KvasirError, worker_id: str, now: float, *, lost: bool = False
+        self, flight: RequestState, error: KvasirError, worker_id: str, now: float, *, lost: bool = False
     ) -> None:
         """A leg is over and has failed on `worker_id`, or went with it or its engine: on with the KV that is
         held for the request, where that may still be of use, or from the start."""
@@ -118,7 +118,7 @@ class Elsewhere:
             flight.lease = replace(lease, failed=pull_failed or lease.failed)
             self._decode_again(flight, now, offered=now < lease.until_s)
 
-    def hedge(self, flight: Flight, now: float) -> None:
+    def hedge(self, flight: RequestState, now: float) -> None:
         """Nothing came of the request in many times what was foreseen: take it back and start it where it has
         not been, once, if there is such a place and the budget allows."""
         flight.hedge_at = None
@@ -138,7 +138,7 @@ class Elsewhere:
             self._fleet.late(leg.target.worker_id, now, slowness)
         self.start_again(flight, now)
 
-    def _decode_again(self, flight: Flight, now: float, *, offered: bool) -> None:
+    def _decode_again(self, flight: RequestState, now: float, *, offered: bool) -> None:
         """Start another DECODE leg with the same KV, if it is still `offered`."""
         flight.attempts += 1
         self._legs.settle(flight, flight.planned.decode)
@@ -150,7 +150,7 @@ class Elsewhere:
             self.start_again(flight, now)
 
     def _may_run_again(
-        self, flight: Flight, error: KvasirError, worker_id: str, now: float, *, lost: bool
+        self, flight: RequestState, error: KvasirError, worker_id: str, now: float, *, lost: bool
     ) -> bool:
         """Whether the request goes on without `worker_id`, which is counted; it ends with `error` if not."""
         lost = lost or error.code == ENGINE_DEAD

@@ -8,25 +8,27 @@ from typing import Protocol
 from kvasir.core.requests import Leg
 from kvasir.ports.routing import Plan, Target
 from kvasir_router.fleet.fleet import Fleet
-from kvasir_router.requests.legs import Legs
-from kvasir_router.requests.state import Flight, HeldLease, Phase
+from kvasir_router.requests.legs import LegControl
+from kvasir_router.requests.state import HeldLease, Phase, RequestState
 
 
 class MakePlan(Protocol):
     """Decides where a request runs, given where its prompt was computed."""
 
-    def __call__(self, flight: Flight, now: float, prefilled_on: Target | None = None) -> Plan | None: ...
+    def __call__(
+        self, flight: RequestState, now: float, prefilled_on: Target | None = None
+    ) -> Plan | None: ...
 
 
-class HandOver:
+class Handover:
     """Starts DECODE legs of requests for which a lease is held."""
 
-    def __init__(self, fleet: Fleet, legs: Legs, *, plan: MakePlan) -> None:
+    def __init__(self, fleet: Fleet, legs: LegControl, *, plan: MakePlan) -> None:
         self._fleet = fleet
         self._legs = legs
         self._plan = plan
 
-    def start(self, flight: Flight, now: float) -> bool:
+    def start(self, flight: RequestState, now: float) -> bool:
         """Decode where that was planned, or elsewhere if that worker takes nothing any more. A PREFILL leg
         that runs goes on beside it. False, and nothing has changed, where there is no place for it."""
         lease = flight.lease
@@ -43,13 +45,13 @@ class HandOver:
         self._legs.submit(flight, Leg.DECODE, flight.planned.decode, lease.handoff)
         return True
 
-    def _as_planned(self, flight: Flight) -> bool:
+    def _as_planned(self, flight: RequestState) -> bool:
         """Whether it can be decoded where that was planned. What was planned on an earlier life of the worker
         is no longer accounted, nor may its rank exist."""
         target = flight.planned.decode
         return target in flight.charges and self._fleet.accepts(target.worker_id)
 
-    def _plan_anew(self, flight: Flight, source: Target, lease: HeldLease, now: float) -> bool:
+    def _plan_anew(self, flight: RequestState, source: Target, lease: HeldLease, now: float) -> bool:
         plan = self._plan(flight, now, prefilled_on=source)
         if plan is None or plan.prefill != source:
             return False

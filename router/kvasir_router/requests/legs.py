@@ -10,14 +10,14 @@ from collections.abc import Iterable
 
 from kvasir.core.requests import Delta, EngineRequest, FinishReason, KvHandoff, Leg
 from kvasir.ports.routing import Target
-from kvasir_router.fleet.fleet import Fleet, Work, Worker
+from kvasir_router.fleet.fleet import Fleet, TargetLoad, Worker
 from kvasir_router.requests.events import AbortOn, Effect, ReleaseOn, SubmitTo
-from kvasir_router.requests.state import Flight, HeldLease, RunningLeg
+from kvasir_router.requests.state import HeldLease, RequestState, RunningLeg
 
 FAILED = (FinishReason.ERROR, FinishReason.ABORT)
 
 
-class Legs:
+class LegControl:
     """Starts and ends legs and leases; what workers have to be told is appended to `out`.
 
     `ghost_ttl_s` bounds the memory of aborted legs whose worker never reports their end.
@@ -28,7 +28,9 @@ class Legs:
         self._out = out
         self._ghost_ttl_s = ghost_ttl_s
 
-    def submit(self, flight: Flight, kind: Leg, target: Target, handoff: KvHandoff | None = None) -> None:
+    def submit(
+        self, flight: RequestState, kind: Leg, target: Target, handoff: KvHandoff | None = None
+    ) -> None:
         """Run a leg of the request at `target`."""
         request = flight.current
         worker = self._fleet.workers[target.worker_id]
@@ -52,32 +54,32 @@ class Legs:
         )
         self._out.append(SubmitTo(target.worker_id, leg))
 
-    def ended(self, flight: Flight) -> RunningLeg:
+    def ended(self, flight: RequestState) -> RunningLeg:
         """The leg that leads to the client's tokens has said its last."""
         leg = running(flight)
         flight.leg = None
         del self._fleet.workers[leg.target.worker_id].legs[leg.leg_id]
         return leg
 
-    def ended_ahead(self, flight: Flight) -> None:
+    def ended_ahead(self, flight: RequestState) -> None:
         """The PREFILL leg beside a DECODE leg has said its last."""
         if flight.ahead is not None:
             del self._fleet.workers[flight.ahead.target.worker_id].legs[flight.ahead.leg_id]
             flight.ahead = None
 
-    def stop(self, flight: Flight, now: float) -> None:
+    def stop(self, flight: RequestState, now: float) -> None:
         """Abort all that runs of the request."""
         for leg in (flight.ahead, flight.leg):
             if leg is not None:
                 self._abort(leg, now)
         flight.leg = flight.ahead = None
 
-    def stop_decode(self, flight: Flight, now: float) -> None:
+    def stop_decode(self, flight: RequestState, now: float) -> None:
         """Abort the leg that leads to the client's tokens; a PREFILL leg beside it goes on."""
         self._abort(running(flight), now)
         flight.leg = None
 
-    def stop_ahead(self, flight: Flight, now: float) -> None:
+    def stop_ahead(self, flight: RequestState, now: float) -> None:
         """Abort the PREFILL leg beside a DECODE leg, if there is one: what it computes is not needed."""
         if flight.ahead is not None:
             self._abort(flight.ahead, now)
@@ -97,7 +99,7 @@ class Legs:
         if delta.handoff is not None:
             self._out.append(ReleaseOn(worker.worker_id, (delta.handoff.lease_id,)))
 
-    def hold(self, flight: Flight, worker_id: str, handoff: KvHandoff, now: float) -> None:
+    def hold(self, flight: RequestState, worker_id: str, handoff: KvHandoff, now: float) -> None:
         """A worker holds KV for the request, under one lease at a time."""
         held = flight.lease
         if held is not None and held.handoff.lease_id != handoff.lease_id:
@@ -107,32 +109,32 @@ class Legs:
             worker_id, handoff, now + handoff.ttl_s, failed=held is not None and held.failed
         )
 
-    def release(self, flight: Flight) -> None:
+    def release(self, flight: RequestState) -> None:
         """End the request's lease, if it holds one."""
         if flight.lease is not None:
             self._out.append(ReleaseOn(flight.lease.worker_id, (flight.lease.handoff.lease_id,)))
             flight.lease = None
 
-    def prefilled(self, flight: Flight, target: Target, now: float, *, leaves: bool) -> None:
+    def prefilled(self, flight: RequestState, target: Target, now: float, *, leaves: bool) -> None:
         """The prompt is computed at `target`, where the request either stays or has nothing more."""
         self._fleet.confirm(flight.request.request_id, target, now)
-        charged = flight.charges.get(target, Work())
+        charged = flight.charges.get(target, TargetLoad())
         done = charged.copy() if leaves else charged.prompt()
         self._fleet.settle(flight.charges, target, done)
 
-    def settle(self, flight: Flight, target: Target) -> None:
+    def settle(self, flight: RequestState, target: Target) -> None:
         """Nothing of the request is accounted at `target` any more."""
         charged = flight.charges.get(target)
         if charged is not None:
             self._fleet.settle(flight.charges, target, charged.copy())
 
-    def discharge(self, flight: Flight) -> None:
+    def discharge(self, flight: RequestState) -> None:
         """Nothing of the request is accounted any more, nor foreseen beyond what was computed."""
         self._fleet.abandon(flight.request.request_id)
         for target in list(flight.charges):
             self.settle(flight, target)
 
-    def lost(self, flights: Iterable[Flight], worker_id: str) -> None:
+    def lost(self, flights: Iterable[RequestState], worker_id: str) -> None:
         """What requests held on that worker went with it."""
         for flight in flights:
             if flight.lease is not None and flight.lease.worker_id == worker_id:
@@ -150,7 +152,7 @@ class Legs:
             worker.forget_ghosts(now - self._ghost_ttl_s)
 
 
-def running(flight: Flight) -> RunningLeg:
+def running(flight: RequestState) -> RunningLeg:
     """The leg of a request that runs."""
     if flight.leg is None:
         raise AssertionError("nothing runs for this request")

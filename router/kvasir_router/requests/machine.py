@@ -18,40 +18,40 @@ from kvasir.core.errors import CapacityError
 from kvasir.core.identity import WorkerIdentity
 from kvasir.core.invariants import require
 from kvasir.core.requests import Leg, Request
-from kvasir.ports.router import AdmissionView, Books, BrownoutView, Lane
+from kvasir.ports.router import Accounting, AdmissionView, BrownoutView, Lane
 from kvasir.ports.routing import Plan
-from kvasir_router.admission import UNLIMITED, Admission, Rules
+from kvasir_router.admission import UNLIMITED, Admission, AdmissionRules
 from kvasir_router.fleet.fleet import Fleet
 from kvasir_router.requests.checks import check_limits, check_requests, check_work
-from kvasir_router.requests.completion import Ends
+from kvasir_router.requests.completion import Completion
 from kvasir_router.requests.events import (
-    Arrived,
-    Cancelled,
     Effect,
     Event,
     MembershipEvent,
-    Planned,
+    PlanReceived,
+    RequestArrived,
+    RequestCancelled,
     ShuttingDown,
     SnapshotEnded,
     SnapshotEvent,
     SnapshotPart,
-    Step,
-    Tick,
+    StepReceived,
+    TimerTick,
     WorkerDraining,
     WorkerInterrupted,
     WorkerLost,
     WorkerReady,
     WorkerRestored,
 )
-from kvasir_router.requests.failover import Elsewhere
-from kvasir_router.requests.handover import HandOver
-from kvasir_router.requests.legs import Legs
-from kvasir_router.requests.placement import NO_ROOM, Plans
-from kvasir_router.requests.progress import Steps
+from kvasir_router.requests.failover import Failover
+from kvasir_router.requests.handover import Handover
+from kvasir_router.requests.legs import LegControl
+from kvasir_router.requests.placement import NO_ROOM, Placement
+from kvasir_router.requests.progress import Progress
 from kvasir_router.requests.state import (
-    Flight,
     MachineLimits,
     Phase,
+    RequestState,
     check_arrival,
     refuse_to_wait,
     waited_for_nothing,
@@ -66,22 +66,22 @@ class RequestMachine:
     with nothing emitted after it; tokens of a choice are emitted in order, each once; every lease that
     a prefill worker granted is released."""
 
-    def __init__(self, fleet: Fleet, limits: MachineLimits, rules: Rules = UNLIMITED) -> None:
+    def __init__(self, fleet: Fleet, limits: MachineLimits, rules: AdmissionRules = UNLIMITED) -> None:
         self.fleet = fleet
         self._limits = limits
-        self._flights: dict[str, Flight] = {}
+        self._flights: dict[str, RequestState] = {}
         self._admission = Admission(fleet, rules)
         self._timers = Timers()
         self._closing = False
         self._awake_in_s: float | None = None
         self._out: list[Effect] = []
-        self._legs = Legs(fleet, self._out, ghost_ttl_s=limits.ghost_ttl_s)
-        self._ends = Ends(
+        self._legs = LegControl(fleet, self._out, ghost_ttl_s=limits.ghost_ttl_s)
+        self._ends = Completion(
             fleet, self._legs, limits, out=self._out, flights=self._flights, admission=self._admission
         )
-        self._plans = Plans(fleet, self._admission)
-        hand_over = HandOver(fleet, self._legs, plan=self._plans.plan).start
-        self._elsewhere = Elsewhere(
+        self._plans = Placement(fleet, self._admission)
+        hand_over = Handover(fleet, self._legs, plan=self._plans.plan).start
+        self._elsewhere = Failover(
             fleet,
             self._legs,
             self._ends,
@@ -91,7 +91,7 @@ class RequestMachine:
             route=self._route,
             hand_over=hand_over,
         )
-        self._steps = Steps(
+        self._steps = Progress(
             fleet,
             self._legs,
             self._ends,
@@ -116,10 +116,10 @@ class RequestMachine:
         """Leases on prefill workers that requests hold."""
         return sum(flight.lease is not None for flight in self._flights.values())
 
-    def books(self) -> Books:
+    def books(self) -> Accounting:
         """What is served, and what is accounted for it."""
         flights = self._flights.values()
-        return Books(
+        return Accounting(
             in_flight=len(self._flights),
             running=len({one for worker in self.fleet.workers.values() for one in worker.legs.values()}),
             queued=len(self._admission),
@@ -159,7 +159,7 @@ class RequestMachine:
     def handle(self, event: Event, now: float) -> list[Effect]:
         """Take in one event. Raises, for Arrived only and then without any change, CapacityError
         (no_capacity, shutting_down, or what Admission refuses with) or RequestError (duplicate_request)."""
-        if isinstance(event, Step):
+        if isinstance(event, StepReceived):
             self._steps.take(event.worker_id, event.batch, now)
         elif isinstance(event, MembershipEvent):
             self._membership(event, now)
@@ -173,20 +173,22 @@ class RequestMachine:
         return effects
 
     def _request(
-        self, event: Arrived | Cancelled | SnapshotEvent | Tick | Planned | ShuttingDown, now: float
+        self,
+        event: RequestArrived | RequestCancelled | SnapshotEvent | TimerTick | PlanReceived | ShuttingDown,
+        now: float,
     ) -> None:
         match event:
             case SnapshotPart(worker_id, attempt, part):
                 self.fleet.index.snapshot_part(worker_id, attempt, part, now)
             case SnapshotEnded(worker_id, attempt, error, final):
                 self.fleet.index.snapshot_ended(worker_id, attempt, error, now, final=final)
-            case Arrived(request):
+            case RequestArrived(request):
                 self._arrived(request, now)
-            case Cancelled(request_id, outcome):
+            case RequestCancelled(request_id, outcome):
                 self._cancelled(request_id, outcome, now)
-            case Tick():
+            case TimerTick():
                 self._tick(now)
-            case Planned(roles, awake_in_s):
+            case PlanReceived(roles, awake_in_s):
                 self._awake_in_s = awake_in_s
                 self.fleet.assign(roles)
                 self._unpark(now)
@@ -216,7 +218,7 @@ class RequestMachine:
             raise CapacityError(f"{len(self._flights)} requests are in flight, the most allowed")
         admission = self._admission
         request = admission.reduced(request)
-        flight = Flight(request, admission.ticket(request, now), admission.brownout.view.text)
+        flight = RequestState(request, admission.ticket(request, now), admission.brownout.view.text)
         self._ends.restarts.budget.deposit()
         if flight.ticket.long:
             flight.hashes = self.fleet.hashes(request)
@@ -235,7 +237,7 @@ class RequestMachine:
         else:
             self._wait_until(flight, now)
 
-    def _route(self, flight: Flight, now: float) -> None:
+    def _route(self, flight: RequestState, now: float) -> None:
         """Start a request that holds nothing, or have it wait."""
         plan = self._plans.plan(flight, now)
         if plan is None:
@@ -244,7 +246,7 @@ class RequestMachine:
         else:
             self._start(flight, plan, now)
 
-    def _wait_until(self, flight: Flight, now: float) -> None:
+    def _wait_until(self, flight: RequestState, now: float) -> None:
         flight.queued_until = now + self._limits.queue_timeout_s
         self._timers.set(flight.queued_until, flight.request.request_id)
 
@@ -271,7 +273,7 @@ class RequestMachine:
                 flight.queued_until = None
                 self._start(flight, plan, now)
 
-    def _start(self, flight: Flight, plan: Plan, now: float) -> None:
+    def _start(self, flight: RequestState, plan: Plan, now: float) -> None:
         self._admission.begins(flight.ticket, now)
         flight.plan = plan
         flight.started_s = now
@@ -312,7 +314,7 @@ class RequestMachine:
                 self._check_time(flight, now)
         self._legs.forget_ghosts(now)
 
-    def _check_time(self, flight: Flight, now: float) -> None:
+    def _check_time(self, flight: RequestState, now: float) -> None:
         deadline = flight.request.deadline_s
         if deadline is not None and deadline <= now:
             self._ends.fail(flight, flight.overdue(now), now)

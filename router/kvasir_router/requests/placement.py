@@ -7,7 +7,7 @@ from enum import Enum, auto
 from kvasir.ports.routing import Plan, Target
 from kvasir_router.admission import Admission
 from kvasir_router.fleet.fleet import Fleet
-from kvasir_router.requests.state import Flight
+from kvasir_router.requests.state import RequestState
 
 
 class NoRoom(Enum):
@@ -19,7 +19,7 @@ class NoRoom(Enum):
 NO_ROOM = NoRoom.NO_ROOM
 
 
-class Plans:
+class Placement:
     """Asks the fleet for plans, and admission whether they can be had."""
 
     def __init__(self, fleet: Fleet, admission: Admission) -> None:
@@ -28,7 +28,7 @@ class Plans:
 
     def plan(
         self,
-        flight: Flight,
+        flight: RequestState,
         now: float,
         prefilled_on: Target | None = None,
         without: frozenset[str] = frozenset(),
@@ -38,7 +38,7 @@ class Plans:
         avoid = flight.avoid | without if without else flight.avoid
         return self._fleet.plan(flight.current, flight.hashes, now, avoid=avoid, prefilled_on=prefilled_on)
 
-    def fitting(self, flight: Flight, now: float) -> Plan | NoRoom | None:
+    def fitting(self, flight: RequestState, now: float) -> Plan | NoRoom | None:
         """A plan whose places have room for what it takes; None where no worker serves the request."""
         plan = self.plan(flight, now)
         if plan is None:
@@ -51,6 +51,6 @@ class Plans:
         # There is a place, and this policy may insist on another one.
         return self.plan(flight, now, without=crowded) or plan
 
-    def foresee(self, flight: Flight, now: float) -> Plan | None:
+    def foresee(self, flight: RequestState, now: float) -> Plan | None:
         """Where a request would go from where it is."""
         return self._fleet.plan(flight.current, flight.hashes, now, avoid=flight.avoid, tentative=True)

@@ -11,26 +11,26 @@ from collections.abc import Callable, Mapping
 from kvasir.core.requests import Delta, StepBatch
 from kvasir_router.admission import Admission
 from kvasir_router.fleet.fleet import Fleet, Worker
-from kvasir_router.requests.completion import Ends
-from kvasir_router.requests.failover import Elsewhere
-from kvasir_router.requests.legs import FAILED, Legs, is_leg, running
-from kvasir_router.requests.state import Flight, broken_stream, error_of, not_repeated, says_something
+from kvasir_router.requests.completion import Completion
+from kvasir_router.requests.failover import Failover
+from kvasir_router.requests.legs import FAILED, LegControl, is_leg, running
+from kvasir_router.requests.state import RequestState, broken_stream, error_of, not_repeated, says_something
 
 
-class Steps:
+class Progress:
     """Takes in what came of `flights`. `hand_over` starts the DECODE leg of one that has KV, if there is a
     place for it."""
 
     def __init__(
         self,
         fleet: Fleet,
-        legs: Legs,
-        ends: Ends,
-        elsewhere: Elsewhere,
+        legs: LegControl,
+        ends: Completion,
+        elsewhere: Failover,
         *,
-        flights: Mapping[str, Flight],
+        flights: Mapping[str, RequestState],
         admission: Admission,
-        hand_over: Callable[[Flight, float], bool],
+        hand_over: Callable[[RequestState, float], bool],
     ) -> None:
         self._fleet = fleet
         self._legs = legs
@@ -65,7 +65,7 @@ class Steps:
         if batch.load is not None:
             self._fleet.report(worker_id, batch.load)
 
-    def _prefill_delta(self, flight: Flight, worker: Worker, delta: Delta, now: float) -> None:
+    def _prefill_delta(self, flight: RequestState, worker: Worker, delta: Delta, now: float) -> None:
         if delta.handoff is not None:
             self._legs.hold(flight, worker.worker_id, delta.handoff, now)
         beside = flight.ahead is not None
@@ -93,7 +93,7 @@ class Steps:
         elif not self._hand_over(flight, now):
             self._elsewhere.start_again(flight, now)
 
-    def _decode_delta(self, flight: Flight, worker: Worker, delta: Delta, now: float) -> None:
+    def _decode_delta(self, flight: RequestState, worker: Worker, delta: Delta, now: float) -> None:
         if delta.finish in FAILED:
             self._stop(flight, ended=delta.last, now=now)
             self._elsewhere.on_or_fail(flight, error_of(delta), worker.worker_id, now)
@@ -121,7 +121,7 @@ class Steps:
         elif says_something(delta):
             self._ends.emit(flight, flight.outputs[delta.index], delta)
 
-    def _first_token(self, flight: Flight, now: float) -> None:
+    def _first_token(self, flight: RequestState, now: float) -> None:
         """The running leg has said something."""
         flight.streaming = True
         flight.hedge_at = None
@@ -135,7 +135,7 @@ class Steps:
         for worker_id in dict.fromkeys((*prompt, target.worker_id)):
             self._fleet.succeeded(worker_id, now, slowness)
 
-    def _stop(self, flight: Flight, *, ended: bool, now: float) -> None:
+    def _stop(self, flight: RequestState, *, ended: bool, now: float) -> None:
         if ended:
             self._legs.ended(flight)
         else:

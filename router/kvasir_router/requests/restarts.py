@@ -23,7 +23,7 @@ class Started(Protocol):
     migrations: int
 
 
-class Restarts:
+class RetryAccounting:
     """`budget` bounds starts after failures by the number of requests that arrive."""
 
     def __init__(self, *, max_retries: int, max_migrations: int, budget_ratio: float) -> None:

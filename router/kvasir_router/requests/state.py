@@ -12,9 +12,9 @@ from kvasir.core.requests import Continuation, Delta, KvHandoff, Leg, Request, T
 from kvasir.ports.router import Lane, RequestSummary
 from kvasir.ports.routing import Plan, Target, no_names
 from kvasir.telemetry.reasons import REASONS
-from kvasir_router.admission import Ticket
+from kvasir_router.admission import AdmissionTicket
 from kvasir_router.fleet.work import Charges
-from kvasir_router.requests.continuation import Output, Replay, Way, extended, way_on
+from kvasir_router.requests.continuation import ChoiceOutput, ContinuationMode, ReplayFilter, extended, way_on
 
 SHORTEST_TTFT_S = 0.02
 """Predictions below this say nothing of how slow a worker is: the loop's own grain is of their size."""
@@ -66,7 +66,7 @@ class HeldLease:
 
 
 @dataclass(slots=True)
-class Flight:
+class RequestState:
     """All that the router keeps of a request.
 
     `request` is the client's; `current` is what runs, whose prompt may end with output that the client has
@@ -79,7 +79,7 @@ class Flight:
     """
 
     request: Request
-    ticket: Ticket
+    ticket: AdmissionTicket
     brownout: str = ""
     current: Request = field(init=False)
     hashes: array[int] = field(default_factory=no_names)
@@ -90,9 +90,9 @@ class Flight:
     _leg: RunningLeg | None = field(default=None, init=False)
     ahead: RunningLeg | None = None
     lease: HeldLease | None = None
-    outputs: list[Output] = field(init=False)
+    outputs: list[ChoiceOutput] = field(init=False)
     continuation: Continuation | None = None
-    replay: Replay | None = None
+    replay: ReplayFilter | None = None
     streaming: bool = False
     attempts: int = 0
     retries: int = 0
@@ -115,7 +115,7 @@ class Flight:
 
     def __post_init__(self) -> None:
         self.current = self.request
-        self.outputs = [Output(token_ids(())) for _ in range(self.request.sampling.n)]
+        self.outputs = [ChoiceOutput(token_ids(())) for _ in range(self.request.sampling.n)]
 
     @property
     def leg(self) -> RunningLeg | None:
@@ -221,13 +221,13 @@ class Flight:
         self.attempts += 1
         if not self.begun:
             self.routed_s = self.prefill_done_s = None
-        elif way_on(self.request.sampling) is Way.EXTEND:
+        elif way_on(self.request.sampling) is ContinuationMode.EXTEND:
             self.current, self.continuation = extended(self.request, self.outputs[0])
             self.hashes = no_names()
         else:
-            self.replay = Replay(self.outputs)
+            self.replay = ReplayFilter(self.outputs)
 
-    def continued(self, delta: Delta) -> Output | None:
+    def continued(self, delta: Delta) -> ChoiceOutput | None:
         """What `delta` is just the next piece of, where it is that of a stream that the client is reading."""
         index, outputs = delta.index, self.outputs
         if not self.streaming or delta.finish is not None or delta.last or self.replay is not None:

@@ -16,13 +16,13 @@ from kvasir.core.errors import RequestError, UpstreamError
 from kvasir.core.identity import WorkerIdentity
 from kvasir.core.kv import KvSnapshotPart
 from kvasir.core.membership import Endpoint
-from kvasir.core.membership import Members as Snapshot
+from kvasir.core.membership import MembershipSnapshot as Snapshot
 from kvasir.core.messages import CodedStep, Draining, RouterMessage, Serving, SetDraining, WorkerMessage
 from kvasir.core.requests import StepBatch
 from kvasir_router.fleet.registry import CONNECTING, DRAINING, INTERRUPTED, READY, REFUSED, Registry
 from kvasir_router.requests.events import (
     Event,
-    Step,
+    StepReceived,
     WorkerDraining,
     WorkerInterrupted,
     WorkerLost,
@@ -45,7 +45,7 @@ _NAMED = 32
 """How many workers an error lists."""
 
 
-class Session(Protocol):
+class MemberSession(Protocol):
     """What is needed of kvasir_router.sessions.session.WorkerSession."""
 
     def send(self, message: RouterMessage) -> None: ...
@@ -57,22 +57,22 @@ class Session(Protocol):
     async def close(self) -> None: ...
 
 
-MakeSession = Callable[[Endpoint, Callable[[SessionEvent], None]], Session]
+MakeSession = Callable[[Endpoint, Callable[[SessionEvent], None]], MemberSession]
 Spawn = Callable[[Coroutine[Any, Any, None], str], asyncio.Task[None]]
 
 
 @dataclass(slots=True)
-class Member:
+class SessionMember:
     """One worker's session and what waits to be said in it. `left` means that discovery has dropped
     it; `draining` is what the worker itself says."""
 
-    session: Session
+    session: MemberSession
     outbox: Outbox = field(default_factory=Outbox)
     left: bool = False
     draining: str = ""
 
 
-class Members:
+class SessionMembers:
     """Keeps a session with every worker that discovery names.
 
     `feed` takes what the request machine has to know, and `rest` tells what of a worker's step is left for
@@ -98,14 +98,14 @@ class Members:
         self._busy = busy
         self._changed = changed
         self._spawn = spawn
-        self._members: dict[str, Member] = {}
+        self._members: dict[str, SessionMember] = {}
         self._ending: set[asyncio.Task[None]] = set()
 
-    def get(self, worker_id: str) -> Member | None:
+    def get(self, worker_id: str) -> SessionMember | None:
         """A member that discovery names, or that still has streams."""
         return self._members.get(worker_id)
 
-    def all(self) -> list[tuple[str, Member]]:
+    def all(self) -> list[tuple[str, SessionMember]]:
         """Every member with its id."""
         return list(self._members.items())
 
@@ -152,7 +152,7 @@ class Members:
 
     def _join(self, endpoint: Endpoint) -> None:
         session = self._make_session(endpoint, self._on_event)
-        self._members[endpoint.worker_id] = Member(session)
+        self._members[endpoint.worker_id] = SessionMember(session)
         self.registry.add(endpoint)
         self._spawn(session.run(), f"session-{endpoint.worker_id}")
         self._changed(endpoint.worker_id)
@@ -167,13 +167,13 @@ class Members:
             self._show(worker_id, member)
         self.settle(worker_id)
 
-    def _return(self, worker_id: str, member: Member) -> None:
+    def _return(self, worker_id: str, member: SessionMember) -> None:
         member.left = False
         if not member.draining:
             self._feed(WorkerRestored(worker_id))
         self._show(worker_id, member)
 
-    def _drop(self, worker_id: str, member: Member) -> None:
+    def _drop(self, worker_id: str, member: SessionMember) -> None:
         del self._members[worker_id]
         self.registry.remove(worker_id)
         task = asyncio.ensure_future(member.session.close())
@@ -210,7 +210,7 @@ class Members:
                 self.registry.note(worker_id, CONNECTING, reason)
         self._changed(worker_id)
 
-    def _message(self, worker_id: str, member: Member, message: WorkerMessage | CodedStep) -> None:
+    def _message(self, worker_id: str, member: SessionMember, message: WorkerMessage | CodedStep) -> None:
         serves = self.registry[worker_id].serves
         if isinstance(message, Draining):
             # Remembered of one that does not fit as well: it may be taken in later.
@@ -227,11 +227,11 @@ class Members:
         elif serves:
             step = self._rest(worker_id, message) if isinstance(message, CodedStep) else message
             if step is not None:
-                self._feed(Step(worker_id, step))
+                self._feed(StepReceived(worker_id, step))
             if member.left:
                 self.settle(worker_id)
 
-    def _ready(self, worker_id: str, member: Member, identity: WorkerIdentity) -> None:
+    def _ready(self, worker_id: str, member: SessionMember, identity: WorkerIdentity) -> None:
         if not self.registry.register(worker_id, identity):
             return
         self._feed(WorkerReady(worker_id, identity))
@@ -240,7 +240,7 @@ class Members:
             self._feed(WorkerDraining(worker_id, reason))
             self._show(worker_id, member)
 
-    def _lost(self, worker_id: str, member: Member, reason: str) -> None:
+    def _lost(self, worker_id: str, member: SessionMember, reason: str) -> None:
         member.outbox.clear()
         member.draining = ""
         self.registry.note(worker_id, CONNECTING, reason)
@@ -256,7 +256,7 @@ class Members:
                 self._ready(worker_id, member, identity)
                 self._changed(worker_id)
 
-    def _show(self, worker_id: str, member: Member) -> None:
+    def _show(self, worker_id: str, member: SessionMember) -> None:
         known = self.registry[worker_id]
         if known.serves and known.state != INTERRUPTED:
             reason = member.draining or (LEFT if member.left else "")

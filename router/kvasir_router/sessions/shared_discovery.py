@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterable
 
-from kvasir.core.membership import Members
+from kvasir.core.membership import MembershipSnapshot
 from kvasir.ports.discovery import Discovery
 
 
@@ -39,20 +39,20 @@ class PoolDiscovery:
     def __init__(self, pools: frozenset[str], source: Discovery) -> None:
         self._pools = pools
         self._source = source
-        self._members: Members | None = None
+        self._members: MembershipSnapshot | None = None
         self._changed = asyncio.Event()
         self._closed = False
 
-    def take(self, members: Members) -> None:
+    def take(self, members: MembershipSnapshot) -> None:
         """A newer snapshot of all members."""
         own = frozenset(each for each in members.endpoints if each.pool in self._pools)
         if self._members is None or self._members.endpoints != own:
-            self._members = Members(members.revision, own)
+            self._members = MembershipSnapshot(members.revision, own)
             self._tell()
 
-    async def watch(self) -> AsyncIterator[Members]:
+    async def watch(self) -> AsyncIterator[MembershipSnapshot]:
         """See Discovery."""
-        seen: Members | None = None
+        seen: MembershipSnapshot | None = None
         while not self._closed:
             if self._members is not None and self._members is not seen:
                 seen = self._members

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Iterable
 
 from kvasir.core.errors import ConfigError
-from kvasir.core.membership import Endpoint, Members, is_worker_address
+from kvasir.core.membership import Endpoint, MembershipSnapshot, is_worker_address
 
 
 class StaticDiscovery:
@@ -17,10 +17,10 @@ class StaticDiscovery:
     """
 
     def __init__(self, endpoints: Iterable[str]) -> None:
-        self._members = Members(revision=1, endpoints=frozenset(map(parse_endpoint, endpoints)))
+        self._members = MembershipSnapshot(revision=1, endpoints=frozenset(map(parse_endpoint, endpoints)))
         self._closed = asyncio.Event()
 
-    async def watch(self) -> AsyncIterator[Members]:
+    async def watch(self) -> AsyncIterator[MembershipSnapshot]:
         """See Discovery."""
         if self._closed.is_set():
             return

@@ -21,7 +21,7 @@ from kvasir.config.spec.deployment import Deployment, GatewaySpec, LoraSpec, Rou
 from kvasir.telemetry.metrics import Metrics
 from kvasir.telemetry.spans import SpanRecorder
 from kvasir_platform.gateway.app import Gateway
-from kvasir_platform.gateway.catalog.capabilities import ModelPowers
+from kvasir_platform.gateway.catalog.capabilities import ModelCapabilities
 from kvasir_platform.gateway.catalog.models import EdgeModel, ModelTable
 from kvasir_platform.gateway.prompt.tokenization import ModelTokenizer
 from kvasir_platform.gateway.start import make_gateway, make_metrics
@@ -125,7 +125,7 @@ async def running(
     *,
     slo: Sequence[SloSpec] = (SloSpec(name="default"),),
     decision_records: int = 4096,
-    powers: ModelPowers | None = None,
+    powers: ModelCapabilities | None = None,
     deployed: Mapping[str, Any] = MappingProxyType({}),
     **spec: Any,
 ) -> AsyncIterator[Edge]:

@@ -8,12 +8,12 @@ import pytest
 from tests.kit.gateway.scripted_router import ScriptedStream
 
 from kvasir.core.requests import FinishReason, PositionLogprobs, TokenLogprob, ToolCallDelta
-from kvasir_platform.gateway.catalog.capabilities import ModelPowers
+from kvasir_platform.gateway.catalog.capabilities import ModelCapabilities
 
 MODEL = "kvasir-tiny"
 USER: Any = [{"role": "user", "content": "Which way?"}]
 TOOLS: Any = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}]
-ABLE = ModelPowers(tools=True, reasoning=True)
+ABLE = ModelCapabilities(tools=True, reasoning=True)
 CHAT = "/v1/chat/completions"
 STREAM = b'{"model":"kvasir-tiny","messages":[{"role":"user","content":"hi"}],"stream":true}'
 

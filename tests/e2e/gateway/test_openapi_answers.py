@@ -18,7 +18,7 @@ from kvasir.core.requests import (
     TokenLogprob,
     ToolCallDelta,
 )
-from kvasir_platform.gateway.catalog.capabilities import ModelPowers
+from kvasir_platform.gateway.catalog.capabilities import ModelCapabilities
 
 USER = [{"role": "user", "content": "hi"}]
 TOOL = {"type": "function", "function": {"name": "f"}}
@@ -106,7 +106,7 @@ GOOD: list[tuple[str, dict[str, Any], str]] = [
 
 
 async def test_every_good_answer_is_as_documented(start: Callable[..., Any]) -> None:
-    edge = await start(powers=ModelPowers(embeds=True, tools=True, reasoning=True))
+    edge = await start(powers=ModelCapabilities(embeds=True, tools=True, reasoning=True))
     edge.router.script = speak
     document = json.loads((await edge.get("/openapi.json")).body)
     for path, body, name in GOOD:

@@ -10,7 +10,7 @@ import pytest
 from tests.kit.gateway.scripted_router import ScriptedStream
 
 from kvasir.core.requests import Constraint, Request, Structured
-from kvasir_platform.gateway.catalog.capabilities import ModelPowers
+from kvasir_platform.gateway.catalog.capabilities import ModelCapabilities
 
 USER: Any = [{"role": "user", "content": "Who is there?"}]
 TOOL: Any = {"type": "function", "function": {"name": "knock", "parameters": {"type": "object"}}}
@@ -31,7 +31,7 @@ async def asked(edge: Any, **fields: Any) -> Request:
 
 
 async def test_tools_and_a_schema_reach_the_worker(start: Callable[..., Any]) -> None:
-    edge = await start(powers=ModelPowers(tools=True, reasoning=True))
+    edge = await start(powers=ModelCapabilities(tools=True, reasoning=True))
     request = await asked(
         edge,
         tools=[TOOL],

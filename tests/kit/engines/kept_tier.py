@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from kvasir.core.kv import Medium, TierLoad
-from kvasir.ports.tier import Block, Change, Read, Write
+from kvasir.ports.tier import Block, Change, TierRead, TierWrite
 
 SIZE = 8
 
@@ -24,12 +24,12 @@ class KeptTier:
     def lookup(self, keys: Sequence[bytes]) -> int:
         return next((at for at, key in enumerate(keys) if key not in self.kept), len(keys))
 
-    def get(self, wanted: Sequence[Read]) -> int:
+    def get(self, wanted: Sequence[TierRead]) -> int:
         for read in wanted:
             read.target[:] = content(read.key)
         return len(wanted)
 
-    def put(self, blocks: Sequence[Write]) -> Change:
+    def put(self, blocks: Sequence[TierWrite]) -> Change:
         for write in blocks:
             assert bytes(write.data) == content(write.block.key)
             self.kept[write.block.key] = write.block

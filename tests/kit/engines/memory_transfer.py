@@ -14,10 +14,10 @@ from kvasir.core.errors import TransferError
 from kvasir.core.identity import KvLayout
 from kvasir.ports.transfer import (
     WHOLE,
+    BlockPart,
     KvRegion,
     LeaseEnded,
     Offer,
-    Part,
     Pulled,
     PullFailed,
     TransferEvent,
@@ -31,8 +31,8 @@ class _Pull:
     first: int
     target: tuple[int, ...]
     timeout_s: float
-    source_part: Part
-    target_part: Part
+    source_part: BlockPart
+    target_part: BlockPart
     started_s: float
     deadline_s: float
     copied: int = 0
@@ -106,8 +106,8 @@ class MemoryTransfer:
         target_blocks: Sequence[int],
         timeout_s: float,
         *,
-        source: Part = WHOLE,
-        target: Part = WHOLE,
+        source: BlockPart = WHOLE,
+        target: BlockPart = WHOLE,
     ) -> None:
         """See the port."""
         if pull_id in self._pulls:
@@ -202,7 +202,7 @@ class MemoryTransfer:
     def _patience(self, pull: _Pull, why: str) -> PullFailed | None:
         return PullFailed(pull.pull_id, "timeout", why) if self._now() >= pull.deadline_s else None
 
-    def _confirm(self, lease_id: str, part: Part) -> None:
+    def _confirm(self, lease_id: str, part: BlockPart) -> None:
         confirmed = self._leases[lease_id].confirmed
         confirmed.add(part.index)
         if len(confirmed) == part.of:

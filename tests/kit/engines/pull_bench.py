@@ -12,15 +12,15 @@ import numpy as np
 
 from kvasir.core.errors import TransferError
 from kvasir.core.identity import KvLayout
-from kvasir.ports.transfer import WHOLE, KvRegion, Offer, Part, Pulled, PullFailed
+from kvasir.ports.transfer import WHOLE, BlockPart, KvRegion, Offer, Pulled, PullFailed
 from kvasir_workers.transfer.checksums import Sums
 from kvasir_workers.transfer.nixl import endpoint, leases
 from kvasir_workers.transfer.nixl.agent import Descriptor, Descriptors, NixlAgent, XferState
-from kvasir_workers.transfer.nixl.endpoint import Endpoint
-from kvasir_workers.transfer.nixl.landing import Landing, Straight
-from kvasir_workers.transfer.nixl.leases import LeaseTable
+from kvasir_workers.transfer.nixl.endpoint import NixlEndpoint
+from kvasir_workers.transfer.nixl.landing import DirectLanding, Landing
+from kvasir_workers.transfer.nixl.leases import NixlLeaseTable
 from kvasir_workers.transfer.nixl.pages import PageMemory, PageWriter, page_bytes
-from kvasir_workers.transfer.nixl.receiving import ReceivingSide
+from kvasir_workers.transfer.nixl.receiving import NixlReceiver
 
 BLOCK_BYTES = 1 << 20
 LAYOUT = KvLayout(32, "float32", "BHNC", 1, 4, 32, BLOCK_BYTES)
@@ -47,7 +47,7 @@ def tuples(rows: Descriptors) -> list[Descriptor]:
 class Network:
     """Every agent ever made, every read ever posted. `table` and `pages` answer reads of leases at once."""
 
-    table: LeaseTable = field(default_factory=LeaseTable)
+    table: NixlLeaseTable = field(default_factory=NixlLeaseTable)
     pages: PageMemory = field(default_factory=lambda: PageMemory(1 << 16))
     reads: list[Read] = field(default_factory=list)
     agents: list[FakeAgent] = field(default_factory=list)
@@ -112,7 +112,7 @@ class ScriptedSums:
         self.held: list[tuple[Future[Sums], Sums]] = []
         self.hold = False
 
-    def begin(self, blocks: Sequence[int], parts: int, part: Part = WHOLE) -> Future[Sums]:
+    def begin(self, blocks: Sequence[int], parts: int, part: BlockPart = WHOLE) -> Future[Sums]:
         found: Future[Sums] = Future()
         sums = sums_of(blocks, range(parts))
         if self.hold:
@@ -132,14 +132,14 @@ def sums_of(blocks: Sequence[int], parts: Sequence[int]) -> Sums:
 class Bench:
     """A receiving side on a fake network; `now` is the clock. The sender gives `parts` sums for a block."""
 
-    lands: Callable[[Sequence[KvRegion]], Landing] = Straight
+    lands: Callable[[Sequence[KvRegion]], Landing] = DirectLanding
 
     def __init__(self, parts: int = 0, layout: KvLayout = LAYOUT, region: KvRegion = REGION) -> None:
         self.now = 0.0
         self.parts = parts
         self.network = Network()
         self.sums = ScriptedSums()
-        self.side = ReceivingSide(
+        self.side = NixlReceiver(
             self.network.make_agent, [region], layout, self.lands([region]), self.sums, now=lambda: self.now
         )
 
@@ -149,7 +149,7 @@ class Bench:
         network = self.network
         table, pages = network.table.address, network.pages
         text = endpoint.encode(
-            Endpoint(
+            NixlEndpoint(
                 endpoint.VERSION,
                 peer,
                 metadata,

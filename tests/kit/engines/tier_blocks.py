@@ -9,7 +9,7 @@ from random import Random
 import pytest
 
 from kvasir.core.identity import KvLayout
-from kvasir.ports.tier import KEY_BYTES, Block, Change, KvTier, Read, Write
+from kvasir.ports.tier import KEY_BYTES, Block, Change, KvTier, TierRead, TierWrite
 from kvasir_workers.tiers import blob
 from kvasir_workers.tiers.blob import HEADER_BYTES, fingerprint, make_header
 from kvasir_workers.tiers.breaker import BreakerLimits
@@ -32,13 +32,13 @@ def content(number: int) -> bytes:
 
 
 def put(tier: KvTier, *numbers: int) -> Change:
-    return tier.put([Write(block(n), memoryview(content(n))) for n in numbers])
+    return tier.put([TierWrite(block(n), memoryview(content(n))) for n in numbers])
 
 
 def get(tier: KvTier, *numbers: int) -> int:
     """How many blocks came; their bytes are always those that were put."""
     targets = [bytearray(SIZE) for _ in numbers]
-    found = tier.get([Read(block(n).key, memoryview(t)) for n, t in zip(numbers, targets, strict=True)])
+    found = tier.get([TierRead(block(n).key, memoryview(t)) for n, t in zip(numbers, targets, strict=True)])
     assert [bytes(target) for target in targets[:found]] == [content(n) for n in numbers[:found]]
     return found
 

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from typing import Any, cast
 
 from kvasir.core.errors import CapacityError, KvasirError
-from kvasir_platform.gateway.http.connection import Connection
-from kvasir_platform.gateway.http.exchange import Exchange, HttpRequest, Wire
+from kvasir_platform.gateway.http.connection import HttpConnection
+from kvasir_platform.gateway.http.exchange import Exchange, ExchangeWire, HttpRequest
 from kvasir_platform.gateway.http.limits import HttpLimits
 from kvasir_platform.gateway.http.listener import Listener
 
@@ -81,7 +81,7 @@ class Bench:
         self.open = False
         self._bodies_bytes = bodies_bytes
         self.transport = FakeTransport()
-        self.connection = Connection(cast(Listener, self), limits)
+        self.connection = HttpConnection(cast(Listener, self), limits)
         self.connection.connection_made(self.transport)
 
     # -- what a connection wants of the loop and the listener
@@ -112,7 +112,7 @@ class Bench:
     def date(self) -> bytes:
         return b""
 
-    def exchange(self, request: HttpRequest, request_id: str, wire: Wire) -> Exchange:
+    def exchange(self, request: HttpRequest, request_id: str, wire: ExchangeWire) -> Exchange:
         return Exchange(request, request_id, self.now_s, wire)
 
     # -- what a test does

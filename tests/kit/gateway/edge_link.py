@@ -13,15 +13,15 @@ from kvasir.ports.limits import RateLimits
 from kvasir.ports.router import RequestPort
 from kvasir_platform.edge.core_link import CoreLink
 from kvasir_platform.edge.core_pages import CorePages
-from kvasir_platform.edge.edge_end import MAX_WAITING_BYTES, CoreParts, EdgeEnd
-from kvasir_platform.edge.figures import Figures
-from kvasir_platform.edge.frames import ErrorNote, ToEdge, Welcome
+from kvasir_platform.edge.edge_end import MAX_WAITING_BYTES, CoreEndpoint, CoreParts
+from kvasir_platform.edge.figures import EdgeMetrics
+from kvasir_platform.edge.frames import EdgeWelcome, ErrorNote, ToEdge
 from kvasir_platform.edge.standing import standing_of
 from kvasir_platform.gateway.http.exchange import Exchange
 from kvasir_platform.gateway.serving.request_names import RequestNames
 from kvasir_platform.gateway.tenants.memory_limits import MemoryLimits
 
-WELCOME = Welcome(b"{}", [("127.0.0.1", 1)])
+WELCOME = EdgeWelcome(b"{}", [("127.0.0.1", 1)])
 
 
 @dataclass
@@ -42,7 +42,7 @@ class Linked:
     """Both ends."""
 
     link: CoreLink
-    end: EdgeEnd
+    end: CoreEndpoint
     core: CoreParts
     heard: Heard
     frames: list[ToEdge]
@@ -74,7 +74,7 @@ def core_parts(
 ) -> CoreParts:
     """A core around `router`; `own` renders its metrics."""
     clock = MonotonicClock()
-    figures = Figures(own)
+    figures = EdgeMetrics(own)
     return CoreParts(
         router=router,
         limits=MemoryLimits(clock.now) if limits is None else limits,
@@ -92,7 +92,7 @@ async def linked(
     """A link that lives until the block ends."""
     ours, theirs = socket.socketpair()
     heard = Heard()
-    end = EdgeEnd(
+    end = CoreEndpoint(
         name,
         core,
         on_started=lambda host, port: heard.started.append((host, port)),

@@ -15,7 +15,7 @@ from typing import Any
 
 from kvasir.config.spec.deployment import Deployment
 from kvasir.core.errors import StartError
-from kvasir_platform.cluster.local.launcher import ReplicaStatus, Session
+from kvasir_platform.cluster.local.launcher import LaunchSession, ReplicaStatus
 from kvasir_platform.cluster.local.processes import Child, Children, ended
 
 _REPLICA = """
@@ -77,7 +77,7 @@ PLAIN = Behaviour()
 class CheapLauncher:
     """See kvasir_platform.cluster.local.launcher.Launcher."""
 
-    def __init__(self, deployment: Deployment, session: Session, behaviour: Behaviour = PLAIN) -> None:
+    def __init__(self, deployment: Deployment, session: LaunchSession, behaviour: Behaviour = PLAIN) -> None:
         self._deployment = deployment
         self._behaviour = behaviour
         self._children = Children(session.logs, session.env)

@@ -33,7 +33,7 @@ class Violated(AssertionError):
     """An invariant does not hold; the message says which, where, and by how much."""
 
 
-def unrest(status: Mapping[str, Any], metrics: str) -> list[str]:
+def invariant_violations(status: Mapping[str, Any], metrics: str) -> list[str]:
     """What is not at rest on one router, of those workers that it has a session with."""
     found = []
     if status["in_flight"]:
@@ -78,7 +78,7 @@ async def at_rest(fleet: Fleet, within_s: float) -> float:
                 except UpstreamError as error:
                     left.append(str(error))
                 else:
-                    left.extend(f"{router.name}: {what}" for what in unrest(page, series))
+                    left.extend(f"{router.name}: {what}" for what in invariant_violations(page, series))
         return not left
 
     try:

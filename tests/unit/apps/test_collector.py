@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from kvasir_platform.apps.common.collector import leave_alone_what_is_here
+from kvasir_platform.apps.common.collector import freeze_gc
 
 
 class Node:
@@ -29,7 +29,7 @@ def collector() -> Iterator[None]:
 
 def test_what_is_loaded_is_not_looked_at_again() -> None:
     loaded: list[object] = []
-    leave_alone_what_is_here()
+    freeze_gc()
     later: list[object] = []
     seen = {id(each) for each in gc.get_objects()}
     assert id(later) in seen
@@ -38,10 +38,10 @@ def test_what_is_loaded_is_not_looked_at_again() -> None:
 
 def test_garbage_from_before_is_gone_and_later_garbage_is_found() -> None:
     Node()
-    leave_alone_what_is_here()
+    freeze_gc()
     gc.unfreeze()
     assert nodes() == 0
-    leave_alone_what_is_here()
+    freeze_gc()
     Node()
     assert nodes() == 1
     gc.collect()

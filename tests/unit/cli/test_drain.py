@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from kvasir.core.errors import RequestError, UpstreamError
-from kvasir_platform.cli.commands.drain import DrainWish, drain
+from kvasir_platform.cli.commands.drain import DrainArguments, drain
 from kvasir_platform.cli.common.gateway_site import Site
-from kvasir_platform.cli.common.output import Output
+from kvasir_platform.cli.common.output import CommandOutput
 from kvasir_platform.cli.main import main
 
 ASKED = (202, {"worker_id": "decode-7f", "draining": True})
@@ -46,8 +46,8 @@ class Watcher:
 
     def __call__(self, *seen: Any, json_mode: bool = False, **wish: Any) -> int:
         *self.gateway.later["/status"], self.gateway.answers["/status"] = seen
-        output = Output(json=json_mode, out=self.out)
-        asked = DrainWish("decode-7f", **wish)
+        output = CommandOutput(json=json_mode, out=self.out)
+        asked = DrainArguments("decode-7f", **wish)
         return drain(asked, Site(self.gateway.address), output, pause=self._pause, now=lambda: self.waited_s)
 
     def said(self) -> list[str]:

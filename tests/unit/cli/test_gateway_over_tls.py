@@ -22,7 +22,7 @@ from kvasir_platform.cli.common.gateway_client import get, missing_to_serve
 from kvasir_platform.cli.common.gateway_site import Site, reachable, read_address
 from kvasir_platform.cli.main import main
 from kvasir_platform.cluster.certificates import Authority
-from kvasir_platform.cluster.local.runtime_dir import RuntimeDir, State
+from kvasir_platform.cluster.local.runtime_dir import DeploymentState, RuntimeDir
 
 DAY_S = 86_400.0
 NAME = "localhost"
@@ -81,7 +81,7 @@ def running(home: Path, edge: Edge, cert: Path, operator: Path) -> None:
     assert lock is not None
     lock.close()
     runtime.write(
-        State(
+        DeploymentState(
             "kvasir", "0", os.getpid(), "ready", 0.0, "m", "spec", "logs", "temp", 1.0,
             address=f"127.0.0.1:{edge.port}", certificate=str(cert), operator_certificate=str(operator),
         )

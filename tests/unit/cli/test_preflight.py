@@ -16,7 +16,7 @@ from kvasir_platform.cluster.preflight.checks import examine
 from kvasir_platform.cluster.preflight.cpus import usable_cpus
 from kvasir_platform.cluster.preflight.finding import Finding
 from kvasir_platform.cluster.preflight.footprint import ENGINE_BYTES, GIB, needed_bytes, replica_bytes
-from kvasir_platform.cluster.preflight.machine_facts import FileProbe, Machine, ModelProbe, PortProbe
+from kvasir_platform.cluster.preflight.machine_facts import FileProbe, MachineFacts, ModelProbe, PortProbe
 from kvasir_platform.cluster.preflight.probe import (
     _memory,
     probe,
@@ -25,7 +25,7 @@ from kvasir_platform.cluster.preflight.probe import (
 )
 
 MODEL = ModelProbe(folder="/m", weight_bytes=1000, weight_dtype="bfloat16", max_positions=4096)
-SOUND = Machine(
+SOUND = MachineFacts(
     system="linux",
     cpus=2.0,
     memory_available=16 * GIB,
@@ -39,11 +39,11 @@ SOUND = Machine(
 )
 
 
-def troubles(machine: Machine, *overrides: str) -> list[Finding]:
+def troubles(machine: MachineFacts, *overrides: str) -> list[Finding]:
     return [f for f in examine(load(None, overrides), machine) if f.level != "ok"]
 
 
-def the_trouble(machine: Machine, *overrides: str) -> Finding:
+def the_trouble(machine: MachineFacts, *overrides: str) -> Finding:
     (finding,) = troubles(machine, *overrides)
     return finding
 
@@ -57,7 +57,7 @@ def test_a_sound_machine_has_no_trouble_and_every_check_reports() -> None:
 
 
 def test_every_trouble_comes_with_a_remedy() -> None:
-    broken = Machine(
+    broken = MachineFacts(
         system="darwin",
         cpus=0.25,
         memory_available=GIB,

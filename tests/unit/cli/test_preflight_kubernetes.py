@@ -25,7 +25,7 @@ from kvasir_platform.cluster.preflight.kubernetes import (
     kubernetes_findings,
     probe_kubernetes,
 )
-from kvasir_platform.cluster.preflight.machine_facts import Machine, ModelProbe
+from kvasir_platform.cluster.preflight.machine_facts import MachineFacts, ModelProbe
 
 ACCOUNT = "system:serviceaccount:default:router"
 
@@ -199,7 +199,7 @@ async def test_workers_that_listen_on_loopback_are_an_error(pod: RouterPod) -> N
 
 
 async def test_a_pod_of_the_router_is_not_asked_for_what_engines_need(pod: RouterPod) -> None:
-    bare = Machine(
+    bare = MachineFacts(
         system="linux",
         cpus=0.1,
         memory_available=1,

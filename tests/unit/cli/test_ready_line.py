@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from kvasir.config.load.loader import loads
-from kvasir_platform.cli.common.output import Output
+from kvasir_platform.cli.common.output import CommandOutput
 from kvasir_platform.cli.common.progress import ProgressDisplay, curl_line
-from kvasir_platform.cluster.local.supervisor import Progress
+from kvasir_platform.cluster.local.supervisor import StartProgress
 
 EMBEDS = "pools: [{name: v, role: embed}]"
 BOTH = """
@@ -43,7 +43,9 @@ def test_the_request_is_one_that_the_deployment_can_serve(spec: str, path: str, 
 )
 def test_the_address_is_one_to_open(spec: str, url: str) -> None:
     out = io.StringIO()
-    display = ProgressDisplay(loads(spec, "t.yaml"), Output(json=False, out=out), Path("logs"), lambda: 1.0)
-    display.show(Progress("ready", text="0.0.0.0:8000"))
+    display = ProgressDisplay(
+        loads(spec, "t.yaml"), CommandOutput(json=False, out=out), Path("logs"), lambda: 1.0
+    )
+    display.show(StartProgress("ready", text="0.0.0.0:8000"))
     assert f"kvasir-tiny is served at {url} after" in out.getvalue()
     assert f"curl -N {url}/v1/" in out.getvalue()

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from kvasir_platform.cli.commands.restart import restart
-from kvasir_platform.cli.common.output import Output
+from kvasir_platform.cli.common.output import CommandOutput
 from kvasir_platform.cluster.local.commands import SOCKET, listening
 
 
@@ -29,7 +29,7 @@ def test_the_pod_s_control_process_is_asked(tmp_path: Path, monkeypatch: pytest.
         thread = threading.Thread(target=answer)
         thread.start()
         try:
-            assert restart("decode", None, Output(json=True, out=io.StringIO())) == 0
+            assert restart("decode", None, CommandOutput(json=True, out=io.StringIO())) == 0
         finally:
             thread.join()
     assert pools == [("restart", "decode")]

@@ -12,8 +12,8 @@ import pytest
 from kvasir.core.errors import ConfigError
 from kvasir_platform.cli.commands.explain_scaling import explain_scaling, lines
 from kvasir_platform.cli.commands.scale import scale
-from kvasir_platform.cli.common.output import Output
-from kvasir_platform.cluster.local.commands import SOCKET, Ask, CommandSocket, socket_path
+from kvasir_platform.cli.common.output import CommandOutput
+from kvasir_platform.cluster.local.commands import SOCKET, CommandSocket, ControlCommand, socket_path
 
 POOL: dict[str, Any] = {
     "pool": "decode",
@@ -47,7 +47,7 @@ class Control:
     """Answers each command with the next answer."""
 
     def __init__(self, commands: CommandSocket, answers: list[tuple[str, dict[str, object]]]) -> None:
-        self.asked: list[Ask] = []
+        self.asked: list[ControlCommand] = []
         self._commands, self._answers = commands, answers
         self._thread = threading.Thread(target=self._serve, daemon=True)
         self._thread.start()
@@ -59,7 +59,7 @@ class Control:
             self.asked.append(found[0])
             found[1].tell(event, **details)
 
-    def done(self) -> list[Ask]:
+    def done(self) -> list[ControlCommand]:
         self._thread.join(timeout=5)
         return self.asked
 
@@ -76,8 +76,8 @@ def test_each_pool_is_asked_for_its_size_or_given_back(
     commands: CommandSocket, capsys: pytest.CaptureFixture[str]
 ) -> None:
     control = Control(commands, [("done", {"replicas": 4}), ("done", {"replicas": None})])
-    assert scale(["decode=4", "prefill=auto"], None, Output(json=False)) == 0
-    assert control.done() == [Ask("scale", "decode", 4), Ask("unpin", "prefill")]
+    assert scale(["decode=4", "prefill=auto"], None, CommandOutput(json=False)) == 0
+    assert control.done() == [ControlCommand("scale", "decode", 4), ControlCommand("unpin", "prefill")]
     said = capsys.readouterr().out
     assert "decode is to have 4" in said
     assert "prefill is sized by the planner" in said
@@ -86,16 +86,16 @@ def test_each_pool_is_asked_for_its_size_or_given_back(
 @pytest.mark.parametrize("wish", ["decode", "=4", "decode=", "decode=-1", "decode=many", "decode=1.5"])
 def test_what_is_no_size_is_refused_with_how_to_write_one(wish: str) -> None:
     with pytest.raises(ConfigError, match="write decode=4"):
-        scale([wish], None, Output(json=False))
+        scale([wish], None, CommandOutput(json=False))
 
 
 def test_a_refusal_is_passed_on(commands: CommandSocket) -> None:
     control = Control(commands, [("refused", {"message": "3 at most (scaling.max)"})] * 2)
     with pytest.raises(ConfigError, match=r"scaling\.max"):
-        scale(["decode=9"], None, Output(json=False))
+        scale(["decode=9"], None, CommandOutput(json=False))
     with pytest.raises(ConfigError, match=r"scaling\.max"):
-        explain_scaling(None, Output(json=False))
-    assert control.done()[1] == Ask("explain", "")
+        explain_scaling(None, CommandOutput(json=False))
+    assert control.done()[1] == ControlCommand("explain", "")
 
 
 def test_sizes_are_explained_with_figures_rules_and_what_was_done() -> None:

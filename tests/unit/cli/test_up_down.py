@@ -18,7 +18,7 @@ from tests.kit.processes import command_line, lives
 
 from kvasir_platform.cluster.certificates import Authority
 from kvasir_platform.cluster.local.janitor import MARKER
-from kvasir_platform.cluster.local.runtime_dir import RuntimeDir, State
+from kvasir_platform.cluster.local.runtime_dir import DeploymentState, RuntimeDir
 
 SHM = Path("/dev/shm")
 PROGRAM = """
@@ -63,7 +63,7 @@ class Kvasir:
                 return process
         raise AssertionError("up ended before it was ready")
 
-    def state(self) -> State:
+    def state(self) -> DeploymentState:
         state = self.runtime.read()
         assert state is not None
         return state

@@ -11,7 +11,7 @@ import pytest
 from kvasir_workers.connector import stats
 from kvasir_workers.connector.handoff_scheduler import HandoffScheduler
 from kvasir_workers.connector.orders import ExtendOrder, OfferOrder, Received, StepOrders, StepReport
-from kvasir_workers.connector.request_blocks import Progress
+from kvasir_workers.connector.request_blocks import RequestProgress
 from kvasir_workers.connector.stats import TransferTotals
 from kvasir_workers.transfer.ticket import decode
 
@@ -36,20 +36,20 @@ def side() -> HandoffScheduler:
     return made
 
 
-def orders(side: HandoffScheduler, *progress: Progress, preempted: Sequence[str] = ()) -> StepOrders:
+def orders(side: HandoffScheduler, *progress: RequestProgress, preempted: Sequence[str] = ()) -> StepOrders:
     """Those of a step that computes `progress`."""
     return side.take_orders(progress, preempted, idle=not progress)
 
 
-def step(before: int, after: int, request_id: str = "r") -> Progress:
+def step(before: int, after: int, request_id: str = "r") -> RequestProgress:
     """A step that brings a request, whose blocks are 100, 101, …, from `before` to `after` tokens."""
-    return Progress(request_id, before, after, lambda _: (list(range(100, 100 + -(-after // BLOCK))),))
+    return RequestProgress(request_id, before, after, lambda _: (list(range(100, 100 + -(-after // BLOCK))),))
 
 
 def test_a_step_looks_at_its_requests_only_while_a_prompt_is_being_offered(side: HandoffScheduler) -> None:
     looked_at = 0
 
-    def requests() -> Iterator[Progress]:
+    def requests() -> Iterator[RequestProgress]:
         nonlocal looked_at
         looked_at += 1
         yield step(0, 64)

@@ -11,10 +11,10 @@ from kvasir.core.errors import TransferError
 from kvasir.core.identity import KvLayout
 from kvasir.ports.transfer import (
     WHOLE,
+    BlockPart,
     KvRegion,
     LeaseEnded,
     Offer,
-    Part,
     Pulled,
     PullFailed,
     TransferEvent,
@@ -41,8 +41,8 @@ class Asked:
     offer: Offer
     first: int
     targets: tuple[int, ...]
-    source: Part
-    target: Part
+    source: BlockPart
+    target: BlockPart
 
 
 class Script:
@@ -77,8 +77,8 @@ class Script:
         target_blocks: Sequence[int],
         timeout_s: float,
         *,
-        source: Part = WHOLE,
-        target: Part = WHOLE,
+        source: BlockPart = WHOLE,
+        target: BlockPart = WHOLE,
     ) -> None:
         self.pulled.append(Asked(pull_id, offer, first, tuple(target_blocks), source, target))
 
@@ -214,7 +214,12 @@ def test_a_request_that_lost_its_blocks_loses_its_lease_and_is_never_reported(be
 
 
 def test_a_rank_reads_its_share_of_a_rank_that_holds_more_heads() -> None:
-    for rank, share in ((0, Part(0, 2)), (1, Part(1, 2)), (2, Part(0, 2)), (3, Part(1, 2))):
+    for rank, share in (
+        (0, BlockPart(0, 2)),
+        (1, BlockPart(1, 2)),
+        (2, BlockPart(0, 2)),
+        (3, BlockPart(1, 2)),
+    ):
         bench = Bench(rank, ranks=4)
         bench.pull("r", targets=(20, 21))
         (asked,) = bench.transfer.pulled
@@ -226,8 +231,8 @@ def test_a_rank_joins_what_several_ranks_hold_of_its_heads() -> None:
     bench = Bench(rank=0, ranks=1)
     bench.pull("r", targets=(20, 21))
     assert [(asked.offer.endpoint, asked.source, asked.target) for asked in bench.transfer.pulled] == [
-        ("rank 0", WHOLE, Part(0, 2)),
-        ("rank 1", WHOLE, Part(1, 2)),
+        ("rank 0", WHOLE, BlockPart(0, 2)),
+        ("rank 1", WHOLE, BlockPart(1, 2)),
     ]
     one, other = (asked.pull_id for asked in bench.transfer.pulled)
     bench.transfer.upcoming = [[Pulled(one, 1000, 0.25)], [Pulled(other, 1000, 0.5)]]

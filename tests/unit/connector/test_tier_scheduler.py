@@ -17,7 +17,7 @@ from kvasir.native import chain_hashes, root_hash
 from kvasir.native._twin import records
 from kvasir.ports.tier import Block
 from kvasir_workers.connector import stats
-from kvasir_workers.connector.request_blocks import Progress
+from kvasir_workers.connector.request_blocks import RequestProgress
 from kvasir_workers.connector.tier_orders import TierOrders, TierReport
 from kvasir_workers.connector.tier_scheduler import TierScheduler
 from kvasir_workers.connector.tier_worker import TierWorker
@@ -133,7 +133,7 @@ class Engine:
         return list(range(first, self._block))
 
     def step(
-        self, *progress: Progress, preempted: Iterable[str] = (), fill: dict[int, bytes] | None = None
+        self, *progress: RequestProgress, preempted: Iterable[str] = (), fill: dict[int, bytes] | None = None
     ) -> set[str]:
         """One engine step, whose forward writes `fill`; the requests whose loads ended."""
         orders = self.side.take_orders(progress, preempted, idle=not progress) or TierOrders()
@@ -154,7 +154,7 @@ class Engine:
         """A step that computes these tokens of a request."""
         keys = request.block_hashes[: after // SIZE]
         fill = {block: key for block, key in zip(blocks, keys, strict=False) if key in keys[before // SIZE :]}
-        self.step(Progress(request.request_id, before, after, lambda _: (blocks,)), fill=fill)
+        self.step(RequestProgress(request.request_id, before, after, lambda _: (blocks,)), fill=fill)
 
     def admit(self, request: Request, local: int = 0) -> tuple[int, list[int]]:
         """Have a request scheduled, and loaded what there is: how many tokens, and into which blocks."""
@@ -273,10 +273,10 @@ def test_a_block_whose_last_token_is_not_known_yet_is_kept_with_the_next_step(ma
     engine.side.arrived(request)
     _, blocks = engine.admit(request)
     engine.compute(request, blocks, 0, 7)
-    engine.step(Progress("first", 7, 8, lambda _: (blocks,)))
+    engine.step(RequestProgress("first", 7, 8, lambda _: (blocks,)))
     request.all_token_ids.append(99)
     key = request.block_hashes[1]
-    engine.step(Progress("first", 8, 9, lambda _: (blocks,)), fill={blocks[1]: key})
+    engine.step(RequestProgress("first", 8, 9, lambda _: (blocks,)), fill={blocks[1]: key})
     engine.side.finished(request)
     assert engine.serve(Request("again", [*request.all_token_ids, 1])) == 8
 
@@ -287,7 +287,7 @@ def test_what_came_from_another_worker_is_not_written_back(make: Make) -> None:
     engine.side.arrived(request)
     blocks = engine.take_blocks(5)
     assert not engine.side.allocated(request, blocks, 0)
-    engine.step(Progress("pulled", 17, 18, lambda _: (blocks,)))
+    engine.step(RequestProgress("pulled", 17, 18, lambda _: (blocks,)))
     engine.side.finished(request)
     assert engine.serve(Request("again", prompt(18))) == 0
 

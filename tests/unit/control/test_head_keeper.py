@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvasir_platform.cluster.ray.head_keeper import HeadKeeper, Restarts
+from kvasir_platform.cluster.ray.head_keeper import HeadKeeper, RestartBackoff
 
 
 class Head:
@@ -56,7 +56,7 @@ def test_one_that_does_not_stay_is_tried_at_growing_pauses_and_given_up_within_r
 
 
 def test_losses_far_apart_are_each_mended(head: Head) -> None:
-    keeper = HeadKeeper(head, Restarts(limit=2, window_s=100.0))
+    keeper = HeadKeeper(head, RestartBackoff(limit=2, window_s=100.0))
     for loss in range(6):
         head.gcs_alive = False
         run(keeper, head, 60.0 * (loss + 1))

@@ -17,7 +17,7 @@ from tests.kit.gateway.api_requests import Rule
 from tests.kit.skipping_clock import SkippingClock
 
 from kvasir.config.spec.discovery import KubernetesDiscoverySpec
-from kvasir.core.membership import STALE_S, Members
+from kvasir.core.membership import STALE_S, MembershipSnapshot
 from kvasir_platform.cluster.kubernetes.api import GONE, Access, ApiServer, Listing
 from kvasir_platform.cluster.kubernetes.discovery import KubernetesDiscovery
 from kvasir_platform.cluster.kubernetes.reflector import BACKOFF_MAX_S, BACKOFF_MIN_S
@@ -58,7 +58,7 @@ class Following:
             self._came.set()
 
 
-def names(members: Members) -> set[str]:
+def names(members: MembershipSnapshot) -> set[str]:
     return {endpoint.worker_id.partition("@")[0] for endpoint in members.endpoints}
 
 

@@ -14,7 +14,14 @@ from typing import Any
 import pytest
 
 from kvasir.core.errors import ConfigError, UpstreamError
-from kvasir_platform.cluster.local.commands import Ask, Caller, CommandSocket, ask, listening, socket_path
+from kvasir_platform.cluster.local.commands import (
+    CommandClient,
+    CommandSocket,
+    ControlCommand,
+    ask,
+    listening,
+    socket_path,
+)
 from kvasir_platform.cluster.ray.pool_commands import PoolCommands
 from kvasir_platform.cluster.ray.rolling import ReplicaRow
 
@@ -81,7 +88,7 @@ class Desk:
         self._commands = commands
         self._path = path
 
-    def ask(self, what: Ask) -> tuple[list[dict[str, Any]], threading.Thread]:
+    def ask(self, what: ControlCommand) -> tuple[list[dict[str, Any]], threading.Thread]:
         """Ask on a thread; returns its answers, which grow, and the thread, which ends with the last."""
         answers: list[dict[str, Any]] = []
         thread = threading.Thread(target=lambda: answers.extend(ask(self._path, what, PATIENCE_S)))
@@ -114,7 +121,7 @@ def events(answers: list[dict[str, Any]]) -> list[str]:
 
 
 def test_a_restart_is_told_step_by_step_and_is_done_when_the_last_old_replica_has_gone(desk: Desk) -> None:
-    answers, thread = desk.ask(Ask("restart", "decode"))
+    answers, thread = desk.ask(ControlCommand("restart", "decode"))
     a, b, c, d = (ReplicaRow(name, "RUNNING") for name in "abcd")
     stages = [
         [a, b, ReplicaRow("c", "STARTING")],
@@ -134,7 +141,7 @@ def test_a_restart_is_told_step_by_step_and_is_done_when_the_last_old_replica_ha
 
 
 def test_a_restart_that_ray_gives_up_fails_with_its_reason_and_the_pool_is_settled(desk: Desk) -> None:
-    answers, thread = desk.ask(Ask("restart", "decode"))
+    answers, thread = desk.ask(ControlCommand("restart", "decode"))
     desk.step(Status(failed=True, message="no such file"))
     told = finish(answers, thread)
     assert told[-1]["event"] == "failed"
@@ -143,7 +150,7 @@ def test_a_restart_that_ray_gives_up_fails_with_its_reason_and_the_pool_is_settl
 
 
 def test_another_pools_failure_is_not_this_restarts(desk: Desk) -> None:
-    answers, thread = desk.ask(Ask("restart", "decode"))
+    answers, thread = desk.ask(ControlCommand("restart", "decode"))
     desk.step(Status(pool="prefill", failed=True))
     desk.pools.rows = [ReplicaRow("c", "RUNNING"), ReplicaRow("d", "RUNNING")]
     desk.step()
@@ -151,20 +158,20 @@ def test_another_pools_failure_is_not_this_restarts(desk: Desk) -> None:
 
 
 def test_a_restart_that_never_ends_is_given_up(desk: Desk) -> None:
-    answers, thread = desk.ask(Ask("restart", "decode"))
+    answers, thread = desk.ask(ControlCommand("restart", "decode"))
     desk.clock.at = 10_000.0
     desk.step()
     assert finish(answers, thread)[-1]["message"] == "not done in time"
 
 
 def test_one_command_runs_at_a_time(desk: Desk) -> None:
-    _, first = desk.ask(Ask("restart", "decode"))
-    answers, thread = desk.ask(Ask("scale", "decode", 3))
+    _, first = desk.ask(ControlCommand("restart", "decode"))
+    answers, thread = desk.ask(ControlCommand("scale", "decode", 3))
     assert finish(answers, thread)[0]["message"] == "decode is being restarted; ask again when that is done"
     desk.pools.rows = [ReplicaRow("c", "RUNNING"), ReplicaRow("d", "RUNNING")]
     desk.step()
     first.join(PATIENCE_S)
-    answers, thread = desk.ask(Ask("scale", "decode", 3))
+    answers, thread = desk.ask(ControlCommand("scale", "decode", 3))
     assert events(finish(answers, thread)) == ["done"]
     assert desk.pools.calls[-1] == ("scale", "decode", 3)
 
@@ -172,12 +179,14 @@ def test_one_command_runs_at_a_time(desk: Desk) -> None:
 @pytest.mark.parametrize(
     ("what", "reason"),
     [
-        (Ask("restart", "nope"), "there is no pool 'nope'"),
-        (Ask("dance", "decode"), "unknown command 'dance'"),
-        (Ask("scale", "decode"), "unknown command 'scale'; there are: restart, scale"),
+        (ControlCommand("restart", "nope"), "there is no pool 'nope'"),
+        (ControlCommand("dance", "decode"), "unknown command 'dance'"),
+        (ControlCommand("scale", "decode"), "unknown command 'scale'; there are: restart, scale"),
     ],
 )
-def test_what_cannot_be_done_is_refused_with_the_reason(desk: Desk, what: Ask, reason: str) -> None:
+def test_what_cannot_be_done_is_refused_with_the_reason(
+    desk: Desk, what: ControlCommand, reason: str
+) -> None:
     told = finish(*desk.ask(what))
     assert events(told) == ["refused"]
     assert reason in told[0]["message"]
@@ -192,7 +201,7 @@ def test_a_caller_that_leaves_does_not_end_the_work(desk: Desk) -> None:
     desk.work.take(*taken)
     desk.pools.rows = [ReplicaRow("c", "RUNNING"), ReplicaRow("d", "RUNNING")]
     desk.step()
-    answers, thread = desk.ask(Ask("scale", "decode", 1))
+    answers, thread = desk.ask(ControlCommand("scale", "decode", 1))
     assert events(finish(answers, thread)) == ["done"]
 
 
@@ -211,7 +220,7 @@ def test_the_socket_is_its_users_alone_and_goes_with_its_owner(desk: Desk) -> No
     desk._commands.close()
     assert not desk._path.exists()
     with pytest.raises(UpstreamError, match="does not answer"):
-        list(ask(desk._path, Ask("restart", "decode"), PATIENCE_S))
+        list(ask(desk._path, ControlCommand("restart", "decode"), PATIENCE_S))
 
 
 class Planned:
@@ -230,7 +239,7 @@ class Planned:
         return pool == "decode"
 
 
-class Listener(Caller):
+class Listener(CommandClient):
     """Keeps what it is told."""
 
     def __init__(self) -> None:
@@ -240,7 +249,7 @@ class Listener(Caller):
         self.told.append((event, details))
 
 
-def _asked(what: Ask, sizes: Planned | None) -> tuple[Pools, list[tuple[str, dict[str, object]]]]:
+def _asked(what: ControlCommand, sizes: Planned | None) -> tuple[Pools, list[tuple[str, dict[str, object]]]]:
     pools, listener = Pools(), Listener()
     PoolCommands(pools, StillClock(), drain_s=1.0, sizes=sizes).take(what, listener)
     return pools, listener.told
@@ -248,28 +257,28 @@ def _asked(what: Ask, sizes: Planned | None) -> tuple[Pools, list[tuple[str, dic
 
 def test_a_size_for_a_pool_that_is_planned_for_pins_it_and_is_kept() -> None:
     planned = Planned()
-    pools, told = _asked(Ask("scale", "decode", 3), planned)
+    pools, told = _asked(ControlCommand("scale", "decode", 3), planned)
     assert planned.pinned == {"decode": 3} == pools.pinned
     assert pools.calls == []
     assert told == [("done", {"pool": "decode", "replicas": 3})]
-    pools, told = _asked(Ask("unpin", "decode"), planned)
+    pools, told = _asked(ControlCommand("unpin", "decode"), planned)
     assert planned.pinned == {"decode": None} == pools.pinned
     assert told[0][0] == "done"
 
 
 def test_a_pool_that_nobody_plans_for_cannot_be_given_back() -> None:
-    pools, _ = _asked(Ask("scale", "decode", 3), None)
+    pools, _ = _asked(ControlCommand("scale", "decode", 3), None)
     assert pools.calls == [("scale", "decode", 3)]
-    assert _asked(Ask("unpin", "decode"), None)[1][0][0] == "refused"
-    assert _asked(Ask("scale", "nowhere", 3), Planned())[1][0][0] == "refused"
+    assert _asked(ControlCommand("unpin", "decode"), None)[1][0][0] == "refused"
+    assert _asked(ControlCommand("scale", "nowhere", 3), Planned())[1][0][0] == "refused"
 
 
 def test_sizes_are_explained_while_a_restart_runs_and_refused_where_nobody_plans() -> None:
     pools, listener = Pools(), Listener()
     work = PoolCommands(pools, StillClock(), drain_s=1.0, sizes=Planned())
-    work.take(Ask("restart", "decode"), listener)
-    work.take(Ask("explain", ""), listener)
+    work.take(ControlCommand("restart", "decode"), listener)
+    work.take(ControlCommand("explain", ""), listener)
     assert listener.told[-1] == ("done", {"story": {"now": 0.0}})
-    event, details = _asked(Ask("explain", ""), None)[1][0]
+    event, details = _asked(ControlCommand("explain", ""), None)[1][0]
     assert event == "refused"
     assert "scaling" in str(details["message"])

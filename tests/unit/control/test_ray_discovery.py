@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from kvasir.core.membership import STALE_S, Endpoint, MemberRecord, Members, member_key
+from kvasir.core.membership import STALE_S, Endpoint, MemberRecord, MembershipSnapshot, member_key
 from kvasir_platform.cluster.ray import discovery as ray_discovery
-from kvasir_platform.cluster.ray.discovery import RayDiscovery, Sight
+from kvasir_platform.cluster.ray.discovery import DiscoveredWorker, RayDiscovery
 
 PATIENCE_S = 10.0
 
@@ -102,9 +102,11 @@ async def test_a_record_that_cannot_be_removed_does_not_end_the_watch(store: Sto
         await asyncio.gather(waiting, return_exceptions=True)
 
 
-async def _until(clock: Polls, end_s: float, watch: AsyncIterator[Members]) -> list[Members]:
+async def _until(
+    clock: Polls, end_s: float, watch: AsyncIterator[MembershipSnapshot]
+) -> list[MembershipSnapshot]:
     """What the watch yields up to a time."""
-    seen: list[Members] = []
+    seen: list[MembershipSnapshot] = []
     while True:
         waiting = asyncio.ensure_future(anext(watch))
         while not waiting.done() and clock.now() < end_s:
@@ -166,7 +168,7 @@ async def test_a_store_that_lost_everything_at_once_is_believed_only_after_some_
 
 
 def test_time_in_which_nobody_looked_does_not_count() -> None:
-    sight = Sight(step_s=1.0)
+    sight = DiscoveredWorker(step_s=1.0)
     assert sight.look(0.0) == 0.0
     assert sight.look(0.5) == 0.5
     assert sight.look(50.0) == 1.5  # the loop was stalled

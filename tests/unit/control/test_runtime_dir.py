@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from kvasir.core.errors import ConfigError
-from kvasir_platform.cluster.local.runtime_dir import RuntimeDir, State, deployments
+from kvasir_platform.cluster.local.runtime_dir import DeploymentState, RuntimeDir, deployments
 
-STATE = State("a", "id", 1, "ready", 5.0, "m", "s", "l", "t", 1.0)
+STATE = DeploymentState("a", "id", 1, "ready", 5.0, "m", "s", "l", "t", 1.0)
 HOLDER = """
 import sys
 from pathlib import Path

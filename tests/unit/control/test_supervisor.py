@@ -11,8 +11,13 @@ from kvasir.config.spec.deployment import Deployment
 from kvasir.core.errors import ConfigError, StartError
 from kvasir_platform.cluster.local.janitor import Janitor
 from kvasir_platform.cluster.local.launcher import ReplicaStatus
-from kvasir_platform.cluster.local.runtime_dir import RuntimeDir, State
-from kvasir_platform.cluster.local.supervisor import Limits, Progress, Supervisor, with_session_token
+from kvasir_platform.cluster.local.runtime_dir import DeploymentState, RuntimeDir
+from kvasir_platform.cluster.local.supervisor import (
+    StartProgress,
+    Supervisor,
+    SupervisorLimits,
+    with_session_token,
+)
 
 
 class SteppedClock:
@@ -71,9 +76,9 @@ class ScriptedLauncher:
 class Stage:
     """A supervisor with everything around it scripted."""
 
-    def __init__(self, folder: Path, limits: Limits | None = None) -> None:
+    def __init__(self, folder: Path, limits: SupervisorLimits | None = None) -> None:
         self.launcher = ScriptedLauncher()
-        self.told: list[Progress] = []
+        self.told: list[StartProgress] = []
         self.not_ready: list[str | None] = [None]
         runtime = RuntimeDir(folder, "kvasir")
         runtime.create()
@@ -82,7 +87,7 @@ class Stage:
         temp_dir.mkdir()
         shm = folder / "shm"
         shm.mkdir()
-        state = State("kvasir", "unit", 1, "starting", 0.0, "m", "s", "logs", str(temp_dir), 1.0)
+        state = DeploymentState("kvasir", "unit", 1, "starting", 0.0, "m", "s", "logs", str(temp_dir), 1.0)
         self.supervisor = Supervisor(
             Deployment(),
             self.launcher,
@@ -94,13 +99,13 @@ class Stage:
             wall_time=lambda: 77.0,
             report=self.report,
             # The clock goes as fast as tasks sleep on it: only where a start gives up may its time run out.
-            limits=limits or Limits(start_s=1e6, stop_s=5.0),
+            limits=limits or SupervisorLimits(start_s=1e6, stop_s=5.0),
         )
 
     async def probe(self, address: str) -> str | None:
         return self.not_ready.pop(0) if len(self.not_ready) > 1 else self.not_ready[0]
 
-    def report(self, progress: Progress) -> None:
+    def report(self, progress: StartProgress) -> None:
         self.told.append(progress)
         if progress.event == "ready":
             self.supervisor.stop.set()
@@ -150,7 +155,7 @@ async def test_a_failed_replica_ends_the_start_with_its_log(stage: Stage) -> Non
 
 
 async def test_a_start_that_takes_too_long_says_what_it_waited_for(tmp_path: Path) -> None:
-    stage = Stage(tmp_path, Limits(start_s=5.0, stop_s=5.0))
+    stage = Stage(tmp_path, SupervisorLimits(start_s=5.0, stop_s=5.0))
     stage.launcher.statuses = [[ReplicaStatus("prefill", "p", "ready")]]
     failure = await stage.supervisor.run()
     assert failure is not None
@@ -158,7 +163,7 @@ async def test_a_start_that_takes_too_long_says_what_it_waited_for(tmp_path: Pat
 
 
 async def test_a_gateway_that_never_gets_ready_says_what_is_missing(tmp_path: Path) -> None:
-    stage = Stage(tmp_path, Limits(start_s=5.0, stop_s=5.0))
+    stage = Stage(tmp_path, SupervisorLimits(start_s=5.0, stop_s=5.0))
     stage.not_ready = ["no decode worker"]
     failure = await stage.supervisor.run()
     assert failure is not None
@@ -208,7 +213,7 @@ async def test_a_stop_that_hangs_is_cut_by_a_second_signal(stage: Stage) -> None
 
 
 async def test_a_stop_that_hangs_is_cut_after_its_limit(tmp_path: Path) -> None:
-    stage = Stage(tmp_path, Limits(stop_s=0.05))
+    stage = Stage(tmp_path, SupervisorLimits(stop_s=0.05))
     stage.launcher.hangs.add("stop")
     assert await stage.supervisor.run() is None
     assert stage.events()[-1] == "stopped"

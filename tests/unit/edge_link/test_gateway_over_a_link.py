@@ -22,10 +22,10 @@ from kvasir.config.spec.tenants import TenancySpec, TenantSpec
 from kvasir.core.errors import CapacityError
 from kvasir.core.requests import FinishReason, Request, Role
 from kvasir.ports.router import RequestPort, StreamSink
-from kvasir_platform.gateway.serving.remote_core import Elsewhere
+from kvasir_platform.gateway.serving.remote_core import RemoteCore
 from kvasir_platform.gateway.start import make_gateway, make_metrics
 from kvasir_platform.gateway.tenants.memory_limits import MemoryLimits
-from kvasir_platform.gateway.tenants.salts import Scope
+from kvasir_platform.gateway.tenants.salts import CacheScope
 
 ROOM = 6
 SECRET = b"s" * 32
@@ -76,10 +76,10 @@ async def front(
             await serving
 
 
-def _elsewhere(both: Linked) -> Elsewhere:
+def _elsewhere(both: Linked) -> RemoteCore:
     link = both.link
     port: RequestPort = link.router
-    return Elsewhere(port, link.limits, link.names, SECRET, link.pages.show)
+    return RemoteCore(port, link.limits, link.names, SECRET, link.pages.show)
 
 
 async def test_salts_are_made_from_the_cores_secret_so_that_all_edges_have_the_same(tmp_path: Path) -> None:
@@ -95,7 +95,7 @@ async def test_salts_are_made_from_the_cores_secret_so_that_all_edges_have_the_s
         body = {"model": "kvasir-tiny", "prompt": [1, 2], "max_tokens": 4}
         answer = await made.client.post("/v1/completions", json=body, headers={"authorization": "Bearer k"})
     assert answer.status_code == 200
-    assert router.streams[0].request.salt == Scope(SECRET, "own", "default").salt()
+    assert router.streams[0].request.salt == CacheScope(SECRET, "own", "default").salt()
 
 
 EMBEDDING: dict[str, Any] = {

@@ -20,8 +20,8 @@ from tests.kit.processes import command_line
 from kvasir.clock import MonotonicClock
 from kvasir.core.errors import KvasirError, StartError
 from kvasir_platform.edge import keeper as keeper_module
-from kvasir_platform.edge.frames import Welcome
-from kvasir_platform.edge.keeper import Keeper, Patience
+from kvasir_platform.edge.frames import EdgeWelcome
+from kvasir_platform.edge.keeper import EdgeSupervisor, RestartLimits
 
 pytestmark = pytest.mark.slow
 
@@ -30,15 +30,15 @@ PATIENCE_S = 60.0
 
 
 @asynccontextmanager
-async def kept(manner: bytes, count: int = 2, silent_beats: int = 30) -> AsyncIterator[Keeper]:
+async def kept(manner: bytes, count: int = 2, silent_beats: int = 30) -> AsyncIterator[EdgeSupervisor]:
     """Edges of one manner that end with the block."""
-    keeper = Keeper(
+    keeper = EdgeSupervisor(
         count,
         core_parts(ScriptedRouter(MonotonicClock())),
         COMMAND,
-        Welcome(manner, [("127.0.0.1", 4711)]),
+        EdgeWelcome(manner, [("127.0.0.1", 4711)]),
         clock=MonotonicClock(),
-        patience=Patience(pause_s=0.05, silent_beats=silent_beats),
+        patience=RestartLimits(pause_s=0.05, silent_beats=silent_beats),
     )
     try:
         yield keeper
@@ -125,11 +125,11 @@ async def test_a_start_that_is_given_up_leaves_nothing() -> None:
 
 
 async def test_a_command_that_cannot_be_run_is_an_error_of_the_start() -> None:
-    keeper = Keeper(
+    keeper = EdgeSupervisor(
         1,
         core_parts(ScriptedRouter(MonotonicClock())),
         ("/no/such/program",),
-        Welcome(b"", []),
+        EdgeWelcome(b"", []),
         clock=MonotonicClock(),
     )
     with pytest.raises(StartError, match="cannot be started"):
@@ -138,13 +138,13 @@ async def test_a_command_that_cannot_be_run_is_an_error_of_the_start() -> None:
 
 
 async def test_an_edge_that_does_not_come_up_in_time_is_an_error_of_the_start() -> None:
-    keeper = Keeper(
+    keeper = EdgeSupervisor(
         1,
         core_parts(ScriptedRouter(MonotonicClock())),
         (sys.executable, "-c", "import time; time.sleep(600)"),
-        Welcome(b"", []),
+        EdgeWelcome(b"", []),
         clock=MonotonicClock(),
-        patience=Patience(start_s=0.5),
+        patience=RestartLimits(start_s=0.5),
     )
     with pytest.raises(StartError, match="before it listened"):
         await keeper.start()

@@ -13,14 +13,14 @@ from tests.kit.gateway.scripted_router import ScriptedRouter
 from kvasir.clock import MonotonicClock
 from kvasir.core.errors import CapacityError
 from kvasir.core.requests import Request
-from kvasir.ports.limits import Grant, Quota, Refusal
+from kvasir.ports.limits import Grant, LimitRefusal, Quota
 from kvasir.telemetry.histogram import Histogram
 from kvasir.telemetry.reasons import REASONS
 from kvasir_platform.edge import frames as frames_module
 from kvasir_platform.edge.remote_limits import RemoteLimits
 from kvasir_platform.gateway.http.exchange import Exchange, HttpRequest
 from kvasir_platform.gateway.tenants.memory_limits import MemoryLimits
-from kvasir_platform.sim.client import Stream
+from kvasir_platform.sim.client import ClientStream
 
 PATIENCE_S = 20.0
 
@@ -36,8 +36,8 @@ async def until(condition: Callable[[], object]) -> None:
             await asyncio.sleep(0)
 
 
-def submitted(both: Linked, name: str) -> Stream:
-    stream = Stream(request(name))
+def submitted(both: Linked, name: str) -> ClientStream:
+    stream = ClientStream(request(name))
     both.link.router.submit(stream.request, stream)
     return stream
 
@@ -116,7 +116,7 @@ async def test_what_is_too_large_for_a_frame_ends_its_own_request_only(
     monkeypatch.setattr(frames_module, "MAX_FRAME_BYTES", 20_000)
     router = ScriptedRouter(MonotonicClock())
     async with linked(core_parts(router)) as both:
-        large = Stream(request("large", 10_000))
+        large = ClientStream(request("large", 10_000))
         both.link.router.submit(large.request, large)
         small, other = submitted(both, "small"), submitted(both, "other")
         async with asyncio.timeout(PATIENCE_S):
@@ -178,8 +178,8 @@ async def test_one_turn_of_the_loop_is_one_frame() -> None:
 # -- rate limits
 
 
-def taken(limits: RemoteLimits, tokens: int, quota: Quota) -> list[Grant | Refusal]:
-    verdicts: list[Grant | Refusal] = []
+def taken(limits: RemoteLimits, tokens: int, quota: Quota) -> list[Grant | LimitRefusal]:
+    verdicts: list[Grant | LimitRefusal] = []
     limits.take("acme", quota, tokens, verdicts.append)
     return verdicts
 
@@ -195,7 +195,7 @@ async def test_a_tenants_limits_are_counted_once_for_all_edges() -> None:
         await until(lambda: bool(third))
         assert isinstance(first[0], Grant)
         assert isinstance(second[0], Grant)
-        assert isinstance(third[0], Refusal)
+        assert isinstance(third[0], LimitRefusal)
         assert third[0].limit == "concurrency"
         one.link.limits.settle(first[0], 1)
         await until(lambda: memory.running("acme") == 1)
@@ -228,7 +228,7 @@ async def test_grants_of_an_edge_that_is_gone_stay_charged_and_run_no_more() -> 
         both.link.close()
         await until(lambda: both.heard.lost == 1)
         assert memory.running("acme") == 0
-        assert isinstance(memory.decide("acme", quota, 90), Refusal)
+        assert isinstance(memory.decide("acme", quota, 90), LimitRefusal)
         assert isinstance(taken(both.link.limits, 1, quota)[0], Grant), "without a core nobody is refused"
 
 

@@ -17,7 +17,7 @@ from kvasir.core.requests import Delta, Request, StepBatch
 from kvasir.native import IS_NATIVE, Fan
 from kvasir.ports.router import Lane
 from kvasir.wire.codec import encode_to_router
-from kvasir_platform.sim.client import Stream
+from kvasir_platform.sim.client import ClientStream
 
 pytestmark = pytest.mark.skipif(not IS_NATIVE, reason="the twin opens no lane")
 
@@ -57,9 +57,9 @@ async def until(condition: Callable[[], object]) -> None:
             await asyncio.sleep(0)
 
 
-async def begun(both: Linked, core: Core, *names: str) -> tuple[list[Stream], list[ScriptedStream]]:
+async def begun(both: Linked, core: Core, *names: str) -> tuple[list[ClientStream], list[ScriptedStream]]:
     """Streams of which the edge has the first token, at both ends."""
-    streams = [Stream(Request(name, "m", array("I", [1, 2]))) for name in names]
+    streams = [ClientStream(Request(name, "m", array("I", [1, 2]))) for name in names]
     for stream in streams:
         both.link.router.submit(stream.request, stream)
     await until(lambda: len(core.router.streams) == len(names))

@@ -11,7 +11,7 @@ import pytest
 from kvasir.config.spec.deployment import ApiSpec, Deployment, PoolSpec
 from kvasir.core.errors import RequestError
 from kvasir.core.requests import Constraint, Role, Sampling, Structured, token_ids
-from kvasir_platform.gateway.catalog.capabilities import ModelPowers, model_powers
+from kvasir_platform.gateway.catalog.capabilities import ModelCapabilities, model_capabilities
 from kvasir_platform.gateway.openai.calls import (
     Call,
     Truncation,
@@ -30,7 +30,7 @@ from kvasir_platform.gateway.openai.side_calls import EmbeddingCall, embedding_c
 from kvasir_platform.gateway.prompt.chat_template import ChatTemplate
 
 USER = [{"role": "user", "content": "hi"}]
-ALL = ModelPowers(embeds=True, tools=True, reasoning=True)
+ALL = ModelCapabilities(embeds=True, tools=True, reasoning=True)
 SHOW_ALL = (
     "{% for m in messages %}[{{ m.role }}:{{ m.content }}]{% endfor %}"
     "{% for d in documents or [] %}({{ d.text }}){% endfor %}"
@@ -41,7 +41,7 @@ SCHEMA = {"type": "object", "properties": {"größe": {"type": "integer"}}}
 COMPACT = '{"type":"object","properties":{"größe":{"type":"integer"}}}'
 
 
-def chat(powers: ModelPowers = ALL, **body: Any) -> Call:
+def chat(powers: ModelCapabilities = ALL, **body: Any) -> Call:
     whole = {"model": "m", "messages": USER, **body}
     return chat_call(decode_chat(json.dumps(whole).encode()), TEMPLATE, 100, powers)
 
@@ -176,7 +176,7 @@ def test_a_clients_template_runs_only_where_it_is_trusted() -> None:
     theirs = "<{{ messages[0].content }}>"
     with pytest.raises(RequestError, match="trust_chat_templates"):
         chat(chat_template=theirs)
-    trusted = ModelPowers(client_templates=True)
+    trusted = ModelCapabilities(client_templates=True)
     assert chat(trusted, chat_template=theirs).prompts == ("<hi>",)
     with pytest.raises(RequestError) as caught:
         chat(trusted, chat_template="{% if %}")
@@ -234,7 +234,7 @@ def test_prompt_logprobs_are_bounded_by_how_many_they_are() -> None:
 
 def test_thinking_budgets_need_a_reasoning_parser() -> None:
     with pytest.raises(RequestError, match=r"engine\.reasoning_parser") as caught:
-        chat(ModelPowers(), thinking_token_budget=5)
+        chat(ModelCapabilities(), thinking_token_budget=5)
     assert caught.value.code == "unsupported_parameter"
     assert chat(thinking_token_budget=-1).sampling.thinking_tokens is None
     assert chat(thinking_token_budget=0).sampling.thinking_tokens == 0
@@ -252,12 +252,12 @@ def test_a_body_names_its_session_in_one_of_three_ways() -> None:
 
 
 def test_a_model_does_one_kind_of_work() -> None:
-    embeds = ModelPowers(generates=False, embeds=True)
+    embeds = ModelCapabilities(generates=False, embeds=True)
     embed_body = decode_embedding(b'{"model": "m", "input": "x"}')
     for refused in (
         lambda: chat(embeds),
         lambda: completion_call(decode_completion(b'{"model": "m", "prompt": "x"}'), 100, embeds),
-        lambda: embedding_call(embed_body, 100, ModelPowers()),
+        lambda: embedding_call(embed_body, 100, ModelCapabilities()),
     ):
         with pytest.raises(RequestError) as caught:
             refused()
@@ -266,15 +266,17 @@ def test_a_model_does_one_kind_of_work() -> None:
 
 
 def test_powers_are_those_that_all_decoding_pools_have() -> None:
-    def powers(*pools: dict[str, Any]) -> ModelPowers:
-        return model_powers(Deployment(disaggregation="never", pools=tuple(PoolSpec(**p) for p in pools)))
+    def powers(*pools: dict[str, Any]) -> ModelCapabilities:
+        return model_capabilities(
+            Deployment(disaggregation="never", pools=tuple(PoolSpec(**p) for p in pools))
+        )
 
     parsing = {"tool_parser": "hermes", "reasoning_parser": "qwen3"}
     one = {"name": "a", "role": Role.BOTH, "engine": parsing}
-    assert powers(one) == ModelPowers(tools=True, reasoning=True)
-    assert powers(one, {"name": "b", "role": Role.BOTH}) == ModelPowers()
-    assert powers(one, {"name": "p", "role": Role.PREFILL}) == ModelPowers(tools=True, reasoning=True)
-    assert model_powers(Deployment(api=ApiSpec(trust_chat_templates=True))).client_templates
+    assert powers(one) == ModelCapabilities(tools=True, reasoning=True)
+    assert powers(one, {"name": "b", "role": Role.BOTH}) == ModelCapabilities()
+    assert powers(one, {"name": "p", "role": Role.PREFILL}) == ModelCapabilities(tools=True, reasoning=True)
+    assert model_capabilities(Deployment(api=ApiSpec(trust_chat_templates=True))).client_templates
 
 
 def test_an_embedding_call_has_its_inputs_and_form() -> None:

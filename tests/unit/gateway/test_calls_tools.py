@@ -9,13 +9,13 @@ import pytest
 
 from kvasir.core.errors import RequestError
 from kvasir.core.requests import Parsing
-from kvasir_platform.gateway.catalog.capabilities import ModelPowers
+from kvasir_platform.gateway.catalog.capabilities import ModelCapabilities
 from kvasir_platform.gateway.openai.calls import Call, chat_call
 from kvasir_platform.gateway.openai.schema.decode import decode_chat
 from kvasir_platform.gateway.prompt.chat_template import ChatTemplate
 
 USER = [{"role": "user", "content": "hi"}]
-ALL = ModelPowers(tools=True, reasoning=True)
+ALL = ModelCapabilities(tools=True, reasoning=True)
 TEMPLATE = ChatTemplate("{{ messages | tojson }}{{ tools | tojson }}", {})
 SEARCH = {"name": "search", "description": "Search.", "parameters": {"type": "object"}}
 TOOL = {"type": "function", "function": SEARCH}
@@ -23,7 +23,7 @@ NAMED = {"type": "function", "function": {"name": "search"}}
 CALL = {"id": "c1", "type": "function", "function": {"name": "search", "arguments": '{"q": "x"}'}}
 
 
-def call(powers: ModelPowers = ALL, **body: Any) -> Call:
+def call(powers: ModelCapabilities = ALL, **body: Any) -> Call:
     whole = {"model": "m", "messages": USER, **body}
     return chat_call(decode_chat(json.dumps(whole).encode()), TEMPLATE, 100, powers)
 
@@ -36,16 +36,16 @@ def shown(*messages: dict[str, Any]) -> list[dict[str, Any]]:
     return told
 
 
-def parsing(powers: ModelPowers = ALL, **body: Any) -> Parsing:
+def parsing(powers: ModelCapabilities = ALL, **body: Any) -> Parsing:
     made = call(powers, **body).parsing
     assert made is not None
     return made
 
 
 def test_a_plain_stream_costs_no_parsing() -> None:
-    assert call(ModelPowers()).parsing is None
-    assert call(ModelPowers(tools=True)).parsing is None
-    assert call(ModelPowers(), tools=[TOOL], tool_choice="none").parsing is None
+    assert call(ModelCapabilities()).parsing is None
+    assert call(ModelCapabilities(tools=True)).parsing is None
+    assert call(ModelCapabilities(), tools=[TOOL], tool_choice="none").parsing is None
 
 
 def test_a_model_that_reasons_is_always_parsed() -> None:
@@ -94,13 +94,13 @@ def test_templates_get_tools_as_vllm_gives_them() -> None:
 def test_tools_are_refused_where_no_parser_would_find_the_calls() -> None:
     for body in ({"tools": [TOOL]}, {"functions": [SEARCH]}):
         with pytest.raises(RequestError, match=r"engine\.tool_parser") as caught:
-            call(ModelPowers(reasoning=True), **body)
+            call(ModelCapabilities(reasoning=True), **body)
         assert (caught.value.code, caught.value.param) == ("unsupported_parameter", next(iter(body)))
 
 
 @pytest.mark.parametrize("tool_choice", ["required", NAMED])
 def test_calls_that_are_forced_need_no_parser_of_the_models(tool_choice: Any) -> None:
-    made = parsing(ModelPowers(), tools=[TOOL], tool_choice=tool_choice)
+    made = parsing(ModelCapabilities(), tools=[TOOL], tool_choice=tool_choice)
     assert made == parsing(ALL, tools=[TOOL], tool_choice=tool_choice)
 
 

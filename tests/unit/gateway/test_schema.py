@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from kvasir.core.errors import RequestError
-from kvasir_platform.gateway.catalog.capabilities import ModelPowers
+from kvasir_platform.gateway.catalog.capabilities import ModelCapabilities
 from kvasir_platform.gateway.openai.calls import chat_call, completion_call
 from kvasir_platform.gateway.openai.schema.decode import (
     decode_chat,
@@ -21,7 +21,7 @@ from kvasir_platform.gateway.openai.side_calls import detokenize_ids, embedding_
 from kvasir_platform.gateway.prompt.chat_template import ChatTemplate
 
 USER = [{"role": "user", "content": "hi"}]
-ALL = ModelPowers(embeds=True, tools=True, reasoning=True)
+ALL = ModelCapabilities(embeds=True, tools=True, reasoning=True)
 TEMPLATE = ChatTemplate("{% for m in messages %}{{ m.content }}{% endfor %}{{ documents }}", {})
 VOCABULARY = 100
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from kvasir.core.errors import RequestError
 from kvasir.telemetry.reasons import REASONS
-from kvasir_platform.gateway.catalog.capabilities import ModelPowers
+from kvasir_platform.gateway.catalog.capabilities import ModelCapabilities
 from kvasir_platform.gateway.openai.calls import chat_call, completion_call, fit_context
 from kvasir_platform.gateway.openai.schema.chat import ChatBody, Message
 from kvasir_platform.gateway.openai.schema.decode import (
@@ -30,7 +30,7 @@ from kvasir_platform.gateway.openai.schema.texts import (
 from kvasir_platform.gateway.openai.side_calls import detokenize_ids, embedding_call, tokenize_call
 from kvasir_platform.gateway.prompt.chat_template import ChatTemplate
 
-ALL = ModelPowers(embeds=True, tools=True, reasoning=True, client_templates=True)
+ALL = ModelCapabilities(embeds=True, tools=True, reasoning=True, client_templates=True)
 TEMPLATE = ChatTemplate(
     "{% for m in messages %}{{ m.content }}{{ m.tool_calls }}{% endfor %}{{ documents }}", {}
 )

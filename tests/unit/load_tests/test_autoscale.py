@@ -14,12 +14,12 @@ from load_tests.scenarios.autoscale import Case, Outcome, Setting, Trials, rows_
 
 from kvasir.core.requests import Role
 from kvasir_platform.sim.replay.trace import read_mooncake
-from kvasir_platform.sim.scaling.days import Shape
-from kvasir_platform.sim.scaling.fleet import Kind, Level, ScaledFleet
-from kvasir_platform.sim.scaling.rivals import Held, Hpa, Queue, Static, Ttft, play
+from kvasir_platform.sim.scaling.days import RequestShape
+from kvasir_platform.sim.scaling.fleet import Kind, ScaledFleet, SimSlo
+from kvasir_platform.sim.scaling.rivals import HeldMaximum, Hpa, Queue, Static, Ttft, play
 
 KIND = Kind(0.01, 1e-4, 0.0, 0.01, 1e-4, 0.0, 100_000, 16, start_s=30.0)
-LEVEL = Level(5.0, 0.1)
+LEVEL = SimSlo(5.0, 0.1)
 POOLS = {"prefill": (Role.PREFILL, 20), "decode": (Role.DECODE, 20)}
 
 
@@ -43,7 +43,9 @@ def fleet(rate: float, seconds: float, sizes: tuple[int, int] = (4, 4)) -> Scale
     """Requests at even times; each takes 0.5 s to compute and 1 s or more to decode."""
     count = int(rate * seconds)
     pools = {"prefill": (Role.PREFILL, sizes[0]), "decode": (Role.DECODE, sizes[1])}
-    return ScaledFleet(KIND, LEVEL, pools, [i / rate for i in range(count)], [Shape(5000, 4900, 100)] * count)
+    return ScaledFleet(
+        KIND, LEVEL, pools, [i / rate for i in range(count)], [RequestShape(5000, 4900, 100)] * count
+    )
 
 
 def outcome(kept: float, hours: float) -> Outcome:
@@ -65,10 +67,10 @@ def test_shapes_have_what_an_endless_cache_leaves(tmp_path: Path) -> None:
     )
     read = read_mooncake(path, Random(0))
     assert shapes_of(read) == [
-        Shape(1100, 1100, 5),
-        Shape(1100, 76, 5),
-        Shape(1024, 512, 5),
-        Shape(600, 600, 5),
+        RequestShape(1100, 1100, 5),
+        RequestShape(1100, 76, 5),
+        RequestShape(1024, 512, 5),
+        RequestShape(600, 600, 5),
     ]
     assert sum(each.prompt - each.computed for each in shapes_of(read)) == read.infinite_hits()
 
@@ -165,7 +167,7 @@ def test_a_sweep_goes_on_between_the_boldest_that_keeps_and_the_next(tmp_path: P
 
 
 def test_held_begins_with_what_is_there() -> None:
-    held = Held(60.0)
+    held = HeldMaximum(60.0)
     assert held.hold(2, 10, 0.0) == 10
     assert held.hold(3, 10, 60.0) == 10
     assert held.hold(3, 10, 61.0) == 3

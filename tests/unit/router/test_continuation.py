@@ -18,50 +18,56 @@ from kvasir.core.requests import (
     ToolCallDelta,
     token_ids,
 )
-from kvasir_router.requests.continuation import Output, Replay, Way, extended, way_on
+from kvasir_router.requests.continuation import ChoiceOutput, ContinuationMode, ReplayFilter, extended, way_on
 
 
 @pytest.mark.parametrize(
     ("sampling", "way"),
     [
-        (Sampling(temperature=0.0), Way.EXTEND),
-        (Sampling(temperature=1.0), Way.EXTEND),
-        (Sampling(temperature=0.0, seed=1, repetition_penalty=1.3, stop=("x",), logprobs=2), Way.EXTEND),
-        (Sampling(temperature=1.0, seed=1), Way.REPLAY),
-        (Sampling(temperature=0.0, presence_penalty=0.5), Way.REPLAY),
-        (Sampling(temperature=0.0, frequency_penalty=0.5), Way.REPLAY),
-        (Sampling(temperature=0.0, n=2), Way.REPLAY),
-        (Sampling(temperature=1.0, seed=1, n=2), Way.REPLAY),
-        (Sampling(temperature=1.0, n=2), Way.NEITHER),
-        (Sampling(temperature=1.0, presence_penalty=0.5), Way.NEITHER),
-        (Sampling(temperature=1.0, allowed_token_ids=(1, 2), prompt_logprobs=1), Way.EXTEND),
-        (Sampling(temperature=0.0, bad_words=("x y",)), Way.REPLAY),
-        (Sampling(temperature=1.0, thinking_tokens=9), Way.NEITHER),
-        (Sampling(temperature=0.0, structured=Structured(Constraint.JSON_OBJECT)), Way.EXTEND),
-        (Sampling(temperature=1.0, seed=1, structured=Structured(Constraint.REGEX, "a")), Way.REPLAY),
-        (Sampling(temperature=1.0, structured=Structured(Constraint.REGEX, "a")), Way.EXTEND),
+        (Sampling(temperature=0.0), ContinuationMode.EXTEND),
+        (Sampling(temperature=1.0), ContinuationMode.EXTEND),
+        (
+            Sampling(temperature=0.0, seed=1, repetition_penalty=1.3, stop=("x",), logprobs=2),
+            ContinuationMode.EXTEND,
+        ),
+        (Sampling(temperature=1.0, seed=1), ContinuationMode.REPLAY),
+        (Sampling(temperature=0.0, presence_penalty=0.5), ContinuationMode.REPLAY),
+        (Sampling(temperature=0.0, frequency_penalty=0.5), ContinuationMode.REPLAY),
+        (Sampling(temperature=0.0, n=2), ContinuationMode.REPLAY),
+        (Sampling(temperature=1.0, seed=1, n=2), ContinuationMode.REPLAY),
+        (Sampling(temperature=1.0, n=2), ContinuationMode.NEITHER),
+        (Sampling(temperature=1.0, presence_penalty=0.5), ContinuationMode.NEITHER),
+        (Sampling(temperature=1.0, allowed_token_ids=(1, 2), prompt_logprobs=1), ContinuationMode.EXTEND),
+        (Sampling(temperature=0.0, bad_words=("x y",)), ContinuationMode.REPLAY),
+        (Sampling(temperature=1.0, thinking_tokens=9), ContinuationMode.NEITHER),
+        (Sampling(temperature=0.0, structured=Structured(Constraint.JSON_OBJECT)), ContinuationMode.EXTEND),
+        (
+            Sampling(temperature=1.0, seed=1, structured=Structured(Constraint.REGEX, "a")),
+            ContinuationMode.REPLAY,
+        ),
+        (Sampling(temperature=1.0, structured=Structured(Constraint.REGEX, "a")), ContinuationMode.EXTEND),
     ],
 )
-def test_the_way_on_is_the_cheapest_that_is_exact(sampling: Sampling, way: Way) -> None:
+def test_the_way_on_is_the_cheapest_that_is_exact(sampling: Sampling, way: ContinuationMode) -> None:
     assert way_on(sampling) is way
 
 
 def test_the_prompts_logprobs_are_not_asked_for_again() -> None:
     request = Request("r", "m", token_ids([1]), Sampling(prompt_logprobs=2, logprobs=1))
-    sampling = extended(request, Output(token_ids([5])))[0].sampling
+    sampling = extended(request, ChoiceOutput(token_ids([5])))[0].sampling
     assert (sampling.prompt_logprobs, sampling.logprobs) == (None, 1)
 
 
 def test_an_extended_request_ends_with_what_the_client_has_and_forgets_the_prompts_block_names() -> None:
     request = Request("r", "m", token_ids([1, 2]), block_hashes=token_ids([9]))
-    current, continuation = extended(request, Output(token_ids([5, 6]), text_length=3))
+    current, continuation = extended(request, ChoiceOutput(token_ids([5, 6]), text_length=3))
     assert list(current.tokens) == [1, 2, 5, 6]
     assert not len(current.block_hashes)
     assert (continuation.output_tokens, continuation.text_length) == (2, 3)
 
 
-def had(tokens: list[int], text: str, *, finished: bool = False) -> Output:
-    return Output(token_ids(tokens), len(text), finished)
+def had(tokens: list[int], text: str, *, finished: bool = False) -> ChoiceOutput:
+    return ChoiceOutput(token_ids(tokens), len(text), finished)
 
 
 @given(st.data())
@@ -71,7 +77,7 @@ def test_a_replay_that_repeats_itself_passes_exactly_what_the_client_lacks(data:
     # The text that the client has may lag behind its tokens, as text is held back for stop strings.
     read = data.draw(st.integers(0, known))
     output = had(list(range(known)), "x" * read)
-    replay = Replay([output])
+    replay = ReplayFilter([output])
     at = written = 0
     while at < total:
         step = data.draw(st.integers(1, total - at))
@@ -140,12 +146,12 @@ CUTS = st.lists(st.integers(1, LENGTH - 1), max_size=12)
 def test_a_replay_of_text_that_is_taken_apart_passes_each_part_exactly_once(
     first: list[int], second: list[int], lost: int
 ) -> None:
-    output = Output(token_ids([]))
+    output = ChoiceOutput(token_ids([]))
     had_deltas = parsed("a", first)[:-1][:lost]
     client = list(had_deltas)
     for delta in had_deltas:
         output.add(delta)
-    replay = Replay([output])
+    replay = ReplayFilter([output])
     for delta in parsed("b", second):
         assert replay.fault(delta) is None
         rest = replay.rest(delta)
@@ -163,7 +169,7 @@ def test_a_replay_of_text_that_is_taken_apart_passes_each_part_exactly_once(
 
 
 def test_a_replay_does_not_tell_the_prompts_logprobs_twice() -> None:
-    replay = Replay([had([1], "a")])
+    replay = ReplayFilter([had([1], "a")])
     assert replay.rest(Delta("r", 0, (1,), "a", prompt_logprobs=(None,))).prompt_logprobs == ()
 
 
@@ -175,17 +181,17 @@ def test_a_replay_does_not_tell_the_prompts_logprobs_twice() -> None:
     ],
 )
 def test_a_replay_that_differs_is_found_out(delta: Delta, fault: str) -> None:
-    found = Replay([had([1, 2], "ab")]).fault(delta)
+    found = ReplayFilter([had([1, 2], "ab")]).fault(delta)
     assert found is not None
     assert fault in found
 
 
 def test_a_choice_that_had_ended_ends_in_silence_and_must_end_at_the_same_place() -> None:
     outputs = [had([1, 2], "ab", finished=True), had([4], "d")]
-    replay = Replay(outputs)
+    replay = ReplayFilter(outputs)
     rest = replay.rest(Delta("r", 0, (1, 2), "ab", finish=FinishReason.STOP))
     assert (rest.token_ids, rest.text, rest.finish) == ((), "", None)
     assert replay.open_choices == 1
-    beyond = Replay(outputs).fault(Delta("r", 0, (1, 2, 3)))
+    beyond = ReplayFilter(outputs).fault(Delta("r", 0, (1, 2, 3)))
     assert beyond is not None
     assert "had ended" in beyond

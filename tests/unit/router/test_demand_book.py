@@ -12,21 +12,21 @@ from kvasir.core.errors import CapacityError
 from kvasir.core.identity import WorkerIdentity
 from kvasir.core.requests import EngineLoad, Request, Role, SloClass, Usage, token_ids
 from kvasir.ports.router import RequestSummary
-from kvasir_router.admission import Rules
+from kvasir_router.admission import AdmissionRules
 from kvasir_router.build import hash_blocks
-from kvasir_router.decide import RateBook, Rates, make_policy
+from kvasir_router.decide import CostRates, RateBook, make_policy
 from kvasir_router.demand import DemandBook, figures_of
 from kvasir_router.fleet.fleet import Fleet
 from kvasir_router.fleet.work import Worker
 from kvasir_router.index import FleetIndex
 from kvasir_router.requests.events import (
-    Arrived,
     Effect,
     Event,
-    Fail,
-    Planned,
+    FailRequest,
+    PlanReceived,
+    RequestArrived,
     SubmitTo,
-    Tick,
+    TimerTick,
     WorkerDraining,
     WorkerInterrupted,
     WorkerReady,
@@ -119,11 +119,13 @@ class Stage:
         self.fleet = Fleet(
             make_policy("cost", "always", Random(0)),
             FleetIndex(capacity_blocks=1000, predicted_blocks=1000, predicted_ttl_s=1000.0),
-            RateBook(lambda _: Rates()),
+            RateBook(lambda _: CostRates()),
             hash_blocks=hash_blocks,
             expected_output_tokens=16,
         )
-        self.machine = RequestMachine(self.fleet, MachineLimits(queue_timeout_s=queue_timeout_s), Rules())
+        self.machine = RequestMachine(
+            self.fleet, MachineLimits(queue_timeout_s=queue_timeout_s), AdmissionRules()
+        )
 
     def tell(self, event: Event) -> list[Effect]:
         effects = self.machine.handle(event, self.now)
@@ -138,7 +140,7 @@ class Stage:
         ]
 
     def arrive(self, name: str = "r") -> list[Effect]:
-        return self.tell(Arrived(Request(name, "m", token_ids(range(20)))))
+        return self.tell(RequestArrived(Request(name, "m", token_ids(range(20)))))
 
 
 @pytest.fixture
@@ -160,7 +162,7 @@ def test_a_worker_is_told_with_its_rates_its_load_and_the_work_it_is_given(stage
     assert (figures.kv_tokens, figures.used_tokens, figures.streams, figures.hit_tokens) == (400, 0, 0, 0)
     assert figures.prefill_token_s == 0.0
     stage.fleet.report("p", EngineLoad(running=3, kv_usage=0.25, prefix_hits_tokens=70))
-    rates = Rates(prefill_token_s=0.5, step_fixed_s=0.25)
+    rates = CostRates(prefill_token_s=0.5, step_fixed_s=0.25)
     figures = figures_of(stage.fleet.workers["p"], rates)
     assert (figures.used_tokens, figures.streams, figures.hit_tokens) == (100, 3, 70)
     assert (figures.prefill_token_s, figures.step_fixed_s) == (0.5, 0.25)
@@ -198,29 +200,29 @@ def test_policies_look_anew_only_where_a_part_has_changed(stage: Stage) -> None:
 def test_prompts_go_where_they_are_computed_from_now_on(stage: Stage) -> None:
     stage.ready(p=Role.PREFILL, d1=Role.DECODE, d2=Role.DECODE)
     assert sent(stage.arrive("one")) == ["p"]
-    stage.tell(Planned({"p": Role.DECODE, "d1": Role.PREFILL}))
+    stage.tell(PlanReceived({"p": Role.DECODE, "d1": Role.PREFILL}))
     assert sent(stage.arrive("two")) == ["d1"]
-    stage.tell(Planned({}))
+    stage.tell(PlanReceived({}))
     assert sent(stage.arrive("three")) == ["p"]
 
 
 def test_a_request_that_waits_begins_when_a_worker_is_given_its_part(stage: Stage) -> None:
     stage.ready(p1=Role.PREFILL, p2=Role.PREFILL)
     assert sent(stage.arrive()) == []
-    assert len(sent(stage.tell(Planned({"p2": Role.DECODE})))) == 1
+    assert len(sent(stage.tell(PlanReceived({"p2": Role.DECODE})))) == 1
 
 
 # -- while nobody serves -----------------------------------------------------------------------------
 
 
 def test_a_request_waits_for_a_worker_that_is_there_in_time(stage: Stage) -> None:
-    stage.tell(Planned({}, awake_in_s=60.0))
+    stage.tell(PlanReceived({}, awake_in_s=60.0))
     assert stage.arrive() == []
     assert len(sent(stage.ready(p=Role.PREFILL, d=Role.DECODE))) == 1
 
 
 def test_a_request_is_refused_with_the_time_when_no_worker_is_there_in_time(stage: Stage) -> None:
-    stage.tell(Planned({}, awake_in_s=61.0))
+    stage.tell(PlanReceived({}, awake_in_s=61.0))
     with pytest.raises(CapacityError, match="one is being started, in about 61 s") as refused:
         stage.arrive()
     assert (refused.value.code, refused.value.retry_after_s) == ("no_workers", 61.0)
@@ -229,15 +231,15 @@ def test_a_request_is_refused_with_the_time_when_no_worker_is_there_in_time(stag
 
 def test_without_a_word_of_the_planner_requests_wait(stage: Stage) -> None:
     assert stage.arrive() == []
-    stage.tell(Planned({}, awake_in_s=61.0))
-    stage.tell(Planned({}))
+    stage.tell(PlanReceived({}, awake_in_s=61.0))
+    stage.tell(PlanReceived({}))
     assert stage.arrive("later") == []
     assert stage.machine.in_flight == 2
 
 
 def test_where_workers_serve_the_word_is_of_no_matter(stage: Stage) -> None:
     stage.ready(p=Role.PREFILL, d=Role.DECODE)
-    stage.tell(Planned({}, awake_in_s=1000.0))
+    stage.tell(PlanReceived({}, awake_in_s=1000.0))
     assert sent(stage.arrive()) == ["p"]
 
 
@@ -246,8 +248,8 @@ def test_one_that_has_waited_in_vain_is_told_when_to_come_again(
     stage: Stage, awake_in_s: float | None, retry_s: float
 ) -> None:
     stage.arrive()
-    stage.tell(Planned({}, awake_in_s=awake_in_s))
+    stage.tell(PlanReceived({}, awake_in_s=awake_in_s))
     stage.now = 60.5
-    (failed,) = [effect for effect in stage.tell(Tick()) if isinstance(effect, Fail)]
+    (failed,) = [effect for effect in stage.tell(TimerTick()) if isinstance(effect, FailRequest)]
     assert isinstance(failed.error, CapacityError)
     assert (failed.error.code, failed.error.retry_after_s) == ("no_workers", retry_s)

@@ -27,23 +27,23 @@ from kvasir.core.requests import (
     Usage,
     token_ids,
 )
-from kvasir_router.admission import BrownoutRules, BrownoutStep, Rules
+from kvasir_router.admission import AdmissionRules, BrownoutRules, BrownoutStep
 from kvasir_router.embeddings.fleet import BatchLimits, EmbeddingFleet
 from kvasir_router.embeddings.machine import EmbeddingLimits, EmbeddingMachine
 from kvasir_router.requests.events import (
     AbortOn,
-    Arrived,
-    Cancelled,
+    ClientGone,
     Effect,
-    Emit,
+    EmitDelta,
     Event,
-    Fail,
-    Finish,
-    Gone,
+    FailRequest,
+    FinishRequest,
+    RequestArrived,
+    RequestCancelled,
     ShuttingDown,
-    Step,
+    StepReceived,
     SubmitTo,
-    Tick,
+    TimerTick,
     WorkerDraining,
     WorkerInterrupted,
     WorkerLost,
@@ -54,7 +54,7 @@ from kvasir_router.requests.events import (
 WORKERS = ("e0", "e1", "e2")
 # Longer than a tenant is remembered that wants nothing.
 LIMITS = EmbeddingLimits(max_in_flight=10, queue_timeout_s=25.0)
-RULES = Rules(
+RULES = AdmissionRules(
     max_tenant_queue=5,
     class_span=1,
     patience=0.5,
@@ -94,19 +94,19 @@ class Histories(RuleBasedStateMachine):
             case AbortOn(worker_id, leg_ids):
                 # The worker answers an abort later, by a rule.
                 assert set(leg_ids) <= self.machine.fleet.workers[worker_id].ghosts.keys()
-            case Emit(request_id, delta):
+            case EmitDelta(request_id, delta):
                 assert request_id in self.open
                 assert request_id not in self.embedded
                 assert delta.embedding is not None
                 self.embedded.add(request_id)
-            case Finish(request_id, summary):
+            case FinishRequest(request_id, summary):
                 assert request_id in self.embedded
                 assert summary.outcome == "ok"
                 self.end(request_id)
-            case Fail(request_id, error, summary):
+            case FailRequest(request_id, error, summary):
                 assert summary.outcome == error.code
                 self.end(request_id)
-            case Gone(request_id, _):
+            case ClientGone(request_id, _):
                 self.end(request_id)
             case _:
                 raise AssertionError(f"{effect} is none of an embedding's")
@@ -153,7 +153,7 @@ class Histories(RuleBasedStateMachine):
         before, code = self.machine.in_flight, ""
         self.open.add(name)
         try:
-            self.feed(Arrived(request))
+            self.feed(RequestArrived(request))
         except CapacityError as refusal:
             self.open.remove(name)
             code = refusal.code
@@ -171,7 +171,7 @@ class Histories(RuleBasedStateMachine):
             return
         name = data.draw(st.sampled_from(sorted(self.open)))
         with pytest.raises(RequestError) as caught:
-            self.machine.handle(Arrived(Request(name, "m", token_ids((1,)))), self.now)
+            self.machine.handle(RequestArrived(Request(name, "m", token_ids((1,)))), self.now)
         assert caught.value.code == "duplicate_request"
 
     @rule(worker_id=workers, data=st.data(), code=st.none() | CODES)
@@ -191,7 +191,7 @@ class Histories(RuleBasedStateMachine):
                 leg_id, 0, finish=FinishReason.ERROR, last=True, usage=usage, error=code, error_message=code
             )
         load = EngineLoad(running=len(self.up[worker_id]))
-        self.feed(Step(worker_id, StepBatch((delta,), load)))
+        self.feed(StepReceived(worker_id, StepBatch((delta,), load)))
 
     @rule(worker_id=workers)
     def lose(self, worker_id: str) -> None:
@@ -217,14 +217,14 @@ class Histories(RuleBasedStateMachine):
     @rule(data=st.data())
     def cancel(self, data: st.DataObject) -> None:
         if self.open:
-            self.feed(Cancelled(data.draw(st.sampled_from(sorted(self.open)))))
+            self.feed(RequestCancelled(data.draw(st.sampled_from(sorted(self.open)))))
 
     @rule(seconds=st.sampled_from((0.1, 1.0, 11.0)))
     def wait(self, seconds: float) -> None:
         until = self.now + seconds
         while (due := self.machine.next_wakeup()) is not None and due <= until:
             self.now = max(self.now, due)
-            self.feed(Tick())
+            self.feed(TimerTick())
         self.now = until
 
     @precondition(lambda self: self.count > 8)
@@ -260,7 +260,7 @@ class Histories(RuleBasedStateMachine):
             for leg_id in self.legs("e2"):
                 del self.up["e2"][leg_id]
                 done = Delta(leg_id, 0, finish=FinishReason.STOP, last=True, embedding=array("f", (1.0,)))
-                self.feed(Step("e2", StepBatch((done,), EngineLoad())))
+                self.feed(StepReceived("e2", StepBatch((done,), EngineLoad())))
             self.wait(0.1)
         assert not self.open
         assert self.machine.books().in_flight == 0
@@ -273,10 +273,10 @@ TestHistories.settings = settings(max_examples=100, stateful_step_count=50, dead
 
 def test_what_was_cancelled_behind_one_that_waits_is_not_kept() -> None:
     machine = EmbeddingMachine(EmbeddingFleet({"vectors": BATCH}, random.Random(7)), LIMITS)
-    machine.handle(Arrived(Request("first", "m", token_ids((1,)), task=Task.EMBED)), 0.0)
+    machine.handle(RequestArrived(Request("first", "m", token_ids((1,)), task=Task.EMBED)), 0.0)
     for n in range(500):
         later = Request(f"r{n}", "m", token_ids((1,)), priority=1, task=Task.EMBED)
-        machine.handle(Arrived(later), 0.0)
-        machine.handle(Cancelled(later.request_id), 0.0)
+        machine.handle(RequestArrived(later), 0.0)
+        machine.handle(RequestCancelled(later.request_id), 0.0)
     machine.validate_state()
     assert machine.queued == 1

@@ -12,7 +12,7 @@ from kvasir.config.spec.deployment import HealthSpec
 from kvasir.core.identity import Hardware, WorkerIdentity
 from kvasir.core.requests import EngineLoad, Request, Role, Sampling, SloClass, Timings, Usage, token_ids
 from kvasir.ports.routing import Candidates, Plan, RequestView, Target
-from kvasir_router.decide import RateBook, Rates
+from kvasir_router.decide import CostRates, RateBook
 from kvasir_router.fleet.fleet import Charges, Fleet
 from kvasir_router.index import FleetIndex
 
@@ -431,7 +431,7 @@ def test_measured_rates_reach_all_ranks_of_their_worker_and_no_other_pool(stage:
         stage.fleet.measured(Target("a", 1), usage, Timings(prefill_s=3.0))
     seen = stage.look(ask())
     took = seen.rates.prefill_fixed_s + 1000 * seen.rates.prefill_token_s
-    prior = Rates()
+    prior = CostRates()
     assert took[:2].tolist() == pytest.approx([3.0, 3.0], rel=0.05)
     assert took[2:].tolist() == pytest.approx([prior.prefill_fixed_s + 1000 * prior.prefill_token_s] * 2)
 

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 
 from kvasir.config.spec.deployment import HealthSpec
 from kvasir.ports.router import HEALTH_STATES, HealthView
-from kvasir_router.fleet.health import BLIP_S, BREAK_S, NOBODY, OVERLOADED, Health
-from kvasir_router.fleet.health_records import Standing
+from kvasir_router.fleet.health import BLIP_S, BREAK_S, NOBODY, OVERLOADED, FleetHealth
+from kvasir_router.fleet.health_records import HealthLevel
 
 SPEC = HealthSpec(
     consecutive_failures=3,
@@ -25,35 +25,35 @@ SPEC = HealthSpec(
 FAILED = "worker_failed"
 
 
-def health_of(workers: Iterable[str], spec: HealthSpec = SPEC, at: float = 0.0) -> Health:
-    health = Health(spec)
+def health_of(workers: Iterable[str], spec: HealthSpec = SPEC, at: float = 0.0) -> FleetHealth:
+    health = FleetHealth(spec)
     for worker_id in workers:
         health.join(worker_id, "pool", at)
     return health
 
 
-def fail(health: Health, worker_id: str, now: float, times: int = SPEC.consecutive_failures) -> None:
+def fail(health: FleetHealth, worker_id: str, now: float, times: int = SPEC.consecutive_failures) -> None:
     for _ in range(times):
         health.failed(worker_id, FAILED, now)
 
 
-def states(health: Health, now: float, workers: str) -> list[str]:
+def states(health: FleetHealth, now: float, workers: str) -> list[str]:
     return [health.view(worker_id, now).state for worker_id in workers]
 
 
 @pytest.fixture
-def four() -> Health:
+def four() -> FleetHealth:
     return health_of("abcd")
 
 
 def test_every_standing_has_a_name_that_status_knows() -> None:
-    assert set(HEALTH_STATES) == set(Standing)
+    assert set(HEALTH_STATES) == set(HealthLevel)
 
 
 # -- failures --------------------------------------------------------------------------------------
 
 
-def test_failures_in_a_row_eject(four: Health) -> None:
+def test_failures_in_a_row_eject(four: FleetHealth) -> None:
     fail(four, "a", 1.0, times=2)
     assert four.avoided(1.0) is NOBODY
     fail(four, "a", 1.0, times=1)
@@ -64,14 +64,14 @@ def test_failures_in_a_row_eject(four: Health) -> None:
     )
 
 
-def test_failures_with_a_success_between_them_do_not(four: Health) -> None:
+def test_failures_with_a_success_between_them_do_not(four: FleetHealth) -> None:
     for _ in range(20):
         fail(four, "a", 1.0, times=2)
         four.succeeded("a", 1.0)
     assert four.avoided(1.0) is NOBODY
 
 
-def test_each_ejection_is_twice_as_long_up_to_the_longest(four: Health) -> None:
+def test_each_ejection_is_twice_as_long_up_to_the_longest(four: FleetHealth) -> None:
     now, lasted = 0.0, []
     fail(four, "a", now)
     for _ in range(6):
@@ -86,7 +86,7 @@ def test_each_ejection_is_twice_as_long_up_to_the_longest(four: Health) -> None:
     assert four.view("a", now).ejections == 7
 
 
-def test_a_good_time_is_rewarded_with_a_shorter_ejection(four: Health) -> None:
+def test_a_good_time_is_rewarded_with_a_shorter_ejection(four: FleetHealth) -> None:
     now = 0.0
     fail(four, "a", now)
     for _ in range(2):
@@ -103,7 +103,7 @@ def test_a_good_time_is_rewarded_with_a_shorter_ejection(four: Health) -> None:
     assert four.view("a", now).for_s == pytest.approx(4.0)
 
 
-def test_after_an_ejection_one_request_at_a_time_until_one_succeeds(four: Health) -> None:
+def test_after_an_ejection_one_request_at_a_time_until_one_succeeds(four: FleetHealth) -> None:
     fail(four, "a", 0.0)
     assert four.avoided(1.99) == {"a"}
     assert four.avoided(2.0) is NOBODY
@@ -122,7 +122,7 @@ def test_after_an_ejection_one_request_at_a_time_until_one_succeeds(four: Health
     assert four.next_due() is None
 
 
-def test_streams_that_run_on_through_an_ejection_do_not_keep_the_probe_away(four: Health) -> None:
+def test_streams_that_run_on_through_an_ejection_do_not_keep_the_probe_away(four: FleetHealth) -> None:
     four.loaded("a", 7, 0.0)
     fail(four, "a", 0.0)
     assert four.avoided(2.0) is NOBODY
@@ -130,7 +130,7 @@ def test_streams_that_run_on_through_an_ejection_do_not_keep_the_probe_away(four
     assert four.avoided(2.0) == {"a"}
 
 
-def test_what_comes_of_requests_from_before_changes_nothing_while_it_is_ejected(four: Health) -> None:
+def test_what_comes_of_requests_from_before_changes_nothing_while_it_is_ejected(four: FleetHealth) -> None:
     fail(four, "a", 0.0)
     fail(four, "a", 1.0, times=9)
     four.succeeded("b", 1.5, 1.0)
@@ -140,7 +140,7 @@ def test_what_comes_of_requests_from_before_changes_nothing_while_it_is_ejected(
     assert four.view("a", 1.5).ejections == 1
 
 
-def test_a_full_worker_is_left_alone_for_a_moment_and_not_the_worse_for_it(four: Health) -> None:
+def test_a_full_worker_is_left_alone_for_a_moment_and_not_the_worse_for_it(four: FleetHealth) -> None:
     four.failed("a", OVERLOADED, 1.0)
     assert four.avoided(1.0) == {"a"}
     view = four.view("a", 1.0)
@@ -154,7 +154,7 @@ def test_a_full_worker_is_left_alone_for_a_moment_and_not_the_worse_for_it(four:
 # -- slowness --------------------------------------------------------------------------------------
 
 
-def test_a_worker_far_slower_than_foreseen_and_than_its_peers_is_ejected(four: Health) -> None:
+def test_a_worker_far_slower_than_foreseen_and_than_its_peers_is_ejected(four: FleetHealth) -> None:
     for worker_id in "bcd":
         four.succeeded(worker_id, 1.0, 1.2)
     for number in range(3):
@@ -166,14 +166,14 @@ def test_a_worker_far_slower_than_foreseen_and_than_its_peers_is_ejected(four: H
     )
 
 
-def test_slowness_that_all_have_in_common_is_no_workers_fault(four: Health) -> None:
+def test_slowness_that_all_have_in_common_is_no_workers_fault(four: FleetHealth) -> None:
     for _ in range(20):
         for worker_id in "abcd":
             four.succeeded(worker_id, 1.0, 30.0)
     assert states(four, 1.0, "abcd") == ["healthy"] * 4
 
 
-def test_one_request_that_took_a_thousand_times_longer_ejects_nobody(four: Health) -> None:
+def test_one_request_that_took_a_thousand_times_longer_ejects_nobody(four: FleetHealth) -> None:
     for worker_id in "abcd":
         for _ in range(5):
             four.succeeded(worker_id, 1.0, 1.0)
@@ -189,14 +189,14 @@ def test_a_worker_without_peers_is_never_too_slow() -> None:
     assert not alone.panicking("pool")
 
 
-def test_requests_that_were_taken_back_for_lateness_count_as_slow(four: Health) -> None:
+def test_requests_that_were_taken_back_for_lateness_count_as_slow(four: FleetHealth) -> None:
     four.succeeded("b", 1.0, 1.0)
     for _ in range(3):
         four.late("a", 1.0, 9.0)
     assert four.avoided(1.0) == {"a"}
 
 
-def test_after_an_ejection_slowness_is_judged_anew(four: Health) -> None:
+def test_after_an_ejection_slowness_is_judged_anew(four: FleetHealth) -> None:
     four.succeeded("b", 0.0, 1.0)
     for _ in range(3):
         four.succeeded("a", 0.0, 50.0)
@@ -210,7 +210,7 @@ def test_after_an_ejection_slowness_is_judged_anew(four: Health) -> None:
 # -- silence ---------------------------------------------------------------------------------------
 
 
-def test_a_worker_that_was_silent_comes_back_with_half_a_share_for_a_short_time(four: Health) -> None:
+def test_a_worker_that_was_silent_comes_back_with_half_a_share_for_a_short_time(four: FleetHealth) -> None:
     four.interrupted("a", 1.0)
     view = four.view("a", 3.0)
     assert (view.state, view.share) == ("silent", 0.0)
@@ -223,13 +223,13 @@ def test_a_worker_that_was_silent_comes_back_with_half_a_share_for_a_short_time(
     assert four.view("a", 6.5) == HealthView()
 
 
-def test_a_connection_that_is_back_at_once_costs_nothing(four: Health) -> None:
+def test_a_connection_that_is_back_at_once_costs_nothing(four: FleetHealth) -> None:
     four.interrupted("a", 1.0)
     four.resumed("a", 1.0 + BLIP_S)
     assert four.view("a", 1.5) == HealthView()
 
 
-def test_an_ejection_goes_on_after_a_silence(four: Health) -> None:
+def test_an_ejection_goes_on_after_a_silence(four: FleetHealth) -> None:
     fail(four, "a", 0.0)
     four.interrupted("a", 0.5)
     four.resumed("a", 1.5)
@@ -250,7 +250,7 @@ def test_workers_that_come_up_together_all_have_their_full_share() -> None:
     assert states(health, 5.0, "abcd") == ["healthy"] * 4
 
 
-def begin(health: Health, worker_id: str, now: float, legs: int) -> None:
+def begin(health: FleetHealth, worker_id: str, now: float, legs: int) -> None:
     """One more request on a worker that runs `legs`, and over at once."""
     health.loaded(worker_id, legs + 1, now)
     health.loaded(worker_id, legs, now)
@@ -346,7 +346,7 @@ def test_a_slow_start_can_be_left_out() -> None:
 # -- too much of it --------------------------------------------------------------------------------
 
 
-def test_when_more_than_half_of_a_pool_looks_bad_nobody_is_avoided_for_it(four: Health) -> None:
+def test_when_more_than_half_of_a_pool_looks_bad_nobody_is_avoided_for_it(four: FleetHealth) -> None:
     fail(four, "a", 0.0)
     fail(four, "b", 0.0)
     assert four.avoided(0.0) == {"a", "b"}
@@ -361,7 +361,7 @@ def test_when_more_than_half_of_a_pool_looks_bad_nobody_is_avoided_for_it(four: 
     assert not four.panicking("pool")
 
 
-def test_silent_workers_count_as_bad_ones(four: Health) -> None:
+def test_silent_workers_count_as_bad_ones(four: FleetHealth) -> None:
     four.interrupted("a", 0.0)
     four.interrupted("b", 0.0)
     assert not four.panicking("pool")
@@ -382,7 +382,7 @@ def test_panic_of_one_pool_does_not_help_another() -> None:
     assert (health.panicking("pool"), health.panicking("other")) == (True, False)
 
 
-def test_a_worker_with_all_that_one_router_gives_is_passed_over_in_panic_too(four: Health) -> None:
+def test_a_worker_with_all_that_one_router_gives_is_passed_over_in_panic_too(four: FleetHealth) -> None:
     four.loaded("d", SPEC.max_legs, 0.0)
     assert four.avoided(0.0) == {"d"}
     assert four.view("d", 0.0).reason == "40 requests run there, the most that one router gives a worker"
@@ -393,7 +393,7 @@ def test_a_worker_with_all_that_one_router_gives_is_passed_over_in_panic_too(fou
     assert four.avoided(0.0) is NOBODY
 
 
-def test_a_worker_that_leaves_leaves_nothing_behind(four: Health) -> None:
+def test_a_worker_that_leaves_leaves_nothing_behind(four: FleetHealth) -> None:
     fail(four, "a", 0.0)
     four.loaded("b", 99, 0.0)
     for worker_id in "abcd":
@@ -407,7 +407,7 @@ def test_a_worker_that_leaves_leaves_nothing_behind(four: Health) -> None:
 
 
 def test_what_is_said_of_workers_that_are_not_known_is_ignored() -> None:
-    health = Health(SPEC)
+    health = FleetHealth(SPEC)
     health.succeeded("x", 0.0, 3.0)
     health.failed("x", FAILED, 0.0)
     health.late("x", 0.0, 3.0)
@@ -420,7 +420,7 @@ def test_what_is_said_of_workers_that_are_not_known_is_ignored() -> None:
 # -- whatever happens ------------------------------------------------------------------------------
 
 WORKERS = [f"w{number}" for number in range(6)]
-Act = Callable[[Health, str, float, int], object]
+Act = Callable[[FleetHealth, str, float, int], object]
 ACTIONS: dict[str, Act] = {
     "join": lambda health, worker_id, now, size: health.join(worker_id, "pool", now),
     "leave": lambda health, worker_id, now, size: health.leave(worker_id),

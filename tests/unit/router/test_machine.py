@@ -23,25 +23,25 @@ from kvasir.core.requests import (
     Usage,
     token_ids,
 )
-from kvasir_router.admission import Rules
+from kvasir_router.admission import AdmissionRules
 from kvasir_router.build import hash_blocks
-from kvasir_router.decide import RateBook, Rates, make_policy
+from kvasir_router.decide import CostRates, RateBook, make_policy
 from kvasir_router.fleet.fleet import Fleet
 from kvasir_router.index import FleetIndex
 from kvasir_router.requests.events import (
     AbortOn,
-    Arrived,
-    Cancelled,
+    ClientGone,
     Effect,
-    Emit,
+    EmitDelta,
     Event,
-    Fail,
-    Finish,
-    Gone,
+    FailRequest,
+    FinishRequest,
     ReleaseOn,
-    Step,
+    RequestArrived,
+    RequestCancelled,
+    StepReceived,
     SubmitTo,
-    Tick,
+    TimerTick,
     WorkerDraining,
     WorkerInterrupted,
     WorkerLost,
@@ -60,12 +60,12 @@ class Stage:
         self,
         make_identity: MakeIdentity,
         disaggregation: str = "always",
-        rules: Rules | None = None,
+        rules: AdmissionRules | None = None,
         **limits: int,
     ) -> None:
         self.make_identity = make_identity
         self.now = 0.0
-        self.rates = RateBook(lambda _: Rates())
+        self.rates = RateBook(lambda _: CostRates())
         self.machine = RequestMachine(
             Fleet(
                 make_policy("cost", disaggregation, Random(0)),
@@ -75,7 +75,7 @@ class Stage:
                 expected_output_tokens=16,
             ),
             MachineLimits(**limits),
-            rules or Rules(),
+            rules or AdmissionRules(),
         )
 
     def tell(self, event: Event) -> list[Effect]:
@@ -88,10 +88,10 @@ class Stage:
             self.tell(WorkerReady(worker_id, self.make_identity(worker_id, role)))
 
     def arrive(self, name: str = "r", tokens: int = 20, **request: float) -> list[Effect]:
-        return self.tell(Arrived(Request(name, "m", token_ids(range(tokens)), **request)))  # type: ignore[arg-type]  # any field, by name
+        return self.tell(RequestArrived(Request(name, "m", token_ids(range(tokens)), **request)))  # type: ignore[arg-type]  # any field, by name
 
     def say(self, worker_id: str, *deltas: Delta) -> list[Effect]:
-        return self.tell(Step(worker_id, StepBatch(deltas)))
+        return self.tell(StepReceived(worker_id, StepBatch(deltas)))
 
     def offered(self, worker_id: str, name: str = "r") -> list[Effect]:
         return self.say(worker_id, Delta(name, 0, handoff=handoff_of(name)))
@@ -132,13 +132,13 @@ def test_the_legs_follow_each_other_and_the_lease_ends_with_the_first_token(stag
     assert stage.machine.leases == 1
     effects = stage.say("d0", Delta("r", 0, (7,)))
     assert only(effects, ReleaseOn) == ReleaseOn("p0", ("lease-r",))
-    assert only(effects, Emit).delta.token_ids == (7,)
+    assert only(effects, EmitDelta).delta.token_ids == (7,)
 
 
 def test_the_prefill_legs_own_token_never_reaches_the_client(stage: Stage) -> None:
     stage.arrive()
-    assert not has(stage.say("p0", Delta("r", 0, (1,))), Emit)
-    assert not has(stage.prefilled("p0"), Emit)
+    assert not has(stage.say("p0", Delta("r", 0, (1,))), EmitDelta)
+    assert not has(stage.prefilled("p0"), EmitDelta)
 
 
 def test_the_summary_counts_the_prefix_hit_of_the_worker_that_computed_the_prompt(stage: Stage) -> None:
@@ -148,9 +148,9 @@ def test_the_summary_counts_the_prefix_hit_of_the_worker_that_computed_the_promp
     stage.now = 2.0
     usage = Usage(20, 0, 19, 1900, 1)
     effects = stage.say("d0", Delta("r", 0, (7,), finish=FinishReason.STOP, last=True, usage=usage))
-    summary = only(effects, Finish).summary
+    summary = only(effects, FinishRequest).summary
     assert summary.usage == Usage(20, 8, 19, 1900, 1)
-    assert only(effects, Emit).delta.usage == summary.usage
+    assert only(effects, EmitDelta).delta.usage == summary.usage
     assert (summary.routed_s, summary.prefill_done_s, summary.first_token_s) == (0.0, 1.0, 2.0)
     assert (summary.prefill_worker, summary.decode_worker) == ("p0", "d0")
 
@@ -160,17 +160,17 @@ def test_the_clients_first_tokens_tell_the_prefix_hit_of_the_worker_that_compute
 ) -> None:
     stage.arrive()
     stage.prefilled("p0", cached=8)
-    first = only(stage.say("d0", Delta("r", 0, (7, 8))), Emit).delta
+    first = only(stage.say("d0", Delta("r", 0, (7, 8))), EmitDelta).delta
     assert first.usage == Usage(prompt_tokens=20, cached_tokens=8, output_tokens=2)
-    assert only(stage.say("d0", Delta("r", 2, (9,))), Emit).delta.usage is None
-    gone = only(stage.tell(Cancelled("r", "client_closed")), Gone).summary
+    assert only(stage.say("d0", Delta("r", 2, (9,))), EmitDelta).delta.usage is None
+    gone = only(stage.tell(RequestCancelled("r", "client_closed")), ClientGone).summary
     assert gone.usage == first.usage, "what more came is known to whoever was sent it"
 
 
 def test_the_first_tokens_of_a_prompt_that_nobody_had_tell_nothing(stage: Stage) -> None:
     stage.arrive()
     stage.prefilled("p0")
-    assert only(stage.say("d0", Delta("r", 0, (7,))), Emit).delta.usage is None
+    assert only(stage.say("d0", Delta("r", 0, (7,))), EmitDelta).delta.usage is None
 
 
 def test_where_one_worker_does_all_its_first_tokens_tell_its_own_prefix_hit(
@@ -180,7 +180,7 @@ def test_where_one_worker_does_all_its_first_tokens_tell_its_own_prefix_hit(
     stage.ready(b0=Role.BOTH)
     stage.arrive()
     usage = Usage(prompt_tokens=20, cached_tokens=16, output_tokens=1)
-    delta = only(stage.say("b0", Delta("r", 0, (7,), usage=usage)), Emit).delta
+    delta = only(stage.say("b0", Delta("r", 0, (7,), usage=usage)), EmitDelta).delta
     assert delta.usage == usage
 
 
@@ -190,8 +190,8 @@ def test_a_lost_or_repeated_token_is_an_error_and_is_never_passed_on(stage: Stag
     stage.prefilled("p0")
     stage.say("d0", Delta("r", 0, (7,)))
     effects = stage.say("d0", Delta("r", offset, (8,)))
-    assert not has(effects, Emit)
-    error = only(effects, Fail).error
+    assert not has(effects, EmitDelta)
+    error = only(effects, FailRequest).error
     assert isinstance(error, UpstreamError)
     assert error.code == "protocol_error"
     assert only(effects, AbortOn) == AbortOn("d0", ("r",))
@@ -214,15 +214,15 @@ def test_retries_end(make_identity: MakeIdentity) -> None:
         failed = Delta(name, 0, finish=FinishReason.ERROR, last=True, error="worker_failed")
         name = only(stage.say("p0", failed), SubmitTo).request.request_id
     effects = stage.say("p0", Delta(name, 0, finish=FinishReason.ERROR, last=True, error="worker_failed"))
-    assert only(effects, Fail).error.code == "worker_failed"
-    assert only(effects, Fail).summary.retries == 2
+    assert only(effects, FailRequest).error.code == "worker_failed"
+    assert only(effects, FailRequest).summary.retries == 2
 
 
 def test_what_only_the_client_can_mend_is_not_tried_again(stage: Stage) -> None:
     stage.arrive()
     code = "context_length_exceeded"
     effects = stage.say("p0", Delta("r", 0, finish=FinishReason.ERROR, last=True, error=code))
-    error = only(effects, Fail).error
+    error = only(effects, FailRequest).error
     assert isinstance(error, RequestError)
     assert (error.status, error.code) == (400, code)
 
@@ -236,7 +236,7 @@ def test_a_decode_worker_lost_before_a_token_costs_a_new_start(stage: Stage) -> 
     assert only(effects, SubmitTo).request.leg is Leg.PREFILL
     other = only(stage.prefilled("p0", "r~1"), SubmitTo)
     assert other.worker_id != decode
-    emitted = only(stage.say(other.worker_id, Delta("r~1", 0, (7,))), Emit)
+    emitted = only(stage.say(other.worker_id, Delta("r~1", 0, (7,))), EmitDelta)
     assert emitted.delta.request_id == "r"
 
 
@@ -261,21 +261,21 @@ def test_kv_that_nobody_can_take_is_released_and_the_request_waits(stage: Stage)
 
 def test_kv_offered_after_the_abort_is_released_at_once(stage: Stage) -> None:
     stage.arrive()
-    assert only(stage.tell(Cancelled("r")), AbortOn) == AbortOn("p0", ("r",))
+    assert only(stage.tell(RequestCancelled("r")), AbortOn) == AbortOn("p0", ("r",))
     assert only(stage.prefilled("p0"), ReleaseOn) == ReleaseOn("p0", ("lease-r",))
 
 
 def test_a_name_is_not_used_again_while_its_aborted_leg_lives(stage: Stage) -> None:
     stage.arrive()
-    stage.tell(Cancelled("r"))
+    stage.tell(RequestCancelled("r"))
     assert only(stage.arrive(), SubmitTo).request.request_id != "r"
 
 
 def test_an_aborted_leg_that_never_ends_is_forgotten(stage: Stage) -> None:
     stage.arrive()
-    stage.tell(Cancelled("r"))
+    stage.tell(RequestCancelled("r"))
     stage.now = 61.0
-    stage.tell(Tick())
+    stage.tell(TimerTick())
     assert not stage.machine.fleet.workers["p0"].ghosts
 
 
@@ -288,7 +288,7 @@ def test_a_resumed_session_keeps_its_requests_and_a_new_life_of_the_worker_does_
 
 
 def test_the_queue_is_served_in_order_of_arrival(make_identity: MakeIdentity) -> None:
-    stage = Stage(make_identity, disaggregation="never", rules=Rules(max_queue=3))
+    stage = Stage(make_identity, disaggregation="never", rules=AdmissionRules(max_queue=3))
     for name in "abc":
         assert stage.arrive(name) == []
     with pytest.raises(CapacityError) as caught:
@@ -304,9 +304,9 @@ def test_a_deadline_and_a_wait_end_a_request_when_they_are_due(make_identity: Ma
     stage.arrive("hasty", deadline_s=10.0)
     assert stage.machine.next_wakeup() == 10.0
     stage.now = 10.0
-    assert only(stage.tell(Tick()), Fail).error.code == "request_timeout"
+    assert only(stage.tell(TimerTick()), FailRequest).error.code == "request_timeout"
     stage.now = 60.0
-    assert only(stage.tell(Tick()), Fail).error.code == "no_workers"
+    assert only(stage.tell(TimerTick()), FailRequest).error.code == "no_workers"
     assert stage.machine.next_wakeup() is None
 
 
@@ -317,16 +317,16 @@ def test_work_is_accounted_from_the_decision_on_though_reports_lag(make_identity
     counts = {"b0": 0, "b1": 0}
     for number in range(10):
         request = Request(f"r{number}", "m", token_ids([number] * 20), Sampling(max_tokens=16))
-        counts[only(stage.tell(Arrived(request)), SubmitTo).worker_id] += 1
+        counts[only(stage.tell(RequestArrived(request)), SubmitTo).worker_id] += 1
         for worker_id in counts:
-            stage.tell(Step(worker_id, idle))
+            stage.tell(StepReceived(worker_id, idle))
     assert counts == {"b0": 5, "b1": 5}
 
 
 def test_what_other_routers_put_on_a_worker_counts(make_identity: MakeIdentity) -> None:
     stage = Stage(make_identity, disaggregation="never")
     stage.ready(b0=Role.BOTH, b1=Role.BOTH)
-    stage.tell(Step("b0", StepBatch(load=EngineLoad(running=30, waiting=5))))
+    stage.tell(StepReceived("b0", StepBatch(load=EngineLoad(running=30, waiting=5))))
     for number in range(4):
         assert only(stage.arrive(f"r{number}"), SubmitTo).worker_id == "b1"
 
@@ -336,7 +336,7 @@ def test_an_adapter_is_served_only_where_it_is_loaded(make_identity: MakeIdentit
     stage.tell(WorkerReady("plain", make_identity("plain")))
     stage.tell(WorkerReady("tuned", make_identity("tuned", adapters=("law",))))
     request = Request("r", "m", token_ids(range(9)), adapter="law")
-    assert only(stage.tell(Arrived(request)), SubmitTo).worker_id == "tuned"
+    assert only(stage.tell(RequestArrived(request)), SubmitTo).worker_id == "tuned"
 
 
 def test_a_request_goes_to_the_data_parallel_rank_that_holds_its_prefix(make_identity: MakeIdentity) -> None:

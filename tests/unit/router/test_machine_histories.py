@@ -31,27 +31,27 @@ from kvasir.core.requests import (
     Usage,
     token_ids,
 )
-from kvasir_router.admission import BrownoutRules, BrownoutStep, Rules
+from kvasir_router.admission import AdmissionRules, BrownoutRules, BrownoutStep
 from kvasir_router.build import hash_blocks
-from kvasir_router.decide import RateBook, Rates, make_policy
+from kvasir_router.decide import CostRates, RateBook, make_policy
 from kvasir_router.fleet.fleet import Fleet
 from kvasir_router.index import FleetIndex
-from kvasir_router.requests.continuation import Way, way_on
+from kvasir_router.requests.continuation import ContinuationMode, way_on
 from kvasir_router.requests.events import (
     AbortOn,
-    Arrived,
-    Cancelled,
+    ClientGone,
     Effect,
-    Emit,
+    EmitDelta,
     Event,
-    Fail,
-    Finish,
-    Gone,
+    FailRequest,
+    FinishRequest,
     ReleaseOn,
+    RequestArrived,
+    RequestCancelled,
     ShuttingDown,
-    Step,
+    StepReceived,
     SubmitTo,
-    Tick,
+    TimerTick,
     WorkerDraining,
     WorkerInterrupted,
     WorkerLost,
@@ -103,7 +103,7 @@ class FakeWorker:
 
 class Histories(RuleBasedStateMachine):
     disaggregation = "always"
-    admits = Rules(max_queue=2)
+    admits = AdmissionRules(max_queue=2)
 
     def __init__(self) -> None:
         super().__init__()
@@ -112,7 +112,7 @@ class Histories(RuleBasedStateMachine):
         self.fleet = Fleet(
             policy,
             index,
-            RateBook(lambda _: Rates()),
+            RateBook(lambda _: CostRates()),
             hash_blocks=hash_blocks,
             expected_output_tokens=8,
         )
@@ -156,13 +156,13 @@ class Histories(RuleBasedStateMachine):
                 assert all(leg_id in self.up[worker_id].legs for leg_id in leg_ids)
             case ReleaseOn(worker_id, lease_ids):
                 self.up[worker_id].leases.difference_update(lease_ids)
-            case Emit(request_id, delta):
+            case EmitDelta(request_id, delta):
                 assert delta.request_id == request_id
                 assert delta.offset == self.open[request_id][delta.index], "a token was lost or repeated"
                 assert delta.token_ids == tokens_from(delta.offset, len(delta.token_ids)), "a wrong token"
                 assert len(delta.text) == len(delta.token_ids), "text was lost or repeated"
                 self.open[request_id][delta.index] += len(delta.token_ids)
-            case Finish(request_id) | Fail(request_id) | Gone(request_id):
+            case FinishRequest(request_id) | FailRequest(request_id) | ClientGone(request_id):
                 del self.open[request_id]
                 self.ended.add(request_id)
 
@@ -170,8 +170,8 @@ class Histories(RuleBasedStateMachine):
         """A leg computes the prompt, or the prompt and what the client has, and is told which."""
         had, prompt = self.open[name], self.prompts[name]
         way = way_on(leg.sampling)
-        assert not any(had) or way is not Way.NEITHER
-        extends = any(had) and way is Way.EXTEND
+        assert not any(had) or way is not ContinuationMode.NEITHER
+        extends = any(had) and way is ContinuationMode.EXTEND
         output = tokens_from(0, had[0]) if extends else ()
         assert tuple(leg.tokens) == (*prompt, *output)
         expected = Continuation(had[0], had[0]) if extends and leg.leg is not Leg.PREFILL else None
@@ -187,7 +187,7 @@ class Histories(RuleBasedStateMachine):
         if delta.handoff is not None:
             worker.leases.add(delta.handoff.lease_id)
         load = EngineLoad(running=len(worker.legs), kv_usage=0.5) if self.count % 2 else None
-        self.feed(Step(worker_id, StepBatch((delta,), load)))
+        self.feed(StepReceived(worker_id, StepBatch((delta,), load)))
 
     def some_leg(self, data: st.DataObject, kinds: set[Leg]) -> tuple[str, EngineRequest]:
         legs = [(w, leg) for w, up in self.up.items() for leg in up.legs.values() if leg.leg in kinds]
@@ -239,7 +239,7 @@ class Histories(RuleBasedStateMachine):
         self.open[name] = [0] * n
         self.prompts[name] = prompt
         try:
-            self.feed(Arrived(request))
+            self.feed(RequestArrived(request))
         except CapacityError:
             del self.open[name]
             assert self.machine.in_flight == before
@@ -249,7 +249,7 @@ class Histories(RuleBasedStateMachine):
     def arrive_twice(self, data: st.DataObject) -> None:
         name = data.draw(st.sampled_from(sorted(self.open)))
         try:
-            self.feed(Arrived(Request(name, "m", token_ids([1]))))
+            self.feed(RequestArrived(Request(name, "m", token_ids([1]))))
         except (RequestError, CapacityError):
             return
         raise AssertionError("a request id was accepted twice")
@@ -257,17 +257,17 @@ class Histories(RuleBasedStateMachine):
     @precondition(lambda self: self.open)
     @rule(data=st.data())
     def cancel(self, data: st.DataObject) -> None:
-        self.feed(Cancelled(data.draw(st.sampled_from(sorted(self.open)))))
+        self.feed(RequestCancelled(data.draw(st.sampled_from(sorted(self.open)))))
 
     @precondition(lambda self: self.ended)
     @rule(data=st.data())
     def cancel_what_has_ended(self, data: st.DataObject) -> None:
-        assert self.feed(Cancelled(data.draw(st.sampled_from(sorted(self.ended))))) == []
+        assert self.feed(RequestCancelled(data.draw(st.sampled_from(sorted(self.ended))))) == []
 
     @rule(pause=st.integers(1, 4))
     def time_passes(self, pause: int) -> None:
         self.now += pause
-        self.feed(Tick())
+        self.feed(TimerTick())
         wakeup = self.machine.next_wakeup()
         assert wakeup is None or wakeup > self.now
 
@@ -380,7 +380,7 @@ class Histories(RuleBasedStateMachine):
 
     @rule(worker_id=st.sampled_from(sorted(ROLES)))
     def worker_speaks_of_an_unknown_leg(self, worker_id: str) -> None:
-        self.feed(Step(worker_id, StepBatch((Delta("nobody", 0, (1,)),))))
+        self.feed(StepReceived(worker_id, StepBatch((Delta("nobody", 0, (1,)),))))
 
     # -- what must hold --
 
@@ -455,7 +455,7 @@ class CrowdedHistories(Histories):
     """There is little room, shared by rules of every kind."""
 
     disaggregation = "auto"
-    admits = Rules(
+    admits = AdmissionRules(
         max_queue=4,
         max_queue_tokens=20,
         max_tenant_queue=3,

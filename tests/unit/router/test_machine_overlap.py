@@ -7,15 +7,15 @@ import pytest
 from kvasir.core.requests import Delta, FinishReason, Leg, Role, Timings, Usage
 from kvasir_router.requests.events import (
     AbortOn,
-    Cancelled,
     Effect,
-    Emit,
+    EmitDelta,
     Event,
-    Fail,
-    Finish,
+    FailRequest,
+    FinishRequest,
     ReleaseOn,
+    RequestCancelled,
     SubmitTo,
-    Tick,
+    TimerTick,
     WorkerDraining,
     WorkerInterrupted,
     WorkerLost,
@@ -72,7 +72,7 @@ def test_the_end_of_the_prefill_leg_settles_its_accounts_and_nothing_else(stage:
     stage.now = 4.0
     assert only(stage.say("d0", Delta("r", 0, (7,))), ReleaseOn) == RELEASED
     end = Delta("r", 1, (8,), finish=FinishReason.STOP, last=True, usage=Usage(20, 0, 19, 1900, 2))
-    summary = only(stage.say("d0", end), Finish).summary
+    summary = only(stage.say("d0", end), FinishRequest).summary
     assert (summary.prefill_done_s, summary.first_token_s, summary.usage.cached_tokens) == (3.0, 4.0, 8)
 
 
@@ -86,10 +86,10 @@ def test_a_token_that_comes_before_the_prompt_is_computed_ends_the_prefill_leg(s
     effects = stage.say("d0", Delta("r", 0, (7,)))
     assert only(effects, AbortOn) == AbortOn("p0", ("r",))
     assert only(effects, ReleaseOn) == RELEASED
-    assert only(effects, Emit).delta.token_ids == (7,)
+    assert only(effects, EmitDelta).delta.token_ids == (7,)
     assert {target.worker_id for target in stage.machine.fleet.accounted()} == {"d0"}
     end = Delta("r", 1, (8,), finish=FinishReason.STOP, last=True, usage=Usage(20, 4, 0, 0, 2))
-    summary = only(stage.say("d0", end), Finish).summary
+    summary = only(stage.say("d0", end), FinishRequest).summary
     assert (summary.prefill_done_s, summary.usage.cached_tokens) == (None, 4)
     # Of the worker that was to compute it nothing is known: neither its hit, nor that it serves well.
     status = stage.machine.fleet.kv_status("p0")
@@ -140,7 +140,7 @@ def test_a_prefill_worker_that_stays_silent_is_left_with_both_legs(stage: Stage)
     stage.offered(first)
     stage.tell(WorkerInterrupted(first))
     stage.now = 0.5
-    effects = stage.tell(Tick())
+    effects = stage.tell(TimerTick())
     aborted = {effect.worker_id for effect in effects if isinstance(effect, AbortOn)}
     assert aborted == {first, "d0"}
     assert only(effects, ReleaseOn) == ReleaseOn(first, ("lease-r",))
@@ -153,7 +153,7 @@ def test_a_worker_that_drains_brings_both_legs_to_their_end(stage: Stage, worker
     assert stage.tell(WorkerDraining(worker_id, "upgrade")) == []
     assert stage.prefilled("p0") == []
     done = Delta("r", 0, (7,), finish=FinishReason.STOP, last=True, usage=Usage(20, 0, 19, 1900, 1))
-    assert has(stage.say("d0", done), Finish)
+    assert has(stage.say("d0", done), FinishRequest)
 
 
 @pytest.mark.parametrize("how", ["fails", "is lost", "is silent"])
@@ -167,14 +167,14 @@ def test_a_decode_leg_that_ends_too_soon_goes_on_elsewhere_with_the_same_kv(stag
         case _:
             stage.tell(WorkerInterrupted(puller))
             stage.now = 0.5
-            effects = stage.tell(Tick())
+            effects = stage.tell(TimerTick())
     decode = only(effects, SubmitTo)
     assert (decode.request.leg, decode.request.handoff) == (Leg.DECODE, handoff_of("r"))
     assert {puller, decode.worker_id} == {"d0", "d1"}
     assert not has(effects, ReleaseOn)
     assert running(stage).keys() == {"p0", decode.worker_id}
     assert stage.prefilled("p0") == []
-    assert has(stage.say(decode.worker_id, Delta(decode.request.request_id, 0, (7,))), Emit)
+    assert has(stage.say(decode.worker_id, Delta(decode.request.request_id, 0, (7,))), EmitDelta)
 
 
 @pytest.mark.parametrize("lost", [True, False])
@@ -206,7 +206,7 @@ def test_an_early_offer_goes_to_another_decode_worker_than_was_planned(stage: St
     assert {target.worker_id for target in stage.machine.fleet.accounted()} == {"p0", "d1"}
 
 
-@pytest.mark.parametrize("event", [Cancelled("r"), Tick()])
+@pytest.mark.parametrize("event", [RequestCancelled("r"), TimerTick()])
 def test_an_end_from_outside_aborts_both_legs_and_releases_the_lease(stage: Stage, event: Event) -> None:
     stage.arrive(deadline_s=5.0)
     stage.offered("p0")
@@ -222,7 +222,7 @@ def test_an_end_from_outside_aborts_both_legs_and_releases_the_lease(stage: Stag
 
 def test_kv_that_is_offered_early_for_nobody_is_released_at_once(stage: Stage) -> None:
     stage.arrive()
-    stage.tell(Cancelled("r"))
+    stage.tell(RequestCancelled("r"))
     assert only(stage.offered("p0"), ReleaseOn) == RELEASED
 
 
@@ -233,7 +233,7 @@ def test_a_prompt_of_which_nothing_comes_is_taken_back_from_both_workers(stage: 
     effects: list[Effect] = []
     while not has(effects, AbortOn) and stage.now < 100.0:
         stage.now += 1.0
-        effects = stage.tell(Tick())
+        effects = stage.tell(TimerTick())
     assert len([effect for effect in effects if isinstance(effect, AbortOn)]) == 2
     assert only(effects, SubmitTo).worker_id != first
 
@@ -259,7 +259,9 @@ def test_a_pull_that_failed_is_tried_on_one_other_worker_and_then_the_prompt_aga
     assert again.worker_id != source
     name = again.request.request_id
     decode = only(stage.prefilled(again.worker_id, name), SubmitTo)
-    failure = only(stage.say(decode.worker_id, failed("transfer_failed", decode.request.request_id)), Fail)
+    failure = only(
+        stage.say(decode.worker_id, failed("transfer_failed", decode.request.request_id)), FailRequest
+    )
     assert (failure.error.code, failure.summary.retries) == ("transfer_failed", 2)
 
 
@@ -294,7 +296,7 @@ def test_the_time_for_which_a_pull_waited_for_the_prompt_is_no_cost_of_the_trans
     usage, timings = Usage(20, 0, 19, 1 << 24, 1), Timings(queue_s=0.5, transfer_s=8.0)
     stage.now = 9.0
     done = Delta("r", 0, (7,), finish=FinishReason.STOP, last=True, usage=usage, timings=timings)
-    assert only(stage.say("d0", done), Finish).summary.transfer_s == 8.0
+    assert only(stage.say("d0", done), FinishRequest).summary.transfer_s == 8.0
     rates = stage.rates.rates("d0")
     assert rates.transfer_fixed_s + rates.transfer_byte_s * (1 << 24) == pytest.approx(0.5, rel=0.3)
 
@@ -310,7 +312,7 @@ def test_the_wait_for_tiers_is_told_wherever_it_was(stage: Stage) -> None:
         "r", 0, (7,), finish=FinishReason.STOP, last=True, usage=Usage(20, 0, 19, 1900, 1),
         timings=Timings(tier_s=0.25),
     )  # fmt: skip
-    assert only(stage.say("d0", end), Finish).summary.tier_s == 0.75
+    assert only(stage.say("d0", end), FinishRequest).summary.tier_s == 0.75
 
 
 def test_what_the_decision_took_is_told(stage: Stage) -> None:
@@ -318,4 +320,4 @@ def test_what_the_decision_took_is_told(stage: Stage) -> None:
     stage.arrive()
     done = Delta("r", 0, (7,), finish=FinishReason.STOP, last=True, usage=Usage(20, 0, 19, 0, 1))
     stage.prefilled("p0")
-    assert only(stage.say("d0", done), Finish).summary.route_s == 0.125
+    assert only(stage.say("d0", done), FinishRequest).summary.route_s == 0.125

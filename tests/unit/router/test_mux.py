@@ -24,7 +24,7 @@ from kvasir.core.membership import Endpoint
 from kvasir.core.requests import Request, Role, Sampling, Task, token_ids
 from kvasir.ports.clock import Clock
 from kvasir.ports.engine import Engine
-from kvasir_platform.sim.client import Stream
+from kvasir_platform.sim.client import ClientStream
 from kvasir_platform.sim.core.virtual_loop import VirtualClock, run_virtual
 from kvasir_platform.sim.net.discovery import FeedDiscovery
 from kvasir_platform.sim.net.transport import MemoryNetwork
@@ -97,7 +97,7 @@ class Fleet:
             await self.clock.sleep(0.01)
         raise AssertionError([(view.worker_id, view.state, view.reason) for view in self.router.workers()])
 
-    def submit(self, model: str, length: int = 20, task: Task = Task.GENERATE) -> Stream:
+    def submit(self, model: str, length: int = 20, task: Task = Task.GENERATE) -> ClientStream:
         self.requests += 1
         request = Request(
             f"r{self.requests}",
@@ -107,7 +107,7 @@ class Fleet:
             arrival_s=self.clock.now(),
             task=task,
         )
-        stream = Stream(request)
+        stream = ClientStream(request)
         self.router.submit(request, stream)
         return stream
 

@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from kvasir.core.identity import Hardware, KvLayout, WorkerIdentity
 from kvasir.core.kv import Medium, TierLoad
 from kvasir.core.requests import Timings, Usage
-from kvasir_router.decide import RateBook, Rates, rates_of
+from kvasir_router.decide import CostRates, RateBook, rates_of
 from kvasir_router.decide.fits import LinearFit
 from kvasir_router.decide.rates import contention
 
 MakeIdentity = Callable[..., WorkerIdentity]
 
-PRIOR = Rates(
+PRIOR = CostRates(
     prefill_fixed_s=0.0,
     prefill_token_s=0.001,
     step_fixed_s=0.01,
@@ -48,11 +48,11 @@ def llama_8b_on_h100(make_identity: MakeIdentity) -> WorkerIdentity:
     )
 
 
-def prefill_s(rates: Rates, tokens: int) -> float:
+def prefill_s(rates: CostRates, tokens: int) -> float:
     return rates.prefill_fixed_s + tokens * rates.prefill_token_s
 
 
-def step_s(rates: Rates, streams: int) -> float:
+def step_s(rates: CostRates, streams: int) -> float:
     return rates.step_fixed_s + streams * rates.step_stream_s
 
 
@@ -92,7 +92,7 @@ def test_more_devices_and_smaller_models_are_faster(llama_8b_on_h100: WorkerIden
 def test_what_does_not_say_what_it_is_begins_as_a_small_model(
     llama_8b_on_h100: WorkerIdentity, forget: Callable[[WorkerIdentity], WorkerIdentity]
 ) -> None:
-    assert rates_of(forget(llama_8b_on_h100)) == Rates()
+    assert rates_of(forget(llama_8b_on_h100)) == CostRates()
 
 
 def test_rates_start_at_the_prior_and_follow_measurements(book: RateBook) -> None:

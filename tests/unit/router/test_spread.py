@@ -19,14 +19,14 @@ import pytest
 from kvasir.core.identity import WorkerIdentity
 from kvasir.core.requests import EngineLoad, Request, Role, Sampling, SloClass, Timings, Usage, token_ids
 from kvasir.ports.routing import Candidates, Plan, RequestView, RoutingPolicy, Target
-from kvasir_router.decide import CostPolicy, Disaggregation, RateBook, Rates
+from kvasir_router.decide import CostPolicy, CostRates, Disaggregation, RateBook
 from kvasir_router.fleet.fleet import Charges, Fleet
 from kvasir_router.index import FleetIndex
 
 MakeIdentity = Callable[..., WorkerIdentity]
 
 BLOCK = 4
-RATES = Rates(
+RATES = CostRates(
     prefill_fixed_s=0.0, prefill_token_s=0.001, step_fixed_s=0.01, step_stream_s=0.0005, transfer_fixed_s=0.0
 )
 OUTPUT = 20

@@ -27,15 +27,15 @@ from kvasir.native import IS_NATIVE, Lane
 from kvasir.ports.router import RequestSummary
 from kvasir.telemetry.histogram import Histogram
 from kvasir.wire.codec import decode_to_router, encode_to_router
-from kvasir_router.fast_path import LOAD_S, Straight
+from kvasir_router.fast_path import LOAD_S, FastPath
 from kvasir_router.requests.events import (
-    Arrived,
-    Cancelled,
     Effect,
-    Emit,
-    Finish,
+    EmitDelta,
+    FinishRequest,
+    RequestArrived,
+    RequestCancelled,
     SubmitTo,
-    Tick,
+    TimerTick,
     WorkerInterrupted,
     WorkerLost,
 )
@@ -84,13 +84,13 @@ class Scene:
         self.stage = Stage(make_identity, "never")
         self.stage.ready(b0=Role.BOTH, b1=Role.BOTH)
         go_straight = self.stage.machine.go_straight
-        self.straight = Straight(lambda request_id, _, lane: go_straight(request_id, lane))
+        self.straight = FastPath(lambda request_id, _, lane: go_straight(request_id, lane))
         self.client = Client()
 
     def begin(self, sampling: Sampling | None = None) -> str:
         """A stream of which the client has two tokens; returns where it runs."""
         request = Request("r", "m", token_ids(range(20)), sampling or Sampling(temperature=0.0, max_tokens=9))
-        worker = only(self.stage.tell(Arrived(request)), SubmitTo).worker_id
+        worker = only(self.stage.tell(RequestArrived(request)), SubmitTo).worker_id
         self.say(worker, Delta("r", 0, (7, 8), "ab"))
         return worker
 
@@ -102,7 +102,7 @@ class Scene:
         rest = self.straight.rest(worker, frame.payload, 1.0)
         effects = [] if rest is None else self.stage.say(worker, *rest.deltas)
         for effect in effects:
-            if isinstance(effect, Emit):
+            if isinstance(effect, EmitDelta):
                 self.client.on_delta(effect.delta)
                 self.straight.offer(effect.request_id, effect.delta, self.client)
         return effects
@@ -123,8 +123,8 @@ def test_after_its_first_delta_a_stream_goes_past_the_machine_until_it_ends(scen
     assert scene.client.read() == '"c""d"'
     end = Delta("r", 4, (11,), "e", finish=FinishReason.STOP, last=True, usage=Usage(20, 0, 0, 0, 5))
     effects = scene.say(worker, end)
-    assert only(effects, Emit).delta.text == "e"
-    assert only(effects, Finish).summary.usage.output_tokens == 5
+    assert only(effects, EmitDelta).delta.text == "e"
+    assert only(effects, FinishRequest).summary.usage.output_tokens == 5
     assert len(scene.straight) == 0
 
 
@@ -146,14 +146,14 @@ def test_a_worker_that_was_given_up_says_nothing_more_to_the_client(scene: Scene
     worker = scene.begin()
     scene.stage.tell(WorkerInterrupted(worker))
     scene.stage.now = 5.0
-    assert has(scene.stage.tell(Tick()), SubmitTo), "it goes on elsewhere"
+    assert has(scene.stage.tell(TimerTick()), SubmitTo), "it goes on elsewhere"
     assert not scene.say(worker, Delta("r", 2, (9,), "late"))
     assert scene.client.read() == ""
 
 
 def test_after_a_cancel_nothing_reaches_the_client(scene: Scene) -> None:
     worker = scene.begin()
-    scene.stage.tell(Cancelled("r"))
+    scene.stage.tell(RequestCancelled("r"))
     assert not scene.say(worker, Delta("r", 2, (9,), "late"))
     assert (scene.client.read(), len(scene.straight)) == ("", 0)
 
@@ -169,7 +169,7 @@ def test_a_token_that_is_lost_or_repeated_on_the_straight_way_is_a_fault_as_else
 def test_a_request_with_several_choices_takes_the_ordinary_way(scene: Scene) -> None:
     worker = scene.begin(Sampling(n=2))
     assert len(scene.straight) == 0
-    assert only(scene.say(worker, Delta("r", 2, (9,), "c")), Emit).delta.text == "c"
+    assert only(scene.say(worker, Delta("r", 2, (9,), "c")), EmitDelta).delta.text == "c"
     assert scene.client.read() == ""
 
 

@@ -27,15 +27,15 @@ from kvasir.core.requests import (
 from kvasir.native._twin import record
 from kvasir.ports.routing import Plan, Target
 from kvasir_router.build import hash_blocks
-from kvasir_router.decide import CostPolicy, Disaggregation, RateBook, Rates
+from kvasir_router.decide import CostPolicy, CostRates, Disaggregation, RateBook
 from kvasir_router.fleet.fleet import Fleet
 from kvasir_router.index import FetchSnapshot, FleetIndex
 from kvasir_router.requests.events import (
-    Arrived,
     Effect,
+    RequestArrived,
     SnapshotEnded,
     SnapshotPart,
-    Step,
+    StepReceived,
     SubmitTo,
     WorkerReady,
 )
@@ -47,7 +47,7 @@ TOKENS = 401
 """A prompt of a hundred blocks of four tokens, and one token more."""
 BLOCK_BYTES = 64
 LOWER = [Medium.CPU, Medium.DISK, Medium.REMOTE]
-RATES = Rates(
+RATES = CostRates(
     prefill_fixed_s=0.0,
     prefill_token_s=0.001,
     tier_fixed_s=(0.0, 0.0, 0.0),
@@ -92,10 +92,10 @@ class Stage:
         self.sequences[worker_id] += 1
         log = record(KvChange.STORED, medium, 0, 0, names)
         batch = StepBatch(kv=KvBatch(1, self.sequences[worker_id], log))
-        self.machine.handle(Step(worker_id, batch), 0.0)
+        self.machine.handle(StepReceived(worker_id, batch), 0.0)
 
     def report(self, worker_id: str, *tiers: TierLoad) -> None:
-        self.machine.handle(Step(worker_id, StepBatch(load=EngineLoad(tiers=tiers))), 0.0)
+        self.machine.handle(StepReceived(worker_id, StepBatch(load=EngineLoad(tiers=tiers))), 0.0)
 
     def plan(self) -> Plan:
         plan = self.fleet.plan(self.request("looked at"), self.names, 0.0)
@@ -104,7 +104,7 @@ class Stage:
 
     def ask(self) -> tuple[str, EngineRequest]:
         self.asked += 1
-        return submitted(self.machine.handle(Arrived(self.request(f"r{self.asked}")), 0.0))
+        return submitted(self.machine.handle(RequestArrived(self.request(f"r{self.asked}")), 0.0))
 
 
 def submitted(effects: list[Effect]) -> tuple[str, EngineRequest]:
@@ -246,7 +246,7 @@ def test_who_prefills_is_told_what_lies_in_its_tiers_and_who_decodes_is_not(
         usage=Usage(TOKENS, cached_tokens=200, tier_tokens=200, output_tokens=1),
         handoff=KvHandoff("lease", 1, 20.0, 5, b"ticket"),
     )
-    worker_id, leg = submitted(stage.machine.handle(Step("p", StepBatch((end,))), 0.0))
+    worker_id, leg = submitted(stage.machine.handle(StepReceived("p", StepBatch((end,))), 0.0))
     assert (worker_id, leg.leg, leg.tier_tokens) == ("d", Leg.DECODE, 0)
 
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from kvasir.core.errors import ConfigError
 from kvasir.core.requests import Role
 from kvasir.ports.scaler import ReplicaState
-from kvasir_platform.sim.scaling.days import Crowd, Day, Shape, arrivals, crowds, drawn
-from kvasir_platform.sim.scaling.fleet import Kind, Level, ScaledFleet
+from kvasir_platform.sim.scaling.days import Day, LoadBurst, RequestShape, arrivals, crowds, drawn
+from kvasir_platform.sim.scaling.fleet import Kind, ScaledFleet, SimSlo
 
 STARTING, SERVING, LEAVING = ReplicaState
 # A prompt of a thousand takes a second, a step of one stream a tenth.
@@ -28,16 +28,16 @@ KIND = Kind(
     most_streams=4,
     start_s=30.0,
 )
-ONE = Shape(prompt=1000, computed=1000, output=10)
-LEVEL = Level(ttft_s=1.5, itl_s=0.2)
+ONE = RequestShape(prompt=1000, computed=1000, output=10)
+LEVEL = SimSlo(ttft_s=1.5, itl_s=0.2)
 POOLS = {"prefill": (Role.PREFILL, 1), "decode": (Role.DECODE, 1)}
 
 
 def fleet(
     *times: float,
-    shape: Shape = ONE,
+    shape: RequestShape = ONE,
     kind: Kind = KIND,
-    level: Level = LEVEL,
+    level: SimSlo = LEVEL,
     pools: dict[str, tuple[Role, int]] | None = None,
 ) -> ScaledFleet:
     return ScaledFleet(kind, level, POOLS if pools is None else pools, times, [shape] * len(times))
@@ -73,17 +73,17 @@ def test_prompts_wait_in_one_line_and_whoever_waits_too_long_is_late() -> None:
 
 def test_a_long_prompt_costs_what_its_attention_does_and_what_is_cached_costs_nothing() -> None:
     kind = replace(KIND, prefill_context_s=1e-6)
-    assert kind.prefill_s(Shape(1000, 1000, 1)) == pytest.approx(1.5)
-    assert kind.prefill_s(Shape(1000, 500, 1)) == pytest.approx(0.5 + 0.375)
+    assert kind.prefill_s(RequestShape(1000, 1000, 1)) == pytest.approx(1.5)
+    assert kind.prefill_s(RequestShape(1000, 500, 1)) == pytest.approx(0.5 + 0.375)
 
 
 def test_streams_of_a_replica_advance_together_the_slower_the_more_there_are() -> None:
     slow = fleet(
-        *[10.0 + second for second in range(4)], level=Level(9.0, 0.105), shape=ONE._replace(output=99)
+        *[10.0 + second for second in range(4)], level=SimSlo(9.0, 0.105), shape=ONE._replace(output=99)
     )
     slow.run(100.0)
     assert (slow.judged, slow.met) == (4, 0)
-    alone = fleet(10.0, level=Level(9.0, 0.105), shape=ONE._replace(output=99))
+    alone = fleet(10.0, level=SimSlo(9.0, 0.105), shape=ONE._replace(output=99))
     alone.run(100.0)
     assert alone.met == 1
 
@@ -250,7 +250,7 @@ def test_a_day_is_slow_at_four_in_the_morning_and_busy_at_four_in_the_afternoon(
 
 
 def test_a_crowd_rises_stays_and_falls_off() -> None:
-    crowd = Crowd(at_s=100.0, times=2.0, rise_s=10.0, stays_s=50.0, falls_s=20.0)
+    crowd = LoadBurst(at_s=100.0, times=2.0, rise_s=10.0, stays_s=50.0, falls_s=20.0)
     at = np.array([99.0, 105.0, 110.0, 160.0, 180.0, 1000.0])
     assert crowd.factor(at) == pytest.approx([0.0, 1.0, 2.0, 2.0, 2.0 / np.e, 0.0])
 
@@ -261,7 +261,7 @@ def test_noise_has_no_part_in_how_much_comes_in_all() -> None:
 
 
 def test_a_seed_is_a_whole_day() -> None:
-    def made(seed: int) -> tuple[list[float], list[Shape]]:
+    def made(seed: int) -> tuple[list[float], list[RequestShape]]:
         rng = np.random.default_rng(seed)
         times = arrivals(Day(0.1, 0.5, 0.2, crowds(2, rng)).rates(rng), rng)
         return times.tolist(), drawn([ONE, LONG], len(times), rng)
@@ -274,4 +274,4 @@ def test_a_seed_is_a_whole_day() -> None:
     assert set(shapes) == {ONE, LONG}
 
 
-LONG = Shape(5000, 4000, 100)
+LONG = RequestShape(5000, 4000, 100)

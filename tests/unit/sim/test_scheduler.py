@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from kvasir.core.requests import EngineRequest, KvHandoff, Leg, Sampling, token_ids
-from kvasir_workers.engines.sim.batch import Step
+from kvasir_workers.engines.sim.batch import PlannedStep
 from kvasir_workers.engines.sim.model import SimModel
 from kvasir_workers.engines.sim.scheduler import Scheduler
-from kvasir_workers.engines.sim.state import Limits
+from kvasir_workers.engines.sim.state import SimLimits
 
 
 def _scheduler(*, blocks: int, max_seqs: int) -> Scheduler:
-    limits = Limits(
+    limits = SimLimits(
         block_size=2,
         blocks=blocks,
         bytes_per_block=10,
@@ -36,7 +36,7 @@ def _decode(request_id: str, tokens: list[int], n: int = 1) -> EngineRequest:
     )
 
 
-def _step(scheduler: Scheduler) -> Step:
+def _step(scheduler: Scheduler) -> PlannedStep:
     step = scheduler.schedule(0.0)
     scheduler.complete(0.0)
     scheduler.check_integrity()

@@ -22,10 +22,10 @@ from kvasir.native import PrefixTree, Shadow, chain_hashes, root_hash
 from kvasir_workers.engines.sim.blocks import hash_prompt
 from kvasir_workers.engines.sim.blocks import root_hash as engine_root
 from kvasir_workers.engines.sim.model import Context, SimModel
-from kvasir_workers.engines.sim.output import Output
+from kvasir_workers.engines.sim.output import SimOutput
 from kvasir_workers.engines.sim.reporting import CacheReport
 from kvasir_workers.engines.sim.scheduler import Scheduler
-from kvasir_workers.engines.sim.state import Limits, PullOrder
+from kvasir_workers.engines.sim.state import SimLimits, SimPullOrder
 
 MODEL = SimModel(vocab_size=2, eos_token_id=0)
 CONTEXT = 9
@@ -65,7 +65,7 @@ def _reference(request: EngineRequest, index: int) -> list[int]:
     """What the choice must be, without any scheduling."""
     sampling = request.sampling
     room = CONTEXT - len(request.tokens)
-    output = Output(MODEL, sampling, min(room, sampling.max_tokens or room))
+    output = SimOutput(MODEL, sampling, min(room, sampling.max_tokens or room))
     context = Context(0, None, sampling, index)
     context.extend(request.tokens)
     tokens: list[int] = []
@@ -90,7 +90,7 @@ class History(RuleBasedStateMachine):
     def begin(self, chunked: bool, caching: bool, recompute: bool, overlap: bool, blocks: int) -> None:
         self.follower = Follower() if caching else None
         self.scheduler = Scheduler(
-            Limits(
+            SimLimits(
                 block_size=BLOCK,
                 blocks=blocks,
                 bytes_per_block=10,
@@ -111,7 +111,7 @@ class History(RuleBasedStateMachine):
         )
         self.recorder = DeltaRecorder()
         self.requests: dict[str, EngineRequest] = {}
-        self.pulls: list[PullOrder] = []
+        self.pulls: list[SimPullOrder] = []
         self.now = 0.0
 
     @rule(
@@ -231,7 +231,7 @@ class History(RuleBasedStateMachine):
             if all(self.recorder.request(r).last for r in self.requests) and not len(self.scheduler.leases):
                 return
 
-    def _end_pull(self, order: PullOrder, well: bool) -> None:
+    def _end_pull(self, order: SimPullOrder, well: bool) -> None:
         if well:
             self.scheduler.pulled(order, 0.1)
         else:

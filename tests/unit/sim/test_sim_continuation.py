@@ -21,7 +21,7 @@ from kvasir.core.requests import (
 )
 from kvasir_workers.engines.sim.model import SimModel
 from kvasir_workers.engines.sim.scheduler import Scheduler
-from kvasir_workers.engines.sim.state import Limits
+from kvasir_workers.engines.sim.state import SimLimits
 
 # Few tokens, so that stop strings, stop tokens and the end of the sequence come up often.
 MODEL = SimModel(vocab_size=12, eos_token_id=1)
@@ -75,7 +75,7 @@ class Client:
 
 
 def scheduler() -> Scheduler:
-    limits = Limits(
+    limits = SimLimits(
         block_size=4,
         blocks=16,
         bytes_per_block=10,

@@ -33,7 +33,7 @@ from kvasir.core.requests import (
 )
 from kvasir_platform.sim.core.virtual_loop import VirtualClock, run_virtual
 from kvasir_workers.engines.sim.engine import SimEngine
-from kvasir_workers.engines.sim.fabric import SimFabric, Ticket
+from kvasir_workers.engines.sim.fabric import SimFabric, SimTicket
 
 TIMING = SimSpec(
     prefill_tokens_per_s=1000.0,
@@ -284,7 +284,7 @@ def test_a_handoff_of_an_earlier_life_is_fenced() -> None:
     async def scenario(pair: Pair) -> None:
         prompt = pair.prompts.fresh(64)
         handoff = await pair.prefilled(prompt)
-        ticket = replace(Ticket.decode(handoff.ticket), epoch=0)
+        ticket = replace(SimTicket.decode(handoff.ticket), epoch=0)
         stale = replace(handoff, ticket=ticket.encode())
         done = await pair.decode.generate(prompt, pair.prompts.greedy, leg=Leg.DECODE, handoff=stale)
         wrong_fence = replace(handoff, fence=handoff.fence + 1)
@@ -296,7 +296,7 @@ def test_a_handoff_of_an_earlier_life_is_fenced() -> None:
     with_pair(scenario)
 
 
-@pytest.mark.parametrize("ticket", [b"", b"\xc1", Ticket("prefill-0", 1, (b"other",)).encode()])
+@pytest.mark.parametrize("ticket", [b"", b"\xc1", SimTicket("prefill-0", 1, (b"other",)).encode()])
 def test_a_handoff_that_does_not_fit_the_prompt_is_not_used(ticket: bytes) -> None:
     async def scenario(pair: Pair) -> None:
         prompt = pair.prompts.fresh(64)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvasir.core.requests import Parsing, token_ids
-from kvasir_workers.engines.parts import Parts
+from kvasir_workers.engines.parts import StepParts
 from kvasir_workers.engines.sim.model import SimModel
 from kvasir_workers.engines.sim.speech import Speech, SpeechParser
 
@@ -32,13 +32,13 @@ def said(parsing: Parsing, length: int = 40) -> list[tuple[int, str]]:
     return output
 
 
-def heard(parsing: Parsing, pieces: list[str], tokens: list[int]) -> tuple[list[Parts], SpeechParser]:
+def heard(parsing: Parsing, pieces: list[str], tokens: list[int]) -> tuple[list[StepParts], SpeechParser]:
     parser = SpeechParser(Speech(MODEL, parsing, PROMPT, ends=True), parsing)
     made = [parser.take(piece, (), finished=False) for piece in pieces]
     return [*made, parser.take("", tokens, finished=True)], parser
 
 
-def joined(parts: list[Parts]) -> tuple[str, str, list[str]]:
+def joined(parts: list[StepParts]) -> tuple[str, str, list[str]]:
     calls: dict[int, str] = {}
     for part in parts:
         for piece in part.tool_calls:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from kvasir.ports.transfer import KvRegion
 from kvasir_workers.tiers.copier import BlockCopier, DeviceCopier, HostCopier, SlotPart, runs_of
-from kvasir_workers.tiers.memory import HostMemory
+from kvasir_workers.tiers.memory import SharedMemory
 
 torch = pytest.importorskip("torch")
 
@@ -38,16 +38,16 @@ class Rank:
         return [[layer[block].clone() for layer in self.layers] for block in blocks]
 
 
-def host(rank: Rank, memory: HostMemory, offset: int) -> BlockCopier:
+def host(rank: Rank, memory: SharedMemory, offset: int) -> BlockCopier:
     return HostCopier(rank.regions(), SlotPart(memory, offset), lambda: 0.0)
 
 
-def staged(rank: Rank, memory: HostMemory, offset: int) -> BlockCopier:
+def staged(rank: Rank, memory: SharedMemory, offset: int) -> BlockCopier:
     """What copies on a device, through a buffer of two blocks, where the device is the CPU."""
     return DeviceCopier(rank.layers, BLOCKS, SlotPart(memory, offset), lambda: 0.0, 2 * rank.part_bytes)
 
 
-Kind = Callable[[Rank, HostMemory, int], BlockCopier]
+Kind = Callable[[Rank, SharedMemory, int], BlockCopier]
 KINDS = pytest.mark.parametrize("kind", [host, staged])
 
 
@@ -63,7 +63,7 @@ def equal(one: list[list[Any]], other: list[list[Any]]) -> bool:
 @pytest.mark.parametrize("ranks", [1, RANKS])
 def test_blocks_of_every_rank_come_back_into_other_blocks(kind: Kind, ranks: int) -> None:
     sides = [Rank(seed) for seed in range(ranks)]
-    memory = HostMemory.create(SLOTS, ranks * sides[0].part_bytes)
+    memory = SharedMemory.create(SLOTS, ranks * sides[0].part_bytes)
     copiers = [kind(side, memory, number * side.part_bytes) for number, side in enumerate(sides)]
     blocks, slots, targets = [7, 0, 3, 11, 4], [2, 3, 4, 9, 0], [5, 6, 1, 2, 8]
     before = [side.content(blocks) for side in sides]
@@ -82,7 +82,7 @@ def test_blocks_of_every_rank_come_back_into_other_blocks(kind: Kind, ranks: int
 @KINDS
 def test_each_copy_is_reported_once(kind: Kind) -> None:
     side = Rank(1)
-    copier = kind(side, HostMemory.create(SLOTS, side.part_bytes), 0)
+    copier = kind(side, SharedMemory.create(SLOTS, side.part_bytes), 0)
     tickets = [copier.store([1], [1]), copier.load([1], [2]), copier.store([], [])]
     assert [copied.ticket for copied in copier.poll()] == tickets
     assert copier.poll() == []
@@ -90,7 +90,7 @@ def test_each_copy_is_reported_once(kind: Kind) -> None:
 
 def test_both_kinds_lay_out_a_slot_alike() -> None:
     side = Rank(3)
-    memory = HostMemory.create(SLOTS, RANKS * side.part_bytes)
+    memory = SharedMemory.create(SLOTS, RANKS * side.part_bytes)
     host(side, memory, side.part_bytes).store([6, 2], [1, 5])
     first = bytes(memory.view)
     memory.view[:] = bytes(len(first))
@@ -108,15 +108,15 @@ def test_runs_cover_every_slot_in_order_and_are_as_long_as_can_be(slots: list[in
 
 _OTHER_PROCESS = """
 import sys
-from kvasir_workers.tiers.memory import HostMemory, SharedName
-memory = HostMemory.open(SharedName(sys.argv[1], 4, 16))
+from kvasir_workers.tiers.memory import SharedMemory, SharedName
+memory = SharedMemory.open(SharedName(sys.argv[1], 4, 16))
 assert bytes(memory.slot_view(2)) == b"x" * 16
 memory.slot_view(3)[:] = b"y" * 16
 """
 
 
 def test_another_process_reads_and_writes_the_same_slots() -> None:
-    memory = HostMemory.create(4, 16)
+    memory = SharedMemory.create(4, 16)
     memory.slot_view(2)[:] = b"x" * 16
     subprocess.run([sys.executable, "-c", _OTHER_PROCESS, memory.name.path], check=True)
     assert bytes(memory.slot_view(3)) == b"y" * 16

@@ -13,7 +13,7 @@ from tests.kit.engines.tier_blocks import block
 
 from kvasir.config.spec.tiers import DiskTierSpec
 from kvasir.core.identity import KvLayout
-from kvasir.ports.tier import Block, Change, Read, Write
+from kvasir.ports.tier import Block, Change, TierRead, TierWrite
 from kvasir_workers.tiers.blob import HEADER_BYTES, fingerprint
 from kvasir_workers.tiers.blobs.disk import DiskTier
 from kvasir_workers.tiers.blobs.disk_folder import BlobFolder
@@ -51,12 +51,12 @@ def content(number: int) -> bytes:
 
 
 def put(it: DiskTier, numbers: Sequence[int]) -> Change:
-    return it.put([Write(block(n), memoryview(content(n))) for n in numbers])
+    return it.put([TierWrite(block(n), memoryview(content(n))) for n in numbers])
 
 
 def get(it: DiskTier, numbers: Sequence[int]) -> int:
     targets = [bytearray(SIZE) for _ in numbers]
-    found = it.get([Read(block(n).key, memoryview(t)) for n, t in zip(numbers, targets, strict=True)])
+    found = it.get([TierRead(block(n).key, memoryview(t)) for n, t in zip(numbers, targets, strict=True)])
     assert all(target == content(n) for n, target in zip(numbers[:found], targets, strict=False))
     return found
 
@@ -249,7 +249,7 @@ def test_a_block_that_does_not_fit_at_all_is_said_to_be_too_large(tmp_path: Path
     for _ in range(3):
         it.tend()
         assert "raise tiers.disk.bytes" in it.load().trouble
-    assert it.put([Write(block(1), memoryview(bytes(4 << 20)))]) == Change()
+    assert it.put([TierWrite(block(1), memoryview(bytes(4 << 20)))]) == Change()
     it.close()
 
 

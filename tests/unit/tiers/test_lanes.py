@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from kvasir_workers.tiers import lanes
-from kvasir_workers.tiers.lanes import Lane, Urgency
+from kvasir_workers.tiers.lanes import TierThread, Urgency
 
 WAIT_S = 10.0
 
@@ -22,7 +22,7 @@ class Bench:
         self.tended = 0
         self.more_to_tend = more_to_tend
         self.entered, self.go_on = threading.Event(), threading.Event()
-        self.lane = Lane("test", lambda: self.time, self.tend)
+        self.lane = TierThread("test", lambda: self.time, self.tend)
 
     def tend(self) -> bool:
         self.tended += 1
@@ -110,7 +110,7 @@ def test_what_is_still_tended_for_the_first_time_is_not_tended_yet() -> None:
         entered.set()
         return not go_on.wait(WAIT_S)
 
-    lane = Lane("test", lambda: 0.0, tend)
+    lane = TierThread("test", lambda: 0.0, tend)
     assert entered.wait(WAIT_S)
     assert not lane.tended
     go_on.set()

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvasir.ports.tier import KEY_BYTES, Block, Change
-from kvasir_workers.tiers.ledger import Ledger
+from kvasir_workers.tiers.ledger import BlockLedger
 
 STEPS = st.lists(st.tuples(st.sampled_from(["add", "remove", "clear", "take"]), st.integers(0, 4)))
 
@@ -17,7 +17,7 @@ def block(number: int, name: int | None = None) -> Block:
 
 @given(STEPS, st.integers(1, 6))
 def test_changes_add_up_to_what_is_held(steps: list[tuple[str, int]], most: int) -> None:
-    ledger, held, told = Ledger(most), list[Block](), set[Block]()
+    ledger, held, told = BlockLedger(most), list[Block](), set[Block]()
     for what, number in [*steps, ("take", 0)]:
         if what == "add":
             ledger.add(block(number))
@@ -40,7 +40,7 @@ def test_changes_add_up_to_what_is_held(steps: list[tuple[str, int]], most: int)
 
 
 def test_what_falls_off_is_the_least_recently_used_and_told_to_be_gone() -> None:
-    ledger = Ledger(2)
+    ledger = BlockLedger(2)
     ledger.add(block(1))
     ledger.add(block(2))
     ledger.add(block(1))
@@ -51,14 +51,14 @@ def test_what_falls_off_is_the_least_recently_used_and_told_to_be_gone() -> None
 
 
 def test_what_came_and_went_between_two_questions_is_not_told() -> None:
-    ledger = Ledger(4)
+    ledger = BlockLedger(4)
     ledger.add(block(1))
     ledger.remove(block(1).key)
     assert ledger.take() == Change()
 
 
 def test_a_key_under_another_name_is_removed_and_stored() -> None:
-    ledger = Ledger(4)
+    ledger = BlockLedger(4)
     ledger.add(block(1))
     ledger.take()
     ledger.add(block(1, name=9))
@@ -66,7 +66,7 @@ def test_a_key_under_another_name_is_removed_and_stored() -> None:
 
 
 def test_the_order_is_that_of_use() -> None:
-    ledger = Ledger(4)
+    ledger = BlockLedger(4)
     assert ledger.newest() is None
     for number in (1, 2, 3, 1):
         ledger.add(block(number))

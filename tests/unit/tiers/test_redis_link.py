@@ -10,7 +10,14 @@ from dataclasses import dataclass
 import pytest
 
 from kvasir.config.spec.tiers import RedisTierSpec
-from kvasir_workers.tiers.blobs.redis_link import Line, LinkError, RedisLink, Refusal, command, set_command
+from kvasir_workers.tiers.blobs.redis_link import (
+    LinkError,
+    RedisConnection,
+    RedisLink,
+    RedisRefusal,
+    command,
+    set_command,
+)
 
 
 @dataclass
@@ -37,7 +44,7 @@ def peer() -> Iterator[Peer]:
 
 
 @pytest.fixture
-def line(peer: Peer) -> Iterator[tuple[Line, socket.socket]]:
+def line(peer: Peer) -> Iterator[tuple[RedisConnection, socket.socket]]:
     link = peer.link()
     (made,) = link.take(1, peer.now + 20.0)
     with peer.accept() as other:
@@ -45,24 +52,24 @@ def line(peer: Peer) -> Iterator[tuple[Line, socket.socket]]:
     link.hang_up()
 
 
-def test_answers_come_in_the_order_of_the_questions(line: tuple[Line, socket.socket]) -> None:
+def test_answers_come_in_the_order_of_the_questions(line: tuple[RedisConnection, socket.socket]) -> None:
     ours, theirs = line
     ours.send([command(b"GET", b"key"), command(b"PING")])
     assert theirs.recv(1000) == b"*2\r\n$3\r\nGET\r\n$3\r\nkey\r\n*1\r\n$4\r\nPING\r\n"
     theirs.sendall(b"$3\r\nabc\r\n+PONG\r\n:7\r\n$-1\r\n-OOM command not allowed\r\n-ERR what\r\n")
     assert [ours.receive() for _ in range(4)] == [b"abc", b"PONG", 7, None]
-    assert ours.receive() == Refusal("OOM", "command not allowed")
-    assert ours.receive() == Refusal("ERR", "what")
+    assert ours.receive() == RedisRefusal("OOM", "command not allowed")
+    assert ours.receive() == RedisRefusal("ERR", "what")
 
 
-def test_a_value_of_two_pieces_is_sent_as_one(line: tuple[Line, socket.socket]) -> None:
+def test_a_value_of_two_pieces_is_sent_as_one(line: tuple[RedisConnection, socket.socket]) -> None:
     ours, theirs = line
     ours.send(set_command(b"key", b"head", memoryview(b"body"), 60))
     assert theirs.recv(1000) == command(b"SET", b"key", b"headbody", b"EX", b"60")
 
 
 def test_an_answer_that_is_there_is_taken_shortly_after_the_deadline_and_not_later(
-    peer: Peer, line: tuple[Line, socket.socket]
+    peer: Peer, line: tuple[RedisConnection, socket.socket]
 ) -> None:
     ours, theirs = line
     theirs.sendall(b":1\r\n")
@@ -75,7 +82,9 @@ def test_an_answer_that_is_there_is_taken_shortly_after_the_deadline_and_not_lat
     assert raised.value.timed_out
 
 
-def test_nothing_is_waited_for_past_the_deadline(peer: Peer, line: tuple[Line, socket.socket]) -> None:
+def test_nothing_is_waited_for_past_the_deadline(
+    peer: Peer, line: tuple[RedisConnection, socket.socket]
+) -> None:
     ours, theirs = line
     peer.now += 20.001
     late = threading.Timer(0.5, theirs.sendall, [b":1\r\n"])
@@ -88,7 +97,7 @@ def test_nothing_is_waited_for_past_the_deadline(peer: Peer, line: tuple[Line, s
 
 
 def test_a_peer_that_does_not_read_ends_a_write_at_the_deadline(
-    peer: Peer, line: tuple[Line, socket.socket]
+    peer: Peer, line: tuple[RedisConnection, socket.socket]
 ) -> None:
     ours, _ = line
     ours.until(peer.now + 0.05)

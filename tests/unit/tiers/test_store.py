@@ -11,10 +11,10 @@ from tests.kit.engines.kept_tier import SIZE, KeptTier, content
 
 from kvasir.core.kv import KvChange, Medium, TierLoad
 from kvasir.native._twin import records
-from kvasir.ports.tier import Block, Change, Read, Write
+from kvasir.ports.tier import Block, Change, TierRead, TierWrite
 from kvasir_workers.tiers.arena import Arena
 from kvasir_workers.tiers.eviction import eviction
-from kvasir_workers.tiers.levels import Lower
+from kvasir_workers.tiers.levels import LowerTierSettings
 from kvasir_workers.tiers.store import TierStore
 
 WAIT_S = 10.0
@@ -47,7 +47,7 @@ class FakeTier(KeptTier):
         entered, go_on = threading.Event(), threading.Event()
         plain = self.get
 
-        def slow(wanted: Sequence[Read]) -> int:
+        def slow(wanted: Sequence[TierRead]) -> int:
             entered.set()
             assert go_on.wait(WAIT_S)
             return plain(wanted)
@@ -59,7 +59,7 @@ class FakeTier(KeptTier):
         self._wait()
         return super().lookup(keys)
 
-    def get(self, wanted: Sequence[Read]) -> int:
+    def get(self, wanted: Sequence[TierRead]) -> int:
         self._wait()
         whole = next((at for at, read in enumerate(wanted) if read.key in self.bad), len(wanted))
         self.read += [read.key for read in wanted[: whole + 1]]
@@ -67,7 +67,7 @@ class FakeTier(KeptTier):
             read.target[:] = b"\xff" * SIZE
         return super().get(wanted[:whole])
 
-    def put(self, blocks: Sequence[Write]) -> Change:
+    def put(self, blocks: Sequence[TierWrite]) -> Change:
         self._wait()
         self.written += [write.block.key for write in blocks]
         return super().put(blocks)
@@ -94,7 +94,7 @@ class Bench:
     def __post_init__(self) -> None:
         self.memory = bytearray(self.slots * SIZE)
         arena = Arena(self.slots, eviction("lru", self.slots))
-        lower = [Lower(tier, 0.01, 0.5, self.write_bytes) for tier in self.tiers]
+        lower = [LowerTierSettings(tier, 0.01, 0.5, self.write_bytes) for tier in self.tiers]
         self.store = TierStore(arena, self.view, SIZE, lower, lambda: self.time)
 
     def view(self, slot: int) -> memoryview:

@@ -10,11 +10,11 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 from tests.kit.engines.kept_tier import SIZE, KeptTier, content
 
 from kvasir.core.kv import Medium
-from kvasir.ports.tier import Block, Read
+from kvasir.ports.tier import Block, TierRead
 from kvasir_workers.tiers.arena import Arena
 from kvasir_workers.tiers.eviction import eviction
-from kvasir_workers.tiers.lanes import Job, Lane, Tend, Urgency
-from kvasir_workers.tiers.levels import Lower
+from kvasir_workers.tiers.lanes import Job, Tend, TierThread, Urgency
+from kvasir_workers.tiers.levels import LowerTierSettings
 from kvasir_workers.tiers.store import TierStore
 
 SLOTS = 6
@@ -30,7 +30,7 @@ def chain(number: int) -> list[Block]:
     ]
 
 
-class ManualLane(Lane):
+class ManualLane(TierThread):
     """Runs a job when it is told to."""
 
     def __init__(self, name: str, now: Callable[[], float], tend: Tend) -> None:
@@ -69,7 +69,7 @@ class Tier(KeptTier):
         self.during_call()
         return super().lookup(keys)
 
-    def get(self, wanted: Sequence[Read]) -> int:
+    def get(self, wanted: Sequence[TierRead]) -> int:
         self.during_call()
         for read in wanted[self.sound :]:
             read.target[:] = b"\xee" * SIZE
@@ -90,7 +90,7 @@ class Histories(RuleBasedStateMachine):
         media = (Medium.DISK, Medium.REMOTE)
         self.tiers = [Tier(medium, [*chain(at), *chain(2)]) for at, medium in enumerate(media)]
         self.lanes: list[ManualLane] = []
-        lower = [Lower(tier, 0.01, 0.5, 1 << 20) for tier in self.tiers]
+        lower = [LowerTierSettings(tier, 0.01, 0.5, 1 << 20) for tier in self.tiers]
         self.store = TierStore(
             self.arena, self.view, SIZE, lower, lambda: self.time, make_lane=self.make_lane
         )
@@ -98,7 +98,7 @@ class Histories(RuleBasedStateMachine):
         self.filling: list[list[int]] = []
         self.names = 0
 
-    def make_lane(self, name: str, now: Callable[[], float], tend: Tend) -> Lane:
+    def make_lane(self, name: str, now: Callable[[], float], tend: Tend) -> TierThread:
         self.lanes.append(ManualLane(name, now, tend))
         return self.lanes[-1]
 

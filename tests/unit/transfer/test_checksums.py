@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvasir.core.errors import TransferError
-from kvasir.ports.transfer import WHOLE, KvRegion, Part
+from kvasir.ports.transfer import WHOLE, BlockPart, KvRegion
 from kvasir_workers.transfer import checksums
 from kvasir_workers.transfer.checksums import HostSums, Sums, first_difference, require_parts
 
@@ -31,7 +31,7 @@ def host(kv: Kv) -> HostSums:
     return HostSums([KvRegion(int(layer.ctypes.data), layer.shape[1], BLOCKS) for layer in kv])
 
 
-def sums(kv: Kv, blocks: Sequence[int], parts: int, part: Part = WHOLE) -> Sums:
+def sums(kv: Kv, blocks: Sequence[int], parts: int, part: BlockPart = WHOLE) -> Sums:
     side = host(kv)
     found = side.begin(blocks, parts, part).result()
     side.close()
@@ -59,9 +59,9 @@ def test_a_part_by_itself_has_the_sum_that_it_has_within_its_block(of: int) -> N
     kv = made()
     whole = sums(kv, [5, 2, 7], of)
     for index in range(of):
-        assert (sums(kv, [5, 2, 7], 1, Part(index, of))[:, 0] == whole[:, index]).all()
+        assert (sums(kv, [5, 2, 7], 1, BlockPart(index, of))[:, 0] == whole[:, index]).all()
     if of == 4:
-        assert (sums(kv, [5, 2, 7], 2, Part(1, 2)) == whole[:, 2:]).all()
+        assert (sums(kv, [5, 2, 7], 2, BlockPart(1, 2)) == whole[:, 2:]).all()
 
 
 def test_much_is_summed_beside_the_caller_with_the_same_result(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -71,8 +71,10 @@ def test_much_is_summed_beside_the_caller_with_the_same_result(monkeypatch: pyte
     assert (sums(kv, range(BLOCKS), 2) == at_once).all()
 
 
-@pytest.mark.parametrize(("parts", "part"), [(1, WHOLE), (2, WHOLE), (2, Part(1, 2)), (4, Part(0, 1))])
-def test_torch_finds_the_same_sums(parts: int, part: Part, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("parts", "part"), [(1, WHOLE), (2, WHOLE), (2, BlockPart(1, 2)), (4, BlockPart(0, 1))]
+)
+def test_torch_finds_the_same_sums(parts: int, part: BlockPart, monkeypatch: pytest.MonkeyPatch) -> None:
     torch = pytest.importorskip("torch")
     from kvasir_workers.transfer import cuda_sums
 

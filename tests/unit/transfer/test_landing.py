@@ -12,9 +12,9 @@ pytest.importorskip("torch")
 
 from tests.kit.engines.pull_bench import BLOCK_BYTES, REGION, Bench, reasons
 
-from kvasir.ports.transfer import KvRegion, Part
+from kvasir.ports.transfer import BlockPart, KvRegion
 from kvasir_workers.transfer.nixl.agent import XferState, senders_answer
-from kvasir_workers.transfer.nixl.landing import PEER_SLOTS, SLOTS, Staged
+from kvasir_workers.transfer.nixl.landing import PEER_SLOTS, SLOTS, StagedLanding
 
 POLLS = 64
 """More than post all reads of a pull."""
@@ -23,7 +23,7 @@ POLLS = 64
 class StagedBench(Bench):
     """Reads land in staging memory."""
 
-    lands = Staged
+    lands = StagedLanding
 
 
 @pytest.fixture
@@ -118,13 +118,13 @@ def test_room_that_was_lost_to_a_sender_is_there_again_when_it_has_answered(benc
 
 def test_what_was_staged_is_copied_into_its_part_of_the_blocks() -> None:
     kv = np.zeros((2, 8, 64), dtype=np.uint8)
-    staged = Staged([KvRegion(int(layer.ctypes.data), 64, 8) for layer in kv])
-    place = staged.take("peer", [5, 2], Part(1, 2))
+    staged = StagedLanding([KvRegion(int(layer.ctypes.data), 64, 8) for layer in kv])
+    place = staged.take("peer", [5, 2], BlockPart(1, 2))
     assert place is not None
     for number, region in enumerate(place.regions):
         ctypes.memset(region.address, 10 * number + 1, 32)
         ctypes.memset(region.address + 32, 10 * number + 2, 32)
-    staged.copy_on(place, [5, 2], Part(1, 2)).result()
+    staged.copy_on(place, [5, 2], BlockPart(1, 2)).result()
     staged.close()
     expected = np.zeros_like(kv)
     for layer in range(2):

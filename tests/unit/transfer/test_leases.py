@@ -15,39 +15,46 @@ from kvasir_workers.transfer import checksums
 from kvasir_workers.transfer.checksums import HostSums
 from kvasir_workers.transfer.nixl import leases
 from kvasir_workers.transfer.nixl.agent import NixlAgent
-from kvasir_workers.transfer.nixl.leases import Extent, Found, LeaseState, LeaseTable, bucket_offset, look_up
+from kvasir_workers.transfer.nixl.leases import (
+    Extent,
+    NixlLeaseState,
+    NixlLeaseTable,
+    TableEntry,
+    bucket_offset,
+    look_up,
+)
 from kvasir_workers.transfer.nixl.pages import Page, PageMemory, page_bytes, parse
-from kvasir_workers.transfer.nixl.serving import MAX_NOTIFICATION_BYTES, ServingSide
+from kvasir_workers.transfer.nixl.serving import MAX_NOTIFICATION_BYTES, NixlSender
 
 
-def find(table: LeaseTable, lease_id: str, fence: int) -> Found:
+def find(table: NixlLeaseTable, lease_id: str, fence: int) -> TableEntry:
     """What a receiver finds in the table's memory."""
     address = table.address + bucket_offset(lease_id)
     return look_up(ctypes.string_at(address, leases.BUCKET_BYTES), lease_id, fence)
 
 
-def read(table: LeaseTable, lease_id: str, fence: int) -> LeaseState:
+def read(table: NixlLeaseTable, lease_id: str, fence: int) -> NixlLeaseState:
     return find(table, lease_id, fence).state
 
 
 def test_a_lease_is_absent_then_live_then_ended() -> None:
-    table = LeaseTable()
-    assert read(table, "a", 1) is LeaseState.ABSENT
+    table = NixlLeaseTable()
+    assert read(table, "a", 1) is NixlLeaseState.ABSENT
     table.grant("a", 1)
-    assert read(table, "a", 1) is LeaseState.LIVE
-    assert read(table, "a", 2) is LeaseState.FENCED
-    assert read(table, "b", 1) is LeaseState.ABSENT
+    assert read(table, "a", 1) is NixlLeaseState.LIVE
+    assert read(table, "a", 2) is NixlLeaseState.FENCED
+    assert read(table, "b", 1) is NixlLeaseState.ABSENT
     table.end("a")
-    assert read(table, "a", 1) is LeaseState.ENDED
+    assert read(table, "a", 1) is NixlLeaseState.ENDED
 
 
 def test_a_lease_granted_again_is_live_under_its_new_fence_only() -> None:
-    table = LeaseTable()
+    table = NixlLeaseTable()
     table.grant("a", 1)
     table.end("a")
     table.grant("a", 2)
-    assert read(table, "a", 2) is LeaseState.LIVE
-    assert read(table, "a", 1) is LeaseState.FENCED
+    assert read(table, "a", 2) is NixlLeaseState.LIVE
+    assert read(table, "a", 1) is NixlLeaseState.FENCED
 
 
 def colliding(count: int) -> list[str]:
@@ -60,7 +67,7 @@ def colliding(count: int) -> list[str]:
 
 
 def test_a_full_bucket_refuses_another_lease_until_one_ends() -> None:
-    table = LeaseTable()
+    table = NixlLeaseTable()
     *held, extra = colliding(leases.WAYS + 1)
     for lease_id in held:
         table.grant(lease_id, 1)
@@ -68,23 +75,23 @@ def test_a_full_bucket_refuses_another_lease_until_one_ends() -> None:
         table.grant(extra, 1)
     table.end(held[3])
     table.grant(extra, 1)
-    assert read(table, extra, 1) is LeaseState.LIVE
-    assert all(read(table, lease_id, 1) is LeaseState.LIVE for lease_id in held if lease_id != held[3])
+    assert read(table, extra, 1) is NixlLeaseState.LIVE
+    assert all(read(table, lease_id, 1) is NixlLeaseState.LIVE for lease_id in held if lease_id != held[3])
 
 
 def test_the_oldest_tombstone_makes_room_first() -> None:
-    table = LeaseTable()
+    table = NixlLeaseTable()
     names = colliding(leases.WAYS + 1)
     for lease_id in names[:-1]:
         table.grant(lease_id, 1)
         table.end(lease_id)
     table.grant(names[-1], 1)
-    assert read(table, names[0], 1) is LeaseState.ABSENT
-    assert all(read(table, lease_id, 1) is LeaseState.ENDED for lease_id in names[1:-1])
+    assert read(table, names[0], 1) is NixlLeaseState.ABSENT
+    assert all(read(table, lease_id, 1) is NixlLeaseState.ENDED for lease_id in names[1:-1])
 
 
 def test_every_grant_has_a_number_and_says_where_its_page_is() -> None:
-    table = LeaseTable()
+    table = NixlLeaseTable()
     table.grant("a", 1, Extent(64, 100))
     assert find(table, "a", 1).page == Extent(64, 100)
     first = find(table, "a", 1).grant
@@ -112,9 +119,9 @@ class Bench:
         self.kv = np.arange(2 * 64 * 16, dtype=np.uint16).view(np.uint8).reshape(4, 64, 16)[:2].copy()
         regions = [KvRegion(int(layer.ctypes.data), 16, 64) for layer in self.kv]
         self.sums = HostSums(regions)
-        self.mailbox, self.table, self.pages = Mailbox(), LeaseTable(), PageMemory(page_memory)
+        self.mailbox, self.table, self.pages = Mailbox(), NixlLeaseTable(), PageMemory(page_memory)
         self.parts = parts
-        self.side = ServingSide(self.mailbox, self.table, self.pages, HostSums(regions), parts)
+        self.side = NixlSender(self.mailbox, self.table, self.pages, HostSums(regions), parts)
 
     def offer(self, lease_id: str, blocks: list[int], total: int | None = None) -> None:
         total = len(blocks) if total is None else total
@@ -123,7 +130,7 @@ class Bench:
     def page(self, lease_id: str) -> Page | None:
         """What a receiver finds in the lease's page."""
         found = find(self.table, lease_id, 1)
-        assert found.state is LeaseState.LIVE
+        assert found.state is NixlLeaseState.LIVE
         if found.page is None:
             return None
         return parse(self.pages.view(found.page), lease_id, 1)
@@ -204,7 +211,7 @@ def test_without_room_for_a_page_a_lease_is_offered_when_it_is_whole(
         bench.offer("late", [1], total=2)
         bench.offer("whole", [1, 2])
     assert [record.getMessage().split()[1] for record in caplog.records] == ["late", "whole"]
-    assert find(bench.table, "late", 1).state is LeaseState.ABSENT
+    assert find(bench.table, "late", 1).state is NixlLeaseState.ABSENT
     assert bench.page("whole") is None
     bench.side.extend("late", [2], now=0.0)
     assert bench.page("late") is None

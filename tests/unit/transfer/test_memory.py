@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch")
 
-from kvasir.ports.transfer import WHOLE, KvRegion, Part  # noqa: E402 - after the skip
+from kvasir.ports.transfer import WHOLE, BlockPart, KvRegion  # noqa: E402 - after the skip
 from kvasir_workers.transfer.cuda_memory import RowsBatch  # noqa: E402
 from kvasir_workers.transfer.memory import (  # noqa: E402
     CHUNK_BYTES,
     DIRECT_BYTES,
-    Batch,
-    HostMemory,
+    CopyBatch,
+    HostKvMemory,
     cut,
     row_ends,
 )
@@ -34,24 +34,24 @@ def kv(seed: int) -> list[npt.NDArray[np.uint8]]:
     return [rng.integers(0, 256, (BLOCKS, size), dtype=np.uint8) for size in PIECES]
 
 
-def host_batch(regions: Sequence[npt.NDArray[np.uint8]], blocks: Sequence[int], part: Part) -> Batch:
-    memory = HostMemory([KvRegion(int(r.ctypes.data), r.shape[1], r.shape[0]) for r in regions])
+def host_batch(regions: Sequence[npt.NDArray[np.uint8]], blocks: Sequence[int], part: BlockPart) -> CopyBatch:
+    memory = HostKvMemory([KvRegion(int(r.ctypes.data), r.shape[1], r.shape[0]) for r in regions])
     return memory.batch(blocks, part)
 
 
-def rows_batch(regions: Sequence[npt.NDArray[np.uint8]], blocks: Sequence[int], part: Part) -> Batch:
+def rows_batch(regions: Sequence[npt.NDArray[np.uint8]], blocks: Sequence[int], part: BlockPart) -> CopyBatch:
     return RowsBatch([torch.from_numpy(region) for region in regions], blocks, part, lambda copy: copy())
 
 
 blocks = st.lists(st.integers(0, BLOCKS - 1), min_size=1, max_size=BLOCKS, unique=True)
-parts = st.sampled_from([WHOLE, Part(0, 2), Part(1, 2), Part(3, 4)])
+parts = st.sampled_from([WHOLE, BlockPart(0, 2), BlockPart(1, 2), BlockPart(3, 4)])
 makers = pytest.mark.parametrize("make", [host_batch, rows_batch], ids=["host", "rows"])
 
 
 @makers
 @given(blocks=blocks, part=parts, data=st.data())
 def test_what_is_gathered_and_scattered_are_the_blocks_parts_and_nothing_else(
-    make: type, blocks: list[int], part: Part, data: st.DataObject
+    make: type, blocks: list[int], part: BlockPart, data: st.DataObject
 ) -> None:
     source, target = kv(1), kv(2)
     expected = [region.copy() for region in target]
@@ -79,7 +79,7 @@ def test_neighbouring_blocks_are_one_stretch_of_memory_and_others_are_not() -> N
     assert batch.direct((1, 3)) is not None
     assert batch.direct((2, 4)) is None
     assert batch.direct((0, 4)) is None
-    assert host_batch(kv(1), [4, 5, 6], Part(0, 2)).direct((0, 3)) is None
+    assert host_batch(kv(1), [4, 5, 6], BlockPart(0, 2)).direct((0, 3)) is None
 
 
 def test_what_arrives_directly_is_in_the_kv() -> None:

@@ -21,9 +21,9 @@ from kvasir.core.errors import TransferError  # noqa: E402 - after the skip
 from kvasir.core.identity import HEAD_MAJOR, KvLayout  # noqa: E402
 from kvasir.ports.transfer import (  # noqa: E402
     WHOLE,
+    BlockPart,
     LeaseEnded,
     Offer,
-    Part,
     Pulled,
     PullFailed,
     TransferEvent,
@@ -31,8 +31,8 @@ from kvasir.ports.transfer import (  # noqa: E402
 from kvasir_workers.transfer.nccl import receiving, serving  # noqa: E402
 from kvasir_workers.transfer.nccl.adapter import NcclTransfer  # noqa: E402
 from kvasir_workers.transfer.nccl.control import Control, Waker  # noqa: E402
-from kvasir_workers.transfer.nccl.endpoint import VERSION, Endpoint, decode, encode  # noqa: E402
-from kvasir_workers.transfer.nccl.group import Fabric, Link  # noqa: E402
+from kvasir_workers.transfer.nccl.endpoint import VERSION, NcclEndpoint, decode, encode  # noqa: E402
+from kvasir_workers.transfer.nccl.group import Fabric, NcclGroupLink  # noqa: E402
 from kvasir_workers.transfer.nccl.local import tag  # noqa: E402
 from kvasir_workers.transfer.nccl.meeting import meet_puller  # noqa: E402
 from kvasir_workers.transfer.nccl.messages import (  # noqa: E402
@@ -116,8 +116,8 @@ def test_a_stranger_with_another_secret_is_refused_and_others_are_served(
     assert isinstance(events(target)[0], Pulled)
 
 
-def replace_secret(endpoint: Endpoint) -> Endpoint:
-    return Endpoint(
+def replace_secret(endpoint: NcclEndpoint) -> NcclEndpoint:
+    return NcclEndpoint(
         VERSION,
         endpoint.host,
         endpoint.port,
@@ -189,7 +189,7 @@ class Impostor:
     def offer(self, blocks: int) -> Offer:
         layout = KvLayout(32, "float32", HEAD_MAJOR, LAYERS, 4, 32, LAYERS * BLOCK_BYTES, 1)
         port = self.listener.getsockname()[1]
-        endpoint = Endpoint(VERSION, HOST, port, self.secret, "cpu", (BLOCK_BYTES,) * LAYERS, layout)
+        endpoint = NcclEndpoint(VERSION, HOST, port, self.secret, "cpu", (BLOCK_BYTES,) * LAYERS, layout)
         return Offer("l", 1, 60.0, tuple(range(blocks)), blocks, encode(endpoint))
 
     def end(self) -> None:
@@ -212,7 +212,7 @@ class Impostor:
         control.close()
         self.waker.close()
 
-    def _send_late(self, link: Link) -> None:
+    def _send_late(self, link: NcclGroupLink) -> None:
         """The chunk that was announced, whether or not somebody still wants it."""
         chunks = [message for message in self.say if isinstance(message, Chunk)]
         if not chunks:
@@ -347,13 +347,15 @@ def test_a_block_that_does_not_exist_cannot_be_offered(agent: Callable[[], Local
         agent().offer("l", 1, [64], 60.0)
 
 
-@pytest.mark.parametrize("part", [Part(2, 2), Part(-1, 2), Part(0, 0), Part(0, 3)], ids=repr)
+@pytest.mark.parametrize(
+    "part", [BlockPart(2, 2), BlockPart(-1, 2), BlockPart(0, 0), BlockPart(0, 3)], ids=repr
+)
 def test_a_pull_of_or_into_a_part_that_there_is_none_of_is_refused(
-    agent: Callable[[], LocalPeer], part: Part
+    agent: Callable[[], LocalPeer], part: BlockPart
 ) -> None:
     source, target = agent(), agent()
     offer = source.offer("l", 1, [1], 60.0)
-    for index, (theirs, mine) in enumerate([(part, WHOLE), (WHOLE, part), (Part(0, 2), part)]):
+    for index, (theirs, mine) in enumerate([(part, WHOLE), (WHOLE, part), (BlockPart(0, 2), part)]):
         target.pull(f"p{index}", offer, 0, [1], 60.0, theirs, mine)
         assert failure(target).reason == "layout"
 

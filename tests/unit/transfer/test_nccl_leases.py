@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from kvasir.core.errors import TransferError
-from kvasir.ports.transfer import WHOLE, LeaseEnded, Part
+from kvasir.ports.transfer import WHOLE, BlockPart, LeaseEnded
 from kvasir_workers.transfer.checksums import Sums, known
-from kvasir_workers.transfer.nccl.leases import LeaseBook, LeaseState
+from kvasir_workers.transfer.nccl.leases import LeaseBook, NcclLeaseState
 
 NAMES = st.sampled_from(["a", "b", "c"])
 FENCES = st.integers(1, 2)
@@ -52,11 +52,11 @@ def test_blocks_are_complete_in_their_order_once_their_sums_are_known() -> None:
 def test_a_lease_is_pulled_when_every_reader_has_confirmed_its_own_part() -> None:
     book = LeaseBook(Clock(), 1)
     book.grant("l", 1, 10.0, 1)
-    book.confirm("l", 1, Part(0, 2))
-    book.confirm("l", 1, Part(0, 2))
-    book.confirm("l", 2, Part(1, 2))
+    book.confirm("l", 1, BlockPart(0, 2))
+    book.confirm("l", 1, BlockPart(0, 2))
+    book.confirm("l", 2, BlockPart(1, 2))
     assert book.take_ended() == []
-    book.confirm("l", 1, Part(1, 2))
+    book.confirm("l", 1, BlockPart(1, 2))
     assert book.take_ended() == [LeaseEnded("l", "pulled")]
 
 
@@ -64,9 +64,9 @@ def test_a_lease_past_its_deadline_is_over_before_anybody_polls() -> None:
     clock = Clock()
     book = LeaseBook(clock, 1)
     book.grant("l", 1, 10.0, 3)
-    assert book.look("l", 1) == (LeaseState.LIVE, 3)
+    assert book.look("l", 1) == (NcclLeaseState.LIVE, 3)
     clock.now = 10.0
-    assert book.look("l", 1)[0] is LeaseState.ENDED
+    assert book.look("l", 1)[0] is NcclLeaseState.ENDED
     assert book.take_ended() == [LeaseEnded("l", "expired")]
 
 
@@ -77,9 +77,9 @@ def test_growing_renews_a_lease() -> None:
     clock.now = 9.0
     book.add("l", [1], known(sums(1)))
     clock.now = 18.0
-    assert book.look("l", 1)[0] is LeaseState.LIVE
+    assert book.look("l", 1)[0] is NcclLeaseState.LIVE
     clock.now = 19.0
-    assert book.look("l", 1)[0] is LeaseState.ENDED
+    assert book.look("l", 1)[0] is NcclLeaseState.ENDED
 
 
 class Histories(RuleBasedStateMachine):
@@ -140,14 +140,14 @@ class Histories(RuleBasedStateMachine):
         for name in ("a", "b", "c"):
             for fence in (1, 2):
                 held = self.live[name][0] if name in self.live else self.over.get(name)
-                wanted = LeaseState.ABSENT
+                wanted = NcclLeaseState.ABSENT
                 if held is not None and held != fence:
-                    wanted = LeaseState.FENCED
+                    wanted = NcclLeaseState.FENCED
                 elif name in self.live:
                     on_time = self.clock.now < self.live[name][1]
-                    wanted = LeaseState.LIVE if on_time else LeaseState.ENDED
+                    wanted = NcclLeaseState.LIVE if on_time else NcclLeaseState.ENDED
                 elif held is not None:
-                    wanted = LeaseState.ENDED
+                    wanted = NcclLeaseState.ENDED
                 assert self.book.look(name, fence)[0] is wanted
 
 

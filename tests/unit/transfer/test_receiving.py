@@ -7,7 +7,7 @@ import pytest
 from tests.kit.engines.pull_bench import BLOCK_BYTES, HALVES, REGION, Bench, reasons, sums_of
 
 from kvasir.core.errors import TransferError
-from kvasir.ports.transfer import KvRegion, Part, Pulled, PullFailed
+from kvasir.ports.transfer import BlockPart, KvRegion, Pulled, PullFailed
 from kvasir_workers.transfer.nixl import landing, leases, peers, receiving
 from kvasir_workers.transfer.nixl.agent import XferState
 
@@ -170,8 +170,10 @@ def test_a_pull_that_does_not_fit_is_refused(bench: Bench) -> None:
     bench.side.pull("more than offered", bench.offer("a"), 63, [1, 2], 5.0)
     bench.side.pull("before the first", bench.offer("a"), -1, [1], 5.0)
     bench.side.pull("source outside memory", bench.offer("a", told=65, total=65), 64, [1], 5.0)
-    bench.side.pull("half into whole", bench.offer("a"), 0, [1], 5.0, source=Part(0, 2))
-    bench.side.pull("no such part", bench.offer("a"), 0, [1], 5.0, source=Part(2, 2), target=Part(0, 2))
+    bench.side.pull("half into whole", bench.offer("a"), 0, [1], 5.0, source=BlockPart(0, 2))
+    bench.side.pull(
+        "no such part", bench.offer("a"), 0, [1], 5.0, source=BlockPart(2, 2), target=BlockPart(0, 2)
+    )
     assert set(reasons(bench.side.poll()).values()) == {"layout"}
     assert bench.network.reads == []
 
@@ -282,7 +284,7 @@ def test_a_rank_of_two_reads_its_half_of_each_block_and_checks_it() -> None:
     # Of the sender's two sums the second is the part's; this rank sums its own blocks as one part.
     bench.page("a", total=2).add([0, 1], np.array([[1, 8], [1, 9]], dtype=np.uint64))
     offer = bench.offer("a", told=2, total=2)
-    bench.side.pull("a", offer, 0, [8, 9], 5.0, source=Part(1, 2))
+    bench.side.pull("a", offer, 0, [8, 9], 5.0, source=BlockPart(1, 2))
     (read,) = bench.network.blocks()
     assert read.local == [(mine.address + block * half, half, 0) for block in (8, 9)]
     assert read.remote == [(REGION.address + block * BLOCK_BYTES + half, half, 0) for block in (0, 1)]
@@ -295,7 +297,7 @@ def test_a_rank_of_two_reads_its_half_of_each_block_and_checks_it() -> None:
 def test_sums_of_other_parts_than_are_pulled_are_not_compared() -> None:
     bench = Bench(parts=1, layout=HALVES, region=KvRegion(1 << 41, BLOCK_BYTES // 2, 64))
     bench.page("a", total=1).add([0], np.array([[123]], dtype=np.uint64))
-    bench.side.pull("a", bench.offer("a", told=1, total=1), 0, [8], 5.0, source=Part(1, 2))
+    bench.side.pull("a", bench.offer("a", told=1, total=1), 0, [8], 5.0, source=BlockPart(1, 2))
     bench.arrive()
     assert reasons(bench.side.poll()) == {"a": "pulled"}
 

@@ -14,15 +14,15 @@ from kvasir.core.identity import KvLayout
 from kvasir.ports.transfer import KvRegion
 from kvasir_workers.transfer import ticket
 from kvasir_workers.transfer.nixl import endpoint
-from kvasir_workers.transfer.nixl.endpoint import Endpoint
+from kvasir_workers.transfer.nixl.endpoint import NixlEndpoint
 from kvasir_workers.transfer.ticket import MAX_DECODED_BYTES, MAX_ENCODED_BYTES, Ticket, decode, encode
 
 LAYOUT = KvLayout(32, "float32", "BHNC", 4, 4, 32, 4096)
 REGIONS = (KvRegion(2**47, 4096, 100, "cuda:3"),)
 
 
-def made(version: int = endpoint.VERSION) -> Endpoint:
-    return Endpoint(version, "agent", b"\x00metadata\xff", REGIONS, 2**46, 2**45, 1 << 20, 2, LAYOUT)
+def made(version: int = endpoint.VERSION) -> NixlEndpoint:
+    return NixlEndpoint(version, "agent", b"\x00metadata\xff", REGIONS, 2**46, 2**45, 1 << 20, 2, LAYOUT)
 
 
 def test_a_ticket_survives_the_way() -> None:

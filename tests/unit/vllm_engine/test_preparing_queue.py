@@ -18,7 +18,7 @@ from kvasir.core.requests import (
     token_ids,
 )
 from kvasir_workers.engines.vllm.output.preparing_queue import Busy, Preparing
-from kvasir_workers.engines.vllm.output.stream import Stream
+from kvasir_workers.engines.vllm.output.stream import LegStream
 
 
 @dataclass
@@ -63,8 +63,8 @@ class Queue:
         )
         self.preparing.start(preparer, (ValueError,))
 
-    def begin(self, name: str) -> Stream:
-        stream = Stream(EngineRequest(name, token_ids([1]), Sampling(), parsing=Parsing()))
+    def begin(self, name: str) -> LegStream:
+        stream = LegStream(EngineRequest(name, token_ids([1]), Sampling(), parsing=Parsing()))
         self.preparing.begin(stream)
         return stream
 
@@ -142,4 +142,4 @@ def test_only_legs_that_generate_want_preparing(
     leg: Leg, parsing: Parsing | None, structured: Structured | None, wants: bool
 ) -> None:
     request = EngineRequest("r", token_ids([1]), Sampling(structured=structured), leg=leg, parsing=parsing)
-    assert Stream(request).wants_preparing is wants
+    assert LegStream(request).wants_preparing is wants

@@ -19,8 +19,8 @@ from kvasir.core.requests import (
     ToolCallDelta,
     token_ids,
 )
-from kvasir_workers.engines.parts import Parts
-from kvasir_workers.engines.vllm.output.stream import Stream, handoff_of, pull_of
+from kvasir_workers.engines.parts import StepParts
+from kvasir_workers.engines.vllm.output.stream import LegStream, handoff_of, pull_of
 
 
 @dataclass
@@ -66,35 +66,35 @@ class Shouting:
         self.thought = 0
         self.finished = False
 
-    def take(self, text: str, token_ids: Sequence[int], *, finished: bool) -> Parts:
+    def take(self, text: str, token_ids: Sequence[int], *, finished: bool) -> StepParts:
         self.finished = finished
         self.thought += len(token_ids) if text.isupper() else 0
         self.held += text if text.isupper() else ""
         reasoning, self.held = (self.held, "") if finished else ("", self.held)
         calls = (ToolCallDelta(0, "c", "f", "{}"),) if text == "call" else ()
         content = "" if text.isupper() or calls else text
-        return Parts(content, reasoning, calls, taken=len(text))
+        return StepParts(content, reasoning, calls, taken=len(text))
 
     def reasoning_tokens(self) -> int:
         return self.thought
 
 
-def stream(leg: Leg = Leg.FULL, prompt: int = 100, **sampling: Any) -> Stream:
+def stream(leg: Leg = Leg.FULL, prompt: int = 100, **sampling: Any) -> LegStream:
     request = EngineRequest("r", token_ids(range(prompt)), Sampling(**sampling), leg=leg)
-    return Stream(request)
+    return LegStream(request)
 
 
 def test_the_offsets_of_a_continuation_follow_what_the_client_has() -> None:
     request = EngineRequest(
         "r", token_ids(range(10)), Sampling(max_tokens=9), continuation=Continuation(4, 20)
     )
-    one = Stream(request)
+    one = LegStream(request)
     (first,) = one.deltas(Output([Completion([1, 2], "ab")]))
     (end,) = one.deltas(Output([Completion([3], "c", finish_reason="length")], finished=True))
     assert (first.offset, end.offset) == (4, 6)
     assert end.usage is not None
     assert (end.usage.prompt_tokens, end.usage.output_tokens) == (10, 3)
-    assert Stream(request).abort().offset == Stream(request).fail("no_capacity", "full").offset == 4
+    assert LegStream(request).abort().offset == LegStream(request).fail("no_capacity", "full").offset == 4
 
 
 def test_offsets_are_contiguous_per_choice() -> None:

@@ -10,7 +10,7 @@ from kvasir.core.messages import WorkerMessage
 from kvasir.core.requests import EngineLoad, StepBatch
 from kvasir_platform.sim.core.virtual_loop import VirtualClock, run_virtual
 from kvasir_workers.server.reports import report
-from kvasir_workers.server.session import Session
+from kvasir_workers.server.session import RouterSession
 
 
 class Reporting:
@@ -18,7 +18,7 @@ class Reporting:
 
     def __init__(self) -> None:
         self.clock = VirtualClock()
-        self.session = Session("s", "r", LinkLimits(tail_messages=10))
+        self.session = RouterSession("s", "r", LinkLimits(tail_messages=10))
         self.load = EngineLoad()
         self.said: list[tuple[float, EngineLoad | None]] = []
 
@@ -29,7 +29,7 @@ class Reporting:
         await self.clock.sleep(seconds)
         reports.cancel()
 
-    def push(self, session: Session, message: WorkerMessage) -> None:
+    def push(self, session: RouterSession, message: WorkerMessage) -> None:
         assert isinstance(message, StepBatch)
         session.said_s = self.clock.now()
         self.said.append((round(self.clock.now(), 3), message.load))

@@ -30,7 +30,7 @@ from kvasir_workers.connector.orders import (
     StepOrders,
     StepReport,
 )
-from kvasir_workers.connector.request_blocks import Progress
+from kvasir_workers.connector.request_blocks import RequestProgress
 from kvasir_workers.transfer.ticket import Ticket, encode
 
 _log = logging.getLogger(__name__)
@@ -72,7 +72,7 @@ class _Prefilling:
 Params = TypeVar("Params", OfferParams, PullParams)
 
 
-class SchedulerRequest(Protocol):
+class HandoffRequest(Protocol):
     """The part of vLLM's Request that is read here."""
 
     request_id: str
@@ -105,19 +105,19 @@ class HandoffScheduler:
         """One agent endpoint per tensor-parallel rank, in rank order."""
         self._endpoints = tuple(endpoints)
 
-    def arrived(self, request: SchedulerRequest) -> None:
+    def arrived(self, request: HandoffRequest) -> None:
         """A request is queued."""
         lease = self._lease(request) if self._overlap and self._endpoints else None
         if lease is not None:
             self._prefilling[request.request_id] = _Prefilling(lease, request.num_prompt_tokens)
 
-    def matched_tokens(self, request: SchedulerRequest, local_tokens: int) -> int:
+    def matched_tokens(self, request: HandoffRequest, local_tokens: int) -> int:
         """Tokens to load beyond the `local_tokens` that the prefix cache has."""
         if self._untaken_pull(request) is None:
             return 0
         return max(0, request.num_prompt_tokens - 1 - local_tokens)
 
-    def allocated(self, request: SchedulerRequest, block_ids: Sequence[int], load_tokens: int) -> None:
+    def allocated(self, request: HandoffRequest, block_ids: Sequence[int], load_tokens: int) -> None:
         """Order the pull, once per request. `block_ids` are all of the request's blocks."""
         handoff = self._untaken_pull(request)
         if handoff is None:
@@ -133,7 +133,7 @@ class HandoffScheduler:
         self._pulls.append(PullOrder(request.request_id, handoff, first, targets, parked=True))
 
     def take_orders(
-        self, progress: Iterable[Progress], preempted: Iterable[str], *, idle: bool
+        self, progress: Iterable[RequestProgress], preempted: Iterable[str], *, idle: bool
     ) -> StepOrders:
         """What the worker half has to do in this step, in which requests come as far as `progress` says and
         which `preempted` ones lost their blocks to."""
@@ -146,7 +146,7 @@ class HandoffScheduler:
         return orders
 
     def finished(
-        self, request: SchedulerRequest, block_ids: Sequence[int], completed: bool
+        self, request: HandoffRequest, block_ids: Sequence[int], completed: bool
     ) -> tuple[bool, dict[str, Any] | None]:
         """Whether the blocks stay pinned, and what the request's output carries."""
         never_pulled = self._untaken_pull(request)
@@ -208,7 +208,7 @@ class HandoffScheduler:
         self._reported_leased = leased
         return report
 
-    def _name_blocks(self, progress: Progress) -> None:
+    def _name_blocks(self, progress: RequestProgress) -> None:
         """Offer a prompt that this step does not finish, or name what the steps before it computed."""
         request_id = progress.request_id
         prefilling = self._prefilling.get(request_id)
@@ -240,7 +240,7 @@ class HandoffScheduler:
             prefilling.named = None
             self._releases.append(prefilling.lease.lease_id)
 
-    def _lease(self, request: SchedulerRequest) -> OfferParams | None:
+    def _lease(self, request: HandoffRequest) -> OfferParams | None:
         lease = _params(request, "offer", OfferParams)
         if lease is None:
             return None
@@ -255,7 +255,7 @@ class HandoffScheduler:
             "ticket": encode(Ticket(self._endpoints, blocks, total)),
         }
 
-    def _untaken_pull(self, request: SchedulerRequest) -> PullParams | None:
+    def _untaken_pull(self, request: HandoffRequest) -> PullParams | None:
         """The hand-off, until it is ordered: a request that is computed again must not pull again."""
         if request.request_id in self._taken:
             return None
@@ -283,7 +283,7 @@ def _blocks(tokens: int, block_size: int) -> int:
     return -(-tokens // block_size)
 
 
-def _params(request: SchedulerRequest, key: str, form: type[Params]) -> Params | None:
+def _params(request: HandoffRequest, key: str, form: type[Params]) -> Params | None:
     value = (request.kv_transfer_params or {}).get(key)
     if value is None:
         return None

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from kvasir.core.errors import TransferError
-from kvasir.ports.transfer import WHOLE, KvTransfer, LeaseEnded, Offer, Part, Pulled, PullFailed
+from kvasir.ports.transfer import WHOLE, BlockPart, KvTransfer, LeaseEnded, Offer, Pulled, PullFailed
 from kvasir_workers.connector.orders import (
     ExtendOrder,
     OfferOrder,
@@ -59,8 +59,8 @@ class _Piece:
 
     pull_id: str
     offer: Offer
-    source: Part
-    target: Part
+    source: BlockPart
+    target: BlockPart
 
 
 class HandoffWorker:
@@ -210,7 +210,7 @@ class HandoffWorker:
         if order.first_block + len(order.targets) > ticket.total:
             raise TransferError(f"{ticket.total} blocks are offered, and more are missing here")
 
-        def piece(name: str, rank: int, source: Part = WHOLE, target: Part = WHOLE) -> _Piece:
+        def piece(name: str, rank: int, source: BlockPart = WHOLE, target: BlockPart = WHOLE) -> _Piece:
             endpoint = ticket.ranks[rank]
             offer = Offer(
                 handoff.lease_id, handoff.fence, handoff.ttl_s, ticket.blocks, ticket.total, endpoint
@@ -220,11 +220,11 @@ class HandoffWorker:
         if theirs and mine % theirs == 0:
             sharing = mine // theirs
             rank, share = divmod(self._rank, sharing)
-            return [piece(order.pull_id, rank, source=Part(share, sharing))]
+            return [piece(order.pull_id, rank, source=BlockPart(share, sharing))]
         if theirs % mine == 0 and theirs:
             held = theirs // mine
             return [
-                piece(f"{order.pull_id}/{share}", self._rank * held + share, target=Part(share, held))
+                piece(f"{order.pull_id}/{share}", self._rank * held + share, target=BlockPart(share, held))
                 for share in range(held)
             ]
         raise TransferError(f"tensor_parallel_size: {mine} != {theirs}, and neither divides the other")

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from vllm.v1.core.sched.output import SchedulerOutput
 
 
-class Progress(NamedTuple):
+class RequestProgress(NamedTuple):
     """One request in one step: tokens with KV `before` it, and `after` its forward. `resolve` finds a
     request's block ids by KV cache group."""
 
@@ -28,7 +28,7 @@ class Progress(NamedTuple):
         return self.resolve(self.request_id)[0]
 
 
-def progress_of(scheduler_output: SchedulerOutput) -> Iterator[Progress]:
+def progress_of(scheduler_output: SchedulerOutput) -> Iterator[RequestProgress]:
     """Every request that the step computes, of an engine with one KV cache group.
 
     With asynchronous scheduling `before` counts steps that are still under way on the device."""
@@ -39,4 +39,4 @@ def progress_of(scheduler_output: SchedulerOutput) -> Iterator[Progress]:
     fresh = ((new.req_id, new.num_computed_tokens) for new in scheduler_output.scheduled_new_reqs)
     cached = scheduler_output.scheduled_cached_reqs
     for request_id, before in [*fresh, *zip(cached.req_ids, cached.num_computed_tokens, strict=True)]:
-        yield Progress(request_id, before, before + scheduled[request_id], state.resolve_block_ids)
+        yield RequestProgress(request_id, before, before + scheduled[request_id], state.resolve_block_ids)

@@ -20,7 +20,7 @@ from kvasir.config.spec.tiers import TiersSpec
 from kvasir.native import chain_hashes, root_hash
 from kvasir.ports.tier import Block
 from kvasir_workers.connector import stats
-from kvasir_workers.connector.request_blocks import Progress
+from kvasir_workers.connector.request_blocks import RequestProgress
 from kvasir_workers.connector.tier_orders import LoadOrder, StoreOrder, TierOrders, TierReport
 from kvasir_workers.tiers.memory import SharedName
 from kvasir_workers.tiers.store import TierStore
@@ -31,7 +31,7 @@ REPORT_S = 0.1
 NOTHING = range(0)
 
 
-class SchedulerRequest(Protocol):
+class TierRequest(Protocol):
     """The part of vLLM's Request that is read here."""
 
     request_id: str
@@ -62,7 +62,7 @@ class _Tracked:
     it began to wait. `returning`: it was preempted and is not back. `ended`: it is gone but for its load.
     """
 
-    request: SchedulerRequest
+    request: TierRequest
     names: array[int]
     blocks: list[int] = field(default_factory=list)
     given: int | None = None
@@ -124,7 +124,7 @@ class TierScheduler:
 
     # -- a request's way ---------------------------------------------------------------------------
 
-    def arrived(self, request: SchedulerRequest) -> None:
+    def arrived(self, request: TierRequest) -> None:
         """A request is queued: fetch what the router believes to be in tiers while it waits."""
         params = request.kv_transfer_params or {}
         if params.get("tiers") is False:
@@ -137,7 +137,7 @@ class TierScheduler:
             if there is not None and there < self._last_block(tracked):
                 self._fetch(tracked, there, self._last_block(tracked))
 
-    def matched_tokens(self, request: SchedulerRequest, local_tokens: int) -> int | None:
+    def matched_tokens(self, request: TierRequest, local_tokens: int) -> int | None:
         """Tokens to load beyond the `local_tokens` that the device has; None while that is found out."""
         tracked = self._tracked.get(request.request_id)
         if tracked is None or request.skip_reading_prefix_cache:
@@ -157,7 +157,7 @@ class TierScheduler:
         tracked.promised = range(local, min((tracked.fetch_from or 0) + ready, last))
         return len(tracked.promised) * self._block_size
 
-    def allocated(self, request: SchedulerRequest, block_ids: Sequence[int], load_tokens: int) -> bool:
+    def allocated(self, request: TierRequest, block_ids: Sequence[int], load_tokens: int) -> bool:
         """Order the load of what was promised, or let go of what was fetched; whether a load was ordered.
         `block_ids` are all of the request's blocks."""
         tracked = self._tracked.get(request.request_id)
@@ -178,7 +178,7 @@ class TierScheduler:
         self._came_back(tracked, stats.SWAPPED_IN)
         return True
 
-    def finished(self, request: SchedulerRequest) -> dict[str, int | float] | None:
+    def finished(self, request: TierRequest) -> dict[str, int | float] | None:
         """The request is over: what its output carries. Its load, if there is one, goes on to its end."""
         tracked = self._tracked.get(request.request_id)
         if tracked is None:
@@ -194,7 +194,7 @@ class TierScheduler:
     # -- a step ------------------------------------------------------------------------------------
 
     def take_orders(
-        self, progress: Iterable[Progress], preempted: Iterable[str], *, idle: bool
+        self, progress: Iterable[RequestProgress], preempted: Iterable[str], *, idle: bool
     ) -> TierOrders | None:
         """What the worker half has to do in this step; None for nothing. An idle step naps here while
         somebody waits for a tier."""
@@ -278,7 +278,7 @@ class TierScheduler:
             for at in range(first, last)
         ]
 
-    def _filled(self, progress: Progress) -> list[StoreOrder]:
+    def _filled(self, progress: RequestProgress) -> list[StoreOrder]:
         """Stores of the blocks that are full after this step."""
         tracked = self._tracked.get(progress.request_id)
         if tracked is None:

@@ -17,7 +17,7 @@ from kvasir_workers.connector.settings import Settings
 from kvasir_workers.connector.tier_scheduler import TierScheduler
 from kvasir_workers.connector.tier_worker import TierWorker
 from kvasir_workers.tiers.copier import BlockCopier, DeviceCopier, HostCopier, SlotPart, page_lock
-from kvasir_workers.tiers.memory import HostMemory, SharedName
+from kvasir_workers.tiers.memory import SharedMemory, SharedName
 from kvasir_workers.tiers.setup import mark_of, open_store
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def make_tier_worker(
     layers = list({tensor.data_ptr(): tensor for tensor in kv_caches.values()}.values())
 
     def copier(name: SharedName) -> BlockCopier:
-        memory = HostMemory.open(name)
+        memory = SharedMemory.open(name)
         part = SlotPart(memory, offset)
         if layers[0].device.type == "cpu":
             return HostCopier(regions, part, time.monotonic)

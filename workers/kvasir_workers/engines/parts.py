@@ -10,7 +10,7 @@ from kvasir.core.requests import Delta, ToolCallDelta
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class StepParts:
     """What one step of a choice says. `taken` is how many characters of its text have been taken in; what is
     held back because it may be the beginning of a mark counts among them."""
 
@@ -23,7 +23,7 @@ class Parts:
 class PartsParser(Protocol):
     """The parser of one choice, from its first token to its last."""
 
-    def take(self, text: str, token_ids: Sequence[int], *, finished: bool) -> Parts:
+    def take(self, text: str, token_ids: Sequence[int], *, finished: bool) -> StepParts:
         """The step's text and tokens, which may be about different parts of the output; after the step with
         `finished` there is no other. Never raises: what cannot be taken apart is content."""
         ...

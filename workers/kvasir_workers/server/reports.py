@@ -11,15 +11,15 @@ from typing import NoReturn
 from kvasir.core.messages import WorkerMessage
 from kvasir.core.requests import EngineLoad, StepBatch
 from kvasir.ports.clock import Clock
-from kvasir_workers.server.session import Session
+from kvasir_workers.server.session import RouterSession
 
 _GRAIN_S = 1e-6
 
 
 async def report(
-    session: Session,
+    session: RouterSession,
     load: Callable[[], EngineLoad],
-    push: Callable[[Session, WorkerMessage], None],
+    push: Callable[[RouterSession, WorkerMessage], None],
     clock: Clock,
     *,
     interval_s: float,

@@ -12,7 +12,7 @@ from kvasir.core.requests import EngineLoad, KvHandoff
 from kvasir.wire.pump import Pump
 
 
-class Session:
+class RouterSession:
     """One router's session on this worker.
 
     `live` maps the router's request ids to the engine's, `leases` ids to when they end; `load` is what the

@@ -40,7 +40,7 @@ from kvasir.wire.pump import Pump
 from kvasir_workers.server.kv_feed import KvFeed
 from kvasir_workers.server.refusals import WORKER_DRAINING, WORKER_OVERLOADED, DrainState, refusal
 from kvasir_workers.server.reports import report
-from kvasir_workers.server.session import Session
+from kvasir_workers.server.session import RouterSession
 
 log = logging.getLogger(__name__)
 
@@ -81,10 +81,10 @@ class SessionHost:
         self._identity = identity
         self._clock = clock
         self._limits = limits or SessionHostLimits()
-        self._sessions: dict[str, Session] = {}
+        self._sessions: dict[str, RouterSession] = {}
         # Engine's id -> (owner, router's id), until the leg's last delta, even if the owner has ended: an
         # aborted leg's last words must not reach another session that uses the id again.
-        self._owners: dict[str, tuple[Session, str]] = {}
+        self._owners: dict[str, tuple[RouterSession, str]] = {}
         self._opened = 0
         self._drain = DrainState()
         self._closed = False
@@ -133,7 +133,7 @@ class SessionHost:
 
     def deliver(self, batch: StepBatch) -> None:
         """Pass on what one engine step produced."""
-        parts: dict[Session, list[Delta]] = {}
+        parts: dict[RouterSession, list[Delta]] = {}
         for delta in batch.deltas:
             owner = self._owners.get(delta.request_id)
             if owner is None:
@@ -204,7 +204,7 @@ class SessionHost:
         for session in list(self._sessions.values()):
             self._push(session, message)
 
-    def _broadcast(self, kv: KvBatch, beside: Container[Session] = ()) -> None:
+    def _broadcast(self, kv: KvBatch, beside: Container[RouterSession] = ()) -> None:
         alone = StepBatch(kv=kv)
         for session in list(self._sessions.values()):
             if session not in beside and session.bear(kv) is not None:
@@ -213,7 +213,7 @@ class SessionHost:
     def _quiet(self) -> bool:
         return not self._owners and all(s.link.unacknowledged == 0 for s in self._sessions.values())
 
-    def _admit(self, hello: Hello) -> tuple[Session, bool] | str:
+    def _admit(self, hello: Hello) -> tuple[RouterSession, bool] | str:
         """The session that this connection is for and whether it is resumed, or why there is none."""
         if hello.protocol_version != PROTOCOL_VERSION:
             return f"protocol_version: {hello.protocol_version} != {PROTOCOL_VERSION} (worker)"
@@ -228,16 +228,16 @@ class SessionHost:
             return f"the worker has {self._limits.max_sessions} sessions, which is its limit"
         return self._open(hello.router_id), False
 
-    def _open(self, router_id: str) -> Session:
+    def _open(self, router_id: str) -> RouterSession:
         self._opened += 1
         session_id = f"{self._identity.worker_id}/{self._identity.epoch}/{self._opened}"
-        session = Session(session_id, router_id, self._limits.link)
+        session = RouterSession(session_id, router_id, self._limits.link)
         self._sessions[session_id] = session
         if self._drain.said is not None:
             self._push(session, self._drain.said)
         return session
 
-    def _resume(self, session: Session, hello: Hello) -> bool:
+    def _resume(self, session: RouterSession, hello: Hello) -> bool:
         # The router may be back before the break was noticed here.
         if session.pump is not None:
             session.pump.stop()
@@ -249,7 +249,7 @@ class SessionHost:
         return True
 
     def _attach(
-        self, session: Session, connection: WorkerConnection
+        self, session: RouterSession, connection: WorkerConnection
     ) -> Pump[WorkerMessage, RouterMessage, WorkerFrame]:
         if session.window is not None:
             session.window.cancel()
@@ -268,22 +268,22 @@ class SessionHost:
         )
         return session.pump
 
-    def _detach(self, session: Session, pump: Pump[WorkerMessage, RouterMessage, WorkerFrame]) -> None:
+    def _detach(self, session: RouterSession, pump: Pump[WorkerMessage, RouterMessage, WorkerFrame]) -> None:
         if session.pump is pump:
             session.pump = None
             if not session.ended:
                 session.window = asyncio.ensure_future(self._expire(session))
 
-    async def _expire(self, session: Session) -> None:
+    async def _expire(self, session: RouterSession) -> None:
         await self._clock.sleep(self._limits.resume_window_s)
         session.window = None
         self._end(session, f"not resumed within {self._limits.resume_window_s:g} s")
 
-    def _end(self, session: Session, reason: str) -> None:
+    def _end(self, session: RouterSession, reason: str) -> None:
         self._leave(session, reason)
         self._free(session)
 
-    def _leave(self, session: Session, reason: str) -> None:
+    def _leave(self, session: RouterSession, reason: str) -> None:
         """Nothing more goes to the session or comes from it. Idempotent."""
         if session.ended:
             return
@@ -296,14 +296,14 @@ class SessionHost:
         if session.pump is not None:
             session.pump.stop()
 
-    def _free(self, session: Session) -> None:
+    def _free(self, session: RouterSession) -> None:
         leases, session.leases = list(session.leases), {}
         if session.live:
             self._engine.abort(list(session.live.values()))
         if leases:
             self._engine.release(leases)
 
-    def _push(self, session: Session, message: WorkerMessage) -> None:
+    def _push(self, session: RouterSession, message: WorkerMessage) -> None:
         if session.ended:
             return
         session.said_s = self._clock.now()
@@ -316,7 +316,7 @@ class SessionHost:
         if session.pump is not None:
             session.pump.wake()
 
-    async def _report(self, session: Session) -> None:
+    async def _report(self, session: RouterSession) -> None:
         limits = self._limits
         await report(
             session,
@@ -327,7 +327,7 @@ class SessionHost:
             heartbeat_s=limits.heartbeat_s,
         )
 
-    def _process(self, session: Session, message: RouterMessage) -> None:
+    def _process(self, session: RouterSession, message: RouterMessage) -> None:
         match message:
             case Submit(requests=requests):
                 self._submit(session, requests)
@@ -344,7 +344,7 @@ class SessionHost:
             case Goodbye():
                 self._end(session, "its router said goodbye")
 
-    def _submit(self, session: Session, requests: Sequence[EngineRequest]) -> None:
+    def _submit(self, session: RouterSession, requests: Sequence[EngineRequest]) -> None:
         ids = [request.request_id for request in requests]
         if len(set(ids)) < len(ids) or not session.live.keys().isdisjoint(ids):
             raise ProtocolError("a submitted request_id is live already")
@@ -362,7 +362,7 @@ class SessionHost:
         if accepted:
             self._engine.submit(accepted)
 
-    def _own(self, session: Session, request: EngineRequest) -> EngineRequest:
+    def _own(self, session: RouterSession, request: EngineRequest) -> EngineRequest:
         request_id = request.request_id
         engine_id = request_id
         while engine_id in self._owners:
@@ -371,11 +371,11 @@ class SessionHost:
         session.live[request_id] = engine_id
         return request if engine_id == request_id else replace(request, request_id=engine_id)
 
-    def _finish(self, session: Session, request_id: str, last: Delta) -> None:
+    def _finish(self, session: RouterSession, request_id: str, last: Delta) -> None:
         del self._owners[last.request_id]
         session.live.pop(request_id, None)
 
-    def _hold(self, session: Session, handoff: KvHandoff) -> None:
+    def _hold(self, session: RouterSession, handoff: KvHandoff) -> None:
         if session.ended:
             # Not at once: this is the engine's own call.
             asyncio.get_running_loop().call_soon(self._engine.release, [handoff.lease_id])

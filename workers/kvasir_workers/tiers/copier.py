@@ -19,7 +19,7 @@ from kvasir.core.errors import ConfigError
 from kvasir.native import copy_pieces
 from kvasir.ports.transfer import KvRegion
 from kvasir_workers.tiers.blob import LANE_BYTES
-from kvasir_workers.tiers.memory import HostMemory
+from kvasir_workers.tiers.memory import SharedMemory
 
 if TYPE_CHECKING:
     import torch
@@ -59,7 +59,7 @@ class BlockCopier(Protocol):
 class SlotPart:
     """One rank's part of each slot: what begins `offset` bytes after the slot does."""
 
-    memory: HostMemory
+    memory: SharedMemory
     offset: int
 
 
@@ -221,7 +221,7 @@ class DeviceCopier:
             at += width
 
 
-def page_lock(memory: HostMemory) -> None:
+def page_lock(memory: SharedMemory) -> None:
     """Let devices read and write the memory by themselves. Raises ConfigError when the driver refuses."""
     import torch
 

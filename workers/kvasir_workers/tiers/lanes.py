@@ -30,7 +30,7 @@ class Urgency(IntEnum):
     WRITE = 2
 
 
-class Lane:
+class TierThread:
     """Runs jobs one after the other, the more urgent first, those of one urgency in turn.
 
     `tend` runs soon after the start and then when nothing else waits: again at once while it returns True,

@@ -11,7 +11,7 @@ from collections import OrderedDict
 from kvasir.ports.tier import Block, Change
 
 
-class Ledger:
+class BlockLedger:
     """At most `most` blocks by their keys, the least recently used first, and the changes since the last
     `take`. Of more, the least recently used is forgotten, and told to be gone."""
 

@@ -13,10 +13,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from kvasir.core.kv import Medium, TierLoad
-from kvasir.ports.tier import Block, Change, KvTier, Write
+from kvasir.ports.tier import Block, Change, KvTier, TierWrite
 from kvasir_workers.tiers.arena import Arena
 from kvasir_workers.tiers.changes import ChangeLog, in_chains
-from kvasir_workers.tiers.lanes import Lane, Tend, Urgency
+from kvasir_workers.tiers.lanes import Tend, TierThread, Urgency
 
 _log = logging.getLogger(__name__)
 
@@ -31,11 +31,11 @@ SHARE = 4
 """What waits for one tier may take one part of the arena in so many."""
 
 
-MakeLane = Callable[[str, Callable[[], float], Tend], Lane]
+MakeLane = Callable[[str, Callable[[], float], Tend], TierThread]
 
 
 @dataclass(frozen=True, slots=True)
-class Lower:
+class LowerTierSettings:
     """A tier below the arena. A question that takes longer than `lookup_s`, or a read that takes longer than
     `timeout_s`, is a miss; at most `write_bytes` wait to be written."""
 
@@ -46,7 +46,7 @@ class Lower:
 
 
 @dataclass(frozen=True, slots=True)
-class Books:
+class TierContext:
     """What an engine's tiers share, and the lock that guards it. `view(slot)` is a slot's bytes,
     `block_bytes` of them."""
 
@@ -61,12 +61,17 @@ class Books:
         return max(1, min(CHUNK_BLOCKS, most_bytes // self.block_bytes))
 
 
-class Level:
+class LowerTier:
     """One lower tier, `number` of which are before it. Methods whose name ends in `_locked` are called with
     the lock held."""
 
     def __init__(
-        self, number: int, lower: Lower, books: Books, now: Callable[[], float], make_lane: MakeLane
+        self,
+        number: int,
+        lower: LowerTierSettings,
+        books: TierContext,
+        now: Callable[[], float],
+        make_lane: MakeLane,
     ) -> None:
         self.number = number
         self.lower = lower
@@ -136,7 +141,7 @@ class Level:
         books = self._books
         with books.lock:
             slots = [self._writes.popleft() for _ in range(min(books.chunk(WRITE_BYTES), len(self._writes)))]
-            writes = [Write(books.arena.block(slot), books.view(slot)) for slot in slots]
+            writes = [TierWrite(books.arena.block(slot), books.view(slot)) for slot in slots]
         self._tell(self.tier.put(writes))
         with books.lock:
             for slot in slots:

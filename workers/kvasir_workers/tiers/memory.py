@@ -25,7 +25,7 @@ class SharedName:
     slot_bytes: int
 
 
-class HostMemory:
+class SharedMemory:
     """`slots` slots of `slot_bytes` bytes each, mapped into this process until the last view of it is gone.
 
     Pages are taken from the system when they are first written.
@@ -44,7 +44,7 @@ class HostMemory:
         self.address = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
 
     @classmethod
-    def create(cls, slots: int, slot_bytes: int) -> HostMemory:
+    def create(cls, slots: int, slot_bytes: int) -> SharedMemory:
         """New memory. Raises ConfigError when the system has none to give."""
         fd = os.memfd_create("kvasir-tiers", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
@@ -57,7 +57,7 @@ class HostMemory:
         return cls(fd, slots, slot_bytes)
 
     @classmethod
-    def open(cls, name: SharedName) -> HostMemory:
+    def open(cls, name: SharedName) -> SharedMemory:
         """Another process's memory. Raises OSError when that process is gone."""
         return cls(os.open(name.path, os.O_RDWR | os.O_CLOEXEC), name.slots, name.slot_bytes)
 

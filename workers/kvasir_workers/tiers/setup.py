@@ -15,8 +15,8 @@ from kvasir.core.identity import KvLayout
 from kvasir_workers.tiers.arena import Arena
 from kvasir_workers.tiers.blob import LANE_BYTES, fingerprint
 from kvasir_workers.tiers.eviction import eviction
-from kvasir_workers.tiers.levels import Lower
-from kvasir_workers.tiers.memory import HostMemory
+from kvasir_workers.tiers.levels import LowerTierSettings
+from kvasir_workers.tiers.memory import SharedMemory
 from kvasir_workers.tiers.store import TierStore
 
 _HEAD_BYTES = 64 << 10
@@ -32,7 +32,7 @@ def block_bytes(layout: KvLayout) -> int:
 
 def open_store(
     spec: TiersSpec, layout: KvLayout, mark: bytes, now: Callable[[], float]
-) -> tuple[TierStore, HostMemory]:
+) -> tuple[TierStore, SharedMemory]:
     """The store and the memory of its arena. Blocks of another `mark` are never read.
 
     Raises ConfigError when the memory cannot be had, or holds too few blocks to be of use."""
@@ -42,18 +42,24 @@ def open_store(
     slots = spec.memory.bytes // size
     if slots < 4:
         raise ConfigError(f"tiers.cpu.bytes: {spec.memory.bytes} holds {slots} blocks of {size} B; raise it")
-    memory = HostMemory.create(slots, size)
+    memory = SharedMemory.create(slots, size)
     lower = []
     if spec.disk is not None:
         from kvasir_workers.tiers.blobs.disk import DiskTier
 
         disk = DiskTier(spec.disk, mark, size, now=now)
-        lower.append(Lower(disk, spec.disk.lookup_timeout_s, spec.disk.timeout_s, spec.write_back_bytes))
+        lower.append(
+            LowerTierSettings(disk, spec.disk.lookup_timeout_s, spec.disk.timeout_s, spec.write_back_bytes)
+        )
     if spec.redis is not None:
         from kvasir_workers.tiers.blobs.redis_tier import RedisTier
 
         remote = RedisTier(spec.redis, mark, size, now=now)
-        lower.append(Lower(remote, spec.redis.lookup_timeout_s, spec.redis.timeout_s, spec.write_back_bytes))
+        lower.append(
+            LowerTierSettings(
+                remote, spec.redis.lookup_timeout_s, spec.redis.timeout_s, spec.write_back_bytes
+            )
+        )
     arena = Arena(slots, eviction(spec.memory.eviction, slots))
     return TierStore(arena, memory.slot_view, size, lower, now), memory
 

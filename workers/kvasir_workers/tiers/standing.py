@@ -18,7 +18,7 @@ from kvasir_workers.tiers.breaker import Breaker, BreakerLimits
 _log = logging.getLogger(__name__)
 
 
-class Standing:
+class TierHealth:
     """One thing that a tier depends on, such as that a server answers or that a disk takes writes."""
 
     def __init__(self, what: str, now: Callable[[], float], rng: Rng, limits: BreakerLimits | None) -> None:
@@ -52,7 +52,7 @@ class Standing:
             _log.warning("%s is used again", self._what)
 
 
-class Tally:
+class TierCounters:
     """What a tier with blocks of `block_bytes` bytes has done. `load` is made anew with every change: what
     other threads read agrees with itself."""
 

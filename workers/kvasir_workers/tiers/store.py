@@ -19,12 +19,19 @@ from enum import Enum
 from functools import partial
 
 from kvasir.core.kv import Medium, TierLoad
-from kvasir.ports.tier import Block, Change, Read
+from kvasir.ports.tier import Block, Change, TierRead
 from kvasir_workers.tiers.arena import Arena
 from kvasir_workers.tiers.changes import ChangeLog, in_chains
-from kvasir_workers.tiers.lanes import Lane, Urgency
-from kvasir_workers.tiers.levels import MARGIN_S, READ_BYTES, Books, Level, Lower, MakeLane
-from kvasir_workers.tiers.standing import Tally
+from kvasir_workers.tiers.lanes import TierThread, Urgency
+from kvasir_workers.tiers.levels import (
+    MARGIN_S,
+    READ_BYTES,
+    LowerTier,
+    LowerTierSettings,
+    MakeLane,
+    TierContext,
+)
+from kvasir_workers.tiers.standing import TierCounters
 
 DRAIN_S = 1.0
 
@@ -59,10 +66,10 @@ class TierStore:
         arena: Arena,
         view: Callable[[int], memoryview],
         block_bytes: int,
-        lower: Sequence[Lower],
+        lower: Sequence[LowerTierSettings],
         now: Callable[[], float],
         *,
-        make_lane: MakeLane = Lane,
+        make_lane: MakeLane = TierThread,
     ) -> None:
         self._arena = arena
         self._view = view
@@ -75,10 +82,10 @@ class TierStore:
         self._filling: dict[int, Block] = {}
         self._storing: set[bytes] = set()
         self._changes = ChangeLog()
-        self._cpu = Tally(Medium.CPU, block_bytes, arena.capacity * block_bytes)
-        books = Books(arena, view, block_bytes, self._lock, self._changes)
+        self._cpu = TierCounters(Medium.CPU, block_bytes, arena.capacity * block_bytes)
+        books = TierContext(arena, view, block_bytes, self._lock, self._changes)
         self._chunk = books.chunk(READ_BYTES)
-        self._levels = [Level(number, each, books, now, make_lane) for number, each in enumerate(lower)]
+        self._levels = [LowerTier(number, each, books, now, make_lane) for number, each in enumerate(lower)]
         self._closed = False
 
     # -- fetching ----------------------------------------------------------------------------------
@@ -294,7 +301,7 @@ class TierStore:
 
     # -- on the lanes ------------------------------------------------------------------------------
 
-    def _look_up(self, fetch: _Fetch, level: Level) -> None:
+    def _look_up(self, fetch: _Fetch, level: LowerTier) -> None:
         with self._lock:
             if fetch.state is not _State.ASKING:
                 return
@@ -309,7 +316,7 @@ class TierStore:
                 # What follows a gap in this tier may be in the next one, with what fills the gap.
                 self._read_on(fetch, level, found, more=found == len(missing))
 
-    def _read_on(self, fetch: _Fetch, level: Level, left: int, *, more: bool) -> None:
+    def _read_on(self, fetch: _Fetch, level: LowerTier, left: int, *, more: bool) -> None:
         """Have the next `left` blocks read from a tier; `more` says that it may have what follows them."""
         fetch.deadline = self._now() + level.lower.timeout_s + MARGIN_S
         if left > 0 and level.lane.add(Urgency.READ, partial(self._read, fetch, level, left, more)):
@@ -317,7 +324,7 @@ class TierStore:
         fetch.tier = level.number if more and left <= 0 else level.number + 1
         self._advance(fetch)
 
-    def _read(self, fetch: _Fetch, level: Level, left: int, more: bool) -> None:
+    def _read(self, fetch: _Fetch, level: LowerTier, left: int, more: bool) -> None:
         with self._lock:
             if fetch.state is not _State.ASKING:
                 return
@@ -333,7 +340,7 @@ class TierStore:
                 else:
                     self._advance(fetch)  # somebody else fetches the next one
                 return
-            reads = [Read(self._filling[slot].key, self._view(slot)) for slot in slots]
+            reads = [TierRead(self._filling[slot].key, self._view(slot)) for slot in slots]
         whole = level.tier.get(reads)
         with self._lock:
             for slot in slots[:whole]:

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from kvasir.ports.transfer import KvRegion, Part
+from kvasir.ports.transfer import BlockPart, KvRegion
 from kvasir_workers.transfer.cuda_sums import region_rows
-from kvasir_workers.transfer.memory import Batch, Stretch, cut, row_ends
+from kvasir_workers.transfer.memory import CopyBatch, Stretch, cut, row_ends
 
 
 class CudaMemory:
@@ -25,7 +25,7 @@ class CudaMemory:
         self._regions = [region_rows(region) for region in regions]
         self._stream = torch.cuda.Stream(self._device)
 
-    def batch(self, blocks: Sequence[int], part: Part) -> Batch:
+    def batch(self, blocks: Sequence[int], part: BlockPart) -> CopyBatch:
         """See memory.Memory."""
         return RowsBatch(self._regions, blocks, part, self._run)
 
@@ -47,7 +47,7 @@ class RowsBatch:
         self,
         regions: Sequence[torch.Tensor],
         blocks: Sequence[int],
-        part: Part,
+        part: BlockPart,
         run: Callable[[Callable[[], None]], None],
     ) -> None:
         widths = [region.shape[1] // part.of for region in regions]

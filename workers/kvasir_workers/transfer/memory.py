@@ -17,7 +17,7 @@ import numpy.typing as npt
 import torch
 
 from kvasir.native import copy_pieces
-from kvasir.ports.transfer import KvRegion, Part
+from kvasir.ports.transfer import BlockPart, KvRegion
 
 CHUNK_BYTES = 4 << 20
 """Chunks are at most so long, or one piece where that is longer."""
@@ -28,7 +28,7 @@ Stretch = tuple[int, int]
 """Pieces of a batch's row, from the first number up to the second, which is not included."""
 
 
-class Batch(Protocol):
+class CopyBatch(Protocol):
     """The pieces of some blocks. Copies are whole when they return, and may run in any thread."""
 
     @property
@@ -60,7 +60,7 @@ class Batch(Protocol):
 class Memory(Protocol):
     """One rank's KV."""
 
-    def batch(self, blocks: Sequence[int], part: Part) -> Batch:
+    def batch(self, blocks: Sequence[int], part: BlockPart) -> CopyBatch:
         """The pieces of `part` of these blocks."""
         ...
 
@@ -69,14 +69,14 @@ class Memory(Protocol):
         ...
 
 
-class HostMemory:
+class HostKvMemory:
     """Memory of the CPU."""
 
     def __init__(self, regions: Sequence[KvRegion]) -> None:
         self._bases = np.array([region.address for region in regions], dtype=np.uint64)
         self._strides = np.array([region.block_bytes for region in regions], dtype=np.uint64)
 
-    def batch(self, blocks: Sequence[int], part: Part) -> Batch:
+    def batch(self, blocks: Sequence[int], part: BlockPart) -> CopyBatch:
         """See Memory."""
         lengths = self._strides // np.uint64(part.of)
         starts = (self._bases + lengths * np.uint64(part.index))[:, None]
@@ -173,7 +173,7 @@ def _cut_one(chunks: list[Stretch], ends: npt.NDArray[np.uint64], start: int, la
 def memory_of(regions: Sequence[KvRegion]) -> Memory:
     """Memory for where the regions lie, which is one device."""
     if regions[0].device == "cpu":
-        return HostMemory(regions)
+        return HostKvMemory(regions)
     from kvasir_workers.transfer.cuda_memory import CudaMemory  # starts CUDA
 
     return CudaMemory(regions)

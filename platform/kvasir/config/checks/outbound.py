@@ -67,7 +67,7 @@ class OutboundRefused(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class OutboundTarget:
     """A URL taken apart. `host` is a name in lower case or an address without brackets; `address` is that
     address, None for a name; `path` has the query."""
 
@@ -84,7 +84,7 @@ class Target:
         return host if self.port == _PORTS[self.scheme] else f"{host}:{self.port}"
 
 
-def read_url(url: str) -> Target:
+def read_url(url: str) -> OutboundTarget:
     """`url` taken apart; raises OutboundRefused unless it is http(s), absolute, plainly spelled, and without
     user information and fragment."""
     if len(url) > MAX_URL_CHARS:
@@ -104,10 +104,10 @@ def read_url(url: str) -> Target:
     if not 0 < port < 65536:
         raise OutboundRefused("the URL's port is not from 1 to 65535")
     host, address = _host(parts[1].lower())
-    return Target(scheme, host, port, (path or "/") + (query or ""), address)
+    return OutboundTarget(scheme, host, port, (path or "/") + (query or ""), address)
 
 
-def check_target(target: Target, *, private: bool) -> None:
+def check_target(target: OutboundTarget, *, private: bool) -> None:
     """Raises OutboundRefused where the URL alone says that it may not be connected to."""
     if target.address is not None:
         check_address(target.address, private=private)

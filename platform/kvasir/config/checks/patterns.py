@@ -55,7 +55,7 @@ class PatternError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class State:
+class PatternState:
     """One state of a graph. It takes one character that `test` matches, or stands at a `guard`, or neither,
     and then any of `onward` follows."""
 
@@ -68,7 +68,7 @@ class State:
 class PatternGraph:
     """Patterns as one graph; a match of any of them begins at `start` and is whole at `accept`."""
 
-    states: tuple[State, ...]
+    states: tuple[PatternState, ...]
     start: int
     accept: int
 
@@ -146,7 +146,7 @@ def graph_of(patterns: Iterable[str], *, ignore_case: bool = False) -> PatternGr
         except PatternError as error:
             raise PatternError(f"pattern {number} ({_shown(pattern)}): {error}") from error
         starts.append(start)
-    first = builder.state(State(tuple(starts)))
+    first = builder.state(PatternState(tuple(starts)))
     return PatternGraph(tuple(builder.states), first, builder.accept)
 
 
@@ -301,7 +301,7 @@ class _Parser:
 class _Builder:
     """Makes states from behind: what follows a state is there before it."""
 
-    states: list[State] = field(default_factory=lambda: [State()])
+    states: list[PatternState] = field(default_factory=lambda: [PatternState()])
     accept: int = 0
     _tests: dict[str, re.Pattern[str]] = field(default_factory=dict)
     _repeats: int = 0
@@ -312,7 +312,7 @@ class _Builder:
         self._repeated_states = 0
         return self._enter(node, self.accept)
 
-    def state(self, state: State) -> int:
+    def state(self, state: PatternState) -> int:
         if len(self.states) >= MAX_STATES:
             raise PatternError(
                 f"the patterns up to this one need more than {MAX_STATES} states; shorten its repeats, or "
@@ -335,13 +335,13 @@ class _Builder:
                 test = self._tests.get(source)
                 if test is None:
                     test = self._tests[source] = re.compile(source)
-                return self.state(State((onward,), test=test))
+                return self.state(PatternState((onward,), test=test))
             case _Place(guard):
-                return self.state(State((onward,), guard=guard))
+                return self.state(PatternState((onward,), guard=guard))
             case _Sequence(items):
                 return self._enter_all(items, onward)
             case _Choice(options):
-                return self.state(State(tuple(self._enter(each, onward) for each in options)))
+                return self.state(PatternState(tuple(self._enter(each, onward) for each in options)))
             case _Repeated(item, least, most):
                 return self._enter_repeated(item, least, most, onward)
 
@@ -352,15 +352,15 @@ class _Builder:
 
     def _enter_repeated(self, item: _Node, least: int, most: int | None, onward: int) -> int:
         if most is None:
-            again = self.state(State())
-            self.states[again] = State((self._enter(item, again), onward))
+            again = self.state(PatternState())
+            self.states[again] = PatternState((self._enter(item, again), onward))
             onward = again
         counted = least > 1 or (most or 0) > 1
         self._repeats += counted
         if most is not None:
             after = onward
             for _ in range(most - least):
-                onward = self.state(State((self._enter(item, onward), after)))
+                onward = self.state(PatternState((self._enter(item, onward), after)))
         for _ in range(least):
             onward = self._enter(item, onward)
         self._repeats -= counted

@@ -10,7 +10,7 @@ from __future__ import annotations
 import gc
 
 
-def leave_alone_what_is_here() -> None:
+def freeze_gc() -> None:
     """To be called once everything that stays has been loaded."""
     gc.collect()
     gc.freeze()

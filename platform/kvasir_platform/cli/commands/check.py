@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from kvasir_platform.cli.common.output import Output
+from kvasir_platform.cli.common.output import CommandOutput
 from kvasir_platform.cli.common.spec_file import chosen_deployment
 from kvasir_platform.cluster.preflight.checks import examine
 from kvasir_platform.cluster.preflight.finding import Finding
@@ -15,7 +15,7 @@ from kvasir_platform.cluster.preflight.probe import probe
 _MARKS = {"ok": "ok     ", "warning": "warning", "error": "ERROR  "}
 
 
-def check(args: argparse.Namespace, output: Output) -> int:
+def check(args: argparse.Namespace, output: CommandOutput) -> int:
     """Report all findings; 1 when one of them is an error."""
     deployment = chosen_deployment(args)
     findings = examine(deployment, probe(deployment))
@@ -31,7 +31,7 @@ def has_errors(findings: Sequence[Finding]) -> bool:
     return any(finding.level == "error" for finding in findings)
 
 
-def print_findings(findings: Sequence[Finding], output: Output) -> None:
+def print_findings(findings: Sequence[Finding], output: CommandOutput) -> None:
     """One line per finding, and one per remedy."""
     for finding in findings:
         output.text(f"  {_MARKS[finding.level]}  {finding.check:<9} {finding.message}")

@@ -10,12 +10,12 @@ from kvasir.config.load.loader import dump, schema
 from kvasir.config.load.support import engine_platform, refusals
 from kvasir.config.load.yaml_document import render
 from kvasir.config.spec.deployment import Deployment
-from kvasir_platform.cli.common.output import Output
+from kvasir_platform.cli.common.output import CommandOutput
 from kvasir_platform.cli.common.spec_file import chosen_deployment, chosen_file
 from kvasir_platform.cluster.preflight.probe import installed_packages
 
 
-def config(args: argparse.Namespace, output: Output) -> int:
+def config(args: argparse.Namespace, output: CommandOutput) -> int:
     """Run one of the actions schema, validate and show. Raises SpecError with everything that is wrong."""
     if args.action == "schema":
         output.text(json.dumps(schema(), indent=2))

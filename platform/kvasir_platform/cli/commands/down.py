@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from kvasir_platform.cli.common.output import Output
+from kvasir_platform.cli.common.output import CommandOutput
 from kvasir_platform.cli.common.running import chosen_one
 from kvasir_platform.cluster.local.cleanup import stop_supervisor, sweep
 
 
-def down(name: str | None, output: Output) -> int:
+def down(name: str | None, output: CommandOutput) -> int:
     """Stop, wait, and prove that nothing is left. Stopping what does not run is no error."""
     found = chosen_one(name)
     if found is None:

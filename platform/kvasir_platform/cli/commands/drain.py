@@ -10,7 +10,7 @@ from typing import Any
 from kvasir.core.errors import UpstreamError
 from kvasir_platform.cli.common.gateway_client import ask_drain, workers
 from kvasir_platform.cli.common.gateway_site import Site
-from kvasir_platform.cli.common.output import Output, duration
+from kvasir_platform.cli.common.output import CommandOutput, duration
 
 _DRAIN_S = 300.0
 _UNDO_S = 10.0
@@ -20,7 +20,7 @@ _QUIET_POLLS = 2
 
 
 @dataclass(frozen=True, slots=True)
-class DrainWish:
+class DrainArguments:
     """What the command line asks for. `timeout_s` None means the default."""
 
     worker_id: str
@@ -31,9 +31,9 @@ class DrainWish:
 
 
 def drain(
-    wish: DrainWish,
+    wish: DrainArguments,
     site: Site,
-    output: Output,
+    output: CommandOutput,
     *,
     pause: Callable[[float], None] = time.sleep,
     now: Callable[[], float] = time.monotonic,
@@ -62,7 +62,7 @@ def drain(
 class _Watch:
     """Follows one worker, and shows what changes of it."""
 
-    def __init__(self, worker_id: str, output: Output) -> None:
+    def __init__(self, worker_id: str, output: CommandOutput) -> None:
         self._worker_id = worker_id
         self._output = output
         self._shown = ""
@@ -106,7 +106,7 @@ class _Watch:
         self._show(self._state)
         return False
 
-    def too_late(self, wish: DrainWish, timeout_s: float) -> str:
+    def too_late(self, wish: DrainArguments, timeout_s: float) -> str:
         """What the wait ended with, and what can be done."""
         after = f"after {duration(timeout_s)}"
         why = f" ({self._reason})" if self._reason else ""
@@ -150,7 +150,7 @@ class _Watch:
         _done(self._output, self._worker_id, state, text)
 
 
-def _done(output: Output, worker_id: str, state: str, text: str) -> None:
+def _done(output: CommandOutput, worker_id: str, state: str, text: str) -> None:
     output.text(f"{worker_id} {text}")
     output.data({"worker_id": worker_id, "state": state})
 

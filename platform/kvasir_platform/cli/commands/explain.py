@@ -7,7 +7,7 @@ from typing import Any
 from kvasir.ports.routing import SCORE
 from kvasir_platform.cli.common.gateway_client import decisions
 from kvasir_platform.cli.common.gateway_site import Site
-from kvasir_platform.cli.common.output import Output, number, table
+from kvasir_platform.cli.common.output import CommandOutput, number, table
 
 _VERBS = {"prefill": "prefilled", "decode": "decoded", "whole": "run whole"}
 _FACTS = (
@@ -21,7 +21,7 @@ _NEAR = 1.1
 Record = dict[str, Any]
 
 
-def explain(request_id: str, site: Site, output: Output) -> int:
+def explain(request_id: str, site: Site, output: CommandOutput) -> int:
     """Print each decision of the call. Raises what asking the gateway raises."""
     answer = decisions(site, request_id)
     output.data(answer)

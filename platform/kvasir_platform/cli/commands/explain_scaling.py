@@ -7,8 +7,8 @@ from typing import Any
 
 from kvasir.core.errors import ConfigError
 from kvasir_platform.cli.commands.restart import control_socket
-from kvasir_platform.cli.common.output import Output, table
-from kvasir_platform.cluster.local.commands import Ask, ask
+from kvasir_platform.cli.common.output import CommandOutput, table
+from kvasir_platform.cluster.local.commands import ControlCommand, ask
 
 _ANSWER_S = 30.0
 _SHOWN = 12
@@ -16,9 +16,9 @@ _FULL = {"itl": "the time between tokens", "memory": "KV memory", "seats": "max_
 Story = dict[str, Any]
 
 
-def explain_scaling(name: str | None, output: Output) -> int:
+def explain_scaling(name: str | None, output: CommandOutput) -> int:
     """Print it. Raises ConfigError where no pool sizes itself, UpstreamError when nothing runs here."""
-    for answer in ask(control_socket(name, os.environ), Ask("explain", ""), _ANSWER_S):
+    for answer in ask(control_socket(name, os.environ), ControlCommand("explain", ""), _ANSWER_S):
         if answer["event"] == "refused":
             raise ConfigError(str(answer["message"]))
         story = answer["story"]

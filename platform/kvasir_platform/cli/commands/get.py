@@ -6,7 +6,7 @@ from typing import Any
 
 from kvasir_platform.cli.common.gateway_client import workers
 from kvasir_platform.cli.common.gateway_site import Site
-from kvasir_platform.cli.common.output import Output, number, table
+from kvasir_platform.cli.common.output import CommandOutput, number, table
 from kvasir_platform.cli.common.tiers import tier_troubles, tiers_cell
 
 _HEAD = (
@@ -17,7 +17,7 @@ _NOT_JUDGED = ("connecting", "refused")
 _NUMBERS = range(_HEAD.index("BLOCKS"), _HEAD.index("TIERS"))
 
 
-def get_workers(site: Site, output: Output) -> int:
+def get_workers(site: Site, output: CommandOutput) -> int:
     """One line for each worker that discovery names. Raises what asking the gateway raises."""
     found = workers(site)
     output.data(list(found))

@@ -6,14 +6,14 @@ import re
 from datetime import UTC, datetime, timedelta
 
 from kvasir.core.errors import ConfigError
-from kvasir_platform.cli.common.output import Output
+from kvasir_platform.cli.common.output import CommandOutput
 from kvasir_platform.gateway.tenants.keys import key_line, new_key
 
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 _MAX_DAYS = 36_500
 
 
-def keys_new(tenant: str, days: int | None, output: Output, now: datetime) -> int:
+def keys_new(tenant: str, days: int | None, output: CommandOutput, now: datetime) -> int:
     """Print a new key. Raises ConfigError for what no tenant or time can be."""
     if not _NAME.fullmatch(tenant) or len(tenant) > 40:
         raise ConfigError(f"--tenant {tenant[:64]!r}: expected lower-case letters, digits and -, 40 at most")

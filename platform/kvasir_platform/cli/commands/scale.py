@@ -6,13 +6,13 @@ import os
 
 from kvasir.core.errors import ConfigError
 from kvasir_platform.cli.commands.restart import control_socket
-from kvasir_platform.cli.common.output import Output
-from kvasir_platform.cluster.local.commands import Ask, ask
+from kvasir_platform.cli.common.output import CommandOutput
+from kvasir_platform.cluster.local.commands import ControlCommand, ask
 
 _ANSWER_S = 30.0
 
 
-def scale(wishes: list[str], name: str | None, output: Output) -> int:
+def scale(wishes: list[str], name: str | None, output: CommandOutput) -> int:
     """Ask for each; returns 0 when all were taken. Raises ConfigError for what is not POOL=N and for what is
     refused, UpstreamError when nothing runs here."""
     for asked in [_read(wish) for wish in wishes]:
@@ -29,12 +29,12 @@ def scale(wishes: list[str], name: str | None, output: Output) -> int:
     return 0
 
 
-def _read(wish: str) -> Ask:
+def _read(wish: str) -> ControlCommand:
     pool, _, size = wish.partition("=")
     if pool and size == "auto":
-        return Ask("unpin", pool)
+        return ControlCommand("unpin", pool)
     if not pool or not size.isdecimal():
         raise ConfigError(
             f"{wish!r} is not POOL=N: write decode=4 for four replicas, decode=auto to plan again"
         )
-    return Ask("scale", pool, int(size))
+    return ControlCommand("scale", pool, int(size))

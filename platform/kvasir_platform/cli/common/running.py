@@ -6,11 +6,17 @@ from dataclasses import dataclass, replace
 
 from kvasir.core.errors import ConfigError, UpstreamError
 from kvasir_platform.cli.common.gateway_site import Site, reachable, read_address
-from kvasir_platform.cluster.local.runtime_dir import RuntimeDir, State, default_base, deployments, ended
+from kvasir_platform.cluster.local.runtime_dir import (
+    DeploymentState,
+    RuntimeDir,
+    default_base,
+    deployments,
+    ended,
+)
 
 
 @dataclass(frozen=True, slots=True)
-class GatewayWish:
+class GatewayAddress:
     """Which gateway a command line means. None: what the one deployment on this machine says."""
 
     name: str | None = None
@@ -20,7 +26,7 @@ class GatewayWish:
     key_file: str | None = None
 
 
-def chosen_deployments(name: str | None) -> list[tuple[RuntimeDir, State]]:
+def chosen_deployments(name: str | None) -> list[tuple[RuntimeDir, DeploymentState]]:
     """The deployments that run or have left something behind; those named `name` when it is given."""
     found = []
     for runtime in deployments(default_base()):
@@ -32,7 +38,7 @@ def chosen_deployments(name: str | None) -> list[tuple[RuntimeDir, State]]:
     return found
 
 
-def chosen_one(name: str | None) -> tuple[RuntimeDir, State] | None:
+def chosen_one(name: str | None) -> tuple[RuntimeDir, DeploymentState] | None:
     """The one deployment that a command means, None when nothing runs. Raises ConfigError when
     several do and none was named."""
     found = chosen_deployments(name)
@@ -42,7 +48,7 @@ def chosen_one(name: str | None) -> tuple[RuntimeDir, State] | None:
     return found[0] if found else None
 
 
-def gateway_site(wish: GatewayWish) -> Site:
+def gateway_site(wish: GatewayAddress) -> Site:
     """The gateway at `wish.address`, or that of the one deployment that runs here (or is named so). An
     address of a deployment that runs here is asked as that one is, unless its scheme says otherwise. Raises
     ConfigError as above and for options that do not fit, and UpstreamError where there is no gateway to ask.

@@ -20,7 +20,7 @@ from urllib.parse import quote
 from kvasir.config.spec.deployment import Deployment
 from kvasir.config.spec.discovery import DEPLOYMENT_LABEL, POOL_LABEL, KubernetesDiscoverySpec
 from kvasir.core.errors import ProtocolError
-from kvasir.core.membership import STALE_S, Members
+from kvasir.core.membership import STALE_S, MembershipSnapshot
 from kvasir.ports.clock import Clock, Rng
 from kvasir_platform.cluster.kubernetes.api import Access, ApiServer
 from kvasir_platform.cluster.kubernetes.reflector import Reflector
@@ -68,7 +68,7 @@ class KubernetesDiscovery:
             take=self._take,
         )
         self._following: asyncio.Task[None] | None = None
-        self._members: Members | None = None
+        self._members: MembershipSnapshot | None = None
         self._empty_since: dict[str, float] = {}
         self._slices: dict[str, tuple[bytes, Slice | None]] = {}
         self._changed = asyncio.Event()
@@ -84,12 +84,12 @@ class KubernetesDiscovery:
         api = ApiServer(access, timeout_s=spec.request_timeout_s)
         return cls(api, namespace, deployment.name, pools, spec, clock=clock, rng=rng)
 
-    async def watch(self) -> AsyncIterator[Members]:
+    async def watch(self) -> AsyncIterator[MembershipSnapshot]:
         """See Discovery. Raises what following the slices dies of, which is a fault of this program."""
         if self._following is None and not self._closed:
             self._following = asyncio.create_task(self._reflector.run(), name="kubernetes-slices")
             self._following.add_done_callback(lambda _: self._tell())
-        seen: Members | None = None
+        seen: MembershipSnapshot | None = None
         while not self._closed:
             if self._members is not None and self._members is not seen:
                 seen = self._members
@@ -124,7 +124,7 @@ class KubernetesDiscovery:
         doubt_s = {pool: since + STALE_S - now for pool, since in self._empty_since.items()}
         found |= {each for each in known if doubt_s.get(each.pool, 0.0) > 0}
         if self._members is None or known != found:
-            self._members = Members(self._members.revision + 1 if self._members else 1, found)
+            self._members = MembershipSnapshot(self._members.revision + 1 if self._members else 1, found)
             self._tell()
         return max((0.0, *doubt_s.values()))
 

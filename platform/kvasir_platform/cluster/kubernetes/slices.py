@@ -62,7 +62,7 @@ class _Slice(msgspec.Struct, rename="camel"):
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class SliceEndpoint:
     """One endpoint of one slice. `pod` is what is the same wherever the pod stands; `address` is `host:port`
     with brackets for IPv6, and "" where the slice has no port of the name that was asked for."""
 
@@ -83,7 +83,7 @@ class Slice:
     pool: str
     service: str
     ports: tuple[str, ...]
-    places: tuple[Place, ...]
+    places: tuple[SliceEndpoint, ...]
 
 
 def read_slice(raw: bytes, port: str) -> Slice:
@@ -110,7 +110,7 @@ def read_slice(raw: bytes, port: str) -> Slice:
 def workers(slices: Iterable[Slice], family: Family) -> frozenset[Endpoint]:
     """The workers that should exist: one for each pod that is not being deleted, at its address of `family`
     where it has one."""
-    best: dict[str, tuple[tuple[bool, str, str], Place]] = {}
+    best: dict[str, tuple[tuple[bool, str, str], SliceEndpoint]] = {}
     deleted: set[str] = set()
     for each in slices:
         for place in each.places:
@@ -128,7 +128,7 @@ def workers(slices: Iterable[Slice], family: Family) -> frozenset[Endpoint]:
     )
 
 
-def _place(endpoint: _Endpoint, pool: str, port: int | None) -> Place | None:
+def _place(endpoint: _Endpoint, pool: str, port: int | None) -> SliceEndpoint | None:
     """None for one without an address that can be dialled, such as a DNS name."""
     try:
         # One address each is what the API promises for pods; of more, what they mean is left open.
@@ -137,7 +137,7 @@ def _place(endpoint: _Endpoint, pool: str, port: int | None) -> Place | None:
         return None
     ipv6 = host.version == 6
     ref, conditions = endpoint.target_ref or _Ref(), endpoint.conditions or _Conditions()
-    return Place(
+    return SliceEndpoint(
         pod=ref.uid or ref.name or str(host),
         name=ref.name or pool,
         family="ipv6" if ipv6 else "ipv4",

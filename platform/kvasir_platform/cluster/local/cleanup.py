@@ -11,7 +11,7 @@ import msgspec
 import psutil
 
 from kvasir_platform.cluster.local.janitor import Janitor, Leftovers
-from kvasir_platform.cluster.local.runtime_dir import RuntimeDir, State, ended
+from kvasir_platform.cluster.local.runtime_dir import DeploymentState, RuntimeDir, ended
 
 # What the janitor may take after the orderly stop.
 _JANITOR_S = 30.0
@@ -19,7 +19,9 @@ _EXIT_S = 5.0
 _POLL_S = 0.05
 
 
-def stop_supervisor(runtime: RuntimeDir, state: State, pause: Callable[[float], None] = time.sleep) -> bool:
+def stop_supervisor(
+    runtime: RuntimeDir, state: DeploymentState, pause: Callable[[float], None] = time.sleep
+) -> bool:
     """Ask the running supervisor to stop, wait for as long as its stop may take, and kill it after
     that. Returns whether one ran. Not for the process that holds the lock."""
     holder = runtime.holder()

@@ -27,7 +27,7 @@ _BACKLOG = 8
 _FINAL = frozenset({"done", "failed", "refused"})
 
 
-class Ask(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class ControlCommand(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What is asked for. `replicas` is for `scale` only."""
 
     command: str
@@ -40,7 +40,7 @@ def socket_path(temp_dir: Path) -> Path:
     return temp_dir / "control.sock"
 
 
-class Caller:
+class CommandClient:
     """One who asked and is told how it goes. It may leave: the work goes on."""
 
     def __init__(self, connection: socket.socket) -> None:
@@ -74,15 +74,15 @@ class CommandSocket:
         path.chmod(0o600)
         self._socket.listen(_BACKLOG)
 
-    def wait(self, timeout_s: float) -> tuple[Ask, Caller] | None:
+    def wait(self, timeout_s: float) -> tuple[ControlCommand, CommandClient] | None:
         """The next command, None when none comes in time. What cannot be understood is refused here."""
         if not select.select([self._socket], [], [], timeout_s)[0]:
             return None
         connection, _ = self._socket.accept()
         connection.settimeout(_PATIENCE_S)
-        caller = Caller(connection)
+        caller = CommandClient(connection)
         try:
-            return msgspec.json.decode(_line(connection), type=Ask), caller
+            return msgspec.json.decode(_line(connection), type=ControlCommand), caller
         except (OSError, msgspec.DecodeError) as error:
             caller.tell("refused", message=f"not a command: {error}")
             return None
@@ -93,7 +93,7 @@ class CommandSocket:
         self._path.unlink(missing_ok=True)
 
 
-def ask(path: Path, what: Ask, timeout_s: float) -> Iterator[dict[str, Any]]:
+def ask(path: Path, what: ControlCommand, timeout_s: float) -> Iterator[dict[str, Any]]:
     """Ask, and yield the answers up to the last. Raises UpstreamError when nobody listens, the control
     process ends meanwhile, or says nothing for `timeout_s` seconds."""
     with socket.socket(socket.AF_UNIX) as connection:

@@ -30,7 +30,7 @@ class ReplicaStatus:
 
 
 @dataclass(frozen=True, slots=True)
-class Session:
+class LaunchSession:
     """What one run of `kvasir up` gives its launcher.
 
     `env` is the whole environment for child processes; it carries the marker by which the janitor
@@ -82,4 +82,4 @@ class Launcher(Protocol):
         ...
 
 
-LauncherFactory = Callable[[Deployment, Session], Launcher]
+LauncherFactory = Callable[[Deployment, LaunchSession], Launcher]

@@ -42,7 +42,7 @@ class ShmRecord(msgspec.Struct, frozen=True):
     inode: int
 
 
-class State(msgspec.Struct, frozen=True):
+class DeploymentState(msgspec.Struct, frozen=True):
     """A deployment as its supervisor last wrote it. Times are seconds since the epoch; `stop_s` is how
     long its stop may take. `certificate` is the file of the one that the gateway shows, "" for plain
     HTTP, and `operator_certificate` that of the key and certificate to bring where it asks for one, or ""."""
@@ -67,7 +67,7 @@ class State(msgspec.Struct, frozen=True):
     replicas: tuple[ReplicaStatus, ...] = ()
 
 
-def ended(state: State) -> bool:
+def ended(state: DeploymentState) -> bool:
     """Whether the supervisor itself wrote that nothing is left."""
     return state.phase in ("stopped", "failed")
 
@@ -149,14 +149,14 @@ class RuntimeDir:
             os.close(descriptor)
         return None if kind == fcntl.F_UNLCK else pid
 
-    def read(self) -> State | None:
+    def read(self) -> DeploymentState | None:
         """The last state written; None when there is none or it cannot be understood."""
         try:
-            return msgspec.json.decode((self.path / "state.json").read_bytes(), type=State)
+            return msgspec.json.decode((self.path / "state.json").read_bytes(), type=DeploymentState)
         except (OSError, msgspec.DecodeError):
             return None
 
-    def write(self, state: State) -> None:
+    def write(self, state: DeploymentState) -> None:
         """Replace the state in one step: a reader sees the old or the new one."""
         self.write_private(self.path / "state.json", msgspec.json.format(msgspec.json.encode(state)))
 

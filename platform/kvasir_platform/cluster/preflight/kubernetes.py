@@ -27,7 +27,7 @@ _NAMED = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class ApiRefusal:
     """What the API server said to a verb; `status` is 0 where it could not be asked."""
 
     verb: Literal["list", "watch"]
@@ -58,7 +58,7 @@ class KubernetesProbe:
     server: str = ""
     namespace: str = ""
     account: str = ""
-    refusals: tuple[Refusal, ...] = ()
+    refusals: tuple[ApiRefusal, ...] = ()
     pools: dict[str, PoolSighting] = field(default_factory=dict)
     deployments: tuple[str, ...] = ()
 
@@ -112,23 +112,23 @@ def kubernetes_findings(deployment: Deployment, probe: KubernetesProbe) -> Itera
 
 async def _ask(
     api: ApiServer, collection: str, port: str
-) -> tuple[list[Refusal], dict[tuple[str, str], PoolSighting]]:
+) -> tuple[list[ApiRefusal], dict[tuple[str, str], PoolSighting]]:
     """What was refused, and what was seen of each (deployment, pool)."""
     params = {"labelSelector": POOL_LABEL}
-    refusals: list[Refusal] = []
+    refusals: list[ApiRefusal] = []
     version, objects = "0", dict[str, bytes]()
     try:
         listing = await api.list(collection, params)
         version, objects = listing.version, listing.items
     except ApiError as error:
-        refusals.append(Refusal("list", error.status, error.message))
+        refusals.append(ApiRefusal("list", error.status, error.message))
     if not refusals or refusals[0].status == 403:
         try:
             await probe_watch(api, collection, params, version)
         except ApiError as error:
             # That a version is forgotten says only who may watch.
             if error.status != GONE:
-                refusals.append(Refusal("watch", error.status, error.message))
+                refusals.append(ApiRefusal("watch", error.status, error.message))
     return refusals, _sightings(objects, port)
 
 
@@ -180,7 +180,7 @@ def _no_access(deployment: Deployment, probe: KubernetesProbe) -> Finding | None
     return None
 
 
-def _refused(probe: KubernetesProbe, refusal: Refusal) -> Finding:
+def _refused(probe: KubernetesProbe, refusal: ApiRefusal) -> Finding:
     who = probe.account or "the router's service account"
     what = f"{refusal.verb} {RESOURCE} in namespace {probe.namespace}"
     if refusal.status == 403:

@@ -47,7 +47,7 @@ class FileProbe:
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
+class MachineFacts:
     """This machine, as far as a deployment cares. Sizes in bytes; `memory_limit` names what bounds
     the available memory. `model` is the deployment's first, and `further_models` are the others by their
     names. `installed` and `pinned` map distributions to versions, the latter as this

@@ -23,7 +23,7 @@ from kvasir.native import IS_NATIVE
 from kvasir_platform.cluster.local.janitor import SHARED_MEMORY
 from kvasir_platform.cluster.preflight.cpus import usable_cpus
 from kvasir_platform.cluster.preflight.kubernetes import probe_kubernetes
-from kvasir_platform.cluster.preflight.machine_facts import Machine, ModelProbe, PortProbe
+from kvasir_platform.cluster.preflight.machine_facts import MachineFacts, ModelProbe, PortProbe
 from kvasir_platform.cluster.preflight.named_files import probe_named_files
 from kvasir_platform.cluster.preflight.tiers import knock, probe_tiers
 
@@ -32,11 +32,11 @@ _HEADER_LIMIT = 100 << 20
 _ST_DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 
 
-def probe(deployment: Deployment, cgroup: Path = Path("/sys/fs/cgroup")) -> Machine:
+def probe(deployment: Deployment, cgroup: Path = Path("/sys/fs/cgroup")) -> MachineFacts:
     """Measure what `deployment` needs to know of this machine. Touches nothing and fetches nothing."""
     available, limit = _memory(cgroup)
     shm_free, shm_writable = _shared_memory()
-    return Machine(
+    return MachineFacts(
         system=sys.platform,
         cpus=usable_cpus(cgroup),
         memory_available=available,

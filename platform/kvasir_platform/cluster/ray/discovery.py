@@ -17,7 +17,14 @@ from dataclasses import dataclass
 from ray._raylet import GcsClient  # type: ignore[attr-defined]  # compiled, without stubs
 
 from kvasir.core.errors import ProtocolError
-from kvasir.core.membership import NAMESPACE, STALE_S, Liveness, MemberRecord, Members, member_prefix
+from kvasir.core.membership import (
+    NAMESPACE,
+    STALE_S,
+    Liveness,
+    MemberRecord,
+    MembershipSnapshot,
+    member_prefix,
+)
 from kvasir.ports.clock import Clock
 
 log = logging.getLogger(__name__)
@@ -28,7 +35,7 @@ FORGET_S = 120.0
 
 
 @dataclass(slots=True)
-class Sight:
+class DiscoveredWorker:
     """The time that was spent seeing, in seconds: what a record may grow old by. Between two looks it
     advances by `step_s` at most, and over a blind time not at all."""
 
@@ -67,10 +74,10 @@ class RayDiscovery:
         self._blind_since: float | None = None
         self._closed = asyncio.Event()
 
-    async def watch(self) -> AsyncIterator[Members]:
+    async def watch(self) -> AsyncIterator[MembershipSnapshot]:
         liveness = Liveness()
-        sight = Sight()
-        last: Members | None = None
+        sight = DiscoveredWorker()
+        last: MembershipSnapshot | None = None
         while not self._closed.is_set():
             try:
                 records = await self._read()
@@ -88,7 +95,7 @@ class RayDiscovery:
                 now = sight.look(self._clock.now())
                 endpoints = liveness.live(records, now)
                 if last is None or endpoints != last.endpoints:
-                    last = Members(revision=last.revision + 1 if last else 1, endpoints=endpoints)
+                    last = MembershipSnapshot(revision=last.revision + 1 if last else 1, endpoints=endpoints)
                     yield last
                 await self._forget(liveness.long_stale(now, FORGET_S))
             await self._clock.sleep(POLL_S)

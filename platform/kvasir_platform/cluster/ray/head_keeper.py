@@ -26,7 +26,7 @@ class Head(Protocol):
 
 
 @dataclass(slots=True)
-class Restarts:
+class RestartBackoff:
     """How often and when something may be started again: at once, then after growing pauses, `limit` times
     within `window_s` seconds. The pauses add up to less than the 60 s for which Ray waits."""
 
@@ -52,9 +52,9 @@ class Restarts:
 class HeadKeeper:
     """Call `step` a few times a second. `failure` says why the head cannot be kept, and stays."""
 
-    def __init__(self, head: Head, restarts: Restarts | None = None) -> None:
+    def __init__(self, head: Head, restarts: RestartBackoff | None = None) -> None:
         self._head = head
-        self._restarts = restarts or Restarts()
+        self._restarts = restarts or RestartBackoff()
         self.failure: str | None = None
         self.restarted = 0
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from kvasir.config.spec.deployment import Deployment
 from kvasir.core.errors import StartError
-from kvasir_platform.cluster.local.launcher import ReplicaStatus, Session
+from kvasir_platform.cluster.local.launcher import LaunchSession, ReplicaStatus
 from kvasir_platform.cluster.local.processes import Child, Children, ended
 from kvasir_platform.cluster.ray.head import ray_environment
 
@@ -25,7 +25,7 @@ STOP_MARGIN_S = 15.0
 class RayLauncher:
     """See kvasir_platform.cluster.local.launcher.Launcher."""
 
-    def __init__(self, deployment: Deployment, session: Session) -> None:
+    def __init__(self, deployment: Deployment, session: LaunchSession) -> None:
         token_file = deployment.worker.session_token_file
         if token_file is None:
             raise StartError("the deployment names no session_token_file; the supervisor makes one")

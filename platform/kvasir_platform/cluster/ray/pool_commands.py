@@ -7,7 +7,7 @@ from typing import Protocol
 
 from kvasir.core.errors import ConfigError
 from kvasir.ports.clock import Clock
-from kvasir_platform.cluster.local.commands import Ask, Caller
+from kvasir_platform.cluster.local.commands import CommandClient, ControlCommand
 from kvasir_platform.cluster.ray.rolling import ReplicaRow, Rolling
 
 # For one replica to load its model; its predecessor's drain comes on top.
@@ -15,7 +15,7 @@ START_S = 300.0
 _MESSAGE_CHARACTERS = 2000
 
 
-class Status(Protocol):
+class RestartablePoolStatus(Protocol):
     """What is needed of kvasir_platform.cluster.ray.pools.PoolStatus."""
 
     @property
@@ -28,7 +28,7 @@ class Status(Protocol):
     def message(self) -> str: ...
 
 
-class Pools(Protocol):
+class RestartablePools(Protocol):
     """What is needed of kvasir_platform.cluster.ray.pools.RayPools."""
 
     def wanted(self, pool: str) -> int: ...
@@ -57,19 +57,21 @@ class Sizes(Protocol):
 class PoolCommands:
     """Takes commands one at a time; `step` follows the one that runs."""
 
-    def __init__(self, pools: Pools, clock: Clock, *, drain_s: float, sizes: Sizes | None = None) -> None:
+    def __init__(
+        self, pools: RestartablePools, clock: Clock, *, drain_s: float, sizes: Sizes | None = None
+    ) -> None:
         self._pools = pools
         self._sizes = sizes
         self._clock = clock
         self._drain_s = drain_s
-        self._running: tuple[Rolling, Caller] | None = None
+        self._running: tuple[Rolling, CommandClient] | None = None
 
     @property
     def busy(self) -> bool:
         """Whether a command runs."""
         return self._running is not None
 
-    def take(self, asked: Ask, caller: Caller) -> None:
+    def take(self, asked: ControlCommand, caller: CommandClient) -> None:
         """Begin what is asked for, or refuse it with the reason."""
         try:
             if asked.command == "explain":
@@ -110,7 +112,7 @@ class PoolCommands:
         self._sizes.pin(pool, None)
         self._pools.pin(pool, None)
 
-    def _explain(self, caller: Caller) -> None:
+    def _explain(self, caller: CommandClient) -> None:
         if self._sizes is None:
             raise ConfigError(
                 "no pool sizes itself here: give pools a `scaling` with min and max, and leave "
@@ -118,7 +120,7 @@ class PoolCommands:
             )
         caller.tell("done", story=self._sizes.story(self._clock.now()))
 
-    def step(self, statuses: Sequence[Status]) -> None:
+    def step(self, statuses: Sequence[RestartablePoolStatus]) -> None:
         """Look how far the running command is, and tell who asked."""
         if self._running is None:
             return
@@ -139,7 +141,7 @@ class PoolCommands:
         if outcome in ("done", "failed"):
             self._running = None
 
-    def _restart(self, pool: str, caller: Caller) -> None:
+    def _restart(self, pool: str, caller: CommandClient) -> None:
         wanted = self._pools.wanted(pool)
         old = frozenset(row.replica_id for row in self._pools.replicas(pool))
         beside = self._pools.restart(pool)

@@ -15,7 +15,7 @@ from typing import Protocol
 
 from kvasir.ports.clock import Clock
 from kvasir_platform.cluster.ray.pod_templates import PodRow
-from kvasir_platform.cluster.ray.pool_commands import Status
+from kvasir_platform.cluster.ray.pool_commands import RestartablePoolStatus
 from kvasir_platform.cluster.ray.pool_records import PoolRecord
 from kvasir_platform.cluster.ray.rolling import RUNNING, ReplicaRow
 
@@ -25,14 +25,14 @@ log = logging.getLogger(__name__)
 POD_START_S = 1800.0
 
 
-class RollingStatus(Status, Protocol):
+class RollingStatus(RestartablePoolStatus, Protocol):
     """What is needed of kvasir_platform.cluster.ray.pools.PoolStatus."""
 
     @property
     def ready(self) -> bool: ...
 
 
-class Pools(Protocol):
+class RollablePools(Protocol):
     """What is needed of kvasir_platform.cluster.ray.pools.RayPools."""
 
     def names(self) -> Sequence[str]: ...
@@ -61,7 +61,9 @@ class Pools(Protocol):
 class PoolRolls:
     """Call `step` at each look. `tell` takes an event's name and its details."""
 
-    def __init__(self, pools: Pools, clock: Clock, tell: Callable[..., None], *, drain_s: float) -> None:
+    def __init__(
+        self, pools: RollablePools, clock: Clock, tell: Callable[..., None], *, drain_s: float
+    ) -> None:
         self._pools = pools
         self._clock = clock
         self._tell = tell

@@ -28,7 +28,7 @@ STOPPING = "STOPPING"
 _REASON = "the pool is to be smaller"
 
 
-class Pools(Protocol):
+class ScalablePools(Protocol):
     """What is needed of kvasir_platform.cluster.ray.pools.RayPools."""
 
     def names(self) -> Sequence[str]: ...
@@ -61,7 +61,7 @@ class RayScaler:
     """Call everything from the thread that drives Ray. `failures` are what Ray raises when it cannot be
     asked."""
 
-    def __init__(self, pools: Pools, clock: Clock, failures: tuple[type[Exception], ...]) -> None:
+    def __init__(self, pools: ScalablePools, clock: Clock, failures: tuple[type[Exception], ...]) -> None:
         self._pools = pools
         self._clock = clock
         self._failures = failures

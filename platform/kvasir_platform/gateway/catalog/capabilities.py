@@ -14,7 +14,7 @@ from kvasir.core.requests import Role
 
 
 @dataclass(frozen=True, slots=True)
-class ModelPowers:
+class ModelCapabilities:
     """`tools` and `reasoning`: whether the workers have the model's parsers for them. `client_templates`:
     whether clients may bring chat templates of their own."""
 
@@ -25,14 +25,14 @@ class ModelPowers:
     client_templates: bool = False
 
 
-TEXT_ONLY = ModelPowers()
+TEXT_ONLY = ModelCapabilities()
 """Text as it comes."""
 
 
-def model_powers(deployment: Deployment) -> ModelPowers:
+def model_capabilities(deployment: Deployment) -> ModelCapabilities:
     """What the model of a single-model `deployment` can do: what all of its pools can that do that work."""
     speaking = [pool.engine for pool in deployment.pools if pool.role in (Role.DECODE, Role.BOTH)]
-    return ModelPowers(
+    return ModelCapabilities(
         generates=bool(speaking),
         embeds=any(pool.role is Role.EMBED for pool in deployment.pools),
         tools=bool(speaking) and all(engine.tool_parser is not None for engine in speaking),
@@ -41,13 +41,13 @@ def model_powers(deployment: Deployment) -> ModelPowers:
     )
 
 
-def check_generates(powers: ModelPowers, model: str) -> None:
+def check_generates(powers: ModelCapabilities, model: str) -> None:
     """Raise RequestError where `model` generates no text."""
     if not powers.generates:
         raise _wrong_task(f"The model {model!r} makes embeddings only; use /v1/embeddings.")
 
 
-def check_embeds(powers: ModelPowers, model: str) -> None:
+def check_embeds(powers: ModelCapabilities, model: str) -> None:
     """Raise RequestError where `model` makes no embeddings."""
     if not powers.embeds:
         raise _wrong_task(

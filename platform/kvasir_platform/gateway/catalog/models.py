@@ -12,7 +12,7 @@ from typing import Any
 from kvasir.config.load.model_files import Matryoshka
 from kvasir.config.spec.deployment import Deployment
 from kvasir.core.errors import RequestError
-from kvasir_platform.gateway.catalog.capabilities import ModelPowers, model_powers
+from kvasir_platform.gateway.catalog.capabilities import ModelCapabilities, model_capabilities
 from kvasir_platform.gateway.prompt.tokenization import Tokenizer, TokenizerPool
 
 
@@ -24,7 +24,7 @@ class EdgeModel:
     name: str
     context: int
     adapters: tuple[str, ...]
-    powers: ModelPowers
+    powers: ModelCapabilities
     tokenizers: TokenizerPool
     matryoshka: Matryoshka | None = None
 
@@ -37,7 +37,7 @@ class EdgeModel:
             name=view.model.name,
             context=view.model.max_model_len,
             adapters=tuple(lora.name for lora in view.lora),
-            powers=model_powers(view),
+            powers=model_capabilities(view),
             tokenizers=tokenizer if isinstance(tokenizer, TokenizerPool) else TokenizerPool(tokenizer),
             matryoshka=matryoshka,
         )

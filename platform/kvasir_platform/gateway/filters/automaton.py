@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from enum import IntEnum
 from typing import NamedTuple
 
-from kvasir.config.checks.patterns import Guard, PatternGraph, State
+from kvasir.config.checks.patterns import Guard, PatternGraph, PatternState
 
 MAX_WEIGHT = 4_000_000
 """Of what is kept, in words of eight bytes, before all is forgotten and computed anew."""
@@ -135,7 +135,7 @@ class Automaton:
         same = kept == list(range(len(node.groups)))
         return _Step(self._node(tuple(made), kind), before, after, None if same else tuple(kept))
 
-    def _short(self, state: State) -> tuple[int, ...] | None:
+    def _short(self, state: PatternState) -> tuple[int, ...] | None:
         """What follows `state` without a further character where that is easily told, as it nearly always
         is."""
         states, tests, accept = self._graph.states, self._tests, self._graph.accept

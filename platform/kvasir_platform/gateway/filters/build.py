@@ -8,10 +8,10 @@ from collections.abc import Callable, Sequence
 
 from kvasir.config.spec.filters import OutputFiltersSpec
 from kvasir.core.errors import ConfigError
-from kvasir.ports.output_filter import OutputFilter, Part, Subject
+from kvasir.ports.output_filter import AnswerPart, OutputFilter, Subject
 from kvasir.telemetry.metrics import Metrics
 from kvasir_platform.gateway.filters.classifier import ClassifierFilter
-from kvasir_platform.gateway.filters.filtered_answer import FilteredAnswer, Timers, Watched, watched_by
+from kvasir_platform.gateway.filters.filtered_answer import FilteredAnswer, FilteredChoice, Timers, watched_by
 from kvasir_platform.gateway.filters.regex import RegexFilter
 from kvasir_platform.gateway.http.outbound import Resolve, system_resolve
 from kvasir_platform.gateway.openai.answer import Answer
@@ -41,8 +41,8 @@ class OutputFilters:
         for each in self._filters:
             await each.close()
 
-    def _applies(self, each: OutputFilter, watched: Watched) -> bool:
-        return any(each.applies(Subject(watched.model, part, watched.tenant)) for part in Part)
+    def _applies(self, each: OutputFilter, watched: FilteredChoice) -> bool:
+        return any(each.applies(Subject(watched.model, part, watched.tenant)) for part in AnswerPart)
 
 
 def output_filters(

@@ -17,10 +17,10 @@ import msgspec
 
 from kvasir.config.checks.outbound import read_url
 from kvasir.config.spec.filters import ClassifierFilterSpec
-from kvasir.ports.output_filter import Act, Rule, Subject
-from kvasir_platform.gateway.filters.http_post import Endpoint, Poster, PostError
+from kvasir.ports.output_filter import FilterAction, Rule, Subject
+from kvasir_platform.gateway.filters.http_post import HttpPoster, PostError, PostTarget
 from kvasir_platform.gateway.filters.regex import Count
-from kvasir_platform.gateway.filters.scope import Scope
+from kvasir_platform.gateway.filters.scope import FilterScope
 from kvasir_platform.gateway.http.outbound import Resolve, client_context, system_resolve
 
 _log = logging.getLogger(__name__)
@@ -43,7 +43,7 @@ class _Moderations(msgspec.Struct):
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class ClassifierWindow:
     """What is judged at once. The first `new_from` characters were in the window before; `final`: the text
     ends with it."""
 
@@ -60,7 +60,7 @@ class ClassifierFilter:
     def __init__(
         self,
         spec: ClassifierFilterSpec,
-        poster: Poster,
+        poster: HttpPoster,
         count: Count,
         *,
         now: Callable[[], float],
@@ -73,7 +73,7 @@ class ClassifierFilter:
         self.spec = spec
         self.count = count
         self._poster = poster
-        self._scope = Scope(spec)
+        self._scope = FilterScope(spec)
         self._now = now
         self._rng = rng
         self._told_s: float | None = None
@@ -92,8 +92,8 @@ class ClassifierFilter:
         """The filter with a pool of its own. Raises OSError for a `ca_file` that cannot be read."""
         target = read_url(spec.url)
         context = client_context(spec.ca_file) if target.scheme == "https" else None
-        endpoint = Endpoint(target, spec.private_address, context, spec.token_file)
-        poster = Poster(endpoint, connections=spec.max_connections, now=now, resolve=resolve)
+        endpoint = PostTarget(target, spec.private_address, context, spec.token_file)
+        poster = HttpPoster(endpoint, connections=spec.max_connections, now=now, resolve=resolve)
         return cls(spec, poster, count, now=now, rng=rng)
 
     def applies(self, subject: Subject) -> bool:
@@ -105,7 +105,9 @@ class ClassifierFilter:
         overlap = self.spec.overlap_chars
         return ClassifierJudge(self, subject, rule, before[-overlap:] if overlap else "")
 
-    def ask(self, window: Window, then: Callable[[list[tuple[int, int]] | None], None]) -> asyncio.Task[None]:
+    def ask(
+        self, window: ClassifierWindow, then: Callable[[list[tuple[int, int]] | None], None]
+    ) -> asyncio.Task[None]:
         """Have a window judged: `then` gets what of it is flagged, as spans, none for nothing; or None where
         no verdict could be had. Cancel the task to hear nothing."""
 
@@ -125,7 +127,7 @@ class ClassifierFilter:
         await asyncio.gather(*tasks, return_exceptions=True)
         self._poster.close()
 
-    async def _verdict(self, window: Window) -> list[tuple[int, int]] | None:
+    async def _verdict(self, window: ClassifierWindow) -> list[tuple[int, int]] | None:
         problem = "it did not answer in time"
         try:
             body = self._body(window)
@@ -149,7 +151,7 @@ class ClassifierFilter:
         self._tell(problem)
         return None
 
-    def _body(self, window: Window) -> bytes:
+    def _body(self, window: ClassifierWindow) -> bytes:
         spec, subject = self.spec, window.subject
         if spec.protocol == "moderations":
             asked = {"input": window.text}
@@ -239,7 +241,7 @@ class ClassifierJudge:
             self._finish_with("ended_at_bound")
         else:
             self._filter.count("released_at_bound")
-            self._advance(self._end, Act.PASS)
+            self._advance(self._end, FilterAction.PASS)
 
     def close(self) -> None:
         """No more rulings, and no more questions."""
@@ -256,7 +258,7 @@ class ClassifierJudge:
         fresh = self._end - self._judged
         if not fresh:
             if self._whole:
-                self._advance(self._end, Act.PASS)
+                self._advance(self._end, FilterAction.PASS)
             return
         if fresh < self._spec.window_chars and not (self._whole or at_once):
             if self._timer is None:
@@ -268,7 +270,7 @@ class ClassifierJudge:
             self._timer = None
         begin = max(self._kept_from, self._judged - self._spec.overlap_chars)
         end = self._end
-        window = Window(
+        window = ClassifierWindow(
             self._kept[begin - self._kept_from :],
             max(0, self._judged - begin),
             self._whole,
@@ -297,19 +299,19 @@ class ClassifierJudge:
             self._finish_with("ended", max(self._ruled, begin + spans[0][0]))
             return
         for first, last in spans:
-            self._advance(begin + first, Act.PASS)
-            self._advance(begin + last, Act.REDACT)
+            self._advance(begin + first, FilterAction.PASS)
+            self._advance(begin + last, FilterAction.REDACT)
         last_one = self._whole and end == self._end
-        self._advance(end if last_one else end - self._spec.overlap_chars, Act.PASS)
+        self._advance(end if last_one else end - self._spec.overlap_chars, FilterAction.PASS)
         keep = max(self._kept_from, end - self._spec.overlap_chars)
         self._kept = self._kept[keep - self._kept_from :]
         self._kept_from = keep
         if not self._over:
             self._go_on()
 
-    def _advance(self, until: int, act: Act) -> None:
+    def _advance(self, until: int, act: FilterAction) -> None:
         if until > self._ruled and not self._over:
-            if act is Act.REDACT and not self._redacts:
+            if act is FilterAction.REDACT and not self._redacts:
                 self._redacts = True
                 self._filter.count("redacted")
             self._ruled = until
@@ -318,4 +320,4 @@ class ClassifierJudge:
     def _finish_with(self, what: str, until: int | None = None) -> None:
         self.close()
         self._filter.count(what)
-        self._rule((self._ruled if until is None else until) - self._base, Act.END)
+        self._rule((self._ruled if until is None else until) - self._base, FilterAction.END)

@@ -12,7 +12,7 @@ import msgspec
 
 from kvasir.core.errors import KvasirError
 from kvasir.core.requests import Delta, Parsing, Usage
-from kvasir.ports.output_filter import OutputFilter, Part, Subject
+from kvasir.ports.output_filter import AnswerPart, OutputFilter, Subject
 from kvasir.ports.router import Lane
 from kvasir.telemetry.histogram import Histogram
 from kvasir_platform.gateway.filters.hold_back import HoldBack
@@ -42,7 +42,7 @@ Timers = Callable[[float, Callable[[], None]], Timer]
 
 
 @dataclass(frozen=True, slots=True)
-class Watched:
+class FilteredChoice:
     """What filters need to know of a call. `model` is what the client sent; `choices` how many there are;
     `lag` None where the client is shown neither token ids nor logprobs, else how many characters the
     engine's text may come later than its tokens; `functions` the names of those that the client offers to be
@@ -56,11 +56,11 @@ class Watched:
     hides_reasoning: bool = False
 
 
-def watched_by(call: Call, choices: int, tenant: str) -> Watched:
+def watched_by(call: Call, choices: int, tenant: str) -> FilteredChoice:
     """What filters need to know of `call`."""
     parsing = call.parsing
     shows_tokens = call.return_token_ids or call.answer_logprobs is not None
-    return Watched(
+    return FilteredChoice(
         call.model,
         choices,
         tenant,
@@ -90,7 +90,7 @@ class FilteredAnswer:
         self,
         answer: Answer,
         filters: Sequence[OutputFilter],
-        watched: Watched,
+        watched: FilteredChoice,
         *,
         now: Callable[[], float],
         timers: Callable[[], Timers],
@@ -106,7 +106,7 @@ class FilteredAnswer:
         self._end_choice: Callable[[int], None] = _nothing
         self._broken: Callable[[Exception], None] = _nothing
 
-        def subject(part: Part) -> Subject:
+        def subject(part: AnswerPart) -> Subject:
             return Subject(watched.model, part, watched.tenant)
 
         self._choices = [

@@ -7,11 +7,11 @@ from bisect import insort
 from collections.abc import Callable, Sequence
 
 from kvasir.core.requests import ToolCallDelta
-from kvasir.ports.output_filter import Act, Judge, OutputFilter, Part, Subject
+from kvasir.ports.output_filter import AnswerPart, FilterAction, Judge, OutputFilter, Subject
 
 _NOT_JUDGED = 1 << 62
 
-Ruled = Callable[[int, int, Act], None]
+Ruled = Callable[[int, int, FilterAction], None]
 """`ruled(begin, end, act)`: a filter has ruled on that much of the choice; with END the choice is over at
 `end`."""
 
@@ -41,7 +41,13 @@ class HeldText:
     )
 
     def __init__(
-        self, part: Part, call: int, base: int, *, before: str = "", opening: ToolCallDelta | None = None
+        self,
+        part: AnswerPart,
+        call: int,
+        base: int,
+        *,
+        before: str = "",
+        opening: ToolCallDelta | None = None,
     ) -> None:
         self.part = part
         self.call = call
@@ -146,14 +152,14 @@ class HeldText:
             return opening
         return ToolCallDelta(self.call, call_id=f"call_{self.call}", name=self._marks[0][2])
 
-    def _rule_of(self, number: int, replacement: str, ruled: Ruled) -> Callable[[int, Act], None]:
-        if self.part is Part.TOOLS and self.opening is None:
+    def _rule_of(self, number: int, replacement: str, ruled: Ruled) -> Callable[[int, FilterAction], None]:
+        if self.part is AnswerPart.TOOLS and self.opening is None:
             # Within JSON's quotes, where most of what is found in arguments stands.
             replacement = json.dumps(replacement)[1:-1]
 
-        def rule(until: int, act: Act) -> None:
+        def rule(until: int, act: FilterAction) -> None:
             begin, end = self._ruled[number], self.base + until
-            if act is Act.REDACT:
+            if act is FilterAction.REDACT:
                 insort(self._marks, (begin, end, replacement))
             self._ruled[number] = end
             ruled(begin, end, act)

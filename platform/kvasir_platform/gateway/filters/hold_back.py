@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from operator import itemgetter
 
 from kvasir.core.requests import Delta, FinishReason, PositionLogprobs, ToolCallDelta
-from kvasir.ports.output_filter import Act, OutputFilter, Part, Subject
+from kvasir.ports.output_filter import AnswerPart, FilterAction, OutputFilter, Subject
 from kvasir_platform.gateway.filters.held_text import HeldText
 from kvasir_platform.gateway.filters.held_tokens import HeldTokens
 
@@ -45,7 +45,7 @@ class HoldBack:
     def __init__(
         self,
         filters: Sequence[OutputFilter],
-        subject: Callable[[Part], Subject],
+        subject: Callable[[AnswerPart], Subject],
         *,
         ruled: Callable[[], None],
         lag: float | None = None,
@@ -60,7 +60,7 @@ class HoldBack:
         self._tokens = None if lag is None else HeldTokens(lag)
         # One more, so that a filter can tell where a part began.
         self._keep = 1 + max(each.max_held_chars for each in filters)
-        self._said: dict[tuple[Part, int], str] = {}
+        self._said: dict[tuple[AnswerPart, int], str] = {}
         self._texts: deque[HeldText] = deque()
         self._end = 0
         self._cut: int | None = None
@@ -190,18 +190,18 @@ class HoldBack:
     def _feed_all(self, delta: Delta) -> None:
         if delta.reasoning:
             if not self._hides_reasoning:
-                self._feed(Part.REASONING, 0, delta.reasoning)
+                self._feed(AnswerPart.REASONING, 0, delta.reasoning)
             if not delta.text and not delta.tool_calls:
                 self._reasoning_tokens += len(delta.token_ids)
         if delta.text:
-            self._feed(Part.CONTENT, 0, delta.text)
+            self._feed(AnswerPart.CONTENT, 0, delta.text)
         for call in delta.tool_calls:
             if call.name or call.call_id:
                 self._open_call(call)
             if call.arguments:
-                self._feed(Part.TOOLS, call.index, call.arguments)
+                self._feed(AnswerPart.TOOLS, call.index, call.arguments)
 
-    def _feed(self, part: Part, call: int, more: str) -> None:
+    def _feed(self, part: AnswerPart, call: int, more: str) -> None:
         texts = self._texts
         if not texts or texts[-1].whole or texts[-1].part is not part or texts[-1].call != call:
             self._finish_text()
@@ -213,7 +213,7 @@ class HoldBack:
     def _open_call(self, call: ToolCallDelta) -> None:
         """Judge what the model may have put into the name and the id of a call."""
         self._finish_text()
-        opening = HeldText(Part.TOOLS, call.index, self._end, opening=replace(call, arguments=""))
+        opening = HeldText(AnswerPart.TOOLS, call.index, self._end, opening=replace(call, arguments=""))
         known = not call.name or call.name in self._functions
         if known and (_OPAQUE.fullmatch(call.call_id) or _counts(call)):
             self._texts.append(opening)
@@ -227,12 +227,12 @@ class HoldBack:
     def _begin(self, text: HeldText) -> None:
         self._texts.append(text)
 
-        def ruled(begin: int, end: int, act: Act) -> None:
+        def ruled(begin: int, end: int, act: FilterAction) -> None:
             if self.over:
                 return
-            if act is Act.END:
+            if act is FilterAction.END:
                 self._cut = end if self._cut is None else min(end, self._cut)
-            elif act is Act.REDACT and self._tokens is not None:
+            elif act is FilterAction.REDACT and self._tokens is not None:
                 self._tokens.redact(begin, end)
             if not self._busy:
                 self._ruled()
@@ -290,9 +290,9 @@ class HoldBack:
     def _send_part(self, pieces: _Pieces, text: HeldText, shown: str) -> None:
         if not shown:
             return
-        if text.part is Part.CONTENT:
+        if text.part is AnswerPart.CONTENT:
             pieces.content.append(shown)
-        elif text.part is Part.REASONING:
+        elif text.part is AnswerPart.REASONING:
             pieces.reasoning.append(shown)
         else:
             pieces.calls.append(ToolCallDelta(text.call, arguments=shown))

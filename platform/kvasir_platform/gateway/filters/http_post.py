@@ -10,7 +10,7 @@ from pathlib import Path
 
 import httptools
 
-from kvasir.config.checks.outbound import OutboundRefused, Target
+from kvasir.config.checks.outbound import OutboundRefused, OutboundTarget
 from kvasir_platform.gateway.http.outbound import Open, Resolve, connect, system_resolve
 
 MAX_HEAD_BYTES = 16 << 10
@@ -32,10 +32,10 @@ class PostError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Endpoint:
+class PostTarget:
     """Where to, and how. `private`, see `check_address`."""
 
-    target: Target
+    target: OutboundTarget
     private: bool = False
     context: ssl.SSLContext | None = None
     token_file: str | None = None
@@ -87,12 +87,12 @@ class _Connection:
         self.writer.transport.abort()
 
 
-class Poster:
+class HttpPoster:
     """A pool for one endpoint. Used from one event loop."""
 
     def __init__(
         self,
-        endpoint: Endpoint,
+        endpoint: PostTarget,
         *,
         connections: int,
         now: Callable[[], float],

@@ -12,9 +12,9 @@ from collections.abc import Callable
 
 from kvasir.config.checks.patterns import graph_of
 from kvasir.config.spec.filters import RegexFilterSpec
-from kvasir.ports.output_filter import Act, Rule, Subject
+from kvasir.ports.output_filter import FilterAction, Rule, Subject
 from kvasir_platform.gateway.filters.automaton import Automaton, Scan
-from kvasir_platform.gateway.filters.scope import Scope
+from kvasir_platform.gateway.filters.scope import FilterScope
 from kvasir_platform.gateway.filters.spans import Spans
 
 Count = Callable[[str], None]
@@ -30,7 +30,7 @@ class RegexFilter:
         self.max_held_chars = spec.max_held_chars
         self.max_held_s = spec.max_held_s
         self._spec = spec
-        self._scope = Scope(spec)
+        self._scope = FilterScope(spec)
         self._automaton = Automaton(graph_of(spec.patterns, ignore_case=spec.ignore_case))
         self._count = count
 
@@ -83,7 +83,7 @@ class RegexJudge:
         else:
             # Most text.
             self._ruled = scan.position
-            self._rule(scan.position - self._base, Act.PASS)
+            self._rule(scan.position - self._base, FilterAction.PASS)
 
     def finish(self) -> None:
         """Rule on the rest."""
@@ -102,7 +102,7 @@ class RegexJudge:
             if not self._released:
                 self._released = True
                 self._count("released_at_bound")
-            self._advance(self._scan.position, Act.PASS)
+            self._advance(self._scan.position, FilterAction.PASS)
 
     def close(self) -> None:
         """No more rulings."""
@@ -134,13 +134,13 @@ class RegexJudge:
         """Let through up to `limit` what lies in no match; what lies in one is decided even beyond it."""
         while taken := self._covered.take(max(limit, self._ruled)):
             for begun, end in taken:
-                self._advance(begun, Act.PASS)
-                self._advance(end, Act.REDACT)
-        self._advance(limit, Act.PASS)
+                self._advance(begun, FilterAction.PASS)
+                self._advance(end, FilterAction.REDACT)
+        self._advance(limit, FilterAction.PASS)
 
-    def _advance(self, until: int, act: Act) -> None:
+    def _advance(self, until: int, act: FilterAction) -> None:
         if until > self._ruled:
-            if act is Act.REDACT and not self._redacts:
+            if act is FilterAction.REDACT and not self._redacts:
                 self._redacts = True
                 self._count("redacted")
             self._ruled = until
@@ -149,4 +149,4 @@ class RegexJudge:
     def _end(self, until: int, what: str) -> None:
         self._over = True
         self._count(what)
-        self._rule(until - self._base, Act.END)
+        self._rule(until - self._base, FilterAction.END)

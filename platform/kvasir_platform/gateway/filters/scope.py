@@ -6,7 +6,7 @@ from kvasir.config.spec.filters import FilterSpec
 from kvasir.ports.output_filter import Subject
 
 
-class Scope:
+class FilterScope:
     """The models, tenants and parts that a spec names."""
 
     def __init__(self, spec: FilterSpec) -> None:

@@ -21,7 +21,7 @@ from kvasir_platform.gateway.http.body import Body
 from kvasir_platform.gateway.http.errors import error_headers, error_status
 from kvasir_platform.gateway.http.exchange import Exchange, HttpRequest
 from kvasir_platform.gateway.http.limits import HttpLimits
-from kvasir_platform.gateway.http.output import BODY, HEADERS, IDLE, LINGER, ConnectionOutput, Refusal
+from kvasir_platform.gateway.http.output import BODY, HEADERS, IDLE, LINGER, ConnectionOutput, RefusalWire
 from kvasir_platform.gateway.http.request_head import (
     check_coding,
     check_host,
@@ -44,7 +44,7 @@ _SANE_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
 _ONLY_ONCE = frozenset((b"host", b"authorization", b"content-length", b"content-type", b"transfer-encoding"))
 
 
-class Connection(ConnectionOutput):
+class HttpConnection(ConnectionOutput):
     """One accepted socket. `deadline` is in the loop's time; the listener calls `expire` after it."""
 
     def __init__(self, listener: Listener, limits: HttpLimits) -> None:
@@ -361,7 +361,7 @@ class Connection(ConnectionOutput):
             self._cut(CLIENT_CLOSED)
             return
         empty = HttpRequest(self._method, "", self._headers, b"", keep_alive=False, chunked=False)
-        exchange = self._listener.exchange(empty, self._request_id(), Refusal(self))
+        exchange = self._listener.exchange(empty, self._request_id(), RefusalWire(self))
         self._listener.refused(error)
         exchange.fail(error_status(error), error, error_headers(error))
 

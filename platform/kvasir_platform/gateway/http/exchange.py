@@ -45,7 +45,7 @@ def _chunk(frame: bytes) -> bytes:
     return b"%x\r\n%b\r\n" % (len(frame), frame) if frame else b""
 
 
-class Wire(Protocol):
+class ExchangeWire(Protocol):
     """The connection under an exchange."""
 
     def write(self, data: bytes) -> None:
@@ -97,7 +97,7 @@ class Exchange:
         "streaming",
     )
 
-    def __init__(self, request: HttpRequest, request_id: str, arrival_s: float, wire: Wire) -> None:
+    def __init__(self, request: HttpRequest, request_id: str, arrival_s: float, wire: ExchangeWire) -> None:
         self.request = request
         self.request_id = request_id
         self.arrival_s = arrival_s

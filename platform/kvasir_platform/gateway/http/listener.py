@@ -15,9 +15,9 @@ from email.utils import formatdate
 from kvasir.config.spec.edge import GatewaySpec
 from kvasir.core.errors import CapacityError, KvasirError
 from kvasir_platform.gateway.http.clients import ClientConnections
-from kvasir_platform.gateway.http.connection import Connection
+from kvasir_platform.gateway.http.connection import HttpConnection
 from kvasir_platform.gateway.http.cors import Cors
-from kvasir_platform.gateway.http.exchange import Exchange, HttpRequest, Wire
+from kvasir_platform.gateway.http.exchange import Exchange, ExchangeWire, HttpRequest
 from kvasir_platform.gateway.http.limits import HttpLimits
 from kvasir_platform.gateway.http.tls import EdgeCertificate, Handshake, Held, accept_secure
 
@@ -153,7 +153,7 @@ class Listener:
             )
         return None
 
-    def secured(self, handshake: Handshake, connection: Connection) -> None:
+    def secured(self, handshake: Handshake, connection: HttpConnection) -> None:
         """`connection` goes on where `handshake` has ended."""
         self._connections[connection] = self._connections.pop(handshake, None)
 
@@ -172,7 +172,7 @@ class Listener:
             return CapacityError("The gateway holds all request bodies it may.", code="bodies_full")
         return None
 
-    def exchange(self, request: HttpRequest, request_id: str, wire: Wire) -> Exchange:
+    def exchange(self, request: HttpRequest, request_id: str, wire: ExchangeWire) -> Exchange:
         """An exchange that arrived just now."""
         exchange = Exchange(request, request_id, self._now(), wire)
         if self._cors is not None:
@@ -187,8 +187,8 @@ class Listener:
             self._date_until = now + 1.0
         return self._date
 
-    def _plain(self) -> Connection:
-        return Connection(self, self._limits)
+    def _plain(self) -> HttpConnection:
+        return HttpConnection(self, self._limits)
 
     def _expire(self) -> None:
         now = self.loop.time()

@@ -14,7 +14,13 @@ import ssl
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from kvasir.config.checks.outbound import Address, OutboundRefused, Target, check_address, check_target
+from kvasir.config.checks.outbound import (
+    Address,
+    OutboundRefused,
+    OutboundTarget,
+    check_address,
+    check_target,
+)
 
 MAX_ADDRESSES = 16
 _MAX_LINE = 64 << 10
@@ -30,7 +36,7 @@ async def system_resolve(host: str, port: int) -> list[str]:
     return [str(each[4][0]) for each in found]
 
 
-async def checked_addresses(target: Target, *, private: bool, resolve: Resolve) -> list[Address]:
+async def checked_addresses(target: OutboundTarget, *, private: bool, resolve: Resolve) -> list[Address]:
     """Where `target` may be connected to. Raises OutboundRefused where any of its addresses is refused: a
     name that mixes them is no name to trust; and OSError for a name that has none."""
     check_target(target, private=private)
@@ -51,7 +57,11 @@ async def checked_addresses(target: Target, *, private: bool, resolve: Resolve) 
 
 
 async def connect(
-    target: Target, *, private: bool, context: ssl.SSLContext | None, resolve: Resolve = system_resolve
+    target: OutboundTarget,
+    *,
+    private: bool,
+    context: ssl.SSLContext | None,
+    resolve: Resolve = system_resolve,
 ) -> Open:
     """A connection to `target`, over TLS for https, to the first of its addresses that takes one.
 

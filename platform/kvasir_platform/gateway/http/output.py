@@ -189,7 +189,7 @@ class ConnectionOutput(asyncio.Protocol, ABC):
             exchange.gone(code)
 
 
-class Refusal:
+class RefusalWire:
     """The wire of an exchange that only refuses: it lingers where others close."""
 
     def __init__(self, connection: ConnectionOutput) -> None:

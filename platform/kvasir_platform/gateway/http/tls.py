@@ -23,7 +23,7 @@ from kvasir.config.spec.edge import EdgeTlsSpec
 from kvasir.core.errors import ConfigError, KvasirError
 from kvasir.telemetry.reasons import TLS_FAILED
 from kvasir.wire.tls import certificate_problem, certificates_in, read_pem
-from kvasir_platform.gateway.http.connection import Connection
+from kvasir_platform.gateway.http.connection import HttpConnection
 from kvasir_platform.gateway.http.limits import HttpLimits
 
 if TYPE_CHECKING:
@@ -164,7 +164,7 @@ class Handshake:
             listener.closed(self)
 
 
-class _SecureConnection(Connection):
+class _SecureConnection(HttpConnection):
     """A connection over TLS, which has been counted since it was accepted."""
 
     def __init__(self, listener: Listener, limits: HttpLimits, handshake: Handshake) -> None:
@@ -176,7 +176,7 @@ class _SecureConnection(Connection):
         super().connection_made(transport)
 
 
-Held = Connection | Handshake
+Held = HttpConnection | Handshake
 """What a listener keeps of an accepted socket."""
 
 

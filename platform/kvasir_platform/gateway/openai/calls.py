@@ -14,7 +14,7 @@ from typing import Any
 from kvasir.core.errors import RequestError
 from kvasir.core.requests import Parsing, Sampling, Structured, token_ids
 from kvasir.core.values import value
-from kvasir_platform.gateway.catalog.capabilities import TEXT_ONLY, ModelPowers, check_generates
+from kvasir_platform.gateway.catalog.capabilities import TEXT_ONLY, ModelCapabilities, check_generates
 from kvasir_platform.gateway.openai.conversation import TemplateMessage, template_messages
 from kvasir_platform.gateway.openai.sampling import sampling
 from kvasir_platform.gateway.openai.schema.chat import ChatBody
@@ -85,7 +85,7 @@ class ChatOptions:
 
 
 def chat_call(
-    body: ChatBody, template: ChatTemplate | None, vocabulary: int, powers: ModelPowers = TEXT_ONLY
+    body: ChatBody, template: ChatTemplate | None, vocabulary: int, powers: ModelCapabilities = TEXT_ONLY
 ) -> Call:
     """The call that a chat request makes. Raises RequestError."""
     check_generates(powers, body.model)
@@ -128,7 +128,7 @@ def chat_call(
     )
 
 
-def completion_call(body: CompletionBody, vocabulary: int, powers: ModelPowers = TEXT_ONLY) -> Call:
+def completion_call(body: CompletionBody, vocabulary: int, powers: ModelCapabilities = TEXT_ONLY) -> Call:
     """The call that a completion request makes. Raises RequestError."""
     check_generates(powers, body.model)
     prompts = prompts_of(body.prompt, vocabulary, "prompt", MAX_PROMPTS)
@@ -177,7 +177,7 @@ def render_chat(
     kwargs: Mapping[str, Any],
     options: ChatOptions,
     template: ChatTemplate | None,
-    powers: ModelPowers,
+    powers: ModelCapabilities,
 ) -> str:
     """The prompt of a chat. Raises RequestError where the model has no template, or it cannot show this."""
     if template is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from kvasir.core.requests import Sampling, Structured
-from kvasir_platform.gateway.catalog.capabilities import ModelPowers
+from kvasir_platform.gateway.catalog.capabilities import ModelCapabilities
 from kvasir_platform.gateway.openai.schema.limits import bad, unsupported
 from kvasir_platform.gateway.openai.schema.sampling import SamplingFields
 
@@ -18,7 +18,7 @@ def sampling(
     prompt_logprobs: int | None,
     rule: Structured | None,
     vocabulary: int,
-    powers: ModelPowers,
+    powers: ModelCapabilities,
 ) -> Sampling:
     """How to sample for `body`: `limit` is how many tokens it may have, None where it does not say,
     `logprobs` and `prompt_logprobs` how many alternatives, `rule` what the output must follow. Raises
@@ -100,7 +100,7 @@ def _bad_words(words: list[str] | None) -> tuple[str, ...]:
     return tuple(words or ())
 
 
-def _thinking(budget: int | None, powers: ModelPowers) -> int | None:
+def _thinking(budget: int | None, powers: ModelCapabilities) -> int | None:
     if budget is None or budget < 0:
         return None
     if not powers.reasoning:

@@ -6,7 +6,7 @@ from array import array
 from dataclasses import dataclass
 
 from kvasir.core.requests import token_ids
-from kvasir_platform.gateway.catalog.capabilities import ModelPowers, check_embeds
+from kvasir_platform.gateway.catalog.capabilities import ModelCapabilities, check_embeds
 from kvasir_platform.gateway.openai.calls import ChatOptions, Truncation, prompts_of, render_chat
 from kvasir_platform.gateway.openai.conversation import template_messages
 from kvasir_platform.gateway.openai.schema.limits import MAX_INPUTS, bad
@@ -38,7 +38,7 @@ class TokenizeCall:
     show_strings: bool
 
 
-def embedding_call(body: EmbeddingBody, vocabulary: int, powers: ModelPowers) -> EmbeddingCall:
+def embedding_call(body: EmbeddingBody, vocabulary: int, powers: ModelCapabilities) -> EmbeddingCall:
     """The call that a request for embeddings makes. Raises RequestError."""
     check_embeds(powers, body.model)
     inputs = prompts_of(body.input, vocabulary, "input", MAX_INPUTS)
@@ -57,7 +57,7 @@ def embedding_call(body: EmbeddingBody, vocabulary: int, powers: ModelPowers) ->
 
 
 def tokenize_call(
-    body: TokenizeBody, model: str, template: ChatTemplate | None, powers: ModelPowers
+    body: TokenizeBody, model: str, template: ChatTemplate | None, powers: ModelCapabilities
 ) -> TokenizeCall:
     """What a request to tokenize asks of `model`. Raises RequestError."""
     strings = bool(body.return_token_strs)

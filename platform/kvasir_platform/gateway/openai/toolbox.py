@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from kvasir.core.requests import Parsing
-from kvasir_platform.gateway.catalog.capabilities import ModelPowers
+from kvasir_platform.gateway.catalog.capabilities import ModelCapabilities
 from kvasir_platform.gateway.openai.schema.chat import ChatBody, Function, NamedFunction, NamedTool, Tool
 from kvasir_platform.gateway.openai.schema.limits import (
     MAX_TOOL_BYTES,
@@ -49,7 +49,7 @@ class Toolbox:
 _NO_TOOLS = Toolbox()
 
 
-def toolbox(body: ChatBody, powers: ModelPowers) -> Toolbox:
+def toolbox(body: ChatBody, powers: ModelCapabilities) -> Toolbox:
     """The tools of a chat. Raises RequestError for tools that are too large or of one name, for a choice of
     none of them, and where workers could not tell calls: those that a choice forces follow a grammar, others
     take a parser."""
@@ -80,7 +80,7 @@ def template_tools(tools: Sequence[Tool], param: str = "tools") -> tuple[Templat
 
 
 def parsing(
-    box: Toolbox, body: ChatBody, template_kwargs: Mapping[str, Any], powers: ModelPowers
+    box: Toolbox, body: ChatBody, template_kwargs: Mapping[str, Any], powers: ModelCapabilities
 ) -> Parsing | None:
     """How the output is taken apart; None where its text is the content as it is, and so costs nothing."""
     if not box.called and not powers.reasoning:

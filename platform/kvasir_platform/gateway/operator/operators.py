@@ -14,7 +14,7 @@ from kvasir_platform.gateway.http.exchange import Exchange
 from kvasir_platform.gateway.operator.decisions import DecisionPages
 from kvasir_platform.gateway.operator.drains import DrainPages
 from kvasir_platform.gateway.operator.status_page import StatusPages
-from kvasir_platform.gateway.serving.remote_core import Elsewhere
+from kvasir_platform.gateway.serving.remote_core import RemoteCore
 from kvasir_platform.gateway.serving.request_names import RequestNames
 
 Show = Callable[[Exchange], None]
@@ -54,6 +54,6 @@ def operators_here(
     )
 
 
-def operators_elsewhere(core: Elsewhere) -> OperatorPages:
+def operators_elsewhere(core: RemoteCore) -> OperatorPages:
     """Of a router in another process, which makes all of them."""
     return OperatorPages(core.names, core.show, core.show, core.show, core.show, core.show)

@@ -21,7 +21,7 @@ Guard = Callable[[Exchange, Callable[[], None]], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Tools:
+class GatewayContext:
     """What the endpoints work with. `names` is told of each call that reaches the router; `wall` is the
     time of day in Unix seconds; `suffix` makes a few random characters."""
 

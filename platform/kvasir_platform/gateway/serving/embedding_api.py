@@ -17,14 +17,14 @@ from kvasir_platform.gateway.openai.calls import truncated
 from kvasir_platform.gateway.openai.embedding_answer import EmbeddingAnswer
 from kvasir_platform.gateway.openai.schema.decode import decode_embedding
 from kvasir_platform.gateway.openai.side_calls import EmbeddingCall, embedding_call
-from kvasir_platform.gateway.serving.context import Guard, Tools, brownout_line, raised
+from kvasir_platform.gateway.serving.context import GatewayContext, Guard, brownout_line, raised
 from kvasir_platform.gateway.serving.embedding_run import EmbeddingRun
 from kvasir_platform.gateway.serving.tracing import trace_header, trace_of
 from kvasir_platform.gateway.tenants.caller import Caller, Charge
 
 
 @dataclass(frozen=True, slots=True)
-class _Wish:
+class _EmbeddingOptions:
     """How a call is to be served: for whom, by what, and how fast."""
 
     caller: Caller
@@ -37,7 +37,7 @@ class _Wish:
 class EmbeddingApi:
     """The endpoint. `guard(exchange, step)` runs a step that may raise, and answers what it raises."""
 
-    def __init__(self, tools: Tools, guard: Guard) -> None:
+    def __init__(self, tools: GatewayContext, guard: Guard) -> None:
         self._tools = tools
         self._guard = guard
         self._active: set[EmbeddingRun] = set()
@@ -63,7 +63,7 @@ class EmbeddingApi:
         headers = exchange.request.headers
         trace = trace_of(headers, self._tools.spans)
         exchange.lines += trace_header(trace) + brownout_line(self._tools.router.brownout(model.name))
-        wish = _Wish(caller, served, caller.slo.asked_for(headers), caller.salt(""), trace)
+        wish = _EmbeddingOptions(caller, served, caller.slo.asked_for(headers), caller.salt(""), trace)
         texts = [each for each in call.inputs if isinstance(each, str)]
         if not texts:
             self._submit(exchange, call, wish, [])
@@ -77,7 +77,7 @@ class EmbeddingApi:
         )
 
     def _submit(
-        self, exchange: Exchange, call: EmbeddingCall, wish: _Wish, encoded: list[array[int]]
+        self, exchange: Exchange, call: EmbeddingCall, wish: _EmbeddingOptions, encoded: list[array[int]]
     ) -> None:
         """Have the tenant charged for all inputs."""
         if self._left(exchange, wish):
@@ -97,7 +97,7 @@ class EmbeddingApi:
         self,
         exchange: Exchange,
         call: EmbeddingCall,
-        wish: _Wish,
+        wish: _EmbeddingOptions,
         inputs: list[array[int]],
         charge: Charge,
     ) -> None:
@@ -139,7 +139,7 @@ class EmbeddingApi:
         exchange.on_gone = run.gone
         run.start()
 
-    def _left(self, exchange: Exchange, wish: _Wish) -> bool:
+    def _left(self, exchange: Exchange, wish: _EmbeddingOptions) -> bool:
         """Whether nobody waits for the answer any more, which is counted."""
         if exchange.open:
             return False

@@ -14,7 +14,7 @@ from kvasir.telemetry.reasons import OK
 from kvasir.telemetry.spans import TraceContext
 from kvasir_platform.gateway.openai.answer import add_usage
 from kvasir_platform.gateway.openai.embedding_answer import EmbeddingAnswer
-from kvasir_platform.gateway.serving.context import Tools
+from kvasir_platform.gateway.serving.context import GatewayContext
 from kvasir_platform.gateway.serving.generation import server_timing
 
 _WINDOW = 256
@@ -56,7 +56,7 @@ class EmbeddingRun:
     def __init__(
         self,
         answer: EmbeddingAnswer,
-        tools: Tools,
+        tools: GatewayContext,
         *,
         request: Callable[[int], Request],
         inputs: int,

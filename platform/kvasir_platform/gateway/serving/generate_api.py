@@ -19,14 +19,14 @@ from kvasir_platform.gateway.openai.calls import Call, chat_call, completion_cal
 from kvasir_platform.gateway.openai.schema.decode import decode_chat, decode_completion
 from kvasir_platform.gateway.openai.schema.sampling import SamplingFields
 from kvasir_platform.gateway.serving.answering import answer_of
-from kvasir_platform.gateway.serving.context import Guard, Tools, brownout_line, raised
+from kvasir_platform.gateway.serving.context import GatewayContext, Guard, brownout_line, raised
 from kvasir_platform.gateway.serving.generation import Generation
 from kvasir_platform.gateway.serving.tracing import trace_header, trace_of
 from kvasir_platform.gateway.tenants.caller import Caller, Charge
 
 
 @value
-class _Wish:
+class _CallOptions:
     """How a call is to be served: for whom, by what, how fast, and near what else. `otherwise` begins again
     with the model that the client named, where `served` is a fallback that may not be able to."""
 
@@ -45,7 +45,7 @@ class GenerateApi:
     `guard(exchange, step)` runs a step that may raise, and answers what it raises.
     """
 
-    def __init__(self, tools: Tools, guard: Guard) -> None:
+    def __init__(self, tools: GatewayContext, guard: Guard) -> None:
         self._tools = tools
         self._guard = guard
         self._active: set[Generation] = set()
@@ -93,11 +93,11 @@ class GenerateApi:
             return
         self._tokenize(exchange, call(asked.model), wish)
 
-    def _wish(self, caller: Caller, exchange: Exchange, body: SamplingFields, served: Served) -> _Wish:
+    def _wish(self, caller: Caller, exchange: Exchange, body: SamplingFields, served: Served) -> _CallOptions:
         headers = exchange.request.headers
         trace = trace_of(headers, self._tools.spans)
         exchange.lines += trace_header(trace)
-        return _Wish(
+        return _CallOptions(
             caller,
             served,
             caller.slo.asked_for(headers),
@@ -114,7 +114,7 @@ class GenerateApi:
         return self._tools.models.find(name)
 
     def _fall_back(
-        self, exchange: Exchange, call: Callable[[EdgeModel], Call], wish: _Wish, fallback: Served
+        self, exchange: Exchange, call: Callable[[EdgeModel], Call], wish: _CallOptions, fallback: Served
     ) -> None:
         """Have `fallback` answer, under its own name, or the model that the client named where the fallback
         cannot: its context or its powers may be less."""
@@ -129,7 +129,7 @@ class GenerateApi:
             return
         self._tokenize(exchange, made, replace(wish, served=fallback, otherwise=otherwise))
 
-    def _tokenize(self, exchange: Exchange, call: Call, wish: _Wish) -> None:
+    def _tokenize(self, exchange: Exchange, call: Call, wish: _CallOptions) -> None:
         texts = [prompt for prompt in call.prompts if isinstance(prompt, str)]
         if not texts:
             self._submit(exchange, call, wish, [])
@@ -142,7 +142,7 @@ class GenerateApi:
             failed=lambda error: self._guard(exchange, lambda: raised(error)),
         )
 
-    def _submit(self, exchange: Exchange, call: Call, wish: _Wish, encoded: list[array[int]]) -> None:
+    def _submit(self, exchange: Exchange, call: Call, wish: _CallOptions, encoded: list[array[int]]) -> None:
         """Have the tenant charged for all that the call may use."""
         if self._left(exchange, wish):
             return
@@ -162,7 +162,7 @@ class GenerateApi:
         )
 
     def _run(
-        self, exchange: Exchange, call: Call, wish: _Wish, requests: list[Request], charge: Charge
+        self, exchange: Exchange, call: Call, wish: _CallOptions, requests: list[Request], charge: Charge
     ) -> None:
         if self._left(exchange, wish):
             charge.release()
@@ -176,7 +176,7 @@ class GenerateApi:
             raise
 
     def _generate(
-        self, exchange: Exchange, call: Call, wish: _Wish, requests: list[Request], charge: Charge
+        self, exchange: Exchange, call: Call, wish: _CallOptions, requests: list[Request], charge: Charge
     ) -> None:
         tools = self._tools
         tools.names.note(exchange.request_id, tuple(request.request_id for request in requests))
@@ -218,7 +218,7 @@ class GenerateApi:
             generation.start(requests)
             filtered.follow(exchange)
 
-    def _left(self, exchange: Exchange, wish: _Wish) -> bool:
+    def _left(self, exchange: Exchange, wish: _CallOptions) -> bool:
         """Whether nobody waits for the answer any more, which is counted."""
         if exchange.open:
             return False
@@ -229,7 +229,7 @@ class GenerateApi:
         self,
         exchange: Exchange,
         call: Call,
-        wish: _Wish,
+        wish: _CallOptions,
         encoded: list[array[int]],
     ) -> list[Request]:
         """One for each prompt. Raises RequestError for what does not fit the model or the tenant's limits."""

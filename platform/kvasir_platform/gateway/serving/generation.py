@@ -27,7 +27,7 @@ _log = logging.getLogger(__name__)
 _UNTRACED = TraceContext()
 
 
-class Leg:
+class PromptStream:
     """The sink of one prompt; `base` is the index of its first choice in the answer. The first of its output
     came at `first_s`, and `usage` is what the router has said of the rest; `open` has its choices that go on,
     and `cut` tells whether the gateway has ended one that the engine has not."""
@@ -155,7 +155,7 @@ class Generation:
         self._clock = clock
         self._on_end = on_end
         self._trace = trace
-        self._legs: list[Leg] = []
+        self._legs: list[PromptStream] = []
         self._summaries: list[RequestSummary] = []
         self._usage = Usage()
         self._submitted_s = 0.0
@@ -184,7 +184,9 @@ class Generation:
         for request in requests:
             if self._ended:
                 break
-            leg = Leg(self, self._answer, request, base=base, inter_token=inter_token, now=self._clock.now)
+            leg = PromptStream(
+                self, self._answer, request, base=base, inter_token=inter_token, now=self._clock.now
+            )
             base += request.sampling.n
             leg.live = True
             self._legs.append(leg)
@@ -199,14 +201,14 @@ class Generation:
                 self._end()
                 raise
 
-    def leg_finished(self, leg: Leg, summary: RequestSummary) -> None:
+    def leg_finished(self, leg: PromptStream, summary: RequestSummary) -> None:
         """Count the leg; the last one completes the answer."""
         self._leg_ended(leg, summary)
         if not self._ended and not self._runs:
             self._end()
             self._answer.finish(self._usage, server_timing(summary, self._submitted_s))
 
-    def leg_failed(self, leg: Leg, error: KvasirError, summary: RequestSummary) -> None:
+    def leg_failed(self, leg: PromptStream, error: KvasirError, summary: RequestSummary) -> None:
         """End the call with the error and stop the other legs."""
         self.error = error.code
         self._leg_ended(leg, summary)
@@ -224,7 +226,7 @@ class Generation:
                 leg.open.discard(index - leg.base)
                 self.end_if_done(leg)
 
-    def end_if_done(self, leg: Leg) -> None:
+    def end_if_done(self, leg: PromptStream) -> None:
         """See to the end of a leg whose worker may go on with choices that nobody wants any more."""
         if leg.cut and not leg.open:
             asyncio.get_running_loop().call_soon(self._end_leg, leg)
@@ -266,13 +268,13 @@ class Generation:
                 self._router.cancel(leg.request.request_id)
                 self._leg_ended(leg, self._cut(leg, code))
 
-    def _end_leg(self, leg: Leg) -> None:
+    def _end_leg(self, leg: PromptStream) -> None:
         """Take a leg off its worker that the gateway wants nothing more of."""
         if leg.live:
             self._router.cancel(leg.request.request_id)
             self.leg_finished(leg, self._cut(leg, CONTENT_FILTER))
 
-    def _cut(self, leg: Leg, code: str) -> RequestSummary:
+    def _cut(self, leg: PromptStream, code: str) -> RequestSummary:
         """What the gateway knows of a leg that it ended itself, and that may have come to a worker."""
         self._worked = True
         request = leg.request
@@ -288,7 +290,7 @@ class Generation:
             slo=request.slo,
         )
 
-    def _leg_ended(self, leg: Leg, summary: RequestSummary) -> None:
+    def _leg_ended(self, leg: PromptStream, summary: RequestSummary) -> None:
         leg.live = False
         self._worked = self._worked or summary.outcome == OK or summary.routed_s is not None
         if summary.outcome != OK and summary.usage.output_tokens < leg.tokens:

@@ -12,7 +12,7 @@ from kvasir_platform.gateway.serving.request_names import RequestNames
 
 
 @dataclass(frozen=True, slots=True)
-class Elsewhere:
+class RemoteCore:
     """What is done there for this gateway and for others: requests, the counting of rate limits, and the
     memory of calls. `cache_secret` is what the salts of caches are made from; `show` answers what is asked of
     the whole deployment, or raises KvasirError."""

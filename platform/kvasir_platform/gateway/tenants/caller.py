@@ -10,12 +10,12 @@ from collections.abc import Callable
 
 from kvasir.config.spec.tenants import PRIORITY_SPAN, TenantSpec
 from kvasir.core.errors import CapacityError, KvasirError, RequestError
-from kvasir.ports.limits import Grant, Limit, Quota, RateLimits, Refusal
+from kvasir.ports.limits import Grant, Limit, LimitRefusal, Quota, RateLimits
 from kvasir.telemetry.tenant_series import TenantUse
 from kvasir_platform.gateway.catalog.models import no_such_model
 from kvasir_platform.gateway.catalog.slo_classes import SloClasses
 from kvasir_platform.gateway.tenants.limit_headers import limit_headers
-from kvasir_platform.gateway.tenants.salts import Open, Scope
+from kvasir_platform.gateway.tenants.salts import CacheScope, Open
 
 _REFUSED: dict[Limit, tuple[str, str]] = {
     "requests": ("rate_limit_requests", "The limit is {0.requests_per_min} requests a minute"),
@@ -79,7 +79,7 @@ class Caller:
     that it may ask for."""
 
     def __init__(
-        self, spec: TenantSpec, rank: int, slo: SloClasses, scope: Scope | Open, limits: RateLimits
+        self, spec: TenantSpec, rank: int, slo: SloClasses, scope: CacheScope | Open, limits: RateLimits
     ) -> None:
         self.tenant = spec.name
         self.weight = spec.weight
@@ -172,8 +172,8 @@ class Caller:
             failed(_too_large(tokens, quota.tokens_per_min))
             return
 
-        def decided(verdict: Grant | Refusal) -> None:
-            if isinstance(verdict, Refusal):
+        def decided(verdict: Grant | LimitRefusal) -> None:
+            if isinstance(verdict, LimitRefusal):
                 failed(self._refused(quota, verdict))
                 return
             self.use.running += 1
@@ -182,7 +182,7 @@ class Caller:
 
         self._limits.take(self.tenant, quota, tokens, decided)
 
-    def _refused(self, quota: Quota, refusal: Refusal) -> LimitReached:
+    def _refused(self, quota: Quota, refusal: LimitRefusal) -> LimitReached:
         code, text = _REFUSED[refusal.limit]
         self.use.refused[code] = self.use.refused.get(code, 0) + 1
         return LimitReached(

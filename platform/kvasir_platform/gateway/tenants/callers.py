@@ -16,7 +16,7 @@ from kvasir_platform.gateway.tenants.caller import Caller
 from kvasir_platform.gateway.tenants.key_ring import KeyRing
 from kvasir_platform.gateway.tenants.keys import read_sources
 from kvasir_platform.gateway.tenants.memory_limits import MemoryLimits
-from kvasir_platform.gateway.tenants.salts import Open, Scope
+from kvasir_platform.gateway.tenants.salts import CacheScope, Open
 
 _REFRESH_S = 1.0
 
@@ -82,7 +82,7 @@ def make_callers(
             spec,
             tenancy.priorities.index(spec.priority),
             _slo_classes(deployment.slo, spec.slo),
-            Scope(secret, spec.cache, name) if secret else Open(),
+            CacheScope(secret, spec.cache, name) if secret else Open(),
             limits,
         )
         for name, spec in tenants.items()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from kvasir.ports.limits import Grant, Levels, Limit, Quota, Refusal
+from kvasir.ports.limits import Grant, Levels, Limit, LimitRefusal, Quota
 from kvasir_platform.gateway.tenants.buckets import bounded, charged, wait
 
 LIMITS: tuple[Limit, ...] = ("requests", "tokens", "concurrency")
@@ -33,11 +33,13 @@ class MemoryLimits:
         self._now = now
         self._tenants: dict[str, _Tenant] = {}
 
-    def take(self, tenant: str, quota: Quota, tokens: int, then: Callable[[Grant | Refusal], None]) -> None:
+    def take(
+        self, tenant: str, quota: Quota, tokens: int, then: Callable[[Grant | LimitRefusal], None]
+    ) -> None:
         """Decide at once."""
         then(self.decide(tenant, quota, tokens))
 
-    def decide(self, tenant: str, quota: Quota, tokens: int) -> Grant | Refusal:
+    def decide(self, tenant: str, quota: Quota, tokens: int) -> Grant | LimitRefusal:
         """As `take`, which see."""
         check_amount(quota, tokens)
         now = self._now()
@@ -47,7 +49,7 @@ class MemoryLimits:
         waits = wait(requests, now), wait(spent, now), GUESS_S if busy else 0.0
         if (longest := max(waits)) > 0:
             limit = LIMITS[waits.index(longest)]
-            return Refusal(limit, longest, levels(state.requests, state.tokens, now))
+            return LimitRefusal(limit, longest, levels(state.requests, state.tokens, now))
         state.requests, state.tokens = requests, spent
         state.running += 1
         return Grant(tenant, quota, tokens, levels(requests, spent, now))

@@ -26,7 +26,7 @@ from redis.retry import Retry
 
 from kvasir.config.spec.redis import LimitsRedisSpec
 from kvasir.ports.clock import Clock
-from kvasir.ports.limits import Grant, Levels, Quota, Refusal
+from kvasir.ports.limits import Grant, Levels, LimitRefusal, Quota
 from kvasir_platform.gateway.tenants.limit_scripts import BEAT, SETTLE, TAKE
 from kvasir_platform.gateway.tenants.memory_limits import LIMITS, MemoryLimits, check_amount
 
@@ -50,7 +50,7 @@ class _Take(NamedTuple):
     tenant: str
     quota: Quota
     tokens: int
-    then: Callable[[Grant | Refusal], None]
+    then: Callable[[Grant | LimitRefusal], None]
 
 
 class _End(NamedTuple):
@@ -82,7 +82,9 @@ class RedisLimits:
         self.decided_alone = 0
         """Questions that were meant for the server, and were not decided by it."""
 
-    def take(self, tenant: str, quota: Quota, tokens: int, then: Callable[[Grant | Refusal], None]) -> None:
+    def take(
+        self, tenant: str, quota: Quota, tokens: int, then: Callable[[Grant | LimitRefusal], None]
+    ) -> None:
         """Ask the server, or decide at once where it cannot be asked."""
         check_amount(quota, tokens)
         asked = _Take(tenant, quota, tokens, then)
@@ -190,9 +192,9 @@ class RedisLimits:
     def _answer(self, asked: _Take, reply: list[int]) -> None:
         why, wait, requests, tokens = reply
         levels = Levels(max(0, requests) / _MICRO, max(0, tokens) / _MICRO)
-        verdict: Grant | Refusal
+        verdict: Grant | LimitRefusal
         if why:
-            verdict = Refusal(LIMITS[why - 1], wait / _MICRO, levels)
+            verdict = LimitRefusal(LIMITS[why - 1], wait / _MICRO, levels)
         else:
             verdict = Grant(asked.tenant, asked.quota, asked.tokens, levels, shared=True)
             self._local.count(verdict)

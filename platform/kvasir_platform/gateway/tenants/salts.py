@@ -32,7 +32,7 @@ _SECRET_BYTES = 32
 _MIN_CHARS = 32
 
 
-class Scope:
+class CacheScope:
     """Those who share a cache. `client` is the salt that a request brings, "" for none."""
 
     __slots__ = ("_key", "_plain")

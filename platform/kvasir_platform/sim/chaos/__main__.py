@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from kvasir_platform.sim.chaos.run import Outcome, play
+from kvasir_platform.sim.chaos.run import ChaosOutcome, play
 from kvasir_platform.sim.chaos.schedule import draw
 
 
@@ -27,7 +27,7 @@ def main(argv: list[str] | None = None) -> int:
     return 1 if failed else 0
 
 
-def _report(outcome: Outcome, *, verbose: bool) -> str:
+def _report(outcome: ChaosOutcome, *, verbose: bool) -> str:
     schedule = outcome.schedule
     lines = []
     if verbose:

@@ -8,13 +8,15 @@ from kvasir.config.spec.deployment import Deployment
 from kvasir.core.errors import UpstreamError
 from kvasir.core.kv import KvState
 from kvasir_platform.sim.chaos.workload import expected
-from kvasir_platform.sim.client import Stream
+from kvasir_platform.sim.client import ClientStream
 from kvasir_platform.sim.cluster import Cluster
 
 RECOVERED_S = 15.0
 
 
-def broken_streams(deployment: Deployment, streams: Iterable[Stream], cut: frozenset[str]) -> Iterator[str]:
+def broken_streams(
+    deployment: Deployment, streams: Iterable[ClientStream], cut: frozenset[str]
+) -> Iterator[str]:
     """What is wrong with these streams, which have ended. Those of the request ids in `cut` were cut off, by
     their clients or with their router: what they have must be right, and need not be all. So it is with those
     that could not go on elsewhere, and whose error says so."""
@@ -35,7 +37,7 @@ def broken_streams(deployment: Deployment, streams: Iterable[Stream], cut: froze
             yield f"{request_id} ended with {stream.error.code}: {stream.error.message}"
 
 
-def _cannot_go_on(stream: Stream) -> bool:
+def _cannot_go_on(stream: ClientStream) -> bool:
     """Whether no other worker could continue the stream exactly."""
     sampling = stream.request.sampling
     penalised = sampling.presence_penalty != 0 or sampling.frequency_penalty != 0
@@ -43,7 +45,7 @@ def _cannot_go_on(stream: Stream) -> bool:
     return unrepeatable and any(stream.tokens)
 
 
-def _wrong(deployment: Deployment, stream: Stream, *, whole: bool) -> Iterator[str]:
+def _wrong(deployment: Deployment, stream: ClientStream, *, whole: bool) -> Iterator[str]:
     request = stream.request
     answers = expected(deployment, request, deployment.pools[-1].name)
     for index, answer in enumerate(answers):

@@ -11,7 +11,7 @@ from kvasir.core.errors import KvasirError
 from kvasir.core.requests import Delta, Sampling
 from kvasir.ports.clock import Clock, Rng
 from kvasir.ports.router import RequestSummary
-from kvasir_platform.sim.client import Stream
+from kvasir_platform.sim.client import ClientStream
 from kvasir_platform.sim.cluster import Cluster
 
 
@@ -44,11 +44,11 @@ class Load:
     output_tokens: int = 16
     groups: int = 0
     shared: int = 0
-    streams: list[Stream] = field(default_factory=list)
+    streams: list[ClientStream] = field(default_factory=list)
     refused: Counter[str] = field(default_factory=Counter)
     _prefixes: list[list[int]] = field(default_factory=list)
 
-    async def run(self, seconds: float) -> list[Stream]:
+    async def run(self, seconds: float) -> list[ClientStream]:
         """Send for so long; returns what was sent, which need not have ended."""
         clock, began, first = self.cluster.clock, self.cluster.clock.now(), len(self.streams)
         at_s = 0.0
@@ -60,7 +60,7 @@ class Load:
             await clock.sleep(began + at_s - clock.now())
             self.send()
 
-    def send(self, router_id: str | None = None) -> Stream | None:
+    def send(self, router_id: str | None = None) -> ClientStream | None:
         """One request; None when it was refused."""
         sampling = Sampling(max_tokens=self.output_tokens, temperature=0.0, ignore_eos=True)
         try:
@@ -81,18 +81,18 @@ class Load:
         return [100 + self.rng.randrange(3900) for _ in range(count)]
 
 
-async def ended(streams: Iterable[Stream]) -> None:
+async def ended(streams: Iterable[ClientStream]) -> None:
     """Wait for all of them, however they end."""
     for stream in streams:
         await stream.ended.wait()
 
 
-def outcomes(streams: Iterable[Stream]) -> dict[str, int]:
+def outcomes(streams: Iterable[ClientStream]) -> dict[str, int]:
     """How many ended how."""
     return dict(sorted(Counter(stream.summary.outcome for stream in streams if stream.summary).items()))
 
 
-def ttfts(streams: Iterable[Stream]) -> Iterator[float]:
+def ttfts(streams: Iterable[ClientStream]) -> Iterator[float]:
     """The times to first token of those that had one."""
     for stream in streams:
         ttft = None if stream.summary is None else stream.summary.ttft_s

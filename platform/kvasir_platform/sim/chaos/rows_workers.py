@@ -17,7 +17,7 @@ from kvasir.core.requests import Role, Sampling
 from kvasir.ports.router import WorkerView
 from kvasir_platform.sim.chaos.checks import broken_streams
 from kvasir_platform.sim.chaos.load import Gaps, Load, ended, outcomes, quantile
-from kvasir_platform.sim.client import Stream
+from kvasir_platform.sim.client import ClientStream
 from kvasir_platform.sim.cluster import Cluster
 from kvasir_platform.sim.core.virtual_loop import VirtualClock
 from kvasir_platform.sim.stories import simulate
@@ -205,7 +205,7 @@ def row_2() -> LostPrefill:
     return LostPrefill(kills, tuple(wrong), max(rests))
 
 
-def _handoff_state(cluster: Cluster, prefill: str, stream: Stream) -> str:
+def _handoff_state(cluster: Cluster, prefill: str, stream: ClientStream) -> str:
     worker = cluster.workers[prefill]
     if stream.started.is_set():
         return "after"

@@ -14,10 +14,10 @@ from kvasir.ports.clock import Rng
 from kvasir.ports.router import RequestSummary
 from kvasir_platform.sim.chaos.checks import broken_streams, recovered
 from kvasir_platform.sim.chaos.load import Gaps
-from kvasir_platform.sim.chaos.schedule import Fault, FaultKind, Schedule, Shape
-from kvasir_platform.sim.chaos.trace import Trace
-from kvasir_platform.sim.chaos.workload import Ask, draw_asks
-from kvasir_platform.sim.client import Stream
+from kvasir_platform.sim.chaos.schedule import ClusterShape, Fault, FaultKind, Schedule
+from kvasir_platform.sim.chaos.trace import ChaosTrace
+from kvasir_platform.sim.chaos.workload import ClientRequest, draw_asks
+from kvasir_platform.sim.client import ClientStream
 from kvasir_platform.sim.cluster import Cluster
 from kvasir_platform.sim.core.virtual_loop import VirtualClock, VirtualDeadlock, run_virtual
 
@@ -35,7 +35,7 @@ _CHECK_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class ChaosOutcome:
     """What became of a schedule. `broken` names the promises that were not kept, `outcomes` counts requests
     by how they ended, and `longest_gap_s` is the longest pause in any stream. Equal histories have equal
     digests."""
@@ -52,7 +52,7 @@ class Outcome:
     story: tuple[str, ...]
 
 
-def deployment_of(shape: Shape) -> Deployment:
+def deployment_of(shape: ClusterShape) -> Deployment:
     """The cluster of a schedule. Its engines are slow, so that faults find streams in the middle, their
     chunks short, so that most prompts are pulled while they are computed, and their caches small, so that
     blocks come and go."""
@@ -79,7 +79,7 @@ def deployment_of(shape: Shape) -> Deployment:
     )
 
 
-def play(schedule: Schedule, *, keep: bool = False) -> Outcome:
+def play(schedule: Schedule, *, keep: bool = False) -> ChaosOutcome:
     """Run it. What breaks is in the outcome; only errors of the simulation itself are raised. `keep` the
     story."""
     return run_virtual(_Run(schedule, keep=keep).run())
@@ -91,17 +91,17 @@ class _Run:
     def __init__(self, schedule: Schedule, *, keep: bool) -> None:
         self.schedule = schedule
         self.clock = VirtualClock()
-        self.trace = Trace(self.clock, keep=keep)
+        self.trace = ChaosTrace(self.clock, keep=keep)
         self.cluster = Cluster(
             deployment_of(schedule.shape), self.clock, seed=schedule.seed, on_stream=self._heard
         )
         self.gaps = Gaps(self.clock)
-        self.streams: list[Stream] = []
+        self.streams: list[ClientStream] = []
         self.cut: set[str] = set()
         self.owners: dict[str, str] = {}
         self.broken: list[str] = []
 
-    async def run(self) -> Outcome:
+    async def run(self) -> ChaosOutcome:
         cluster, schedule = self.cluster, self.schedule
         await cluster.start()
         for _ in range(schedule.shape.routers - 1):
@@ -124,11 +124,11 @@ class _Run:
         self.broken += sorted(f"left running: {task.get_name()}" for task in left)
         return self._outcome()
 
-    def _outcome(self) -> Outcome:
+    def _outcome(self) -> ChaosOutcome:
         outcomes: dict[str, int] = {}
         for summary in self.cluster.summaries:
             outcomes[summary.outcome] = outcomes.get(summary.outcome, 0) + 1
-        return Outcome(
+        return ChaosOutcome(
             schedule=self.schedule,
             digest=self.trace.digest,
             events=self.trace.events,
@@ -153,7 +153,7 @@ class _Run:
             await self.clock.sleep(began + ask.at_s - self.clock.now())
             self._ask(ask)
 
-    def _ask(self, ask: Ask) -> None:
+    def _ask(self, ask: ClientRequest) -> None:
         routers = list(self.cluster.routers)
         router_id = routers[ask.router % len(routers)]
         try:
@@ -167,7 +167,7 @@ class _Run:
         if ask.leaves_after_s is not None:
             asyncio.get_running_loop().call_later(ask.leaves_after_s, self._leave, stream, router_id)
 
-    def _leave(self, stream: Stream, router_id: str) -> None:
+    def _leave(self, stream: ClientStream, router_id: str) -> None:
         request_id = stream.request.request_id
         router = self.cluster.routers.get(router_id)
         if router is not None and not stream.ended.is_set():
@@ -266,7 +266,7 @@ class _Run:
         window_s = self.cluster.deployment.worker.resume_window_s if dead else 0.0
         await self.cluster.rest(_REST_S + window_s)
 
-    async def _ended(self, stream: Stream, deadline: float) -> None:
+    async def _ended(self, stream: ClientStream, deadline: float) -> None:
         try:
             async with asyncio.timeout(deadline - self.clock.now()):
                 await stream.ended.wait()

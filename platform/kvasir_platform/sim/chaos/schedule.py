@@ -63,7 +63,7 @@ _BEARABLE = frozenset(
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class ClusterShape:
     """The cluster: workers per pool by the pool's name, routers, and what follows a pull that failed."""
 
     prefill: int
@@ -109,7 +109,7 @@ class Schedule:
     `seconds`."""
 
     seed: int
-    shape: Shape
+    shape: ClusterShape
     requests: int
     seconds: float
     faults: tuple[Fault, ...]
@@ -120,7 +120,7 @@ def draw(seed: int) -> Schedule:
     a reason to fail."""
     rng = Random(f"{seed}/schedule")  # noqa: S311 - a schedule has to repeat
     apart = rng.random() < 0.75
-    shape = Shape(
+    shape = ClusterShape(
         prefill=2 if apart else 0,
         decode=2 + rng.randrange(2) if apart else 0,
         both=0 if apart else 3,
@@ -139,7 +139,7 @@ def draw(seed: int) -> Schedule:
     return Schedule(seed, shape, requests=requests, seconds=seconds, faults=tuple(faults))
 
 
-def _draw_fault(rng: Rng, shape: Shape, seconds: float) -> Fault:
+def _draw_fault(rng: Rng, shape: ClusterShape, seconds: float) -> Fault:
     kinds = [kind for kind, weight in _WEIGHTS.items() for _ in range(weight)]
     kind = kinds[rng.randrange(len(kinds))]
     pools = shape.pools
@@ -163,7 +163,7 @@ def _draw_fault(rng: Rng, shape: Shape, seconds: float) -> Fault:
             return Fault(at_s, kind, victim, 0.05 + 14.0 * rng.random() ** 3, router)
 
 
-def _bearable(fault: Fault, others: list[Fault], shape: Shape) -> bool:
+def _bearable(fault: Fault, others: list[Fault], shape: ClusterShape) -> bool:
     """Whether every pool still serves, and nothing happens twice to one victim at the same time."""
     if fault.kind is FaultKind.KILL_ROUTER:
         return shape.routers > 1 and not any(other.kind is fault.kind for other in others)

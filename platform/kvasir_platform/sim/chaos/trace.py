@@ -9,7 +9,7 @@ from kvasir.ports.clock import Clock
 from kvasir.ports.router import RequestSummary
 
 
-class Trace:
+class ChaosTrace:
     """All that reached clients, and all that was done to the cluster, with its time in nanoseconds. `story`
     has the lines of everything but tokens, for those who ask to `keep` it."""
 

@@ -14,13 +14,13 @@ from kvasir.core.requests import FinishReason, Request, Sampling
 from kvasir.ports.clock import Rng
 from kvasir_platform.sim.chaos.schedule import Schedule
 from kvasir_workers.engines.sim.model import Context, SimModel
-from kvasir_workers.engines.sim.output import Output
+from kvasir_workers.engines.sim.output import SimOutput
 
 _VOCABULARY = 4000
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class ClientRequest:
     """One request: when it is sent, by which of the routers, and when its client goes away, if it does."""
 
     at_s: float
@@ -31,7 +31,7 @@ class Ask:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ModelOutput:
     """One choice as the model gives it."""
 
     tokens: tuple[int, ...]
@@ -39,7 +39,7 @@ class Answer:
     finish: FinishReason | None
 
 
-def draw_asks(schedule: Schedule) -> list[Ask]:
+def draw_asks(schedule: Schedule) -> list[ClientRequest]:
     """The workload of a schedule, in the order of time. Most requests come shortly before a fault."""
     rng = Random(f"{schedule.seed}/workload")  # noqa: S311 - a workload has to repeat
     families = [_tokens(rng, 160) for _ in range(3)]
@@ -54,9 +54,9 @@ def _draw_time(rng: Rng, schedule: Schedule) -> float:
     return max(0.0, fault.at_s - 2.0 * rng.random())
 
 
-def _draw_ask(rng: Rng, at_s: float, families: list[tuple[int, ...]]) -> Ask:
+def _draw_ask(rng: Rng, at_s: float, families: list[tuple[int, ...]]) -> ClientRequest:
     shared = families[rng.randrange(len(families))][: rng.randrange(160)]
-    return Ask(
+    return ClientRequest(
         at_s=at_s,
         tokens=shared + _tokens(rng, 1 + rng.randrange(60)),
         sampling=_draw_sampling(rng),
@@ -90,7 +90,7 @@ def _tokens(rng: Rng, count: int) -> tuple[int, ...]:
     return tuple(100 + rng.randrange(_VOCABULARY - 100) for _ in range(count))
 
 
-def expected(deployment: Deployment, request: Request, pool: str) -> list[Answer]:
+def expected(deployment: Deployment, request: Request, pool: str) -> list[ModelOutput]:
     """What the simulated model of `pool` answers to a request, choice by choice."""
     model, engine = SimModel(), deployment.pool(pool).engine
     room = deployment.model.max_model_len - len(request.tokens)
@@ -99,7 +99,7 @@ def expected(deployment: Deployment, request: Request, pool: str) -> list[Answer
     for index in range(request.sampling.n):
         context = Context(engine.seed, request.adapter, request.sampling, index)
         context.extend(request.tokens)
-        output = Output(model, request.sampling, limit)
+        output = SimOutput(model, request.sampling, limit)
         tokens: list[int] = []
         text, finish = "", None
         while finish is None:
@@ -107,5 +107,5 @@ def expected(deployment: Deployment, request: Request, pool: str) -> list[Answer
             context.append(emitted.token)
             tokens.append(emitted.token)
             text, finish = text + emitted.text, emitted.finish
-        answers.append(Answer(tuple(tokens), text, finish))
+        answers.append(ModelOutput(tuple(tokens), text, finish))
     return answers

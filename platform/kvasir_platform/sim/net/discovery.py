@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 
-from kvasir.core.membership import Endpoint, Members
+from kvasir.core.membership import Endpoint, MembershipSnapshot
 
 
 class FeedDiscovery:
     """`kvasir.ports.discovery.Discovery` over a set that `put` replaces."""
 
     def __init__(self) -> None:
-        self._members = Members(revision=1)
+        self._members = MembershipSnapshot(revision=1)
         self._changed = asyncio.Condition()
         self._closed = False
 
@@ -25,10 +25,10 @@ class FeedDiscovery:
         """Make these the members."""
         async with self._changed:
             if frozenset(endpoints) != self._members.endpoints:
-                self._members = Members(self._members.revision + 1, frozenset(endpoints))
+                self._members = MembershipSnapshot(self._members.revision + 1, frozenset(endpoints))
                 self._changed.notify_all()
 
-    async def watch(self) -> AsyncIterator[Members]:
+    async def watch(self) -> AsyncIterator[MembershipSnapshot]:
         """See Discovery."""
         seen = 0
         while not self._closed:

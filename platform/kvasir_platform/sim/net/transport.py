@@ -19,7 +19,7 @@ from kvasir.core.link import payload_bytes
 from kvasir.core.messages import Hello, RouterFrame, Welcome, WorkerFrame
 from kvasir.ports.session import ConnectionLost, WorkerConnection
 from kvasir_platform.sim.core.process import SimProcess
-from kvasir_platform.sim.net.wire import Weather, Wire
+from kvasir_platform.sim.net.wire import LinkConditions, SimWire
 
 _HEADER_BYTES = 16
 
@@ -30,7 +30,7 @@ OnSnapshot = Callable[[], AsyncGenerator[KvSnapshotPart, None]]
 class MemoryRouterConnection:
     """`kvasir.ports.session.RouterConnection` in memory."""
 
-    def __init__(self, network: MemoryNetwork, wire: Wire, welcome: Welcome) -> None:
+    def __init__(self, network: MemoryNetwork, wire: SimWire, welcome: Welcome) -> None:
         self._network = network
         self._wire = wire
         self._welcome = welcome
@@ -56,7 +56,7 @@ class MemoryWorkerConnection:
     """`kvasir.ports.session.WorkerConnection` in memory. While `process` is stopped, nothing goes out and
     nothing that came is seen."""
 
-    def __init__(self, network: MemoryNetwork, wire: Wire, process: SimProcess | None) -> None:
+    def __init__(self, network: MemoryNetwork, wire: SimWire, process: SimProcess | None) -> None:
         self._network = network
         self._wire = wire
         self._process = process
@@ -140,9 +140,9 @@ class MemoryNetwork:
         self._part_timeout_s = part_timeout_s
         self._listeners: dict[str, _Listener] = {}
         self._faults: dict[str, SnapshotFaults] = {}
-        self._weathers: dict[tuple[str, str | None], Weather] = {}
+        self._weathers: dict[tuple[str, str | None], LinkConditions] = {}
         self._banned: set[str] = set()
-        self._wires: dict[asyncio.Task[None], Wire] = {}
+        self._wires: dict[asyncio.Task[None], SimWire] = {}
         self._cut_at: int | None = None
 
     def listen(
@@ -166,9 +166,9 @@ class MemoryNetwork:
         """The scissors for this address's snapshots."""
         return self._faults.setdefault(address, SnapshotFaults())
 
-    def weather(self, address: str, router_id: str | None = None) -> Weather:
+    def weather(self, address: str, router_id: str | None = None) -> LinkConditions:
         """What the way to `address` is like: for all, or for one router in addition."""
-        return self._weathers.setdefault((address, router_id), Weather())
+        return self._weathers.setdefault((address, router_id), LinkConditions())
 
     def cut(self, address: str | None = None, *, router_id: str | None = None) -> int:
         """Break every connection (to `address`, of that router), losing what is under way; returns how
@@ -192,7 +192,7 @@ class MemoryNetwork:
         was only handed over is lost; one that was taken is not."""
         self._cut_at = passage
 
-    def passed(self, wire: Wire) -> None:
+    def passed(self, wire: SimWire) -> None:
         """Count a passage on `wire`; called by its two ends."""
         self.passages += 1
         if self.passages == self._cut_at:
@@ -201,7 +201,7 @@ class MemoryNetwork:
     async def dial(self, address: str, hello: Hello) -> MemoryRouterConnection:
         """Connect and exchange Hello and Welcome; see kvasir.ports.session.Dialer."""
         weathers = (self.weather(address), self.weather(address, hello.router_id))
-        wire = Wire(address, hello, self._capacity, weathers)
+        wire = SimWire(address, hello, self._capacity, weathers)
         if hello.router_id in self._banned or (wire.up and address not in self._listeners):
             wire.forget()
             raise ConnectionLost(f"nobody listens at {address}")
@@ -251,7 +251,7 @@ class MemoryNetwork:
         self.cut()
         await asyncio.gather(*self._wires)
 
-    async def _arrive(self, wire: Wire) -> None:
+    async def _arrive(self, wire: SimWire) -> None:
         """The Hello travels, and whoever answers there takes the connection."""
         await wire.wait_up()
         if lag_s := wire.lag_s():

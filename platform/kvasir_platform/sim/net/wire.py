@@ -16,7 +16,7 @@ from kvasir.ports.session import ConnectionLost
 T = TypeVar("T")
 
 
-class Weather:
+class LinkConditions:
     """What the way to a worker is like from here on. Change it by `set`, which tells the connections.
 
     While it is not `up`, nothing passes, not even the end of a connection: what was sent is held, and comes
@@ -79,11 +79,11 @@ class Weather:
             self.unwatch(changed.set)
 
 
-class Pipe(Generic[T]):
+class SimPipe(Generic[T]):
     """One direction of a connection, holding at most `capacity` frames. Its two ends break apart from each
     other. `keeps`: what was put before the break can still be got."""
 
-    def __init__(self, capacity: int, weathers: tuple[Weather, ...], *, keeps: bool = False) -> None:
+    def __init__(self, capacity: int, weathers: tuple[LinkConditions, ...], *, keeps: bool = False) -> None:
         self._capacity = capacity
         self._weathers = weathers
         self._keeps = keeps
@@ -156,15 +156,17 @@ class Pipe(Generic[T]):
         await self._changed.wait()
 
 
-class Wire:
+class SimWire:
     """What the two ends of one connection share."""
 
-    def __init__(self, address: str, hello: Hello, capacity: int, weathers: tuple[Weather, ...]) -> None:
+    def __init__(
+        self, address: str, hello: Hello, capacity: int, weathers: tuple[LinkConditions, ...]
+    ) -> None:
         self.address = address
         self.hello = hello
-        self.to_worker: Pipe[RouterFrame] = Pipe(capacity, weathers)
-        self.to_router: Pipe[WorkerFrame] = Pipe(capacity, weathers)
-        self.answer: Pipe[Welcome] = Pipe(1, weathers, keeps=True)
+        self.to_worker: SimPipe[RouterFrame] = SimPipe(capacity, weathers)
+        self.to_router: SimPipe[WorkerFrame] = SimPipe(capacity, weathers)
+        self.answer: SimPipe[Welcome] = SimPipe(1, weathers, keeps=True)
         self.refusal: str | None = None
         self.router_left = False
         self._weathers = weathers

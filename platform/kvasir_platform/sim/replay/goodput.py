@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from kvasir.ports.routing import RoutingPolicy
-from kvasir_platform.sim.replay.replay import Replay, Setting
+from kvasir_platform.sim.replay.replay import Setting, TraceReplay
 
 _WIDEST = 4096.0
 
@@ -28,7 +28,7 @@ def goodput(setting: Setting, make_policy: Callable[[], RoutingPolicy], search: 
     most_misses = int((1.0 - search.met) * len(setting.trace.requests))
 
     def meets(speed_up: float) -> bool:
-        replay = Replay(replace(setting, speed_up=speed_up), make_policy())
+        replay = TraceReplay(replace(setting, speed_up=speed_up), make_policy())
         return replay.run(most_misses=most_misses).misses <= most_misses
 
     low = high = search.start

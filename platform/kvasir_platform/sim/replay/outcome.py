@@ -7,7 +7,7 @@ from array import array
 from dataclasses import dataclass
 
 from kvasir.core.requests import SloClass
-from kvasir_platform.sim.replay.trace import Trace
+from kvasir_platform.sim.replay.trace import RequestTrace
 from kvasir_platform.sim.replay.worker import Job
 
 
@@ -23,7 +23,7 @@ class WorkerOutcome:
     generated_tokens: int
 
 
-class Outcome:
+class ReplayOutcome:
     """Per request, by number: seconds to the first token, mean seconds between tokens, cached tokens;
     NaN or 0 for what has not come."""
 
@@ -75,7 +75,7 @@ class Outcome:
         """The part of all requests that met the SLO."""
         return 1.0 - self.misses / len(self.ttft_s)
 
-    def hit_rate(self, trace: Trace) -> float:
+    def hit_rate(self, trace: RequestTrace) -> float:
         """Cached prompt tokens as a part of what one cache without bounds would have had; 0 where that
         is nothing."""
         infinite = trace.infinite_hits()

@@ -19,12 +19,12 @@ from kvasir.core.kv import KvBatch, KvSnapshotPart
 from kvasir.core.requests import EngineLoad, Leg, Request, Role, SloClass, Timings, Usage
 from kvasir.ports.routing import Plan, RoutingPolicy, Target
 from kvasir_platform.sim.replay.cache import BlockCache
-from kvasir_platform.sim.replay.outcome import Outcome, WorkerOutcome
-from kvasir_platform.sim.replay.replica import MODEL, Replica
-from kvasir_platform.sim.replay.trace import BLOCK_TOKENS, Trace
-from kvasir_platform.sim.replay.worker import Happened, Job, SimWorker
+from kvasir_platform.sim.replay.outcome import ReplayOutcome, WorkerOutcome
+from kvasir_platform.sim.replay.replica import MODEL, SimReplica
+from kvasir_platform.sim.replay.trace import BLOCK_TOKENS, RequestTrace
+from kvasir_platform.sim.replay.worker import Happened, Job, ReplayWorker
 from kvasir_router.decide import RateBook
-from kvasir_router.fleet.fleet import Charges, Fleet, Work
+from kvasir_router.fleet.fleet import Charges, Fleet, TargetLoad
 from kvasir_router.index import FetchSnapshot, FleetIndex
 
 _TICK_S = 0.25
@@ -37,8 +37,8 @@ class Setting:
     """What is played, and where. `speed_up` divides the time between arrivals. `prefill_workers` and
     `decode_workers` are pools of one role; `workers` do both."""
 
-    trace: Trace
-    replica: Replica
+    trace: RequestTrace
+    replica: SimReplica
     slo: SloClass
     speed_up: float
     workers: int = 0
@@ -72,13 +72,13 @@ class _Flight:
 class _Message:
     """From a worker to the router."""
 
-    worker: SimWorker
+    worker: ReplayWorker
     happened: Happened
     log: bytes
     load: EngineLoad
 
 
-class Replay:
+class TraceReplay:
     """One run. `policy` is fresh: it may learn."""
 
     def __init__(self, setting: Setting, policy: RoutingPolicy) -> None:
@@ -99,13 +99,13 @@ class Replay:
             expected_output_tokens=round(sum(r.output_tokens for r in requests) / len(requests)),
         )
         parents = _parents(trace)
-        self._workers: dict[str, SimWorker] = {}
+        self._workers: dict[str, ReplayWorker] = {}
         self._sequences: dict[str, int] = {}
         self._versions: dict[str, int] = {}
         for number, role in enumerate(setting.roles):
             worker_id = f"w{number:03d}"
             cache = BlockCache(replica.device_blocks, replica.cpu_blocks, parents)
-            self._workers[worker_id] = SimWorker(worker_id, replica, cache)
+            self._workers[worker_id] = ReplayWorker(worker_id, replica, cache)
             self._sequences[worker_id] = 0
             self._versions[worker_id] = 0
             self._fleet.add(worker_id, replica.identity(worker_id, role), 0.0)
@@ -114,7 +114,7 @@ class Replay:
         self._order = count()
         self._held: deque[tuple[int, float]] = deque()
         self._flights: dict[int, _Flight] = {}
-        self._outcome = Outcome(len(requests))
+        self._outcome = ReplayOutcome(len(requests))
         self._arrivals = [request.arrival_s / setting.speed_up for request in requests]
         self._next = self._due = 0
 
@@ -124,7 +124,7 @@ class Replay:
         return self._fleet
 
     @property
-    def workers(self) -> tuple[SimWorker, ...]:
+    def workers(self) -> tuple[ReplayWorker, ...]:
         """The truth; for checks."""
         return tuple(self._workers.values())
 
@@ -135,7 +135,7 @@ class Replay:
             now, _, act = heappop(self._heap)
             act(now)
 
-    def run(self, *, most_misses: int | None = None) -> Outcome:
+    def run(self, *, most_misses: int | None = None) -> ReplayOutcome:
         """Play it to its end, or until more than `most_misses` requests have missed the SLO."""
         heap, arrivals = self._heap, self._arrivals
         self._at(_TICK_S, self._tick)
@@ -202,7 +202,7 @@ class Replay:
         flight = self._flights[job.number]
         self._fleet.confirm(flight.request_id, target, now)
         if job.leg is Leg.FULL:
-            charged = flight.charges.get(target, Work())
+            charged = flight.charges.get(target, TargetLoad())
             self._fleet.settle(flight.charges, target, charged.prompt())
 
     def _leg_ended(self, job: Job, target: Target, now: float) -> None:
@@ -241,7 +241,7 @@ class Replay:
 
     # -- the workers' side -----------------------------------------------------------------------
 
-    def _wake(self, worker: SimWorker, now: float) -> None:
+    def _wake(self, worker: ReplayWorker, now: float) -> None:
         """Once when something happens there next; an earlier appointment is void."""
         version = self._versions[worker.worker_id] = self._versions[worker.worker_id] + 1
         due = worker.next_event_s
@@ -254,7 +254,7 @@ class Replay:
 
         self._at(max(due, now), happen)
 
-    def _happened(self, worker: SimWorker, happened: Happened, now: float) -> None:
+    def _happened(self, worker: ReplayWorker, happened: Happened, now: float) -> None:
         for job in happened.computed:
             self._computed(job, now)
         for job in happened.ended:
@@ -280,11 +280,11 @@ class Replay:
         heappush(self._heap, (due, next(self._order), act))
 
 
-def _copy(work: Work) -> Work:
-    return Work(work.prefill_tokens, work.waiting, work.streams, work.kv_tokens)
+def _copy(work: TargetLoad) -> TargetLoad:
+    return TargetLoad(work.prefill_tokens, work.waiting, work.streams, work.kv_tokens)
 
 
-def _parents(trace: Trace) -> dict[int, int]:
+def _parents(trace: RequestTrace) -> dict[int, int]:
     """The block before each; 0 for none."""
     parents: dict[int, int] = {}
     for request in trace.requests:

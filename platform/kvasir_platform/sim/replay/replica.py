@@ -17,7 +17,7 @@ MODEL = "replay"
 
 
 @dataclass(frozen=True, slots=True)
-class Replica:
+class SimReplica:
     """Times in seconds. A step lasts `step_fixed_s + step_stream_s * streams + step_kv_token_s * tokens of
     KV that the streams read`; computing prompt token number k of a request adds `prefill_token_s +
     prefill_context_s * k`. A step holds `step_tokens`, of streams and prompts together. Memory in blocks of
@@ -91,14 +91,14 @@ class Replica:
         )
 
 
-def promise(replica: Replica, prompt_tokens: int) -> SloClass:
+def promise(replica: SimReplica, prompt_tokens: int) -> SloClass:
     """What the Mooncake paper promises (section 8.1): ten times the TTFT and five times the ITL that a
     request of typical length has on an idle replica."""
     ttft_s = 10 * replica.unloaded_ttft_s(prompt_tokens)
     return SloClass("replay", ttft_s=ttft_s, itl_s=5 * replica.unloaded_itl_s(prompt_tokens))
 
 
-def a800_node(*, device_share: float = 1.0, cpu_bytes: float = 1.6e12) -> Replica:
+def a800_node(*, device_share: float = 1.0, cpu_bytes: float = 1.6e12) -> SimReplica:
     """LLaMA2-70B on eight A800-80G with 2 TB of memory, of which `cpu_bytes` hold KV; `device_share` of the
     KV memory on the devices.
 
@@ -115,7 +115,7 @@ def a800_node(*, device_share: float = 1.0, cpu_bytes: float = 1.6e12) -> Replic
     weights = 2 * parameters
     kv_bytes = devices * 80e9 * 0.9 - weights
     block = kv_token * BLOCK_TOKENS
-    return Replica(
+    return SimReplica(
         hardware=Hardware("A800-SXM4-80GB", devices, flops, bandwidth),
         model_parameters=parameters,
         model_bytes=weights,

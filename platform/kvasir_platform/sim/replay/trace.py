@@ -36,7 +36,7 @@ class TraceRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class Trace:
+class RequestTrace:
     """Requests by arrival."""
 
     requests: tuple[TraceRequest, ...]
@@ -57,11 +57,11 @@ class Trace:
             seen.update(each.names)
         return hits
 
-    def first(self, count: int) -> Trace:
+    def first(self, count: int) -> RequestTrace:
         """The trace's beginning."""
-        return Trace(self.requests[:count])
+        return RequestTrace(self.requests[:count])
 
-    def halves_swapped(self) -> Trace:
+    def halves_swapped(self) -> RequestTrace:
         """The second half of the time before the first: other caches meet other requests."""
         middle = self.requests[-1].arrival_s / 2
         late = [r for r in self.requests if r.arrival_s >= middle]
@@ -69,7 +69,7 @@ class Trace:
         start = late[0].arrival_s
         behind = late[-1].arrival_s - start
         moved = [replace(r, arrival_s=r.arrival_s - start) for r in late]
-        return Trace((*moved, *(replace(r, arrival_s=r.arrival_s + behind) for r in early)))
+        return RequestTrace((*moved, *(replace(r, arrival_s=r.arrival_s + behind) for r in early)))
 
 
 def block_name(number: int) -> int:
@@ -80,7 +80,7 @@ def block_name(number: int) -> int:
     return x ^ (x >> 31)
 
 
-def read_mooncake(path: Path, rng: Rng) -> Trace:
+def read_mooncake(path: Path, rng: Rng) -> RequestTrace:
     """Mooncake's format. Its clock ticks every three seconds, about ten requests a tick: within its tick a
     request comes at a time drawn from `rng`, in the order of the file. Raises ValueError where a line
     is not such a record."""
@@ -99,10 +99,10 @@ def read_mooncake(path: Path, rng: Rng) -> Trace:
     for arrival, (_, prompt, output, ids) in zip(times, rows, strict=True):
         names = array("Q", map(block_name, ids[: prompt // BLOCK_TOKENS]))
         requests.append(TraceRequest(arrival, prompt, max(1, output), names))
-    return Trace(tuple(requests))
+    return RequestTrace(tuple(requests))
 
 
-def read_azure(path: Path) -> Trace:
+def read_azure(path: Path) -> RequestTrace:
     """Azure's format. Raises ValueError where a line is not such a record."""
     requests: list[TraceRequest] = []
     start: datetime | None = None
@@ -120,7 +120,7 @@ def read_azure(path: Path) -> Trace:
             names = array("Q", map(block_name, range(blocks, blocks + count)))
             blocks += count
             requests.append(TraceRequest((at - start).total_seconds(), prompt, max(1, output), names))
-    return Trace(tuple(requests))
+    return RequestTrace(tuple(requests))
 
 
 def _spread(times: Sequence[float], rng: Rng) -> list[float]:

@@ -21,7 +21,7 @@ from heapq import heappop, heappush
 from kvasir.core.kv import Medium, TierLoad
 from kvasir.core.requests import EngineLoad, Leg
 from kvasir_platform.sim.replay.cache import BlockCache, Hit
-from kvasir_platform.sim.replay.replica import Replica
+from kvasir_platform.sim.replay.replica import SimReplica
 from kvasir_platform.sim.replay.trace import BLOCK_TOKENS, TraceRequest
 
 _NEVER = math.inf
@@ -42,7 +42,7 @@ class Job:
     request: TraceRequest
     leg: Leg
     queued_s: float
-    source: SimWorker | None = None
+    source: ReplayWorker | None = None
     source_job: Job | None = None
     started_s: float = 0.0
     computed_s: float = 0.0
@@ -73,10 +73,10 @@ class Happened:
     ended: tuple[Job, ...] = ()
 
 
-class SimWorker:
+class ReplayWorker:
     """One replica. `advance(now)` must be called at `next_event_s`, and `submit` at any time before."""
 
-    def __init__(self, worker_id: str, replica: Replica, cache: BlockCache) -> None:
+    def __init__(self, worker_id: str, replica: SimReplica, cache: BlockCache) -> None:
         self.worker_id = worker_id
         self.cache = cache
         self._replica = replica

@@ -17,7 +17,7 @@ _GRAIN_S = 1.0
 _NOISE_S = 60.0
 
 
-class Shape(NamedTuple):
+class RequestShape(NamedTuple):
     """What one request is like, in tokens; `computed` is the part of its prompt that no cache has."""
 
     prompt: int
@@ -26,7 +26,7 @@ class Shape(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Crowd:
+class LoadBurst:
     """A crowd that comes at `at_s`: within `rise_s` the rate grows by `times` the base, stays for `stays_s`,
     and falls off with a time constant of `falls_s`."""
 
@@ -52,7 +52,7 @@ class Day:
     least: float
     most: float
     noise: float
-    crowds: tuple[Crowd, ...] = field(default=())
+    crowds: tuple[LoadBurst, ...] = field(default=())
     length_s: float = DAY_S
 
     def rates(self, rng: np.random.Generator) -> np.ndarray:
@@ -79,10 +79,10 @@ class Day:
         return np.exp(found - self.noise**2 / 2)
 
 
-def crowds(count: int, rng: np.random.Generator, length_s: float = DAY_S) -> tuple[Crowd, ...]:
+def crowds(count: int, rng: np.random.Generator, length_s: float = DAY_S) -> tuple[LoadBurst, ...]:
     """So many crowds over the day, each of its own kind."""
     return tuple(
-        Crowd(
+        LoadBurst(
             at_s=float(rng.uniform(0.02, 0.98) * length_s),
             times=float(rng.uniform(0.5, 2.0)),
             rise_s=float(rng.uniform(60.0, 300.0)),
@@ -100,6 +100,6 @@ def arrivals(rates: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     return np.sort(at + rng.random(len(at)) * _GRAIN_S)
 
 
-def drawn(shapes: Sequence[Shape], count: int, rng: np.random.Generator) -> list[Shape]:
+def drawn(shapes: Sequence[RequestShape], count: int, rng: np.random.Generator) -> list[RequestShape]:
     """So many requests like these."""
     return [shapes[i] for i in rng.integers(0, len(shapes), count).tolist()]

@@ -17,7 +17,7 @@ from kvasir.core.demand import DemandReport, Traffic, WorkerFigures
 from kvasir.core.errors import ConfigError
 from kvasir.core.requests import Role
 from kvasir.ports.scaler import Replica, ReplicaState
-from kvasir_platform.sim.scaling.days import Shape
+from kvasir_platform.sim.scaling.days import RequestShape
 
 READY, PREFILLED, STREAMED = range(3)
 _HAND_OVER_S = 0.05
@@ -39,7 +39,7 @@ class Kind:
     start_s: float
     never_ready: frozenset[int] = frozenset()
 
-    def prefill_s(self, shape: Shape) -> float:
+    def prefill_s(self, shape: RequestShape) -> float:
         """To compute a prompt."""
         known = shape.prompt - shape.computed
         attention = self.prefill_context_s * (shape.prompt**2 - known**2) / 2
@@ -47,7 +47,7 @@ class Kind:
 
 
 @dataclass(frozen=True, slots=True)
-class Level:
+class SimSlo:
     """The service level, in seconds."""
 
     ttft_s: float
@@ -87,7 +87,7 @@ class _Worker:
 
 
 @dataclass(slots=True)
-class Recent:
+class RecentFigures:
     """What rules look at that know no better: since the last reading."""
 
     ttfts: list[float] = field(default_factory=list)
@@ -100,29 +100,29 @@ class ScaledFleet:
     def __init__(
         self,
         kind: Kind,
-        level: Level,
+        level: SimSlo,
         pools: dict[str, tuple[Role, int]],
         times: Iterable[float],
-        shapes: Sequence[Shape],
+        shapes: Sequence[RequestShape],
     ) -> None:
         self.now = 0.0
         self.paid_s = 0.0
         self.judged = self.met = self.most = 0
         self.starts = self.turns = 0
-        self.recent = Recent()
+        self.recent = RecentFigures()
         self.model, self.epoch = "model", ""
         self._kind, self._level = kind, level
         self._roles = {name: role for name, (role, _) in pools.items()}
         self._times = [*times, float("inf")]
         self._shapes = shapes
         self._next = 0
-        self._events: list[tuple[float, int, int, _Worker, tuple[float, Shape] | int]] = []
+        self._events: list[tuple[float, int, int, _Worker, tuple[float, RequestShape] | int]] = []
         self._count = 0
         self._workers: dict[str, _Worker] = {}
         self._idle: list[_Worker] = []
-        self._prompts: deque[tuple[float, Shape]] = deque()
+        self._prompts: deque[tuple[float, RequestShape]] = deque()
         self._waiting_tokens = 0
-        self._streams: deque[tuple[float, Shape]] = deque()
+        self._streams: deque[tuple[float, RequestShape]] = deque()
         self._decoders: list[_Worker] = []
         self._traffic = dict.fromkeys((each.name for each in fields(Traffic)), 0)
         self._sequence = 0
@@ -297,7 +297,7 @@ class ScaledFleet:
         late = sum(self.now - at > self._level.ttft_s for at, _ in (*self._prompts, *self._streams))
         self.judged += late
 
-    def _push(self, at: float, kind: int, worker: _Worker, what: tuple[float, Shape] | int) -> None:
+    def _push(self, at: float, kind: int, worker: _Worker, what: tuple[float, RequestShape] | int) -> None:
         self._count += 1
         heapq.heappush(self._events, (at, kind, self._count, worker, what))
 
@@ -352,7 +352,7 @@ class ScaledFleet:
         self._measured_s += took - self._kind.prefill_fixed_s
         self._push(self.now + took, PREFILLED, worker, prompt)
 
-    def _prefilled(self, worker: _Worker, prompt: tuple[float, Shape]) -> None:
+    def _prefilled(self, worker: _Worker, prompt: tuple[float, RequestShape]) -> None:
         worker.busy = False
         at, shape = prompt
         worker.hits += shape.prompt - shape.computed
@@ -371,7 +371,7 @@ class ScaledFleet:
 
     # -- streams ---------------------------------------------------------------------------------
 
-    def _place(self, at: float, shape: Shape) -> bool:
+    def _place(self, at: float, shape: RequestShape) -> bool:
         need = shape.prompt + shape.output
         kind, best, fewest = self._kind, None, self._kind.most_streams
         for worker in self._decoders:

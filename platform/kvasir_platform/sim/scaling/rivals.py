@@ -45,7 +45,7 @@ class Rule(Protocol):
 
 
 @dataclass(slots=True)
-class Held:
+class HeldMaximum:
     """Down only to the most that was wished for within `seconds`; at the beginning that is what is there."""
 
     seconds: float
@@ -61,7 +61,7 @@ class Held:
         return max(each for _, each in self._wishes)
 
 
-class Recent:
+class MovingMean:
     """The mean of the last `seconds` of a figure, by role."""
 
     def __init__(self, seconds: float, figure: Callable[[ScaledFleet, Role], float]) -> None:
@@ -103,8 +103,8 @@ class Hpa:
 
     def __init__(self, targets: Mapping[Role, float], stays_s: float) -> None:
         self._targets = targets
-        self._busy = Recent(AVERAGED_S, ScaledFleet.busy)
-        self._held = {role: Held(stays_s) for role in _ROLES}
+        self._busy = MovingMean(AVERAGED_S, ScaledFleet.busy)
+        self._held = {role: HeldMaximum(stays_s) for role in _ROLES}
 
     def look(self, fleet: ScaledFleet) -> None:
         """See Rule."""
@@ -125,8 +125,8 @@ class Queue:
 
     def __init__(self, targets: Mapping[Role, float], stays_s: float) -> None:
         self._targets = targets
-        self._there = Recent(SYNC_S, lambda fleet, role: float(fleet.queued(role)))
-        self._held = {role: Held(stays_s) for role in _ROLES}
+        self._there = MovingMean(SYNC_S, lambda fleet, role: float(fleet.queued(role)))
+        self._held = {role: HeldMaximum(stays_s) for role in _ROLES}
 
     def look(self, fleet: ScaledFleet) -> None:
         """See Rule."""

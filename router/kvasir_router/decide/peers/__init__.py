@@ -15,7 +15,7 @@ from kvasir_router.decide.peers.mooncake import Mooncake
 from kvasir_router.decide.peers.power_of_two import PowerOfTwo
 from kvasir_router.decide.peers.prefix import LongestPrefix
 from kvasir_router.decide.peers.production_stack import ProductionStack
-from kvasir_router.decide.peers.session import Session
+from kvasir_router.decide.peers.session import StickySession
 from kvasir_router.decide.peers.sglang import SglangCacheAware
 
 __all__ = ["PEERS"]
@@ -25,7 +25,7 @@ PEERS: Mapping[str, Callable[[Disaggregation, Rng], RoutingPolicy]] = MappingPro
         policy.name: policy
         for policy in (
             PowerOfTwo,
-            Session,
+            StickySession,
             ConsistentHash,
             LongestPrefix,
             Dynamo,

@@ -18,7 +18,7 @@ from kvasir.ports.clock import Rng
 from kvasir.ports.routing import Target
 from kvasir_router.decide.eligible import Disaggregation
 from kvasir_router.decide.peers.affinity import affinity_key
-from kvasir_router.decide.peers.place import Ask, Peer, Placed
+from kvasir_router.decide.peers.place import PeerPolicy, PlacementChoice, PlacementQuery
 
 BALANCE = 1.25
 POINTS = 100
@@ -44,7 +44,7 @@ class _Ring:
         return list(dict.fromkeys(self.owners[start:] + self.owners[:start]))
 
 
-class ConsistentHash(Peer):
+class ConsistentHash(PeerPolicy):
     """For either part, on a ring of its own."""
 
     name = "consistent_hash"
@@ -54,7 +54,7 @@ class ConsistentHash(Peer):
         self._balance = balance
         self._rings: dict[str, _Ring] = {}
 
-    def _place(self, ask: Ask) -> Placed:
+    def _place(self, ask: PlacementQuery) -> PlacementChoice:
         load = ask.in_flight()
         limit = math.ceil(self._balance * (int(load.sum()) + 1) / len(load))
         walk = self._ring(ask).walk(affinity_key(ask.request))
@@ -63,12 +63,12 @@ class ConsistentHash(Peer):
         distance[walk] = np.arange(len(walk))
         full = np.where(load < limit, 0, len(load))
         table = ask.table("places", ("distance", "full"), distance, full)
-        return Placed(int(ask.rows[position]), table)
+        return PlacementChoice(int(ask.rows[position]), table)
 
-    def _decode(self, ask: Ask) -> Placed:
+    def _decode(self, ask: PlacementQuery) -> PlacementChoice:
         return self._place(ask)
 
-    def _ring(self, ask: Ask) -> _Ring:
+    def _ring(self, ask: PlacementQuery) -> _Ring:
         targets = tuple(ask.candidates.targets[row] for row in ask.rows)
         ring = self._rings.get(ask.part)
         if ring is None or ring.targets != targets:

@@ -31,7 +31,7 @@ import numpy as np
 from kvasir.ports.clock import Rng
 from kvasir.ports.routing import FloatColumn, Target
 from kvasir_router.decide.eligible import Disaggregation
-from kvasir_router.decide.peers.place import WHOLE, Ask, Peer, Placed, least
+from kvasir_router.decide.peers.place import WHOLE, PeerPolicy, PlacementChoice, PlacementQuery, least
 
 TIER_CREDIT = (0.75, 0.25, 0.25)
 """Host memory; disk and what is beyond it."""
@@ -68,7 +68,7 @@ class _Active:
         return bisect_left(names, True, key=lambda name: name not in self._blocks)
 
 
-class Dynamo(Peer):
+class Dynamo(PeerPolicy):
     """The sum of a row's terms is its cost in blocks."""
 
     name = "dynamo"
@@ -78,7 +78,7 @@ class Dynamo(Peer):
         self._temperature = temperature
         self._active: dict[Target, _Active] = {}
 
-    def _place(self, ask: Ask) -> Placed:
+    def _place(self, ask: PlacementQuery) -> PlacementChoice:
         candidates, rows = ask.candidates, ask.rows
         size = candidates.block_size[rows]
         tokens = candidates.queued_prefill_tokens[rows] + ask.request.prompt_tokens
@@ -90,18 +90,18 @@ class Dynamo(Peer):
         row = self._pick(ask, prefill + decode)
         if whole:
             self._active.setdefault(candidates.targets[row], _Active()).add(ask.request.block_hashes)
-        return Placed(row, ask.table("blocks", ("prefill", "decode"), prefill, decode))
+        return PlacementChoice(row, ask.table("blocks", ("prefill", "decode"), prefill, decode))
 
-    def _decode(self, ask: Ask) -> Placed:
+    def _decode(self, ask: PlacementQuery) -> PlacementChoice:
         size = ask.candidates.block_size[ask.rows]
         active = ask.candidates.reserved_kv_tokens[ask.rows] // size
         own = ask.request.prompt_tokens // size
-        return Placed(
+        return PlacementChoice(
             self._pick(ask, (active + own).astype(np.float64)),
             ask.table("blocks", ("active", "own"), active, own),
         )
 
-    def _decode_blocks(self, ask: Ask) -> FloatColumn:
+    def _decode_blocks(self, ask: PlacementQuery) -> FloatColumn:
         """Potential decode blocks: what is active, and what this request adds to that."""
         candidates, names = ask.candidates, ask.request.block_hashes
         self._forget_the_gone(candidates.targets)
@@ -122,7 +122,7 @@ class Dynamo(Peer):
             for gone in self._active.keys() - set(targets):
                 del self._active[gone]
 
-    def _pick(self, ask: Ask, cost: FloatColumn) -> int:
+    def _pick(self, ask: PlacementQuery, cost: FloatColumn) -> int:
         low, high = float(cost.min()), float(cost.max())
         if self._temperature == 0.0 or low == high:
             return least(ask.rows, cost, self._rng)

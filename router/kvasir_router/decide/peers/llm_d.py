@@ -25,7 +25,7 @@ import numpy as np
 from kvasir.ports.clock import Rng
 from kvasir.ports.routing import SCORE, FloatColumn, Target
 from kvasir_router.decide.eligible import Disaggregation
-from kvasir_router.decide.peers.place import Ask, Peer, Placed, least
+from kvasir_router.decide.peers.place import PeerPolicy, PlacementChoice, PlacementQuery, least
 
 PREFIX_WEIGHT = 3.0
 KV_UTILIZATION_WEIGHT = 2.0
@@ -37,7 +37,7 @@ MEDIUM_WEIGHTS = (0.8, 0.3, 0.4)
 LRU_SIZE = 1_024
 
 
-class LlmD(Peer):
+class LlmD(PeerPolicy):
     """The sum of a row's terms is its weighted score."""
 
     name = "llm_d"
@@ -46,7 +46,7 @@ class LlmD(Peer):
         super().__init__(disaggregation, rng)
         self._cold: OrderedDict[Target, None] = OrderedDict()
 
-    def _place(self, ask: Ask) -> Placed:
+    def _place(self, ask: PlacementQuery) -> PlacementChoice:
         prefix = _prefix(ask)
         cold = not prefix.any()
         terms = (
@@ -58,13 +58,15 @@ class LlmD(Peer):
         row = least(ask.rows, -np.sum(terms, axis=0), self._rng)
         if cold:
             self._remember(ask.candidates.targets[row])
-        return Placed(row, ask.table(SCORE, ("prefix", "kv_utilization", "queue", "no_hit_lru"), *terms))
+        return PlacementChoice(
+            row, ask.table(SCORE, ("prefix", "kv_utilization", "queue", "no_hit_lru"), *terms)
+        )
 
-    def _decode(self, ask: Ask) -> Placed:
+    def _decode(self, ask: PlacementQuery) -> PlacementChoice:
         load = ask.in_flight()
-        return Placed(least(ask.rows, load, self._rng), ask.table("requests", ("in_flight",), load))
+        return PlacementChoice(least(ask.rows, load, self._rng), ask.table("requests", ("in_flight",), load))
 
-    def _lru(self, ask: Ask) -> FloatColumn:
+    def _lru(self, ask: PlacementQuery) -> FloatColumn:
         """Who never had a cold request in their order, then the others, the longest ago first."""
         count = len(ask.rows)
         if count == 1:
@@ -83,7 +85,7 @@ class LlmD(Peer):
             self._cold.popitem(last=False)
 
 
-def _prefix(ask: Ask) -> FloatColumn:
+def _prefix(ask: PlacementQuery) -> FloatColumn:
     candidates, rows = ask.candidates, ask.rows
     size = candidates.block_size[rows]
     below = (candidates.tier_tokens[rows] // size[:, None]) @ np.array(MEDIUM_WEIGHTS)
@@ -93,13 +95,13 @@ def _prefix(ask: Ask) -> FloatColumn:
     return scores
 
 
-def _kv_free(ask: Ask) -> FloatColumn:
+def _kv_free(ask: PlacementQuery) -> FloatColumn:
     used = ask.candidates.reserved_kv_tokens[ask.rows] / ask.candidates.kv_tokens[ask.rows]
     free: FloatColumn = 1.0 - np.minimum(1.0, used)
     return free
 
 
-def _queue(ask: Ask) -> FloatColumn:
+def _queue(ask: PlacementQuery) -> FloatColumn:
     waiting = ask.candidates.waiting[ask.rows]
     shortest, longest = int(waiting.min()), int(waiting.max())
     if shortest == longest:

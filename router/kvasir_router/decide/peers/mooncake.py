@@ -26,7 +26,7 @@ import numpy as np
 from kvasir.ports.clock import Rng
 from kvasir.ports.routing import FloatColumn, IntColumn
 from kvasir_router.decide.eligible import Disaggregation
-from kvasir_router.decide.peers.place import Ask, Peer, Placed, least
+from kvasir_router.decide.peers.place import PeerPolicy, PlacementChoice, PlacementQuery, least
 
 BALANCING_THRESHOLD = 2.0
 LOCAL_TIERS = 2
@@ -35,7 +35,7 @@ LOCAL_TIERS = 2
 OVER_SLO = "mooncake_over_slo"
 
 
-class Mooncake(Peer):
+class Mooncake(PeerPolicy):
     """The sum of a row's terms is its predicted TTFT in seconds, or for decode places TBT."""
 
     name = "mooncake"
@@ -52,7 +52,7 @@ class Mooncake(Peer):
         self._threshold = kvcache_balancing_threshold
         self._migrates = migrates
 
-    def _place(self, ask: Ask) -> Placed:
+    def _place(self, ask: PlacementQuery) -> PlacementChoice:
         rates, rows = ask.candidates.rates, ask.rows
         prompt = ask.request.prompt_tokens
         fixed, token = rates.prefill_fixed_s[rows], rates.prefill_token_s[rows]
@@ -67,17 +67,17 @@ class Mooncake(Peer):
         expected = float(ttft.min())
         table = ask.table("s", ("transfer", "queue", "prefill"), transfer, queue, prefill)
         reason = OVER_SLO if expected > ask.request.slo.ttft_s else ""
-        return Placed(row, table, reason, expected)
+        return PlacementChoice(row, table, reason, expected)
 
-    def _decode(self, ask: Ask) -> Placed:
+    def _decode(self, ask: PlacementQuery) -> PlacementChoice:
         rates, rows = ask.candidates.rates, ask.rows
         streams = ask.candidates.streams[rows] + ask.request.choices
         tbt: FloatColumn = rates.step_fixed_s[rows] + rates.step_stream_s[rows] * streams
         row = least(rows, tbt, self._rng)
         reason = OVER_SLO if float(tbt.min()) > ask.request.slo.itl_s else ""
-        return Placed(row, ask.table("s", ("step",), tbt), reason)
+        return PlacementChoice(row, ask.table("s", ("step",), tbt), reason)
 
-    def _prefixes(self, ask: Ask) -> tuple[IntColumn, int]:
+    def _prefixes(self, ask: PlacementQuery) -> tuple[IntColumn, int]:
         tiers = ask.candidates.tier_tokens[ask.rows, :LOCAL_TIERS].sum(axis=1)
         prefix: IntColumn = ask.candidates.cached_tokens[ask.rows] + tiers
         return prefix, int(prefix.max())

@@ -21,7 +21,7 @@ from kvasir_router.decide.eligible import Choose, Disaggregation, missing_role, 
 PREFILL, DECODE, WHOLE = "prefill", "decode", "whole"
 
 
-class Ask(NamedTuple):
+class PlacementQuery(NamedTuple):
     """Which of `rows` (never empty) is to do `part` of the request."""
 
     request: RequestView
@@ -39,7 +39,7 @@ class Ask(NamedTuple):
         return self.candidates.waiting[self.rows] + self.candidates.streams[self.rows]
 
 
-class Placed(NamedTuple):
+class PlacementChoice(NamedTuple):
     """The row that was chosen, what it was chosen by, a stable word where the policy's name does not say
     enough, and the seconds until the first token, 0 from a policy that does not know."""
 
@@ -55,7 +55,7 @@ def least(rows: IntColumn, values: FloatColumn | IntColumn, rng: Rng) -> int:
     return int(ties[0] if len(ties) == 1 else ties[rng.randrange(len(ties))])
 
 
-class Peer(ABC):
+class PeerPolicy(ABC):
     """A policy that places one part at a time. See RoutingPolicy."""
 
     name: str
@@ -66,11 +66,11 @@ class Peer(ABC):
 
     def decide(self, request: RequestView, candidates: Candidates, now: float) -> Plan | None:
         """Apart where that is allowed and possible, else whole."""
-        placed: list[Placed] = []
+        placed: list[PlacementChoice] = []
 
-        def by(rule: Callable[[Ask], Placed], part: str) -> Choose:
+        def by(rule: Callable[[PlacementQuery], PlacementChoice], part: str) -> Choose:
             def choose(rows: IntColumn) -> int:
-                placed.append(rule(Ask(request, candidates, rows, part)))
+                placed.append(rule(PlacementQuery(request, candidates, rows, part)))
                 return placed[-1].row
 
             return choose
@@ -99,10 +99,10 @@ class Peer(ABC):
         return missing_role(prefills, decodes, worker, self._disaggregation)
 
     @abstractmethod
-    def _place(self, ask: Ask) -> Placed:
+    def _place(self, ask: PlacementQuery) -> PlacementChoice:
         """Where the prompt is computed: for the prefill part, or for the whole."""
 
-    def _decode(self, ask: Ask) -> Placed:
+    def _decode(self, ask: PlacementQuery) -> PlacementChoice:
         streams = ask.candidates.streams[ask.rows]
         row = least(ask.rows, streams, self._rng)
-        return Placed(row, ask.table("streams", ("streams",), streams))
+        return PlacementChoice(row, ask.table("streams", ("streams",), streams))

@@ -7,22 +7,22 @@ flight, and the first drawn stays where both have the same.
 
 from __future__ import annotations
 
-from kvasir_router.decide.peers.place import Ask, Peer, Placed
+from kvasir_router.decide.peers.place import PeerPolicy, PlacementChoice, PlacementQuery
 
 
-class PowerOfTwo(Peer):
+class PowerOfTwo(PeerPolicy):
     """Two draws without replacement, for either part."""
 
     name = "power_of_two"
 
-    def _place(self, ask: Ask) -> Placed:
+    def _place(self, ask: PlacementQuery) -> PlacementChoice:
         count = len(ask.rows)
         drawn = [self._rng.randrange(count)]
         if count > 1:
             drawn.append((drawn[0] + 1 + self._rng.randrange(count - 1)) % count)
         ask = ask._replace(rows=ask.rows[drawn])
         load = ask.in_flight()
-        return Placed(int(ask.rows[load.argmin()]), ask.table("requests", ("in_flight",), load))
+        return PlacementChoice(int(ask.rows[load.argmin()]), ask.table("requests", ("in_flight",), load))
 
-    def _decode(self, ask: Ask) -> Placed:
+    def _decode(self, ask: PlacementQuery) -> PlacementChoice:
         return self._place(ask)

@@ -18,13 +18,13 @@ import numpy as np
 
 from kvasir.ports.clock import Rng
 from kvasir_router.decide.eligible import Disaggregation
-from kvasir_router.decide.peers.place import Ask, Peer, Placed
+from kvasir_router.decide.peers.place import PeerPolicy, PlacementChoice, PlacementQuery
 from kvasir_router.decide.peers.tree import SentTree
 
 MAX_TREE_BLOCKS = 2**20
 
 
-class ProductionStack(Peer):
+class ProductionStack(PeerPolicy):
     """`sent` is the depth of the match where the place was sent all of it, else 0."""
 
     name = "production_stack"
@@ -35,7 +35,7 @@ class ProductionStack(Peer):
         super().__init__(disaggregation, rng)
         self._tree = SentTree(max_tree_blocks)
 
-    def _place(self, ask: Ask) -> Placed:
+    def _place(self, ask: PlacementQuery) -> PlacementChoice:
         self._tree.keep(ask.candidates.targets)
         targets = [ask.candidates.targets[row] for row in ask.rows]
         depth, holders = self._tree.match_among(ask.request.block_hashes, targets)
@@ -44,4 +44,4 @@ class ProductionStack(Peer):
         row = int(rows[self._rng.randrange(len(rows))])
         self._tree.insert(ask.request.block_hashes, ask.candidates.targets[row])
         missed = np.where(matched, 0, depth)
-        return Placed(row, ask.table("blocks", ("missed",), missed))
+        return PlacementChoice(row, ask.table("blocks", ("missed",), missed))

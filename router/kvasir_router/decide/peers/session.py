@@ -13,12 +13,12 @@ from kvasir.ports.clock import Rng
 from kvasir.ports.routing import Target
 from kvasir_router.decide.eligible import Disaggregation
 from kvasir_router.decide.peers.affinity import affinity_key
-from kvasir_router.decide.peers.place import Ask, Peer, Placed, least
+from kvasir_router.decide.peers.place import PeerPolicy, PlacementChoice, PlacementQuery, least
 
 SESSIONS = 65_536
 
 
-class Session(Peer):
+class StickySession(PeerPolicy):
     """Sticky for both parts, each with its own entry."""
 
     name = "session"
@@ -28,7 +28,7 @@ class Session(Peer):
         self._capacity = sessions
         self._places: OrderedDict[tuple[str, str], Target] = OrderedDict()
 
-    def _place(self, ask: Ask) -> Placed:
+    def _place(self, ask: PlacementQuery) -> PlacementChoice:
         load = ask.in_flight()
         key = (ask.part, affinity_key(ask.request))
         known = self._places.pop(key, None)
@@ -39,7 +39,7 @@ class Session(Peer):
         self._places[key] = ask.candidates.targets[row]
         while len(self._places) > self._capacity:
             self._places.popitem(last=False)
-        return Placed(row, ask.table("requests", ("in_flight",), load), reason)
+        return PlacementChoice(row, ask.table("requests", ("in_flight",), load), reason)
 
-    def _decode(self, ask: Ask) -> Placed:
+    def _decode(self, ask: PlacementQuery) -> PlacementChoice:
         return self._place(ask)

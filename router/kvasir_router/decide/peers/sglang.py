@@ -21,7 +21,7 @@ import numpy as np
 from kvasir.ports.clock import Rng
 from kvasir.ports.routing import Target
 from kvasir_router.decide.eligible import Disaggregation
-from kvasir_router.decide.peers.place import Ask, Peer, Placed
+from kvasir_router.decide.peers.place import PeerPolicy, PlacementChoice, PlacementQuery
 from kvasir_router.decide.peers.tree import SentTree
 
 CACHE_THRESHOLD = 0.3
@@ -31,7 +31,7 @@ MAX_TREE_BLOCKS = 2**20
 """Of one place: 2**26 characters are 2**20 blocks of 16 tokens of 4 characters."""
 
 
-class SglangCacheAware(Peer):
+class SglangCacheAware(PeerPolicy):
     """`cached` counts only for the place that the tree names, as in the original."""
 
     name = "sglang"
@@ -53,7 +53,7 @@ class SglangCacheAware(Peer):
         self._max_tree_blocks = max_tree_blocks
         self._trees: dict[str, SentTree] = {}
 
-    def _place(self, ask: Ask) -> Placed:
+    def _place(self, ask: PlacementQuery) -> PlacementChoice:
         tree = self._trees.setdefault(ask.part, SentTree(self._max_tree_blocks))
         tree.keep(ask.candidates.targets)
         names, load = ask.request.block_hashes, ask.in_flight()
@@ -69,15 +69,15 @@ class SglangCacheAware(Peer):
             position, reason = int(load.argmin()), "sglang_shortest_queue"
         row = int(ask.rows[position])
         tree.insert(names, ask.candidates.targets[row])
-        return Placed(row, table, reason)
+        return PlacementChoice(row, table, reason)
 
-    def _decode(self, ask: Ask) -> Placed:
+    def _decode(self, ask: PlacementQuery) -> PlacementChoice:
         return self._place(ask)._replace(reason="")
 
     def _imbalanced(self, least: int, most: int) -> bool:
         return most - least > self._abs_threshold and most > self._rel_threshold * least
 
-    def _holder(self, ask: Ask, tree: SentTree, holder: Target, sent: np.ndarray) -> int:
+    def _holder(self, ask: PlacementQuery, tree: SentTree, holder: Target, sent: np.ndarray) -> int:
         """The original takes the first healthy place, and forgets the other, where the tree names one that
         is gone."""
         if sent.any():

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from kvasir.core.demand import Traffic, WorkerFigures
 from kvasir.core.requests import Role
-from kvasir_platform.planner.capacity import Promise, Rates, capacity, seats
+from kvasir_platform.planner.capacity import SloTarget, WorkerRates, capacity, seats
 from kvasir_platform.planner.demand import Interval, Mix
 
-RATES = Rates(0.1, 0.001, 0.01, 0.001, kv_tokens=1_000_000.0, used_per_stream=0.0)
-PROMISE = Promise(ttft_s=5.0, itl_s=0.1)
+RATES = WorkerRates(0.1, 0.001, 0.01, 0.001, kv_tokens=1_000_000.0, used_per_stream=0.0)
+PROMISE = SloTarget(ttft_s=5.0, itl_s=0.1)
 FIGURES = WorkerFigures("w", "decode", Role.DECODE, True, 0.1, 0.001, 0.01, 0.001, 0, 1000, 0, 0)
 
 
@@ -37,7 +37,7 @@ def mix(computed: tuple[int, ...] = (900,), prompt: int = 1000, output: int = 10
 
 
 def test_there_are_no_rates_where_there_are_no_workers() -> None:
-    assert Rates.of([]) is None
+    assert WorkerRates.of([]) is None
 
 
 def test_the_typical_worker_is_the_one_in_the_middle() -> None:
@@ -45,7 +45,7 @@ def test_the_typical_worker_is_the_one_in_the_middle() -> None:
         replace(FIGURES, step_fixed_s=step, used_tokens=used, streams=streams)
         for step, used, streams in ((0.01, 100, 1), (0.02, 500, 3), (9.0, 0, 0))
     ]
-    rates = Rates.of(workers)
+    rates = WorkerRates.of(workers)
     assert rates is not None
     assert (rates.step_fixed_s, rates.used_per_stream) == (0.02, 150.0)
 
@@ -64,12 +64,12 @@ def test_prompts_are_computed_one_after_the_other() -> None:
         (RATES, PROMISE, 16, 16, "seats"),
         (replace(RATES, kv_tokens=10_500.0), PROMISE, 1000, 9, "memory"),
         (replace(RATES, kv_tokens=10_500.0, used_per_stream=525.0), PROMISE, 1000, 19, "memory"),
-        (RATES, Promise(5.0, 0.001), 1000, 1, "itl"),
+        (RATES, SloTarget(5.0, 0.001), 1000, 1, "itl"),
     ],
     ids=["step", "seats", "memory by the mix", "memory as it is used", "a promise that nobody can keep"],
 )
 def test_a_decoding_replica_is_full_by_what_runs_out_first(
-    rates: Rates, promise: Promise, most: int, streams: int, by: str
+    rates: WorkerRates, promise: SloTarget, most: int, streams: int, by: str
 ) -> None:
     found = capacity(rates, mix(), promise, Role.DECODE, most_streams=most)
     assert (found.streams, found.by) == (streams, by)
@@ -78,7 +78,7 @@ def test_a_decoding_replica_is_full_by_what_runs_out_first(
 
 def test_what_keeps_waits_short_is_more_for_long_prompts_a_tight_promise_and_an_uneven_mix() -> None:
     def spare(found: Mix, ttft_s: float = 5.0) -> float:
-        return capacity(RATES, found, Promise(ttft_s, 0.1), Role.PREFILL, most_streams=64).spare
+        return capacity(RATES, found, SloTarget(ttft_s, 0.1), Role.PREFILL, most_streams=64).spare
 
     usual = spare(mix())
     # A prompt takes one second, and four are left to wait.
@@ -92,7 +92,7 @@ def test_what_keeps_waits_short_is_more_for_long_prompts_a_tight_promise_and_an_
 
 @given(
     st.builds(
-        Rates,
+        WorkerRates,
         *[st.sampled_from([0.0, 1e-4, 0.05])] * 4,
         kv_tokens=st.sampled_from([0.0, 100.0, 1e6]),
         used_per_stream=st.sampled_from([0.0, 500.0]),
@@ -102,7 +102,7 @@ def test_what_keeps_waits_short_is_more_for_long_prompts_a_tight_promise_and_an_
     st.sampled_from([Role.PREFILL, Role.DECODE, Role.BOTH]),
 )
 def test_whatever_was_measured_a_replica_can_do_something(
-    rates: Rates, computed: list[int], output: int, role: Role
+    rates: WorkerRates, computed: list[int], output: int, role: Role
 ) -> None:
     found = capacity(rates, mix(tuple(computed), output=output), PROMISE, role, most_streams=8)
     assert 1 <= found.streams <= 8

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from kvasir.core.demand import Traffic, WorkerFigures
 from kvasir.core.requests import Role
-from kvasir_platform.planner.capacity import Promise
+from kvasir_platform.planner.capacity import SloTarget
 from kvasir_platform.planner.demand import Interval
 from kvasir_platform.planner.forecast import Predictor, Steady, predictors
 from kvasir_platform.planner.planner import Decision, ModelRules, Planner, PoolRules, PoolState
@@ -39,7 +39,7 @@ class Stage:
         self.roles = ROLES if roles is None else roles
         pools = tuple(PoolRules(Bounds(name, role, *bounds), 50) for name, role in self.roles.items())
         told: dict[str, Any] = {"interval_s": STEP_S, "window_s": 30.0, "idle_s": 100.0} | rules
-        self.planner = Planner(ModelRules(pools, Promise(10.0, 0.1), **told), made=made)
+        self.planner = Planner(ModelRules(pools, SloTarget(10.0, 0.1), **told), made=made)
         self.states = {name: PoolState(have, 0, START_S) for name in self.roles}
         self.now = 0.0
         self.last: dict[str, Decision] = {}

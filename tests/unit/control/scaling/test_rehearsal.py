@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvasir_platform.planner.backtest import MARGINS, Came, Choice, Ledger, Rehearsal
+from kvasir_platform.planner.backtest import MARGINS, Backtest, ForecastChoice, LoadSample, SloLedger
 
 STEP_S, START_S, SLACK_S = 15.0, 120.0, 10.0
 HOUR = int(3600 / STEP_S)
@@ -27,14 +27,17 @@ def averaged(past: Sequence[float]) -> list[float]:
 
 
 def played(
-    loads: Sequence[float], foreseen: Foreseen = as_is, ledger: Ledger | None = None, per_load: float = 10.0
-) -> Rehearsal:
+    loads: Sequence[float],
+    foreseen: Foreseen = as_is,
+    ledger: SloLedger | None = None,
+    per_load: float = 10.0,
+) -> Backtest:
     """What has seen these loads, in replicas, of which each stands for so many requests a second."""
-    found = Rehearsal(len(foreseen([1.0])), Ledger(AIM) if ledger is None else ledger, 1.0)
+    found = Backtest(len(foreseen([1.0])), SloLedger(AIM) if ledger is None else ledger, 1.0)
     for look in range(len(loads)):
         load = loads[look]
         found.take(
-            Came(
+            LoadSample(
                 seconds=STEP_S,
                 load=load,
                 foreseen=foreseen(loads[: look + 1]),
@@ -55,8 +58,8 @@ def crowds(hours: int, times: float = 2.0) -> list[float]:
 
 
 def test_before_anything_came_the_simplest_is_raised_by_a_safe_margin() -> None:
-    assert played([]).choose() == Choice(0, 1.6, False)
-    assert played([0.0] * HOUR).choose() == Choice(0, 1.6, False)
+    assert played([]).choose() == ForecastChoice(0, 1.6, False)
+    assert played([0.0] * HOUR).choose() == ForecastChoice(0, 1.6, False)
 
 
 def test_the_less_is_kept_beyond_a_calm_load_the_longer_it_has_sufficed() -> None:
@@ -97,7 +100,7 @@ def test_where_replicas_that_went_are_wanted_back_again_and_again_they_are_kept(
 
 def test_what_was_truly_missed_is_taken_from_what_may_be() -> None:
     loads = [20.0] * (6 * HOUR)
-    well, badly = Ledger(AIM), Ledger(AIM)
+    well, badly = SloLedger(AIM), SloLedger(AIM)
     for ledger, missed in ((well, 0), (badly, 20_000)):
         for _ in range(6):
             ledger.take(700_000, missed, 3600.0)
@@ -112,7 +115,7 @@ def test_where_no_fleet_keeps_the_promise_the_one_that_comes_nearest_is_followed
 
 
 def test_a_ledger_forgets_within_days_and_never_gives_credit() -> None:
-    ledger = Ledger(0.01)
+    ledger = SloLedger(0.01)
     ledger.take(1000, 0, 10.0)
     assert ledger.overdrawn == 0.0
     ledger.take(1000, 100, 10.0)
@@ -129,7 +132,7 @@ def test_a_ledger_forgets_within_days_and_never_gives_credit() -> None:
 def test_whatever_comes_something_sensible_is_chosen(
     loads: list[float], news: list[tuple[int, float]]
 ) -> None:
-    ledger = Ledger(AIM)
+    ledger = SloLedger(AIM)
     for judged, part in news:
         ledger.take(judged, int(part * judged), STEP_S)
     choice = played(loads, ledger=ledger).choose()

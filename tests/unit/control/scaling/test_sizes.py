@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from kvasir.core.requests import Role
 from kvasir_platform.planner.capacity import Capacity
-from kvasir_platform.planner.sizes import Bounds, Work, busy, needs, whole
+from kvasir_platform.planner.sizes import Bounds, TokenLoad, busy, needs, whole
 
 EACH = Capacity(prompt_tokens_s=100.0, output_tokens_s=10.0, streams=8, spare=0.5, by="itl")
-WORK = Work(prompt_tokens_s=250.0, output_tokens_s=5.0)
+WORK = TokenLoad(prompt_tokens_s=250.0, output_tokens_s=5.0)
 
 
 def pool(name: str, role: Role, most: int = 99, each: Capacity = EACH) -> tuple[Bounds, Capacity]:
@@ -34,7 +34,7 @@ def test_each_part_of_the_work_is_for_its_own_pool_with_what_keeps_waits_short()
 
 
 def test_without_work_nothing_is_kept_to_spare() -> None:
-    assert needs(Work(0.0, 0.0), [pool("p", Role.PREFILL)]) == {"p": 0.0}
+    assert needs(TokenLoad(0.0, 0.0), [pool("p", Role.PREFILL)]) == {"p": 0.0}
 
 
 def test_what_the_first_pool_cannot_do_goes_to_the_next_of_its_role() -> None:
@@ -71,7 +71,7 @@ POOLS = st.lists(
 def test_needs_are_enough_for_the_work_where_bounds_allow_it_and_in_the_order_of_the_file(
     prompts: float, outputs: float, drawn: list[tuple[Role, int, Capacity]]
 ) -> None:
-    work = Work(prompts, outputs)
+    work = TokenLoad(prompts, outputs)
     pools = [pool(str(number), role, most, each) for number, (role, most, each) in enumerate(drawn)]
     found = needs(work, pools)
     assert list(found) == [bounds.name for bounds, _ in pools]
@@ -91,7 +91,7 @@ def test_where_bounds_allow_it_replicas_can_do_all_of_the_work(
         pool(str(number), Role.PREFILL, most, replace(each, spare=0.0))
         for number, (_, most, each) in enumerate(drawn)
     ]
-    work = Work(prompts, 0.0)
+    work = TokenLoad(prompts, 0.0)
     found = needs(work, pools)
     sized = [(min(found[bounds.name], bounds.most), bounds, each) for bounds, each in pools]
     done = sum(size * each.prompt_tokens_s for size, _, each in sized)
@@ -106,8 +106,8 @@ def test_more_work_never_needs_fewer_replicas_in_all(
     drawn: list[tuple[Role, int, Capacity]], prompts: float, more: float
 ) -> None:
     pools = [pool(str(number), role, most, each) for number, (role, most, each) in enumerate(drawn)]
-    less = needs(Work(prompts, 1.0), pools)
-    grown = needs(Work(prompts + more, 1.0), pools)
+    less = needs(TokenLoad(prompts, 1.0), pools)
+    grown = needs(TokenLoad(prompts + more, 1.0), pools)
     assert all(grown[name] >= less[name] - 1e-9 for name in less)
 
 

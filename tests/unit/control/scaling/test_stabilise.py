@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvasir_platform.planner.stabilize import CALM, Regrets, Window
+from kvasir_platform.planner.stabilize import CALM, DesiredWindow, Regrets
 
 OVER_S = 60.0
 
@@ -16,7 +16,7 @@ class Pool:
     """One that has what its window gives it, a wish every ten seconds."""
 
     def __init__(self, have: int = 20, *, calm: bool = False, over_s: float = OVER_S) -> None:
-        self.window, self.calm, self.over_s = Window(), calm, over_s
+        self.window, self.calm, self.over_s = DesiredWindow(), calm, over_s
         self.have, self.now = have, 0.0
 
     def look(self, wanted: int, *, pressing: bool = False) -> int:
@@ -105,7 +105,7 @@ def test_without_a_window_what_is_not_wanted_goes_at_once() -> None:
 def test_what_is_held_lies_between_what_is_wanted_and_what_there_is(
     wishes: list[tuple[int, bool, float]], calm: bool
 ) -> None:
-    window, have, now = Window(), 10, 0.0
+    window, have, now = DesiredWindow(), 10, 0.0
     for wanted, pressing, seconds in wishes:
         now += seconds
         (held,) = window.hold(
@@ -119,7 +119,7 @@ def test_what_is_held_lies_between_what_is_wanted_and_what_there_is(
 
 def test_fleets_side_by_side_are_held_as_each_would_be_alone() -> None:
     rng = np.random.default_rng(1)
-    many, alone = Window(), [Window() for _ in range(4)]
+    many, alone = DesiredWindow(), [DesiredWindow() for _ in range(4)]
     calm = np.array([False, True, False, True])
     have = np.array([10.0, 10.0, 3.0, 3.0])
     for look in range(60):

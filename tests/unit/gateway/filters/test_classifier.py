@@ -15,10 +15,10 @@ from tests.kit.gateway.classifier_server import ClassifierServer, classifier_ser
 
 from kvasir.clock import MonotonicClock
 from kvasir.config.spec.filters import ClassifierFilterSpec
-from kvasir.ports.output_filter import Act, Part, Subject
+from kvasir.ports.output_filter import AnswerPart, FilterAction, Subject
 from kvasir_platform.gateway.filters.classifier import ClassifierFilter, ClassifierJudge
 
-SUBJECT = Subject("m", Part.CONTENT, "acme")
+SUBJECT = Subject("m", AnswerPart.CONTENT, "acme")
 PATIENCE_S = 30.0
 
 
@@ -26,15 +26,15 @@ class Text:
     """One text under a classifier's filter, and the rulings on it."""
 
     def __init__(self, under: ClassifierFilter, before: str = "") -> None:
-        self.rulings: list[tuple[int, Act]] = []
+        self.rulings: list[tuple[int, FilterAction]] = []
         self._changed = asyncio.Event()
         self.judge: ClassifierJudge = under.judge(SUBJECT, self._rule, before)
 
-    def _rule(self, until: int, act: Act) -> None:
+    def _rule(self, until: int, act: FilterAction) -> None:
         self.rulings.append((until, act))
         self._changed.set()
 
-    async def ruled(self, count: int = 1) -> list[tuple[int, Act]]:
+    async def ruled(self, count: int = 1) -> list[tuple[int, FilterAction]]:
         async with asyncio.timeout(PATIENCE_S):
             while len(self.rulings) < count:
                 self._changed.clear()
@@ -85,10 +85,10 @@ async def test_windows_overlap_and_their_end_waits_for_the_next() -> None:
         text = bench.text()
         text.judge.feed("0123456789")
         text.judge.feed("abcdef")
-        assert await text.ruled() == [(12, Act.PASS)]
+        assert await text.ruled() == [(12, FilterAction.PASS)]
         text.judge.feed("ghi")
         text.judge.finish()
-        assert await text.ruled(2) == [(12, Act.PASS), (19, Act.PASS)]
+        assert await text.ruled(2) == [(12, FilterAction.PASS), (19, FilterAction.PASS)]
         assert bench.server.asked == [
             {
                 "text": "0123456789abcdef",
@@ -117,7 +117,7 @@ async def test_what_is_flagged_ends_the_choice_before_what_had_not_gone_out() ->
         text.judge.feed("0123456789abcdba")
         await text.ruled()
         text.judge.feed("d and more of it")
-        assert await text.ruled(2) == [(12, Act.PASS), (12, Act.END)]
+        assert await text.ruled(2) == [(12, FilterAction.PASS), (12, FilterAction.END)]
         assert bench.counts == ["ended"]
 
 
@@ -128,11 +128,11 @@ async def test_spans_are_redacted_and_the_rest_of_their_window_passes() -> None:
         text.judge.feed("0123456789abc")
         text.judge.finish()
         assert await text.ruled(5) == [
-            (2, Act.PASS),
-            (4, Act.REDACT),
-            (8, Act.PASS),
-            (10, Act.REDACT),
-            (13, Act.PASS),
+            (2, FilterAction.PASS),
+            (4, FilterAction.REDACT),
+            (8, FilterAction.PASS),
+            (10, FilterAction.REDACT),
+            (13, FilterAction.PASS),
         ]
         assert bench.counts == ["redacted"]
 
@@ -143,7 +143,7 @@ async def test_without_spans_the_whole_window_is_redacted() -> None:
         text = bench.text()
         text.judge.feed("0123")
         text.judge.finish()
-        assert await text.ruled() == [(4, Act.REDACT)]
+        assert await text.ruled() == [(4, FilterAction.REDACT)]
 
 
 async def test_a_moderations_endpoint_is_asked_in_its_own_words() -> None:
@@ -152,10 +152,10 @@ async def test_a_moderations_endpoint_is_asked_in_its_own_words() -> None:
         good, bad = bench.text(), bench.text()
         good.judge.feed("good")
         good.judge.finish()
-        assert await good.ruled() == [(4, Act.PASS)]
+        assert await good.ruled() == [(4, FilterAction.PASS)]
         bad.judge.feed("bad")
         bad.judge.finish()
-        assert await bad.ruled() == [(0, Act.END)]
+        assert await bad.ruled() == [(0, FilterAction.END)]
         assert bench.server.asked[0] == {"input": "good", "model": "guard"}
 
 
@@ -163,7 +163,7 @@ async def test_a_window_that_does_not_fill_is_sent_after_a_while() -> None:
     async with filtered(window_s=0.01) as bench:
         text = bench.text()
         text.judge.feed("12345")
-        assert await text.ruled() == [(1, Act.PASS)]
+        assert await text.ruled() == [(1, FilterAction.PASS)]
         assert bench.server.asked[0]["final"] is False
 
 
@@ -185,15 +185,18 @@ BAD = {
 
 @pytest.mark.parametrize("what", list(BAD))
 @pytest.mark.parametrize(
-    ("on_failure", "act", "count"), [("closed", Act.END, "failed_closed"), ("open", Act.PASS, "failed_open")]
+    ("on_failure", "act", "count"),
+    [("closed", FilterAction.END, "failed_closed"), ("open", FilterAction.PASS, "failed_open")],
 )
-async def test_without_a_verdict_the_spec_decides(what: str, on_failure: str, act: Act, count: str) -> None:
+async def test_without_a_verdict_the_spec_decides(
+    what: str, on_failure: str, act: FilterAction, count: str
+) -> None:
     async with filtered(on_failure=on_failure) as bench:
         bench.server.reply = lambda _: BAD[what]
         text = bench.text()
         text.judge.feed("12345")
         text.judge.finish()
-        assert await text.ruled() == [(5 if act is Act.PASS else 0, act)]
+        assert await text.ruled() == [(5 if act is FilterAction.PASS else 0, act)]
         assert bench.counts == [count]
 
 
@@ -204,7 +207,7 @@ async def test_only_what_may_go_better_is_tried_again_and_only_so_often(code: in
         text = bench.text()
         text.judge.feed("12345")
         text.judge.finish()
-        assert await text.ruled() == [(0, Act.END)]
+        assert await text.ruled() == [(0, FilterAction.END)]
         assert len(bench.server.asked) == tries
 
 
@@ -215,7 +218,7 @@ async def test_a_further_try_that_goes_well_is_the_verdict() -> None:
         text = bench.text()
         text.judge.feed("12345")
         text.judge.finish()
-        assert await text.ruled() == [(5, Act.PASS)]
+        assert await text.ruled() == [(5, FilterAction.PASS)]
 
 
 async def test_a_classifier_that_says_nothing_is_waited_for_no_longer_than_the_spec_says() -> None:
@@ -224,7 +227,7 @@ async def test_a_classifier_that_says_nothing_is_waited_for_no_longer_than_the_s
         text = bench.text()
         text.judge.feed("12345")
         text.judge.finish()
-        assert await text.ruled() == [(0, Act.END)]
+        assert await text.ruled() == [(0, FilterAction.END)]
 
 
 async def test_an_early_hint_is_no_answer() -> None:
@@ -234,7 +237,7 @@ async def test_an_early_hint_is_no_answer() -> None:
         text = bench.text()
         text.judge.feed("12345")
         text.judge.finish()
-        assert await text.ruled() == [(0, Act.END)]
+        assert await text.ruled() == [(0, FilterAction.END)]
         assert bench.counts == ["ended"]
 
 
@@ -243,7 +246,7 @@ async def test_text_that_is_no_unicode_has_no_verdict() -> None:
         text = bench.text()
         text.judge.feed("half \ud83d of it")
         text.judge.finish()
-        assert await text.ruled() == [(0, Act.END)]
+        assert await text.ruled() == [(0, FilterAction.END)]
         assert bench.counts == ["failed_closed"]
 
 
@@ -273,7 +276,7 @@ async def test_a_text_that_goes_on_is_asked_of_with_its_end_before_and_only_the_
         text = bench.text(before="long ago sec")
         text.judge.feed("ret or not")
         text.judge.finish()
-        assert await text.ruled(2) == [(3, Act.REDACT), (10, Act.PASS)]
+        assert await text.ruled(2) == [(3, FilterAction.REDACT), (10, FilterAction.PASS)]
         assert bench.server.asked[0]["text"] == " secret or not"
         assert bench.server.asked[0]["new_from"] == 4
 
@@ -283,7 +286,7 @@ async def test_no_connection_is_opened_without_the_token(tmp_path: Path) -> None
         text = bench.text()
         text.judge.feed("12345")
         text.judge.finish()
-        assert await text.ruled() == [(0, Act.END)]
+        assert await text.ruled() == [(0, FilterAction.END)]
         assert bench.server.connections == 0
 
 
@@ -294,7 +297,7 @@ async def test_nobody_listening_is_a_failure_like_others() -> None:
         text = bench.text()
         text.judge.feed("12345")
         text.judge.finish()
-        assert await text.ruled() == [(5, Act.PASS)]
+        assert await text.ruled() == [(5, FilterAction.PASS)]
 
 
 async def test_a_connection_that_was_closed_while_idle_costs_no_try() -> None:
@@ -311,7 +314,7 @@ async def test_a_connection_that_was_closed_while_idle_costs_no_try() -> None:
         second = bench.text()
         second.judge.feed("12345")
         second.judge.finish()
-        assert await second.ruled() == [(5, Act.PASS)]
+        assert await second.ruled() == [(5, FilterAction.PASS)]
         assert bench.server.connections == 2
 
 
@@ -342,7 +345,7 @@ async def test_the_token_is_read_anew_for_a_new_connection(tmp_path: Path) -> No
 
 
 async def test_text_beyond_the_bound_is_let_through_or_ends_the_choice() -> None:
-    for at_bound, ruling in (("release", (26, Act.PASS)), ("end", (0, Act.END))):
+    for at_bound, ruling in (("release", (26, FilterAction.PASS)), ("end", (0, FilterAction.END))):
         async with filtered(max_held_chars=20, at_bound=at_bound) as bench:
             bench.server.gate.clear()
             text = bench.text()
@@ -359,7 +362,7 @@ async def test_what_is_flagged_after_it_was_let_through_still_ends_the_choice() 
         text.judge.feed("0123456789abcdef")
         text.judge.expire()
         bench.server.gate.set()
-        assert await text.ruled(2) == [(16, Act.PASS), (16, Act.END)]
+        assert await text.ruled(2) == [(16, FilterAction.PASS), (16, FilterAction.END)]
 
 
 async def test_a_closed_judge_asks_and_says_nothing_more() -> None:
@@ -391,6 +394,6 @@ async def test_a_classifier_on_a_private_address_needs_leave() -> None:
         text = Text(made)
         text.judge.feed("12345")
         text.judge.finish()
-        assert await text.ruled() == [(0, Act.END)]
+        assert await text.ruled() == [(0, FilterAction.END)]
         assert server.connections == 0
         await made.close()

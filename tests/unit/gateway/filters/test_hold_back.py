@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from kvasir.config.spec.filters import RegexFilterSpec
 from kvasir.core.requests import Delta, FinishReason, PositionLogprobs, TokenLogprob, ToolCallDelta
-from kvasir.ports.output_filter import OutputFilter, Part, Subject
+from kvasir.ports.output_filter import AnswerPart, OutputFilter, Subject
 from kvasir_platform.gateway.filters.hold_back import HoldBack
 from kvasir_platform.gateway.filters.regex import RegexFilter
 
@@ -441,8 +441,8 @@ def test_a_choice_without_a_last_word_is_settled() -> None:
     assert choice.held.over
 
 
-@pytest.mark.parametrize("part", list(Part))
-def test_a_filter_applies_to_the_models_and_tenants_that_it_names(part: Part) -> None:
+@pytest.mark.parametrize("part", list(AnswerPart))
+def test_a_filter_applies_to_the_models_and_tenants_that_it_names(part: AnswerPart) -> None:
     each = regex("abc", models=("m",), tenants=("t",))
     assert each.applies(Subject("m", part, "t"))
     assert not each.applies(Subject("m2", part, "t"))

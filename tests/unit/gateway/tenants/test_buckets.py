@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from kvasir.ports.limits import WINDOW_S, Grant, Levels, Quota, Refusal
+from kvasir.ports.limits import WINDOW_S, Grant, Levels, LimitRefusal, Quota
 from kvasir_platform.gateway.tenants.buckets import remaining
 from kvasir_platform.gateway.tenants.limit_headers import limit_headers
 from kvasir_platform.gateway.tenants.memory_limits import MemoryLimits
@@ -70,19 +70,19 @@ class Limited(RuleBasedStateMachine):
     def ask(self, share: float) -> None:
         tokens = int(share * self.per_min[1])
         verdict = self.limits.decide("a", self.quota, tokens)
-        if isinstance(verdict, Refusal):
+        if isinstance(verdict, LimitRefusal):
             assert verdict.retry_after_s > 0
             self.retry(tokens, verdict)
         else:
             self.granted(verdict)
 
-    def retry(self, tokens: int, refusal: Refusal) -> None:
+    def retry(self, tokens: int, refusal: LimitRefusal) -> None:
         if refusal.limit == "concurrency":
             while self.running:
                 self.limits.settle(self.running[-1], self.running.pop().tokens)
         self.clock.at += refusal.retry_after_s
         verdict = self.limits.decide("a", self.quota, tokens)
-        if isinstance(verdict, Refusal):
+        if isinstance(verdict, LimitRefusal):
             assert verdict.limit == "concurrency"
         else:
             self.granted(verdict)
@@ -162,7 +162,7 @@ def test_a_refused_request_charges_nothing() -> None:
     assert isinstance(limits.decide("a", Quota(10, 10), 10), Grant)
     before = limits.decide("a", Quota(10, 10), 5)
     assert before == limits.decide("a", Quota(10, 10), 5)
-    assert isinstance(before, Refusal)
+    assert isinstance(before, LimitRefusal)
     assert (before.limit, before.levels) == ("tokens", Levels(6.0, 60.0))
     assert math.isclose(before.retry_after_s, 30.0, abs_tol=EPSILON)
 
@@ -175,7 +175,7 @@ def test_what_is_used_beyond_the_charge_is_owed_up_to_a_minute() -> None:
     assert isinstance(grant, Grant)
     limits.settle(grant, 600)
     refusal = limits.decide("a", quota, 60)
-    assert isinstance(refusal, Refusal)
+    assert isinstance(refusal, LimitRefusal)
     assert math.isclose(refusal.retry_after_s, 120.0, abs_tol=EPSILON)
     clock.at += refusal.retry_after_s
     assert isinstance(limits.decide("a", quota, 60), Grant)
@@ -191,7 +191,7 @@ def test_what_the_headers_say_is_left_can_be_had(per_min: int, amount: int) -> N
     assert left == per_min - min(amount, per_min)
     assert isinstance(limits.decide("a", quota, left), Grant)
     refused = limits.decide("a", quota, min(per_min, 1))
-    assert isinstance(refused, Refusal)
+    assert isinstance(refused, LimitRefusal)
 
 
 def test_headers_are_as_openai_writes_them() -> None:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvasir.core.errors import ConfigError
-from kvasir_platform.gateway.tenants.salts import Open, Scope, cache_secret, keep_cache_secret
+from kvasir_platform.gateway.tenants.salts import CacheScope, Open, cache_secret, keep_cache_secret
 
 SECRET = b"s" * 32
 NAMES = st.sampled_from(["a", "b", "shared", "own", "a-b"])
@@ -25,19 +25,19 @@ def test_two_requests_have_one_salt_only_if_they_may_share(
     def who(cache: str, tenant: str, client: str) -> tuple[str, str]:
         return (f"own {tenant}" if cache == "own" else cache), client
 
-    same = Scope(SECRET, *a[:2]).salt(a[2]) == Scope(SECRET, *b[:2]).salt(b[2])
+    same = CacheScope(SECRET, *a[:2]).salt(a[2]) == CacheScope(SECRET, *b[:2]).salt(b[2])
     assert same == (who(*a) == who(*b))
 
 
 def test_salts_are_of_the_deployment_and_stay() -> None:
-    salt = Scope(SECRET, "own", "red").salt()
-    assert salt == Scope(SECRET, "own", "red").salt("")
-    assert salt != Scope(b"t" * 32, "own", "red").salt()
+    salt = CacheScope(SECRET, "own", "red").salt()
+    assert salt == CacheScope(SECRET, "own", "red").salt("")
+    assert salt != CacheScope(b"t" * 32, "own", "red").salt()
     assert salt == "b8ITcy6gnPdc5WGYzVPt8YBbimb_ZxtgG2xBOZrvWi0"
 
 
 def test_a_salt_shows_neither_the_tenant_nor_what_the_client_sent() -> None:
-    salt = Scope(SECRET, "own", "red").salt("my-secret-salt")
+    salt = CacheScope(SECRET, "own", "red").salt("my-secret-salt")
     assert len(salt) == 43
     assert not any(text in salt for text in ("red", "secret", "salt"))
 

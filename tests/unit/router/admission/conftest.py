@@ -7,20 +7,20 @@ from typing import Any, Protocol
 
 import pytest
 
-from kvasir_router.admission import Ticket
+from kvasir_router.admission import AdmissionTicket
 
 
 class MakeTicket(Protocol):
     """A request of `tenant` that costs `cost`; fields of Ticket by name."""
 
-    def __call__(self, tenant: str = "t", cost: int = 1, **fields: Any) -> Ticket: ...
+    def __call__(self, tenant: str = "t", cost: int = 1, **fields: Any) -> AdmissionTicket: ...
 
 
 @pytest.fixture(scope="session")
 def make_ticket() -> MakeTicket:
     numbers = itertools.count()
 
-    def make(tenant: str = "t", cost: int = 1, **fields: Any) -> Ticket:
+    def make(tenant: str = "t", cost: int = 1, **fields: Any) -> AdmissionTicket:
         number = next(numbers)
         usual: dict[str, Any] = {
             "request_id": f"r{number}",
@@ -35,6 +35,6 @@ def make_ticket() -> MakeTicket:
             "ttft_s": 2.0,
             "deadline_s": None,
         }
-        return Ticket(tenant=tenant, cost=cost, **(usual | fields))
+        return AdmissionTicket(tenant=tenant, cost=cost, **(usual | fields))
 
     return make

@@ -12,18 +12,18 @@ from tests.kit.gateway.embedding_worker import embedding_worker
 
 from kvasir.core.errors import CapacityError
 from kvasir.core.requests import Delta, EngineLoad, FinishReason, Request, StepBatch, Task, token_ids
-from kvasir_router.admission import BrownoutRules, BrownoutStep, Rules
+from kvasir_router.admission import AdmissionRules, BrownoutRules, BrownoutStep
 from kvasir_router.embeddings.fleet import BatchLimits, EmbeddingFleet
 from kvasir_router.embeddings.machine import EmbeddingLimits, EmbeddingMachine
 from kvasir_router.requests.events import (
-    Arrived,
-    Cancelled,
+    ClientGone,
     Effect,
-    Fail,
-    Gone,
-    Step,
+    FailRequest,
+    RequestArrived,
+    RequestCancelled,
+    StepReceived,
     SubmitTo,
-    Tick,
+    TimerTick,
     WorkerReady,
 )
 
@@ -37,7 +37,7 @@ class Stage:
     def __init__(self, **rules: Any) -> None:
         fleet = EmbeddingFleet({"vectors": BATCH}, random.Random(7))
         limits = EmbeddingLimits(max_in_flight=200, queue_timeout_s=60.0)
-        self.machine = EmbeddingMachine(fleet, limits, Rules(**rules))
+        self.machine = EmbeddingMachine(fleet, limits, AdmissionRules(**rules))
         self.now = 0.0
         self.running: list[Request] = []
         self.requests: dict[str, Request] = {}
@@ -49,7 +49,7 @@ class Stage:
         for effect in effects:
             if isinstance(effect, SubmitTo):
                 self.running.append(self.requests[effect.request.request_id])
-            elif isinstance(effect, Fail):
+            elif isinstance(effect, FailRequest):
                 self.failed[effect.request_id] = effect.error.code
         return effects
 
@@ -62,7 +62,7 @@ class Stage:
             name, "m", token_ids(range(tokens)), tenant=tenant, arrival_s=self.now, task=Task.EMBED, **fields
         )
         self.requests[name] = request
-        self.tell(Arrived(request))
+        self.tell(RequestArrived(request))
 
     def refusal(self, tenant: str = "t", **fields: Any) -> CapacityError:
         with pytest.raises(CapacityError) as caught:
@@ -76,7 +76,7 @@ class Stage:
         worker = self.machine.fleet.workers["e0"]
         (leg_id,) = [leg for leg, name in worker.legs.items() if name == request.request_id]
         delta = Delta(leg_id, 0, finish=FinishReason.STOP, last=True, embedding=array("f", (1.0,)))
-        self.tell(Step("e0", StepBatch((delta,), EngineLoad())))
+        self.tell(StepReceived("e0", StepBatch((delta,), EngineLoad())))
         return request
 
     def press(self, inputs: int, done: int, seconds: float = 0.1) -> None:
@@ -173,7 +173,7 @@ def test_while_no_worker_serves_nobody_is_refused_for_how_long_others_waited() -
     stage.arrive()
     assert stage.machine.queued == 2
     stage.now = 60.0
-    stage.tell(Tick())
+    stage.tell(TimerTick())
     assert set(stage.failed.values()) == {"no_workers"}
 
 
@@ -183,7 +183,7 @@ def test_who_waits_for_a_busy_worker_in_vain_is_told_so() -> None:
     for _ in range(3):
         stage.arrive()
     stage.now = 60.0
-    stage.tell(Tick())
+    stage.tell(TimerTick())
     assert stage.failed == {"r2": "queue_timeout"}
 
 
@@ -205,7 +205,7 @@ def test_under_pressure_a_class_is_shed_and_comes_back() -> None:
         stage.embed()
     while (due := stage.machine.next_wakeup()) is not None and stage.machine.brownout.level:
         stage.now = max(stage.now, due)
-        stage.tell(Tick())
+        stage.tell(TimerTick())
     assert stage.machine.brownout.level == 0
     stage.arrive(priority=1000)
 
@@ -217,8 +217,8 @@ def test_an_input_says_in_its_summary_what_was_done_when_it_came() -> None:
     assert stage.machine.brownout.level == 1
     stage.arrive()
     name = f"r{len(stage.requests) - 1}"
-    (gone,) = stage.tell(Cancelled(name))
-    assert isinstance(gone, Gone)
+    (gone,) = stage.tell(RequestCancelled(name))
+    assert isinstance(gone, ClientGone)
     assert gone.summary.brownout == "1; shed=batch"
 
 

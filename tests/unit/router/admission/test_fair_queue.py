@@ -9,16 +9,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from kvasir_router.admission import Ticket
+from kvasir_router.admission import AdmissionTicket
 from kvasir_router.admission.fair_queue import LANES, SHORT, FairQueue
 
-MakeTicket = Callable[..., Ticket]
+MakeTicket = Callable[..., AdmissionTicket]
 
 WEIGHTS = {"a": 1.0, "b": 2.0, "c": 4.0}
 MOST_COST = 3
 
 
-def taken(queue: FairQueue, count: int, *, long: bool = True) -> list[Ticket]:
+def taken(queue: FairQueue, count: int, *, long: bool = True) -> list[AdmissionTicket]:
     found = []
     for _ in range(count):
         ticket = queue.next(LANES if long else SHORT)
@@ -152,13 +152,13 @@ class Histories(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.queue = FairQueue()
-        self.waiting: list[Ticket] = []
+        self.waiting: list[AdmissionTicket] = []
         self.number = 0
 
     @rule(tenant=st.sampled_from("ab"), level=st.integers(0, 1), long=st.booleans(), cost=st.integers(1, 3))
     def arrive(self, tenant: str, level: int, long: bool, cost: int) -> None:
         self.number += 1
-        ticket = Ticket(
+        ticket = AdmissionTicket(
             request_id=f"r{self.number}",
             tenant=tenant,
             weight=WEIGHTS[tenant],

@@ -23,22 +23,22 @@ from kvasir.core.requests import (
     token_ids,
 )
 from kvasir.telemetry.reasons import http_status
-from kvasir_router.admission import BrownoutRules, BrownoutStep, Rules
+from kvasir_router.admission import AdmissionRules, BrownoutRules, BrownoutStep
 from kvasir_router.build import hash_blocks
-from kvasir_router.decide import RateBook, Rates, make_policy
+from kvasir_router.decide import CostRates, RateBook, make_policy
 from kvasir_router.fleet.fleet import Fleet
 from kvasir_router.index import FleetIndex
 from kvasir_router.requests.events import (
-    Arrived,
-    Cancelled,
     Effect,
-    Emit,
+    EmitDelta,
     Event,
-    Fail,
-    Finish,
-    Step,
+    FailRequest,
+    FinishRequest,
+    RequestArrived,
+    RequestCancelled,
+    StepReceived,
     SubmitTo,
-    Tick,
+    TimerTick,
     WorkerLost,
     WorkerReady,
 )
@@ -57,7 +57,7 @@ class Stage:
         self.make_identity = make_identity
         self.now = 0.0
         self.count = 0
-        rates = Rates(prefill_fixed_s=0.0, prefill_token_s=TOKEN_S, step_fixed_s=0.01, step_stream_s=0.01)
+        rates = CostRates(prefill_fixed_s=0.0, prefill_token_s=TOKEN_S, step_fixed_s=0.01, step_stream_s=0.01)
         self.fleet = Fleet(
             make_policy("cost", disaggregation, Random(0)),
             FleetIndex(capacity_blocks=10_000, predicted_blocks=10_000, predicted_ttl_s=1000.0),
@@ -68,7 +68,7 @@ class Stage:
         self.machine = RequestMachine(
             self.fleet,
             MachineLimits(hedge_after=0.0),
-            Rules(**{"disaggregation": disaggregation, **rules}),
+            AdmissionRules(**{"disaggregation": disaggregation, **rules}),
         )
         self.begun: dict[str, str] = {}
         self.failed: dict[str, str] = {}
@@ -79,7 +79,7 @@ class Stage:
         for effect in effects:
             if isinstance(effect, SubmitTo):
                 self.begun[effect.request.request_id] = effect.worker_id
-            elif isinstance(effect, Fail):
+            elif isinstance(effect, FailRequest):
                 self.failed[effect.request_id] = effect.error.code
         return effects
 
@@ -92,7 +92,7 @@ class Stage:
         self.count += 1
         tokens = token_ids([self.count] * prompt)
         fields: dict[str, Any] = {"slo": SLO, "arrival_s": self.now} | more
-        self.tell(Arrived(Request(name, "m", tokens, Sampling(n=n, max_tokens=OUTPUT), **fields)))
+        self.tell(RequestArrived(Request(name, "m", tokens, Sampling(n=n, max_tokens=OUTPUT), **fields)))
         return name in self.begun
 
     def refused(self, name: str, **fields: Any) -> CapacityError:
@@ -105,16 +105,16 @@ class Stage:
         finish = FinishReason.STOP if last else None
         usage = Usage(20, output_tokens=1) if last else None
         delta = Delta(name, 0, (7,), finish=finish, last=last, usage=usage)
-        return self.tell(Step(self.begun[name], StepBatch((delta,))))
+        return self.tell(StepReceived(self.begun[name], StepBatch((delta,))))
 
     def wait(self, seconds: float) -> None:
         """Time passes, with a tick whenever one is due."""
         until = self.now + seconds
         while (due := self.machine.next_wakeup()) is not None and due <= until:
             self.now = max(self.now, due)
-            self.tell(Tick())
+            self.tell(TimerTick())
         self.now = until
-        self.tell(Tick())
+        self.tell(TimerTick())
 
 
 def test_what_pools_hold_is_reserved_for_prompt_and_output_and_the_rest_waits(
@@ -134,7 +134,7 @@ def test_a_cached_prefix_is_not_charged_again(make_identity: MakeIdentity) -> No
     stage.ready("w")
     tokens = token_ids(range(300))
     for name in "abc":
-        stage.tell(Arrived(Request(name, "m", tokens, Sampling(max_tokens=OUTPUT), slo=SLO)))
+        stage.tell(RequestArrived(Request(name, "m", tokens, Sampling(max_tokens=OUTPUT), slo=SLO)))
         assert name in stage.begun
         stage.say(name)
 
@@ -366,7 +366,7 @@ def test_queues_are_bounded_for_all_and_for_each(make_identity: MakeIdentity) ->
     ours = stage.refused("third", tenant="third")
     assert (ours.code, http_status(ours)) == ("queue_full", 503)
     assert stage.machine.in_flight == 5
-    stage.tell(Cancelled("o1"))
+    stage.tell(RequestCancelled("o1"))
     assert not stage.arrive("third", tenant="third")
 
 
@@ -443,9 +443,9 @@ def test_long_prompts_hold_their_share_of_the_kv_at_most_but_one_always_may(
     stage.say("l0")
     assert not stage.arrive("l1", prompt=150)
     assert stage.arrive("short", prompt=50)
-    stage.tell(Step("w0", StepBatch(load=EngineLoad())))
+    stage.tell(StepReceived("w0", StepBatch(load=EngineLoad())))
     delta = Delta("l0", 1, (), finish=FinishReason.STOP, last=True, usage=Usage(250, output_tokens=1))
-    stage.tell(Step(stage.begun["l0"], StepBatch((delta,))))
+    stage.tell(StepReceived(stage.begun["l0"], StepBatch((delta,))))
     assert "l1" in stage.begun
 
 
@@ -480,13 +480,13 @@ def test_under_pressure_outputs_are_cut_and_summaries_say_so(make_identity: Make
     assert (view.brownout.level, view.brownout.text) == (2, "2; cap_max_tokens=5; shed=2")
     assert view.pressure > 0.5
     for number in range(20):
-        stage.tell(Cancelled(f"w{number}"))
+        stage.tell(RequestCancelled(f"w{number}"))
     stage.say("running", last=True)
-    effects = stage.tell(Arrived(Request("r", "m", token_ids([9]), Sampling(max_tokens=50), slo=SLO)))
+    effects = stage.tell(RequestArrived(Request("r", "m", token_ids([9]), Sampling(max_tokens=50), slo=SLO)))
     (submitted,) = [effect for effect in effects if isinstance(effect, SubmitTo)]
     assert submitted.request.sampling.max_tokens == 5
     stage.begun["r"] = submitted.worker_id
-    (finish,) = [effect for effect in stage.say("r", last=True) if isinstance(effect, Finish)]
+    (finish,) = [effect for effect in stage.say("r", last=True) if isinstance(effect, FinishRequest)]
     assert finish.summary.brownout == "2; cap_max_tokens=5; shed=2"
 
 
@@ -501,7 +501,7 @@ def test_a_brownout_ends_by_itself_when_nothing_happens_any_more(make_identity: 
     stage = brownout(make_identity, BrownoutStep(fallback_model="small"))
     assert stage.machine.brownout.fallback_model == "small"
     for number in range(20):
-        stage.tell(Cancelled(f"w{number}"))
+        stage.tell(RequestCancelled(f"w{number}"))
     stage.say("running", last=True)
     stage.wait(20.0)
     assert stage.machine.brownout.level == 0
@@ -512,8 +512,8 @@ def test_what_the_engine_takes_apart_reaches_the_client(make_identity: MakeIdent
     stage = Stage(make_identity)
     stage.ready("w")
     stage.arrive("r")
-    effects = stage.tell(Step("w", StepBatch((Delta("r", 0, reasoning="hm", raw_length=2),))))
-    (emitted,) = [effect for effect in effects if isinstance(effect, Emit)]
+    effects = stage.tell(StepReceived("w", StepBatch((Delta("r", 0, reasoning="hm", raw_length=2),))))
+    (emitted,) = [effect for effect in effects if isinstance(effect, EmitDelta)]
     assert emitted.delta.reasoning == "hm"
 
 
@@ -524,4 +524,4 @@ def test_every_wakeup_is_followed_by_a_later_one(make_identity: MakeIdentity) ->
         assert due is not None
         assert due > stage.now
         stage.now = due
-        stage.tell(Tick())
+        stage.tell(TimerTick())

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from kvasir.ports.clock import Rng
 from kvasir.ports.routing import Candidates, RequestView
 from kvasir_router.decide.eligible import Disaggregation
-from kvasir_router.decide.peers.session import Session
+from kvasir_router.decide.peers.session import StickySession
 
 Fleet = Callable[..., Candidates]
 Prompt = Callable[..., RequestView]
@@ -49,7 +49,7 @@ GOLDENS = [
 def test_sessions_stay_until_they_are_forgotten_or_their_place_is_gone(
     fleet: Fleet, prompt: Prompt, draws: Draws
 ) -> None:
-    policy = Session(Disaggregation.NEVER, draws(), sessions=4)
+    policy = StickySession(Disaggregation.NEVER, draws(), sessions=4)
     for number, (session, roles, load, chosen, sticky) in enumerate(GOLDENS):
         plan = policy.decide(prompt("a", session=session), fleet(3, roles, streams=load), 0.0)
         assert plan is not None
@@ -58,7 +58,7 @@ def test_sessions_stay_until_they_are_forgotten_or_their_place_is_gone(
 
 
 def test_without_a_session_the_first_block_names_it(fleet: Fleet, prompt: Prompt, draws: Draws) -> None:
-    policy = Session(Disaggregation.NEVER, draws())
+    policy = StickySession(Disaggregation.NEVER, draws())
     first = policy.decide(prompt("ab"), fleet(2, streams=[1, 0]), 0.0)
     same = policy.decide(prompt("ac"), fleet(2, streams=[0, 9]), 0.0)
     other = policy.decide(prompt("ba"), fleet(2, streams=[0, 9]), 0.0)
@@ -69,7 +69,7 @@ def test_without_a_session_the_first_block_names_it(fleet: Fleet, prompt: Prompt
 
 
 def test_prompt_and_output_each_stay_where_they_were(fleet: Fleet, prompt: Prompt, draws: Draws) -> None:
-    policy = Session(Disaggregation.ALWAYS, draws())
+    policy = StickySession(Disaggregation.ALWAYS, draws())
     first = policy.decide(prompt("a", session="s"), fleet(4, "ppdd", streams=[1, 0, 0, 1]), 0.0)
     again = policy.decide(prompt("a", session="s"), fleet(4, "ppdd", streams=[0, 9, 9, 0]), 0.0)
     assert first is not None

@@ -15,18 +15,18 @@ from kvasir.core.requests import Leg
 from kvasir_workers.engines.sim.blocks import BlockPool, hash_prompt
 from kvasir_workers.engines.sim.memory import SequenceMemory
 from kvasir_workers.engines.sim.reporting import CacheReport
-from kvasir_workers.engines.sim.state import Limits, PullOrder, Sequence, SequenceQueue, State
+from kvasir_workers.engines.sim.state import Sequence, SequenceQueue, SequenceState, SimLimits, SimPullOrder
 
 
 @dataclass(slots=True)
-class Step:
+class PlannedStep:
     """What one engine step computes, the pulls that begin with it, and who had to give its blocks back.
 
     `work` pairs sequences with their token counts; `prefill_tokens` are those of prompts.
     """
 
     work: list[tuple[Sequence, int]] = field(default_factory=list)
-    pulls: list[PullOrder] = field(default_factory=list)
+    pulls: list[SimPullOrder] = field(default_factory=list)
     preempted: list[Sequence] = field(default_factory=list)
     budget: int = 0
     prefill_tokens: int = 0
@@ -51,10 +51,10 @@ class Counters:
     preemptions: int = 0
 
 
-class Batch:
+class RunningBatch:
     """The queues of one engine and the memory of what lies in them."""
 
-    def __init__(self, limits: Limits, pool: BlockPool, report: CacheReport | None) -> None:
+    def __init__(self, limits: SimLimits, pool: BlockPool, report: CacheReport | None) -> None:
         self.counters = Counters()
         self._limits = limits
         self._pool = pool
@@ -76,31 +76,31 @@ class Batch:
 
     def add(self, sequence: Sequence) -> None:
         """Let a sequence wait for its turn."""
-        self._waiting.add(sequence, State.WAITING)
+        self._waiting.add(sequence, SequenceState.WAITING)
 
     def remove(self, sequence: Sequence) -> None:
         """Take a sequence from wherever it is and free its blocks."""
         for queue, state in self._queues():
             if sequence.state is state:
                 queue.remove(sequence)
-        if sequence.state is State.PULLING:
+        if sequence.state is SequenceState.PULLING:
             del self._pulling[sequence.live.request.request_id]
         self._memory.let_go(sequence)
-        sequence.state = State.DONE
+        sequence.state = SequenceState.DONE
 
-    def schedule(self, now: float) -> Step:
+    def schedule(self, now: float) -> PlannedStep:
         """Decide what the next step computes. An empty step means: nothing can run until a request,
         a pull or the end of a lease changes something."""
         limits = self._limits
         whole = 0 if limits.chunked_prefill else limits.max_model_len
-        step = Step(budget=max(limits.step_tokens, whole))
+        step = PlannedStep(budget=max(limits.step_tokens, whole))
         preempted = self._schedule_running(step)
         if not (preempted and step.work):
             self._schedule_ready(step)
             self._schedule_waiting(step, now)
         return step
 
-    def pulled(self, order: PullOrder, seconds: float) -> None:
+    def pulled(self, order: SimPullOrder, seconds: float) -> None:
         """The blocks of a pull have arrived. A request that has ended meanwhile is ignored."""
         leader = self._pulling.pop(order.request_id, None)
         if leader is None:
@@ -116,13 +116,13 @@ class Batch:
         # The last token is computed again: its KV is known, its output is not.
         leader.computed = prompt - 1
         self._memory.store(leader, prompt)
-        self._ready.add(leader, State.READY)
+        self._ready.add(leader, SequenceState.READY)
         shared = leader.blocks[: (prompt - 1) // self._limits.block_size]
         for other in live.sequences[1:]:
             self._memory.hold(other, list(shared))
-            self._ready.add(other, State.READY)
+            self._ready.add(other, SequenceState.READY)
 
-    def pull_failed(self, order: PullOrder, seconds: float) -> bool:
+    def pull_failed(self, order: SimPullOrder, seconds: float) -> bool:
         """The blocks of a pull have not arrived: the prompt is to be computed. False when the request
         has ended meanwhile."""
         leader = self._pulling.pop(order.request_id, None)
@@ -130,17 +130,17 @@ class Batch:
             return False
         leader.live.transferred_s = seconds
         self.counters.failed += 1
-        self._ready.add(leader, State.READY)
+        self._ready.add(leader, SequenceState.READY)
         for other in leader.live.sequences[1:]:
-            self._waiting.add(other, State.WAITING)
+            self._waiting.add(other, SequenceState.WAITING)
         return True
 
     def check_integrity(self, sequences: Iterable[Sequence]) -> None:
         """Every unfinished one of `sequences` is in exactly one place. Raises AssertionError."""
-        unfinished = [s for s in sequences if s.state is not State.DONE]
+        unfinished = [s for s in sequences if s.state is not SequenceState.DONE]
         placed = [(queue[at], state) for queue, state in self._queues() for at in range(len(queue))]
-        placed += [(sequence, State.PULLING) for sequence in self._pulling.values()]
-        placed += [(s, State.HELD) for s in unfinished if s.state is State.HELD]
+        placed += [(sequence, SequenceState.PULLING) for sequence in self._pulling.values()]
+        placed += [(s, SequenceState.HELD) for s in unfinished if s.state is SequenceState.HELD]
         if sorted(map(id, unfinished)) != sorted(id(s) for s, _ in placed):
             raise AssertionError("an unfinished sequence is nowhere, or in two places")
         for sequence, state in placed:
@@ -151,14 +151,14 @@ class Batch:
         if len(self._running) > self._limits.max_seqs:
             raise AssertionError("the batch is larger than allowed")
 
-    def _queues(self) -> list[tuple[SequenceQueue, State]]:
+    def _queues(self) -> list[tuple[SequenceQueue, SequenceState]]:
         return [
-            (self._waiting, State.WAITING),
-            (self._ready, State.READY),
-            (self._running, State.RUNNING),
+            (self._waiting, SequenceState.WAITING),
+            (self._ready, SequenceState.READY),
+            (self._running, SequenceState.RUNNING),
         ]
 
-    def _schedule_running(self, step: Step) -> bool:
+    def _schedule_running(self, step: PlannedStep) -> bool:
         preempted = False
         at = 0
         while at < len(self._running) and step.budget > 0:
@@ -172,7 +172,7 @@ class Batch:
             self._preempt(self._running[len(self._running) - 1], self._running, step)
         return preempted
 
-    def _schedule_ready(self, step: Step) -> None:
+    def _schedule_ready(self, step: PlannedStep) -> None:
         while len(self._ready) and step.budget > 0 and len(self._running) < self._limits.max_seqs:
             sequence = self._ready[0]
             tokens = min(sequence.pending, step.budget)
@@ -180,7 +180,7 @@ class Batch:
                 return
             if self._memory.grow(sequence, tokens):
                 self._ready.remove(sequence)
-                self._running.add(sequence, State.RUNNING)
+                self._running.add(sequence, SequenceState.RUNNING)
                 step.add(sequence, tokens)
             elif len(self._running) == 0:
                 # Nobody runs who could free a block: the last in order gives its own back.
@@ -188,7 +188,7 @@ class Batch:
             else:
                 return
 
-    def _schedule_waiting(self, step: Step, now: float) -> None:
+    def _schedule_waiting(self, step: PlannedStep, now: float) -> None:
         while len(self._waiting) and step.budget > 0:
             sequence = self._waiting[0]
             if sequence.live.request.leg is Leg.DECODE and sequence.live.admitted_s is None:
@@ -198,7 +198,7 @@ class Batch:
             if not admitted:
                 return
 
-    def _begin_compute(self, sequence: Sequence, step: Step, now: float) -> bool:
+    def _begin_compute(self, sequence: Sequence, step: PlannedStep, now: float) -> bool:
         if len(self._running) >= self._limits.max_seqs:
             return False
         length = len(sequence.tokens)
@@ -214,12 +214,12 @@ class Batch:
         self._memory.hold(sequence, found)
         self._note_admission(sequence, cached, now)
         self._waiting.remove(sequence)
-        self._running.add(sequence, State.RUNNING)
+        self._running.add(sequence, SequenceState.RUNNING)
         self._memory.grow(sequence, tokens)
         step.add(sequence, tokens)
         return True
 
-    def _begin_pull(self, sequence: Sequence, step: Step, now: float) -> bool:
+    def _begin_pull(self, sequence: Sequence, step: PlannedStep, now: float) -> bool:
         if len(self._pulling) >= self._limits.max_seqs:
             return False
         request = sequence.live.request
@@ -237,10 +237,10 @@ class Batch:
         # If the pull fails, what was found serves, up to the token that must be computed.
         sequence.computed = min(sequence.computed, prompt - 1)
         self._waiting.remove(sequence)
-        sequence.state = State.PULLING
+        sequence.state = SequenceState.PULLING
         self._pulling[request.request_id] = sequence
         step.pulls.append(
-            PullOrder(
+            SimPullOrder(
                 request_id=request.request_id,
                 handoff=request.handoff,
                 hashes=tuple(hash_prompt(sequence.root, request.tokens, self._limits.block_size)),
@@ -259,9 +259,9 @@ class Batch:
             self.counters.queries_tokens += len(live.request.tokens)
             self.counters.hits_tokens += live.cached_tokens
 
-    def _preempt(self, sequence: Sequence, queue: SequenceQueue, step: Step) -> None:
+    def _preempt(self, sequence: Sequence, queue: SequenceQueue, step: PlannedStep) -> None:
         queue.remove(sequence)
         self._memory.let_go(sequence)
         self.counters.preemptions += 1
         step.preempted.append(sequence)
-        self._waiting.add(sequence, State.WAITING)
+        self._waiting.add(sequence, SequenceState.WAITING)

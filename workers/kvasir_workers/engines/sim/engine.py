@@ -20,7 +20,7 @@ from kvasir_workers.engines.sim.model import SimModel
 from kvasir_workers.engines.sim.rank import SimRank
 from kvasir_workers.engines.sim.reporting import CacheReport
 from kvasir_workers.engines.sim.scheduler import Scheduler
-from kvasir_workers.engines.sim.state import Limits
+from kvasir_workers.engines.sim.state import SimLimits
 from kvasir_workers.server.holdings import Holdings
 
 TRANSFER_NAME = "sim"
@@ -197,7 +197,7 @@ class SimEngine:
             raise RuntimeError("the engine has not been started")
         return self._ranks
 
-    def _make_rank(self, limits: Limits, number: int, sink: StepSink) -> SimRank:
+    def _make_rank(self, limits: SimLimits, number: int, sink: StepSink) -> SimRank:
         report = None if self._holdings is None else CacheReport(self._holdings, number, limits.block_size)
         scheduler = Scheduler(
             limits, self._model, worker_id=self._worker_id, epoch=self._epoch, rank=number, report=report
@@ -256,9 +256,9 @@ class SimEngine:
             tensor_parallel_size=engine.tensor_parallel_size,
         )
 
-    def _limits(self, layout: KvLayout) -> Limits:
+    def _limits(self, layout: KvLayout) -> SimLimits:
         engine, transfer = self._pool.engine, self._deployment.transfer
-        return Limits(
+        return SimLimits(
             block_size=engine.block_size,
             blocks=engine.kv_cache_bytes // layout.bytes_per_block,
             bytes_per_block=layout.bytes_per_block,
@@ -277,7 +277,7 @@ class SimEngine:
             overlap=transfer.overlap != "never" and engine.chunked_prefill and self._fabric is not None,
         )
 
-    def _identity(self, layout: KvLayout, limits: Limits) -> WorkerIdentity:
+    def _identity(self, layout: KvLayout, limits: SimLimits) -> WorkerIdentity:
         model = self._deployment.model
         return WorkerIdentity(
             worker_id=self._worker_id,

@@ -16,11 +16,11 @@ from kvasir.config.spec.deployment import SimSpec
 from kvasir.core.errors import TransferError
 from kvasir.core.requests import KvHandoff
 from kvasir.ports.clock import Clock
-from kvasir_workers.engines.sim.state import PullOrder
+from kvasir_workers.engines.sim.state import SimPullOrder
 
 
 @dataclass(frozen=True, slots=True)
-class Ticket:
+class SimTicket:
     """What a hand-off's opaque bytes say: who offers, and the chained hash of each block of the prompt,
     the last partial one included."""
 
@@ -33,7 +33,7 @@ class Ticket:
         return msgspec.msgpack.encode(self)
 
     @classmethod
-    def decode(cls, data: bytes) -> Ticket:
+    def decode(cls, data: bytes) -> SimTicket:
         """Raises TransferError (`layout`) for bytes that `encode` did not write."""
         try:
             return msgspec.msgpack.decode(data, type=cls)
@@ -92,7 +92,7 @@ class SimFabric:
         """Undo `cut`."""
         self._cut.discard(worker_id)
 
-    def offerer(self, ticket: Ticket, handoff: KvHandoff) -> Offerer:
+    def offerer(self, ticket: SimTicket, handoff: KvHandoff) -> Offerer:
         """The worker that offers these blocks. Raises TransferError with the reason why they cannot be
         pulled at this moment."""
         offerer = self._offerers.get(ticket.worker_id)
@@ -126,11 +126,11 @@ class SimLink:
         self._fabric = fabric
         self._busy_until = 0.0
 
-    async def pull(self, order: PullOrder) -> None:
+    async def pull(self, order: SimPullOrder) -> None:
         """Take the time that the transfer takes: blocks move as they are computed, in as many parts as that
         takes. Raises TransferError, whose code is a reason of PullFailed: unreachable, layout, expired,
         fenced, or timeout where nothing has moved for too long."""
-        ticket = Ticket.decode(order.handoff.ticket)
+        ticket = SimTicket.decode(order.handoff.ticket)
         if ticket.hashes != order.hashes:
             raise TransferError("the hand-off is for another prompt or block size", code="layout")
         moved = 0
@@ -146,7 +146,7 @@ class SimLink:
             # The blocks are good only if the lease has lived through the whole transfer.
             self._fabric.offerer(ticket, order.handoff).lease_pulled(order.handoff.lease_id)
 
-    async def _ready(self, fabric: SimFabric, ticket: Ticket, order: PullOrder, moved: int) -> int:
+    async def _ready(self, fabric: SimFabric, ticket: SimTicket, order: SimPullOrder, moved: int) -> int:
         """How many of the missing blocks are computed, once more of them are than have `moved`."""
         while True:
             offerer = fabric.offerer(ticket, order.handoff)
@@ -166,14 +166,14 @@ class SimLink:
             progress.cancel()
             patience.cancel()
 
-    async def _move(self, ticket: Ticket, size: int) -> None:
+    async def _move(self, ticket: SimTicket, size: int) -> None:
         seconds = self._timing.transfer_latency_s + self._sending(ticket, size)
         if seconds > self._timeout_s:
             await self._clock.sleep(self._timeout_s)
             raise TransferError(f"not done after {self._timeout_s} s", code="timeout")
         await self._clock.sleep(seconds)
 
-    def _sending(self, ticket: Ticket, size: int) -> float:
+    def _sending(self, ticket: SimTicket, size: int) -> float:
         now = self._clock.now()
         seconds = size / self._timing.transfer_bytes_per_s
         if self._fabric is not None:

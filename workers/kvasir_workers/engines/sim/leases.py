@@ -18,7 +18,7 @@ class Lease:
     deadline_s: float
 
 
-class LeaseTable:
+class SimLeaseTable:
     """The live leases of one engine. Each ends once: pulled, released or expired."""
 
     def __init__(self, pool: BlockPool, ttl_s: float) -> None:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from kvasir_workers.engines.sim.blocks import BlockPool
 from kvasir_workers.engines.sim.reporting import CacheReport
-from kvasir_workers.engines.sim.state import Limits, Sequence
+from kvasir_workers.engines.sim.state import Sequence, SimLimits
 
 
 class SequenceMemory:
     """Moves sequences in and out of a BlockPool and keeps their `blocks`, `stored` and `computed`. What
     becomes known goes to `report` too, where there is one."""
 
-    def __init__(self, pool: BlockPool, limits: Limits, report: CacheReport | None) -> None:
+    def __init__(self, pool: BlockPool, limits: SimLimits, report: CacheReport | None) -> None:
         self._pool = pool
         self._limits = limits
         self._report = report

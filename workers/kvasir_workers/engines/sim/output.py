@@ -39,7 +39,7 @@ def _piece(model: SimModel, sampling: Sampling, token: int, speech: Speech | Non
     return model.text(token)
 
 
-class Output:
+class SimOutput:
     """Grows a choice token by token.
 
     `limit` is the number of tokens after which it ends with LENGTH. Text that may be the beginning of

@@ -9,10 +9,10 @@ from kvasir.config.spec.deployment import SimSpec
 from kvasir.core.errors import TransferError
 from kvasir.core.requests import Delta, EngineRequest
 from kvasir.ports.clock import Clock
-from kvasir_workers.engines.sim.batch import Step
+from kvasir_workers.engines.sim.batch import PlannedStep
 from kvasir_workers.engines.sim.fabric import SimLink
 from kvasir_workers.engines.sim.scheduler import Scheduler
-from kvasir_workers.engines.sim.state import PullOrder
+from kvasir_workers.engines.sim.state import SimPullOrder
 
 
 class SimRank:
@@ -120,7 +120,7 @@ class SimRank:
             if not step.work:
                 await self._wait(scheduler.leases.next_deadline())
 
-    def _duration(self, step: Step) -> float:
+    def _duration(self, step: PlannedStep) -> float:
         timing = self._timing
         return (
             timing.decode_step_s
@@ -141,11 +141,11 @@ class SimRank:
             wake.cancel()
             timer.cancel()
 
-    def _begin_pull(self, order: PullOrder) -> None:
+    def _begin_pull(self, order: SimPullOrder) -> None:
         task = asyncio.create_task(self._pull(order), name=f"sim-pull-{order.request_id}")
         self._pulls[order.request_id] = task
 
-    async def _pull(self, order: PullOrder) -> None:
+    async def _pull(self, order: SimPullOrder) -> None:
         started = self._clock.now()
         try:
             await self._link.pull(order)

@@ -15,18 +15,18 @@ from kvasir.core.requests import (
     Leg,
 )
 from kvasir_workers.engines.parts import taken_apart
-from kvasir_workers.engines.sim.batch import Batch, Step
+from kvasir_workers.engines.sim.batch import PlannedStep, RunningBatch
 from kvasir_workers.engines.sim.blocks import BlockPool, hash_prompt
-from kvasir_workers.engines.sim.fabric import Ticket
-from kvasir_workers.engines.sim.leases import LeaseTable
+from kvasir_workers.engines.sim.fabric import SimTicket
+from kvasir_workers.engines.sim.leases import SimLeaseTable
 from kvasir_workers.engines.sim.model import SimModel
 from kvasir_workers.engines.sim.reporting import CacheReport
 from kvasir_workers.engines.sim.state import (
-    Limits,
     Live,
-    PullOrder,
     Sequence,
-    State,
+    SequenceState,
+    SimLimits,
+    SimPullOrder,
     make_sequences,
     refusal,
     refused,
@@ -39,7 +39,7 @@ class Scheduler:
 
     def __init__(
         self,
-        limits: Limits,
+        limits: SimLimits,
         model: SimModel,
         *,
         worker_id: str,
@@ -54,10 +54,10 @@ class Scheduler:
         self._rank = rank
         evicted = None if report is None else report.evicted
         self._pool = BlockPool(limits.blocks, caching=limits.prefix_caching, evicted=evicted)
-        self._batch = Batch(limits, self._pool, report)
-        self.leases = LeaseTable(self._pool, limits.lease_s)
+        self._batch = RunningBatch(limits, self._pool, report)
+        self.leases = SimLeaseTable(self._pool, limits.lease_s)
         self._live: dict[str, Live] = {}
-        self._step = Step()
+        self._step = PlannedStep()
         self._deltas: list[Delta] = []
         self._arrivals = 0
         self._granted = 0
@@ -87,7 +87,7 @@ class Scheduler:
         self._batch.add(leader)
         for other in others:
             if request.leg is Leg.DECODE:
-                other.state = State.HELD
+                other.state = SequenceState.HELD
             else:
                 self._batch.add(other)
 
@@ -112,7 +112,7 @@ class Scheduler:
 
     # -- one step ----------------------------------------------------------------------------------
 
-    def schedule(self, now: float) -> Step:
+    def schedule(self, now: float) -> PlannedStep:
         """Decide what the next step computes. An empty step means: nothing can run until a request,
         a pull or the end of a lease changes something."""
         self._step = self._batch.schedule(now)
@@ -124,9 +124,9 @@ class Scheduler:
 
     def complete(self, now: float) -> None:
         """The scheduled step has been computed: sequences without missing KV emit a token."""
-        step, self._step = self._step, Step()
+        step, self._step = self._step, PlannedStep()
         for sequence, tokens in step.work:
-            if sequence.state is not State.RUNNING:
+            if sequence.state is not SequenceState.RUNNING:
                 continue
             sequence.computed += tokens
             if sequence.pending == 0:
@@ -141,11 +141,11 @@ class Scheduler:
 
     # -- KV from another worker --------------------------------------------------------------------
 
-    def pulled(self, order: PullOrder, seconds: float) -> None:
+    def pulled(self, order: SimPullOrder, seconds: float) -> None:
         """The blocks of a pull have arrived. A request that has ended meanwhile is ignored."""
         self._batch.pulled(order, seconds)
 
-    def pull_failed(self, order: PullOrder, seconds: float, reason: str, now: float) -> None:
+    def pull_failed(self, order: SimPullOrder, seconds: float, reason: str, now: float) -> None:
         """A pull ended badly: compute the prompt here, or fail, as the deployment says."""
         if self._batch.pull_failed(order, seconds) and not self.limits.recompute_on_failure:
             message = f"the prompt's KV did not arrive: {reason}"
@@ -280,7 +280,7 @@ class Scheduler:
         self._granted += 1
         lease_id = f"{self._worker_id}/{self._epoch}/{self._rank}/{self._granted}"
         lease = self.leases.grant(lease_id, self._granted, sequence.blocks[:complete], now)
-        ticket = Ticket(
+        ticket = SimTicket(
             worker_id=self._worker_id,
             epoch=self._epoch,
             hashes=tuple(hash_prompt(sequence.root, request.tokens, self.limits.block_size)),
@@ -316,7 +316,7 @@ class Scheduler:
         if live.offered is not None:
             self.leases.end(live.offered.lease_id)
         for sequence in live.sequences:
-            if sequence.state is State.DONE:
+            if sequence.state is SequenceState.DONE:
                 continue
             self._finish(sequence)
             last = live.unfinished == 0

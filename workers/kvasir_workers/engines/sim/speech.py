@@ -19,7 +19,7 @@ from array import array
 from collections.abc import Sequence
 
 from kvasir.core.requests import Parsing, ToolCallDelta
-from kvasir_workers.engines.parts import Parts
+from kvasir_workers.engines.parts import StepParts
 from kvasir_workers.engines.sim.model import SimModel
 
 _THINK, _THOUGHT, _CALL, _CALLED = "<think>", "</think>", "<call>", "</call>"
@@ -68,7 +68,7 @@ class SpeechParser:
         self._thinking = False
         self._reasoning_tokens = 0
 
-    def take(self, text: str, token_ids: Sequence[int], *, finished: bool) -> Parts:
+    def take(self, text: str, token_ids: Sequence[int], *, finished: bool) -> StepParts:
         """See PartsParser."""
         for token in token_ids:
             mark = self._marks.get(token)
@@ -97,7 +97,7 @@ class SpeechParser:
         found = [(at, mark) for mark in _MARKS if (at := text.find(mark)) >= 0]
         return min(found, default=None)
 
-    def _parts(self, said: list[tuple[str, str | None]], taken: int) -> Parts:
+    def _parts(self, said: list[tuple[str, str | None]], taken: int) -> StepParts:
         """Of texts, each with the mark that it follows, and of marks, which have no text."""
         content = reasoning = ""
         calls: list[ToolCallDelta] = []
@@ -115,7 +115,7 @@ class SpeechParser:
                 reasoning += text if self._told else ""
             else:
                 content += text
-        return Parts(text=content, reasoning=reasoning, tool_calls=tuple(calls), taken=taken)
+        return StepParts(text=content, reasoning=reasoning, tool_calls=tuple(calls), taken=taken)
 
     def _header(self) -> ToolCallDelta:
         index, self._calls = self._calls, self._calls + 1

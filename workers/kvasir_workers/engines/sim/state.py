@@ -12,12 +12,12 @@ from kvasir.core.requests import Delta, EngineRequest, FinishReason, KvHandoff, 
 from kvasir_workers.engines.continued import continuation_fault, continued_tokens, text_fault
 from kvasir_workers.engines.sim.blocks import chain_hash, root_hash
 from kvasir_workers.engines.sim.model import Context, SimModel
-from kvasir_workers.engines.sim.output import Output, output_text
+from kvasir_workers.engines.sim.output import SimOutput, output_text
 from kvasir_workers.engines.sim.speech import Speech, SpeechParser
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class SimLimits:
     """The scheduler's bounds. Lengths and `step_tokens` in tokens, `blocks` of `block_size` tokens,
     `lease_s` in seconds; `max_live` is the number of requests held at once, waiting ones included. `ranks`
     is how many such schedulers the engine has. With `overlap`, a prompt of several chunks is offered after
@@ -52,7 +52,7 @@ class Limits:
         return -(-tokens // self.block_size)
 
 
-class State(StrEnum):
+class SequenceState(StrEnum):
     """Where a sequence is. PULLING waits for KV from another worker, HELD for the choice that pulls;
     READY holds its prompt's KV and waits for a place in the batch."""
 
@@ -115,10 +115,10 @@ class Sequence:
     key: tuple[int, int, int]
     tokens: array[int]
     context: Context
-    output: Output
+    output: SimOutput
     root: bytes
     parser: SpeechParser | None = None
-    state: State = State.WAITING
+    state: SequenceState = SequenceState.WAITING
     blocks: list[int] = field(default_factory=list)
     hashes: list[bytes] = field(default_factory=list)
     stored: int = 0
@@ -149,7 +149,7 @@ class SequenceQueue:
     def __getitem__(self, at: int) -> Sequence:
         return self._items[at][1]
 
-    def add(self, sequence: Sequence, state: State) -> None:
+    def add(self, sequence: Sequence, state: SequenceState) -> None:
         """Insert, and say so in the sequence."""
         sequence.state = state
         insort(self._items, (sequence.key, sequence))
@@ -160,7 +160,7 @@ class SequenceQueue:
         del self._items[at]
 
 
-def make_sequences(live: Live, model: SimModel, limits: Limits, arrival: int) -> list[Sequence]:
+def make_sequences(live: Live, model: SimModel, limits: SimLimits, arrival: int) -> list[Sequence]:
     """The choices of a request; a prefill leg has one, whatever `n` says."""
     request = live.request
     sampling = request.sampling
@@ -173,7 +173,7 @@ def make_sequences(live: Live, model: SimModel, limits: Limits, arrival: int) ->
     for index in range(choices):
         context = Context(limits.seed, request.adapter, sampling, index)
         context.extend(request.tokens)
-        output = Output(model, sampling, limit, speech)
+        output = SimOutput(model, sampling, limit, speech)
         parser = None
         if request.parsing is not None and speech is not None:
             parser = SpeechParser(speech, request.parsing)
@@ -204,7 +204,7 @@ def _speech(request: EngineRequest, model: SimModel) -> Speech | None:
     return Speech(model, request.parsing, prompt, ends=not request.sampling.ignore_eos)
 
 
-def refusal(request: EngineRequest, limits: Limits, model: SimModel) -> tuple[str, str] | None:
+def refusal(request: EngineRequest, limits: SimLimits, model: SimModel) -> tuple[str, str] | None:
     """The stable code and the message with which a request is refused, or None."""
     prompt = len(request.tokens)
     if prompt == 0:
@@ -268,7 +268,7 @@ def refused(request: EngineRequest, code: str, message: str) -> Delta:
 
 
 @dataclass(frozen=True, slots=True)
-class PullOrder:
+class SimPullOrder:
     """Fetch `missing` blocks of a prompt from number `first` on, each of `block_bytes`; `hashes` has one
     entry per block of the prompt."""
 

@@ -22,7 +22,7 @@ from kvasir_workers.engines.vllm.events.cache_record import CacheRecord
 from kvasir_workers.engines.vllm.events.kv_recovery import CacheControl
 from kvasir_workers.engines.vllm.events.tier_watch import watch_tiers
 from kvasir_workers.engines.vllm.output.preparing_queue import Preparing
-from kvasir_workers.engines.vllm.output.stream import Stream
+from kvasir_workers.engines.vllm.output.stream import LegStream
 from kvasir_workers.engines.vllm.replica import VllmReplica
 from kvasir_workers.engines.vllm.setup.arguments import engine_arguments
 from kvasir_workers.engines.vllm.setup.identity import identity_of
@@ -33,7 +33,7 @@ _WARM_UP_OUTPUT_TOKENS = 4
 _EVENTS_S = 30.0
 
 
-class VllmEngine(VllmReplica[Stream]):
+class VllmEngine(VllmReplica[LegStream]):
     """See VllmReplica."""
 
     def __init__(
@@ -66,7 +66,7 @@ class VllmEngine(VllmReplica[Stream]):
     def submit(self, requests: Sequence[EngineRequest]) -> None:
         """Queue legs; what cannot run is refused by a delta."""
         for request in requests:
-            stream = Stream(request)
+            stream = LegStream(request)
             refusal = self._refusal(request)
             if refusal is not None:
                 self._emit(stream.fail(*refusal))
@@ -189,11 +189,11 @@ class VllmEngine(VllmReplica[Stream]):
         message = invalid(request, adapters=self._adapters, disaggregated=disaggregated, reasons=reasons)
         return None if message is None else ("invalid_request", message)
 
-    def _ready(self, stream: Stream) -> None:
+    def _ready(self, stream: LegStream) -> None:
         self._admissions.append(stream)
         self._wake.set()
 
-    def _fail(self, stream: Stream, code: str, message: str) -> None:
+    def _fail(self, stream: LegStream, code: str, message: str) -> None:
         self._end(stream, stream.fail(code, message))
 
     async def _pump(self) -> None:
@@ -211,13 +211,13 @@ class VllmEngine(VllmReplica[Stream]):
                 with contextlib.suppress(self._vllm().DEAD):
                     await self._llm.collective_rpc("kvasir_release_leases", args=(lease_ids,))
 
-    async def _admit(self, stream: Stream) -> None:
+    async def _admit(self, stream: LegStream) -> None:
         if stream in self._aborts:
             self._end(stream, stream.abort())
         else:
             await self._enter(stream)
 
-    async def _give(self, stream: Stream) -> Any:
+    async def _give(self, stream: LegStream) -> Any:
         runtime, request, prepared = self._vllm(), stream.request, stream.prepared
         self._legs_seen += 1
         stream.lease_id = f"{request.request_id}#{self._legs_seen}"
@@ -237,7 +237,7 @@ class VllmEngine(VllmReplica[Stream]):
             **({} if prepared is None else prepared.arguments),
         )
 
-    async def _stop_one(self, stream: Stream) -> None:
+    async def _stop_one(self, stream: LegStream) -> None:
         if stream.ended:
             return
         if stream.collector is None:
@@ -248,7 +248,7 @@ class VllmEngine(VllmReplica[Stream]):
             return
         await self._llm.abort(stream.collector.request_id, internal=True)
 
-    def _deliver(self, stream: Stream, output: Any) -> None:
+    def _deliver(self, stream: LegStream, output: Any) -> None:
         """Runs inside vLLM's output handler, once per request and step."""
         if stream.ended:
             return
@@ -268,11 +268,11 @@ class VllmEngine(VllmReplica[Stream]):
         if delta is not None:
             self._emit(delta)
 
-    def _end(self, stream: Stream, delta: Delta) -> None:
+    def _end(self, stream: LegStream, delta: Delta) -> None:
         self._forget(stream)
         self._emit(delta)
 
-    def _forget(self, stream: Stream) -> None:
+    def _forget(self, stream: LegStream) -> None:
         self._live.pop(stream.request.request_id, None)
 
     def _flush(self) -> None:

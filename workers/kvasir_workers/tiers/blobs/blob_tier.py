@@ -13,11 +13,11 @@ from random import Random
 
 from kvasir.core.kv import Medium, TierLoad
 from kvasir.ports.clock import Rng
-from kvasir.ports.tier import Block, Write
+from kvasir.ports.tier import Block, TierWrite
 from kvasir_workers.tiers.blob import HEADER_BYTES, make_header, verify
 from kvasir_workers.tiers.breaker import BreakerLimits
-from kvasir_workers.tiers.ledger import Ledger
-from kvasir_workers.tiers.standing import Standing, Tally
+from kvasir_workers.tiers.ledger import BlockLedger
+from kvasir_workers.tiers.standing import TierCounters, TierHealth
 
 _log = logging.getLogger(__name__)
 
@@ -51,11 +51,11 @@ class BlobTier:
         self._footprint = footprint
         self._now = now
         rng = rng or Random()  # noqa: S311 - spreads trials, guards nothing
-        self._reads = Standing(what, now, rng, limits)
-        self._writes = Standing(f"{what}, for writing,", now, rng, limits)
-        self._tally = Tally(medium, block_bytes, capacity)
+        self._reads = TierHealth(what, now, rng, limits)
+        self._writes = TierHealth(f"{what}, for writing,", now, rng, limits)
+        self._tally = TierCounters(medium, block_bytes, capacity)
         self._reasons: set[str] = set()
-        self._held = Ledger(most_blocks)
+        self._held = BlockLedger(most_blocks)
         self._closed = False
 
     @property
@@ -78,7 +78,7 @@ class BlobTier:
             readable=self._reads.usable,
         )
 
-    def _header(self, write: Write) -> bytes:
+    def _header(self, write: TierWrite) -> bytes:
         return make_header(self._fingerprint, write.block, write.data)
 
     def _judge(self, key: bytes, header: bytes, size: int) -> str | None:
@@ -99,7 +99,7 @@ class BlobTier:
                 reason,
             )
 
-    def _count_dropped(self, blocks: Sequence[Write]) -> None:
+    def _count_dropped(self, blocks: Sequence[TierWrite]) -> None:
         """Of what was to be kept, what is not there."""
         dropped = sum(write.block.key not in self._held for write in blocks)
         if dropped:

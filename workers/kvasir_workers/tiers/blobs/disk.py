@@ -14,13 +14,13 @@ from errno import EACCES, EDQUOT, EIO, ENOENT, ENOSPC, EPERM, EROFS
 from kvasir.config.spec.tiers import DiskTierSpec
 from kvasir.core.kv import Medium
 from kvasir.ports.clock import Rng
-from kvasir.ports.tier import Change, Read, Write
+from kvasir.ports.tier import Change, TierRead, TierWrite
 from kvasir_workers.tiers.blob import HEADER_BYTES, read_header, verify_payload
 from kvasir_workers.tiers.blobs.blob_tier import BlobTier
 from kvasir_workers.tiers.blobs.disk_folder import FANS, BlobFolder
 from kvasir_workers.tiers.breaker import BreakerLimits
 from kvasir_workers.tiers.eviction import Eviction, EvictionKind, eviction
-from kvasir_workers.tiers.standing import Standing
+from kvasir_workers.tiers.standing import TierHealth
 
 _PAGE_BYTES = 4096
 _INODE_BYTES = 512
@@ -77,7 +77,7 @@ class DiskTier(BlobTier):
             return 0
         return next((at for at, key in enumerate(keys) if key not in self._held), len(keys))
 
-    def get(self, wanted: Sequence[Read]) -> int:
+    def get(self, wanted: Sequence[TierRead]) -> int:
         """See KvTier."""
         began = self._now()
         loaded = 0
@@ -98,7 +98,7 @@ class DiskTier(BlobTier):
             self._tally.loaded(loaded, self._now() - began)
         return loaded
 
-    def put(self, blocks: Sequence[Write]) -> Change:
+    def put(self, blocks: Sequence[TierWrite]) -> Change:
         """See KvTier."""
         deadline = self._now() + self._spec.timeout_s
         used: list[bytes] = []
@@ -178,7 +178,7 @@ class DiskTier(BlobTier):
         else:
             self._writes.succeeded()
 
-    def _failed(self, standing: Standing, error: OSError, *, at_once: bool) -> None:
+    def _failed(self, standing: TierHealth, error: OSError, *, at_once: bool) -> None:
         self._tally.add(failures=1)
         if self._folder is not None and not self._folder.alive():
             standing, at_once = self._reads, True
@@ -231,7 +231,7 @@ class DiskTier(BlobTier):
             self._held.add(read_header(header).block)
             self._order.insert(key)
 
-    def _read(self, read: Read, deadline: float) -> bool:
+    def _read(self, read: TierRead, deadline: float) -> bool:
         folder = self._folder
 
         def check() -> None:
@@ -256,7 +256,7 @@ class DiskTier(BlobTier):
             self._discard(read.key, reason)
         return reason is None
 
-    def _keep(self, write: Write) -> bool:
+    def _keep(self, write: TierWrite) -> bool:
         """Whether the block is there afterwards. Blocks of the same call do not give way to each other."""
         if write.block.key in self._held:
             return True

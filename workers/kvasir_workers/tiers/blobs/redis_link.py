@@ -49,7 +49,7 @@ class LinkError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class RedisRefusal:
     """What the server answered to a command that it did not carry out: a word like OOM or READONLY, and its
     own explanation."""
 
@@ -67,7 +67,7 @@ class Refusal:
         return f"{self.text} ({self.code}): {_REMEDIES.get(self.code, 'see to the server')}"
 
 
-Reply = bytes | int | None | Refusal
+Reply = bytes | int | None | RedisRefusal
 Piece = bytes | memoryview
 
 
@@ -88,7 +88,7 @@ def set_command(key: bytes, header: bytes, data: memoryview, ttl_s: int) -> tupl
 # The library leaves the functions untyped whose calls say so below.
 
 
-class Line:
+class RedisConnection:
     """One connection. Answers come in the order of what was sent. Every method raises LinkError, after which
     the line is of no more use."""
 
@@ -112,7 +112,7 @@ class Line:
             except exceptions.ResponseError as error:
                 text = str(error)
                 code = error.status_code or text.partition(" ")[0]
-                return Refusal(code, text)
+                return RedisRefusal(code, text)
         return reply
 
     def whole(self) -> bool:
@@ -133,9 +133,9 @@ class RedisLink:
     def __init__(self, spec: RedisTierSpec, now: Callable[[], float]) -> None:
         self._spec = spec
         self._now = now
-        self._lines: list[Line] = []
+        self._lines: list[RedisConnection] = []
 
-    def take(self, at_least: int, deadline: float) -> list[Line]:
+    def take(self, at_least: int, deadline: float) -> list[RedisConnection]:
         """All lines that are open, up to `at_least` of them opened for this, until that deadline. Raises
         LinkError."""
         lines, self._lines = self._lines, []
@@ -155,7 +155,7 @@ class RedisLink:
             line.close()
         self._lines = []
 
-    def _dial(self, deadline: float) -> Line:
+    def _dial(self, deadline: float) -> RedisConnection:
         connection = _Connection(self._spec, self._now)
         connection.set_deadline(deadline)
         try:
@@ -164,7 +164,7 @@ class RedisLink:
         except LinkError:
             connection.disconnect()  # type: ignore[no-untyped-call]
             raise
-        return Line(connection)
+        return RedisConnection(connection)
 
 
 class _Credentials(CredentialProvider):

@@ -14,14 +14,14 @@ from collections.abc import Callable, Sequence
 from kvasir.config.spec.tiers import RedisTierSpec
 from kvasir.core.kv import Medium
 from kvasir.ports.clock import Rng
-from kvasir.ports.tier import Change, Read, Write
+from kvasir.ports.tier import Change, TierRead, TierWrite
 from kvasir_workers.tiers.blob import HEADER_BYTES, read_header, verify_payload
 from kvasir_workers.tiers.blobs.blob_tier import BlobTier
 from kvasir_workers.tiers.blobs.redis_link import (
-    Line,
     LinkError,
+    RedisConnection,
     RedisLink,
-    Refusal,
+    RedisRefusal,
     Reply,
     command,
     set_command,
@@ -85,12 +85,12 @@ class RedisTier(BlobTier):
         self._reads.succeeded()
         return found
 
-    def get(self, wanted: Sequence[Read]) -> int:
+    def get(self, wanted: Sequence[TierRead]) -> int:
         """See KvTier."""
         if self._closed or not self._reads.usable or not wanted:
             return 0
         began = self._now()
-        loaded: list[Read] = []
+        loaded: list[TierRead] = []
         try:
             self._fetch(self._link.take(1, began + self._spec.timeout_s), wanted, loaded)
         except LinkError as error:
@@ -102,7 +102,7 @@ class RedisTier(BlobTier):
             self._tally.loaded(len(loaded), self._now() - began)
         return len(loaded)
 
-    def put(self, blocks: Sequence[Write]) -> Change:
+    def put(self, blocks: Sequence[TierWrite]) -> Change:
         """See KvTier."""
         if not self._closed and self._reads.usable and self._writes.usable and blocks:
             try:
@@ -146,7 +146,7 @@ class RedisTier(BlobTier):
 
     # -- reading -----------------------------------------------------------------------------------
 
-    def _leading(self, line: Line, keys: Sequence[bytes]) -> int:
+    def _leading(self, line: RedisConnection, keys: Sequence[bytes]) -> int:
         """How many of the leading keys there are: first by the chunk, then within the first that has a
         hole."""
         chunks = [keys[at : at + _CHUNK_KEYS] for at in range(0, len(keys), _CHUNK_KEYS)]
@@ -158,7 +158,7 @@ class RedisTier(BlobTier):
         there = self._exist(line, chunks[first])
         return first * _CHUNK_KEYS + (there.index(False) if False in there else len(there))
 
-    def _exist(self, line: Line, keys: Sequence[bytes]) -> list[bool]:
+    def _exist(self, line: RedisConnection, keys: Sequence[bytes]) -> list[bool]:
         line.send([b"".join(command(b"EXISTS", self._name(key)) for key in keys)])
         there = [bool(_number(line.receive())) for _ in keys]
         for key, exists in zip(keys, there, strict=True):
@@ -166,7 +166,9 @@ class RedisTier(BlobTier):
                 self._held.remove(key)
         return there
 
-    def _fetch(self, lines: Sequence[Line], wanted: Sequence[Read], loaded: list[Read]) -> None:
+    def _fetch(
+        self, lines: Sequence[RedisConnection], wanted: Sequence[TierRead], loaded: list[TierRead]
+    ) -> None:
         """Read over all lines in turn, with few answers under way, until one is not to be believed; what is
         under way then is let pass."""
         sent = 0
@@ -184,7 +186,7 @@ class RedisTier(BlobTier):
             line = lines[at % len(lines)]
             value = line.receive()
             touched = line.receive()
-            if not isinstance(touched, int | Refusal):
+            if not isinstance(touched, int | RedisRefusal):
                 raise _unexpected(touched)
             if len(loaded) == at:
                 reason = self._take(read, value)
@@ -204,9 +206,9 @@ class RedisTier(BlobTier):
             b"EXPIRE", name, self._ttl
         )
 
-    def _take(self, read: Read, value: Reply) -> str | None:
+    def _take(self, read: TierRead, value: Reply) -> str | None:
         """None when the block is in its target; else why not, with no word for what is simply not there."""
-        if isinstance(value, Refusal) and value.code == "WRONGTYPE":
+        if isinstance(value, RedisRefusal) and value.code == "WRONGTYPE":
             return "type"
         if not isinstance(value, bytes):
             raise _unexpected(value)
@@ -224,7 +226,7 @@ class RedisTier(BlobTier):
 
     # -- writing -----------------------------------------------------------------------------------
 
-    def _store(self, blocks: Sequence[Write], deadline: float) -> None:
+    def _store(self, blocks: Sequence[TierWrite], deadline: float) -> None:
         lines = self._link.take(self._spec.connections, deadline)
         missing = self._touch(lines[0], blocks)
         if missing is None:
@@ -239,7 +241,7 @@ class RedisTier(BlobTier):
         self._reads.succeeded()
         self._writes.succeeded()
 
-    def _touch(self, line: Line, blocks: Sequence[Write]) -> list[Write] | None:
+    def _touch(self, line: RedisConnection, blocks: Sequence[TierWrite]) -> list[TierWrite] | None:
         """Let those live on that are there; returns the others, or None when the server takes no writes."""
         missing = []
         refusal = None
@@ -248,7 +250,7 @@ class RedisTier(BlobTier):
             line.send([b"".join(command(b"EXPIRE", self._name(w.block.key), self._ttl) for w in chunk)])
             for write in chunk:
                 reply = line.receive()
-                if isinstance(reply, Refusal):
+                if isinstance(reply, RedisRefusal):
                     refusal = reply
                 elif _number(reply):
                     self._held.add(write.block)
@@ -260,7 +262,7 @@ class RedisTier(BlobTier):
         self._refuse_writes(refusal)
         return None
 
-    def _write(self, lines: Sequence[Line], batch: Sequence[Write]) -> bool:
+    def _write(self, lines: Sequence[RedisConnection], batch: Sequence[TierWrite]) -> bool:
         """False when the server takes no more."""
         refusal = None
         for at, write in enumerate(batch):
@@ -268,7 +270,7 @@ class RedisTier(BlobTier):
             lines[at % len(lines)].send(set_command(name, header, write.data, self._spec.ttl_s))
         for at, write in enumerate(batch):
             reply = lines[at % len(lines)].receive()
-            if isinstance(reply, Refusal):
+            if isinstance(reply, RedisRefusal):
                 refusal = reply
             elif reply != b"OK":
                 raise _unexpected(reply)
@@ -279,11 +281,11 @@ class RedisTier(BlobTier):
             self._refuse_writes(refusal)
         return refusal is None
 
-    def _unlink(self, line: Line, keys: Sequence[bytes]) -> None:
+    def _unlink(self, line: RedisConnection, keys: Sequence[bytes]) -> None:
         if keys:
             line.send([command(b"UNLINK", *map(self._name, keys))])
             reply = line.receive()
-            if isinstance(reply, Refusal):
+            if isinstance(reply, RedisRefusal):
                 self._refuse_writes(reply)
         for key in keys:
             self._held.remove(key)
@@ -305,7 +307,7 @@ class RedisTier(BlobTier):
         if keys:
             self._exist(lines[0], keys)
 
-    def _try_answers(self, line: Line, deadline: float) -> None:
+    def _try_answers(self, line: RedisConnection, deadline: float) -> None:
         """A question and a block, each in its time."""
         name = self._name(self._held.newest() or self._fingerprint)
         line.until(min(self._now() + self._spec.lookup_timeout_s, deadline))
@@ -316,13 +318,13 @@ class RedisTier(BlobTier):
         line.receive()
         self._reads.succeeded()
 
-    def _try_writing(self, line: Line) -> None:
+    def _try_writing(self, line: RedisConnection) -> None:
         if self._blob_bytes > self._spec.max_value_bytes:
             self._writes.failed(self._too_large(), at_once=True)
             return
         line.send([command(b"SET", self._prefix + b"trial", b"", b"EX", b"1")])
         reply = line.receive()
-        if isinstance(reply, Refusal):
+        if isinstance(reply, RedisRefusal):
             self._refuse_writes(reply)
         else:
             self._writes.succeeded()
@@ -332,7 +334,7 @@ class RedisTier(BlobTier):
         self._tally.add(failures=1)
         self._reads.failed(error.trouble, at_once=at_once)
 
-    def _refuse_writes(self, refusal: Refusal) -> None:
+    def _refuse_writes(self, refusal: RedisRefusal) -> None:
         if refusal.elsewhere:
             raise _unexpected(refusal)
         self._tally.add(failures=1)
@@ -346,7 +348,7 @@ class RedisTier(BlobTier):
 
 
 def _unexpected(reply: Reply) -> LinkError:
-    if isinstance(reply, Refusal):
+    if isinstance(reply, RedisRefusal):
         return LinkError(reply.trouble)
     return LinkError(f"an answer of {type(reply).__name__} where none is possible: see to its url")
 

@@ -12,15 +12,15 @@ from collections.abc import Callable, Sequence
 
 from kvasir.core.errors import TransferError
 from kvasir.core.identity import KvLayout
-from kvasir.ports.transfer import WHOLE, KvRegion, Offer, Part, TransferEvent
+from kvasir.ports.transfer import WHOLE, BlockPart, KvRegion, Offer, TransferEvent
 from kvasir_workers.transfer.checksums import block_sums, require_parts
 from kvasir_workers.transfer.memory import memory_of
-from kvasir_workers.transfer.nccl.endpoint import SECRET_BYTES, VERSION, Endpoint, encode
+from kvasir_workers.transfer.nccl.endpoint import SECRET_BYTES, VERSION, NcclEndpoint, encode
 from kvasir_workers.transfer.nccl.group import Fabric
 from kvasir_workers.transfer.nccl.local import Local
-from kvasir_workers.transfer.nccl.pulls import Wanted
-from kvasir_workers.transfer.nccl.receiving import ReceivingSide
-from kvasir_workers.transfer.nccl.serving import ServingSide
+from kvasir_workers.transfer.nccl.pulls import PullSpec
+from kvasir_workers.transfer.nccl.receiving import NcclReceiver
+from kvasir_workers.transfer.nccl.serving import NcclSender
 
 
 class NcclTransfer:
@@ -37,8 +37,8 @@ class NcclTransfer:
         self._now = now
         self._parts = checksum_parts
         self._endpoint = ""
-        self._serving: ServingSide | None = None
-        self._receiving: ReceivingSide | None = None
+        self._serving: NcclSender | None = None
+        self._receiving: NcclReceiver | None = None
         self._farewell: list[TransferEvent] = []
 
     def register(self, regions: Sequence[KvRegion], layout: KvLayout) -> str:
@@ -65,10 +65,12 @@ class NcclTransfer:
         )
         secret = os.urandom(SECRET_BYTES)
         offered = block_sums(regions, after_compute=True)
-        self._serving = ServingSide(local, secret, offered, self._parts)
-        self._receiving = ReceivingSide(local)
+        self._serving = NcclSender(local, secret, offered, self._parts)
+        self._receiving = NcclReceiver(local)
         self._endpoint = encode(
-            Endpoint(VERSION, local.host, self._serving.port, secret, local.device, local.block_bytes, layout)
+            NcclEndpoint(
+                VERSION, local.host, self._serving.port, secret, local.device, local.block_bytes, layout
+            )
         )
         # Threads that wait in torch's own code must not outlive the interpreter.
         atexit.register(self.close)
@@ -97,13 +99,13 @@ class NcclTransfer:
         target_blocks: Sequence[int],
         timeout_s: float,
         *,
-        source: Part = WHOLE,
-        target: Part = WHOLE,
+        source: BlockPart = WHOLE,
+        target: BlockPart = WHOLE,
     ) -> None:
         """See the port."""
         if self._receiving is None:
             raise TransferError("no KV memory is registered")
-        wanted = Wanted(pull_id, offer, first, tuple(target_blocks), source, target, timeout_s)
+        wanted = PullSpec(pull_id, offer, first, tuple(target_blocks), source, target, timeout_s)
         self._receiving.pull(wanted)
 
     def release(self, lease_id: str) -> None:

@@ -16,7 +16,7 @@ VERSION = 1
 SECRET_BYTES = 32
 
 
-class Endpoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class NcclEndpoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One serving agent. `device` is "cpu" or "cuda"; `block_bytes` one number per region; of its
     addresses nobody is told, since the serving side looks them up itself."""
 
@@ -34,15 +34,15 @@ class Endpoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return f"{self.host}:{self.port}"
 
 
-def encode(endpoint: Endpoint) -> str:
+def encode(endpoint: NcclEndpoint) -> str:
     """The text that goes into Offer.endpoint."""
     return ticket.pack(msgspec.msgpack.encode(endpoint))
 
 
-def decode(text: str) -> Endpoint:
+def decode(text: str) -> NcclEndpoint:
     """The inverse of `encode`. Raises TransferError."""
     try:
-        endpoint = msgspec.msgpack.decode(ticket.unpack(text), type=Endpoint)
+        endpoint = msgspec.msgpack.decode(ticket.unpack(text), type=NcclEndpoint)
     except msgspec.MsgspecError as error:
         raise TransferError(f"not an NCCL endpoint: {error}") from error
     if endpoint.version != VERSION:

@@ -36,7 +36,7 @@ NCCL_ENVIRONMENT = {
 _environment_lock = threading.Lock()
 
 
-class Relay(Protocol):
+class StoreRelay(Protocol):
     """The control connection, as far as a store needs it. Both may raise TransferError."""
 
     def put(self, key: str, value: bytes) -> None:
@@ -51,7 +51,7 @@ class Relay(Protocol):
 class RelayedStore(distributed.Store):  # type: ignore[misc]
     """A key-value store of two sides over their control connection, for the time of the rendezvous."""
 
-    def __init__(self, relay: Relay) -> None:
+    def __init__(self, relay: StoreRelay) -> None:
         super().__init__()
         self._relay = relay
         self._values: dict[str, bytes] = {}
@@ -95,7 +95,7 @@ class RelayedStore(distributed.Store):  # type: ignore[misc]
             self._closed = True
 
 
-class Link(Protocol):
+class NcclGroupLink(Protocol):
     """One pair's group as seen by one rank. One thread sends and receives; another may `abort`.
 
     Errors are TransferErrors, after which the link is of no use."""
@@ -138,7 +138,7 @@ class Fabric:
         elif not distributed.is_nccl_available():
             raise TransferError(f"KV is on {device}, and this build of torch has no NCCL")
 
-    def link(self, rank: int, relay: Relay) -> Link:
+    def link(self, rank: int, relay: StoreRelay) -> NcclGroupLink:
         """Meet the other side. Raises TransferError."""
         store = RelayedStore(relay)
         try:

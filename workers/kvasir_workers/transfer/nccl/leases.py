@@ -17,14 +17,14 @@ from enum import Enum
 import numpy as np
 
 from kvasir.core.errors import TransferError
-from kvasir.ports.transfer import LeaseEnded, Part
+from kvasir.ports.transfer import BlockPart, LeaseEnded
 from kvasir_workers.transfer.checksums import Sums
 
 MAX_LEASES = 8192
 MAX_ENDED = 8192
 
 
-class LeaseState(Enum):
+class NcclLeaseState(Enum):
     """ABSENT: not granted yet, or ended long ago. FENCED: held, or ended, under another fence."""
 
     ABSENT = "absent"
@@ -42,7 +42,7 @@ class _Lease:
     sums: Sums
     blocks: list[int] = field(default_factory=list)
     summing: deque[tuple[tuple[int, ...], Future[Sums]]] = field(default_factory=deque)
-    confirmed: set[Part] = field(default_factory=set)
+    confirmed: set[BlockPart] = field(default_factory=set)
 
 
 class LeaseBook:
@@ -81,7 +81,7 @@ class LeaseBook:
         with self._lock:
             self._end(lease_id, how)
 
-    def confirm(self, lease_id: str, fence: int, part: Part) -> None:
+    def confirm(self, lease_id: str, fence: int, part: BlockPart) -> None:
         """A reader holds its part of the lease's blocks; all of them together end it."""
         with self._lock:
             lease = self._live.get(lease_id)
@@ -91,18 +91,18 @@ class LeaseBook:
             if sum(confirmed.of == part.of for confirmed in lease.confirmed) >= part.of:
                 self._end(lease_id, "pulled")
 
-    def look(self, lease_id: str, fence: int) -> tuple[LeaseState, int]:
+    def look(self, lease_id: str, fence: int) -> tuple[NcclLeaseState, int]:
         """How a lease stands at this moment, and how many blocks a live one will have."""
         with self._lock:
             lease = self._live.get(lease_id)
             held = lease.fence if lease is not None else self._over.get(lease_id)
             if held is None:
-                return LeaseState.ABSENT, 0
+                return NcclLeaseState.ABSENT, 0
             if held != fence:
-                return LeaseState.FENCED, 0
+                return NcclLeaseState.FENCED, 0
             if lease is None or self._now() >= lease.deadline_s:
-                return LeaseState.ENDED, 0
-            return LeaseState.LIVE, lease.total
+                return NcclLeaseState.ENDED, 0
+            return NcclLeaseState.LIVE, lease.total
 
     def complete(self, lease_id: str, first: int, most: int) -> tuple[tuple[int, ...], Sums]:
         """Up to `most` complete blocks of a live lease from number `first` on, and their sums."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from kvasir.core.errors import TransferError
 from kvasir.core.identity import KvLayout
-from kvasir.ports.transfer import Part
+from kvasir.ports.transfer import BlockPart
 from kvasir_workers.transfer.checksums import BlockSums
 from kvasir_workers.transfer.memory import CHUNK_BYTES, Memory
 from kvasir_workers.transfer.nccl.group import Fabric
@@ -50,7 +50,7 @@ class Local:
             raise TransferError(f"a block lies outside the {self.blocks} of the registered memory")
 
 
-def part_bytes(block_bytes: tuple[int, ...], part: Part) -> list[int]:
+def part_bytes(block_bytes: tuple[int, ...], part: BlockPart) -> list[int]:
     """Bytes of a part of a block in each region. Raises TransferError where there is no such part."""
     if not 0 <= part.index < part.of or any(size % part.of for size in block_bytes):
         raise TransferError(f"blocks of {sorted(set(block_bytes))} bytes have no {part}")

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from kvasir_workers.transfer.nccl.control import Control
-from kvasir_workers.transfer.nccl.group import PULLER, SERVER, Fabric, Link
+from kvasir_workers.transfer.nccl.group import PULLER, SERVER, Fabric, NcclGroupLink
 from kvasir_workers.transfer.nccl.messages import Message, StorePut
 
 GREETING_S = 10.0
@@ -39,7 +39,7 @@ class _Relay:
 
 def meet_puller(
     control: Control, secret: bytes, fabric: Fabric, deadline_s: float
-) -> tuple[Link, list[Message]]:
+) -> tuple[NcclGroupLink, list[Message]]:
     """The serving side's link, and what the puller has said already. Raises TransferError."""
     control.admit(secret, deadline_s)
     relay = _Relay(control, deadline_s)
@@ -48,7 +48,7 @@ def meet_puller(
 
 def meet_server(
     control: Control, secret: bytes, fabric: Fabric, deadline_s: float
-) -> tuple[Link, list[Message]]:
+) -> tuple[NcclGroupLink, list[Message]]:
     """The pulling side's link, and what the server has said already. Raises TransferError."""
     control.enter(secret, deadline_s)
     relay = _Relay(control, deadline_s)

@@ -46,7 +46,7 @@ class Confirm(msgspec.Struct, frozen=True, array_like=True, tag="c"):
     number: int
 
 
-class Arrived(msgspec.Struct, frozen=True, array_like=True, tag="a"):
+class ChunkReceived(msgspec.Struct, frozen=True, array_like=True, tag="a"):
     """The oldest chunk of this connection that was not told of so far has arrived whole."""
 
 
@@ -78,7 +78,7 @@ class End(msgspec.Struct, frozen=True, array_like=True, tag="e"):
     detail: str
 
 
-Message = StorePut | PullRequest | Withdraw | Confirm | Arrived | Opening | Chunk | End
+Message = StorePut | PullRequest | Withdraw | Confirm | ChunkReceived | Opening | Chunk | End
 
 _decoder = msgspec.msgpack.Decoder(Message)
 

@@ -15,26 +15,26 @@ from enum import Enum
 from typing import Any
 
 from kvasir.core.errors import TransferError
-from kvasir.ports.transfer import Offer, Part, Pulled, PullFailed
+from kvasir.ports.transfer import BlockPart, Offer, Pulled, PullFailed
 from kvasir_workers.transfer.checksums import Sums, first_difference
-from kvasir_workers.transfer.memory import Batch, Stretch
+from kvasir_workers.transfer.memory import CopyBatch, Stretch
 from kvasir_workers.transfer.nccl.local import Local
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class PullSpec:
     """What `KvTransfer.pull` is asked for."""
 
     pull_id: str
     offer: Offer
     first: int
     targets: tuple[int, ...]
-    source: Part
-    target: Part
+    source: BlockPart
+    target: BlockPart
     timeout_s: float
 
 
-class GivenUp(Enum):
+class CancelResult(Enum):
     """ENDED: nothing is written any more. COPYING: try again. EXPECTING: the group must be ended first."""
 
     ENDED = "ended"
@@ -42,12 +42,12 @@ class GivenUp(Enum):
     EXPECTING = "expecting"
 
 
-class Pull:
+class NcclPull:
     """One pull. `block_bytes` of each target block over all regions come from the other side. How it ended
     goes to `ended`, once."""
 
     def __init__(
-        self, wanted: Wanted, block_bytes: int, local: Local, ended: deque[Pulled | PullFailed]
+        self, wanted: PullSpec, block_bytes: int, local: Local, ended: deque[Pulled | PullFailed]
     ) -> None:
         self.wanted = wanted
         self.over = False
@@ -58,7 +58,7 @@ class Pull:
         self._lock = threading.Lock()
         self._late = False
         self._direct = 0
-        self._batch: Batch | None = None
+        self._batch: CopyBatch | None = None
         self._blocks: Stretch = (0, 0)
         self._theirs: Sums | None = None
         self._stored = self._expected = 0
@@ -138,17 +138,17 @@ class Pull:
                 reason, detail = "timeout", self._lateness()
             self._end(PullFailed(self.wanted.pull_id, reason, detail))
 
-    def give_up(self) -> GivenUp:
+    def give_up(self) -> CancelResult:
         """End as timed out, where that can be done at once."""
         if not self._lock.acquire(blocking=False):
-            return GivenUp.COPYING
+            return CancelResult.COPYING
         try:
             if self._direct:
                 self._late = True
-                return GivenUp.EXPECTING
+                return CancelResult.EXPECTING
             if not self.over:
                 self._end(PullFailed(self.wanted.pull_id, "timeout", self._lateness()))
-            return GivenUp.ENDED
+            return CancelResult.ENDED
         finally:
             self._lock.release()
 

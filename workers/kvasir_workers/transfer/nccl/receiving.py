@@ -16,14 +16,14 @@ import numpy as np
 from kvasir.core.errors import TransferError
 from kvasir.ports.transfer import Pulled, PullFailed
 from kvasir_workers.transfer.nccl.control import Control, Waker
-from kvasir_workers.transfer.nccl.endpoint import Endpoint, decode
-from kvasir_workers.transfer.nccl.group import Link
+from kvasir_workers.transfer.nccl.endpoint import NcclEndpoint, decode
+from kvasir_workers.transfer.nccl.group import NcclGroupLink
 from kvasir_workers.transfer.nccl.local import SLOTS, Local, part_bytes, tag
 from kvasir_workers.transfer.nccl.meeting import GREETING_S, meet_server
 from kvasir_workers.transfer.nccl.messages import (
     SUMS,
-    Arrived,
     Chunk,
+    ChunkReceived,
     Confirm,
     End,
     Message,
@@ -32,7 +32,7 @@ from kvasir_workers.transfer.nccl.messages import (
     StorePut,
     Withdraw,
 )
-from kvasir_workers.transfer.nccl.pulls import GivenUp, Pull, Wanted
+from kvasir_workers.transfer.nccl.pulls import CancelResult, NcclPull, PullSpec
 
 MAX_AGENTS = 64
 MAX_PULLS = 1024
@@ -41,17 +41,17 @@ IDLE_S = 60.0
 JOIN_S = 0.05
 
 
-class ReceivingSide:
+class NcclReceiver:
     """Pulls under way."""
 
     def __init__(self, local: Local) -> None:
         self._local = local
-        self._pulls: dict[str, tuple[Pull, PulledAgent]] = {}
-        self._agents: OrderedDict[Endpoint, PulledAgent] = OrderedDict()
+        self._pulls: dict[str, tuple[NcclPull, PulledAgent]] = {}
+        self._agents: OrderedDict[NcclEndpoint, PulledAgent] = OrderedDict()
         self._retired: list[PulledAgent] = []
         self._ended: deque[Pulled | PullFailed] = deque()
 
-    def pull(self, wanted: Wanted) -> None:
+    def pull(self, wanted: PullSpec) -> None:
         """Begin a pull. What is wrong with it comes as PullFailed from poll(); raises TransferError
         only for a pull_id that is under way."""
         if wanted.pull_id in self._pulls:
@@ -62,7 +62,7 @@ class ReceivingSide:
         except TransferError as error:
             self._ended.append(PullFailed(wanted.pull_id, "layout", error.message))
             return
-        pull = Pull(wanted, size, self._local, self._ended)
+        pull = NcclPull(wanted, size, self._local, self._ended)
         agent = None if len(self._pulls) >= MAX_PULLS else self._agent(endpoint)
         if agent is None:
             detail = f"{len(self._pulls)} pulls from {len(self._agents)} agents are under way already"
@@ -78,11 +78,11 @@ class ReceivingSide:
                 continue
             # An agent that let a pull run out of time may be wedged: the next pull meets it afresh.
             match pull.give_up():
-                case GivenUp.ENDED:
+                case CancelResult.ENDED:
                     agent.retire()
-                case GivenUp.EXPECTING:
+                case CancelResult.EXPECTING:
                     agent.abandon()
-                case GivenUp.COPYING:
+                case CancelResult.COPYING:
                     pass
         ended = []
         while self._ended:
@@ -102,7 +102,7 @@ class ReceivingSide:
         self._local.sums.close()
         return self.poll()
 
-    def _agent(self, endpoint: Endpoint) -> PulledAgent | None:
+    def _agent(self, endpoint: NcclEndpoint) -> PulledAgent | None:
         """The thread for an endpoint, or None where there are too many."""
         self._retired = [agent for agent in self._retired if agent.alive]
         found = self._agents.get(endpoint)
@@ -124,7 +124,7 @@ class ReceivingSide:
         self._agents[endpoint] = agent
         return agent
 
-    def _check_fits(self, endpoint: Endpoint, wanted: Wanted) -> int:
+    def _check_fits(self, endpoint: NcclEndpoint, wanted: PullSpec) -> int:
         """Bytes of a block's part over all regions. Raises TransferError."""
         local = self._local
         differences = local.layout.differences(endpoint.layout)
@@ -148,18 +148,18 @@ class ReceivingSide:
 class PulledAgent:
     """One serving agent and the thread that pulls from it, until it is retired, breaks or idles."""
 
-    def __init__(self, endpoint: Endpoint, local: Local) -> None:
+    def __init__(self, endpoint: NcclEndpoint, local: Local) -> None:
         self._endpoint = endpoint
         self._local = local
         self._waker = Waker()
         self._lock = threading.Lock()
         self._open = True
-        self._begun: deque[Pull] = deque()
-        self._pulls: dict[int, Pull] = {}
+        self._begun: deque[NcclPull] = deque()
+        self._pulls: dict[int, NcclPull] = {}
         self._withdrawn: set[int] = set()
         self._next_number = 0
         self._stopping: tuple[str, str] | None = None
-        self._link: Link | None = None
+        self._link: NcclGroupLink | None = None
         self._inbox: deque[Message] = deque()
         self._free: list[int] = list(range(SLOTS))
         self._staging: list[Any] = []
@@ -183,7 +183,7 @@ class PulledAgent:
         """Whether it has pulls."""
         return bool(self._begun or self._pulls)
 
-    def begin(self, pull: Pull) -> None:
+    def begin(self, pull: NcclPull) -> None:
         """Take a pull on, which ends in any case."""
         with self._lock:
             if self._open:
@@ -249,7 +249,7 @@ class PulledAgent:
             control.close()
         self._waker.close()
 
-    def _receive(self, control: Control, link: Link) -> None:
+    def _receive(self, control: Control, link: NcclGroupLink) -> None:
         idle_since = self._local.now()
         while not self._waker.stopped:
             self._tell(control)
@@ -285,7 +285,7 @@ class PulledAgent:
                 self._withdrawn.add(number)
                 control.send(Withdraw(number))
 
-    def _take(self, control: Control, link: Link) -> bool:
+    def _take(self, control: Control, link: NcclGroupLink) -> bool:
         """Act on messages, in their order, as far as chunks on their way allow; whether there was one."""
         acted = False
         while self._inbox:
@@ -311,7 +311,7 @@ class PulledAgent:
             acted = True
         return acted
 
-    def _pull(self, number: int) -> Pull:
+    def _pull(self, number: int) -> NcclPull:
         pull = self._pulls.get(number)
         if pull is None:
             raise TransferError("it sends or ends a pull that is not under way")
@@ -324,7 +324,7 @@ class PulledAgent:
         theirs = np.frombuffer(sums, dtype=SUMS).reshape(opening.blocks, -1)
         self._pull(opening.number).open(opening.first, theirs)
 
-    def _expect(self, chunk: Chunk, link: Link) -> None:
+    def _expect(self, chunk: Chunk, link: NcclGroupLink) -> None:
         tensor, size = self._pull(chunk.number).expect((chunk.start, chunk.stop))
         slot = self._free[-1]
         staged = None
@@ -339,11 +339,11 @@ class PulledAgent:
         self._chunks += 1
         self._arriving.append((chunk, slot, staged, work))
 
-    def _arrive(self, control: Control, link: Link) -> None:
+    def _arrive(self, control: Control, link: NcclGroupLink) -> None:
         """Wait for the oldest chunk, have the next ones come meanwhile, and store it."""
         chunk, slot, staged, work = self._arriving[0]
         link.finish(work)
-        control.send(Arrived())
+        control.send(ChunkReceived())
         self._inbox.extend(control.take())
         self._take(control, link)
         self._arriving.popleft()

@@ -15,18 +15,18 @@ from collections.abc import Sequence
 from typing import Any
 
 from kvasir.core.errors import TransferError
-from kvasir.ports.transfer import LeaseEnded, Part
+from kvasir.ports.transfer import BlockPart, LeaseEnded
 from kvasir_workers.transfer.checksums import BlockSums
-from kvasir_workers.transfer.memory import Batch, Stretch
+from kvasir_workers.transfer.memory import CopyBatch, Stretch
 from kvasir_workers.transfer.nccl.control import Control, Waker
-from kvasir_workers.transfer.nccl.group import Link
-from kvasir_workers.transfer.nccl.leases import LeaseBook, LeaseState
+from kvasir_workers.transfer.nccl.group import NcclGroupLink
+from kvasir_workers.transfer.nccl.leases import LeaseBook, NcclLeaseState
 from kvasir_workers.transfer.nccl.local import SLOTS, Local, batch_blocks, part_bytes, tag
 from kvasir_workers.transfer.nccl.meeting import GREETING_S, meet_puller
 from kvasir_workers.transfer.nccl.messages import (
     SUMS,
-    Arrived,
     Chunk,
+    ChunkReceived,
     Confirm,
     End,
     Message,
@@ -45,7 +45,7 @@ IDLE_S = 300.0
 WAITING_S = 1.0
 
 
-class ServingSide:
+class NcclSender:
     """Listens, and serves blocks of its leases to who knows `secret`, with `parts` sums of each, which `sums`
     finds. Raises TransferError where it cannot listen."""
 
@@ -161,9 +161,9 @@ class _Pull:
 
     def __init__(self, request: PullRequest, most: int) -> None:
         self.request = request
-        self.part = Part(request.index, request.of)
+        self.part = BlockPart(request.index, request.of)
         self.batch_blocks = most
-        self.batch: Batch | None = None
+        self.batch: CopyBatch | None = None
         self.chunks: deque[Stretch] = deque()
         self.opened = 0
         self.on_their_way = 0
@@ -178,7 +178,7 @@ class ServedPeer:
         self._book = book
         self._waker = Waker()
         self._control = Control(connection, self._waker, local.now)
-        self._link: Link | None = None
+        self._link: NcclGroupLink | None = None
         self._turns: OrderedDict[int, _Pull] = OrderedDict()
         self._unconfirmed: OrderedDict[int, PullRequest] = OrderedDict()
         self._staging: list[Any] = []
@@ -223,7 +223,7 @@ class ServedPeer:
             self._control.close()
             self._waker.close()
 
-    def _serve(self, link: Link, messages: list[Message]) -> None:
+    def _serve(self, link: NcclGroupLink, messages: list[Message]) -> None:
         while not self._waker.stopped:
             for message in messages:
                 self._hear(message, link)
@@ -236,11 +236,11 @@ class ServedPeer:
                 self._control.wait(WAITING_S if self._turns else IDLE_S)
             messages = self._control.take()
 
-    def _hear(self, message: Message, link: Link) -> None:
+    def _hear(self, message: Message, link: NcclGroupLink) -> None:
         match message:
             case PullRequest():
                 self._begin(message)
-            case Arrived() if self._sends:
+            case ChunkReceived() if self._sends:
                 pull, work = self._sends.popleft()
                 pull.on_their_way -= 1
                 link.finish(work)
@@ -251,7 +251,7 @@ class ServedPeer:
             case Confirm(number):
                 request = self._unconfirmed.pop(number, None)
                 if request is not None:
-                    part = Part(request.index, request.of)
+                    part = BlockPart(request.index, request.of)
                     self._book.confirm(request.lease_id, request.fence, part)
             case StorePut():
                 pass
@@ -267,14 +267,14 @@ class ServedPeer:
         try:
             if min(request.first, request.blocks) < 0:
                 raise TransferError("a pull of blocks that cannot be")
-            size = sum(part_bytes(self._local.block_bytes, Part(request.index, request.of)))
+            size = sum(part_bytes(self._local.block_bytes, BlockPart(request.index, request.of)))
         except TransferError as error:
             self._control.send(End(request.number, "layout", error.message))
             return
         most = batch_blocks(size, len(self._local.block_bytes))
         self._turns[request.number] = _Pull(request, most)
 
-    def _send_next(self, link: Link) -> bool:
+    def _send_next(self, link: NcclGroupLink) -> bool:
         """Move one pull on, each in its turn; whether there was one to move."""
         for number in list(self._turns):
             self._turns.move_to_end(number)
@@ -282,13 +282,13 @@ class ServedPeer:
                 return True
         return False
 
-    def _advance(self, link: Link, number: int, pull: _Pull) -> bool:
+    def _advance(self, link: NcclGroupLink, number: int, pull: _Pull) -> bool:
         request = pull.request
         state, total = self._book.look(request.lease_id, request.fence)
-        if state is LeaseState.ABSENT:
+        if state is NcclLeaseState.ABSENT:
             # A ticket may overtake its offer.
             return False
-        if state is not LeaseState.LIVE:
+        if state is not NcclLeaseState.LIVE:
             self._refuse(number, pull, state)
         elif request.first + request.blocks > total:
             self._end(number, "layout", f"blocks beyond the lease's {total} are asked for")
@@ -320,7 +320,7 @@ class ServedPeer:
         pull.opened += len(blocks)
         return True
 
-    def _send_chunk(self, link: Link, number: int, pull: _Pull, batch: Batch) -> bool:
+    def _send_chunk(self, link: NcclGroupLink, number: int, pull: _Pull, batch: CopyBatch) -> bool:
         """Whether there was room for one more chunk on its way."""
         if len(self._sends) == SLOTS:
             return False
@@ -341,9 +341,9 @@ class ServedPeer:
             self._staging = [self._local.memory.staging(self._local.slot_bytes) for _ in range(SLOTS)]
         return self._staging[self._chunks % SLOTS]
 
-    def _refuse(self, number: int, pull: _Pull, state: LeaseState) -> None:
+    def _refuse(self, number: int, pull: _Pull, state: NcclLeaseState) -> None:
         lease_id = pull.request.lease_id
-        if state is LeaseState.FENCED:
+        if state is NcclLeaseState.FENCED:
             self._end(number, "fenced", f"lease {lease_id} is held under another fence")
         else:
             self._end(number, "expired", f"lease {lease_id} has ended")

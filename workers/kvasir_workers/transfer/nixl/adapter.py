@@ -11,17 +11,17 @@ from typing import TypeVar
 
 from kvasir.core.errors import TransferError
 from kvasir.core.identity import KvLayout
-from kvasir.ports.transfer import WHOLE, KvRegion, Offer, Part, TransferEvent
+from kvasir.ports.transfer import WHOLE, BlockPart, KvRegion, Offer, TransferEvent
 from kvasir_workers.transfer.checksums import block_sums, require_parts
 from kvasir_workers.transfer.nixl.agent import NixlAgent, device_ordinal, has_rdma, senders_answer
-from kvasir_workers.transfer.nixl.endpoint import VERSION, Endpoint, encode
-from kvasir_workers.transfer.nixl.landing import Staged, Straight
-from kvasir_workers.transfer.nixl.leases import TABLE_BYTES, LeaseTable
+from kvasir_workers.transfer.nixl.endpoint import VERSION, NixlEndpoint, encode
+from kvasir_workers.transfer.nixl.landing import DirectLanding, StagedLanding
+from kvasir_workers.transfer.nixl.leases import TABLE_BYTES, NixlLeaseTable
 from kvasir_workers.transfer.nixl.pages import PageMemory, memory_bytes
-from kvasir_workers.transfer.nixl.receiving import ReceivingSide
-from kvasir_workers.transfer.nixl.serving import ServingSide
+from kvasir_workers.transfer.nixl.receiving import NixlReceiver
+from kvasir_workers.transfer.nixl.serving import NixlSender
 
-Side = TypeVar("Side", ServingSide, ReceivingSide)
+Side = TypeVar("Side", NixlSender, NixlReceiver)
 
 
 class NixlTransfer:
@@ -38,10 +38,10 @@ class NixlTransfer:
         self._host = host
         self._now = now
         self._parts = checksum_parts
-        self._table = LeaseTable()
+        self._table = NixlLeaseTable()
         self._agent: NixlAgent | None = None
-        self._serving: ServingSide | None = None
-        self._receiving: ReceivingSide | None = None
+        self._serving: NixlSender | None = None
+        self._receiving: NixlReceiver | None = None
         self._endpoint = ""
         self._receivers = 0
         self._farewell: list[TransferEvent] = []
@@ -63,12 +63,12 @@ class NixlTransfer:
         agent.register([(self._table.address, TABLE_BYTES, 0), (pages.address, len(pages.bytes), 0)], "cpu")
         self._agent = agent
         sums = block_sums(regions, after_compute=True)
-        self._serving = ServingSide(agent, self._table, pages, sums, self._parts)
+        self._serving = NixlSender(agent, self._table, pages, sums, self._parts)
         received = block_sums(regions, after_compute=False) if self._parts else None
-        landing = (Staged if senders_answer(self._host, rdma=has_rdma()) else Straight)(regions)
-        self._receiving = ReceivingSide(self._receiver, regions, layout, landing, received, now=self._now)
+        landing = (StagedLanding if senders_answer(self._host, rdma=has_rdma()) else DirectLanding)(regions)
+        self._receiving = NixlReceiver(self._receiver, regions, layout, landing, received, now=self._now)
         self._endpoint = encode(
-            Endpoint(
+            NixlEndpoint(
                 VERSION,
                 agent.name,
                 agent.metadata(),
@@ -102,8 +102,8 @@ class NixlTransfer:
         target_blocks: Sequence[int],
         timeout_s: float,
         *,
-        source: Part = WHOLE,
-        target: Part = WHOLE,
+        source: BlockPart = WHOLE,
+        target: BlockPart = WHOLE,
     ) -> None:
         """See the port."""
         _ready(self._receiving).pull(

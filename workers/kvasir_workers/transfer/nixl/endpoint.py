@@ -12,7 +12,7 @@ from kvasir_workers.transfer import ticket
 VERSION = 2
 
 
-class Endpoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class NixlEndpoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One serving agent. `metadata` is NIXL's own (connection and memory keys); `leases` and `pages` are the
     addresses of its lease table and of its lease pages, `page_bytes` bytes of them; `parts` is how many sums
     it gives for a block, 0 for none."""
@@ -28,15 +28,15 @@ class Endpoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     layout: KvLayout
 
 
-def encode(endpoint: Endpoint) -> str:
+def encode(endpoint: NixlEndpoint) -> str:
     """The text that goes into Offer.endpoint."""
     return ticket.pack(msgspec.msgpack.encode(endpoint))
 
 
-def decode(text: str) -> Endpoint:
+def decode(text: str) -> NixlEndpoint:
     """The inverse of `encode`. Raises TransferError."""
     try:
-        endpoint = msgspec.msgpack.decode(ticket.unpack(text), type=Endpoint)
+        endpoint = msgspec.msgpack.decode(ticket.unpack(text), type=NixlEndpoint)
     except msgspec.MsgspecError as error:
         raise TransferError(f"not a NIXL endpoint: {error}") from error
     if endpoint.version != VERSION:

@@ -13,7 +13,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Protocol
 
-from kvasir.ports.transfer import WHOLE, KvRegion, Part
+from kvasir.ports.transfer import WHOLE, BlockPart, KvRegion
 from kvasir_workers.transfer.nixl.agent import Descriptor, device_ordinal
 
 BATCH_BYTES = 8 << 20
@@ -23,13 +23,13 @@ PEER_SLOTS = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ReadTarget:
     """What a read goes into: `part` of the blocks `targets` of `regions`, which are all of `slot`."""
 
     slot: int
     regions: Sequence[KvRegion]
     targets: Sequence[int]
-    part: Part
+    part: BlockPart
 
 
 class Landing(Protocol):
@@ -42,15 +42,15 @@ class Landing(Protocol):
         """What is to be registered."""
         ...
 
-    def take(self, peer: str, targets: Sequence[int], part: Part) -> Place | None:
+    def take(self, peer: str, targets: Sequence[int], part: BlockPart) -> ReadTarget | None:
         """A place for a read from `peer` that is for `part` of these blocks; None while there is none."""
         ...
 
-    def give(self, place: Place) -> None:
+    def give(self, place: ReadTarget) -> None:
         """Take a place back that nothing writes to any more."""
         ...
 
-    def copy_on(self, place: Place, targets: Sequence[int], part: Part) -> Future[None]:
+    def copy_on(self, place: ReadTarget, targets: Sequence[int], part: BlockPart) -> Future[None]:
         """Begin to bring what was read to where `take` was told that it is for."""
         ...
 
@@ -59,7 +59,7 @@ class Landing(Protocol):
         ...
 
 
-class Straight:
+class DirectLanding:
     """See Landing: in the blocks themselves."""
 
     slots = 0
@@ -71,14 +71,14 @@ class Straight:
         """See Landing."""
         return [(r.address, r.blocks * r.block_bytes, device_ordinal(r.device)) for r in self._regions]
 
-    def take(self, peer: str, targets: Sequence[int], part: Part) -> Place:
+    def take(self, peer: str, targets: Sequence[int], part: BlockPart) -> ReadTarget:
         """See Landing."""
-        return Place(0, self._regions, targets, part)
+        return ReadTarget(0, self._regions, targets, part)
 
-    def give(self, place: Place) -> None:
+    def give(self, place: ReadTarget) -> None:
         """See Landing."""
 
-    def copy_on(self, place: Place, targets: Sequence[int], part: Part) -> Future[None]:
+    def copy_on(self, place: ReadTarget, targets: Sequence[int], part: BlockPart) -> Future[None]:
         """See Landing."""
         return _done()
 
@@ -86,7 +86,7 @@ class Straight:
         """See Landing."""
 
 
-class Staged:
+class StagedLanding:
     """See Landing: in slots of one batch each, on the device of the regions. Host memory is taken as slots
     are first used."""
 
@@ -110,7 +110,7 @@ class Staged:
         """See Landing."""
         return [(self._address, SLOTS * self._slot_bytes, device_ordinal(self._regions[0].device))]
 
-    def take(self, peer: str, targets: Sequence[int], part: Part) -> Place | None:
+    def take(self, peer: str, targets: Sequence[int], part: BlockPart) -> ReadTarget | None:
         """See Landing."""
         if not self._free or self._held[peer] >= PEER_SLOTS:
             return None
@@ -123,15 +123,15 @@ class Staged:
             piece = region.block_bytes // part.of
             regions.append(KvRegion(address, piece, len(targets), region.device))
             address += len(targets) * piece
-        return Place(slot, regions, range(len(targets)), WHOLE)
+        return ReadTarget(slot, regions, range(len(targets)), WHOLE)
 
-    def give(self, place: Place) -> None:
+    def give(self, place: ReadTarget) -> None:
         """See Landing."""
         peer = self._owners.pop(place.slot)
         self._held -= Counter({peer: 1})
         self._free.append(place.slot)
 
-    def copy_on(self, place: Place, targets: Sequence[int], part: Part) -> Future[None]:
+    def copy_on(self, place: ReadTarget, targets: Sequence[int], part: BlockPart) -> Future[None]:
         """See Landing."""
         if self._regions[0].device != "cpu":
             return self._copying.submit(self._copy, place, targets, part)
@@ -143,7 +143,7 @@ class Staged:
         """See Landing."""
         self._copying.shutdown(wait=True, cancel_futures=True)
 
-    def _copy(self, place: Place, targets: Sequence[int], part: Part) -> None:
+    def _copy(self, place: ReadTarget, targets: Sequence[int], part: BlockPart) -> None:
         batch = self._kv.batch(targets, part)
         row = (0, batch.pieces)
         first = place.slot * self._slot_bytes

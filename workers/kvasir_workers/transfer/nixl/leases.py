@@ -43,7 +43,7 @@ BUCKET_BYTES = WAYS * ENTRY.itemsize
 TABLE_BYTES = BUCKETS * BUCKET_BYTES
 
 
-class LeaseState(IntEnum):
+class NixlLeaseState(IntEnum):
     """What a table says of one lease. ABSENT: not granted yet, or ended long ago. FENCED: live under
     another fence."""
 
@@ -62,10 +62,10 @@ class Extent:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class TableEntry:
     """What a table says of a lease. `grant` numbers the grants of its table."""
 
-    state: LeaseState
+    state: NixlLeaseState
     grant: int = 0
     page: Extent | None = None
 
@@ -81,21 +81,21 @@ def bucket_offset(lease_id: str) -> int:
     return int.from_bytes(digest(lease_id)[:4], "little") % BUCKETS * BUCKET_BYTES
 
 
-def look_up(bucket: bytes, lease_id: str, fence: int) -> Found:
+def look_up(bucket: bytes, lease_id: str, fence: int) -> TableEntry:
     """What one bucket, as read from a table, says of a lease."""
     entries = np.frombuffer(bucket, dtype=ENTRY)
     wanted = digest(lease_id)
     for entry in entries:
         if entry["digest"] == wanted and entry["state"]:
             if int(entry["fence"]) != fence:
-                return Found(LeaseState.FENCED)
+                return TableEntry(NixlLeaseState.FENCED)
             size = int(entry["page_bytes"])
             page = Extent(int(entry["page_offset"]), size) if size else None
-            return Found(LeaseState(int(entry["state"])), int(entry["grant"]), page)
-    return Found(LeaseState.ABSENT)
+            return TableEntry(NixlLeaseState(int(entry["state"])), int(entry["grant"]), page)
+    return TableEntry(NixlLeaseState.ABSENT)
 
 
-class LeaseTable:
+class NixlLeaseTable:
     """The serving side's table. An ended lease leaves a tombstone until a newer one needs its place."""
 
     def __init__(self) -> None:
@@ -111,24 +111,24 @@ class LeaseTable:
         """Publish a live lease. Raises TransferError when its bucket is full of live ones."""
         index = self._place(lease_id)
         entry = self._entries[index : index + 1]
-        entry["state"] = LeaseState.ABSENT
+        entry["state"] = NixlLeaseState.ABSENT
         entry["digest"] = digest(lease_id)
         entry["fence"] = fence
         self._grants += 1
         entry["grant"] = self._grants
         entry["page_offset"], entry["page_bytes"] = (page.offset, page.size) if page else (0, 0)
-        entry["state"] = LeaseState.LIVE
+        entry["state"] = NixlLeaseState.LIVE
 
     def end(self, lease_id: str) -> None:
         """From here on no receiver may trust what it read under this lease."""
         wanted = digest(lease_id)
         for index in self._ways(lease_id):
             if self._entries["digest"][index] == wanted:
-                self._entries["state"][index] = LeaseState.ENDED
+                self._entries["state"][index] = NixlLeaseState.ENDED
 
     def _place(self, lease_id: str) -> int:
         wanted = digest(lease_id)
-        free = [i for i in self._ways(lease_id) if self._entries["state"][i] != LeaseState.LIVE]
+        free = [i for i in self._ways(lease_id) if self._entries["state"][i] != NixlLeaseState.LIVE]
         if not free:
             raise TransferError("the lease table has no room: too many live leases")
         for index in free:

@@ -8,7 +8,7 @@ from collections.abc import Container
 
 from kvasir.core.errors import TransferError
 from kvasir_workers.transfer.nixl.agent import NixlAgent
-from kvasir_workers.transfer.nixl.endpoint import Endpoint, decode
+from kvasir_workers.transfer.nixl.endpoint import NixlEndpoint, decode
 
 MAX_PEERS = 256
 
@@ -18,10 +18,10 @@ class Peers:
 
     def __init__(self) -> None:
         self._known: OrderedDict[str, None] = OrderedDict()
-        self._endpoints: OrderedDict[str, Endpoint] = OrderedDict()
+        self._endpoints: OrderedDict[str, NixlEndpoint] = OrderedDict()
         self._broken: set[str] = set()
 
-    def endpoint(self, text: str) -> Endpoint:
+    def endpoint(self, text: str) -> NixlEndpoint:
         """Decoded once, since every ticket of an engine carries it. Raises TransferError."""
         found = self._endpoints.pop(text, None) or decode(text)
         self._endpoints[text] = found
@@ -29,7 +29,7 @@ class Peers:
             self._endpoints.popitem(last=False)
         return found
 
-    def connect(self, agent: NixlAgent, endpoint: Endpoint, busy: Container[str]) -> None:
+    def connect(self, agent: NixlAgent, endpoint: NixlEndpoint, busy: Container[str]) -> None:
         """See that `agent` knows the peer. `busy` are peers that are read from. Raises TransferError."""
         peer = endpoint.agent
         if peer in self._broken:

@@ -11,27 +11,27 @@ import numpy as np
 
 from kvasir.core.errors import TransferError
 from kvasir.core.identity import KvLayout
-from kvasir.ports.transfer import KvRegion, Offer, Part
+from kvasir.ports.transfer import BlockPart, KvRegion, Offer
 from kvasir_workers.transfer.checksums import PendingSums, Sums, first_difference
 from kvasir_workers.transfer.nixl.agent import Descriptors, device_ordinal
-from kvasir_workers.transfer.nixl.endpoint import Endpoint
-from kvasir_workers.transfer.nixl.landing import BATCH_BYTES, Place
+from kvasir_workers.transfer.nixl.endpoint import NixlEndpoint
+from kvasir_workers.transfer.nixl.landing import BATCH_BYTES, ReadTarget
 from kvasir_workers.transfer.nixl.leases import Extent
 from kvasir_workers.transfer.nixl.pages import MAX_PAGE_BYTES, Page, page_bytes
 from kvasir_workers.transfer.runs import Numbers, Runs, merge
 
 
 @dataclass(frozen=True, slots=True)
-class Read:
+class NixlRead:
     """A read of the wanted blocks number `rows`, all layers, into `place`."""
 
     handle: int
     rows: slice
-    place: Place
+    place: ReadTarget
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class LeaseReading:
     """A reading of the lease and, where its place was known, of its page. `last`: begun when the last byte
     had arrived."""
 
@@ -41,27 +41,27 @@ class Look:
 
 
 @dataclass(slots=True)
-class Pull:
+class NixlPull:
     """`ids` are the source's blocks as far as they are known, for the first of `targets`. `page` is where the
     sender has the lease's page, `place` where it is read to; `looked_in` is the poll of the last look.
     `batches` are rows that are yet to be read; `copies` are reads that have ended and are copied on."""
 
     pull_id: str
     offer: Offer
-    endpoint: Endpoint
+    endpoint: NixlEndpoint
     first: int
     targets: tuple[int, ...]
-    source: Part
-    target: Part
+    source: BlockPart
+    target: BlockPart
     timeout_s: float
     started_s: float
     deadline_s: float
     slot: int
     ids: list[int] = field(default_factory=list)
     batches: deque[slice] = field(default_factory=deque)
-    reads: list[Read] = field(default_factory=list)
-    copies: list[tuple[Read, Future[None]]] = field(default_factory=list)
-    look: Look | None = None
+    reads: list[NixlRead] = field(default_factory=list)
+    copies: list[tuple[NixlRead, Future[None]]] = field(default_factory=list)
+    look: LeaseReading | None = None
     looked_in: int = -1
     grant: int = 0
     page: Extent | None = None
@@ -93,7 +93,7 @@ class Pull:
         return 0 if parts % self.source.of else parts // self.source.of
 
 
-def check_fits(pull: Pull, regions: Sequence[KvRegion], layout: KvLayout) -> None:
+def check_fits(pull: NixlPull, regions: Sequence[KvRegion], layout: KvLayout) -> None:
     """Raises TransferError where the two sides' KV cannot be exchanged, or not as the pull says."""
     endpoint, source, target = pull.endpoint, pull.source, pull.target
     differences = layout.differences(endpoint.layout)
@@ -115,7 +115,7 @@ def check_fits(pull: Pull, regions: Sequence[KvRegion], layout: KvLayout) -> Non
         raise TransferError("a target block lies outside the receiving side's memory")
 
 
-def learn(pull: Pull, ids: Sequence[int], regions: Sequence[KvRegion], now: float) -> None:
+def learn(pull: NixlPull, ids: Sequence[int], regions: Sequence[KvRegion], now: float) -> None:
     """Take in the ids of the lease's first blocks: those that are wanted and were not known are to be read,
     all layers of a block at once, so that it can be summed while the next is read, about BATCH_BYTES in each
     read. Raises TransferError for ids that cannot be."""
@@ -134,7 +134,7 @@ def learn(pull: Pull, ids: Sequence[int], regions: Sequence[KvRegion], now: floa
         pull.deadline_s = now + pull.timeout_s
 
 
-def descriptors(pull: Pull, rows: slice, place: Place) -> tuple[Descriptors, Descriptors]:
+def descriptors(pull: NixlPull, rows: slice, place: ReadTarget) -> tuple[Descriptors, Descriptors]:
     """Of `place` and of the sender's memory, pairwise: what a read of the wanted blocks number `rows` moves,
     neighbours together."""
     ids, part = pull.ids[rows], place.part
@@ -152,7 +152,7 @@ def descriptors(pull: Pull, rows: slice, place: Place) -> tuple[Descriptors, Des
     return np.vstack(local), np.vstack(remote)
 
 
-def difference(pull: Pull, rows: slice, mine: Sums, page: Page) -> str:
+def difference(pull: NixlPull, rows: slice, mine: Sums, page: Page) -> str:
     """What was sent and what has come of the wanted blocks number `rows`, where the two first differ; empty
     where they are alike."""
     sent = page.sums[pull.first + rows.start : pull.first + rows.stop]
@@ -173,7 +173,9 @@ def outside(blocks: Sequence[int], regions: Sequence[KvRegion]) -> bool:
     return bool(blocks) and (min(blocks) < 0 or max(blocks) >= min(region.blocks for region in regions))
 
 
-def _descriptors(regions: Sequence[KvRegion], blocks: Numbers, lengths: Numbers, part: Part) -> Descriptors:
+def _descriptors(
+    regions: Sequence[KvRegion], blocks: Numbers, lengths: Numbers, part: BlockPart
+) -> Descriptors:
     """Those of regions that are alike but for their addresses, one region after the other."""
     size = regions[0].block_bytes
     bases = np.array([region.address for region in regions], dtype=np.int64)[:, None]

@@ -27,15 +27,23 @@ import numpy.typing as npt
 
 from kvasir.core.errors import TransferError
 from kvasir.core.identity import KvLayout
-from kvasir.ports.transfer import WHOLE, KvRegion, Offer, Part, Pulled, PullFailed
+from kvasir.ports.transfer import WHOLE, BlockPart, KvRegion, Offer, Pulled, PullFailed
 from kvasir_workers.transfer.checksums import BlockSums
 from kvasir_workers.transfer.nixl import leases
 from kvasir_workers.transfer.nixl.agent import NixlAgent, XferState
 from kvasir_workers.transfer.nixl.landing import Landing
-from kvasir_workers.transfer.nixl.leases import Found, LeaseState
+from kvasir_workers.transfer.nixl.leases import NixlLeaseState, TableEntry
 from kvasir_workers.transfer.nixl.pages import PageMemory, memory_bytes, page_bytes, parse
 from kvasir_workers.transfer.nixl.peers import Peers
-from kvasir_workers.transfer.nixl.pulls import Look, Pull, Read, check_fits, descriptors, difference, learn
+from kvasir_workers.transfer.nixl.pulls import (
+    LeaseReading,
+    NixlPull,
+    NixlRead,
+    check_fits,
+    descriptors,
+    difference,
+    learn,
+)
 from kvasir_workers.transfer.nixl.serving import PulledNotice
 
 POLL_BUDGET_S = 0.002
@@ -44,7 +52,7 @@ MAX_PULLS = 1024
 MAX_LEFT = MAX_PULLS // 2
 
 
-class ReceivingSide:
+class NixlReceiver:
     """Pulls under way over one NIXL agent, which is replaced when a pull cannot be stopped otherwise. `sums`
     is what to check with, None not to."""
 
@@ -68,8 +76,8 @@ class ReceivingSide:
         self._buckets: npt.NDArray[Any] = np.zeros((MAX_PULLS, leases.BUCKET_BYTES), dtype=np.uint8)
         self._pages = PageMemory(memory_bytes(regions[0].blocks, 2))
         self._slots = list(range(MAX_PULLS))
-        self._pulls: dict[str, Pull] = {}
-        self._left: list[Pull] = []
+        self._pulls: dict[str, NixlPull] = {}
+        self._left: list[NixlPull] = []
         self._peers = Peers()
         self._ended: list[Pulled | PullFailed] = []
         self._fencing = False
@@ -84,8 +92,8 @@ class ReceivingSide:
         targets: Sequence[int],
         timeout_s: float,
         *,
-        source: Part = WHOLE,
-        target: Part = WHOLE,
+        source: BlockPart = WHOLE,
+        target: BlockPart = WHOLE,
     ) -> None:
         """Begin a pull. What is wrong with it comes as PullFailed from poll(); raises TransferError
         only for a pull_id that is under way."""
@@ -97,7 +105,7 @@ class ReceivingSide:
         now = self._now()
         try:
             endpoint = self._peers.endpoint(offer.endpoint)
-            pull = Pull(
+            pull = NixlPull(
                 pull_id,
                 offer,
                 endpoint,
@@ -145,7 +153,7 @@ class ReceivingSide:
         ended, self._ended = self._ended, []
         return ended
 
-    def _advance(self, pull: Pull, until: float) -> None:
+    def _advance(self, pull: NixlPull, until: float) -> None:
         if pull.failure is None and self._now() >= pull.deadline_s:
             missing = "" if pull.known else f": {len(pull.ids)} of {len(pull.targets)} blocks were told of"
             pull.failure = ("timeout", f"no progress within {pull.timeout_s:g} s{missing}")
@@ -165,7 +173,7 @@ class ReceivingSide:
         if pull.failure is not None and not pull.copies and (self._landing.slots or not pull.in_flight):
             self._finish(pull, PullFailed(pull.pull_id, *pull.failure))
 
-    def _end_reads(self, pull: Pull, until: float) -> None:
+    def _end_reads(self, pull: NixlPull, until: float) -> None:
         """Copy on what has arrived while the rest is read."""
         running = []
         for read in pull.reads:
@@ -182,7 +190,7 @@ class ReceivingSide:
                 self._landing.give(read.place)
         pull.reads = running
 
-    def _end_copies(self, pull: Pull) -> None:
+    def _end_copies(self, pull: NixlPull) -> None:
         """Sum what is in place."""
         copying = []
         for read, copy in pull.copies:
@@ -206,7 +214,7 @@ class ReceivingSide:
                 self._give_back(pull)
         self._left = [pull for pull in self._left if pull.in_flight]
 
-    def _settled(self, pull: Pull, handle: int) -> XferState | None:
+    def _settled(self, pull: NixlPull, handle: int) -> XferState | None:
         """How a read ended, or None while it runs. A failed one marks the pull and the peer."""
         state = self._agent.state(handle)
         if state is XferState.RUNNING:
@@ -217,7 +225,7 @@ class ReceivingSide:
             pull.failure = pull.failure or ("io", f"agent {pull.endpoint.agent} broke off")
         return state
 
-    def _post_reads(self, pull: Pull, until: float) -> None:
+    def _post_reads(self, pull: NixlPull, until: float) -> None:
         if self._hangs(pull.endpoint.agent) or (self._fencing and not pull.in_flight):
             return
         while pull.batches:
@@ -230,7 +238,7 @@ class ReceivingSide:
             if self._now() >= until:
                 return
 
-    def _post(self, pull: Pull, rows: slice) -> Read | None:
+    def _post(self, pull: NixlPull, rows: slice) -> NixlRead | None:
         """A read that has begun; None while there is no place for it."""
         peer = pull.endpoint.agent
         place = self._landing.take(peer, pull.targets[rows], pull.target)
@@ -241,13 +249,13 @@ class ReceivingSide:
         except TransferError:
             self._landing.give(place)
             raise
-        return Read(handle, rows, place)
+        return NixlRead(handle, rows, place)
 
     def _hangs(self, peer: str) -> bool:
         """Whether a peer still owes bytes to a pull that has failed."""
         return any(pull.endpoint.agent == peer for pull in self._left)
 
-    def _should_look(self, pull: Pull) -> bool:
+    def _should_look(self, pull: NixlPull) -> bool:
         """After the last byte; for ids that are missing; and once beside the blocks to learn where the page
         is, which spares the last look a second one. Once in a poll, unless that brought something."""
         if pull.looked_in == self._polls or self._hangs(pull.endpoint.agent):
@@ -258,7 +266,7 @@ class ReceivingSide:
             return False
         return not pull.known or (self._checks(pull) and not pull.grant)
 
-    def _begin_look(self, pull: Pull) -> None:
+    def _begin_look(self, pull: NixlPull) -> None:
         self._connect(pull)
         bucket = self._buckets[pull.slot]
         bucket[:] = 0
@@ -273,9 +281,9 @@ class ReceivingSide:
         handle = self._agent.read(pull.endpoint.agent, mine, theirs, "cpu")
         pull.looked_in = self._polls
         self._steps += 1
-        pull.look = Look(handle, pull.page if pull.place is not None else None, pull.arrived)
+        pull.look = LeaseReading(handle, pull.page if pull.place is not None else None, pull.arrived)
 
-    def _end_look(self, pull: Pull) -> None:
+    def _end_look(self, pull: NixlPull) -> None:
         look = pull.look
         if look is None or self._settled(pull, look.handle) is None:
             return
@@ -283,18 +291,18 @@ class ReceivingSide:
         if pull.failure is not None:
             return
         found = leases.look_up(self._buckets[pull.slot].tobytes(), pull.offer.lease_id, pull.offer.fence)
-        if found.state is LeaseState.FENCED:
+        if found.state is NixlLeaseState.FENCED:
             pull.failure = ("fenced", f"lease {pull.offer.lease_id} is held under another fence")
-        elif found.state is LeaseState.ENDED or (pull.grant and found.grant != pull.grant):
+        elif found.state is NixlLeaseState.ENDED or (pull.grant and found.grant != pull.grant):
             pull.failure = ("expired", f"lease {pull.offer.lease_id} has ended")
-        elif found.state is LeaseState.LIVE:
+        elif found.state is NixlLeaseState.LIVE:
             before = pull.page, len(pull.ids), pull.good
             self._take_in(pull, look, found)
             if before != (pull.page, len(pull.ids), pull.good):
                 pull.looked_in = -1
         # An absent lease is looked up again until the deadline: a ticket may overtake its offer.
 
-    def _take_in(self, pull: Pull, look: Look, found: Found) -> None:
+    def _take_in(self, pull: NixlPull, look: LeaseReading, found: TableEntry) -> None:
         """What a look at a live lease says."""
         pull.grant = found.grant
         if found.page is None:
@@ -320,7 +328,7 @@ class ReceivingSide:
         if look.last and len(page.ids) >= pull.first + len(pull.targets):
             pull.good, pull.theirs = True, page
 
-    def _judge(self, pull: Pull) -> None:
+    def _judge(self, pull: NixlPull) -> None:
         """End a pull whose bytes have arrived, if its lease was good afterwards and the sums agree."""
         if not pull.good:
             return
@@ -338,10 +346,10 @@ class ReceivingSide:
         seconds = self._now() - pull.started_s
         self._finish(pull, Pulled(pull.pull_id, len(pull.targets) * size, seconds))
 
-    def _checks(self, pull: Pull) -> bool:
+    def _checks(self, pull: NixlPull) -> bool:
         return self._sums is not None and pull.sub_parts > 0 and bool(pull.targets)
 
-    def _finish(self, pull: Pull, event: Pulled | PullFailed) -> None:
+    def _finish(self, pull: NixlPull, event: Pulled | PullFailed) -> None:
         del self._pulls[pull.pull_id]
         if pull.in_flight:
             self._left.append(pull)
@@ -350,7 +358,7 @@ class ReceivingSide:
         self._ended.append(event)
         self._steps += 1
 
-    def _give_back(self, pull: Pull) -> None:
+    def _give_back(self, pull: NixlPull) -> None:
         self._slots.append(pull.slot)
         if pull.place is not None:
             self._pages.give(pull.place)
@@ -379,7 +387,7 @@ class ReceivingSide:
         self._agent = self._start_agent()
         self._fencing = False
 
-    def _connect(self, pull: Pull) -> None:
+    def _connect(self, pull: NixlPull) -> None:
         pulls = (*self._pulls.values(), *self._left)
         self._peers.connect(self._agent, pull.endpoint, {p.endpoint.agent for p in pulls if p.in_flight})
 

@@ -18,7 +18,7 @@ from kvasir.core.errors import TransferError
 from kvasir.ports.transfer import LeaseEnded
 from kvasir_workers.transfer.checksums import BlockSums, PendingSums
 from kvasir_workers.transfer.nixl.agent import NixlAgent
-from kvasir_workers.transfer.nixl.leases import Extent, LeaseTable
+from kvasir_workers.transfer.nixl.leases import Extent, NixlLeaseTable
 from kvasir_workers.transfer.nixl.pages import MAX_PAGE_BYTES, PageMemory, PageWriter, page_bytes
 
 _log = logging.getLogger(__name__)
@@ -52,12 +52,12 @@ class _Lease:
     confirmed: set[int] = field(default_factory=set)
 
 
-class ServingSide:
+class NixlSender:
     """Leases on local blocks, published in a table and in pages that receivers read. `parts` sums are given
     for a block, 0 for none."""
 
     def __init__(
-        self, agent: NixlAgent, table: LeaseTable, pages: PageMemory, sums: BlockSums, parts: int
+        self, agent: NixlAgent, table: NixlLeaseTable, pages: PageMemory, sums: BlockSums, parts: int
     ) -> None:
         self._agent = agent
         self._table = table

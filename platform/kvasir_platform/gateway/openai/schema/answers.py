@@ -23,7 +23,7 @@ class CompletionTokensDetails(Struct):
     reasoning_tokens: int
 
 
-class Usage(Struct, omit_defaults=True):
+class UsageInfo(Struct, omit_defaults=True):
     """What a call used, over all of its choices. `completion_tokens_details` comes where the model's text is
     taken apart."""
 
@@ -34,7 +34,7 @@ class Usage(Struct, omit_defaults=True):
     completion_tokens_details: CompletionTokensDetails | None = None
 
 
-class TokenLogprob(Struct):
+class LogprobEntry(Struct):
     """One candidate of one position. -9999 stands for minus infinity."""
 
     token: str
@@ -42,10 +42,10 @@ class TokenLogprob(Struct):
     bytes: list[int]
 
 
-class PositionLogprob(TokenLogprob):
+class PositionLogprob(LogprobEntry):
     """A position of the output: what was sampled, and the best candidates."""
 
-    top_logprobs: list[TokenLogprob]
+    top_logprobs: list[LogprobEntry]
 
 
 class ChatLogprobs(Struct):
@@ -126,7 +126,7 @@ class ChatCompletion(Struct, omit_defaults=True):
     created: int
     model: str
     choices: list[ChatChoice]
-    usage: Usage
+    usage: UsageInfo
     prompt_logprobs: PromptLogprobs | None = None
     prompt_token_ids: list[int] | None = None
 
@@ -177,7 +177,7 @@ class ChatChunk(Struct, omit_defaults=True):
     created: int
     model: str
     choices: list[ChunkChoice]
-    usage: Usage | None = None
+    usage: UsageInfo | None = None
     prompt_token_ids: list[int] | None = None
 
 
@@ -194,7 +194,7 @@ class CompletionChoice(Struct, omit_defaults=True):
     prompt_logprobs: PromptLogprobs | None = None
 
 
-class Completion(Struct, omit_defaults=True):
+class CompletionResponse(Struct, omit_defaults=True):
     """Completions of one or several prompts, in their order, or an event of a stream of them."""
 
     id: str
@@ -202,7 +202,7 @@ class Completion(Struct, omit_defaults=True):
     created: int
     model: str
     choices: list[CompletionChoice]
-    usage: Usage | None = None
+    usage: UsageInfo | None = None
 
 
 class Embedding(Struct):
@@ -266,7 +266,7 @@ class Models(Struct):
     data: list[Model]
 
 
-class Health(Struct):
+class HealthResponse(Struct):
     """The server is well."""
 
     status: Literal["live", "ready"]
@@ -279,7 +279,7 @@ class Readiness(Struct):
     reason: str | None
 
 
-class Status(Struct):
+class StatusResponse(Struct):
     """How the deployment is: what `kvasir status` shows. `reason` says why it is not ready; `readiness` says
     the same of each model."""
 
@@ -300,7 +300,7 @@ class Decisions(Struct):
     decisions: list[dict[str, Any]]
 
 
-class DrainWish(Struct, forbid_unknown_fields=True, omit_defaults=True):
+class DrainRequest(Struct, forbid_unknown_fields=True, omit_defaults=True):
     """Why a worker is drained."""
 
     reason: str = ""

@@ -30,7 +30,7 @@ from vllm.sampling_params import StructuredOutputsParams
 from vllm.tool_parsers import ToolParser
 
 from kvasir.core.requests import Parsing, Sampling, ToolCallDelta
-from kvasir_workers.engines.parts import Parts
+from kvasir_workers.engines.parts import StepParts
 from kvasir_workers.engines.vllm.output.structured import FAULTS, words
 
 _log = logging.getLogger(__name__)
@@ -152,14 +152,14 @@ class ChoiceParser:
         if parser is not None:
             parser.set_prompt_token_ids(prompt)
 
-    def take(self, text: str, token_ids: Sequence[int], *, finished: bool) -> Parts:
+    def take(self, text: str, token_ids: Sequence[int], *, finished: bool) -> StepParts:
         """See PartsParser."""
         self._text += text
         self._fresh += token_ids
         if self._parser is None:
             return self._plain()
         due = len(self._ids) // _PACE_TOKENS if self._paced else 0
-        return self._parse(finished) if finished or len(self._fresh) > due else Parts()
+        return self._parse(finished) if finished or len(self._fresh) > due else StepParts()
 
     def reasoning_tokens(self) -> int:
         """See PartsParser."""
@@ -196,7 +196,7 @@ class ChoiceParser:
             self._parse(False)
         self._fresh = behind
 
-    def _parse(self, finished: bool) -> Parts:
+    def _parse(self, finished: bool) -> StepParts:
         text, fresh = self._text, self._fresh
         try:
             message = self._parser.parse_delta(
@@ -215,19 +215,19 @@ class ChoiceParser:
         self._text, self._fresh = "", []
         return parts
 
-    def _plain(self) -> Parts:
+    def _plain(self) -> StepParts:
         text, self._text, self._fresh = self._text, "", []
-        return Parts(text=text, taken=len(text))
+        return StepParts(text=text, taken=len(text))
 
-    def _parts(self, message: Any, taken: int) -> Parts:
+    def _parts(self, message: Any, taken: int) -> StepParts:
         if message is None:
-            return Parts(taken=taken)
+            return StepParts(taken=taken)
         calls: tuple[ToolCallDelta, ...] = ()
         if message.tool_calls:
             calls = tuple(
                 _call(each) for each in message.tool_calls if each.index == 0 or not self._only_call
             )
-        return Parts(
+        return StepParts(
             text=message.content or "", reasoning=message.reasoning or "", tool_calls=calls, taken=taken
         )
 

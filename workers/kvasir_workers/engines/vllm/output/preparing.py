@@ -22,7 +22,7 @@ from kvasir_workers.engines.continued import continued_tokens
 from kvasir_workers.engines.vllm.output import continuation
 from kvasir_workers.engines.vllm.output.parsing import ChoiceParser, Parsers, Understanding
 from kvasir_workers.engines.vllm.output.preparing_queue import Busy
-from kvasir_workers.engines.vllm.output.structured import Rules, structured_params
+from kvasir_workers.engines.vllm.output.structured import StructuredRules, structured_params
 
 T = TypeVar("T")
 
@@ -69,7 +69,7 @@ class Prepared:
 class Preparer:
     """Prepares legs of one engine."""
 
-    def __init__(self, parsers: Parsers, rules: Rules) -> None:
+    def __init__(self, parsers: Parsers, rules: StructuredRules) -> None:
         self._parsers = parsers
         self._rules = rules
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="kvasir-prepare")

@@ -11,14 +11,14 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from kvasir.core.requests import EngineRequest
-from kvasir_workers.engines.vllm.output.stream import Stream
+from kvasir_workers.engines.vllm.output.stream import LegStream
 
 
 class Busy(Exception):
     """A leg waited too long for its turn to be prepared."""
 
 
-class Preparer(Protocol):
+class LegPreparer(Protocol):
     """What is used of kvasir_workers.engines.vllm.output.preparing.Preparer."""
 
     def at_once(self, request: EngineRequest) -> Any: ...
@@ -32,14 +32,16 @@ class Preparing:
     """`ready` takes a leg that is prepared, `fail` one that cannot be, with a code and a message. A leg that
     ended meanwhile is given to neither."""
 
-    def __init__(self, ready: Callable[[Stream], None], fail: Callable[[Stream, str, str], None]) -> None:
+    def __init__(
+        self, ready: Callable[[LegStream], None], fail: Callable[[LegStream, str, str], None]
+    ) -> None:
         self._ready = ready
         self._fail = fail
-        self._preparer: Preparer | None = None
+        self._preparer: LegPreparer | None = None
         self._refused: tuple[type[BaseException], ...] = ()
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def start(self, preparer: Preparer, refused: tuple[type[BaseException], ...]) -> None:
+    def start(self, preparer: LegPreparer, refused: tuple[type[BaseException], ...]) -> None:
         """Once, before any leg; `refused` is what it raises for what a client did wrong."""
         self._preparer, self._refused = preparer, refused
 
@@ -53,7 +55,7 @@ class Preparing:
         if preparer is not None:
             preparer.close()
 
-    def begin(self, stream: Stream) -> None:
+    def begin(self, stream: LegStream) -> None:
         """Prepare a leg: at once where that costs little, which keeps its place in the queue."""
         if self._preparer is None:
             raise RuntimeError("nothing has been started")
@@ -65,7 +67,7 @@ class Preparing:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _prepare(self, preparer: Preparer, stream: Stream) -> None:
+    async def _prepare(self, preparer: LegPreparer, stream: LegStream) -> None:
         fault: tuple[str, str]
         try:
             prepared = await preparer.prepare(stream.request)
@@ -84,6 +86,6 @@ class Preparing:
         if not stream.ended:
             self._fail(stream, *fault)
 
-    def _prepared(self, stream: Stream, prepared: Any) -> None:
+    def _prepared(self, stream: LegStream, prepared: Any) -> None:
         stream.prepared, stream.parsers = prepared, prepared.parsers
         self._ready(stream)

@@ -33,7 +33,7 @@ _FINISH = {
 }
 
 
-class Completion(Protocol):
+class VllmCompletion(Protocol):
     """What is read of vllm.outputs.CompletionOutput (output kind DELTA)."""
 
     index: int
@@ -44,7 +44,7 @@ class Completion(Protocol):
     stop_reason: int | str | None
 
 
-class Output(Protocol):
+class VllmOutput(Protocol):
     """What is read of vllm.outputs.RequestOutput."""
 
     outputs: list[Any]
@@ -55,7 +55,7 @@ class Output(Protocol):
     prompt_logprobs: Any
 
 
-class Stream:
+class LegStream:
     """The life of one submitted leg. `ended` is True once its last delta has been made.
 
     `collector` is vLLM's handle of the request, once it has one, and `lease_id` the lease under which a
@@ -100,7 +100,7 @@ class Stream:
             return False
         return request.parsing is not None or request.sampling.structured is not None
 
-    def deltas(self, output: Output) -> list[Delta]:
+    def deltas(self, output: VllmOutput) -> list[Delta]:
         """What `output` adds. Empty after the end, and for a step that only advanced a prefill."""
         if self.ended:
             return []
@@ -150,7 +150,7 @@ class Stream:
             error_message=message,
         )
 
-    def _delta(self, completion: Completion, end: Output | None) -> Delta:
+    def _delta(self, completion: VllmCompletion, end: VllmOutput | None) -> Delta:
         request = self.request
         finish = _FINISH[completion.finish_reason] if completion.finish_reason else None
         tokens: tuple[int, ...] = ()

@@ -76,7 +76,7 @@ def structured_params(structured: Structured) -> StructuredOutputsParams:
     return StructuredOutputsParams(choice=choices)
 
 
-class Rules:
+class StructuredRules:
     """Judges rules for one engine: `compilers` are asked in their order, with vLLM's `config` else."""
 
     def __init__(

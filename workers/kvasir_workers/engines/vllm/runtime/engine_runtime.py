@@ -28,7 +28,7 @@ from kvasir_workers.engines.vllm.output import continuation
 from kvasir_workers.engines.vllm.output.parsing import Parsers
 from kvasir_workers.engines.vllm.output.preparing import Prepared, Preparer
 from kvasir_workers.engines.vllm.output.stream import pull_of
-from kvasir_workers.engines.vllm.output.structured import Rules, VettedParams
+from kvasir_workers.engines.vllm.output.structured import StructuredRules, VettedParams
 from kvasir_workers.engines.vllm.setup.arguments import compilers
 from kvasir_workers.engines.vllm.setup.golden import engine_golden
 from kvasir_workers.engines.vllm.setup.load import LoadRecorder
@@ -91,7 +91,7 @@ def preparer(llm: AsyncLLM, engine: EngineSpec) -> Preparer:
         reasoning_parser=engine.reasoning_parser,
         strictness=engine.tool_strictness,
     )
-    rules = Rules(
+    rules = StructuredRules(
         llm.vllm_config.structured_outputs_config,
         compilers(engine),
         model_config=model_config,
