@@ -51,11 +51,11 @@ def body(prompt_bytes: int, *, stream: bool) -> bytes:
 def client(pipe: Connection, port: int) -> None:
     """Serve the parent's wishes: ("requests", bytes, n) or ("streams", n), each until answered."""
     while True:
-        wish = pipe.recv()
-        if wish[0] == "requests":
-            _requests(port, wish[1], wish[2])
-        elif wish[0] == "streams":
-            _streams(port, wish[1])
+        desired = pipe.recv()
+        if desired[0] == "requests":
+            _requests(port, desired[1], desired[2])
+        elif desired[0] == "streams":
+            _streams(port, desired[1])
         else:
             return
         pipe.send("done")
@@ -109,9 +109,9 @@ class Bench:
         self._pipe = pipe
         self._router = router
 
-    async def ask(self, *wish: Any) -> None:
+    async def ask(self, *desired: Any) -> None:
         """Have the client do something, and wait for it."""
-        self._pipe.send(wish)
+        self._pipe.send(desired)
         await asyncio.to_thread(self._pipe.recv)
 
     async def request_ms(self, prompt_bytes: int, count: int) -> float:

@@ -52,9 +52,9 @@ class Bench:
         self._pids = pids
         self.port = port
 
-    async def ask(self, *wish: object) -> None:
+    async def ask(self, *desired: object) -> None:
         """Have the client do something, and wait for it."""
-        self._pipe.send(wish)
+        self._pipe.send(desired)
         await asyncio.to_thread(self._pipe.recv)
 
     async def request_us(self) -> dict[str, float]:

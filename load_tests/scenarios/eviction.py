@@ -114,7 +114,7 @@ def play(prompts: Sequence[Prompt], policy: Eviction[bytes], slots: int, order: 
     return Outcome(hits, asked, time.process_time() - began)
 
 
-def foreseen_hits(prompts: Sequence[Prompt], slots: int) -> int:
+def predicted_hits(prompts: Sequence[Prompt], slots: int) -> int:
     """What a cache hits that knows when each block is used again. Who uses a block uses all before it, so
     that the end of a prompt is never used sooner than its beginning, and goes first."""
     following: dict[bytes, int] = {}
@@ -161,9 +161,9 @@ class Fleet:
             sum(run.hits for run in runs), sum(run.asked for run in runs), sum(run.cpu_s for run in runs)
         )
 
-    def foreseen(self, share: float) -> float:
+    def predicted(self, share: float) -> float:
         """The share of the infinite cache's hits that one with foresight has."""
-        return sum(foreseen_hits(part, self.slots(share)) for part in self.parts) / self.infinite
+        return sum(predicted_hits(part, self.slots(share)) for part in self.parts) / self.infinite
 
 
 def fleet(label: str, trace: RequestTrace, workers: int) -> Fleet:
@@ -184,7 +184,7 @@ def compare(on: Fleet, shares: Sequence[float]) -> list[Row]:
             rates[kind] = run.hits / on.infinite
             costs[kind].append(run.cpu_s / run.asked * 1e6)
             rows.append(_beside(f"hits, {kind}, {at}", rates[kind], rates[FLOOR], shown=kind != FLOOR))
-        rows.append(Row(f"hits, with foresight, {at}", on.foreseen(share), "", "higher"))
+        rows.append(Row(f"hits, with foresight, {at}", on.predicted(share), "", "higher"))
         say(f"{at}: " + ", ".join(f"{kind} {rate:.4f}" for kind, rate in rates.items()))
     for kind, samples in costs.items():
         value, spread = median(samples)

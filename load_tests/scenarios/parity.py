@@ -57,13 +57,13 @@ class Outcome:
     """One request. All in tokens but `kv_state`, how far the picture of its prefill worker was trusted."""
 
     prompt: int
-    foreseen: int
+    predicted: int
     found: int
     kv_state: str
 
     @property
     def exact(self) -> bool:
-        return self.foreseen == self.found
+        return self.predicted == self.found
 
 
 class Client:
@@ -142,10 +142,10 @@ async def replay(client: Client, sessions: list[Session], at_once: int) -> list[
 def rows(label: str, outcomes: list[Outcome], target: float | None = None) -> list[Row]:
     """The fractions that are exact, of requests and of tokens."""
     exact = sum(outcome.exact for outcome in outcomes)
-    wrong = sum(abs(outcome.foreseen - outcome.found) for outcome in outcomes)
+    wrong = sum(abs(outcome.predicted - outcome.found) for outcome in outcomes)
     prompt, found = sum(outcome.prompt for outcome in outcomes), sum(outcome.found for outcome in outcomes)
     trusted = sum(outcome.kv_state == "exact" for outcome in outcomes)
-    over = sum(max(0, outcome.foreseen - outcome.found) for outcome in outcomes)
+    over = sum(max(0, outcome.predicted - outcome.found) for outcome in outcomes)
     note = (
         f"{exact} of {len(outcomes)} requests; {found} of {prompt} prompt tokens found in caches; "
         f"{over} foreseen and not found, {wrong - over} found and not foreseen; {trusted} decided while EXACT"

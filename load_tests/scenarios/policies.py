@@ -90,12 +90,12 @@ class Fleet:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """One policy on one fleet at one speed-up. `foreseen` is the part of the requests whose hit was just
+    """One policy on one fleet at one speed-up. `predicted` is the part of the requests whose hit was just
     what the router had expected."""
 
     met: float
     hit_rate: float
-    foreseen: float
+    predicted: float
     imbalance: float
     ttft_p50_s: float
     ttft_p99_s: float
@@ -152,7 +152,7 @@ def at_speed(fleet: Fleet, name: str, speed_up: float) -> Figures:
     return Figures(
         met=outcome.met,
         hit_rate=outcome.hit_rate(played.trace),
-        foreseen=outcome.foreseen / len(played.trace.requests),
+        predicted=outcome.predicted / len(played.trace.requests),
         imbalance=outcome.imbalance(),
         ttft_p50_s=outcome.ttft_quantile_s(0.5),
         ttft_p99_s=outcome.ttft_quantile_s(0.99),
@@ -206,7 +206,7 @@ def _at_common(name: str, at: str, figures: Figures, fleet: Fleet) -> list[Row]:
     hits = Row(
         f"hits of an infinite cache's, {at}", figures.hit_rate, "", "higher", MUST_HIT if bound else None
     )
-    return [hits, *rows, Row(f"requests whose hit was foreseen, {at}", figures.foreseen, "", "higher")]
+    return [hits, *rows, Row(f"requests whose hit was foreseen, {at}", figures.predicted, "", "higher")]
 
 
 def robustness(pool: ProcessPoolExecutor, path: Path, peers: Sequence[str]) -> list[Row]:

@@ -158,7 +158,7 @@ def make_router(
     limits = SessionLimits(
         link=LinkLimits(tail_messages=deployment.worker.tail_messages),
         resume_window_s=deployment.worker.resume_window_s,
-        silence_s=deployment.worker.silence_s,
+        liveness_timeout_s=deployment.worker.liveness_timeout_s,
     )
 
     def make_session(endpoint: Endpoint, on_event: Callable[[SessionEvent], None]) -> WorkerSession:
@@ -180,12 +180,12 @@ def make_router(
     )
     embeds = deployment.embeds
     machine: RequestMachine | EmbeddingMachine
-    straight = None
+    fast_path = None
     if embeds:
         machine = make_embedding_machine(deployment, rng)
     else:
         machine = generating = make_machine(deployment, rng, decisions=decisions)
-        straight = FastPath(lambda request_id, _, lane: generating.go_straight(request_id, lane))
+        fast_path = FastPath(lambda request_id, _, lane: generating.take_fast_path(request_id, lane))
     return Router(
         machine,
         Registry(
@@ -195,7 +195,7 @@ def make_router(
         make_session,
         clock,
         decisions=decisions,
-        straight=straight,
+        fast_path=fast_path,
         sleeps=all(deployment.sleeps(pool) for pool in deployment.pools),
         on_summary=on_summary,
         on_worker=on_worker,

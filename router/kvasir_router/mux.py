@@ -121,10 +121,12 @@ class RouterMux:
         """Requests that wait for a worker."""
         return sum(router.queued for router in self._routers)
 
-    def books(self) -> Accounting:
+    def accounting(self) -> Accounting:
         """What is served, and what is accounted for it, in all."""
-        books = [router.books() for router in self._routers]
-        return Accounting(*(sum(getattr(each, field.name) for each in books) for field in fields(Accounting)))
+        accounting = [router.accounting() for router in self._routers]
+        return Accounting(
+            *(sum(getattr(each, field.name) for each in accounting) for field in fields(Accounting))
+        )
 
     def index_stats(self) -> TreeStats:
         """Sizes of the prefix indexes together."""

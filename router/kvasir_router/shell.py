@@ -69,7 +69,7 @@ class Router:
     """`kvasir.ports.router.RouterPort`. Call everything on one event loop; `run` must be running.
 
     `sleeps`: the model may have no worker, and gets one when it is asked for, as long as a planner says so.
-    `decisions` is the log that the machine's fleet writes. `straight` passes plain deltas on without the
+    `decisions` is the log that the machine's fleet writes. `fast_path` passes plain deltas on without the
     machine; None where each has to be looked at. `on_summary` is told of each request that ended,
     `on_worker` of each change of a worker's state and of its load a few times a second; both must not block
     or raise. `discovery` stays the caller's to close.
@@ -84,7 +84,7 @@ class Router:
         clock: Clock,
         *,
         decisions: DecisionLog,
-        straight: FastPath | None = None,
+        fast_path: FastPath | None = None,
         sleeps: bool = False,
         on_summary: Callable[[RequestSummary], None] = unobserved,
         on_worker: Callable[[WorkerView], None] = unobserved,
@@ -97,7 +97,7 @@ class Router:
         self._demand = DemandBook()
         self._sleeps = sleeps
         self._awake_in_s: float | None = None
-        self._straight = straight
+        self._fast_path = fast_path
         self._on_summary = on_summary
         self._on_worker = on_worker
         self._members = SessionMembers(
@@ -194,9 +194,9 @@ class Router:
 
     def planned(self, roles: Mapping[str, Role], awake_in_s: Mapping[str, float] | None) -> None:
         """What the planner says; see PlannerWord. None for the latter where it is not heard."""
-        told = None if awake_in_s is None else awake_in_s.get(self._registry.model)
-        self._awake_in_s = told
-        self._feed(PlanReceived(roles, told))
+        awake = None if awake_in_s is None else awake_in_s.get(self._registry.model)
+        self._awake_in_s = awake
+        self._feed(PlanReceived(roles, awake))
 
     # -- life ------------------------------------------------------------------------------------
 
@@ -210,9 +210,9 @@ class Router:
         """Requests that wait for a worker."""
         return self._machine.queued
 
-    def books(self) -> Accounting:
+    def accounting(self) -> Accounting:
         """What is served, and what is accounted for it."""
-        return self._machine.books()
+        return self._machine.accounting()
 
     def index_stats(self) -> TreeStats:
         """Sizes of the prefix index."""
@@ -320,9 +320,9 @@ class Router:
                 self._quiet.set()
 
     def _rest(self, worker_id: str, step: CodedStep) -> StepBatch | None:
-        if self._straight is None:
+        if self._fast_path is None:
             return step.decode(None)
-        return self._straight.rest(worker_id, step, self._clock.now())
+        return self._fast_path.rest(worker_id, step, self._clock.now())
 
     def _perform(self, effects: list[Effect]) -> None:
         for effect in effects:
@@ -341,8 +341,8 @@ class Router:
             return
         try:
             sink.on_delta(effect.delta)
-            if self._straight is not None:
-                self._straight.offer(effect.request_id, effect.delta, sink)
+            if self._fast_path is not None:
+                self._fast_path.offer(effect.request_id, effect.delta, sink)
         except Exception:  # one client's sink must not end the session that serves the others
             log.exception("the sink of request %s failed", effect.request_id)
             self._cut(effect.request_id, "internal_error")

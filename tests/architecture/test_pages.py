@@ -41,7 +41,7 @@ def every_series() -> set[str]:
     load = EngineLoad(tiers=(TierLoad(Medium.CPU),))
     metrics.workers([WorkerView("w", "a", "p", "ready", load=load, kv=KvStatus(KvState.EXACT, "", 0.0))])
     metrics.track_index(lambda: TreeStats(*[0] * 9))
-    metrics.track_books(lambda: Accounting(0, 0, 0, 0, 0))
+    metrics.track_accounting(lambda: Accounting(0, 0, 0, 0, 0))
     metrics.track_admission(lambda: {"m": AdmissionView()})
     metrics.track_scaling(lambda: {"p": PoolPlan(1, 1, 0, acting=True)}, lambda: 0.0)
     metrics.track_tenants(lambda: TenantFigures((TenantUse("t"),), LimitsState(shared=True, decided_alone=0)))

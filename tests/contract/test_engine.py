@@ -461,9 +461,9 @@ async def test_what_is_reported_foresees_every_hit(bench: EngineBench, prompts: 
     context = prompts.fresh(100)
     for salt in ("", "tenant", "", "tenant"):
         prompt = [*context, *prompts.fresh(30)]
-        foreseen = follower.hit(prompt, salt=salt)
+        predicted = follower.hit(prompt, salt=salt)
         done = await bench.generate(prompt, prompts.greedy, salt=salt)
-        assert _usage(done).cached_tokens == foreseen
+        assert _usage(done).cached_tokens == predicted
         await follower.until(partial(computed, follower, prompt, done, salt))
     assert follower.exact
 

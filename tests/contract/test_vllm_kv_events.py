@@ -304,7 +304,7 @@ class Watched:
         self, tokens: list[int], rank: int = 0, salt: str = "", adapter: str | None = None
     ) -> tuple[int, int, list[int]]:
         """The hit that was foreseen, the one that the engine reports, and the whole context."""
-        foreseen = self.follower.hit(tokens, rank, salt, adapter)
+        predicted = self.follower.hit(tokens, rank, salt, adapter)
         (done,) = await self.bench.run(self.request(tokens, rank, salt, adapter))
         context = tokens + done.choice().tokens
         whole = (len(context) - 1) // BLOCK
@@ -313,7 +313,7 @@ class Watched:
                 self.follower.blocks(context[:-1], rank, salt, adapter) == whole or not self.follower.exact
             )
         )
-        return foreseen, _cached(done), context
+        return predicted, _cached(done), context
 
 
 def _cached(done: Recorded) -> int:
@@ -368,8 +368,8 @@ async def test_every_hit_of_salted_and_adapted_prompts_on_two_ranks_is_foreseen(
                 head, rank, salt, adapter = rng.choice(seen[-6:])
                 prompt = head[: rng.randrange(1, len(head))]
             prompt = (prompt + prompts.fresh(rng.randrange(1, 120)))[:400]
-            foreseen, cached, context = await watched.ask(prompt, rank, salt, adapter)
-            assert cached == foreseen
+            predicted, cached, context = await watched.ask(prompt, rank, salt, adapter)
+            assert cached == predicted
             hits += cached > 0
             seen.append((context, rank, salt, adapter))
         # Some were found, and there was not room for all of them.
@@ -396,8 +396,8 @@ async def test_side_by_side_prompts_and_stopped_ones_leave_the_record_exact(vllm
             # Whatever was stopped has no more to say once another request has been through.
             await watched.ask(prompts.fresh(40))
             for request in requests:
-                foreseen, cached, _ = await watched.ask(request.tokens.tolist())
-                assert cached == foreseen
+                predicted, cached, _ = await watched.ask(request.tokens.tolist())
+                assert cached == predicted
 
 
 async def _overflow(watched: Watched, prompts: FreshPrompts) -> None:
@@ -441,12 +441,12 @@ async def test_a_lost_record_of_a_busy_engine_is_exact_again_and_no_stream_notic
         await watched.ask(prompts.fresh(40))
         for _ in range(5):
             head = prompts.fresh(100)
-            foreseen, cached, context = await watched.ask(head)
-            assert cached == foreseen == 0
-            foreseen, cached, _ = await watched.ask(context)
-            assert cached == foreseen > 0
-        foreseen, cached, _ = await watched.ask(prompt)
-        assert cached == foreseen
+            predicted, cached, context = await watched.ask(head)
+            assert cached == predicted == 0
+            predicted, cached, _ = await watched.ask(context)
+            assert cached == predicted > 0
+        predicted, cached, _ = await watched.ask(prompt)
+        assert cached == predicted
         assert watched.follower.exact
 
 
@@ -461,7 +461,7 @@ async def test_a_lost_record_of_an_idle_engine_is_exact_again_at_once(vllm: Any)
         await watched.follower.catch_up()
         assert watched.bench.engine.kv.epoch == epoch + 1  # type: ignore[union-attr]  # it is our own record
         for _ in range(3):
-            foreseen, cached, context = await watched.ask(prompts.fresh(100))
-            assert cached == foreseen == 0
-            foreseen, cached, _ = await watched.ask(context)
-            assert cached == foreseen > 0
+            predicted, cached, context = await watched.ask(prompts.fresh(100))
+            assert cached == predicted == 0
+            predicted, cached, _ = await watched.ask(context)
+            assert cached == predicted > 0

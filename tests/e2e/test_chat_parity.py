@@ -118,7 +118,7 @@ def test_the_edge_renders_chats_as_vllms_server_does(folder: Path, template: str
     tokenizer = AutoTokenizer.from_pretrained(folder)
     source = TEMPLATES[template] or str(tokenizer.chat_template)
     ours = ChatTemplate(source, special_tokens(folder))
-    powers = ModelCapabilities(tools=True, reasoning=True)
+    capabilities = ModelCapabilities(tools=True, reasoning=True)
     compared = 0
     for name, body in BODIES.items():
         if body.get("documents") and not ours.takes_documents:
@@ -134,7 +134,7 @@ def test_the_edge_renders_chats_as_vllms_server_does(folder: Path, template: str
             config, tokenizer, conversation, tools=tools, tokenize=False, **kwargs
         )
         whole = {"model": "m", **body}
-        (prompt,) = chat_call(decode_chat(json.dumps(whole).encode()), ours, 4096, powers).prompts
+        (prompt,) = chat_call(decode_chat(json.dumps(whole).encode()), ours, 4096, capabilities).prompts
         assert (name, prompt) == (name, theirs)
         compared += 1
     assert compared >= len(BODIES) - 2

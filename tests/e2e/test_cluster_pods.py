@@ -195,11 +195,11 @@ class Cluster:
         beside.write_text(yaml.safe_dump(spec))
         beside.rename(self.spec_file)
 
-    def wish_pods(self, **templates: str) -> None:
+    def set_desired_pods(self, **templates: str) -> None:
         """Say of which template each pool's pods should be."""
-        wished = {pool: {"template": template, "pods": 2} for pool, template in templates.items()}
+        desired = {pool: {"template": template, "pods": 2} for pool, template in templates.items()}
         beside = self.pods_file.with_suffix(".new")
-        beside.write_text(json.dumps(wished))
+        beside.write_text(json.dumps(desired))
         beside.rename(self.pods_file)
 
     def make_anew(self, pool: str, template: str, *ips: str) -> None:
@@ -323,7 +323,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         (folder / "redis-password").write_text(password)
         made = Cluster(folder, redis, _free_port(HEAD))
         made.spec_file.write_text(yaml.safe_dump(_spec(redis)))
-        made.wish_pods(prefill=OLD, decode=OLD)
+        made.set_desired_pods(prefill=OLD, decode=OLD)
         (folder / "token").write_text(secrets.token_hex(16))
         (folder / "ray-token").write_text(secrets.token_hex(32))
         try:
@@ -405,7 +405,7 @@ def test_a_release_serves_outlives_its_head_and_loses_pods_without_a_stream(clus
         return len(cluster.events("head", "let_go")) == 2 and cluster.running() == {"prefill": 1, "decode": 2}
 
     with _load(url, expected):
-        cluster.wish_pods(prefill=OLD, decode=NEW)
+        cluster.set_desired_pods(prefill=OLD, decode=NEW)
         cluster.replace_spec(spec)
         cluster.until(moved, "decode's workers are in pods of the changed template")
         cluster.until(lambda: _ready_workers(url) == 3, "the router has those in the pods made anew")

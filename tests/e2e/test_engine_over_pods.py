@@ -61,7 +61,7 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
         (folder / "redis-password").write_text(password)
         made = Cluster(folder, redis, _free_port(HEAD))
         made.spec_file.write_text(yaml.safe_dump(SPEC))
-        made.wish_pods(wide=OLD)
+        made.set_desired_pods(wide=OLD)
         (folder / "token").write_text(secrets.token_hex(16))
         (folder / "ray-token").write_text(secrets.token_hex(32))
         try:
@@ -114,7 +114,7 @@ def test_both_pods_of_an_engine_come_and_go_together_and_in_good_order(cluster: 
     cluster.until(partial(_serves, FIRST), "the engine serves again")
 
     # Pods of another template are there beside those: the engine moves, and both old pods end.
-    cluster.wish_pods(wide=NEW)
+    cluster.set_desired_pods(wide=NEW)
     cluster.worker("wide", FIRST_ANEW, NEW)
     _started(cluster, FIRST_ANEW)
     _follower(cluster, SECOND_ANEW, NEW)

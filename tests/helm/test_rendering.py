@@ -146,19 +146,19 @@ def brought(group: Object) -> dict[str, int]:
 def test_the_control_process_is_told_of_which_template_each_pools_pods_are_made(name: str) -> None:
     release = everything() if name == "everything" else example(name)
     (cluster,) = release.of_kind("RayCluster")
-    wished = wished_pods(release)
-    groups = [each for each in cluster["spec"]["workerGroupSpecs"] if each["groupName"] in wished]
-    assert list(wished) == sorted(group["groupName"] for group in groups)
+    desired = desired_pods(release)
+    groups = [each for each in cluster["spec"]["workerGroupSpecs"] if each["groupName"] in desired]
+    assert list(desired) == sorted(group["groupName"] for group in groups)
     for group in groups:
-        pool, template = group["groupName"], wished[group["groupName"]].template
+        pool, template = group["groupName"], desired[group["groupName"]].template
         assert brought(group) == {pool_resource(pool): 1, template_resource(template): 1}
         assert group["template"]["metadata"]["annotations"]["kvasir.dev/template"] == template
-        assert wished[pool].pods == group["maxReplicas"]
+        assert desired[pool].pods == group["maxReplicas"]
         # Otherwise a pod that has ended would be started again as it was.
         assert group["template"]["spec"]["restartPolicy"] == "Never"
 
 
-def wished_pods(release: Release) -> dict[str, PodTemplate]:
+def desired_pods(release: Release) -> dict[str, PodTemplate]:
     """As the control process reads it."""
     (found,) = (each for each in release.of_kind("ConfigMap") if "pods.json" in each["data"])
     return pod_templates(found["data"]["pods.json"].encode())
@@ -166,9 +166,9 @@ def wished_pods(release: Release) -> dict[str, PodTemplate]:
 
 def test_without_an_autoscaler_no_pod_can_be_made_beside_the_others() -> None:
     given = {"pools": {"decode": {"maxReplicas": 5}}}
-    assert wished_pods(render(given))["decode"].pods == 5
+    assert desired_pods(render(given))["decode"].pods == 5
     fixed = render(given | {"ray": {"autoscaler": {"enabled": False}}})
-    assert wished_pods(fixed)["decode"].pods == 1
+    assert desired_pods(fixed)["decode"].pods == 1
 
 
 @pytest.mark.parametrize(
@@ -188,7 +188,7 @@ def test_without_an_autoscaler_no_pod_can_be_made_beside_the_others() -> None:
 def test_pods_are_replaced_for_what_they_have_been_given_and_for_nothing_else(
     given: Object, moved: set[str]
 ) -> None:
-    before, after = wished_pods(render()), wished_pods(render(given))
+    before, after = desired_pods(render()), desired_pods(render(given))
     assert {pool for pool in before if before[pool].template != after[pool].template} == moved
 
 

@@ -11,7 +11,7 @@ import yaml
 from tests.helm.policies import POLICIES, Policy
 from tests.helm.rendering import Object, Pod, Release, render
 from tests.helm.schemas import violations
-from tests.helm.test_rendering import wished_pods
+from tests.helm.test_rendering import desired_pods
 
 BOUNDS: Object = {"min": 1, "max": 8}
 
@@ -134,7 +134,7 @@ def test_a_pools_pods_have_its_bounds_where_nothing_else_is_said(
 ) -> None:
     release = render(sized(scaling, replicas=replicas, **own))
     assert bounds(release) == expected
-    assert wished_pods(release)["decode"].pods == expected[2]
+    assert desired_pods(release)["decode"].pods == expected[2]
 
 
 def test_what_is_said_of_all_pools_comes_before_their_bounds() -> None:
@@ -174,7 +174,7 @@ def test_a_drain_of_nodes_goes_on_at_a_pools_smallest_size_and_never_takes_the_l
 
 
 def test_other_bounds_replace_no_pod() -> None:
-    before, after = wished_pods(render(sized())), wished_pods(render(sized({"min": 0, "max": 4})))
+    before, after = desired_pods(render(sized())), desired_pods(render(sized({"min": 0, "max": 4})))
     assert before["decode"].template == after["decode"].template
     assert before["decode"].pods != after["decode"].pods
 
@@ -206,7 +206,7 @@ def test_room_that_contradicts_a_pools_bounds_is_refused_with_its_path(given: Ob
 )
 def test_without_an_autoscaler_pools_may_use_the_pods_that_are_there(given: Object) -> None:
     release = render(given | FIXED)
-    assert wished_pods(release)["decode"].pods == group(release)["replicas"]
+    assert desired_pods(release)["decode"].pods == group(release)["replicas"]
 
 
 @pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: str(policy.__name__))

@@ -133,7 +133,7 @@ def test_every_request_ends_and_nothing_is_left_behind(trace: RequestTrace, name
     assert outcome.ended == len(trace.requests)
     assert all(t > 0.0 for t in outcome.ttft_s)
     assert replay.fleet.accounted() == {}
-    assert replay.fleet.foreseen == 0
+    assert replay.fleet.predicted == 0
     assert all(not worker.legs for worker in replay.fleet.workers.values())
 
 
@@ -184,7 +184,7 @@ def test_the_cost_model_finds_more_prefixes_than_turns_do_and_misses_fewer_promi
 def test_hits_are_foreseen(trace: RequestTrace) -> None:
     roomy = replace(setting(trace, speed_up=0.5), replica=a800_node())
     outcome = TraceReplay(roomy, policy()).run()
-    assert outcome.foreseen >= 0.98 * len(trace.requests)
+    assert outcome.predicted >= 0.98 * len(trace.requests)
 
 
 def test_separate_pools_share_every_request(trace: RequestTrace) -> None:
@@ -227,7 +227,7 @@ class Watcher:
                 int(candidates.waiting[0]),
                 int(candidates.streams[0]),
                 int(candidates.cached_tokens[0]),
-                self.replay.fleet.foreseen,
+                self.replay.fleet.predicted,
             )
         )
         return Plan(None, candidates.targets[0], self.name)

@@ -210,8 +210,8 @@ def test_a_pool_is_indexed_as_its_spec_says(mode: str) -> None:
         assert states(cluster) == {expected}
         stream = cluster.submit(range(LONG))
         await cluster.clock.sleep(0)
-        foreseen = sum(kv(cluster, worker_id).predicted_blocks for worker_id in cluster.workers)
-        assert (foreseen > 0) == (mode != "reported")
+        predicted = sum(kv(cluster, worker_id).predicted_blocks for worker_id in cluster.workers)
+        assert (predicted > 0) == (mode != "reported")
         await stream.finished()
 
     spec = deployment()

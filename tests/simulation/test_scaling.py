@@ -138,16 +138,16 @@ class Play:
         return self
 
     @property
-    def story(self) -> dict[str, Any]:
-        return self.loop.story(self.now)
+    def explain(self) -> dict[str, Any]:
+        return self.loop.explain(self.now)
 
     @property
     def pools(self) -> dict[str, dict[str, Any]]:
-        return {pool["pool"]: pool for pool in self.story["pools"]}
+        return {pool["pool"]: pool for pool in self.explain["pools"]}
 
     @property
     def acts(self) -> list[dict[str, Any]]:
-        return list(self.story["acts"])
+        return list(self.explain["acts"])
 
     def homes(self) -> dict[str, int]:
         """Replicas by the pool that they belong to, whatever they do."""
@@ -210,7 +210,7 @@ class Off:
         return ahead if ahead is None or self._passed_s < self._from_s else self._by * ahead
 
 
-def foreseen(by: float, seconds: float, from_s: float = 0.0) -> Play:
+def predicted(by: float, seconds: float, from_s: float = 0.0) -> Play:
     return Play(poisson(wave(seconds)), made=lambda: [Off(by, from_s)])
 
 
@@ -218,7 +218,7 @@ OFF = (1.0, 3.0, 1 / 3)
 
 
 def test_a_predictor_that_is_always_wrong_is_corrected_by_what_came() -> None:
-    honest, *wrong = plays = [foreseen(by, 3 * HOUR_S).run(HOUR_S) for by in OFF]
+    honest, *wrong = plays = [predicted(by, 3 * HOUR_S).run(HOUR_S) for by in OFF]
     for play, pool in itertools.product(wrong, ROLES):
         assert max(play.sizes[pool]) <= 3 * max(honest.sizes[pool])
     for play in plays:
@@ -231,7 +231,7 @@ def test_a_predictor_that_is_always_wrong_is_corrected_by_what_came() -> None:
 
 
 def test_a_predictor_that_goes_wrong_costs_no_more_than_it_is_wrong_by_and_for_a_time() -> None:
-    honest, *wrong = plays = [foreseen(by, 4.5 * HOUR_S, 1.5 * HOUR_S).run(1.5 * HOUR_S) for by in OFF]
+    honest, *wrong = plays = [predicted(by, 4.5 * HOUR_S, 1.5 * HOUR_S).run(1.5 * HOUR_S) for by in OFF]
     for play in plays:
         play.sizes.clear()
         assert play.met_while(1.5 * HOUR_S) >= 0.99
@@ -308,11 +308,11 @@ def test_no_size_changes_while_routers_say_nothing_and_none_jumps_after(silent_s
         play.run(LOOK_S, hears=False)
         assert play.homes() == held
     assert play.fleet.starts == starts
-    assert "said nothing" in play.story["frozen"] or "no router" in play.story["frozen"]
+    assert "said nothing" in play.explain["frozen"] or "no router" in play.explain["frozen"]
     assert [str(each["frozen"])[:6] for each in play.told if each.get("frozen")][-1] == "router"
     play.sizes.clear()
     play.run(120)
-    assert play.story["frozen"] is None
+    assert play.explain["frozen"] is None
     assert {"frozen": None} in play.told
     # What had come in the meantime is not taken for a crowd.
     assert all(max(play.sizes[pool]) <= before[pool] + 2 for pool in ROLES)
@@ -454,7 +454,7 @@ def test_advice_changes_nothing_and_says_what_would_be_done() -> None:
     assert play.acts
     assert not any(act["done"] for act in play.acts)
     assert not any(plan.acting for plan in play.word.pools.values())
-    assert play.word.pools["decode"].wished > 1
+    assert play.word.pools["decode"].desired > 1
     assert play.word.roles == {}
 
 
@@ -473,13 +473,13 @@ def test_a_pin_wins_over_the_plan_until_it_is_taken_away() -> None:
     play.run(300)
     assert play.sizes["prefill"][-1] == 12
     assert "pinned to 12" in play.pools["prefill"]["why"]
-    assert play.story["pins"] == {"prefill": 12}
+    assert play.explain["pins"] == {"prefill": 12}
     play.run(900)
     assert set(play.sizes["prefill"][-100:]) == {12}
     play.loop.pin("prefill", None)
     play.run(900)
     assert play.sizes["prefill"][-1] <= planned + 2
-    assert play.story["pins"] == {}
+    assert play.explain["pins"] == {}
 
 
 def test_a_pin_is_carried_out_where_the_plan_is_only_advice() -> None:
@@ -545,4 +545,4 @@ def test_over_a_day_nearly_all_requests_get_their_level_for_less_than_a_fleet_fo
     play.fleet.end()
     peak = next(fleet for size in range(6, 40) if (fleet := static(size)).met >= 0.99 * max(1, fleet.judged))
     assert play.fleet.paid_s < peak.paid_s
-    assert play.story["frozen"] is None
+    assert play.explain["frozen"] is None

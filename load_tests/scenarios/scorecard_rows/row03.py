@@ -102,7 +102,8 @@ async def _adapter(trial: Trial, folder: Path, kind: Kind, size: Size) -> Outcom
     texts = real_engines.prompts(trial.seed, len(faults), size.words)
     flag = folder / "flip"
     deployment = real_engines.apart(
-        transfer=TransferSpec(kind=kind, timeout_s=DEADLINE_S), worker=WorkerSpec(silence_s=SILENCE_S)
+        transfer=TransferSpec(kind=kind, timeout_s=DEADLINE_S),
+        worker=WorkerSpec(liveness_timeout_s=SILENCE_S),
     )
     # Over shared memory nobody need be there to be read from.
     env = {"UCX_TLS": "tcp,self", FLIP_FILE: str(flag)}

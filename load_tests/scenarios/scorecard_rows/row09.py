@@ -244,7 +244,7 @@ async def _uncounted(stage: Stage, where: str, prompts: int) -> int:
     """How many fewer corrupt blocks than prompts a tier has counted; a disk finds many when it starts."""
     counted = 0
 
-    async def all_told() -> bool:
+    async def in_all() -> bool:
         nonlocal counted
         (load,) = await stage.loads("both")
         counted = sum(tier["corrupt_blocks"] for tier in load["tiers"] if tier["medium"] == MEDIA[where])
@@ -252,5 +252,5 @@ async def _uncounted(stage: Stage, where: str, prompts: int) -> int:
 
     # Told with some later step or heartbeat.
     with contextlib.suppress(TimeoutError):
-        await gateway.until(all_told, WAIT_S, "corrupt blocks are counted", stage.clock, 0.05)
+        await gateway.until(in_all, WAIT_S, "corrupt blocks are counted", stage.clock, 0.05)
     return max(0, prompts - counted)

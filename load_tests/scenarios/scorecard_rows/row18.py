@@ -30,7 +30,7 @@ async def measure(trial: Trial, size: Size = Size()) -> list[Figure]:
     async with exercise(trial, whole(), Layout({"both": 1})) as fleet:
         pid = fleet.routers[0].process.pid
         host, _, port = fleet.address.rpartition(":")
-        wrong = [name for _ in range(size.rounds) for name in await _straight(host, int(port))]
+        wrong = [name for _ in range(size.rounds) for name in await _fast_path(host, int(port))]
         if any(name in _MUST_BE_400 for name in wrong):
             raise NotProven(f"not answered 400: {wrong}")
         desyncs: list[str] = []
@@ -52,7 +52,7 @@ async def measure(trial: Trial, size: Size = Size()) -> list[Figure]:
     return figures
 
 
-async def _straight(host: str, port: int) -> list[str]:
+async def _fast_path(host: str, port: int) -> list[str]:
     """The names of cases that were answered wrongly."""
     wrong = []
     for case in CASES:

@@ -85,10 +85,10 @@ class DemandReport:
 
 @dataclass(frozen=True, slots=True)
 class PoolPlan:
-    """One pool as the planner sees it. `wished` replicas are what it plans for, `acting` whether that is also
-    done, `serving` and `starting` what there is."""
+    """One pool as the planner sees it. `desired` replicas are what it plans for, `acting` whether it also
+    changes the pool, `serving` and `starting` what there is."""
 
-    wished: int
+    desired: int
     serving: int
     starting: int
     acting: bool

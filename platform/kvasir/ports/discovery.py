@@ -18,7 +18,7 @@ class Discovery(Protocol):
         last snapshot (fail-static) and goes on trying; it ends only when cancelled or closed."""
         ...
 
-    def blind_s(self) -> float:
+    def stale_s(self) -> float:
         """For how many seconds its source has not answered: so old may the newest snapshot be. 0 while it
         does."""
         ...

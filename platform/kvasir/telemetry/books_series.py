@@ -12,10 +12,18 @@ from prometheus_client.registry import Collector
 from kvasir.ports.router import Accounting
 
 _GAUGES: tuple[tuple[str, str, Callable[[Accounting], int]], ...] = (
-    ("legs", "Requests that run on workers", lambda books: books.running),
-    ("accounted_requests", "Requests whose work is accounted on workers", lambda books: books.accounted),
-    ("leases", "Leases on prefill workers' KV that is to be pulled", lambda books: books.leases),
-    ("books_balanced", "1 while what is served and what is accounted agree", lambda books: books.balanced),
+    ("legs", "Requests that run on workers", lambda accounting: accounting.running),
+    (
+        "accounted_requests",
+        "Requests whose work is accounted on workers",
+        lambda accounting: accounting.accounted,
+    ),
+    ("leases", "Leases on prefill workers' KV that is to be pulled", lambda accounting: accounting.leases),
+    (
+        "books_balanced",
+        "1 while what is served and what is accounted agree",
+        lambda accounting: accounting.balanced,
+    ),
 )
 
 
@@ -29,6 +37,6 @@ class BooksSeries(Collector):
         """One family per figure."""
         if self.read is None:
             return
-        books = self.read()
+        accounting = self.read()
         for name, text, value in _GAUGES:
-            yield GaugeMetricFamily(f"kvasir_router_{name}", text, value=value(books))
+            yield GaugeMetricFamily(f"kvasir_router_{name}", text, value=value(accounting))

@@ -43,8 +43,8 @@ class Metrics:
         self._children: dict[tuple[object, ...], Counter] = {}
         registry.register(self._workers)
         registry.register(self._index)
-        self._books = BooksSeries()
-        registry.register(self._books)
+        self._accounting = BooksSeries()
+        registry.register(self._accounting)
         self._admission = AdmissionSeries()
         registry.register(self._admission)
         self._scaling = ScalingSeries()
@@ -111,9 +111,9 @@ class Metrics:
         """Read the sizes of the prefix index from `read` at every scrape."""
         self._index.read = read
 
-    def track_books(self, read: Callable[[], Accounting]) -> None:
+    def track_accounting(self, read: Callable[[], Accounting]) -> None:
         """Read what is served and what is accounted for it from `read` at every scrape."""
-        self._books.read = read
+        self._accounting.read = read
 
     def track_tenants(self, read: Callable[[], TenantFigures]) -> None:
         """Read what tenants have used from `read` at every scrape."""
@@ -129,11 +129,11 @@ class Metrics:
         gauge = Gauge(name, "When the gateway's certificate expires", registry=self._registry)
         gauge.set_function(expires_s)
 
-    def track_discovery(self, blind_s: Callable[[], float]) -> None:
+    def track_discovery(self, stale_s: Callable[[], float]) -> None:
         """Read at every scrape for how many seconds nobody could tell which workers there are."""
         name = "kvasir_discovery_blind_seconds"
         gauge = Gauge(name, "How old the list of workers may be", registry=self._registry)
-        gauge.set_function(blind_s)
+        gauge.set_function(stale_s)
 
     def track_scaling(
         self, read: Callable[[], Mapping[str, PoolPlan]], silent_s: Callable[[], float]

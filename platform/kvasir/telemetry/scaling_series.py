@@ -12,7 +12,7 @@ from prometheus_client.registry import Collector
 from kvasir.core.demand import PoolPlan
 
 _GAUGES: tuple[tuple[str, str, Callable[[PoolPlan], float]], ...] = (
-    ("pool_replicas_wished", "Replicas that the planner wishes for", lambda plan: plan.wished),
+    ("pool_replicas_wished", "Replicas that the planner wishes for", lambda plan: plan.desired),
     ("pool_replicas_serving", "Replicas that serve", lambda plan: plan.serving),
     (
         "pool_replicas_starting",

@@ -168,8 +168,8 @@ def _decode_router_payload(frame: Any) -> RouterMessage | None:
         case "goodbye":
             return Goodbye()
         case "set_draining":
-            wish = frame.set_draining
-            return SetDraining(wish.draining, wish.reason, wish.grace_s)
+            desired = frame.set_draining
+            return SetDraining(desired.draining, desired.reason, desired.grace_s)
     return None
 
 

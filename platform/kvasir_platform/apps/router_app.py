@@ -105,9 +105,9 @@ async def serve(
     )
     metrics.track_queued(lambda: router.queued)
     metrics.track_index(router.index_stats)
-    metrics.track_books(router.books)
+    metrics.track_accounting(router.accounting)
     metrics.track_admission(router.admission)
-    metrics.track_discovery(discovery.blind_s)
+    metrics.track_discovery(discovery.stale_s)
     edges = edge_count(deployment.gateway.edges, usable_cpus())
     gateway = (
         Edges(edges, deployment, router, clock=clock, metrics=metrics, models=models)

@@ -64,9 +64,9 @@ class Sizing:
         """See ScalingLoop."""
         return self._loop.plans(pool)
 
-    def story(self, now: float) -> dict[str, object]:
+    def explain(self, now: float) -> dict[str, object]:
         """See ScalingLoop."""
-        return self._loop.story(now)
+        return self._loop.explain(now)
 
     def close(self) -> None:
         """Hear no router any more. Idempotent."""

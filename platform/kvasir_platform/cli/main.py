@@ -358,10 +358,10 @@ def _explain(args: argparse.Namespace, output: CommandOutput) -> int:
 def _drain(args: argparse.Namespace, output: CommandOutput) -> int:
     from kvasir_platform.cli.commands.drain import DrainArguments, drain
 
-    wish = DrainArguments(
+    desired = DrainArguments(
         args.worker, undo=args.undo, reason=args.reason, wait=not args.no_wait, timeout_s=args.timeout
     )
-    return drain(wish, _site(args), output)
+    return drain(desired, _site(args), output)
 
 
 def _restart(args: argparse.Namespace, output: CommandOutput) -> int:
@@ -373,7 +373,7 @@ def _restart(args: argparse.Namespace, output: CommandOutput) -> int:
 def _scale(args: argparse.Namespace, output: CommandOutput) -> int:
     from kvasir_platform.cli.commands.scale import scale
 
-    return scale(args.wishes, args.name, output)
+    return scale(args.desired_sizes, args.name, output)
 
 
 def _check(args: argparse.Namespace, output: CommandOutput) -> int:

@@ -9,7 +9,7 @@ from typing import Protocol
 from kvasir.core.errors import KvasirError, RequestError
 from kvasir.telemetry.histogram import Histogram
 from kvasir.telemetry.metrics import CONTENT_TYPE
-from kvasir_platform.edge.figures import EdgeMetrics
+from kvasir_platform.edge.edge_metrics import EdgeMetrics
 from kvasir_platform.edge.frames import PageRequest, PageResponse
 from kvasir_platform.gateway.http.errors import error_headers, error_status
 from kvasir_platform.gateway.http.exchange import JSON, Exchange, HttpRequest

@@ -19,11 +19,11 @@ from kvasir.ports.router import RouterPort
 from kvasir.telemetry.metrics import Metrics
 from kvasir.telemetry.tenant_series import TenantFigures
 from kvasir_platform.edge.address import hold, resolve
+from kvasir_platform.edge.core_endpoint import CoreParts
 from kvasir_platform.edge.core_pages import CorePages
-from kvasir_platform.edge.edge_end import CoreParts
-from kvasir_platform.edge.figures import EdgeMetrics
+from kvasir_platform.edge.edge_metrics import EdgeMetrics
 from kvasir_platform.edge.frames import EdgeWelcome
-from kvasir_platform.edge.keeper import EdgeSupervisor, RestartLimits
+from kvasir_platform.edge.supervisor import EdgeSupervisor, RestartLimits
 from kvasir_platform.gateway.catalog.models import ModelTable
 from kvasir_platform.gateway.operator.decisions import DecisionPages
 from kvasir_platform.gateway.operator.drains import DrainPages

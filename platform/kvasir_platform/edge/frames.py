@@ -153,16 +153,16 @@ class ToCore(msgspec.Struct, array_like=True):
 
 class ToEdge(msgspec.Struct, array_like=True):
     """From the core. All deltas of a turn come before all ends, which changes nothing for any request, and
-    before all that went `straight`, each of them a SessionResponse of deltas that are just the next of their
+    before all that went `fast_path`, each of them a SessionResponse of deltas that are just the next of their
     streams. Numbers in `scrapes` ask for the edge's metrics."""
 
     deltas: list[LinkDelta] = []
-    straight: list[bytes] = []
+    fast_path: list[bytes] = []
     ends: list[Ended] = []
     leaves: list[LimitResponse] = []
     shown: list[PageResponse] = []
     scrapes: list[int] = []
-    standing: CoreStatus | None = None
+    core_status: CoreStatus | None = None
     welcome: EdgeWelcome | None = None
     drain: bool = False
     beat: int = 0

@@ -43,8 +43,8 @@ class RemoteRouter:
         self._link = link
         self._now = now
         self._live: dict[str, _Live] = {}
-        self._straight = FastPath(_place)
-        self._standing = CoreStatus("the router has not said anything yet", {}, {})
+        self._fast_path = FastPath(_place)
+        self._core_status = CoreStatus("the router has not said anything yet", {}, {})
 
     @property
     def in_flight(self) -> int:
@@ -72,15 +72,15 @@ class RemoteRouter:
 
     def brownout(self, model: str) -> BrownoutView:
         """See RequestPort."""
-        return self._standing.brownouts.get(model, NO_BROWNOUT)
+        return self._core_status.brownouts.get(model, NO_BROWNOUT)
 
     def not_ready_reason(self) -> str | None:
         """See RequestPort."""
-        return self._standing.missing
+        return self._core_status.missing
 
     def not_ready_models(self) -> dict[str, str | None]:
         """See RequestPort."""
-        return dict(self._standing.missing_by_model)
+        return dict(self._core_status.missing_by_model)
 
     # -- the link's side
 
@@ -88,13 +88,13 @@ class RemoteRouter:
         """The core has said something."""
         for delta in frame.deltas:
             self._said(delta)
-        for each in frame.straight:
-            self._went_straight(each)
+        for each in frame.fast_path:
+            self._on_fast_path(each)
         for end in frame.ends:
             note = end.error
             self._end(end.summary, None if note is None else error_of(note))
-        if frame.standing is not None:
-            self._standing = frame.standing
+        if frame.core_status is not None:
+            self._core_status = frame.core_status
 
     def _said(self, delta: Delta) -> None:
         found = self._live.get(delta.request_id)
@@ -102,15 +102,15 @@ class RemoteRouter:
             return
         try:
             found.sink.on_delta(delta)
-            self._straight.offer(delta.request_id, delta, found.sink)
+            self._fast_path.offer(delta.request_id, delta, found.sink)
         except Exception:  # one client's sink must not end the link that serves the others
             log.exception("the sink of request %s failed", delta.request_id)
             self.cancel(delta.request_id)
 
-    def _went_straight(self, message: bytes) -> None:
+    def _on_fast_path(self, message: bytes) -> None:
         frame = decode_to_router(message)
         if isinstance(frame, WorkerFrame) and isinstance(frame.payload, CodedStep):
-            rest = self._straight.rest(_CORE, frame.payload, self._now())
+            rest = self._fast_path.rest(_CORE, frame.payload, self._now())
             for delta in () if rest is None else rest.deltas:
                 self._said(delta)
 
@@ -125,7 +125,7 @@ class RemoteRouter:
 
     def lost(self) -> None:
         """The core is gone, and with it every request."""
-        self._standing = CoreStatus("the router has ended", {}, {})
+        self._core_status = CoreStatus("the router has ended", {}, {})
         for found in list(self._live.values()):
             error = gone()
             self._end(self._summary(found.request, error), error)

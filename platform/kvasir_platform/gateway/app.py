@@ -25,7 +25,7 @@ from kvasir_platform.gateway.http.request_head import METHODS
 from kvasir_platform.gateway.openai.openapi import OPENAPI, openapi_page
 from kvasir_platform.gateway.operator.decisions import DECISIONS
 from kvasir_platform.gateway.operator.drains import DRAIN, UNDRAIN, WORKERS
-from kvasir_platform.gateway.operator.operators import operators_elsewhere, operators_here
+from kvasir_platform.gateway.operator.operators import operators_here, remote_operators
 from kvasir_platform.gateway.operator.pages import MODELS, Pages
 from kvasir_platform.gateway.serving.context import GatewayContext
 from kvasir_platform.gateway.serving.embedding_api import EmbeddingApi
@@ -76,7 +76,7 @@ class Gateway:
         self._filters = filters
         self._cors = Cors(spec.cors, open_to_all=not spec.asks_for_keys)
         if isinstance(router, RemoteCore):
-            requests, self._operate = router.router, operators_elsewhere(router)
+            requests, self._operate = router.router, remote_operators(router)
         else:
             requests = router
             self._operate = operators_here(

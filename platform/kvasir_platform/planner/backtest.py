@@ -69,13 +69,13 @@ class ForecastChoice:
 
 @dataclass(frozen=True, slots=True)
 class LoadSample:
-    """What came in the last `seconds`. `load` and what was `foreseen`, by predictor, are in replicas that it
+    """What came in the last `seconds`. `load` and what was `predicted`, by predictor, are in replicas that it
     keeps busy; `requests` came. `spare` replicas are added to every size, a start takes `start_s`, a request
     may wait for `slack_s`, and wishes are remembered for `over_s`."""
 
     seconds: float
     load: float
-    foreseen: Sequence[float]
+    predicted: Sequence[float]
     requests: float
     spare: float
     start_s: float
@@ -109,31 +109,31 @@ class Backtest:
         self._calm = np.arange(len(self._margins)) >= self.predictors * len(MARGINS)
         self._serving, self._backlog, self._paid, self._missed = np.zeros((4, len(self._margins)))
 
-    def take(self, came: LoadSample, now: float) -> None:
+    def take(self, sample: LoadSample, now: float) -> None:
         """Play the last interval, and size every fleet for what is foreseen at its end."""
-        foreseen = np.tile(np.repeat(np.array(came.foreseen), len(MARGINS)), 2)
-        wanted = np.maximum(1.0, np.ceil(foreseen * self._margins + came.spare))
+        predicted = np.tile(np.repeat(np.array(sample.predicted), len(MARGINS)), 2)
+        wanted = np.maximum(1.0, np.ceil(predicted * self._margins + sample.spare))
         if self._played_s == 0.0:
-            if came.requests == 0.0:
+            if sample.requests == 0.0:
                 return
             self._serving = wanted.copy()
-        self._played_s += came.seconds
-        part = max(came.seconds / self._played_s, 1.0 - math.exp(-came.seconds / _USUAL_S))
-        self._usual += part * (came.requests / came.seconds - self._usual)
-        fade = math.exp(-came.seconds / _REMEMBERED_S)
-        self._requests = fade * self._requests + came.requests
+        self._played_s += sample.seconds
+        part = max(sample.seconds / self._played_s, 1.0 - math.exp(-sample.seconds / _USUAL_S))
+        self._usual += part * (sample.requests / sample.seconds - self._usual)
+        fade = math.exp(-sample.seconds / _REMEMBERED_S)
+        self._requests = fade * self._requests + sample.requests
         while self._starting and self._starting[0][0] <= now:
             self._serving += self._starting.popleft()[1]
-        late, wait_s = self._flow(came)
+        late, wait_s = self._flow(sample)
         have = self._serving + sum((each for _, each in self._starting), np.zeros_like(self._serving))
-        self._missed = fade * self._missed + late * came.requests
-        self._paid = fade * self._paid + have * came.seconds
-        pressing = wait_s > PRESSING * came.slack_s
+        self._missed = fade * self._missed + late * sample.requests
+        self._paid = fade * self._paid + have * sample.seconds
+        pressing = wait_s > PRESSING * sample.slack_s
         wanted = np.where(
-            pressing, np.ceil(wanted + np.minimum(self._backlog / came.slack_s, foreseen)), wanted
+            pressing, np.ceil(wanted + np.minimum(self._backlog / sample.slack_s, predicted)), wanted
         )
-        size = self._window.hold(wanted, have, now, over_s=came.over_s, pressing=pressing, calm=self._calm)
-        self._resize(size - have, now + came.start_s)
+        size = self._window.hold(wanted, have, now, over_s=sample.over_s, pressing=pressing, calm=self._calm)
+        self._resize(size - have, now + sample.start_s)
 
     def choose(self) -> ForecastChoice:
         """The cheapest that kept the promise; the one that came nearest where none did."""
@@ -149,14 +149,14 @@ class Backtest:
         fleets = self.predictors * len(MARGINS)
         return ForecastChoice(best % fleets // len(MARGINS), float(self._margins[best]), best >= fleets)
 
-    def _flow(self, came: LoadSample) -> tuple[Many, Many]:
+    def _flow(self, sample: LoadSample) -> tuple[Many, Many]:
         """The part of the interval in which who came had to wait for too long, and the wait at its end."""
         before_s = self._backlog / self._serving
-        self._backlog = np.maximum(0.0, self._backlog + came.seconds * (came.load - self._serving))
+        self._backlog = np.maximum(0.0, self._backlog + sample.seconds * (sample.load - self._serving))
         after_s = self._backlog / self._serving
         low, high = np.minimum(before_s, after_s), np.maximum(before_s, after_s)
-        late = np.clip((high - came.slack_s) / np.maximum(high - low, 1e-9), 0.0, 1.0)
-        return np.where(high > came.slack_s, late, 0.0), after_s
+        late = np.clip((high - sample.slack_s) / np.maximum(high - low, 1e-9), 0.0, 1.0)
+        return np.where(high > sample.slack_s, late, 0.0), after_s
 
     def _resize(self, change: Many, due_s: float) -> None:
         self._starting.append((due_s, np.maximum(0.0, change)))

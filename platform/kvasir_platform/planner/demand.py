@@ -39,7 +39,7 @@ class Demand:
         self._stale_s = stale_s
         self._routers: dict[str, _Router] = {}
         self._read_s: float | None = None
-        self._told = False
+        self._reported = False
 
     def take(self, report: DemandReport, now: float) -> bool:
         """A router's word; False for one that is older than what is known, or from one router too many."""
@@ -49,11 +49,11 @@ class Demand:
                 return False
             # What it counted before it was first heard is not of any interval.
             self._routers[report.router_id] = _Router(report, now, dict(report.models))
-            self._told = True
+            self._reported = True
             return True
         if report.sequence <= known.report.sequence:
             return False
-        known.report, known.at_s, self._told = report, now, True
+        known.report, known.at_s, self._reported = report, now, True
         return True
 
     def missing(self, now: float) -> str | None:
@@ -67,10 +67,10 @@ class Demand:
         return f"{name} has said nothing for {seconds:.0f} s" if seconds > self._stale_s else None
 
     @property
-    def told(self) -> bool:
+    def reported(self) -> bool:
         """Whether any router has said anything since the last reading: if not, nothing having come says
         nothing."""
-        return self._told
+        return self._reported
 
     def asking(self) -> Mapping[str, int]:
         """Requests that wait because no worker serves them at all, and those that have come since the last
@@ -85,7 +85,7 @@ class Demand:
     def read(self, now: float) -> Mapping[str, Interval]:
         """What came since the last reading, by model; nothing at the first."""
         seconds = 0.0 if self._read_s is None else now - self._read_s
-        self._read_s, self._told = now, False
+        self._read_s, self._reported = now, False
         found: dict[str, Traffic] = {}
         for each in self._routers.values():
             for model, traffic in each.report.models.items():

@@ -18,7 +18,7 @@ def sentence(each: Decision) -> str:
     return "; ".join((*parts, *each.because))
 
 
-def told(each: Decision, plan: PoolPlan | None) -> dict[str, object]:
+def to_dict(each: Decision, plan: PoolPlan | None) -> dict[str, object]:
     capacity = each.capacity
     return {
         "pool": each.pool,

@@ -2,7 +2,7 @@
 
 Several simple predictors each foresee the highest load within the horizon: one of a replica that is asked for
 now and serves at its end, and until which one that is let go cannot be had back. Which of them is believed,
-and what is kept beyond it, is for `rehearsal` to say.
+and what is kept beyond it, is for `backtest` to say.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ class Corrected:
         self.name = inner.name
         self._inner = inner
         self._open: deque[tuple[float, float]] = deque()
-        self._now = self._came = self._foreseen = 0.0
+        self._now = self._observed = self._predicted = 0.0
         self._judged = 0
         self._ahead: float | None = None
 
@@ -157,8 +157,8 @@ class Corrected:
         self._now += seconds
         fade = math.exp(-seconds / _USUAL_S)
         while self._open and self._open[0][0] <= self._now:
-            self._came = fade * self._came + value
-            self._foreseen = fade * self._foreseen + self._open.popleft()[1]
+            self._observed = fade * self._observed + value
+            self._predicted = fade * self._predicted + self._open.popleft()[1]
             self._judged += 1
         self._ahead = self._inner.ahead(horizon_s)
         if self._ahead is not None:
@@ -167,9 +167,9 @@ class Corrected:
     @property
     def ahead(self) -> float | None:
         """The load by the end of the horizon; None while nothing can be said."""
-        if self._ahead is None or self._judged < _LEAST_JUDGED or self._foreseen <= 0.0:
+        if self._ahead is None or self._judged < _LEAST_JUDGED or self._predicted <= 0.0:
             return self._ahead
-        return self._ahead * min(_WRONG_BY, max(1 / _WRONG_BY, self._came / self._foreseen))
+        return self._ahead * min(_WRONG_BY, max(1 / _WRONG_BY, self._observed / self._predicted))
 
 
 def predictors() -> list[Predictor]:

@@ -19,7 +19,7 @@ from kvasir.core.requests import Role
 from kvasir.ports.scaler import Replica, ReplicaState, Scaler
 from kvasir_platform.planner.capacity import SloTarget
 from kvasir_platform.planner.demand import Demand, Interval
-from kvasir_platform.planner.explain import sentence, told
+from kvasir_platform.planner.explain import sentence, to_dict
 from kvasir_platform.planner.planner import Decision, ModelRules, Planner, PoolRules, PoolState
 from kvasir_platform.planner.sizes import Bounds, whole
 from kvasir_platform.planner.starts import Starts
@@ -187,14 +187,14 @@ class ScalingLoop:
         self._due_s = now + self._spec.interval_s
         return True
 
-    def story(self, now: float) -> dict[str, object]:
+    def explain(self, now: float) -> dict[str, object]:
         """Everything that `kvasir explain scaling` shows."""
         return {
             "mode": self._spec.mode,
             "frozen": self._frozen,
             "pins": dict(self._pins),
             "pools": [
-                told(decision, self._word.pools.get(decision.pool))
+                to_dict(decision, self._word.pools.get(decision.pool))
                 for model in self._models.values()
                 for decision in model.decisions.values()
             ],
@@ -210,7 +210,7 @@ class ScalingLoop:
     def _decide(self, replicas: Sequence[Replica], now: float) -> None:
         with self._lock:
             missing = self._demand.missing(now)
-            if missing is None and not self._demand.told:
+            if missing is None and not self._demand.reported:
                 return
             intervals = self._demand.read(now)
             workers = self._demand.workers()
@@ -272,7 +272,7 @@ class ScalingLoop:
                 pool=each.pool,
                 serving=states[each.pool].serving,
                 have=each.have,
-                wished=each.size,
+                desired=each.size,
                 need=max(1, least[each.pool], whole(each.need)),
             )
             for each in decisions
@@ -397,8 +397,8 @@ class ScalingLoop:
             states = {pool.name: self._state(model, pool, replicas, now) for pool in model.view.pools}
             for pool, state in states.items():
                 decision = model.decisions.get(pool)
-                wished = state.have if decision is None else decision.size
-                pools[pool] = PoolPlan(wished, state.serving, state.starting, self._acts_now(pool))
+                desired = state.have if decision is None else decision.size
+                pools[pool] = PoolPlan(desired, state.serving, state.starting, self._acts_now(pool))
             lacking = [pool for pool, state in states.items() if state.serving == 0]
             model.asleep = bool(lacking) and all(model.view.sleeps(pool) for pool in model.view.pools)
             # Nobody is told to wait for what nobody starts.

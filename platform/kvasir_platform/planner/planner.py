@@ -202,11 +202,11 @@ class Planner:
         look = _Look(interval, states, rate, horizon_s, now)
         parts = [part for role in self._rehearsals if (part := self._part(role, look)) is not None]
         # A crowd that one role sees coming reaches the others.
-        foreseen = self._foreseen()
-        leads = max((each.choice.predictor for each in parts), key=foreseen.__getitem__, default=0)
+        predicted = self._predicted()
+        leads = max((each.choice.predictor for each in parts), key=predicted.__getitem__, default=0)
         found = {each.pool: each for part in parts for each in self._sized(part, look, leads)}
-        wishes = [found.get(name) or self._unmeasured(name, look) for name in self._pools]
-        self._decided = [self._ruled(each, states[each.pool], now) for each in wishes]
+        desired_sizes = [found.get(name) or self._unmeasured(name, look) for name in self._pools]
+        self._decided = [self._ruled(each, states[each.pool], now) for each in desired_sizes]
         return self._decided
 
     def _learn(self, news: Traffic, seconds: float, states: Mapping[str, PoolState]) -> None:
@@ -261,12 +261,12 @@ class Planner:
         first = measured[0][1]
         cost = busy(one, first, role)
         slack_s = self.rules.promise.slack_s(one.prompt_tokens_s / first.prompt_tokens_s)
-        choice = self._rehearsed(role, look, cost, first, slack_s)
+        choice = self._backtested(role, look, cost, first, slack_s)
         return _Part(role, measured, one, choice, self._late(role, look, cost, slack_s))
 
     def _sized(self, part: _Part, look: _Look, leads: int) -> list[Decision]:
         """The wishes for the pools of one role, which share its work, by what one predictor foresees."""
-        ahead = self._foreseen()[leads]
+        ahead = self._predicted()[leads]
         states, choice, late = look.states, part.choice, part.late
         rate = self._now.ahead(0.0) or 0.0
         busy_now, expected, upper, need = (
@@ -298,12 +298,12 @@ class Planner:
             )
         return found
 
-    def _foreseen(self) -> list[float]:
+    def _predicted(self) -> list[float]:
         """The rate, by predictor. Who says nothing says what the first says."""
         first = self._predictors[0].ahead or 0.0
         return [first if each.ahead is None else each.ahead for each in self._predictors]
 
-    def _rehearsed(
+    def _backtested(
         self, role: Role, look: _Look, cost: float, first: Capacity, slack_s: float
     ) -> ForecastChoice:
         """Which forecast is followed for a role, and how. A request a second keeps `cost` replicas busy."""
@@ -313,7 +313,7 @@ class Planner:
         came = LoadSample(
             seconds=look.interval.seconds,
             load=cost * look.rate,
-            foreseen=[cost * each for each in self._foreseen()],
+            predicted=[cost * each for each in self._predicted()],
             requests=float(look.interval.traffic.arrived),
             spare=first.spare,
             start_s=start_s,
@@ -341,10 +341,10 @@ class Planner:
             return 0.0
         return min(waiting / slack_s, _BACKLOG_MOST * (self._now.ahead(0.0) or 0.0))
 
-    def _ruled(self, wish: Decision, state: PoolState, now: float) -> Decision:
+    def _ruled(self, desired: Decision, state: PoolState, now: float) -> Decision:
         """The wish after every rule."""
-        rules, pool = self.rules, self._pools[wish.pool]
-        bounds, size, why = pool.rules.bounds, wish.size, list(wish.because)
+        rules, pool = self.rules, self._pools[desired.pool]
+        bounds, size, why = pool.rules.bounds, desired.size, list(desired.because)
         idle = self._last_s is not None and now - self._last_s > rules.idle_s
         if idle:
             size = bounds.least
@@ -356,28 +356,28 @@ class Planner:
             why.append(f"not fewer than scaling.min {bounds.least}")
         if size > bounds.most:
             size = bounds.most
-            why.append(f"not more than scaling.max {bounds.most}: the need is {wish.need:.1f}")
+            why.append(f"not more than scaling.max {bounds.most}: the need is {desired.need:.1f}")
         if state.pinned is not None:
             size = min(state.pinned, bounds.most)
             why.append(f"pinned to {state.pinned}")
             if size < state.pinned:
                 why.append(f"not more than scaling.max {bounds.most}")
         else:
-            size = self._steadied(wish, size, state, why, now)
-        return replace(wish, size=size, because=tuple(why))
+            size = self._steadied(desired, size, state, why, now)
+        return replace(desired, size=size, because=tuple(why))
 
-    def _steadied(self, wish: Decision, size: int, state: PoolState, why: list[str], now: float) -> int:
-        rules, pool, have = self.rules, self._pools[wish.pool], state.have
+    def _steadied(self, desired: Decision, size: int, state: PoolState, why: list[str], now: float) -> int:
+        rules, pool, have = self.rules, self._pools[desired.pool], state.have
         over_s = self._over_s(state.start_s)
         # What is asked for to work off what waits is not wanted for long.
-        calm = pool.regrets.take(min(size, whole(wish.upper)), now, over_s) or wish.calm
+        calm = pool.regrets.take(min(size, whole(desired.upper)), now, over_s) or desired.calm
         brisk = float(have) if pool.brisk is None else pool.brisk
         restless, many = pool.window.hold(
             np.array([size, size], float),
             np.array([brisk, have], float),
             now,
             over_s=over_s,
-            pressing=np.array(2 * [_WAITS in wish.because]),
+            pressing=np.array(2 * [_WAITS in desired.because]),
             calm=np.array([False, calm]),
         )
         if restless < brisk:

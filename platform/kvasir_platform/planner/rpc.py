@@ -107,8 +107,8 @@ class PlannerClient:
             answer = await self._call(message, timeout=_TIMEOUT_S)
             return msgspec.json.decode(_opened(self._token, message[:_DIGEST], answer), type=PlannerWord)
         except (grpc.aio.AioRpcError, ProtocolError, msgspec.DecodeError) as error:
-            told = error.details() if isinstance(error, grpc.aio.AioRpcError) else str(error)
-            raise UpstreamError(f"the planner does not answer: {told}", code="not_ready") from error
+            details = error.details() if isinstance(error, grpc.aio.AioRpcError) else str(error)
+            raise UpstreamError(f"the planner does not answer: {details}", code="not_ready") from error
 
     async def close(self) -> None:
         """Idempotent."""

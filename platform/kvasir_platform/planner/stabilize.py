@@ -3,7 +3,7 @@
 A replica that is let go and wanted back costs a start. So one that is not needed is kept for about as long as
 that (ski rental; Karlin, Manasse, Rudolph and Sleator, 1988): a pool goes down to what was wanted for half of
 a window of two starts. Where replicas that went are wanted back again and again that is too soon, and a pool
-is kept calm instead: down only to the most that was wanted within six starts. Whether that pays, `rehearsal`
+is kept calm instead: down only to the most that was wanted within six starts. Whether that pays, `backtest`
 tells; and it is done in any case where much was regretted within the hour, so that a load that flaps soon
 finds a pool that hardly moves. And a size that is nearly what there is, is left alone while nothing waits.
 """
@@ -37,7 +37,7 @@ Which = npt.NDArray[np.bool_]
 class DesiredWindow:
     """What was wanted lately, of as many fleets as there are columns."""
 
-    _wishes: deque[tuple[float, Many]] = field(default_factory=deque)
+    _desired_sizes: deque[tuple[float, Many]] = field(default_factory=deque)
     _since_s: float = math.inf
 
     def hold(
@@ -46,13 +46,13 @@ class DesiredWindow:
         """What is done about wishes, in replicas, with so many at hand. `pressing`: something waits; `calm`:
         they look back for longer than `over_s`, the window."""
         self._since_s = min(self._since_s, now)
-        self._wishes.append((now, wanted))
-        while self._wishes[0][0] < now - CALM * over_s:
-            self._wishes.popleft()
-        wishes = np.array([wish for _, wish in self._wishes])
-        lately = wishes[sum(at < now - over_s for at, _ in self._wishes) :]
+        self._desired_sizes.append((now, wanted))
+        while self._desired_sizes[0][0] < now - CALM * over_s:
+            self._desired_sizes.popleft()
+        desired_sizes = np.array([desired for _, desired in self._desired_sizes])
+        lately = desired_sizes[sum(at < now - over_s for at, _ in self._desired_sizes) :]
         half = -np.sort(-lately, axis=0)[len(lately) // 2]
-        kept = np.minimum(have, np.maximum(wanted, np.where(calm, wishes.max(axis=0), half)))
+        kept = np.minimum(have, np.maximum(wanted, np.where(calm, desired_sizes.max(axis=0), half)))
         near = ~pressing & (np.abs(wanted - have) <= NEAR * have)
         if now - self._since_s < over_s / 2:
             # What was wanted before is not known: what there is had its reasons.

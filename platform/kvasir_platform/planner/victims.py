@@ -69,7 +69,7 @@ class Size:
     pool: str
     serving: int
     have: int
-    wished: int
+    desired: int
     need: int
 
 
@@ -80,11 +80,11 @@ def flips(sizes: Sequence[Size], partners: Mapping[str, str]) -> list[tuple[str,
     found = []
     for each in sizes:
         other = by_name.get(partners.get(each.pool, ""))
-        short = each.wished - each.have
+        short = each.desired - each.have
         if other is None or short <= 0:
             continue
         # One that has not begun to serve is no reason to give up one that does.
-        over = other.serving - max(1, other.need, other.wished if other.wished > other.have else 0)
+        over = other.serving - max(1, other.need, other.desired if other.desired > other.have else 0)
         if over > 0:
             found.append((other.pool, each.pool, min(short, over)))
     return found

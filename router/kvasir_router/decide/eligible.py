@@ -46,7 +46,7 @@ def apart_or_whole(candidates: Candidates, disaggregation: Disaggregation, whole
     return Eligible(decode, prefill, decode)
 
 
-def elsewhere(candidates: Candidates, rows: IntColumn, row: int) -> IntColumn:
+def other_rows(candidates: Candidates, rows: IntColumn, row: int) -> IntColumn:
     """Those of `rows` that are on another worker than `row`."""
     worker = candidates.worker
     others: IntColumn = rows[worker[rows] != worker[row]]
@@ -69,7 +69,7 @@ def plan_by_parts(
     prefills = with_a_partner(candidates, may)
     if len(prefills):
         first = prefill(prefills)
-        second = decode(elsewhere(candidates, may.decode, first))
+        second = decode(other_rows(candidates, may.decode, first))
         return plan_of(candidates, first, second, reason)
     if len(may.full):
         return plan_of(candidates, None, full(may.full), reason)

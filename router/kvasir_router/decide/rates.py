@@ -95,11 +95,11 @@ def _differ(one: LinearFit, other: LinearFit, scale: float, part: float) -> bool
 
 @dataclass(slots=True)
 class _Pool:
-    """What all workers of one pool on one hardware have measured together. `told` is what they go by, with
-    `rates` as its numbers."""
+    """What all workers of one pool on one hardware have measured together. `published` is what decisions
+    use, with `rates` as its numbers."""
 
     fits: list[LinearFit]
-    told: list[LinearFit]
+    published: list[LinearFit]
     rates: CostRates
     workers: set[str] = field(default_factory=set)
 
@@ -116,10 +116,10 @@ class _Worker:
 
     def renew(self) -> bool:
         """Go by what is known now; whether that is anything else."""
-        before, told = self.rates, self.pool.told
+        before, published = self.rates, self.pool.published
         self.rates = self.pool.rates
         if self.apart:
-            self.rates = _rates([self.fits[k] if k in self.apart else told[k] for k in _KINDS])
+            self.rates = _rates([self.fits[k] if k in self.apart else published[k] for k in _KINDS])
         return self.rates != before
 
 
@@ -205,10 +205,10 @@ class RateBook:
         own.observe(units, seconds, drawn_to=together)
         (worker.apart.add if _differ(own, together, scale, _APART) else worker.apart.discard)(kind)
         news.add(worker_id)
-        told = pool.told[kind]
-        if _differ(together, told, scale, min(_MOST_UNTOLD, _NEWS_PER_WORKER * len(pool.workers))):
-            told.draw_to(together.fixed_s, together.per_unit_s)
-            pool.rates = _rates(pool.told)
+        published = pool.published[kind]
+        if _differ(together, published, scale, min(_MOST_UNTOLD, _NEWS_PER_WORKER * len(pool.workers))):
+            published.draw_to(together.fixed_s, together.per_unit_s)
+            pool.rates = _rates(pool.published)
             news |= pool.workers
 
     def _renewed(self, news: set[str]) -> set[str]:

@@ -12,7 +12,7 @@ from kvasir_router.requests.timers import Timers
 
 
 def check_inputs(
-    flights: Mapping[str, EmbeddingRequestState],
+    states: Mapping[str, EmbeddingRequestState],
     admission: EmbeddingAdmission,
     moving: Collection[str],
     timers: Timers,
@@ -20,28 +20,28 @@ def check_inputs(
 ) -> None:
     """Every input is in exactly one place, its time is watched, and bounds hold. `moving` are those that wait
     to go elsewhere."""
-    for request_id, flight in flights.items():
-        ticket = flight.ticket
-        require(flight.waits == (flight.worker_id is None), "a request that neither runs nor waits")
-        deadline = flight.request.deadline_s
+    for request_id, state in states.items():
+        ticket = state.ticket
+        require(state.waits == (state.worker_id is None), "a request that neither runs nor waits")
+        deadline = state.request.deadline_s
         require(deadline is None or timers.holds(deadline, request_id), "a deadline nobody watches")
-        require(ticket.waiting == (flight.waits and not ticket.holds), "the queue has it, or has it not")
-        require((request_id in moving) == (flight.waits and ticket.holds), "waits anew without a beginning")
-        if flight.waits:
-            require(timers.holds(flight.queued_until, request_id), "waits without an end")
-        require(flight.retries <= limits.max_retries, "too many retries")
-        require(flight.migrations <= limits.max_migrations, "too many migrations")
-    require({*admission, *moving} <= set(flights), "an ended request waits")
-    admission.check(sum(flight.ticket.holds for flight in flights.values()))
-    require(len(flights) <= limits.max_in_flight, "too many requests in flight")
+        require(ticket.waiting == (state.waits and not ticket.holds), "the queue has it, or has it not")
+        require((request_id in moving) == (state.waits and ticket.holds), "waits anew without a beginning")
+        if state.waits:
+            require(timers.holds(state.queued_until, request_id), "waits without an end")
+        require(state.retries <= limits.max_retries, "too many retries")
+        require(state.migrations <= limits.max_migrations, "too many migrations")
+    require({*admission, *moving} <= set(states), "an ended request waits")
+    admission.check(sum(state.ticket.holds for state in states.values()))
+    require(len(states) <= limits.max_in_flight, "too many requests in flight")
 
 
-def check_work(flights: Mapping[str, EmbeddingRequestState], fleet: EmbeddingFleet) -> None:
+def check_work(states: Mapping[str, EmbeddingRequestState], fleet: EmbeddingFleet) -> None:
     """What is accounted for each worker is what runs there."""
-    for flight in flights.values():
-        if flight.worker_id is not None:
-            legs = fleet.workers[flight.worker_id].legs
-            require(legs.get(flight.leg_id) == flight.request.request_id, "a leg its worker does not know")
+    for state in states.values():
+        if state.worker_id is not None:
+            legs = fleet.workers[state.worker_id].legs
+            require(legs.get(state.leg_id) == state.request.request_id, "a leg its worker does not know")
     for worker_id, worker in fleet.workers.items():
-        tokens = sum(flights[request_id].tokens for request_id in worker.legs.values())
+        tokens = sum(states[request_id].tokens for request_id in worker.legs.values())
         require(fleet.tokens[worker_id] == tokens, f"{worker_id} is charged otherwise than it works")

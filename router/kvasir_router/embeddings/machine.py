@@ -66,7 +66,7 @@ class EmbeddingMachine:
     ) -> None:
         self.fleet = fleet
         self._limits = limits
-        self._flights: dict[str, EmbeddingRequestState] = {}
+        self._states: dict[str, EmbeddingRequestState] = {}
         self._admission = EmbeddingAdmission(rules)
         self._moving: list[tuple[int, int, str]] = []
         self._timers = Timers()
@@ -84,7 +84,7 @@ class EmbeddingMachine:
     @property
     def in_flight(self) -> int:
         """Requests that have not ended."""
-        return len(self._flights)
+        return len(self._states)
 
     @property
     def queued(self) -> int:
@@ -93,11 +93,11 @@ class EmbeddingMachine:
 
     def waiting(self) -> list[frozenset[str]]:
         """Which workers each of those avoids, since it failed there; for checks."""
-        return [frozenset(flight.avoid) for flight in self._flights.values() if flight.waits]
+        return [frozenset(state.avoid) for state in self._states.values() if state.waits]
 
     def waiting_tokens(self) -> int:
         """Tokens of the inputs that wait."""
-        return sum(len(flight.request.tokens) for flight in self._flights.values() if flight.waits)
+        return sum(len(state.request.tokens) for state in self._states.values() if state.waits)
 
     @property
     def brownout(self) -> BrownoutView:
@@ -108,11 +108,11 @@ class EmbeddingMachine:
         """What waits, and what is done about it."""
         return self._admission.view(now)
 
-    def books(self) -> Accounting:
+    def accounting(self) -> Accounting:
         """What is served, and what is accounted for it."""
         running = sum(len(worker.legs) for worker in self.fleet.workers.values())
-        accounted = sum(flight.worker_id is not None for flight in self._flights.values())
-        return Accounting(len(self._flights), running, self.queued, accounted, leases=0)
+        accounted = sum(state.worker_id is not None for state in self._states.values())
+        return Accounting(len(self._states), running, self.queued, accounted, leases=0)
 
     def next_wakeup(self) -> float | None:
         """When a Tick is due, on the same clock as `now`; None when nothing waits for time."""
@@ -166,10 +166,10 @@ class EmbeddingMachine:
     # -- arrival ---------------------------------------------------------------------------------
 
     def _arrived(self, request: Request, now: float) -> None:
-        check_arrival(request, self._flights, closing=self._closing)
-        if len(self._flights) >= self._limits.max_in_flight:
+        check_arrival(request, self._states, closing=self._closing)
+        if len(self._states) >= self._limits.max_in_flight:
             raise CapacityError(
-                f"{len(self._flights)} inputs wait or are being embedded, the most allowed", code="queue_full"
+                f"{len(self._states)} inputs wait or are being embedded, the most allowed", code="queue_full"
             )
         ticket = self._admission.ticket(request, now)
         worker_id = None if self.queued else self.fleet.choose(now)
@@ -180,19 +180,19 @@ class EmbeddingMachine:
             self._admission.wait(ticket, now, served=missing is None)
         self._arrivals += 1
         self._restarts.budget.deposit()
-        flight = EmbeddingRequestState(request, ticket, self._arrivals, brownout=self.brownout.text)
-        self._flights[request.request_id] = flight
+        state = EmbeddingRequestState(request, ticket, self._arrivals, brownout=self.brownout.text)
+        self._states[request.request_id] = state
         if request.deadline_s is not None:
             self._timers.set(request.deadline_s, request.request_id)
         if worker_id is None:
-            self._waits(flight, now)
+            self._waits(state, now)
         else:
-            self._start(flight, worker_id, now)
+            self._start(state, worker_id, now)
 
-    def _waits(self, flight: EmbeddingRequestState, now: float) -> None:
-        flight.waits, flight.queued_until = True, now + self._limits.queue_timeout_s
-        self._timers.sweep(self._flights)
-        self._timers.set(flight.queued_until, flight.request.request_id)
+    def _waits(self, state: EmbeddingRequestState, now: float) -> None:
+        state.waits, state.queued_until = True, now + self._limits.queue_timeout_s
+        self._timers.sweep(self._states)
+        self._timers.set(state.queued_until, state.request.request_id)
 
     def _start_waiting(self, now: float) -> None:
         """Send what waits, as long as there is room for it."""
@@ -201,31 +201,31 @@ class EmbeddingMachine:
             worker_id = self.fleet.choose(now)
             if worker_id is None:
                 return
-            self._start(self._flights[ticket.request_id], worker_id, now)
+            self._start(self._states[ticket.request_id], worker_id, now)
 
     def _start_moving(self, now: float) -> None:
         """What has failed somewhere waits for another place, and lets others pass."""
         for entry in list(self._moving):
-            flight = self._flights[entry[2]]
-            avoid = flight.avoid & self.fleet.workers.keys()
+            state = self._states[entry[2]]
+            avoid = state.avoid & self.fleet.workers.keys()
             worker_id = self.fleet.choose(now, avoid)
             if worker_id is not None:
                 self._moving.remove(entry)
-                self._start(flight, worker_id, now)
+                self._start(state, worker_id, now)
             elif not avoid:
                 return
 
-    def _start(self, flight: EmbeddingRequestState, worker_id: str, now: float) -> None:
-        request, worker = flight.request, self.fleet.workers[worker_id]
-        leg_id = worker.free_leg_id(request.request_id, flight.starts)
-        flight.worker_id, flight.leg_id = worker_id, leg_id
-        flight.waits = False
-        flight.starts += 1
-        if not flight.ticket.holds:
-            self._admission.begins(flight.ticket, now)
-        flight.started_s = now
-        flight.routed_s = now if flight.routed_s is None else flight.routed_s
-        self.fleet.charge(worker_id, leg_id, request.request_id, flight.tokens, now)
+    def _start(self, state: EmbeddingRequestState, worker_id: str, now: float) -> None:
+        request, worker = state.request, self.fleet.workers[worker_id]
+        leg_id = worker.free_leg_id(request.request_id, state.starts)
+        state.worker_id, state.leg_id = worker_id, leg_id
+        state.waits = False
+        state.starts += 1
+        if not state.ticket.holds:
+            self._admission.begins(state.ticket, now)
+        state.started_s = now
+        state.routed_s = now if state.routed_s is None else state.routed_s
+        self.fleet.charge(worker_id, leg_id, request.request_id, state.tokens, now)
         leg = EngineRequest(
             request_id=leg_id,
             tokens=request.tokens,
@@ -255,33 +255,33 @@ class EmbeddingMachine:
         if request_id is None:
             worker.ghosts.pop(delta.request_id, None)
             return
-        flight = self._flights[request_id]
-        self._release(flight, now, aborted=False)
+        state = self._states[request_id]
+        self._release(state, now, aborted=False)
         if delta.finish in FAILED or delta.embedding is None:
-            self._elsewhere(flight, error_of(delta), worker.worker_id, now)
+            self._elsewhere(state, error_of(delta), worker.worker_id, now)
             return
         self.fleet.health.succeeded(worker.worker_id, now)
-        flight.worker_id, flight.done_s = worker.worker_id, now
-        flight.usage = delta.usage or Usage(prompt_tokens=flight.tokens)
-        self._admission.embedded(now - flight.started_s)
-        self._admission.ended(flight.ticket)
-        del self._flights[request_id]
+        state.worker_id, state.done_s = worker.worker_id, now
+        state.usage = delta.usage or Usage(prompt_tokens=state.tokens)
+        self._admission.embedded(now - state.started_s)
+        self._admission.ended(state.ticket)
+        del self._states[request_id]
         if delta.request_id != request_id:
             delta = replace(delta, request_id=request_id)
         self._out.append(EmitDelta(request_id, delta))
-        self._out.append(FinishRequest(request_id, flight.summary("ok", now)))
+        self._out.append(FinishRequest(request_id, state.summary("ok", now)))
 
-    def _release(self, flight: EmbeddingRequestState, now: float, *, aborted: bool) -> None:
+    def _release(self, state: EmbeddingRequestState, now: float, *, aborted: bool) -> None:
         """Nothing of the request runs any more."""
-        if flight.worker_id is not None:
-            self.fleet.discharge(flight.worker_id, flight.leg_id, flight.tokens, now, aborted=aborted)
+        if state.worker_id is not None:
+            self.fleet.discharge(state.worker_id, state.leg_id, state.tokens, now, aborted=aborted)
             if aborted:
-                self._out.append(AbortOn(flight.worker_id, (flight.leg_id,)))
-            flight.worker_id = None
+                self._out.append(AbortOn(state.worker_id, (state.leg_id,)))
+            state.worker_id = None
 
     def _elsewhere(
         self,
-        flight: EmbeddingRequestState,
+        state: EmbeddingRequestState,
         error: KvasirError,
         worker_id: str,
         now: float,
@@ -292,45 +292,45 @@ class EmbeddingMachine:
         lost = lost or error.code == ENGINE_DEAD
         if not lost and not isinstance(error, RequestError) and error.code not in BLAMELESS:
             self.fleet.health.failed(worker_id, error.code, now)
-        flight.last_error = error
-        if isinstance(error, RequestError) or not self._restarts.counted(flight, error, moved=lost):
-            self._fail(flight, error, now)
+        state.last_error = error
+        if isinstance(error, RequestError) or not self._restarts.counted(state, error, moved=lost):
+            self._fail(state, error, now)
             return
-        flight.avoid.add(worker_id)
-        insort(self._moving, self._entry(flight))
-        self._waits(flight, now)
+        state.avoid.add(worker_id)
+        insort(self._moving, self._entry(state))
+        self._waits(state, now)
 
     @staticmethod
-    def _entry(flight: EmbeddingRequestState) -> tuple[int, int, str]:
+    def _entry(state: EmbeddingRequestState) -> tuple[int, int, str]:
         """Of what moves, the most urgent goes first, then what came first."""
-        return flight.request.priority, flight.order, flight.request.request_id
+        return state.request.priority, state.order, state.request.request_id
 
     # -- ends ------------------------------------------------------------------------------------
 
-    def _fail(self, flight: EmbeddingRequestState, error: KvasirError, now: float) -> None:
-        summary = self._remove(flight, error.code, now)
-        self._out.append(FailRequest(flight.request.request_id, error, summary))
+    def _fail(self, state: EmbeddingRequestState, error: KvasirError, now: float) -> None:
+        summary = self._remove(state, error.code, now)
+        self._out.append(FailRequest(state.request.request_id, error, summary))
 
     def _cancelled(self, request_id: str, outcome: str, now: float) -> None:
-        flight = self._flights.get(request_id)
-        if flight is not None:
-            summary = self._remove(flight, outcome, now)
+        state = self._states.get(request_id)
+        if state is not None:
+            summary = self._remove(state, outcome, now)
             self._out.append(ClientGone(request_id, summary))
 
-    def _remove(self, flight: EmbeddingRequestState, outcome: str, now: float) -> RequestSummary:
-        summary = flight.summary(outcome, now)
-        request_id = flight.request.request_id
-        if flight.waits and flight.ticket.holds:
-            self._moving.remove(self._entry(flight))
-        self._admission.ended(flight.ticket)
-        self._release(flight, now, aborted=True)
-        del self._flights[request_id]
+    def _remove(self, state: EmbeddingRequestState, outcome: str, now: float) -> RequestSummary:
+        summary = state.summary(outcome, now)
+        request_id = state.request.request_id
+        if state.waits and state.ticket.holds:
+            self._moving.remove(self._entry(state))
+        self._admission.ended(state.ticket)
+        self._release(state, now, aborted=True)
+        del self._states[request_id]
         return summary
 
     def _shut_down(self, now: float) -> None:
         self._closing = True
-        for flight in list(self._flights.values()):
-            self._fail(flight, CapacityError("the router is stopping", code="shutting_down"), now)
+        for state in list(self._states.values()):
+            self._fail(state, CapacityError("the router is stopping", code="shutting_down"), now)
 
     # -- membership and time ---------------------------------------------------------------------
 
@@ -358,9 +358,9 @@ class EmbeddingMachine:
         self._evacuations.pop(worker_id, None)
         error = UpstreamError(f"worker {worker_id} was lost: {reason}", code="worker_lost")
         for request_id in worker.legs.values():
-            flight = self._flights[request_id]
-            flight.worker_id = None
-            self._elsewhere(flight, error, worker_id, now, lost=True)
+            state = self._states[request_id]
+            state.worker_id = None
+            self._elsewhere(state, error, worker_id, now, lost=True)
 
     def _evacuate(self, worker_id: str, now: float) -> None:
         """What runs there goes on elsewhere, or stays while there is no elsewhere."""
@@ -368,9 +368,9 @@ class EmbeddingMachine:
         if not self.fleet.missing():
             error = UpstreamError(f"worker {worker_id} cannot be reached", code="worker_lost")
             for request_id in list(worker.legs.values()):
-                flight = self._flights[request_id]
-                self._release(flight, now, aborted=True)
-                self._elsewhere(flight, error, worker_id, now, lost=True)
+                state = self._states[request_id]
+                self._release(state, now, aborted=True)
+                self._elsewhere(state, error, worker_id, now, lost=True)
         if worker.legs:
             self._evacuations[worker_id] = now + max(self._limits.migrate_s, LEAST_PATIENCE_S)
         else:
@@ -381,24 +381,24 @@ class EmbeddingMachine:
         for worker_id in [worker_id for worker_id, when in self._evacuations.items() if when <= now]:
             self._evacuate(worker_id, now)
         for request_id in self._timers.due(now):
-            flight = self._flights.get(request_id)
-            if flight is not None:
-                self._check_time(flight, now)
+            state = self._states.get(request_id)
+            if state is not None:
+                self._check_time(state, now)
         for worker in self.fleet.workers.values():
             worker.forget_ghosts(now - self._limits.ghost_ttl_s)
 
-    def _check_time(self, flight: EmbeddingRequestState, now: float) -> None:
-        deadline = flight.request.deadline_s
+    def _check_time(self, state: EmbeddingRequestState, now: float) -> None:
+        deadline = state.request.deadline_s
         if deadline is not None and deadline <= now:
-            took = now - flight.request.arrival_s
+            took = now - state.request.arrival_s
             message = f"the input was not embedded after {took:.1f} s"
-            self._fail(flight, RequestError(message, status=504, code="request_timeout"), now)
-        elif flight.waits and flight.queued_until <= now:
+            self._fail(state, RequestError(message, status=504, code="request_timeout"), now)
+        elif state.waits and state.queued_until <= now:
             waited_s = self._limits.queue_timeout_s
-            why = flight.last_error or self.fleet.missing()
-            full = self._admission.waits.no_room(flight.ticket, waited_s, now)
+            why = state.last_error or self.fleet.missing()
+            full = self._admission.waits.no_room(state.ticket, waited_s, now)
             self._fail(
-                flight, full if why is None else waited_for_nothing(waited_s, why, self._awake_in_s), now
+                state, full if why is None else waited_for_nothing(waited_s, why, self._awake_in_s), now
             )
 
     # -- checks ----------------------------------------------------------------------------------
@@ -406,6 +406,6 @@ class EmbeddingMachine:
     def validate_state(self) -> None:
         """Raises AssertionError, naming what is wrong, unless every invariant holds."""
         moving = [request_id for _, _, request_id in self._moving]
-        check_inputs(self._flights, self._admission, moving, self._timers, self._limits)
-        check_work(self._flights, self.fleet)
-        require(self.books().balanced, f"the books do not balance: {self.books()}")
+        check_inputs(self._states, self._admission, moving, self._timers, self._limits)
+        check_work(self._states, self.fleet)
+        require(self.accounting().balanced, f"the books do not balance: {self.accounting()}")

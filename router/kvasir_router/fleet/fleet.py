@@ -65,7 +65,7 @@ class Fleet:
         self._loads = PlaceLoads(self._columns, index.held_blocks)
         self._selections = Selections(self._columns, self.workers, index)
         self._reconciler = Reconciler()
-        self._foreseen: dict[str, dict[Target, int]] = {}
+        self._predicted: dict[str, dict[Target, int]] = {}
         # The newest reading of the clock that anybody came with.
         self._now = 0.0
         self.eased = self.changed = 0
@@ -247,9 +247,9 @@ class Fleet:
         charges: Charges = {plan.decode: TargetLoad(streams=request.sampling.n, kv_tokens=to_decode)}
         prefill = TargetLoad(prefill_tokens=uncached, waiting=1, kv_tokens=to_prefill)
         charges.setdefault(plan.prefill_target, TargetLoad()).add(prefill)
-        foreseen: dict[Target, int] = {}
+        predicted: dict[Target, int] = {}
         for target, work in charges.items():
-            foreseen[target] = self.index.predict(target, names, now)
+            predicted[target] = self.index.predict(target, names, now)
             place = self._columns.places[target]
             if work.waiting:
                 if not place.prompts:
@@ -259,7 +259,7 @@ class Fleet:
             place.unreported.add(work)
             self._loads.write(place)
             self._count(place.worker, 1)
-        self._foreseen[request.request_id] = foreseen
+        self._predicted[request.request_id] = predicted
         self._loads.sent(uncached)
         return charges
 
@@ -308,16 +308,16 @@ class Fleet:
         """The request's prompt has been computed at `target`, or has arrived there: what it was predicted
         to leave in the cache is there."""
         self._now = now
-        foreseen = self._foreseen.get(request_id, {})
-        prediction = foreseen.pop(target, 0)
+        predicted = self._predicted.get(request_id, {})
+        prediction = predicted.pop(target, 0)
         if prediction:
             self.index.settle(target, prediction, now)
-        if not foreseen:
-            self._foreseen.pop(request_id, None)
+        if not predicted:
+            self._predicted.pop(request_id, None)
 
     def abandon(self, request_id: str) -> None:
         """What is still predicted for the request will not come to pass."""
-        for target, prediction in self._foreseen.pop(request_id, {}).items():
+        for target, prediction in self._predicted.pop(request_id, {}).items():
             if prediction:
                 self.index.forget(target, prediction)
 
@@ -348,7 +348,7 @@ class Fleet:
             worker_id,
             picture,
             prompt_tokens=usage.prompt_tokens,
-            foreseen=plan.predicted_cached_tokens,
+            predicted=plan.predicted_cached_tokens,
             found=usage.cached_tokens,
             remote=plan.predicted_tier_tokens[Medium.REMOTE - 1],
         )
@@ -373,9 +373,9 @@ class Fleet:
         return {target: place.own.copy() for target, place in places if not place.own.nothing}
 
     @property
-    def foreseen(self) -> int:
+    def predicted(self) -> int:
         """Requests with predictions that have been neither confirmed nor abandoned; for checks."""
-        return len(self._foreseen)
+        return len(self._predicted)
 
     def _believe(self, workers: Set[str]) -> None:
         """Other rates are thought to be theirs, most often the same for all."""

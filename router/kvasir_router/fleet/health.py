@@ -95,7 +95,7 @@ class FleetHealth:
         if member is None:
             return
         started = legs - member.legs
-        if member.standing is HealthLevel.HEALTHY:
+        if member.level is HealthLevel.HEALTHY:
             member.pool.healthy_legs += started
         if started > 0 and self._troubled:
             self._ration(member, started, now)
@@ -214,19 +214,19 @@ class FleetHealth:
         member = self._members.get(worker_id)
         if member is None:
             return HealthView()
-        standing, panic = member.standing, self.panicking(member.pool.name)
+        level, panic = member.level, self.panicking(member.pool.name)
         for_s, share, why = 0.0, member.share(now), ""
-        if standing is HealthLevel.SILENT:
+        if level is HealthLevel.SILENT:
             share, why = 0.0, f"it cannot be reached, for {now - (member.silent_since_s or now):.1f} s"
-        elif standing is HealthLevel.EJECTED:
+        elif level is HealthLevel.EJECTED:
             for_s, share, why = max(0.0, member.next_due - now), 1.0 if panic else 0.0, member.why
-        elif standing is HealthLevel.PROBING:
+        elif level is HealthLevel.PROBING:
             share, why = FIRST_SHARE, f"one request at a time until one succeeds; {member.why}"
         elif member.ramp is not None:
             for_s, why = max(0.0, member.ramp.until_s - now), member.ramp.why
         elif worker_id in self._crowded:
             why = f"{member.legs} requests run there, the most that one router gives a worker"
-        return HealthView(standing, why, for_s, share, member.ejections, panic)
+        return HealthView(level, why, for_s, share, member.ejections, panic)
 
     # -- verdicts --------------------------------------------------------------------------------
 
@@ -261,12 +261,12 @@ class FleetHealth:
     def _ration(self, member: WorkerHealth, started: int, now: float) -> None:
         """What healthy workers begin is what others may begin as much of, or a part."""
         pool = member.pool
-        if member.standing in RATIONED:
+        if member.level in RATIONED:
             member.spend(started)
-        elif member.standing is HealthLevel.HEALTHY and any(pool.counts[each] for each in RATIONED):
+        elif member.level is HealthLevel.HEALTHY and any(pool.counts[each] for each in RATIONED):
             each = started / pool.counts[HealthLevel.HEALTHY]
             for peer in self._troubled.values():
-                if peer.pool is pool and peer.standing in RATIONED:
+                if peer.pool is pool and peer.level in RATIONED:
                     peer.earn(each, now)
 
     @staticmethod
@@ -291,7 +291,7 @@ class FleetHealth:
 
     def _note(self, member: WorkerHealth) -> None:
         self._stale = True
-        if member.standing is HealthLevel.HEALTHY:
+        if member.level is HealthLevel.HEALTHY:
             self._troubled.pop(member.worker_id, None)
         else:
             self._troubled[member.worker_id] = member
@@ -303,13 +303,13 @@ class FleetHealth:
         ejected = frozenset(
             worker_id
             for worker_id, member in self._troubled.items()
-            if member.standing is HealthLevel.EJECTED and not panics[member.pool.name]
+            if member.level is HealthLevel.EJECTED and not panics[member.pool.name]
         )
         self._ejected = ejected or NOBODY
         self._limited = [
             member
             for member in self._troubled.values()
-            if member.standing in (HealthLevel.PROBING, HealthLevel.SLOW_START)
-            or (member.standing is HealthLevel.EJECTED and panics[member.pool.name])
+            if member.level in (HealthLevel.PROBING, HealthLevel.SLOW_START)
+            or (member.level is HealthLevel.EJECTED and panics[member.pool.name])
         ]
         self._due = min((member.next_due for member in self._troubled.values()), default=math.inf)

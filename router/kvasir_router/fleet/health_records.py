@@ -73,7 +73,7 @@ class WorkerHealth:
     """One worker. `failures` are those in a row. `growth` is by how many doublings the next ejection is
     longer; a part of it is forgiven for the time since `good_since_s`. `out_until_s` is set while it is
     ejected, `brief` where that is only a pause. `old_legs` are at most those that ran before it was probed.
-    `credit` is how many requests it may begin while it is rationed. `standing` follows from all this, see
+    `credit` is how many requests it may begin while it is rationed. `level` follows from all this, see
     `derived`."""
 
     worker_id: str
@@ -82,7 +82,7 @@ class WorkerHealth:
     good_since_s: float
     legs: int = 0
     old_legs: int = 0
-    standing: HealthLevel = HealthLevel.HEALTHY
+    level: HealthLevel = HealthLevel.HEALTHY
     why: str = ""
     failures: int = 0
     growth: int = 0
@@ -120,9 +120,9 @@ class WorkerHealth:
         """Whether it has all that it may while it probes or starts slowly. Its part of what its peers run is
         no bound where requests are so short that few run at once; its part of what they begin is none where
         its own take long."""
-        if self.standing is HealthLevel.PROBING:
+        if self.level is HealthLevel.PROBING:
             return self.legs > self.old_legs
-        if self.standing is HealthLevel.EJECTED:
+        if self.level is HealthLevel.EJECTED:
             # Of a pool that is used as a whole. Who fails at once looks idle, and would draw everything.
             return self.credit < 1.0 and self.pool.counts[HealthLevel.HEALTHY] > 0
         at_once = max(1, int(self.share(now) * (1.0 + self.pool.mean_legs)))
@@ -159,13 +159,13 @@ class Pool:
     def seasoned(self, since: float) -> bool:
         """Whether some worker that stands well has been here since then."""
         return any(
-            member.standing is HealthLevel.HEALTHY and member.joined_s <= since
+            member.level is HealthLevel.HEALTHY and member.joined_s <= since
             for member in self.members.values()
         )
 
     def slow_starters(self) -> Iterable[WorkerHealth]:
         """Those whose share grows."""
-        return [member for member in self.members.values() if member.standing is HealthLevel.SLOW_START]
+        return [member for member in self.members.values() if member.level is HealthLevel.SLOW_START]
 
     def slowness_of_peers(self, member: WorkerHealth) -> float | None:
         """The median over the others of which anything is known."""
@@ -176,13 +176,13 @@ class Pool:
 
     def enter(self, member: WorkerHealth) -> None:
         """Count a member where it should stand."""
-        member.standing = member.derived
-        self.counts[member.standing] += 1
-        if member.standing is HealthLevel.HEALTHY:
+        member.level = member.derived
+        self.counts[member.level] += 1
+        if member.level is HealthLevel.HEALTHY:
             self.healthy_legs += member.legs
 
     def quit(self, member: WorkerHealth) -> None:
         """Count a member no more."""
-        self.counts[member.standing] -= 1
-        if member.standing is HealthLevel.HEALTHY:
+        self.counts[member.level] -= 1
+        if member.level is HealthLevel.HEALTHY:
             self.healthy_legs -= member.legs

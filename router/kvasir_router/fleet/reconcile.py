@@ -50,7 +50,7 @@ class _Record:
     picture: IndexView
     weight: float = 0.0
     error: float = 0.0
-    foreseen: float = 0.0
+    predicted: float = 0.0
     found: float = 0.0
     above: int = 0
     judged: bool = False
@@ -71,25 +71,25 @@ class Reconciler:
         picture: IndexView,
         *,
         prompt_tokens: int,
-        foreseen: int,
+        predicted: int,
         found: int,
         remote: int = 0,
     ) -> Verdict | None:
-        """A prompt was computed on the worker: `foreseen` of its tokens were to be cached there, and `found`
+        """A prompt was computed on the worker: `predicted` of its tokens were to be cached there, and `found`
         were. The last `remote` of the former were to come from a remote store: what that has dropped
         meanwhile is not held against the worker. Returns a verdict once, when its error has stayed too
         high."""
-        foreseen = max(foreseen - remote, min(foreseen, found))
+        predicted = max(predicted - remote, min(predicted, found))
         # Of a cache that is not known at the time nothing was promised; and no hit where none was foreseen
         # is what any worker does, so that it would only water down the mean.
-        if picture.state is KvState.CATCHING_UP or prompt_tokens <= 0 or not (foreseen or found):
+        if picture.state is KvState.CATCHING_UP or prompt_tokens <= 0 or not (predicted or found):
             return None
         record = self._records.get(worker_id)
         if record is None or record.picture != picture:
             record = self._records[worker_id] = _Record(picture)
-        wrong = abs(foreseen - found)
+        wrong = abs(predicted - found)
         total = self._totals.get(worker_id, Errors())
-        self._add(record, min(1.0, wrong / prompt_tokens), foreseen, found)
+        self._add(record, min(1.0, wrong / prompt_tokens), predicted, found)
         ratio = record.error / record.weight
         self._totals[worker_id] = Errors(ratio, total.requests + 1, total.tokens + wrong)
         record.above = record.above + 1 if ratio > self._limits.threshold else 0
@@ -107,18 +107,18 @@ class Reconciler:
         self._records.pop(worker_id, None)
         self._totals.pop(worker_id, None)
 
-    def _add(self, record: _Record, error: float, foreseen: int, found: int) -> None:
+    def _add(self, record: _Record, error: float, predicted: int, found: int) -> None:
         record.weight = self._fade * record.weight + 1.0
         record.error = self._fade * record.error + error
-        record.foreseen = self._fade * record.foreseen + foreseen
+        record.predicted = self._fade * record.predicted + predicted
         record.found = self._fade * record.found + found
 
     def _verdict(self, record: _Record, ratio: float) -> Verdict:
-        foreseen, found = record.foreseen / record.weight, record.found / record.weight
-        void = found < self._limits.void * foreseen
+        predicted, found = record.predicted / record.weight, record.found / record.weight
+        void = found < self._limits.void * predicted
         return Verdict(
             f"foreseen and found cached tokens differ by {ratio:.0%} of the prompt, as they have over "
-            f"{record.above} requests: lately {foreseen:.0f} foreseen and {found:.0f} found in each"
+            f"{record.above} requests: lately {predicted:.0f} foreseen and {found:.0f} found in each"
             + ("; it seems to cache nothing" if void else ""),
             void,
         )

@@ -92,10 +92,10 @@ class _Store:
     def renew(self, nowhere: int) -> None:
         """Groups have changed."""
         own = [group for held in self.members.values() for group in held.own if group != nowhere]
-        told = [group for held in self.members.values() for group in held.remote]
-        told += [group for kept in self.kept for group in kept.groups]
+        groups = [group for held in self.members.values() for group in held.remote]
+        groups += [group for kept in self.kept for group in kept.groups]
         self.own = np.array(own, dtype=np.int64) * MEDIA + Medium.DISK
-        self.reports = np.array(told, dtype=np.int64) * MEDIA + Medium.REMOTE
+        self.reports = np.array(groups, dtype=np.int64) * MEDIA + Medium.REMOTE
 
 
 class SharedTiers:

@@ -15,30 +15,30 @@ from kvasir_router.requests.timers import Timers
 
 
 def check_requests(
-    flights: Mapping[str, RequestState], admission: Admission, timers: Timers, fleet: Fleet
+    states: Mapping[str, RequestState], admission: Admission, timers: Timers, fleet: Fleet
 ) -> None:
     """Every request is in exactly one place, every leg and lease has a live request, and time is watched."""
-    for request_id, flight in flights.items():
-        waits = flight.phase is Phase.QUEUED
+    for request_id, state in states.items():
+        waits = state.phase is Phase.QUEUED
         require(waits == (request_id in admission), "queued, but not in the queue, or the reverse")
-        require(waits == (flight.leg is None), "a request that neither runs nor waits")
-        require(waits == (flight.plan is None), "a plan without a leg, or the reverse")
+        require(waits == (state.leg is None), "a request that neither runs nor waits")
+        require(waits == (state.plan is None), "a plan without a leg, or the reverse")
         if waits:
-            until = flight.queued_until
+            until = state.queued_until
             require(until is not None and timers.holds(until, request_id), "waits without an end")
-            require(not flight.charges, "waits, and is accounted as work")
+            require(not state.charges, "waits, and is accounted as work")
         else:
-            require(flight.ticket.holds and not flight.ticket.waiting, "runs, and was not admitted")
-        deadline = flight.request.deadline_s
+            require(state.ticket.holds and not state.ticket.waiting, "runs, and was not admitted")
+        deadline = state.request.deadline_s
         require(deadline is None or timers.holds(deadline, request_id), "a deadline nobody watches")
-        for leg in (flight.leg, flight.ahead):
+        for leg in (state.leg, state.ahead):
             if leg is not None:
                 worker = fleet.workers[leg.target.worker_id]
                 require(worker.legs.get(leg.leg_id) == request_id, "a leg its worker does not know")
-        check_hand_over(flight, fleet)
-    require(set(admission) <= set(flights), "an ended request waits")
-    admission.check(sum(flight.ticket.holds for flight in flights.values()))
-    running = sum((flight.leg is not None) + (flight.ahead is not None) for flight in flights.values())
+        check_hand_over(state, fleet)
+    require(set(admission) <= set(states), "an ended request waits")
+    admission.check(sum(state.ticket.holds for state in states.values()))
+    running = sum((state.leg is not None) + (state.ahead is not None) for state in states.values())
     require(running == sum(len(w.legs) for w in fleet.workers.values()), "a leg without a request")
     require(
         all(not worker.legs.keys() & worker.ghosts.keys() for worker in fleet.workers.values()),
@@ -46,32 +46,32 @@ def check_requests(
     )
 
 
-def check_hand_over(flight: RequestState, fleet: Fleet) -> None:
+def check_hand_over(state: RequestState, fleet: Fleet) -> None:
     """A lease is held until the KV under it is used, and a prompt that is pulled while it is computed is
     computed and accounted where the lease is."""
-    lease, leg, ahead = flight.lease, flight.leg, flight.ahead
+    lease, leg, ahead = state.lease, state.leg, state.ahead
     if lease is not None:
-        require(flight.phase is not Phase.QUEUED and not flight.streaming, "a lease held too long")
+        require(state.phase is not Phase.QUEUED and not state.streaming, "a lease held too long")
         require(lease.worker_id in fleet.workers, "a lease on a worker that is gone")
-        require(lease.worker_id == flight.planned.prefill_target.worker_id, "a lease of another attempt")
+        require(lease.worker_id == state.planned.prefill_target.worker_id, "a lease of another attempt")
     if leg is not None:
-        require((leg.kind is Leg.PREFILL) == (flight.phase is Phase.PREFILLING), "a leg of another phase")
-        require(leg.target in flight.charges, "a leg that is not accounted")
-        computed = flight.planned.prefill
-        if computed is not None and computed in flight.charges:
-            require(flight.prefilling is not None, "a prompt accounted where it is not computed")
+        require((leg.kind is Leg.PREFILL) == (state.phase is Phase.PREFILLING), "a leg of another phase")
+        require(leg.target in state.charges, "a leg that is not accounted")
+        computed = state.planned.prefill
+        if computed is not None and computed in state.charges:
+            require(state.prefilling is not None, "a prompt accounted where it is not computed")
     if ahead is not None:
-        require(flight.phase is Phase.DECODING and not flight.streaming, "a prompt that nobody waits for")
+        require(state.phase is Phase.DECODING and not state.streaming, "a prompt that nobody waits for")
         require(leg is not None and leg.kind is Leg.DECODE, "a prompt is computed, and nobody pulls it")
         require(lease is not None and lease.worker_id == ahead.target.worker_id, "pulled without a lease")
-        require(ahead.kind is Leg.PREFILL and ahead.target in flight.charges, "a prompt not accounted")
+        require(ahead.kind is Leg.PREFILL and ahead.target in state.charges, "a prompt not accounted")
 
 
-def check_work(flights: Mapping[str, RequestState], fleet: Fleet) -> None:
+def check_work(states: Mapping[str, RequestState], fleet: Fleet) -> None:
     """Accounted work is that of the requests in flight, on workers that exist, and never negative."""
     totals: dict[Target, TargetLoad] = {}
-    for flight in flights.values():
-        for target, work in flight.charges.items():
+    for state in states.values():
+        for target, work in state.charges.items():
             require(
                 min(work.prefill_tokens, work.waiting, work.streams, work.kv_tokens) >= 0, "negative work"
             )
@@ -79,14 +79,14 @@ def check_work(flights: Mapping[str, RequestState], fleet: Fleet) -> None:
     accounted = fleet.accounted()
     require(totals == accounted, f"accounted {accounted}, in flight {totals}")
     require(all(target.worker_id in fleet.workers for target in accounted), "work on a lost worker")
-    require(fleet.foreseen <= len(flights), "predictions of requests that have ended")
+    require(fleet.predicted <= len(states), "predictions of requests that have ended")
 
 
-def check_limits(flights: Mapping[str, RequestState], limits: MachineLimits) -> None:
+def check_limits(states: Mapping[str, RequestState], limits: MachineLimits) -> None:
     """There are no more requests, and none of them began again more often, than is allowed."""
-    require(len(flights) <= limits.max_in_flight, "too many requests in flight")
-    for flight in flights.values():
-        require(flight.retries <= limits.max_retries, "too many retries")
-        require(flight.migrations <= limits.max_migrations, "too many migrations")
-        starts = flight.retries + flight.migrations + flight.hedged
-        require(flight.attempts >= starts, "a start that was not counted")
+    require(len(states) <= limits.max_in_flight, "too many requests in flight")
+    for state in states.values():
+        require(state.retries <= limits.max_retries, "too many retries")
+        require(state.migrations <= limits.max_migrations, "too many migrations")
+        starts = state.retries + state.migrations + state.hedged
+        require(state.attempts >= starts, "a start that was not counted")

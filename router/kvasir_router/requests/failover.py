@@ -24,7 +24,7 @@ ENGINE_DEAD = "engine_dead"
 
 
 class Failover:
-    """Moves requests; `foresee` tells where one would go, `route` starts or queues one that holds nothing,
+    """Moves requests; `predict` tells where one would go, `route` starts or queues one that holds nothing,
     `hand_over` starts the DECODE leg of one that has KV if there is a place for it, where it has not failed.
 
     A worker that cannot be reached keeps its requests for `migrate_s`: most connections come back in less,
@@ -37,8 +37,8 @@ class Failover:
         ends: Completion,
         limits: MachineLimits,
         *,
-        flights: Mapping[str, RequestState],
-        foresee: Callable[[RequestState, float], Plan | None],
+        states: Mapping[str, RequestState],
+        predict: Callable[[RequestState, float], Plan | None],
         route: Callable[[RequestState, float], None],
         hand_over: Callable[[RequestState, float], bool],
     ) -> None:
@@ -46,8 +46,8 @@ class Failover:
         self._legs = legs
         self._ends = ends
         self._limits = limits
-        self._flights = flights
-        self._foresee = foresee
+        self._states = states
+        self._predict = predict
         self._route = route
         self._hand_over = hand_over
         # Workers whose connection is broken, and when their requests go on elsewhere.
@@ -81,101 +81,101 @@ class Failover:
         if worker is None:
             return
         self._evacuations.pop(worker_id, None)
-        self._legs.lost(self._flights.values(), worker_id)
+        self._legs.lost(self._states.values(), worker_id)
         error = UpstreamError(f"worker {worker_id} was lost: {reason}", code="worker_lost")
         for request_id in dict.fromkeys(worker.legs.values()):
-            self.on_or_fail(self._flights[request_id], error, worker_id, now, lost=True)
+            self.on_or_fail(self._states[request_id], error, worker_id, now, lost=True)
 
-    def start_again(self, flight: RequestState, now: float) -> None:
+    def start_again(self, state: RequestState, now: float) -> None:
         """Give back all that the request holds, and begin from what the client has."""
-        self._legs.stop(flight, now)
-        self._legs.release(flight)
-        self._legs.discharge(flight)
-        flight.forget_attempt()
-        self._route(flight, now)
+        self._legs.stop(state, now)
+        self._legs.release(state)
+        self._legs.discharge(state)
+        state.forget_attempt()
+        self._route(state, now)
 
-    def again_or_fail(self, flight: RequestState, error: KvasirError, worker_id: str, now: float) -> None:
+    def again_or_fail(self, state: RequestState, error: KvasirError, worker_id: str, now: float) -> None:
         """A PREFILL leg is over and has failed on `worker_id`: from the start, if it may run again."""
-        if self._may_run_again(flight, error, worker_id, now, lost=False):
-            self.start_again(flight, now)
+        if self._may_run_again(state, error, worker_id, now, lost=False):
+            self.start_again(state, now)
 
     def on_or_fail(
-        self, flight: RequestState, error: KvasirError, worker_id: str, now: float, *, lost: bool = False
+        self, state: RequestState, error: KvasirError, worker_id: str, now: float, *, lost: bool = False
     ) -> None:
         """A leg is over and has failed on `worker_id`, or went with it or its engine: on with the KV that is
         held for the request, where that may still be of use, or from the start."""
-        lease = flight.lease
+        lease = state.lease
         pull_failed = error.code == TRANSFER_FAILED
-        if not self._may_run_again(flight, error, worker_id, now, lost=lost):
+        if not self._may_run_again(state, error, worker_id, now, lost=lost):
             return
-        if lease is None or not (flight.ahead or pull_failed):
-            self.start_again(flight, now)
+        if lease is None or not (state.ahead or pull_failed):
+            self.start_again(state, now)
         elif pull_failed and lease.failed:
             # Two workers could not have it: it is the one that offers it.
-            flight.avoid.add(lease.worker_id)
-            self.start_again(flight, now)
+            state.avoid.add(lease.worker_id)
+            self.start_again(state, now)
         else:
-            flight.lease = replace(lease, failed=pull_failed or lease.failed)
-            self._decode_again(flight, now, offered=now < lease.until_s)
+            state.lease = replace(lease, failed=pull_failed or lease.failed)
+            self._decode_again(state, now, offered=now < lease.until_s)
 
-    def hedge(self, flight: RequestState, now: float) -> None:
+    def hedge(self, state: RequestState, now: float) -> None:
         """Nothing came of the request in many times what was foreseen: take it back and start it where it has
         not been, once, if there is such a place and the budget allows."""
-        flight.hedge_at = None
-        leg = flight.ahead or flight.leg
-        if leg is None or flight.streaming or leg.kind is Leg.DECODE:
+        state.hedge_at = None
+        leg = state.ahead or state.leg
+        if leg is None or state.streaming or leg.kind is Leg.DECODE:
             return
-        flight.avoid.add(leg.target.worker_id)
-        plan = self._foresee(flight, now)
-        if plan is None or {plan.decode.worker_id, plan.prefill_target.worker_id} & flight.avoid:
+        state.avoid.add(leg.target.worker_id)
+        plan = self._predict(state, now)
+        if plan is None or {plan.decode.worker_id, plan.prefill_target.worker_id} & state.avoid:
             return
         if not self._ends.restarts.budget.withdraw():
             return
-        flight.hedged = True
-        slowness = flight.slowness(now)
+        state.hedged = True
+        slowness = state.slowness(now)
         if slowness is not None:
             # It has not answered at all, and must not look well for that.
             self._fleet.late(leg.target.worker_id, now, slowness)
-        self.start_again(flight, now)
+        self.start_again(state, now)
 
-    def _decode_again(self, flight: RequestState, now: float, *, offered: bool) -> None:
+    def _decode_again(self, state: RequestState, now: float, *, offered: bool) -> None:
         """Start another DECODE leg with the same KV, if it is still `offered`."""
-        flight.attempts += 1
-        self._legs.settle(flight, flight.planned.decode)
-        computing = flight.ahead is not None
+        state.attempts += 1
+        self._legs.settle(state, state.planned.decode)
+        computing = state.ahead is not None
         if computing:
             # What cannot be handed over at once is handed over when it has been computed.
-            flight.leg, flight.ahead, flight.phase = flight.ahead, None, Phase.PREFILLING
-        if not (offered and self._hand_over(flight, now)) and not computing:
-            self.start_again(flight, now)
+            state.leg, state.ahead, state.phase = state.ahead, None, Phase.PREFILLING
+        if not (offered and self._hand_over(state, now)) and not computing:
+            self.start_again(state, now)
 
     def _may_run_again(
-        self, flight: RequestState, error: KvasirError, worker_id: str, now: float, *, lost: bool
+        self, state: RequestState, error: KvasirError, worker_id: str, now: float, *, lost: bool
     ) -> bool:
         """Whether the request goes on without `worker_id`, which is counted; it ends with `error` if not."""
         lost = lost or error.code == ENGINE_DEAD
-        flight.last_error = error
+        state.last_error = error
         if not lost:
             self._ends.blame(worker_id, error, now)
-        refusal = self._ends.refusal(flight, error, lost=lost)
+        refusal = self._ends.refusal(state, error, lost=lost)
         if refusal is not None:
-            self._ends.fail(flight, refusal, now)
+            self._ends.fail(state, refusal, now)
             return False
-        flight.avoid.add(worker_id)
+        state.avoid.add(worker_id)
         return True
 
     def _evacuate(self, worker_id: str, now: float) -> None:
         """What runs there goes on elsewhere, or stays while there is no elsewhere."""
         error = UpstreamError(f"worker {worker_id} cannot be reached", code="worker_lost")
         for request_id in dict.fromkeys(self._fleet.workers[worker_id].legs.values()):
-            flight = self._flights[request_id]
-            if self._foresee(flight, now) is None:
+            state = self._states[request_id]
+            if self._predict(state, now) is None:
                 continue
-            if flight.ahead is None or flight.ahead.target.worker_id == worker_id:
-                self._legs.stop(flight, now)
+            if state.ahead is None or state.ahead.target.worker_id == worker_id:
+                self._legs.stop(state, now)
             else:
-                self._legs.stop_decode(flight, now)
-            self.on_or_fail(flight, error, worker_id, now, lost=True)
+                self._legs.stop_decode(state, now)
+            self.on_or_fail(state, error, worker_id, now, lost=True)
         if self._fleet.workers[worker_id].legs:
             self._evacuations[worker_id] = now + max(self._limits.migrate_s, LEAST_PATIENCE_S)
         else:

@@ -16,7 +16,7 @@ class MakePlan(Protocol):
     """Decides where a request runs, given where its prompt was computed."""
 
     def __call__(
-        self, flight: RequestState, now: float, prefilled_on: Target | None = None
+        self, state: RequestState, now: float, prefilled_on: Target | None = None
     ) -> Plan | None: ...
 
 
@@ -28,37 +28,37 @@ class Handover:
         self._legs = legs
         self._plan = plan
 
-    def start(self, flight: RequestState, now: float) -> bool:
+    def start(self, state: RequestState, now: float) -> bool:
         """Decode where that was planned, or elsewhere if that worker takes nothing any more. A PREFILL leg
         that runs goes on beside it. False, and nothing has changed, where there is no place for it."""
-        lease = flight.lease
+        lease = state.lease
         if lease is None:
             raise AssertionError("nothing to hand over")
-        source = flight.planned.prefill_target
-        if not self._as_planned(flight) and not self._plan_anew(flight, source, lease, now):
+        source = state.planned.prefill_target
+        if not self._as_planned(state) and not self._plan_anew(state, source, lease, now):
             return False
-        if flight.leg is None:
-            self._legs.prefilled(flight, source, now, leaves=True)
-        flight.ahead, flight.leg = flight.leg, None
-        flight.phase = Phase.DECODING
-        flight.decode_s, flight.overlap_s = now, 0.0
-        self._legs.submit(flight, Leg.DECODE, flight.planned.decode, lease.handoff)
+        if state.leg is None:
+            self._legs.prefilled(state, source, now, leaves=True)
+        state.ahead, state.leg = state.leg, None
+        state.phase = Phase.DECODING
+        state.decode_s, state.overlap_s = now, 0.0
+        self._legs.submit(state, Leg.DECODE, state.planned.decode, lease.handoff)
         return True
 
-    def _as_planned(self, flight: RequestState) -> bool:
+    def _as_planned(self, state: RequestState) -> bool:
         """Whether it can be decoded where that was planned. What was planned on an earlier life of the worker
         is no longer accounted, nor may its rank exist."""
-        target = flight.planned.decode
-        return target in flight.charges and self._fleet.accepts(target.worker_id)
+        target = state.planned.decode
+        return target in state.charges and self._fleet.accepts(target.worker_id)
 
-    def _plan_anew(self, flight: RequestState, source: Target, lease: HeldLease, now: float) -> bool:
-        plan = self._plan(flight, now, prefilled_on=source)
+    def _plan_anew(self, state: RequestState, source: Target, lease: HeldLease, now: float) -> bool:
+        plan = self._plan(state, now, prefilled_on=source)
         if plan is None or plan.prefill != source:
             return False
         # The prompt's end, or a new start, is then the better moment.
-        if plan.decode.worker_id in flight.avoid and (flight.leg is not None or lease.failed):
+        if plan.decode.worker_id in state.avoid and (state.leg is not None or lease.failed):
             return False
-        self._legs.discharge(flight)
-        flight.plan = replace(flight.planned, decode=plan.decode)
-        flight.charges = self._fleet.commit(flight.current, flight.hashes, plan, now)
+        self._legs.discharge(state)
+        state.plan = replace(state.planned, decode=plan.decode)
+        state.charges = self._fleet.commit(state.current, state.hashes, plan, now)
         return True

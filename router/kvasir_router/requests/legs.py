@@ -29,14 +29,14 @@ class LegControl:
         self._ghost_ttl_s = ghost_ttl_s
 
     def submit(
-        self, flight: RequestState, kind: Leg, target: Target, handoff: KvHandoff | None = None
+        self, state: RequestState, kind: Leg, target: Target, handoff: KvHandoff | None = None
     ) -> None:
         """Run a leg of the request at `target`."""
-        request = flight.current
+        request = state.current
         worker = self._fleet.workers[target.worker_id]
-        leg_id = worker.free_leg_id(request.request_id, flight.attempts)
+        leg_id = worker.free_leg_id(request.request_id, state.attempts)
         worker.legs[leg_id] = request.request_id
-        flight.leg = RunningLeg(leg_id, kind, target)
+        state.leg = RunningLeg(leg_id, kind, target)
         leg = EngineRequest(
             request_id=leg_id,
             tokens=request.tokens,
@@ -48,43 +48,43 @@ class LegControl:
             priority=request.priority,
             data_parallel_rank=target.rank if worker.identity.data_parallel_size > 1 else None,
             trace_context=request.trace_context,
-            continuation=None if kind is Leg.PREFILL else flight.continuation,
-            tier_tokens=0 if kind is Leg.DECODE else sum(flight.planned.predicted_tier_tokens),
+            continuation=None if kind is Leg.PREFILL else state.continuation,
+            tier_tokens=0 if kind is Leg.DECODE else sum(state.planned.predicted_tier_tokens),
             parsing=None if kind is Leg.PREFILL else request.parsing,
         )
         self._out.append(SubmitTo(target.worker_id, leg))
 
-    def ended(self, flight: RequestState) -> RunningLeg:
+    def ended(self, state: RequestState) -> RunningLeg:
         """The leg that leads to the client's tokens has said its last."""
-        leg = running(flight)
-        flight.leg = None
+        leg = running(state)
+        state.leg = None
         del self._fleet.workers[leg.target.worker_id].legs[leg.leg_id]
         return leg
 
-    def ended_ahead(self, flight: RequestState) -> None:
+    def ended_ahead(self, state: RequestState) -> None:
         """The PREFILL leg beside a DECODE leg has said its last."""
-        if flight.ahead is not None:
-            del self._fleet.workers[flight.ahead.target.worker_id].legs[flight.ahead.leg_id]
-            flight.ahead = None
+        if state.ahead is not None:
+            del self._fleet.workers[state.ahead.target.worker_id].legs[state.ahead.leg_id]
+            state.ahead = None
 
-    def stop(self, flight: RequestState, now: float) -> None:
+    def stop(self, state: RequestState, now: float) -> None:
         """Abort all that runs of the request."""
-        for leg in (flight.ahead, flight.leg):
+        for leg in (state.ahead, state.leg):
             if leg is not None:
                 self._abort(leg, now)
-        flight.leg = flight.ahead = None
+        state.leg = state.ahead = None
 
-    def stop_decode(self, flight: RequestState, now: float) -> None:
+    def stop_decode(self, state: RequestState, now: float) -> None:
         """Abort the leg that leads to the client's tokens; a PREFILL leg beside it goes on."""
-        self._abort(running(flight), now)
-        flight.leg = None
+        self._abort(running(state), now)
+        state.leg = None
 
-    def stop_ahead(self, flight: RequestState, now: float) -> None:
+    def stop_ahead(self, state: RequestState, now: float) -> None:
         """Abort the PREFILL leg beside a DECODE leg, if there is one: what it computes is not needed."""
-        if flight.ahead is not None:
-            self._abort(flight.ahead, now)
-            self.settle(flight, flight.ahead.target)
-            flight.ahead = None
+        if state.ahead is not None:
+            self._abort(state.ahead, now)
+            self.settle(state, state.ahead.target)
+            state.ahead = None
 
     def _abort(self, leg: RunningLeg, now: float) -> None:
         worker = self._fleet.workers[leg.target.worker_id]
@@ -99,52 +99,52 @@ class LegControl:
         if delta.handoff is not None:
             self._out.append(ReleaseOn(worker.worker_id, (delta.handoff.lease_id,)))
 
-    def hold(self, flight: RequestState, worker_id: str, handoff: KvHandoff, now: float) -> None:
+    def hold(self, state: RequestState, worker_id: str, handoff: KvHandoff, now: float) -> None:
         """A worker holds KV for the request, under one lease at a time."""
-        held = flight.lease
+        held = state.lease
         if held is not None and held.handoff.lease_id != handoff.lease_id:
-            self.release(flight)
+            self.release(state)
             held = None
-        flight.lease = HeldLease(
+        state.lease = HeldLease(
             worker_id, handoff, now + handoff.ttl_s, failed=held is not None and held.failed
         )
 
-    def release(self, flight: RequestState) -> None:
+    def release(self, state: RequestState) -> None:
         """End the request's lease, if it holds one."""
-        if flight.lease is not None:
-            self._out.append(ReleaseOn(flight.lease.worker_id, (flight.lease.handoff.lease_id,)))
-            flight.lease = None
+        if state.lease is not None:
+            self._out.append(ReleaseOn(state.lease.worker_id, (state.lease.handoff.lease_id,)))
+            state.lease = None
 
-    def prefilled(self, flight: RequestState, target: Target, now: float, *, leaves: bool) -> None:
+    def prefilled(self, state: RequestState, target: Target, now: float, *, leaves: bool) -> None:
         """The prompt is computed at `target`, where the request either stays or has nothing more."""
-        self._fleet.confirm(flight.request.request_id, target, now)
-        charged = flight.charges.get(target, TargetLoad())
+        self._fleet.confirm(state.request.request_id, target, now)
+        charged = state.charges.get(target, TargetLoad())
         done = charged.copy() if leaves else charged.prompt()
-        self._fleet.settle(flight.charges, target, done)
+        self._fleet.settle(state.charges, target, done)
 
-    def settle(self, flight: RequestState, target: Target) -> None:
+    def settle(self, state: RequestState, target: Target) -> None:
         """Nothing of the request is accounted at `target` any more."""
-        charged = flight.charges.get(target)
+        charged = state.charges.get(target)
         if charged is not None:
-            self._fleet.settle(flight.charges, target, charged.copy())
+            self._fleet.settle(state.charges, target, charged.copy())
 
-    def discharge(self, flight: RequestState) -> None:
+    def discharge(self, state: RequestState) -> None:
         """Nothing of the request is accounted any more, nor foreseen beyond what was computed."""
-        self._fleet.abandon(flight.request.request_id)
-        for target in list(flight.charges):
-            self.settle(flight, target)
+        self._fleet.abandon(state.request.request_id)
+        for target in list(state.charges):
+            self.settle(state, target)
 
-    def lost(self, flights: Iterable[RequestState], worker_id: str) -> None:
+    def lost(self, states: Iterable[RequestState], worker_id: str) -> None:
         """What requests held on that worker went with it."""
-        for flight in flights:
-            if flight.lease is not None and flight.lease.worker_id == worker_id:
-                flight.lease = None
-            if flight.leg is not None and flight.leg.target.worker_id == worker_id:
-                flight.leg = None
-            if flight.ahead is not None and flight.ahead.target.worker_id == worker_id:
-                flight.ahead = None
-            for target in [target for target in flight.charges if target.worker_id == worker_id]:
-                del flight.charges[target]
+        for state in states:
+            if state.lease is not None and state.lease.worker_id == worker_id:
+                state.lease = None
+            if state.leg is not None and state.leg.target.worker_id == worker_id:
+                state.leg = None
+            if state.ahead is not None and state.ahead.target.worker_id == worker_id:
+                state.ahead = None
+            for target in [target for target in state.charges if target.worker_id == worker_id]:
+                del state.charges[target]
 
     def forget_ghosts(self, now: float) -> None:
         """Give up on aborted legs that never said their last."""
@@ -152,11 +152,11 @@ class LegControl:
             worker.forget_ghosts(now - self._ghost_ttl_s)
 
 
-def running(flight: RequestState) -> RunningLeg:
+def running(state: RequestState) -> RunningLeg:
     """The leg of a request that runs."""
-    if flight.leg is None:
+    if state.leg is None:
         raise AssertionError("nothing runs for this request")
-    return flight.leg
+    return state.leg
 
 
 def is_leg(leg: RunningLeg | None, worker_id: str, delta: Delta) -> bool:

@@ -69,7 +69,7 @@ class RequestMachine:
     def __init__(self, fleet: Fleet, limits: MachineLimits, rules: AdmissionRules = UNLIMITED) -> None:
         self.fleet = fleet
         self._limits = limits
-        self._flights: dict[str, RequestState] = {}
+        self._states: dict[str, RequestState] = {}
         self._admission = Admission(fleet, rules)
         self._timers = Timers()
         self._closing = False
@@ -77,17 +77,17 @@ class RequestMachine:
         self._out: list[Effect] = []
         self._legs = LegControl(fleet, self._out, ghost_ttl_s=limits.ghost_ttl_s)
         self._ends = Completion(
-            fleet, self._legs, limits, out=self._out, flights=self._flights, admission=self._admission
+            fleet, self._legs, limits, out=self._out, states=self._states, admission=self._admission
         )
         self._plans = Placement(fleet, self._admission)
         hand_over = Handover(fleet, self._legs, plan=self._plans.plan).start
-        self._elsewhere = Failover(
+        self._failover = Failover(
             fleet,
             self._legs,
             self._ends,
             limits,
-            flights=self._flights,
-            foresee=self._plans.foresee,
+            states=self._states,
+            predict=self._plans.predict,
             route=self._route,
             hand_over=hand_over,
         )
@@ -95,8 +95,8 @@ class RequestMachine:
             fleet,
             self._legs,
             self._ends,
-            self._elsewhere,
-            flights=self._flights,
+            self._failover,
+            states=self._states,
             admission=self._admission,
             hand_over=hand_over,
         )
@@ -104,7 +104,7 @@ class RequestMachine:
     @property
     def in_flight(self) -> int:
         """Requests that have not ended."""
-        return len(self._flights)
+        return len(self._states)
 
     @property
     def queued(self) -> int:
@@ -114,22 +114,22 @@ class RequestMachine:
     @property
     def leases(self) -> int:
         """Leases on prefill workers that requests hold."""
-        return sum(flight.lease is not None for flight in self._flights.values())
+        return sum(state.lease is not None for state in self._states.values())
 
-    def books(self) -> Accounting:
+    def accounting(self) -> Accounting:
         """What is served, and what is accounted for it."""
-        flights = self._flights.values()
+        states = self._states.values()
         return Accounting(
-            in_flight=len(self._flights),
+            in_flight=len(self._states),
             running=len({one for worker in self.fleet.workers.values() for one in worker.legs.values()}),
             queued=len(self._admission),
-            accounted=sum(bool(flight.charges) for flight in flights),
+            accounted=sum(bool(state.charges) for state in states),
             leases=self.leases,
         )
 
     def waiting_tokens(self) -> int:
         """Prompt tokens of the requests that wait."""
-        return sum(len(self._flights[request_id].request.tokens) for request_id in self._admission)
+        return sum(len(self._states[request_id].request.tokens) for request_id in self._admission)
 
     @property
     def brownout(self) -> BrownoutView:
@@ -146,15 +146,15 @@ class RequestMachine:
             self._timers.next(),
             self.fleet.index.next_due(),
             self.fleet.health.next_due(),
-            self._elsewhere.next_due(),
+            self._failover.next_due(),
             self._admission.next_due(),
         )
         return min((when for when in due if when is not None), default=None)
 
-    def go_straight(self, request_id: str, lane: Lane) -> tuple[str, str, int] | None:
+    def take_fast_path(self, request_id: str, lane: Lane) -> tuple[str, str, int] | None:
         """See Flight.go_straight."""
-        flight = self._flights.get(request_id)
-        return None if flight is None else flight.go_straight(lane)
+        state = self._states.get(request_id)
+        return None if state is None else state.take_fast_path(lane)
 
     def handle(self, event: Event, now: float) -> list[Effect]:
         """Take in one event. Raises, for Arrived only and then without any change, CapacityError
@@ -201,9 +201,9 @@ class RequestMachine:
             case WorkerReady(worker_id, identity):
                 self._ready(worker_id, identity, now)
             case WorkerLost(worker_id, reason):
-                self._elsewhere.lost(worker_id, reason, now)
+                self._failover.lost(worker_id, reason, now)
             case WorkerInterrupted(worker_id) if known:
-                self._elsewhere.interrupted(worker_id, now)
+                self._failover.interrupted(worker_id, now)
             case WorkerDraining(worker_id, reason) if known:
                 self.fleet.mark(worker_id, draining=reason)
             case WorkerRestored(worker_id) if known:
@@ -213,136 +213,136 @@ class RequestMachine:
     # -- arrival and routing ---------------------------------------------------------------------
 
     def _arrived(self, request: Request, now: float) -> None:
-        check_arrival(request, self._flights, closing=self._closing)
-        if len(self._flights) >= self._limits.max_in_flight:
-            raise CapacityError(f"{len(self._flights)} requests are in flight, the most allowed")
+        check_arrival(request, self._states, closing=self._closing)
+        if len(self._states) >= self._limits.max_in_flight:
+            raise CapacityError(f"{len(self._states)} requests are in flight, the most allowed")
         admission = self._admission
         request = admission.reduced(request)
-        flight = RequestState(request, admission.ticket(request, now), admission.brownout.view.text)
+        state = RequestState(request, admission.ticket(request, now), admission.brownout.view.text)
         self._ends.restarts.budget.deposit()
-        if flight.ticket.long:
-            flight.hashes = self.fleet.hashes(request)
-            flight.ticket.fresh_tokens = len(request.tokens) - self.fleet.cached_tokens(flight.hashes)
-        plan = self._plans.fitting(flight, now) if admission.may_begin(flight.ticket, now) else NO_ROOM
+        if state.ticket.long:
+            state.hashes = self.fleet.hashes(request)
+            state.ticket.fresh_tokens = len(request.tokens) - self.fleet.cached_tokens(state.hashes)
+        plan = self._plans.fitting(state, now) if admission.may_begin(state.ticket, now) else NO_ROOM
         if plan is None:
             refuse_to_wait(self._awake_in_s, self._limits.queue_timeout_s, self.fleet.missing())
         if not isinstance(plan, Plan):
-            admission.wait(flight.ticket, now, served=plan is NO_ROOM)
-        self._flights[request.request_id] = flight
-        self._timers.sweep(self._flights)
+            admission.wait(state.ticket, now, served=plan is NO_ROOM)
+        self._states[request.request_id] = state
+        self._timers.sweep(self._states)
         if request.deadline_s is not None:
             self._timers.set(request.deadline_s, request.request_id)
         if isinstance(plan, Plan):
-            self._start(flight, plan, now)
+            self._start(state, plan, now)
         else:
-            self._wait_until(flight, now)
+            self._wait_until(state, now)
 
-    def _route(self, flight: RequestState, now: float) -> None:
+    def _route(self, state: RequestState, now: float) -> None:
         """Start a request that holds nothing, or have it wait."""
-        plan = self._plans.plan(flight, now)
+        plan = self._plans.plan(state, now)
         if plan is None:
-            self._admission.park(flight.ticket)
-            self._wait_until(flight, now)
+            self._admission.park(state.ticket)
+            self._wait_until(state, now)
         else:
-            self._start(flight, plan, now)
+            self._start(state, plan, now)
 
-    def _wait_until(self, flight: RequestState, now: float) -> None:
-        flight.queued_until = now + self._limits.queue_timeout_s
-        self._timers.set(flight.queued_until, flight.request.request_id)
+    def _wait_until(self, state: RequestState, now: float) -> None:
+        state.queued_until = now + self._limits.queue_timeout_s
+        self._timers.set(state.queued_until, state.request.request_id)
 
     def _unpark(self, now: float) -> None:
         """Those who serve have changed."""
         for ticket in self._admission.unpark(now):
-            flight = self._flights[ticket.request_id]
-            plan = self._plans.plan(flight, now)
+            state = self._states[ticket.request_id]
+            plan = self._plans.plan(state, now)
             if plan is None:
                 self._admission.park(ticket)
             else:
-                flight.queued_until = None
-                self._start(flight, plan, now)
+                state.queued_until = None
+                self._start(state, plan, now)
 
     def _start_queued(self, now: float) -> None:
         lacking = self.fleet.missing() is not None
         while (ticket := self._admission.next(now)) is not None:
-            flight = self._flights[ticket.request_id]
+            state = self._states[ticket.request_id]
             # What runs whole on one worker needs fewer roles than an ordinary request.
-            plan = None if lacking and not ticket.whole else self._plans.fitting(flight, now)
+            plan = None if lacking and not ticket.whole else self._plans.fitting(state, now)
             if plan is None:
                 self._admission.park(ticket)
             elif isinstance(plan, Plan):
-                flight.queued_until = None
-                self._start(flight, plan, now)
+                state.queued_until = None
+                self._start(state, plan, now)
 
-    def _start(self, flight: RequestState, plan: Plan, now: float) -> None:
-        self._admission.begins(flight.ticket, now)
-        flight.plan = plan
-        flight.started_s = now
-        flight.routed_s = now if flight.routed_s is None else flight.routed_s
-        flight.route_s = self.fleet.decided_s
-        flight.charges = self.fleet.commit(flight.current, flight.hashes, plan, now)
+    def _start(self, state: RequestState, plan: Plan, now: float) -> None:
+        self._admission.begins(state.ticket, now)
+        state.plan = plan
+        state.started_s = now
+        state.routed_s = now if state.routed_s is None else state.routed_s
+        state.route_s = self.fleet.decided_s
+        state.charges = self.fleet.commit(state.current, state.hashes, plan, now)
         if plan.prefill is None:
-            flight.phase = Phase.DECODING
-            self._legs.submit(flight, Leg.FULL, plan.decode)
+            state.phase = Phase.DECODING
+            self._legs.submit(state, Leg.FULL, plan.decode)
         else:
-            flight.phase = Phase.PREFILLING
-            self._legs.submit(flight, Leg.PREFILL, plan.prefill)
-        if self._limits.hedge_after and plan.predicted_ttft_s and not flight.hedged:
+            state.phase = Phase.PREFILLING
+            self._legs.submit(state, Leg.PREFILL, plan.prefill)
+        if self._limits.hedge_after and plan.predicted_ttft_s and not state.hedged:
             patience = max(self._limits.hedge_min_s, self._limits.hedge_after * plan.predicted_ttft_s)
-            flight.hedge_at = now + patience
-            self._timers.set(flight.hedge_at, flight.request.request_id)
+            state.hedge_at = now + patience
+            self._timers.set(state.hedge_at, state.request.request_id)
 
     # -- membership and time ---------------------------------------------------------------------
 
     def _ready(self, worker_id: str, identity: WorkerIdentity, now: float) -> None:
         known = self.fleet.workers.get(worker_id)
         if known is not None and known.identity != identity:
-            self._elsewhere.lost(worker_id, "replaced by another life of the worker", now)
+            self._failover.lost(worker_id, "replaced by another life of the worker", now)
             known = None
         if known is None:
             self.fleet.add(worker_id, identity, now)
         else:
-            self._elsewhere.resumed(worker_id, now)
+            self._failover.resumed(worker_id, now)
         self._unpark(now)
 
     def _tick(self, now: float) -> None:
         self._out += self.fleet.index.tick(now)
         self.fleet.health.tick(now)
-        self._elsewhere.tick(now)
+        self._failover.tick(now)
         for request_id in self._timers.due(now):
-            flight = self._flights.get(request_id)
-            if flight is not None:
-                self._check_time(flight, now)
+            state = self._states.get(request_id)
+            if state is not None:
+                self._check_time(state, now)
         self._legs.forget_ghosts(now)
 
-    def _check_time(self, flight: RequestState, now: float) -> None:
-        deadline = flight.request.deadline_s
+    def _check_time(self, state: RequestState, now: float) -> None:
+        deadline = state.request.deadline_s
         if deadline is not None and deadline <= now:
-            self._ends.fail(flight, flight.overdue(now), now)
-        elif flight.queued_until is not None and flight.queued_until <= now:
-            why = flight.last_error or self.fleet.missing() or "no worker serves this model"
+            self._ends.fail(state, state.overdue(now), now)
+        elif state.queued_until is not None and state.queued_until <= now:
+            why = state.last_error or self.fleet.missing() or "no worker serves this model"
             waited_s = self._limits.queue_timeout_s
-            if self._admission.parked(flight.ticket):
+            if self._admission.parked(state.ticket):
                 error = waited_for_nothing(waited_s, why, self._awake_in_s)
             else:
-                error = self._admission.waits.no_room(flight.ticket, waited_s, now)
-            self._ends.fail(flight, error, now)
-        elif flight.hedge_at is not None and flight.hedge_at <= now:
-            self._elsewhere.hedge(flight, now)
+                error = self._admission.waits.no_room(state.ticket, waited_s, now)
+            self._ends.fail(state, error, now)
+        elif state.hedge_at is not None and state.hedge_at <= now:
+            self._failover.hedge(state, now)
 
     def _shut_down(self, now: float) -> None:
         self._closing = True
-        for flight in list(self._flights.values()):
-            self._ends.fail(flight, CapacityError("the router is stopping", code="shutting_down"), now)
+        for state in list(self._states.values()):
+            self._ends.fail(state, CapacityError("the router is stopping", code="shutting_down"), now)
 
     def _cancelled(self, request_id: str, outcome: str, now: float) -> None:
-        flight = self._flights.get(request_id)
-        if flight is not None:
-            self._ends.cancel(flight, outcome, now)
+        state = self._states.get(request_id)
+        if state is not None:
+            self._ends.cancel(state, outcome, now)
 
     def validate_state(self) -> None:
         """Raises AssertionError, naming what is wrong, unless every invariant holds."""
-        check_requests(self._flights, self._admission, self._timers, self.fleet)
-        check_work(self._flights, self.fleet)
-        check_limits(self._flights, self._limits)
-        require(self.books().balanced, f"the books do not balance: {self.books()}")
+        check_requests(self._states, self._admission, self._timers, self.fleet)
+        check_work(self._states, self.fleet)
+        check_limits(self._states, self._limits)
+        require(self.accounting().balanced, f"the books do not balance: {self.accounting()}")
         self.fleet.index.check_integrity()

@@ -28,29 +28,29 @@ class Placement:
 
     def plan(
         self,
-        flight: RequestState,
+        state: RequestState,
         now: float,
         prefilled_on: Target | None = None,
         without: frozenset[str] = frozenset(),
     ) -> Plan | None:
         """What the policy says, without some workers if others serve; None where no worker does."""
-        flight.hashes = flight.hashes or self._fleet.hashes(flight.current)
-        avoid = flight.avoid | without if without else flight.avoid
-        return self._fleet.plan(flight.current, flight.hashes, now, avoid=avoid, prefilled_on=prefilled_on)
+        state.hashes = state.hashes or self._fleet.hashes(state.current)
+        avoid = state.avoid | without if without else state.avoid
+        return self._fleet.plan(state.current, state.hashes, now, avoid=avoid, prefilled_on=prefilled_on)
 
-    def fitting(self, flight: RequestState, now: float) -> Plan | NoRoom | None:
+    def fitting(self, state: RequestState, now: float) -> Plan | NoRoom | None:
         """A plan whose places have room for what it takes; None where no worker serves the request."""
-        plan = self.plan(flight, now)
+        plan = self.plan(state, now)
         if plan is None:
             return None
-        crowded = self._admission.crowded(flight.ticket, flight.current, plan, now)
+        crowded = self._admission.crowded(state.ticket, state.current, plan, now)
         if not crowded:
             return plan
-        if not self._admission.takes(flight.ticket):
+        if not self._admission.takes(state.ticket):
             return NO_ROOM
         # There is a place, and this policy may insist on another one.
-        return self.plan(flight, now, without=crowded) or plan
+        return self.plan(state, now, without=crowded) or plan
 
-    def foresee(self, flight: RequestState, now: float) -> Plan | None:
+    def predict(self, state: RequestState, now: float) -> Plan | None:
         """Where a request would go from where it is."""
-        return self._fleet.plan(flight.current, flight.hashes, now, avoid=flight.avoid, tentative=True)
+        return self._fleet.plan(state.current, state.hashes, now, avoid=state.avoid, tentative=True)

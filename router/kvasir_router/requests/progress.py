@@ -18,7 +18,7 @@ from kvasir_router.requests.state import RequestState, broken_stream, error_of, 
 
 
 class Progress:
-    """Takes in what came of `flights`. `hand_over` starts the DECODE leg of one that has KV, if there is a
+    """Takes in what came of `states`. `hand_over` starts the DECODE leg of one that has KV, if there is a
     place for it."""
 
     def __init__(
@@ -26,17 +26,17 @@ class Progress:
         fleet: Fleet,
         legs: LegControl,
         ends: Completion,
-        elsewhere: Failover,
+        failover: Failover,
         *,
-        flights: Mapping[str, RequestState],
+        states: Mapping[str, RequestState],
         admission: Admission,
         hand_over: Callable[[RequestState, float], bool],
     ) -> None:
         self._fleet = fleet
         self._legs = legs
         self._ends = ends
-        self._elsewhere = elsewhere
-        self._flights = flights
+        self._failover = failover
+        self._states = states
         self._admission = admission
         self._hand_over = hand_over
 
@@ -53,90 +53,90 @@ class Progress:
             if request_id is None:
                 self._legs.unowned(worker, delta)
                 continue
-            flight = self._flights[request_id]
-            output = flight.continued(delta)
+            state = self._states[request_id]
+            output = state.continued(delta)
             if output is not None:
                 # Nearly every delta: the checks below, in one look.
-                self._ends.emit(flight, output, delta)
-            elif is_leg(flight.prefilling, worker_id, delta):
-                self._prefill_delta(flight, worker, delta, now)
+                self._ends.emit(state, output, delta)
+            elif is_leg(state.prefilling, worker_id, delta):
+                self._prefill_delta(state, worker, delta, now)
             else:
-                self._decode_delta(flight, worker, delta, now)
+                self._decode_delta(state, worker, delta, now)
         if batch.load is not None:
             self._fleet.report(worker_id, batch.load)
 
-    def _prefill_delta(self, flight: RequestState, worker: Worker, delta: Delta, now: float) -> None:
+    def _prefill_delta(self, state: RequestState, worker: Worker, delta: Delta, now: float) -> None:
         if delta.handoff is not None:
-            self._legs.hold(flight, worker.worker_id, delta.handoff, now)
-        beside = flight.ahead is not None
+            self._legs.hold(state, worker.worker_id, delta.handoff, now)
+        beside = state.ahead is not None
         if not delta.last:
             if delta.handoff is not None and not beside:
-                self._hand_over(flight, now)
+                self._hand_over(state, now)
             return
         if beside:
-            self._legs.ended_ahead(flight)
+            self._legs.ended_ahead(state)
         else:
-            self._legs.ended(flight)
-        self._admission.computed(flight.ticket)
+            self._legs.ended(state)
+        self._admission.computed(state.ticket)
         if delta.finish in FAILED or delta.handoff is None:
-            self._elsewhere.again_or_fail(flight, error_of(delta), worker.worker_id, now)
+            self._failover.again_or_fail(state, error_of(delta), worker.worker_id, now)
             return
-        source = flight.planned.prefill_target
-        flight.prefill_done_s = now if flight.prefill_done_s is None else flight.prefill_done_s
-        flight.prefill_usage = delta.usage
+        source = state.planned.prefill_target
+        state.prefill_done_s = now if state.prefill_done_s is None else state.prefill_done_s
+        state.prefill_usage = delta.usage
         if delta.usage is not None and delta.timings is not None:
-            flight.prefill_tier_s = delta.timings.tier_s
-            self._fleet.measured(source, delta.usage, delta.timings, flight.charges)
+            state.prefill_tier_s = delta.timings.tier_s
+            self._fleet.measured(source, delta.usage, delta.timings, state.charges)
         if beside:
-            flight.overlap_s = now - flight.decode_s
-            self._legs.prefilled(flight, source, now, leaves=True)
-        elif not self._hand_over(flight, now):
-            self._elsewhere.start_again(flight, now)
+            state.overlap_s = now - state.decode_s
+            self._legs.prefilled(state, source, now, leaves=True)
+        elif not self._hand_over(state, now):
+            self._failover.start_again(state, now)
 
-    def _decode_delta(self, flight: RequestState, worker: Worker, delta: Delta, now: float) -> None:
+    def _decode_delta(self, state: RequestState, worker: Worker, delta: Delta, now: float) -> None:
         if delta.finish in FAILED:
-            self._stop(flight, ended=delta.last, now=now)
-            self._elsewhere.on_or_fail(flight, error_of(delta), worker.worker_id, now)
+            self._stop(state, ended=delta.last, now=now)
+            self._failover.on_or_fail(state, error_of(delta), worker.worker_id, now)
             return
-        self._legs.stop_ahead(flight, now)
-        self._legs.release(flight)
-        fault = flight.fault(delta)
+        self._legs.stop_ahead(state, now)
+        self._legs.release(state)
+        fault = state.fault(delta)
         if fault is not None:
-            self._stop(flight, ended=delta.last, now=now)
-            self._ends.fail(flight, broken_stream(worker.worker_id, fault), now)
+            self._stop(state, ended=delta.last, now=now)
+            self._ends.fail(state, broken_stream(worker.worker_id, fault), now)
             return
-        if not flight.streaming and says_something(delta):
-            self._first_token(flight, now)
+        if not state.streaming and says_something(delta):
+            self._first_token(state, now)
             if not delta.last:
-                delta = flight.counted_first(delta)
-        if flight.replay is not None:
-            fault = flight.replay.fault(delta)
+                delta = state.counted_first(delta)
+        if state.replay is not None:
+            fault = state.replay.fault(delta)
             if fault is not None:
-                self._stop(flight, ended=delta.last, now=now)
-                self._ends.fail(flight, not_repeated(flight.last_error, fault), now)
+                self._stop(state, ended=delta.last, now=now)
+                self._ends.fail(state, not_repeated(state.last_error, fault), now)
                 return
-            delta = flight.replay.rest(delta)
+            delta = state.replay.rest(delta)
         if delta.last:
-            self._ends.finish(flight, delta, now)
+            self._ends.finish(state, delta, now)
         elif says_something(delta):
-            self._ends.emit(flight, flight.outputs[delta.index], delta)
+            self._ends.emit(state, state.outputs[delta.index], delta)
 
-    def _first_token(self, flight: RequestState, now: float) -> None:
+    def _first_token(self, state: RequestState, now: float) -> None:
         """The running leg has said something."""
-        flight.streaming = True
-        flight.hedge_at = None
-        flight.first_token_s = now if flight.first_token_s is None else flight.first_token_s
+        state.streaming = True
+        state.hedge_at = None
+        state.first_token_s = now if state.first_token_s is None else state.first_token_s
         # What began anew elsewhere does not say how long others wait for their first token.
-        self._admission.first_token(flight.ticket, None if flight.attempts else now - flight.started_s)
-        target, plan = running(flight).target, flight.planned
-        self._legs.prefilled(flight, target, now, leaves=False)
-        slowness = flight.slowness(now)
-        prompt = (plan.prefill_target.worker_id,) if flight.prefilled else ()
+        self._admission.first_token(state.ticket, None if state.attempts else now - state.started_s)
+        target, plan = running(state).target, state.planned
+        self._legs.prefilled(state, target, now, leaves=False)
+        slowness = state.slowness(now)
+        prompt = (plan.prefill_target.worker_id,) if state.prefilled else ()
         for worker_id in dict.fromkeys((*prompt, target.worker_id)):
             self._fleet.succeeded(worker_id, now, slowness)
 
-    def _stop(self, flight: RequestState, *, ended: bool, now: float) -> None:
+    def _stop(self, state: RequestState, *, ended: bool, now: float) -> None:
         if ended:
-            self._legs.ended(flight)
+            self._legs.ended(state)
         else:
-            self._legs.stop_decode(flight, now)
+            self._legs.stop_decode(state, now)

@@ -129,7 +129,7 @@ class RequestState:
             output.leave_lane()
         self._leg = leg
 
-    def go_straight(self, lane: Lane) -> tuple[str, str, int] | None:
+    def take_fast_path(self, lane: Lane) -> tuple[str, str, int] | None:
         """Have what comes next go over `lane`: the worker, the leg and the offset of it; None where it has to
         be looked at here."""
         leg, output = self._leg, self.outputs[0]
@@ -166,8 +166,8 @@ class RequestState:
     def slowness(self, now: float) -> float | None:
         """The time since this attempt began over what was foreseen until its first token; None where nothing
         was."""
-        foreseen = self.planned.predicted_ttft_s
-        return (now - self.started_s) / max(foreseen, SHORTEST_TTFT_S) if foreseen else None
+        predicted = self.planned.predicted_ttft_s
+        return (now - self.started_s) / max(predicted, SHORTEST_TTFT_S) if predicted else None
 
     def merged(self, usage: Usage) -> Usage:
         """The counts of the last leg, with the prefix hit of the worker that computed the prompt."""
@@ -323,11 +323,11 @@ def not_repeated(lost: KvasirError | None, fault: str) -> UpstreamError:
     return UpstreamError(f"{why}the stream could not be repeated elsewhere: {fault}", code="worker_lost")
 
 
-def check_arrival(request: Request, flights: Container[str], *, closing: bool) -> None:
+def check_arrival(request: Request, states: Container[str], *, closing: bool) -> None:
     """Raise CapacityError when the machine is `closing`, RequestError when the request's id is in flight."""
     if closing:
         raise CapacityError("the router is stopping", code="shutting_down")
-    if request.request_id in flights:
+    if request.request_id in states:
         raise RequestError(
             f"request id {request.request_id} is in flight", status=500, code="duplicate_request"
         )

@@ -15,22 +15,22 @@ _SLICES = 5
 _GRAIN_S = 1e-6
 
 
-async def fallen_silent(heard_s: Callable[[], float], silence_s: float, clock: Clock) -> None:
-    """Return once nothing was heard for `silence_s` seconds in which this loop was awake.
+async def wait_inactive(heard_s: Callable[[], float], liveness_timeout_s: float, clock: Clock) -> None:
+    """Return once nothing was heard for `liveness_timeout_s` seconds in which this loop was awake.
 
     `heard_s` gives `clock`'s reading when something was heard last. After a stall of the loop, what came
     meanwhile gets at least a slice of the time to be read before it counts as missing.
     """
-    slice_s = silence_s / _SLICES
+    slice_s = liveness_timeout_s / _SLICES
     since = clock.now()
     while True:
         since = max(since, heard_s())
         began = clock.now()
-        wait = min(slice_s, since + silence_s - began)
+        wait = min(slice_s, since + liveness_timeout_s - began)
         if wait <= _GRAIN_S:
             return
         await clock.sleep(wait)
         now = clock.now()
         late = now - began - wait
         if late > slice_s / 2:
-            since = max(since + late, now - silence_s + slice_s)
+            since = max(since + late, now - liveness_timeout_s + slice_s)

@@ -32,7 +32,7 @@ from kvasir.core.values import value
 from kvasir.ports.clock import Clock, Rng
 from kvasir.ports.session import ConnectionLost, Dialer, RouterConnection
 from kvasir.wire.pump import Pump
-from kvasir_router.sessions.inactivity import fallen_silent
+from kvasir_router.sessions.inactivity import wait_inactive
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,13 +92,13 @@ SessionEvent = (
 
 @dataclass(frozen=True, slots=True)
 class SessionLimits:
-    """Bounds of the router's end. `resume_window_s` should not exceed the workers' own, and `silence_s`
-    should leave room for two of their heartbeats. A connection that broke is dialed anew at once, and then
+    """Bounds of the router's end. `resume_window_s` should not exceed the workers' own, and
+    `liveness_timeout_s` should leave room for two of their heartbeats. A connection that broke is dialed anew at once, and then
     at a pace between the two back-offs; how long one dial may take is the dialer's to bound."""
 
     link: LinkLimits = field(default_factory=LinkLimits)
     resume_window_s: float = 10.0
-    silence_s: float = 1.5
+    liveness_timeout_s: float = 1.5
     """A connection on which nothing came for so long is broken: the worker is frozen or out of reach."""
     backoff_min_s: float = 0.05
     backoff_max_s: float = 1.0
@@ -258,7 +258,7 @@ class WorkerSession:
             clock=self._clock,
         )
         self._pump = pump
-        watch = asyncio.ensure_future(self._break_when_silent(pump))
+        watch = asyncio.ensure_future(self._break_when_inactive(pump))
         try:
             await pump.run()
         except ConnectionLost as error:
@@ -269,12 +269,12 @@ class WorkerSession:
             watch.cancel()
             self._pump = None
 
-    async def _break_when_silent(
+    async def _break_when_inactive(
         self, pump: Pump[RouterMessage, WorkerMessage | CodedStep, RouterFrame]
     ) -> None:
-        silence_s = self._limits.silence_s
-        await fallen_silent(lambda: pump.heard_s, silence_s, self._clock)
-        pump.stop(f"silent for {silence_s:g} s")
+        liveness_timeout_s = self._limits.liveness_timeout_s
+        await wait_inactive(lambda: pump.heard_s, liveness_timeout_s, self._clock)
+        pump.stop(f"silent for {liveness_timeout_s:g} s")
 
     def _adopt(self, welcome: Welcome) -> Link[RouterMessage] | None:
         """Take up the session that the worker answered with; None when there is nothing to carry."""

@@ -60,9 +60,9 @@ class PoolDiscovery:
             else:
                 await self._changed.wait()
 
-    def blind_s(self) -> float:
+    def stale_s(self) -> float:
         """See Discovery."""
-        return self._source.blind_s()
+        return self._source.stale_s()
 
     async def close(self) -> None:
         """See Discovery."""

@@ -27,7 +27,7 @@ class StaticDiscovery:
         yield self._members
         await self._closed.wait()
 
-    def blind_s(self) -> float:
+    def stale_s(self) -> float:
         """See Discovery: there is nothing to ask."""
         return 0.0
 

@@ -125,12 +125,12 @@ async def running(
     *,
     slo: Sequence[SloSpec] = (SloSpec(name="default"),),
     decision_records: int = 4096,
-    powers: ModelCapabilities | None = None,
+    capabilities: ModelCapabilities | None = None,
     deployed: Mapping[str, Any] = MappingProxyType({}),
     **spec: Any,
 ) -> AsyncIterator[Edge]:
     """A gateway that serves until the block ends, and then leaves nothing open; `spec` is its own part of
-    the deployment, `deployed` are other parts, and `powers` are what its only model can do, where that is not
+    the deployment, `deployed` are other parts, and `capabilities` are those of its only model, where they are not
     the deployment's."""
     clock = MonotonicClock()
     deployment = Deployment(
@@ -146,7 +146,7 @@ async def running(
         EdgeModel.of(view, tokenizer, Matryoshka() if view.model.matryoshka else None)
         for view in deployment.views()
     ]
-    models = ModelTable(made if powers is None else [replace(made[0], powers=powers)])
+    models = ModelTable(made if capabilities is None else [replace(made[0], capabilities=capabilities)])
     gateway = make_gateway(deployment, router, clock, metrics, models, spans=spans)
     started: asyncio.Future[tuple[str, int]] = asyncio.get_running_loop().create_future()
     serving = asyncio.create_task(gateway.serve(None, lambda host, port: started.set_result((host, port))))

@@ -31,7 +31,7 @@ def looking(stream: ScriptedStream) -> None:
 
 
 async def test_a_streamed_call_is_what_the_whole_one_is(start: Any) -> None:
-    edge = await start(powers=ABLE)
+    edge = await start(capabilities=ABLE)
     edge.router.script = looking
     client = await edge.client()
     asked: Any = {"model": MODEL, "messages": USER, "tools": TOOLS}
@@ -58,7 +58,7 @@ async def test_a_streamed_call_is_what_the_whole_one_is(start: Any) -> None:
 
 
 async def test_the_old_functions_are_answered_in_the_old_words(start: Any) -> None:
-    edge = await start(powers=ABLE)
+    edge = await start(capabilities=ABLE)
     edge.router.script = looking
     client = await edge.client()
     functions: Any = [{"name": "look", "parameters": {"type": "object"}}]

@@ -106,7 +106,7 @@ GOOD: list[tuple[str, dict[str, Any], str]] = [
 
 
 async def test_every_good_answer_is_as_documented(start: Callable[..., Any]) -> None:
-    edge = await start(powers=ModelCapabilities(embeds=True, tools=True, reasoning=True))
+    edge = await start(capabilities=ModelCapabilities(embeds=True, tools=True, reasoning=True))
     edge.router.script = speak
     document = json.loads((await edge.get("/openapi.json")).body)
     for path, body, name in GOOD:

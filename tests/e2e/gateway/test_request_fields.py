@@ -31,7 +31,7 @@ async def asked(edge: Any, **fields: Any) -> Request:
 
 
 async def test_tools_and_a_schema_reach_the_worker(start: Callable[..., Any]) -> None:
-    edge = await start(powers=ModelCapabilities(tools=True, reasoning=True))
+    edge = await start(capabilities=ModelCapabilities(tools=True, reasoning=True))
     request = await asked(
         edge,
         tools=[TOOL],

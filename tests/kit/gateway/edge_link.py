@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 from kvasir.clock import MonotonicClock
 from kvasir.ports.limits import RateLimits
 from kvasir.ports.router import RequestPort
+from kvasir_platform.edge.core_endpoint import MAX_WAITING_BYTES, CoreEndpoint, CoreParts
 from kvasir_platform.edge.core_link import CoreLink
 from kvasir_platform.edge.core_pages import CorePages
-from kvasir_platform.edge.edge_end import MAX_WAITING_BYTES, CoreEndpoint, CoreParts
-from kvasir_platform.edge.figures import EdgeMetrics
+from kvasir_platform.edge.core_status import core_status_of
+from kvasir_platform.edge.edge_metrics import EdgeMetrics
 from kvasir_platform.edge.frames import EdgeWelcome, ErrorNote, ToEdge
-from kvasir_platform.edge.standing import standing_of
 from kvasir_platform.gateway.http.exchange import Exchange
 from kvasir_platform.gateway.serving.request_names import RequestNames
 from kvasir_platform.gateway.tenants.memory_limits import MemoryLimits
@@ -103,7 +103,7 @@ async def linked(
     link = CoreLink(MonotonicClock())
     await end.connect(ours, WELCOME)
     await link.connect(theirs)
-    end.stand(standing_of(core.router))
+    end.send_status(core_status_of(core.router))
     frames: list[ToEdge] = []
     receive = link._pipe._receive
 

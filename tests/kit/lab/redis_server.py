@@ -21,7 +21,7 @@ from typing import BinaryIO, Self
 from tests.kit.lab.processes import proc_state
 
 from kvasir.core.errors import StartError
-from kvasir_platform.cluster.local import parent_watch as leash
+from kvasir_platform.cluster.local import parent_watch
 from kvasir_platform.cluster.local.processes import tail
 
 _START_S = 30.0
@@ -90,7 +90,7 @@ class RedisServer:
             "no",
         ]
         command += ["--dir", str(self._folder), "--logfile", str(log), *self._options]
-        tied = [sys.executable, "-S", "-E", leash.__file__, str(os.getpid()), *command]
+        tied = [sys.executable, "-S", "-E", parent_watch.__file__, str(os.getpid()), *command]
         self._process = subprocess.Popen(tied, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
         deadline = time.monotonic() + _START_S
         while not self._answers():

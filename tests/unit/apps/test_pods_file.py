@@ -13,21 +13,21 @@ from kvasir_platform.cluster.ray.pod_templates import PodTemplate
 OLD, NEW = "0123456789ab", "ba9876543210"
 
 
-def wished(template: str, spaces: str = "") -> str:
+def desired(template: str, spaces: str = "") -> str:
     return f'{spaces}{{"decode": {{"template": "{template}", "pods": 2}}}}'
 
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     made = tmp_path / "pods.json"
-    made.write_text(wished(OLD))
+    made.write_text(desired(OLD))
     return made
 
 
 def test_another_wish_is_seen_once(path: Path) -> None:
     file = PodsFile(path)
     assert not file.changed()
-    path.write_text(wished(NEW))
+    path.write_text(desired(NEW))
     assert file.changed()
     assert file.pods == {"decode": PodTemplate(NEW, 2)}
     assert not file.changed()
@@ -35,7 +35,7 @@ def test_another_wish_is_seen_once(path: Path) -> None:
 
 def test_the_same_wish_in_other_words_is_no_change(path: Path) -> None:
     file = PodsFile(path)
-    path.write_text(wished(OLD, spaces="  "))
+    path.write_text(desired(OLD, spaces="  "))
     assert not file.changed()
 
 
@@ -48,7 +48,7 @@ def test_what_is_not_valid_is_said_once_and_left_alone(path: Path, caplog: pytes
     assert file.pods == {"decode": PodTemplate(OLD, 2)}
     path.unlink()
     assert not file.changed()
-    path.write_text(wished(NEW))
+    path.write_text(desired(NEW))
     assert file.changed()
 
 

@@ -44,10 +44,10 @@ class Watcher:
         gateway.answers["/workers/decode-7f/drain"] = ASKED
         gateway.answers["/workers/decode-7f/undrain"] = ASKED
 
-    def __call__(self, *seen: Any, json_mode: bool = False, **wish: Any) -> int:
+    def __call__(self, *seen: Any, json_mode: bool = False, **desired: Any) -> int:
         *self.gateway.later["/status"], self.gateway.answers["/status"] = seen
         output = CommandOutput(json=json_mode, out=self.out)
-        asked = DrainArguments("decode-7f", **wish)
+        asked = DrainArguments("decode-7f", **desired)
         return drain(asked, Site(self.gateway.address), output, pause=self._pause, now=lambda: self.waited_s)
 
     def said(self) -> list[str]:

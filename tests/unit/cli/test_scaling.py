@@ -84,9 +84,9 @@ def test_each_pool_is_asked_for_its_size_or_given_back(
 
 
 @pytest.mark.parametrize("wish", ["decode", "=4", "decode=", "decode=-1", "decode=many", "decode=1.5"])
-def test_what_is_no_size_is_refused_with_how_to_write_one(wish: str) -> None:
+def test_what_is_no_size_is_refused_with_how_to_write_one(desired: str) -> None:
     with pytest.raises(ConfigError, match="write decode=4"):
-        scale([wish], None, CommandOutput(json=False))
+        scale([desired], None, CommandOutput(json=False))
 
 
 def test_a_refusal_is_passed_on(commands: CommandSocket) -> None:

@@ -185,11 +185,11 @@ async def test_an_api_server_that_is_away_takes_no_member_with_it(
         await following.clock.until(20)
     assert following.seen == [{"p", "a", "b"}]
     waited_s = sum(following.clock.slept)
-    assert waited_s <= following.discovery.blind_s() < waited_s + PATIENCE_S
+    assert waited_s <= following.discovery.stale_s() < waited_s + PATIENCE_S
     put(server, "decode", "c")
     await server.listen()
     await following.until("p c")
-    assert following.discovery.blind_s() == 0.0
+    assert following.discovery.stale_s() == 0.0
     told = [record.getMessage() for record in caplog.records]
     assert len(told) == 2
     assert "keeping what is known" in told[0]

@@ -130,11 +130,14 @@ CHANGES = st.tuples(
 @given(
     history=st.lists(CHANGES, max_size=12),
     relists=st.sets(st.integers(0, 12)),
-    blind=st.sets(st.integers(0, 12)),
+    stale_slices=st.sets(st.integers(0, 12)),
     order=st.randoms(use_true_random=False),
 )
 def test_whatever_was_missed_and_listed_anew_the_members_are_those_of_the_slices_there_are(
-    history: list[tuple[str, tuple[str, list[Pod]] | None]], relists: set[int], blind: set[int], order: Any
+    history: list[tuple[str, tuple[str, list[Pod]] | None]],
+    relists: set[int],
+    stale_slices: set[int],
+    order: Any,
 ) -> None:
     server: dict[str, bytes] = {}
     copy = Copy()
@@ -146,7 +149,7 @@ def test_whatever_was_missed_and_listed_anew_the_members_are_those_of_the_slices
             server.pop(name, None)
         else:
             server[name] = json.dumps(endpoint_slice(change[0], change[1], name=name)).encode()
-        sees = sees and number not in blind
+        sees = sees and number not in stale_slices
         if sees and (change is not None or before is not None):
             kind = "DELETED" if change is None else "ADDED" if before is None else "MODIFIED"
             value = server.get(name, before or b"")

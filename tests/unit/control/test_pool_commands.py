@@ -232,7 +232,7 @@ class Planned:
     def pin(self, pool: str, size: int | None) -> None:
         self.pinned[pool] = size
 
-    def story(self, now: float) -> dict[str, object]:
+    def explain(self, now: float) -> dict[str, object]:
         return {"now": now}
 
     def plans(self, pool: str) -> bool:

@@ -44,7 +44,7 @@ class Pools:
     def record(self, pool: str) -> PoolRecord:
         return self.kept
 
-    def wished(self, pool: str) -> str:
+    def desired(self, pool: str) -> str:
         return self.template
 
     def pods(self) -> Sequence[PodRow]:

@@ -139,7 +139,7 @@ async def test_it_tells_for_how_long_it_has_been_blind(store: Store) -> None:
 
     def outage(now: float) -> None:
         store.away = 10.0 <= now < 40.0
-        told[now] = discovery.blind_s()
+        told[now] = discovery.stale_s()
 
     clock.happens = outage
     async with asyncio.timeout(PATIENCE_S):

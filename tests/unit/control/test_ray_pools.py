@@ -78,8 +78,8 @@ class Serve:
 
     def control(self, deployment: Deployment, template: str = OLD, pods: int = 2) -> RayPools:
         """A control process that begins, or goes on."""
-        wished = {"decode": PodTemplate(template, pods)}
-        pools = RayPools(deployment, "10.0.0.1:6379", in_pods=True, pods=wished)
+        desired = {"decode": PodTemplate(template, pods)}
+        pools = RayPools(deployment, "10.0.0.1:6379", in_pods=True, pods=desired)
         clock = SimpleNamespace(now=lambda: 0.0)
         pools.deploy(start_node, clock, "token", NodePlan(follow=follow, lead=lead))
         return pools
@@ -90,7 +90,7 @@ def serve(monkeypatch: pytest.MonkeyPatch) -> Serve:
     return Serve(monkeypatch)
 
 
-def wish(pools: RayPools, deployment: Deployment, template: str, pods: int = 2) -> None:
+def desired(pools: RayPools, deployment: Deployment, template: str, pods: int = 2) -> None:
     pools.adopt(deployment, {"decode": PodTemplate(template, pods)})
 
 
@@ -101,7 +101,7 @@ def pods_of(template: str) -> dict[str, int]:
 def test_a_changed_template_is_another_version_whose_replicas_need_pods_of_it(serve: Serve) -> None:
     pools = serve.control(spec(2))
     assert (serve.asked["version"], serve.asked["resources"]) == ("1", pods_of(OLD))
-    wish(pools, spec(2), NEW)
+    desired(pools, spec(2), NEW)
     assert (serve.asked["version"], serve.asked["resources"]) == ("2", pods_of(NEW))
     # One at a time, in a pool of any size that has a surge of one.
     assert int(serve.asked["at_a_time"] * 100) == 1
@@ -118,7 +118,7 @@ def test_a_replica_is_stopped_first_where_no_pod_more_may_be_and_the_only_one_ne
     pools = serve.control(spec(replicas), pods=pods)
     # A pod that is free for a moment in the midst of a roll is no room.
     serve.free = dict.fromkeys(pods_of(NEW), 1.0)
-    wish(pools, spec(replicas), NEW, pods)
+    desired(pools, spec(replicas), NEW, pods)
     assert serve.asked["surge"] is beside
 
 
@@ -127,35 +127,35 @@ def test_in_its_own_pods_a_changed_spec_needs_one_that_is_free_and_of_the_right_
 ) -> None:
     pools = serve.control(spec(2))
     serve.free = dict.fromkeys(pods_of(NEW), 1.0)
-    wish(pools, spec(2, engine={"max_num_seqs": 32}), OLD)
+    desired(pools, spec(2, engine={"max_num_seqs": 32}), OLD)
     assert serve.asked["surge"] is False
     serve.free = dict.fromkeys(pods_of(OLD), 1.0)
-    wish(pools, spec(2, engine={"max_num_seqs": 16}), OLD)
+    desired(pools, spec(2, engine={"max_num_seqs": 16}), OLD)
     assert serve.asked["surge"] is True
 
 
 def test_where_none_comes_up_beside_the_others_each_is_stopped_first_and_only_once_so(serve: Serve) -> None:
     pools = serve.control(spec(2))
-    wish(pools, spec(2), NEW, pods=3)
+    desired(pools, spec(2), NEW, pods=3)
     assert pools.stop_first("decode")
     assert (serve.asked["version"], serve.asked["surge"]) == ("2", False)
     assert not pools.stop_first("decode")
     # The next roll is tried beside them again.
     pools.confirm("decode")
-    wish(pools, spec(2), OLD, pods=3)
+    desired(pools, spec(2), OLD, pods=3)
     assert serve.asked["surge"] is True
 
 
 def test_the_only_replica_is_not_stopped_first_even_where_none_comes_up_beside_it(serve: Serve) -> None:
     pools = serve.control(spec(1))
-    wish(pools, spec(1), NEW)
+    desired(pools, spec(1), NEW)
     assert not pools.stop_first("decode")
 
 
 def test_a_pool_that_is_settled_asks_for_exactly_what_it_had(serve: Serve) -> None:
     pools = serve.control(spec(2, gpus=1.0))
     had = dict(serve.asked)
-    wish(pools, spec(2, gpus=4.0, engine={"max_num_seqs": 32}), NEW)
+    desired(pools, spec(2, gpus=4.0, engine={"max_num_seqs": 32}), NEW)
     assert serve.asked["gpus"] == 4
     assert pools.settle("decode")
     assert serve.asked == had
@@ -164,14 +164,14 @@ def test_a_pool_that_is_settled_asks_for_exactly_what_it_had(serve: Serve) -> No
 
 def test_a_settled_pool_is_tried_again_when_asked_to(serve: Serve) -> None:
     pools = serve.control(spec(2))
-    wish(pools, spec(2), NEW)
+    desired(pools, spec(2), NEW)
     pools.settle("decode")
     pools.retry("decode")
     assert (serve.asked["version"], serve.asked["resources"]) == ("2", pods_of(NEW))
 
 
 def test_the_next_control_process_goes_on_and_can_settle_as_well(serve: Serve) -> None:
-    wish(serve.control(spec(2)), spec(2), NEW)
+    desired(serve.control(spec(2)), spec(2), NEW)
     rolling = dict(serve.asked)
     pools = serve.control(spec(2), NEW)
     assert serve.asked == rolling
@@ -181,7 +181,7 @@ def test_the_next_control_process_goes_on_and_can_settle_as_well(serve: Serve) -
 
 def test_what_has_succeeded_is_not_settled_any_more(serve: Serve) -> None:
     pools = serve.control(spec(2))
-    wish(pools, spec(2), NEW)
+    desired(pools, spec(2), NEW)
     pools.confirm("decode")
     assert not pools.settle("decode")
     assert not serve.control(spec(2), NEW).settle("decode")
@@ -189,7 +189,7 @@ def test_what_has_succeeded_is_not_settled_any_more(serve: Serve) -> None:
 
 def test_a_pool_that_moves_to_other_pods_is_not_restarted_meanwhile(serve: Serve) -> None:
     pools = serve.control(spec(2))
-    wish(pools, spec(2), NEW)
+    desired(pools, spec(2), NEW)
     with pytest.raises(ConfigError, match="other pods"):
         pools.restart("decode")
     pools.confirm("decode")
@@ -202,7 +202,7 @@ def test_a_pool_that_is_larger_than_it_may_be_any_more_comes_down_step_by_step_a
 ) -> None:
     pools = serve.control(spec(1, scaling={"min": 1, "max": 4}))
     pools.scale("decode", 4)
-    wish(pools, spec(1, scaling={"min": 1, "max": 2}), OLD)
+    desired(pools, spec(1, scaling={"min": 1, "max": 2}), OLD)
     with pytest.raises(ConfigError, match=r"decode can have 2 replicas at most \(scaling.max\)"):
         pools.scale("decode", 5)
     pools.scale("decode", 3)

@@ -19,9 +19,9 @@ from tests.kit.processes import command_line
 
 from kvasir.clock import MonotonicClock
 from kvasir.core.errors import KvasirError, StartError
-from kvasir_platform.edge import keeper as keeper_module
+from kvasir_platform.edge import supervisor as keeper_module
 from kvasir_platform.edge.frames import EdgeWelcome
-from kvasir_platform.edge.keeper import EdgeSupervisor, RestartLimits
+from kvasir_platform.edge.supervisor import EdgeSupervisor, RestartLimits
 
 pytestmark = pytest.mark.slow
 

@@ -40,7 +40,7 @@ class Core:
         self.lanes[name] = lane
         self.fan.add("w", f"leg-{name}", stream.offsets.get(0, 0), lane)
 
-    def straight(self, *streams: ScriptedStream, text: str = "x") -> None:
+    def fast_path(self, *streams: ScriptedStream, text: str = "x") -> None:
         """One step, with the next token of each stream."""
         deltas = []
         for stream in streams:
@@ -74,12 +74,12 @@ async def test_what_goes_either_way_arrives_in_order() -> None:
     async with linked(core_parts(core.router)) as both:
         (one, two), (first, second) = await begun(both, core, "one", "two")
         # All in one turn of the loop, in which the core says everything with as few frames as keep the order.
-        core.straight(first, second, text="b")
-        core.straight(first, text="c")
+        core.fast_path(first, second, text="b")
+        core.fast_path(first, text="c")
         first.emit("d")
-        core.straight(second, text="c")
+        core.fast_path(second, text="c")
         core.open(first)
-        core.straight(first, second, text="e ☃")
+        core.fast_path(first, second, text="e ☃")
         first.emit(".")
         first.finish()
         second.emit(".")
@@ -89,7 +89,7 @@ async def test_what_goes_either_way_arrives_in_order() -> None:
             await two.finished()
         assert one.texts == ["abcde ☃."]
         assert two.texts == ["abce ☃."]
-        assert sum(len(frame.straight) for frame in both.frames) == 2
+        assert sum(len(frame.fast_path) for frame in both.frames) == 2
 
 
 async def test_what_came_straight_for_a_stream_that_has_ended_reaches_nobody() -> None:
@@ -98,7 +98,7 @@ async def test_what_came_straight_for_a_stream_that_has_ended_reaches_nobody() -
         (one, two), (first, second) = await begun(both, core, "one", "two")
         await until(one.started.is_set)
         both.link.router.cancel("one")
-        core.straight(first, second, text="b")
+        core.fast_path(first, second, text="b")
         second.finish()
         async with asyncio.timeout(PATIENCE_S):
             await two.finished()
@@ -116,7 +116,7 @@ async def test_an_edge_that_does_not_read_what_goes_straight_loses_its_streams()
         both.hold()
         said = 0
         while not core.router.cancelled:
-            core.straight(stream, text="x" * 60_000)
+            core.fast_path(stream, text="x" * 60_000)
             said += 1
             await asyncio.sleep(0)
         assert said * 60_000 < bound + (4 << 20)

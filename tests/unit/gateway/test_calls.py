@@ -41,9 +41,9 @@ SCHEMA = {"type": "object", "properties": {"größe": {"type": "integer"}}}
 COMPACT = '{"type":"object","properties":{"größe":{"type":"integer"}}}'
 
 
-def chat(powers: ModelCapabilities = ALL, **body: Any) -> Call:
+def chat(capabilities: ModelCapabilities = ALL, **body: Any) -> Call:
     whole = {"model": "m", "messages": USER, **body}
-    return chat_call(decode_chat(json.dumps(whole).encode()), TEMPLATE, 100, powers)
+    return chat_call(decode_chat(json.dumps(whole).encode()), TEMPLATE, 100, capabilities)
 
 
 def text(**body: Any) -> Call:
@@ -266,16 +266,18 @@ def test_a_model_does_one_kind_of_work() -> None:
 
 
 def test_powers_are_those_that_all_decoding_pools_have() -> None:
-    def powers(*pools: dict[str, Any]) -> ModelCapabilities:
+    def capabilities(*pools: dict[str, Any]) -> ModelCapabilities:
         return model_capabilities(
             Deployment(disaggregation="never", pools=tuple(PoolSpec(**p) for p in pools))
         )
 
     parsing = {"tool_parser": "hermes", "reasoning_parser": "qwen3"}
     one = {"name": "a", "role": Role.BOTH, "engine": parsing}
-    assert powers(one) == ModelCapabilities(tools=True, reasoning=True)
-    assert powers(one, {"name": "b", "role": Role.BOTH}) == ModelCapabilities()
-    assert powers(one, {"name": "p", "role": Role.PREFILL}) == ModelCapabilities(tools=True, reasoning=True)
+    assert capabilities(one) == ModelCapabilities(tools=True, reasoning=True)
+    assert capabilities(one, {"name": "b", "role": Role.BOTH}) == ModelCapabilities()
+    assert capabilities(one, {"name": "p", "role": Role.PREFILL}) == ModelCapabilities(
+        tools=True, reasoning=True
+    )
     assert model_capabilities(Deployment(api=ApiSpec(trust_chat_templates=True))).client_templates
 
 

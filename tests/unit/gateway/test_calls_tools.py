@@ -23,9 +23,9 @@ NAMED = {"type": "function", "function": {"name": "search"}}
 CALL = {"id": "c1", "type": "function", "function": {"name": "search", "arguments": '{"q": "x"}'}}
 
 
-def call(powers: ModelCapabilities = ALL, **body: Any) -> Call:
+def call(capabilities: ModelCapabilities = ALL, **body: Any) -> Call:
     whole = {"model": "m", "messages": USER, **body}
-    return chat_call(decode_chat(json.dumps(whole).encode()), TEMPLATE, 100, powers)
+    return chat_call(decode_chat(json.dumps(whole).encode()), TEMPLATE, 100, capabilities)
 
 
 def shown(*messages: dict[str, Any]) -> list[dict[str, Any]]:
@@ -36,8 +36,8 @@ def shown(*messages: dict[str, Any]) -> list[dict[str, Any]]:
     return told
 
 
-def parsing(powers: ModelCapabilities = ALL, **body: Any) -> Parsing:
-    made = call(powers, **body).parsing
+def parsing(capabilities: ModelCapabilities = ALL, **body: Any) -> Parsing:
+    made = call(capabilities, **body).parsing
     assert made is not None
     return made
 

@@ -95,17 +95,17 @@ def frame(offset: int, text: str) -> bytes:
 def test_the_client_reads_the_same_either_way(wire: SocketWire, chat: bool, chunked: bool) -> None:
     recorded = RecordingWire()
     _, ordinary = answer_on(recorded, chat=chat, chunked=chunked)
-    _, straight = answer_on(wire, chat=chat, chunked=chunked)
+    _, fast_path = answer_on(wire, chat=chat, chunked=chunked)
     fan, gaps = Fan(), Histogram((1.0,))
     for at, text in enumerate(TEXTS):
         ordinary.delta(0, Delta("r", at, (at,), text))
-    straight.delta(0, Delta("r", 0, (0,), TEXTS[0]))
-    lane = straight.lane(0, gaps, 0.0)
+    fast_path.delta(0, Delta("r", 0, (0,), TEXTS[0]))
+    lane = fast_path.lane(0, gaps, 0.0)
     assert lane is not None
     fan.add("w", "leg", 1, lane)
     for at, text in enumerate(TEXTS[1:], 1):
         assert fan.take("w", frame(at, text), 1.0)[0] == []
-    for answer in (ordinary, straight):
+    for answer in (ordinary, fast_path):
         answer.delta(0, Delta("r", 4, (), "", finish=FinishReason.STOP, last=True))
         answer.finish(USAGE, TIMING)
     assert wire.read() == recorded.sent

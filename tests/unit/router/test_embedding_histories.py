@@ -263,7 +263,7 @@ class Histories(RuleBasedStateMachine):
                 self.feed(StepReceived("e2", StepBatch((done,), EngineLoad())))
             self.wait(0.1)
         assert not self.open
-        assert self.machine.books().in_flight == 0
+        assert self.machine.accounting().in_flight == 0
         self.machine.validate_state()
 
 

@@ -205,7 +205,7 @@ def test_what_will_not_be_computed_is_forgotten(stage: Stage) -> None:
     stage.commit(ask(), "a")
     stage.fleet.abandon("r")
     assert stage.column("cached_tokens", "a") == 0
-    assert stage.fleet.foreseen == 0
+    assert stage.fleet.predicted == 0
 
 
 def test_what_was_computed_stays_predicted_where_nothing_is_reported(stage: Stage) -> None:
@@ -214,7 +214,7 @@ def test_what_was_computed_stays_predicted_where_nothing_is_reported(stage: Stag
     stage.fleet.confirm("r", Target("a"), 1.0)
     stage.fleet.abandon("r")
     assert stage.column("cached_tokens", "a") == 20
-    assert stage.fleet.foreseen == 0
+    assert stage.fleet.predicted == 0
 
 
 def test_predictions_of_a_second_attempt_replace_those_of_the_first(stage: Stage) -> None:

@@ -404,9 +404,9 @@ class Histories(RuleBasedStateMachine):
 
     @invariant()
     def starts_are_bounded(self) -> None:
-        for flight in self.machine._flights.values():
-            assert flight.retries <= LIMITS.max_retries
-            assert flight.migrations <= LIMITS.max_migrations
+        for state in self.machine._states.values():
+            assert state.retries <= LIMITS.max_retries
+            assert state.migrations <= LIMITS.max_migrations
 
     def teardown(self) -> None:
         for worker_id, up in self.up.items():

@@ -59,8 +59,8 @@ def test_an_early_offer_starts_the_decode_leg_beside_the_prefill_leg(stage: Stag
     assert not has(effects, AbortOn)
     assert running(stage) == {"p0": 1, "d0": 1}
     assert {target.worker_id for target in stage.machine.fleet.accounted()} == {"p0", "d0"}
-    books = stage.machine.books()
-    assert (books.running, books.accounted, books.leases) == (1, 1, 1)
+    accounting = stage.machine.accounting()
+    assert (accounting.running, accounting.accounted, accounting.leases) == (1, 1, 1)
 
 
 def test_the_end_of_the_prefill_leg_settles_its_accounts_and_nothing_else(stage: Stage) -> None:

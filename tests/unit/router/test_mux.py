@@ -140,14 +140,14 @@ def test_each_model_is_served_by_its_own_workers() -> None:
         await fleet.until_ready(3)
         one, another = fleet.submit("one"), fleet.submit("another")
         vector = fleet.submit("embedder", task=Task.EMBED)
-        assert fleet.router.in_flight == fleet.router.books().in_flight == 3
+        assert fleet.router.in_flight == fleet.router.accounting().in_flight == 3
         assert (await one.finished()).decode_worker == "first-0"
         assert (await another.finished()).decode_worker == "second-1"
         assert (await vector.finished()).prefill_worker == "vectors-2"
         assert vector.last is not None
         assert vector.last.embedding == simulated_embedding(token_ids(range(20)))
         assert [view.worker_id for view in fleet.router.workers()] == ["first-0", "second-1", "vectors-2"]
-        assert fleet.router.books().balanced
+        assert fleet.router.accounting().balanced
 
     tell(story)
 

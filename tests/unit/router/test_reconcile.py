@@ -18,7 +18,7 @@ PATIENCE = ReconcileLimits().patience
 
 def judge(
     reconciler: Reconciler,
-    foreseen: int,
+    predicted: int,
     found: int,
     *,
     prompt: int = 1000,
@@ -26,13 +26,15 @@ def judge(
     remote: int = 0,
 ) -> Verdict | None:
     return reconciler.observe(
-        "w", picture, prompt_tokens=prompt, foreseen=foreseen, found=found, remote=remote
+        "w", picture, prompt_tokens=prompt, predicted=predicted, found=found, remote=remote
     )
 
 
-def first_verdict(reconciler: Reconciler, foreseen: int, found: int, most: int) -> tuple[int, Verdict] | None:
+def first_verdict(
+    reconciler: Reconciler, predicted: int, found: int, most: int
+) -> tuple[int, Verdict] | None:
     for number in range(1, most + 1):
-        verdict = judge(reconciler, foreseen, found)
+        verdict = judge(reconciler, predicted, found)
         if verdict is not None:
             return number, verdict
     return None
@@ -125,7 +127,7 @@ def test_workers_are_judged_apart() -> None:
     for number in range(200):
         worker = "good" if number % 2 else "bad"
         found = 900 if number % 2 else 0
-        verdict = reconciler.observe(worker, EXACT, prompt_tokens=1000, foreseen=900, found=found)
+        verdict = reconciler.observe(worker, EXACT, prompt_tokens=1000, predicted=900, found=found)
         assert verdict is None or worker == "bad"
     assert reconciler.errors("good").ratio == 0.0
 

@@ -83,8 +83,8 @@ class Scene:
     def __init__(self, make_identity: MakeIdentity) -> None:
         self.stage = Stage(make_identity, "never")
         self.stage.ready(b0=Role.BOTH, b1=Role.BOTH)
-        go_straight = self.stage.machine.go_straight
-        self.straight = FastPath(lambda request_id, _, lane: go_straight(request_id, lane))
+        take_fast_path = self.stage.machine.take_fast_path
+        self.fast_path = FastPath(lambda request_id, _, lane: take_fast_path(request_id, lane))
         self.client = Client()
 
     def begin(self, sampling: Sampling | None = None) -> str:
@@ -99,12 +99,12 @@ class Scene:
         frame = decode_to_router(encode_to_router(WorkerFrame(1, 0, StepBatch(deltas))))
         assert isinstance(frame, WorkerFrame)
         assert isinstance(frame.payload, CodedStep)
-        rest = self.straight.rest(worker, frame.payload, 1.0)
+        rest = self.fast_path.rest(worker, frame.payload, 1.0)
         effects = [] if rest is None else self.stage.say(worker, *rest.deltas)
         for effect in effects:
             if isinstance(effect, EmitDelta):
                 self.client.on_delta(effect.delta)
-                self.straight.offer(effect.request_id, effect.delta, self.client)
+                self.fast_path.offer(effect.request_id, effect.delta, self.client)
         return effects
 
 
@@ -125,7 +125,7 @@ def test_after_its_first_delta_a_stream_goes_past_the_machine_until_it_ends(scen
     effects = scene.say(worker, end)
     assert only(effects, EmitDelta).delta.text == "e"
     assert only(effects, FinishRequest).summary.usage.output_tokens == 5
-    assert len(scene.straight) == 0
+    assert len(scene.fast_path) == 0
 
 
 def test_a_stream_that_moves_takes_along_what_went_past_the_machine(scene: Scene) -> None:
@@ -155,7 +155,7 @@ def test_after_a_cancel_nothing_reaches_the_client(scene: Scene) -> None:
     worker = scene.begin()
     scene.stage.tell(RequestCancelled("r"))
     assert not scene.say(worker, Delta("r", 2, (9,), "late"))
-    assert (scene.client.read(), len(scene.straight)) == ("", 0)
+    assert (scene.client.read(), len(scene.fast_path)) == ("", 0)
 
 
 def test_a_token_that_is_lost_or_repeated_on_the_straight_way_is_a_fault_as_elsewhere(scene: Scene) -> None:
@@ -168,7 +168,7 @@ def test_a_token_that_is_lost_or_repeated_on_the_straight_way_is_a_fault_as_else
 
 def test_a_request_with_several_choices_takes_the_ordinary_way(scene: Scene) -> None:
     worker = scene.begin(Sampling(n=2))
-    assert len(scene.straight) == 0
+    assert len(scene.fast_path) == 0
     assert only(scene.say(worker, Delta("r", 2, (9,), "c")), EmitDelta).delta.text == "c"
     assert scene.client.read() == ""
 
@@ -178,7 +178,7 @@ def test_a_stream_that_is_made_anew_from_its_beginning_takes_the_ordinary_way(sc
     leg = only(scene.stage.tell(WorkerLost(worker, "gone")), SubmitTo)
     scene.say(leg.worker_id, Delta(leg.request.request_id, 0, (7, 8, 9), "abc"))
     assert scene.client.deltas[-1].text == "c"
-    assert len(scene.straight) == 0
+    assert len(scene.fast_path) == 0
 
 
 def test_of_loads_that_come_alone_one_is_looked_at_every_while(scene: Scene) -> None:
@@ -188,7 +188,7 @@ def test_of_loads_that_come_alone_one_is_looked_at_every_while(scene: Scene) -> 
         frame = decode_to_router(encode_to_router(WorkerFrame(1, 0, step)))
         assert isinstance(frame, WorkerFrame)
         assert isinstance(frame.payload, CodedStep)
-        return scene.straight.rest(worker, frame.payload, now)
+        return scene.fast_path.rest(worker, frame.payload, now)
 
     load = EngineLoad(running=1)
     first = StepBatch((Delta("r", 2, (9,), "c"),), load)

@@ -151,10 +151,10 @@ def test_what_is_reported_foresees_every_hit(ranks: int) -> None:
                 head, rank, salt, adapter = rng.choice(seen[-8:])
                 prompt = head[: rng.randrange(1, len(head))]
             prompt = (prompt + worker.prompts.fresh(rng.randrange(1, 120)))[:400]
-            foreseen = worker.depth(prompt, rank, salt, adapter)
+            predicted = worker.depth(prompt, rank, salt, adapter)
             done = await worker.ask(prompt, rank, salt, adapter)
-            assert usage(done).cached_tokens == foreseen
-            hits += foreseen > 0
+            assert usage(done).cached_tokens == predicted
+            hits += predicted > 0
             worker.engine.check_integrity()
             seen.append((prompt + done.choice().tokens, rank, salt, adapter))
         # Some were found, and the cache is too small for all.
@@ -171,8 +171,8 @@ def test_requests_side_by_side_leave_copies_that_are_gone_only_with_the_last() -
         await worker.bench.run(*requests)
         worker.engine.check_integrity()
         for _ in range(8):
-            foreseen = worker.depth(prompt)
-            assert usage(await worker.ask(prompt)).cached_tokens == foreseen
+            predicted = worker.depth(prompt)
+            assert usage(await worker.ask(prompt)).cached_tokens == predicted
             await worker.ask(worker.prompts.fresh(300))
             worker.engine.check_integrity()
 

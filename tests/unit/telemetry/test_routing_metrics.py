@@ -188,7 +188,7 @@ def test_a_class_that_is_not_the_deployments_never_becomes_a_label(metrics: Metr
 
 def test_the_books_show_what_runs_what_is_accounted_and_whether_they_agree(metrics: Metrics) -> None:
     assert "kvasir_router_legs" not in shown(metrics)
-    metrics.track_books(lambda: Accounting(in_flight=3, running=2, queued=1, accounted=2, leases=1))
+    metrics.track_accounting(lambda: Accounting(in_flight=3, running=2, queued=1, accounted=2, leases=1))
     text = shown(metrics)
     for line in (
         "kvasir_router_legs 2.0",
@@ -197,7 +197,7 @@ def test_the_books_show_what_runs_what_is_accounted_and_whether_they_agree(metri
         "kvasir_router_books_balanced 1.0",
     ):
         assert line in text
-    metrics.track_books(lambda: Accounting(in_flight=3, running=2, queued=1, accounted=1, leases=1))
+    metrics.track_accounting(lambda: Accounting(in_flight=3, running=2, queued=1, accounted=1, leases=1))
     assert "kvasir_router_books_balanced 0.0" in shown(metrics)
 
 

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from kvasir_workers.tiers import lanes
-from kvasir_workers.tiers.lanes import TierThread, Urgency
+from kvasir_workers.tiers import threads as lanes
+from kvasir_workers.tiers.threads import TierThread, Urgency
 
 WAIT_S = 10.0
 

@@ -13,9 +13,9 @@ from kvasir.core.kv import Medium
 from kvasir.ports.tier import Block, TierRead
 from kvasir_workers.tiers.arena import Arena
 from kvasir_workers.tiers.eviction import eviction
-from kvasir_workers.tiers.lanes import Job, Tend, TierThread, Urgency
 from kvasir_workers.tiers.levels import LowerTierSettings
 from kvasir_workers.tiers.store import TierStore
+from kvasir_workers.tiers.threads import Job, Tend, TierThread, Urgency
 
 SLOTS = 6
 CHAINS = 3

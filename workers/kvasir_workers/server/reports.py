@@ -29,7 +29,7 @@ async def report(
     `heartbeat_s`. Runs while the session has a connection. A router that has enough to read gets no
     heartbeats on top: they must not be what its session is lost of."""
     while True:
-        current, kv = load(), session.take_spared()
+        current, kv = load(), session.take_deferred()
         due = clock.now() + _GRAIN_S >= session.said_s + heartbeat_s and not session.link.half_full
         if current != session.load or kv is not None or due:
             session.load = current

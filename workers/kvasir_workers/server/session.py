@@ -30,7 +30,7 @@ class RouterSession:
         self.load: EngineLoad | None = None
         self.said_s = -math.inf
         self.ended = False
-        self._spared: KvBatch | None = None
+        self._deferred: KvBatch | None = None
 
     def hold(self, handoff: KvHandoff, now: float) -> None:
         """Remember a lease, from here on for its time, and forget those that have ended."""
@@ -41,17 +41,17 @@ class RouterSession:
             del self.leases[lease_id]
         self.leases[handoff.lease_id] = now + handoff.ttl_s
 
-    def bear(self, kv: KvBatch | None) -> KvBatch | None:
+    def defer_if_slow(self, kv: KvBatch | None) -> KvBatch | None:
         """`kv`, or None for a router that has enough to read: it sees the gap, and takes a snapshot."""
         if kv is None:
             return None
         if self.link.half_full:
-            self._spared = kv
+            self._deferred = kv
             return None
-        self._spared = None
+        self._deferred = None
         return kv
 
-    def take_spared(self) -> KvBatch | None:
+    def take_deferred(self) -> KvBatch | None:
         """The newest batch that the router was spared, once it can read on: with nothing after it, the gap
         would not be seen."""
-        return self.bear(self._spared)
+        return self.defer_if_slow(self._deferred)

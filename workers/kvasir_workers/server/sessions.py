@@ -152,7 +152,7 @@ class SessionHost:
             load = replace(load, tiers=())
         for session, deltas in parts.items():
             session.load = load or session.load
-            self._push(session, StepBatch(tuple(deltas), load, session.bear(kv)))
+            self._push(session, StepBatch(tuple(deltas), load, session.defer_if_slow(kv)))
         if kv is not None:
             self._broadcast(kv, beside=parts)
 
@@ -207,7 +207,7 @@ class SessionHost:
     def _broadcast(self, kv: KvBatch, beside: Container[RouterSession] = ()) -> None:
         alone = StepBatch(kv=kv)
         for session in list(self._sessions.values()):
-            if session not in beside and session.bear(kv) is not None:
+            if session not in beside and session.defer_if_slow(kv) is not None:
                 self._push(session, alone)
 
     def _quiet(self) -> bool:
@@ -338,9 +338,9 @@ class SessionHost:
                 if owned := [one for one in ids if session.leases.pop(one, None) is not None]:
                     self._engine.release(owned)
             case SetDraining():
-                if (told := self._drain.ask(message)) is not None:
-                    log.info("%s of %s: %s", session.session_id, session.router_id, told)
-                    self._tell(told)
+                if (notice := self._drain.ask(message)) is not None:
+                    log.info("%s of %s: %s", session.session_id, session.router_id, notice)
+                    self._tell(notice)
             case Goodbye():
                 self._end(session, "its router said goodbye")
 

@@ -19,7 +19,7 @@ class BlockLedger:
         self._most = most
         self._blocks: OrderedDict[bytes, Block] = OrderedDict()
         # What was told of each key that is no longer so: the block, or None for not held.
-        self._told: dict[bytes, Block | None] = {}
+        self._changed: dict[bytes, Block | None] = {}
 
     def __contains__(self, key: bytes) -> bool:
         return key in self._blocks
@@ -58,11 +58,11 @@ class BlockLedger:
 
     def take(self) -> Change:
         """What differs from what was told before."""
-        stored = tuple(self._blocks[key] for key in self._told if key in self._blocks)
-        removed = tuple(block for block in self._told.values() if block is not None)
-        self._told.clear()
+        stored = tuple(self._blocks[key] for key in self._changed if key in self._blocks)
+        removed = tuple(block for block in self._changed.values() if block is not None)
+        self._changed.clear()
         return Change(stored, removed)
 
     def _note(self, key: bytes, before: Block | None, after: Block | None) -> None:
-        if before != after and self._told.setdefault(key, before) == after:
-            del self._told[key]
+        if before != after and self._changed.setdefault(key, before) == after:
+            del self._changed[key]

@@ -16,7 +16,7 @@ from kvasir.core.kv import Medium, TierLoad
 from kvasir.ports.tier import Block, Change, KvTier, TierWrite
 from kvasir_workers.tiers.arena import Arena
 from kvasir_workers.tiers.changes import ChangeLog, in_chains
-from kvasir_workers.tiers.lanes import Tend, TierThread, Urgency
+from kvasir_workers.tiers.threads import Tend, TierThread, Urgency
 
 _log = logging.getLogger(__name__)
 
@@ -69,15 +69,17 @@ class LowerTier:
         self,
         number: int,
         lower: LowerTierSettings,
-        books: TierContext,
+        accounting: TierContext,
         now: Callable[[], float],
         make_lane: MakeLane,
     ) -> None:
         self.number = number
         self.lower = lower
         self.tier = lower.tier
-        self._books = books
-        self._most_writes = max(1, min(lower.write_bytes // books.block_bytes, books.arena.capacity // SHARE))
+        self._accounting = accounting
+        self._most_writes = max(
+            1, min(lower.write_bytes // accounting.block_bytes, accounting.arena.capacity // SHARE)
+        )
         self._writes: deque[int] = deque()
         self._writing = False
         self._dropped = 0
@@ -111,7 +113,7 @@ class LowerTier:
         """Queue what lies in these slots to be written, as far as it fits."""
         taken = slots[: max(0, self._most_writes - len(self._writes))]
         for slot in taken:
-            self._books.arena.pin(slot)
+            self._accounting.arena.pin(slot)
             self._writes.append(slot)
         self._dropped += len(slots) - len(taken)
         if self._writes and not self._writing:
@@ -138,14 +140,16 @@ class LowerTier:
     # -- on the lane -------------------------------------------------------------------------------
 
     def _write(self) -> None:
-        books = self._books
-        with books.lock:
-            slots = [self._writes.popleft() for _ in range(min(books.chunk(WRITE_BYTES), len(self._writes)))]
-            writes = [TierWrite(books.arena.block(slot), books.view(slot)) for slot in slots]
+        accounting = self._accounting
+        with accounting.lock:
+            slots = [
+                self._writes.popleft() for _ in range(min(accounting.chunk(WRITE_BYTES), len(self._writes)))
+            ]
+            writes = [TierWrite(accounting.arena.block(slot), accounting.view(slot)) for slot in slots]
         self._tell(self.tier.put(writes))
-        with books.lock:
+        with accounting.lock:
             for slot in slots:
-                books.arena.unpin(slot)
+                accounting.arena.unpin(slot)
             self._writing = False
             self.write_locked(())
 
@@ -159,5 +163,5 @@ class LowerTier:
         self._tell(Change(stored=tuple(held)))
 
     def _tell(self, change: Change) -> None:
-        with self._books.lock:
-            self._books.changes.add(self.medium, change)
+        with self._accounting.lock:
+            self._accounting.changes.add(self.medium, change)

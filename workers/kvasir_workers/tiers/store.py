@@ -22,7 +22,7 @@ from kvasir.core.kv import Medium, TierLoad
 from kvasir.ports.tier import Block, Change, TierRead
 from kvasir_workers.tiers.arena import Arena
 from kvasir_workers.tiers.changes import ChangeLog, in_chains
-from kvasir_workers.tiers.lanes import TierThread, Urgency
+from kvasir_workers.tiers.health import TierCounters
 from kvasir_workers.tiers.levels import (
     MARGIN_S,
     READ_BYTES,
@@ -31,7 +31,7 @@ from kvasir_workers.tiers.levels import (
     MakeLane,
     TierContext,
 )
-from kvasir_workers.tiers.standing import TierCounters
+from kvasir_workers.tiers.threads import TierThread, Urgency
 
 DRAIN_S = 1.0
 
@@ -83,9 +83,11 @@ class TierStore:
         self._storing: set[bytes] = set()
         self._changes = ChangeLog()
         self._cpu = TierCounters(Medium.CPU, block_bytes, arena.capacity * block_bytes)
-        books = TierContext(arena, view, block_bytes, self._lock, self._changes)
-        self._chunk = books.chunk(READ_BYTES)
-        self._levels = [LowerTier(number, each, books, now, make_lane) for number, each in enumerate(lower)]
+        accounting = TierContext(arena, view, block_bytes, self._lock, self._changes)
+        self._chunk = accounting.chunk(READ_BYTES)
+        self._levels = [
+            LowerTier(number, each, accounting, now, make_lane) for number, each in enumerate(lower)
+        ]
         self._closed = False
 
     # -- fetching ----------------------------------------------------------------------------------

@@ -71,16 +71,17 @@ class WorkerSpec(Spec):
     heartbeat_s: float = Field(default=0.5, gt=0, le=60)
     """How often a worker that has nothing to say reports its load all the same, so that routers can tell
     an idle worker from a frozen one."""
-    silence_s: float = Field(default=1.5, gt=0, le=300)
+    liveness_timeout_s: float = Field(default=1.5, gt=0, le=300)
     """A worker that says nothing for so long is given nothing new, and its connection is made anew."""
     migrate_s: float = Field(default=0.5, ge=0, le=300)
     """How long requests on a broken connection wait for it to come back before they go on elsewhere."""
 
     @model_validator(mode="after")
-    def _heard_before_silent(self) -> Self:
-        if self.heartbeat_s * 2 > self.silence_s:
+    def _heartbeats_fit_the_timeout(self) -> Self:
+        if self.heartbeat_s * 2 > self.liveness_timeout_s:
             raise ValueError(
-                f"silence_s {self.silence_s:g} is less than two heartbeats of {self.heartbeat_s:g} s: idle "
-                "workers would be taken for frozen ones; raise silence_s or lower heartbeat_s"
+                f"liveness_timeout_s {self.liveness_timeout_s:g} is less than two heartbeats of "
+                f"{self.heartbeat_s:g} s: idle workers would be taken for frozen ones; raise "
+                "liveness_timeout_s or lower heartbeat_s"
             )
         return self

@@ -14,18 +14,18 @@ POD_IP = "KVASIR_POD_IP"
 
 def pod_ip(environ: Mapping[str, str]) -> str:
     """The address of this pod. Raises ConfigError where nothing says it."""
-    told = environ.get(POD_IP, "")
+    value = environ.get(POD_IP, "")
     try:
-        address = ipaddress.ip_address(told)
+        address = ipaddress.ip_address(value)
     except ValueError:
-        what = f"it is {told!r}, which is no IP address" if told else "it is not set"
+        what = f"it is {value!r}, which is no IP address" if value else "it is not set"
         raise ConfigError(
             f"the variable {POD_IP} must say the pod's address, and {what}; set it in the pod's template "
             "from the field status.podIP"
         ) from None
     if address.is_unspecified:
         raise ConfigError(
-            f"the variable {POD_IP} is {told}, which is every address; set it from status.podIP"
+            f"the variable {POD_IP} is {value}, which is every address; set it from status.podIP"
         )
     return str(address)
 

@@ -31,7 +31,7 @@ class DrainArguments:
 
 
 def drain(
-    wish: DrainArguments,
+    desired: DrainArguments,
     site: Site,
     output: CommandOutput,
     *,
@@ -40,21 +40,21 @@ def drain(
 ) -> int:
     """Ask, and wait until it is so. Raises RequestError for an unknown worker, and UpstreamError when the
     gateway does not answer or (`drain_timeout`) the time is over."""
-    ask_drain(site, wish.worker_id, not wish.undo, wish.reason)
-    if not wish.wait:
-        what = "serve again" if wish.undo else "drain"
-        _done(output, wish.worker_id, "asked", f"asked to {what}; watch it with: kvasir get workers")
+    ask_drain(site, desired.worker_id, not desired.undo, desired.reason)
+    if not desired.wait:
+        what = "serve again" if desired.undo else "drain"
+        _done(output, desired.worker_id, "asked", f"asked to {what}; watch it with: kvasir get workers")
         return 0
-    timeout_s = wish.timeout_s
+    timeout_s = desired.timeout_s
     if timeout_s is None:
-        timeout_s = _UNDO_S if wish.undo else _DRAIN_S
-    watch = _Watch(wish.worker_id, output)
-    step = watch.serves if wish.undo else watch.is_empty
+        timeout_s = _UNDO_S if desired.undo else _DRAIN_S
+    watch = _Watch(desired.worker_id, output)
+    step = watch.serves if desired.undo else watch.is_empty
     began = now()
-    while not step(_find(site, wish.worker_id)):
+    while not step(_find(site, desired.worker_id)):
         if now() - began >= timeout_s:
             watch.clear()
-            raise UpstreamError(watch.too_late(wish, timeout_s), code="drain_timeout")
+            raise UpstreamError(watch.too_late(desired, timeout_s), code="drain_timeout")
         pause(_POLL_S)
     return 0
 
@@ -106,11 +106,11 @@ class _Watch:
         self._show(self._state)
         return False
 
-    def too_late(self, wish: DrainArguments, timeout_s: float) -> str:
+    def too_late(self, desired: DrainArguments, timeout_s: float) -> str:
         """What the wait ended with, and what can be done."""
         after = f"after {duration(timeout_s)}"
         why = f" ({self._reason})" if self._reason else ""
-        if wish.undo:
+        if desired.undo:
             return (
                 f"{self._worker_id} is {self._state}{why} {after}. One that is out of reach is told when it "
                 "is back; one that is being stopped or has left goes on draining: see kvasir get workers"

@@ -57,7 +57,7 @@ def sentence(record: Record) -> str:
         chosen = next((place for place in part["places"] if place["chosen"]), None)
         if chosen is not None:
             why.append(
-                f"{_VERBS.get(part['part'], part['part'])} on {_standing(chosen, part, record['reason'])}"
+                f"{_VERBS.get(part['part'], part['part'])} on {_choice_text(chosen, part, record['reason'])}"
             )
         elif part["places"]:
             best = part["places"][0]
@@ -68,7 +68,7 @@ def sentence(record: Record) -> str:
     return f"{text}, and not {' and '.join(instead)}." if instead else f"{text}."
 
 
-def _standing(chosen: Record, part: Record, reason: str) -> str:
+def _choice_text(chosen: Record, part: Record, reason: str) -> str:
     """The chosen place, and how it stood among the others."""
     places, unit = part["places"], part["unit"]
     if len(places) == 1:
@@ -115,7 +115,7 @@ def _part(part: Record) -> list[str]:
 def _outcome(record: Record) -> list[str]:
     """Foreseen against actual, and the service level."""
     cached, ttft, itl = record["actual_cached_tokens"], record["actual_ttft_s"], record["actual_itl_s"]
-    foreseen = record["queued_s"] + record["predicted_ttft_s"] if record["predicted_ttft_s"] else None
+    predicted = record["queued_s"] + record["predicted_ttft_s"] if record["predicted_ttft_s"] else None
     tiers = record["predicted_tier_tokens"], record["actual_tier_tokens"]
     rows = [
         [
@@ -125,7 +125,7 @@ def _outcome(record: Record) -> list[str]:
             f"of {record['prompt_tokens']:,} in the prompt",
         ],
         *([["from tiers", *map(number, tiers), "of them"]] if any(tiers) else []),
-        ["TTFT", _ms(foreseen), _ms(ttft), f"{_ms(record['slo_ttft_s'])} promised"],
+        ["TTFT", _ms(predicted), _ms(ttft), f"{_ms(record['slo_ttft_s'])} promised"],
         ["mean ITL", "-", _ms(itl), f"{_ms(record['slo_itl_s'])} promised"],
     ]
     met = {True: "met", False: "missed", None: "still open" if record["outcome"] is None else "not judged"}

@@ -29,7 +29,7 @@ def explain_scaling(name: str | None, output: CommandOutput) -> int:
 
 def lines(story: Story) -> list[str]:
     """For people."""
-    said = [_standing(story)]
+    said = [_status_line(story)]
     pools = story["pools"]
     if pools:
         head = ("POOL", "SERVE", "START", "SHOULD", "BUSY", "FORESEEN", "NEED")
@@ -55,7 +55,7 @@ def lines(story: Story) -> list[str]:
     return said
 
 
-def _standing(story: Story) -> str:
+def _status_line(story: Story) -> str:
     if story["frozen"]:
         return f"sizes are left as they are: {story['frozen']}"
     if story["mode"] == "advise":

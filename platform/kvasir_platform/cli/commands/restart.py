@@ -33,8 +33,8 @@ def restart(pool: str, name: str | None, output: CommandOutput) -> int:
 
 def control_socket(name: str | None, environ: Mapping[str, str]) -> Path:
     """Where the control process listens: in a pod, as its template says."""
-    if told := environ.get(SOCKET):
-        return Path(told)
+    if named := environ.get(SOCKET):
+        return Path(named)
     found = chosen_one(name)
     if found is None or found[0].holder() is None:
         called = f" under the name {name}" if name else ""

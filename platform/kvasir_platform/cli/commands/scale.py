@@ -12,10 +12,10 @@ from kvasir_platform.cluster.local.commands import ControlCommand, ask
 _ANSWER_S = 30.0
 
 
-def scale(wishes: list[str], name: str | None, output: CommandOutput) -> int:
+def scale(desired_sizes: list[str], name: str | None, output: CommandOutput) -> int:
     """Ask for each; returns 0 when all were taken. Raises ConfigError for what is not POOL=N and for what is
     refused, UpstreamError when nothing runs here."""
-    for asked in [_read(wish) for wish in wishes]:
+    for asked in [_read(desired) for desired in desired_sizes]:
         for answer in ask(control_socket(name, os.environ), asked, _ANSWER_S):
             output.data(answer)
             if answer["event"] == "refused":
@@ -29,12 +29,12 @@ def scale(wishes: list[str], name: str | None, output: CommandOutput) -> int:
     return 0
 
 
-def _read(wish: str) -> ControlCommand:
-    pool, _, size = wish.partition("=")
+def _read(desired: str) -> ControlCommand:
+    pool, _, size = desired.partition("=")
     if pool and size == "auto":
         return ControlCommand("unpin", pool)
     if not pool or not size.isdecimal():
         raise ConfigError(
-            f"{wish!r} is not POOL=N: write decode=4 for four replicas, decode=auto to plan again"
+            f"{desired!r} is not POOL=N: write decode=4 for four replicas, decode=auto to plan again"
         )
     return ControlCommand("scale", pool, int(size))

@@ -48,23 +48,23 @@ def chosen_one(name: str | None) -> tuple[RuntimeDir, DeploymentState] | None:
     return found[0] if found else None
 
 
-def gateway_site(wish: GatewayAddress) -> Site:
+def gateway_site(desired: GatewayAddress) -> Site:
     """The gateway at `wish.address`, or that of the one deployment that runs here (or is named so). An
     address of a deployment that runs here is asked as that one is, unless its scheme says otherwise. Raises
     ConfigError as above and for options that do not fit, and UpstreamError where there is no gateway to ask.
     """
-    site = _local(wish.name) if wish.address is None else _addressed(wish.address)
-    if wish.key_file is not None and wish.cert_file is None:
+    site = _local(desired.name) if desired.address is None else _addressed(desired.address)
+    if desired.key_file is not None and desired.cert_file is None:
         raise ConfigError("--key needs --cert: the certificate of that key")
-    if site.scheme == "http" and (wish.ca_file or wish.cert_file):
+    if site.scheme == "http" and (desired.ca_file or desired.cert_file):
         raise ConfigError(
             f"--cacert, --cert and --key are for HTTPS, and {site.url} is plain HTTP; name the gateway "
             f"--address https://{site.authority}"
         )
-    if wish.ca_file is not None:
-        site = replace(site, ca_file=wish.ca_file, pinned=None)
-    if wish.cert_file is not None:
-        site = replace(site, cert_file=wish.cert_file, key_file=wish.key_file)
+    if desired.ca_file is not None:
+        site = replace(site, ca_file=desired.ca_file, pinned=None)
+    if desired.cert_file is not None:
+        site = replace(site, cert_file=desired.cert_file, key_file=desired.key_file)
     return site
 
 

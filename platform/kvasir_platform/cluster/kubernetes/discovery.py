@@ -99,9 +99,9 @@ class KubernetesDiscovery:
             else:
                 await self._changed.wait()
 
-    def blind_s(self) -> float:
+    def stale_s(self) -> float:
         """See Discovery."""
-        return self._reflector.blind_s()
+        return self._reflector.stale_s()
 
     async def close(self) -> None:
         """See Discovery."""

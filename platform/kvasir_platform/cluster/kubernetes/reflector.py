@@ -77,7 +77,7 @@ class Reflector:
         self._listed_s = 0.0
         self._lists = False
         self._failures = 0
-        self._blind_since: float | None = None
+        self._stale_since: float | None = None
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -94,9 +94,9 @@ class Reflector:
                     self._copy.version = None
                     await self._clock.sleep(doubt_s)
 
-    def blind_s(self) -> float:
+    def stale_s(self) -> float:
         """For how many seconds the server has told nothing, though asked; 0 while it does."""
-        return 0.0 if self._blind_since is None else self._clock.now() - self._blind_since
+        return 0.0 if self._stale_since is None else self._clock.now() - self._stale_since
 
     async def _list(self) -> float:
         self._copy.replace(await self._api.list(self._collection, self._params))
@@ -106,19 +106,19 @@ class Reflector:
 
     async def _watch(self) -> float:
         """One watch, to its end. Raises ApiError for one that told nothing and ended early."""
-        version, began, told = self._copy.version or "", self._clock.now(), False
+        version, began, delivered = self._copy.version or "", self._clock.now(), False
         left_s = self._listed_s + self._resync_s - began
         for_s = min(WATCH_S, max(left_s, BACKOFF_MAX_S)) * (0.5 + 0.5 * self._rng.random())
         async with aclosing(self._api.watch(self._collection, self._params, version, for_s)) as events:
             async for event in events:
-                told = True
+                delivered = True
                 self._failures = 0
                 self._sees()
                 if self._copy.apply(event) and (doubt_s := self._take(self._copy.objects)):
                     return doubt_s
                 if self._copy.version is None:
                     return 0.0
-        if not told and self._clock.now() - began < SHORT_WATCH_S:
+        if not delivered and self._clock.now() - began < SHORT_WATCH_S:
             raise ApiError("the watch ended at once")
         self._failures = 0
         self._sees()
@@ -131,8 +131,8 @@ class Reflector:
             self._copy.version = None
             if self._failures == 1:
                 return 0.0
-        if self._blind_since is None:
-            self._blind_since = self._clock.now()
+        if self._stale_since is None:
+            self._stale_since = self._clock.now()
             log.warning(
                 "cannot follow %s at the API server, keeping what is known: %s",
                 self._collection,
@@ -142,6 +142,6 @@ class Reflector:
         return max(error.retry_after_s, longest * (0.5 + 0.5 * self._rng.random()))
 
     def _sees(self) -> None:
-        if self._blind_since is not None:
-            log.warning("%s can be followed again, after %.0f s", self._collection, self.blind_s())
-            self._blind_since = None
+        if self._stale_since is not None:
+            log.warning("%s can be followed again, after %.0f s", self._collection, self.stale_s())
+            self._stale_since = None

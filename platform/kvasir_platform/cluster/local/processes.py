@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from kvasir.core.errors import StartError
-from kvasir_platform.cluster.local import parent_watch as leash
+from kvasir_platform.cluster.local import parent_watch
 
 LOG_BYTES = 8 << 20
 _CHUNK = 64 << 10
@@ -110,7 +110,7 @@ class Children:
         each whole line of it to `on_line`, which must not raise. Raises StartError when the command
         cannot be executed."""
         log = BoundedLog(self._logs / f"{name}.log")
-        command = [sys.executable, "-S", "-E", leash.__file__, str(os.getpid()), *argv]
+        command = [sys.executable, "-S", "-E", parent_watch.__file__, str(os.getpid()), *argv]
         # A pipe of our own: asyncio would wait for the end of its pipe before it tells of an exit, and
         # a grandchild may hold that open for ever.
         reading, writing = os.pipe()

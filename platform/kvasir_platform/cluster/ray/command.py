@@ -37,19 +37,19 @@ def require_token(environ: Mapping[str, str]) -> None:
 def ray_start(environ: Mapping[str, str], part: Literal["head", "worker"]) -> list[str]:
     """The arguments of the process that runs Ray in this pod, in the foreground. Raises ConfigError where the
     variable is not set, or is no `ray start` of that part of a cluster."""
-    told = environ.get(COMMAND)
-    if told is None:
+    command = environ.get(COMMAND)
+    if command is None:
         raise ConfigError(
             f"the variable {COMMAND} is not set: this process starts Ray as KubeRay tells a pod of a "
             'RayCluster with the annotation ray.io/overwrite-container-cmd: "true"'
         )
-    words = _words(told)
+    words = _words(command)
     options = words[2:]
     is_head = "--head" in options
     joins = any(word == "--address" or word.startswith("--address=") for word in options)
     if words[:2] != ["ray", "start"] or is_head is not (part == "head") or joins is not (part == "worker"):
         wanted = "ray start --head …" if part == "head" else "ray start --address=… …"
-        raise ConfigError(f"{COMMAND} must be `{wanted}`, and it is: {told}")
+        raise ConfigError(f"{COMMAND} must be `{wanted}`, and it is: {command}")
     options = [_expanded(word, environ) for word in options if word != "--block"]
     return [sys.executable, "-m", "ray.scripts.scripts", "start", *options, "--block"]
 
@@ -64,16 +64,16 @@ def option(command: list[str], name: str) -> str | None:
     return None
 
 
-def _words(told: str) -> list[str]:
-    lexer = shlex.shlex(told, posix=True, punctuation_chars="".join(_SHELL))
+def _words(command: str) -> list[str]:
+    lexer = shlex.shlex(command, posix=True, punctuation_chars="".join(_SHELL))
     lexer.whitespace_split = True
     lexer.commenters = ""
     try:
         words = list(lexer)
     except ValueError as error:
-        raise ConfigError(f"{COMMAND} cannot be understood ({error}): {told}") from None
-    if any(word and set(word) <= _SHELL for word in words) or "`" in told or "$(" in told:
-        raise ConfigError(f"{COMMAND} must be one `ray start` command and nothing more, and it is: {told}")
+        raise ConfigError(f"{COMMAND} cannot be understood ({error}): {command}") from None
+    if any(word and set(word) <= _SHELL for word in words) or "`" in command or "$(" in command:
+        raise ConfigError(f"{COMMAND} must be one `ray start` command and nothing more, and it is: {command}")
     return words
 
 

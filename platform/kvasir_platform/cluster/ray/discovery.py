@@ -71,7 +71,7 @@ class RayDiscovery:
         self._gcs = GcsClient(address=address)
         self._prefix = member_prefix(deployment).encode()
         self._clock = clock
-        self._blind_since: float | None = None
+        self._stale_since: float | None = None
         self._closed = asyncio.Event()
 
     async def watch(self) -> AsyncIterator[MembershipSnapshot]:
@@ -84,14 +84,14 @@ class RayDiscovery:
                 if not records and last is not None and last.endpoints and sight.doubts(self._clock.now()):
                     raise ProtocolError("every record has gone at once")
             except Exception as error:  # noqa: BLE001 - Ray raises several private types; fail static
-                if self._blind_since is None:
+                if self._stale_since is None:
                     log.warning("cannot read members from Ray, keeping the last ones: %s", error)
-                    self._blind_since = self._clock.now()
+                    self._stale_since = self._clock.now()
                 sight.lose()
             else:
-                if self._blind_since is not None:
-                    log.warning("members can be read from Ray again, after %.0f s", self.blind_s())
-                    self._blind_since = None
+                if self._stale_since is not None:
+                    log.warning("members can be read from Ray again, after %.0f s", self.stale_s())
+                    self._stale_since = None
                 now = sight.look(self._clock.now())
                 endpoints = liveness.live(records, now)
                 if last is None or endpoints != last.endpoints:
@@ -100,9 +100,9 @@ class RayDiscovery:
                 await self._forget(liveness.long_stale(now, FORGET_S))
             await self._clock.sleep(POLL_S)
 
-    def blind_s(self) -> float:
+    def stale_s(self) -> float:
         """See Discovery."""
-        return 0.0 if self._blind_since is None else self._clock.now() - self._blind_since
+        return 0.0 if self._stale_since is None else self._clock.now() - self._stale_since
 
     async def close(self) -> None:
         self._closed.set()

@@ -166,9 +166,9 @@ class RayHead:
         self._gcs, self._raylet = named.get(_GCS), named.get(_RAYLET)
         if code != 0 or self._gcs is None or self._raylet is None:
             tail = log.read_text(errors="replace")[-2000:] if log.exists() else ""
-            told = "in time" if code is None else f"(exit status {code})"
+            when = "in time" if code is None else f"(exit status {code})"
             redis = f"; it keeps its state in {self.redis_url}: does that answer?" if self.redis_url else ""
-            raise ConfigError(f"Ray's head did not come up {told}{redis}; its log ends:\n{tail}")
+            raise ConfigError(f"Ray's head did not come up {when}{redis}; its log ends:\n{tail}")
         self._gcs_command, self._gcs_environment = self._gcs.cmdline(), self._gcs.environ()
 
     def _processes(self) -> list[psutil.Process]:

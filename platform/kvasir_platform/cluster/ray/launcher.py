@@ -72,10 +72,10 @@ class RayLauncher:
         saying = asyncio.create_task(self._events.wait("failed"))
         try:
             await asyncio.wait((ended, saying), return_when=asyncio.FIRST_COMPLETED)
-            told = self._events.newest.get("failed")
-            if told is None:
+            event = self._events.newest.get("failed")
+            if event is None:
                 return ended.result()
-            return StartError(told["message"], log=told["log"])
+            return StartError(event["message"], log=event["log"])
         finally:
             ended.cancel()
             saying.cancel()
@@ -100,8 +100,8 @@ class RayLauncher:
             if waiting.done():
                 return waiting.result()
             if exited.done():
-                told = self._events.newest.get("failed")
-                raise StartError(told["message"], log=str(child.log)) if told else ended(child)
+                failed = self._events.newest.get("failed")
+                raise StartError(failed["message"], log=str(child.log)) if failed else ended(child)
             raise StartError(
                 f"{child.name} did not report {event!r} within {START_TIMEOUT_S:.0f} s", log=str(child.log)
             )

@@ -51,7 +51,7 @@ class Sizes(Protocol):
 
     def plans(self, pool: str) -> bool: ...
 
-    def story(self, now: float) -> dict[str, object]: ...
+    def explain(self, now: float) -> dict[str, object]: ...
 
 
 class PoolCommands:
@@ -118,7 +118,7 @@ class PoolCommands:
                 "no pool sizes itself here: give pools a `scaling` with min and max, and leave "
                 "scaling.mode at auto or advise"
             )
-        caller.tell("done", story=self._sizes.story(self._clock.now()))
+        caller.tell("done", explain=self._sizes.explain(self._clock.now()))
 
     def step(self, statuses: Sequence[RestartablePoolStatus]) -> None:
         """Look how far the running command is, and tell who asked."""

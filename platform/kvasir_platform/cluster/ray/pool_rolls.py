@@ -39,7 +39,7 @@ class RollablePools(Protocol):
 
     def record(self, pool: str) -> PoolRecord: ...
 
-    def wished(self, pool: str) -> str: ...
+    def desired(self, pool: str) -> str: ...
 
     def pods(self) -> Sequence[PodRow]: ...
 
@@ -78,12 +78,12 @@ class PoolRolls:
         rolling = []
         for pool in self._pools.names():
             own = [pod for pod in pods if pod.pool == pool]
-            record, wished = self._pools.record(pool), self._pools.wished(pool)
-            if record.template == wished:
+            record, desired = self._pools.record(pool), self._pools.desired(pool)
+            if record.template == desired:
                 self._stalled.discard(pool)
-                self._let_go(pool, [pod for pod in own if pod.template != wished])
+                self._let_go(pool, [pod for pod in own if pod.template != desired])
             elif pool in self._stalled and not busy:
-                self._resume(pool, [pod for pod in own if pod.template == wished])
+                self._resume(pool, [pod for pod in own if pod.template == desired])
             if record.before is not None:
                 rolling.append(pool)
         if rolling and not busy:

@@ -108,7 +108,7 @@ class RayPools:
         self._deployment = deployment
         self._address = address
         self._in_pods = in_pods
-        self._wished = dict(pods or {})
+        self._desired = dict(pods or {})
         self._records: dict[str, PoolRecord] = {}
         # Nothing came up beside the replicas of these pools when it was tried.
         self._crowded: set[str] = set()
@@ -133,14 +133,14 @@ class RayPools:
         """Ask Serve for every pool's replicas; returns at once. Those that run already, from an earlier
         control process of this deployment, are left alone unless their part of the spec has changed."""
         self._start = (start_node, clock, token, nodes)
-        self.adopt(self._deployment, self._wished)
+        self.adopt(self._deployment, self._desired)
 
     def adopt(self, deployment: Deployment, pods: Mapping[str, PodTemplate]) -> None:
         """Go on with another spec of the same deployment, and other pods; returns at once. Replicas whose
         part of it has changed are replaced one by one, and pools that it no longer has are drained and
         deleted."""
         self._deployment = deployment
-        self._wished = dict(pods)
+        self._desired = dict(pods)
         self._run([self._renewed(pool) for pool in deployment.pools])
         kept = {application_name(deployment, pool) for pool in deployment.pools}
         for application in serve.status().applications.keys() - kept:
@@ -161,10 +161,10 @@ class RayPools:
         """How a pool that exists goes on."""
         return self._records[pool]
 
-    def wished(self, pool: str) -> str:
+    def desired(self, pool: str) -> str:
         """The digest of the template that the pool's pods should be of, "" where any will do."""
-        wished = self._wished.get(pool)
-        return "" if wished is None else wished.template
+        desired = self._desired.get(pool)
+        return "" if desired is None else desired.template
 
     def wanted(self, pool: str) -> int:
         """How many replicas were asked for. Raises ConfigError for a pool that does not exist."""
@@ -323,8 +323,8 @@ class RayPools:
         if pool.name in self._crowded:
             return False
         if record.of_other_pods:
-            wished = self._wished.get(pool.name)
-            return wished is not None and wished.pods > record.wanted
+            desired = self._desired.get(pool.name)
+            return desired is not None and desired.pods > record.wanted
         return self._free(pool)
 
     def _renewed(self, pool: PoolSpec) -> serve.RunTarget:
@@ -333,7 +333,7 @@ class RayPools:
             self._records.get(pool.name) or self._read(pool.name),
             self._deployment,
             pool,
-            self.wished(pool.name),
+            self.desired(pool.name),
         )
         self._keep(pool.name, record)
         return self._target(pool, surge=record.before is None or self._beside(pool))
@@ -365,7 +365,7 @@ class RayPools:
             raise ConfigError("the pools have not been deployed")
         start_node, clock, token, nodes = self._start
         record = self._records[pool.name]
-        reserved = shares(_told(record, pool), record.template if self._in_pods else None)
+        reserved = shares(_recorded_pool(record, pool), record.template if self._in_pods else None)
         replica = serve.deployment(
             PoolReplica,
             name=pool.name,
@@ -396,7 +396,7 @@ class RayPools:
         )
 
 
-def _told(record: PoolRecord, pool: PoolSpec) -> PoolSpec:
+def _recorded_pool(record: PoolRecord, pool: PoolSpec) -> PoolSpec:
     """The pool as its replicas were told of it: what Ray reserves for them must be what it did, or Serve
     would replace them. As it is where another version has written what this one cannot read."""
     try:

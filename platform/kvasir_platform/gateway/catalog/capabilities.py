@@ -41,15 +41,15 @@ def model_capabilities(deployment: Deployment) -> ModelCapabilities:
     )
 
 
-def check_generates(powers: ModelCapabilities, model: str) -> None:
+def check_generates(capabilities: ModelCapabilities, model: str) -> None:
     """Raise RequestError where `model` generates no text."""
-    if not powers.generates:
+    if not capabilities.generates:
         raise _wrong_task(f"The model {model!r} makes embeddings only; use /v1/embeddings.")
 
 
-def check_embeds(powers: ModelCapabilities, model: str) -> None:
+def check_embeds(capabilities: ModelCapabilities, model: str) -> None:
     """Raise RequestError where `model` makes no embeddings."""
-    if not powers.embeds:
+    if not capabilities.embeds:
         raise _wrong_task(
             f"The model {model!r} makes no embeddings: that takes a pool of role embed in the deployment."
         )

@@ -24,7 +24,7 @@ class EdgeModel:
     name: str
     context: int
     adapters: tuple[str, ...]
-    powers: ModelCapabilities
+    capabilities: ModelCapabilities
     tokenizers: TokenizerPool
     matryoshka: Matryoshka | None = None
 
@@ -37,7 +37,7 @@ class EdgeModel:
             name=view.model.name,
             context=view.model.max_model_len,
             adapters=tuple(lora.name for lora in view.lora),
-            powers=model_capabilities(view),
+            capabilities=model_capabilities(view),
             tokenizers=tokenizer if isinstance(tokenizer, TokenizerPool) else TokenizerPool(tokenizer),
             matryoshka=matryoshka,
         )
@@ -100,6 +100,6 @@ def _object(name: str, served: Served, created: int) -> dict[str, Any]:
         "created": created,
         "owned_by": "kvasir",
         "max_model_len": model.context,
-        "task": "generate" if model.powers.generates else "embed",
+        "task": "generate" if model.capabilities.generates else "embed",
     }
     return shown if served.adapter is None else {**shown, "root": name, "parent": model.name}

@@ -76,7 +76,7 @@ class ClassifierFilter:
         self._scope = FilterScope(spec)
         self._now = now
         self._rng = rng
-        self._told_s: float | None = None
+        self._warned_s: float | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
     @classmethod
@@ -185,8 +185,8 @@ class ClassifierFilter:
 
     def _tell(self, problem: str) -> None:
         now = self._now()
-        if self._told_s is None or now - self._told_s >= _TELL_AGAIN_S:
-            self._told_s = now
+        if self._warned_s is None or now - self._warned_s >= _TELL_AGAIN_S:
+            self._warned_s = now
             _log.warning("the output filter %s has no verdict of its classifier: %s", self.name, problem)
 
 

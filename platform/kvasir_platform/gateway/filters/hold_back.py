@@ -66,7 +66,7 @@ class HoldBack:
         self._cut: int | None = None
         self._arrivals: list[tuple[int, float]] = []
         self._last: Delta | None = None
-        self._told = Delta("", 0)
+        self._latest = Delta("", 0)
         self._reasoning_tokens = 0
         self._busy = False
         self.over = False
@@ -83,7 +83,7 @@ class HoldBack:
         """The choice goes on by `delta`; returns what may go out, None for nothing. `now` in seconds."""
         if self.over or self._last is not None:
             return None
-        self._told = delta
+        self._latest = delta
         begin = self._end
         self._busy = True
         self._feed_all(delta)
@@ -101,7 +101,7 @@ class HoldBack:
         """No more deltas come, whether or not one said so."""
         if self._last is None and not self.over:
             self._busy = True
-            self._last = replace(self._told, token_ids=(), logprobs=(), prompt_logprobs=())
+            self._last = replace(self._latest, token_ids=(), logprobs=(), prompt_logprobs=())
             self._finish_text()
             self._busy = False
         return self.release()
@@ -122,9 +122,9 @@ class HoldBack:
             self._tokens.forget(limit)
         del self._arrivals[: bisect_right(self._arrivals, limit, key=_end_of)]
         shown = Delta(
-            request_id=self._told.request_id,
-            offset=self._told.offset,
-            index=self._told.index,
+            request_id=self._latest.request_id,
+            offset=self._latest.offset,
+            index=self._latest.index,
             token_ids=ids,
             logprobs=logprobs,
             text="".join(pieces.content),

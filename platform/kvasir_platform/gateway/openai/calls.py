@@ -85,18 +85,27 @@ class ChatOptions:
 
 
 def chat_call(
-    body: ChatBody, template: ChatTemplate | None, vocabulary: int, powers: ModelCapabilities = TEXT_ONLY
+    body: ChatBody,
+    template: ChatTemplate | None,
+    vocabulary: int,
+    capabilities: ModelCapabilities = TEXT_ONLY,
 ) -> Call:
     """The call that a chat request makes. Raises RequestError."""
-    check_generates(powers, body.model)
-    box = toolbox(body, powers)
+    check_generates(capabilities, body.model)
+    box = toolbox(body, capabilities)
     kwargs = _template_kwargs(body)
     messages = template_messages(body.messages)
     options = ChatOptions(
         body.chat_template, body.add_generation_prompt, body.continue_final_message, body.documents
     )
     prompt = render_chat(
-        messages, model=body.model, box=box, kwargs=kwargs, options=options, template=template, powers=powers
+        messages,
+        model=body.model,
+        box=box,
+        kwargs=kwargs,
+        options=options,
+        template=template,
+        capabilities=capabilities,
     )
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
     return Call(
@@ -109,7 +118,7 @@ def chat_call(
             prompt_logprobs=body.prompt_logprobs,
             rule=_rule(body, box),
             vocabulary=vocabulary,
-            powers=powers,
+            capabilities=capabilities,
         ),
         chat=True,
         stream=bool(body.stream),
@@ -118,7 +127,7 @@ def chat_call(
         salt=body.cache_salt or "",
         answer_logprobs=logprobs,
         answer_prompt_logprobs=body.prompt_logprobs,
-        parsing=parsing(box, body, kwargs, powers),
+        parsing=parsing(box, body, kwargs, capabilities),
         return_token_ids=bool(body.return_token_ids),
         tokens_as_ids=bool(body.return_tokens_as_token_ids),
         continuous_usage=_continuous_usage(body),
@@ -128,9 +137,11 @@ def chat_call(
     )
 
 
-def completion_call(body: CompletionBody, vocabulary: int, powers: ModelCapabilities = TEXT_ONLY) -> Call:
+def completion_call(
+    body: CompletionBody, vocabulary: int, capabilities: ModelCapabilities = TEXT_ONLY
+) -> Call:
     """The call that a completion request makes. Raises RequestError."""
-    check_generates(powers, body.model)
+    check_generates(capabilities, body.model)
     prompts = prompts_of(body.prompt, vocabulary, "prompt", MAX_PROMPTS)
     if len(prompts) * (body.n or 1) > MAX_CHOICES:
         raise bad(f"prompt × n makes more than {MAX_CHOICES} choices.", "n")
@@ -150,7 +161,7 @@ def completion_call(body: CompletionBody, vocabulary: int, powers: ModelCapabili
             prompt_logprobs=prompt_logprobs,
             rule=None if rule is None else rule[0],
             vocabulary=vocabulary,
-            powers=powers,
+            capabilities=capabilities,
         ),
         chat=False,
         stream=bool(body.stream),
@@ -177,13 +188,13 @@ def render_chat(
     kwargs: Mapping[str, Any],
     options: ChatOptions,
     template: ChatTemplate | None,
-    powers: ModelCapabilities,
+    capabilities: ModelCapabilities,
 ) -> str:
     """The prompt of a chat. Raises RequestError where the model has no template, or it cannot show this."""
     if template is None:
         raise unsupported("messages", f"The model {model!r} has no chat template; use /v1/completions.")
     if options.chat_template is not None:
-        if not powers.client_templates:
+        if not capabilities.client_templates:
             raise unsupported(
                 "chat_template",
                 "chat_template is code, and no client's code is run here (api.trust_chat_templates: false).",

@@ -18,7 +18,7 @@ def sampling(
     prompt_logprobs: int | None,
     rule: Structured | None,
     vocabulary: int,
-    powers: ModelCapabilities,
+    capabilities: ModelCapabilities,
 ) -> Sampling:
     """How to sample for `body`: `limit` is how many tokens it may have, None where it does not say,
     `logprobs` and `prompt_logprobs` how many alternatives, `rule` what the output must follow. Raises
@@ -47,7 +47,7 @@ def sampling(
         allowed_token_ids=tuple(_known(body.allowed_token_ids or (), vocabulary, "allowed_token_ids")),
         bad_words=_bad_words(body.bad_words),
         prompt_logprobs=prompt_logprobs,
-        thinking_tokens=_thinking(body.thinking_token_budget, powers),
+        thinking_tokens=_thinking(body.thinking_token_budget, capabilities),
         structured=rule,
     )
 
@@ -100,10 +100,10 @@ def _bad_words(words: list[str] | None) -> tuple[str, ...]:
     return tuple(words or ())
 
 
-def _thinking(budget: int | None, powers: ModelCapabilities) -> int | None:
+def _thinking(budget: int | None, capabilities: ModelCapabilities) -> int | None:
     if budget is None or budget < 0:
         return None
-    if not powers.reasoning:
+    if not capabilities.reasoning:
         raise unsupported(
             "thinking_token_budget",
             "thinking_token_budget needs engine.reasoning_parser: without it nobody knows what is thinking.",

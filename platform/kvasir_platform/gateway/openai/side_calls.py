@@ -38,9 +38,9 @@ class TokenizeCall:
     show_strings: bool
 
 
-def embedding_call(body: EmbeddingBody, vocabulary: int, powers: ModelCapabilities) -> EmbeddingCall:
+def embedding_call(body: EmbeddingBody, vocabulary: int, capabilities: ModelCapabilities) -> EmbeddingCall:
     """The call that a request for embeddings makes. Raises RequestError."""
-    check_embeds(powers, body.model)
+    check_embeds(capabilities, body.model)
     inputs = prompts_of(body.input, vocabulary, "input", MAX_INPUTS)
     for i, each in enumerate(inputs):
         if not each:
@@ -57,7 +57,7 @@ def embedding_call(body: EmbeddingBody, vocabulary: int, powers: ModelCapabiliti
 
 
 def tokenize_call(
-    body: TokenizeBody, model: str, template: ChatTemplate | None, powers: ModelCapabilities
+    body: TokenizeBody, model: str, template: ChatTemplate | None, capabilities: ModelCapabilities
 ) -> TokenizeCall:
     """What a request to tokenize asks of `model`. Raises RequestError."""
     strings = bool(body.return_token_strs)
@@ -70,7 +70,7 @@ def tokenize_call(
         kwargs=body.chat_template_kwargs or {},
         options=ChatOptions(body.chat_template, body.add_generation_prompt, body.continue_final_message),
         template=template,
-        powers=powers,
+        capabilities=capabilities,
     )
     return TokenizeCall(text, bool(body.add_special_tokens), strings)
 

@@ -219,7 +219,7 @@ class StreamedAnswer:
             if delta.text:
                 self._exchange.piece(before, _encode(delta.text), self._after)
             return
-        self._whatever(index, delta)
+        self._general_delta(index, delta)
 
     def lane(self, index: int, gaps: Histogram, last_s: float) -> Lane | None:
         """See Answer.lane."""
@@ -253,7 +253,7 @@ class StreamedAnswer:
         else:
             self._exchange.fail(error_status(error), error, error_headers(error))
 
-    def _whatever(self, index: int, delta: Delta) -> None:
+    def _general_delta(self, index: int, delta: Delta) -> None:
         """As `delta`, whatever it brings."""
         head, at = self._head, self._progress[index]
         if at is None:
@@ -372,10 +372,10 @@ class StreamedAnswer:
 
 def takes_trailers(request: HttpRequest) -> bool:
     """Whether the client says that it reads what comes after a chunked answer."""
-    wish = request.headers.get(b"te")
-    if wish is None or not request.chunked:
+    desired = request.headers.get(b"te")
+    if desired is None or not request.chunked:
         return False
-    return b"trailers" in [part.partition(b";")[0].strip().lower() for part in wish.split(b",")]
+    return b"trailers" in [part.partition(b";")[0].strip().lower() for part in desired.split(b",")]
 
 
 def _wants_comment(request: HttpRequest) -> bool:

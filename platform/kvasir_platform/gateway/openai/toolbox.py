@@ -49,7 +49,7 @@ class Toolbox:
 _NO_TOOLS = Toolbox()
 
 
-def toolbox(body: ChatBody, powers: ModelCapabilities) -> Toolbox:
+def toolbox(body: ChatBody, capabilities: ModelCapabilities) -> Toolbox:
     """The tools of a chat. Raises RequestError for tools that are too large or of one name, for a choice of
     none of them, and where workers could not tell calls: those that a choice forces follow a grammar, others
     take a parser."""
@@ -64,7 +64,7 @@ def toolbox(body: ChatBody, powers: ModelCapabilities) -> Toolbox:
         raise bad(f"{_choice_param(box)} needs {box.param}.", _choice_param(box))
     if box.function and box.function not in {tool["function"]["name"] for tool in box.tools}:
         raise bad(f"There is no function {box.function!r} in {box.param}.", _choice_param(box))
-    if box.called and not box.forced and not powers.tools:
+    if box.called and not box.forced and not capabilities.tools:
         raise unsupported(
             box.param,
             f"{box.param} that the model may call or not need engine.tool_parser, which knows the form of "
@@ -80,10 +80,10 @@ def template_tools(tools: Sequence[Tool], param: str = "tools") -> tuple[Templat
 
 
 def parsing(
-    box: Toolbox, body: ChatBody, template_kwargs: Mapping[str, Any], powers: ModelCapabilities
+    box: Toolbox, body: ChatBody, template_kwargs: Mapping[str, Any], capabilities: ModelCapabilities
 ) -> Parsing | None:
     """How the output is taken apart; None where its text is the content as it is, and so costs nothing."""
-    if not box.called and not powers.reasoning:
+    if not box.called and not capabilities.reasoning:
         return None
     return Parsing(
         tools=msgspec.json.encode(box.tools).decode() if box.called else "",
@@ -134,14 +134,14 @@ def _shown(functions: Sequence[Function], param: str, part: str) -> tuple[Templa
         names.add(function.name)
         check_depth(function.parameters, f"{where}.parameters")
         check_references(function.parameters, f"{where}.parameters")
-        told: dict[str, Any] = {
+        described: dict[str, Any] = {
             "name": function.name,
             "description": function.description,
             "parameters": function.parameters,
         }
         if function.strict is not None:
-            told["strict"] = function.strict
-        tool = {"type": "function", "function": told}
+            described["strict"] = function.strict
+        tool = {"type": "function", "function": described}
         check_size(msgspec.json.encode(tool), MAX_TOOL_BYTES, where)
         shown.append(tool)
     return tuple(shown)

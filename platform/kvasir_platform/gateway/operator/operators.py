@@ -54,6 +54,6 @@ def operators_here(
     )
 
 
-def operators_elsewhere(core: RemoteCore) -> OperatorPages:
+def remote_operators(core: RemoteCore) -> OperatorPages:
     """Of a router in another process, which makes all of them."""
     return OperatorPages(core.names, core.show, core.show, core.show, core.show, core.show)

@@ -216,9 +216,9 @@ def _as_systems(messages: Sequence[Message]) -> Sequence[Message]:
     is_system = [message["role"] in ("developer", "system") for message in messages]
     if is_system[0] and sum(is_system) == 1:
         return [{**messages[0], "role": "system"}, *messages[1:]]
-    told = [_flat(message)["content"] for message, system in zip(messages, is_system, strict=True) if system]
+    texts = [_flat(message)["content"] for message, system in zip(messages, is_system, strict=True) if system]
     rest = [message for message, system in zip(messages, is_system, strict=True) if not system]
-    return [{"role": "system", "content": "\n\n".join(text for text in told if text)}, *rest]
+    return [{"role": "system", "content": "\n\n".join(text for text in texts if text)}, *rest]
 
 
 def _tagged(message: Message) -> Message:

@@ -58,37 +58,37 @@ class EmbeddingApi:
         served = self._tools.models.find(body.model)
         exchange.model = served.model.name
         model = served.model
-        call = embedding_call(body, model.tokenizer.vocabulary, model.powers)
+        call = embedding_call(body, model.tokenizer.vocabulary, model.capabilities)
         check_dimensions(call.dimensions, model)
         headers = exchange.request.headers
         trace = trace_of(headers, self._tools.spans)
         exchange.lines += trace_header(trace) + brownout_line(self._tools.router.brownout(model.name))
-        wish = _EmbeddingOptions(caller, served, caller.slo.asked_for(headers), caller.salt(""), trace)
+        desired = _EmbeddingOptions(caller, served, caller.slo.asked_for(headers), caller.salt(""), trace)
         texts = [each for each in call.inputs if isinstance(each, str)]
         if not texts:
-            self._submit(exchange, call, wish, [])
+            self._submit(exchange, call, desired, [])
             return
         model.tokenizers.encode(
             texts,
             add_special_tokens=call.add_special_tokens,
-            salt=wish.salt,
-            then=lambda ids: self._guard(exchange, lambda: self._submit(exchange, call, wish, ids)),
+            salt=desired.salt,
+            then=lambda ids: self._guard(exchange, lambda: self._submit(exchange, call, desired, ids)),
             failed=lambda error: self._guard(exchange, lambda: raised(error)),
         )
 
     def _submit(
-        self, exchange: Exchange, call: EmbeddingCall, wish: _EmbeddingOptions, encoded: list[array[int]]
+        self, exchange: Exchange, call: EmbeddingCall, desired: _EmbeddingOptions, encoded: list[array[int]]
     ) -> None:
         """Have the tenant charged for all inputs."""
-        if self._left(exchange, wish):
+        if self._left(exchange, desired):
             return
-        inputs = fitting_inputs(call, wish.served.model, encoded)
+        inputs = fitting_inputs(call, desired.served.model, encoded)
         for number, tokens in enumerate(inputs):
-            wish.caller.check_size(len(tokens), 0, "input" if len(inputs) == 1 else f"input[{number}]")
-        wish.caller.admit(
+            desired.caller.check_size(len(tokens), 0, "input" if len(inputs) == 1 else f"input[{number}]")
+        desired.caller.admit(
             sum(map(len, inputs)),
             then=lambda charge: self._guard(
-                exchange, lambda: self._run(exchange, call, wish, inputs, charge)
+                exchange, lambda: self._run(exchange, call, desired, inputs, charge)
             ),
             failed=lambda error: self._guard(exchange, lambda: raised(error)),
         )
@@ -97,32 +97,32 @@ class EmbeddingApi:
         self,
         exchange: Exchange,
         call: EmbeddingCall,
-        wish: _EmbeddingOptions,
+        desired: _EmbeddingOptions,
         inputs: list[array[int]],
         charge: Charge,
     ) -> None:
-        if self._left(exchange, wish):
+        if self._left(exchange, desired):
             charge.release()
             return
-        tools, model = self._tools, wish.served.model
+        tools, model = self._tools, desired.served.model
         name = f"{exchange.request_id}-{tools.suffix()}"
         deadline_s = exchange.arrival_s + tools.deployment.gateway.request_timeout_s
-        priority = wish.caller.priority(call.priority)
+        priority = desired.caller.priority(call.priority)
 
         def request(index: int) -> Request:
             return Request(
                 request_id=name if len(inputs) == 1 else f"{name}-{index}",
                 model=model.name,
                 tokens=inputs[index],
-                adapter=wish.served.adapter,
-                salt=wish.salt,
+                adapter=desired.served.adapter,
+                salt=desired.salt,
                 arrival_s=exchange.arrival_s,
                 deadline_s=deadline_s,
                 priority=priority,
-                trace_context=wish.trace.onward,
-                slo=wish.slo,
+                trace_context=desired.trace.onward,
+                slo=desired.slo,
                 task=Task.EMBED,
-                tenant=wish.caller.tenant,
+                tenant=desired.caller.tenant,
             )
 
         def ended(run: EmbeddingRun) -> None:
@@ -134,16 +134,18 @@ class EmbeddingApi:
 
         exchange.lines += charge.header_lines
         answer = EmbeddingAnswer(exchange, call, len(inputs), int(tools.wall()))
-        run = EmbeddingRun(answer, tools, request=request, inputs=len(inputs), trace=wish.trace, on_end=ended)
+        run = EmbeddingRun(
+            answer, tools, request=request, inputs=len(inputs), trace=desired.trace, on_end=ended
+        )
         self._active.add(run)
         exchange.on_gone = run.gone
         run.start()
 
-    def _left(self, exchange: Exchange, wish: _EmbeddingOptions) -> bool:
+    def _left(self, exchange: Exchange, desired: _EmbeddingOptions) -> bool:
         """Whether nobody waits for the answer any more, which is counted."""
         if exchange.open:
             return False
-        self._tools.metrics.request_refused(CLIENT_CLOSED, wish.served.model.name)
+        self._tools.metrics.request_refused(CLIENT_CLOSED, desired.served.model.name)
         return True
 
 

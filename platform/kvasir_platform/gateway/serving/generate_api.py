@@ -64,7 +64,7 @@ class GenerateApi:
         body = decode_chat(exchange.request.body)
 
         def call(model: EdgeModel) -> Call:
-            return chat_call(body, model.tokenizer.template, model.tokenizer.vocabulary, model.powers)
+            return chat_call(body, model.tokenizer.template, model.tokenizer.vocabulary, model.capabilities)
 
         self._begin(caller, exchange, body, call)
 
@@ -73,7 +73,7 @@ class GenerateApi:
         body = decode_completion(exchange.request.body)
 
         def call(model: EdgeModel) -> Call:
-            return completion_call(body, model.tokenizer.vocabulary, model.powers)
+            return completion_call(body, model.tokenizer.vocabulary, model.capabilities)
 
         self._begin(caller, exchange, body, call)
 
@@ -84,16 +84,18 @@ class GenerateApi:
         caller.check_model(body.model)
         asked = self._tools.models.find(body.model)
         exchange.model = asked.model.name
-        wish = self._wish(caller, exchange, body, asked)
+        desired = self._desired(caller, exchange, body, asked)
         brownout = self._tools.router.brownout(asked.model.name)
         exchange.lines += brownout_line(brownout)
         fallback = self._fallback(caller, brownout, asked)
         if fallback is not None:
-            self._fall_back(exchange, call, wish, fallback)
+            self._fall_back(exchange, call, desired, fallback)
             return
-        self._tokenize(exchange, call(asked.model), wish)
+        self._tokenize(exchange, call(asked.model), desired)
 
-    def _wish(self, caller: Caller, exchange: Exchange, body: SamplingFields, served: Served) -> _CallOptions:
+    def _desired(
+        self, caller: Caller, exchange: Exchange, body: SamplingFields, served: Served
+    ) -> _CallOptions:
         headers = exchange.request.headers
         trace = trace_of(headers, self._tools.spans)
         exchange.lines += trace_header(trace)
@@ -114,69 +116,71 @@ class GenerateApi:
         return self._tools.models.find(name)
 
     def _fall_back(
-        self, exchange: Exchange, call: Callable[[EdgeModel], Call], wish: _CallOptions, fallback: Served
+        self, exchange: Exchange, call: Callable[[EdgeModel], Call], desired: _CallOptions, fallback: Served
     ) -> None:
         """Have `fallback` answer, under its own name, or the model that the client named where the fallback
         cannot: its context or its powers may be less."""
 
         def otherwise() -> None:
-            self._tokenize(exchange, call(wish.served.model), wish)
+            self._tokenize(exchange, call(desired.served.model), desired)
 
         try:
             made = replace(call(fallback.model), model=fallback.model.name)
         except RequestError:
             otherwise()
             return
-        self._tokenize(exchange, made, replace(wish, served=fallback, otherwise=otherwise))
+        self._tokenize(exchange, made, replace(desired, served=fallback, otherwise=otherwise))
 
-    def _tokenize(self, exchange: Exchange, call: Call, wish: _CallOptions) -> None:
+    def _tokenize(self, exchange: Exchange, call: Call, desired: _CallOptions) -> None:
         texts = [prompt for prompt in call.prompts if isinstance(prompt, str)]
         if not texts:
-            self._submit(exchange, call, wish, [])
+            self._submit(exchange, call, desired, [])
             return
-        wish.served.model.tokenizers.encode(
+        desired.served.model.tokenizers.encode(
             texts,
             add_special_tokens=call.add_special_tokens,
-            salt=wish.salt,
-            then=lambda ids: self._guard(exchange, lambda: self._submit(exchange, call, wish, ids)),
+            salt=desired.salt,
+            then=lambda ids: self._guard(exchange, lambda: self._submit(exchange, call, desired, ids)),
             failed=lambda error: self._guard(exchange, lambda: raised(error)),
         )
 
-    def _submit(self, exchange: Exchange, call: Call, wish: _CallOptions, encoded: list[array[int]]) -> None:
+    def _submit(
+        self, exchange: Exchange, call: Call, desired: _CallOptions, encoded: list[array[int]]
+    ) -> None:
         """Have the tenant charged for all that the call may use."""
-        if self._left(exchange, wish):
+        if self._left(exchange, desired):
             return
         try:
-            requests = self._requests(exchange, call, wish, encoded)
+            requests = self._requests(exchange, call, desired, encoded)
         except RequestError:
-            if wish.otherwise is None:
+            if desired.otherwise is None:
                 raise
-            wish.otherwise()
+            desired.otherwise()
             return
-        wish.caller.admit(
+        desired.caller.admit(
             sum(len(each.tokens) + each.sampling.n * (each.sampling.max_tokens or 0) for each in requests),
             then=lambda charge: self._guard(
-                exchange, lambda: self._run(exchange, call, wish, requests, charge)
+                exchange, lambda: self._run(exchange, call, desired, requests, charge)
             ),
             failed=lambda error: self._guard(exchange, lambda: raised(error)),
         )
 
     def _run(
-        self, exchange: Exchange, call: Call, wish: _CallOptions, requests: list[Request], charge: Charge
+        self, exchange: Exchange, call: Call, desired: _CallOptions, requests: list[Request], charge: Charge
     ) -> None:
-        if self._left(exchange, wish):
+        if self._left(exchange, desired):
             charge.release()
             return
         exchange.lines += charge.header_lines
         try:
-            self._generate(exchange, call, wish, requests, charge)
+            self._generate(exchange, call, desired, requests, charge)
         # What is charged and never released takes one of the tenant's places for good.
         except BaseException:
             charge.release()
             raise
 
     def _generate(
-        self, exchange: Exchange, call: Call, wish: _CallOptions, requests: list[Request], charge: Charge
+        self, exchange: Exchange, call: Call, desired: _CallOptions, requests: list[Request], charge: Charge
     ) -> None:
         tools = self._tools
         tools.names.note(exchange.request_id, tuple(request.request_id for request in requests))
@@ -184,17 +188,17 @@ class GenerateApi:
             exchange,
             call,
             [request.tokens for request in requests],
-            wish.served.model.tokenizer,
+            desired.served.model.tokenizer,
             created=int(tools.wall()),
             now=tools.clock.now,
         )
         filtered = tools.filters.around(
-            answer, call, choices=len(requests) * call.sampling.n, tenant=wish.caller.tenant
+            answer, call, choices=len(requests) * call.sampling.n, tenant=desired.caller.tenant
         )
 
         def ended(generation: Generation) -> None:
             self._active.discard(generation)
-            wish.caller.turned_away(generation.error)
+            desired.caller.turned_away(generation.error)
             if generation.worked:
                 charge.settle(generation.usage.prompt_tokens, generation.usage.output_tokens)
             else:
@@ -208,7 +212,7 @@ class GenerateApi:
             spans=tools.spans,
             clock=tools.clock,
             on_end=ended,
-            trace=wish.trace,
+            trace=desired.trace,
         )
         self._active.add(generation)
         if filtered is None:
@@ -218,23 +222,23 @@ class GenerateApi:
             generation.start(requests)
             filtered.follow(exchange)
 
-    def _left(self, exchange: Exchange, wish: _CallOptions) -> bool:
+    def _left(self, exchange: Exchange, desired: _CallOptions) -> bool:
         """Whether nobody waits for the answer any more, which is counted."""
         if exchange.open:
             return False
-        self._tools.metrics.request_refused(CLIENT_CLOSED, wish.served.model.name)
+        self._tools.metrics.request_refused(CLIENT_CLOSED, desired.served.model.name)
         return True
 
     def _requests(
         self,
         exchange: Exchange,
         call: Call,
-        wish: _CallOptions,
+        desired: _CallOptions,
         encoded: list[array[int]],
     ) -> list[Request]:
         """One for each prompt. Raises RequestError for what does not fit the model or the tenant's limits."""
         gateway = self._tools.deployment.gateway
-        served, caller = wish.served.model, wish.caller
+        served, caller = desired.served.model, desired.caller
         context = caller.context(served.context)
         default_output = caller.default_output(gateway.default_max_tokens)
         priority = caller.priority(call.priority)
@@ -257,13 +261,13 @@ class GenerateApi:
                     model=served.name,
                     tokens=tokens,
                     sampling=sampling,
-                    adapter=wish.served.adapter,
-                    salt=wish.salt,
+                    adapter=desired.served.adapter,
+                    salt=desired.salt,
                     arrival_s=exchange.arrival_s,
                     deadline_s=exchange.arrival_s + gateway.request_timeout_s,
-                    trace_context=wish.trace.onward,
-                    slo=wish.slo,
-                    session=wish.session,
+                    trace_context=desired.trace.onward,
+                    slo=desired.slo,
+                    session=desired.session,
                     parsing=call.parsing,
                     priority=priority,
                     tenant=caller.tenant,

@@ -27,7 +27,7 @@ class TextApi:
         """POST /tokenize: the ids of a text, or of a chat as the model's template shows it."""
         body = decode_tokenize(exchange.request.body)
         model = self._model(caller, exchange, body.model)
-        call = tokenize_call(body, model.name, model.tokenizer.template, model.powers)
+        call = tokenize_call(body, model.name, model.tokenizer.template, model.capabilities)
         strings = call.show_strings
 
         def encode() -> None:

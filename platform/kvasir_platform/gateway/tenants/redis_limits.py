@@ -76,7 +76,7 @@ class RedisLimits:
         """Tenants that have been told of since the last beat."""
         self._wake = asyncio.Event()
         self._scripts: list[Any] = []
-        self._told = False
+        self._warned = False
         self.shared = False
         """Whether routers count together at the moment."""
         self.decided_alone = 0
@@ -206,14 +206,14 @@ class RedisLimits:
 
     def _found(self) -> None:
         self.shared = True
-        if self._told:
-            self._told = False
+        if self._warned:
+            self._warned = False
             _log.warning("routers count rate limits together again", extra={"redis": self._where()})
 
     def _lost(self, error: Exception) -> None:
         self._fall_back(())
-        if not self._told:
-            self._told = True
+        if not self._warned:
+            self._warned = True
             _log.error(
                 "rate limits: Redis cannot be used, each router counts alone until it can",
                 extra={"redis": self._where(), "reason": str(error) or type(error).__name__},

@@ -116,7 +116,7 @@ class _Run:
                     group.create_task(self._fault(fault, rng), name=f"chaos-fault-{number}")
             await self._wind_up()
         except* (AssertionError, VirtualDeadlock, KvasirError) as errors:
-            self.broken += [_told(error) for error in errors.exceptions]
+            self.broken += [_error_text(error) for error in errors.exceptions]
         finally:
             watch.cancel()
         await cluster.close()
@@ -245,7 +245,7 @@ class _Run:
             try:
                 self.cluster.check()
             except AssertionError as error:
-                self.broken.append(f"at {self.clock.now():.3f} s: {_told(error)}")
+                self.broken.append(f"at {self.clock.now():.3f} s: {_error_text(error)}")
                 return
 
     async def _wind_up(self) -> None:
@@ -274,7 +274,7 @@ class _Run:
             self.trace.fault(f"{stream.request.request_id} hangs")
 
 
-def _told(error: BaseException) -> str:
+def _error_text(error: BaseException) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     where = f" ({frames[-1].name} line {frames[-1].lineno})" if frames else ""
     return f"{type(error).__name__}: {error}{where}"

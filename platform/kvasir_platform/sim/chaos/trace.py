@@ -36,15 +36,15 @@ class ChaosTrace:
             f"{event.request_id} ends: {event.outcome}, {event.usage.output_tokens} tokens, "
             f"{where}, {event.retries} retries, {event.migrations} migrations"
         )
-        self._note(line, told=True)
+        self._note(line, visible=True)
 
     def fault(self, what: str) -> None:
         """Something was done to the cluster."""
-        self._note(what, told=True)
+        self._note(what, visible=True)
 
-    def _note(self, what: str, *, told: bool = False) -> None:
+    def _note(self, what: str, *, visible: bool = False) -> None:
         now = self._clock.now()
         self.events += 1
         self._digest.update(f"{round(now * 1e9)} {what}\n".encode())
-        if told and self._keep:
+        if visible and self._keep:
             self.story.append(f"{now:10.4f}  {what}")

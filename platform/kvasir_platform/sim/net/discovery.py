@@ -40,7 +40,7 @@ class FeedDiscovery:
                 if not self._closed and self._members.revision == seen:
                     await self._changed.wait()
 
-    def blind_s(self) -> float:
+    def stale_s(self) -> float:
         """See Discovery: what it says is so."""
         return 0.0
 

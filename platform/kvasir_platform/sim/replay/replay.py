@@ -59,7 +59,7 @@ class Setting:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Flight:
+class _SimRequest:
     """A request on its way. Its tokens are not kept: thousands wait at once in a fleet that is too small."""
 
     request_id: str
@@ -113,7 +113,7 @@ class TraceReplay:
         self._heap: list[tuple[float, int, Callable[[float], None]]] = []
         self._order = count()
         self._held: deque[tuple[int, float]] = deque()
-        self._flights: dict[int, _Flight] = {}
+        self._request_states: dict[int, _SimRequest] = {}
         self._outcome = ReplayOutcome(len(requests))
         self._arrivals = [request.arrival_s / setting.speed_up for request in requests]
         self._next = self._due = 0
@@ -172,7 +172,7 @@ class TraceReplay:
             self._held.append((number, arrival_s))
             return
         charges = self._fleet.commit(request, traced.names, plan, now)
-        self._flights[number] = _Flight(request.request_id, plan, charges, arrival_s)
+        self._request_states[number] = _SimRequest(request.request_id, plan, charges, arrival_s)
         target = plan.prefill_target
         self._fleet.workers[target.worker_id].legs[request.request_id] = request.request_id
         leg = Leg.FULL if plan.prefill is None else Leg.PREFILL
@@ -199,30 +199,30 @@ class TraceReplay:
             self._arrive(*self._held.popleft(), now)
 
     def _prefilled(self, job: Job, target: Target, now: float) -> None:
-        flight = self._flights[job.number]
-        self._fleet.confirm(flight.request_id, target, now)
+        request_state = self._request_states[job.number]
+        self._fleet.confirm(request_state.request_id, target, now)
         if job.leg is Leg.FULL:
-            charged = flight.charges.get(target, TargetLoad())
-            self._fleet.settle(flight.charges, target, charged.prompt())
+            charged = request_state.charges.get(target, TargetLoad())
+            self._fleet.settle(request_state.charges, target, charged.prompt())
 
     def _leg_ended(self, job: Job, target: Target, now: float) -> None:
-        flight = self._flights[job.number]
-        request_id = flight.request_id
-        self._fleet.measured(target, _usage(job), _timings(job), flight.charges)
+        request_state = self._request_states[job.number]
+        request_id = request_state.request_id
+        self._fleet.measured(target, _usage(job), _timings(job), request_state.charges)
         del self._fleet.workers[target.worker_id].legs[request_id]
         if job.leg is Leg.PREFILL:
-            charged = flight.charges[target]
-            self._fleet.settle(flight.charges, target, _copy(charged))
-            decode = flight.plan.decode
+            charged = request_state.charges[target]
+            self._fleet.settle(request_state.charges, target, _copy(charged))
+            decode = request_state.plan.decode
             self._fleet.workers[decode.worker_id].legs[request_id] = request_id
             source = self._workers[target.worker_id]
             job = Job(job.number, job.request, Leg.DECODE, now, source=source, source_job=job)
             self._submit(decode, job, now)
             return
         self._fleet.abandon(request_id)
-        for place, work in list(flight.charges.items()):
-            self._fleet.settle(flight.charges, place, _copy(work))
-        del self._flights[job.number]
+        for place, work in list(request_state.charges.items()):
+            self._fleet.settle(request_state.charges, place, _copy(work))
+        del self._request_states[job.number]
 
     def _tick(self, now: float) -> None:
         self._index.tick(now)
@@ -270,11 +270,11 @@ class TraceReplay:
         if job.source is not None and job.source_job is not None:
             job.source.let_go(job.source_job, now)
             self._wake(job.source, now)
-        flight = self._flights[job.number]
+        request_state = self._request_states[job.number]
         if job.leg is not Leg.DECODE:
-            self._outcome.cached(job.number, job.cached_tokens, flight.plan.predicted_cached_tokens)
+            self._outcome.cached(job.number, job.cached_tokens, request_state.plan.predicted_cached_tokens)
         if job.leg is not Leg.PREFILL:
-            self._outcome.first_token(job, job.first_s - flight.arrival_s, self._setting.slo)
+            self._outcome.first_token(job, job.first_s - request_state.arrival_s, self._setting.slo)
 
     def _at(self, due: float, act: Callable[[float], None]) -> None:
         heappush(self._heap, (due, next(self._order), act))

@@ -39,7 +39,7 @@ class Rule(Protocol):
         """Every LOOK_S."""
         ...
 
-    def wish(self, fleet: ScaledFleet, pool: str, role: Role, now: float) -> int:
+    def desired(self, fleet: ScaledFleet, pool: str, role: Role, now: float) -> int:
         """Every SYNC_S, how many replicas the pool should have."""
         ...
 
@@ -49,16 +49,16 @@ class HeldMaximum:
     """Down only to the most that was wished for within `seconds`; at the beginning that is what is there."""
 
     seconds: float
-    _wishes: deque[tuple[float, int]] = field(default_factory=deque)
+    _desired_sizes: deque[tuple[float, int]] = field(default_factory=deque)
 
-    def hold(self, wish: int, have: int, now: float) -> int:
+    def hold(self, desired: int, have: int, now: float) -> int:
         """The most of the window."""
-        if not self._wishes:
-            self._wishes.append((now, have))
-        self._wishes.append((now, wish))
-        while self._wishes[0][0] < now - self.seconds:
-            self._wishes.popleft()
-        return max(each for _, each in self._wishes)
+        if not self._desired_sizes:
+            self._desired_sizes.append((now, have))
+        self._desired_sizes.append((now, desired))
+        while self._desired_sizes[0][0] < now - self.seconds:
+            self._desired_sizes.popleft()
+        return max(each for _, each in self._desired_sizes)
 
 
 class MovingMean:
@@ -90,7 +90,7 @@ class Static:
     def look(self, fleet: ScaledFleet) -> None:
         """See Rule."""
 
-    def wish(self, fleet: ScaledFleet, pool: str, role: Role, now: float) -> int:
+    def desired(self, fleet: ScaledFleet, pool: str, role: Role, now: float) -> int:
         """See Rule."""
         return self._sizes[pool]
 
@@ -110,14 +110,14 @@ class Hpa:
         """See Rule."""
         self._busy.look(fleet)
 
-    def wish(self, fleet: ScaledFleet, pool: str, role: Role, now: float) -> int:
+    def desired(self, fleet: ScaledFleet, pool: str, role: Role, now: float) -> int:
         """See Rule."""
         have, ready = fleet.size(pool), len(fleet.serving(pool))
         ratio = self._busy.mean(role) / self._targets[role]
-        wish = math.ceil(max(1, ready) * ratio)
-        if abs(ratio - 1.0) <= _TOLERANCE or (ratio > 1.0 and wish < have):
-            wish = have
-        return self._held[role].hold(_at_once(wish, have), have, now)
+        desired = math.ceil(max(1, ready) * ratio)
+        if abs(ratio - 1.0) <= _TOLERANCE or (ratio > 1.0 and desired < have):
+            desired = have
+        return self._held[role].hold(_at_once(desired, have), have, now)
 
 
 class Queue:
@@ -132,10 +132,10 @@ class Queue:
         """See Rule."""
         self._there.look(fleet)
 
-    def wish(self, fleet: ScaledFleet, pool: str, role: Role, now: float) -> int:
+    def desired(self, fleet: ScaledFleet, pool: str, role: Role, now: float) -> int:
         """See Rule."""
-        wish, have = math.ceil(self._there.mean(role) / self._targets[role]), fleet.size(pool)
-        return self._held[role].hold(_at_once(wish, have), have, now)
+        desired, have = math.ceil(self._there.mean(role) / self._targets[role]), fleet.size(pool)
+        return self._held[role].hold(_at_once(desired, have), have, now)
 
 
 class Ttft:
@@ -159,10 +159,10 @@ class Ttft:
         while self._seen and self._seen[0][0] < fleet.now - AVERAGED_S:
             self._seen.popleft()
 
-    def wish(self, fleet: ScaledFleet, pool: str, role: Role, now: float) -> int:
+    def desired(self, fleet: ScaledFleet, pool: str, role: Role, now: float) -> int:
         """See Rule."""
         if role is Role.DECODE:
-            return self._seats.wish(fleet, pool, role, now)
+            return self._seats.desired(fleet, pool, role, now)
         have = fleet.size(pool)
         if not self._seen:
             return have
@@ -177,9 +177,9 @@ class Ttft:
         return have
 
 
-def _at_once(wish: int, have: int) -> int:
+def _at_once(desired: int, have: int) -> int:
     """What a HorizontalPodAutoscaler adds within SYNC_S, at most."""
-    return min(wish, max(2 * have, have + 4))
+    return min(desired, max(2 * have, have + 4))
 
 
 def play(
@@ -200,19 +200,19 @@ def play(
             continue
         due += SYNC_S
         for name, (role, most) in pools.items():
-            _resize(fleet, name, min(most, max(1, rule.wish(fleet, name, role, now))))
+            _resize(fleet, name, min(most, max(1, rule.desired(fleet, name, role, now))))
         if give_up(fleet):
             return fleet
     fleet.end()
     return fleet
 
 
-def _resize(fleet: ScaledFleet, pool: str, wish: int) -> None:
+def _resize(fleet: ScaledFleet, pool: str, desired: int) -> None:
     """Those that do not serve yet go first, then the youngest."""
     have = fleet.size(pool)
-    if wish > have:
-        fleet.start(pool, wish - have)
-    elif wish < have:
+    if desired > have:
+        fleet.start(pool, desired - have)
+    elif desired < have:
         own = [e for e in fleet.observe() if e.pool == pool and e.state is not ReplicaState.LEAVING]
         own.sort(key=lambda each: (each.state is ReplicaState.SERVING, -each.since_s))
-        fleet.retire(pool, [each.replica_id for each in own[: have - wish]])
+        fleet.retire(pool, [each.replica_id for each in own[: have - desired]])

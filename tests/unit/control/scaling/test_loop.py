@@ -197,11 +197,11 @@ class Stage:
         return asked
 
     @property
-    def story(self) -> dict[str, Any]:
-        return self.loop.story(self.now)
+    def explain(self) -> dict[str, Any]:
+        return self.loop.explain(self.now)
 
     def pool(self, name: str) -> dict[str, Any]:
-        found: dict[str, Any] = next(each for each in self.story["pools"] if each["pool"] == name)
+        found: dict[str, Any] = next(each for each in self.explain["pools"] if each["pool"] == name)
         return found
 
 
@@ -215,7 +215,7 @@ def starts(calls: list[tuple[object, ...]]) -> list[tuple[object, ...]]:
 def test_before_any_router_was_heard_nothing_is_changed() -> None:
     stage = Stage()
     assert [stage.look(hears=False) for _ in range(3)] == [[], [], []]
-    assert stage.story["frozen"] == "no router has told anything yet"
+    assert stage.explain["frozen"] == "no router has told anything yet"
 
 
 def test_pools_grow_and_shrink_with_their_load_and_say_why() -> None:
@@ -235,7 +235,7 @@ def test_between_two_decisions_nothing_is_looked_at() -> None:
     stage.look(5)
     stage.owner.refuses.add("observe")
     stage.loop.step(stage.now + STEP_S / 2)
-    assert stage.story["frozen"] is None
+    assert stage.explain["frozen"] is None
 
 
 def test_whether_anything_is_on_its_way_is_told() -> None:
@@ -288,14 +288,14 @@ def test_an_owner_that_cannot_be_asked_is_asked_again_at_the_next_decision(what:
     have = stage.owner.count("prefill")
     for _ in range(3):
         assert starts(stage.look(150)) == []
-    assert "Serve does not answer" in stage.story["frozen"]
+    assert "Serve does not answer" in stage.explain["frozen"]
     assert stage.owner.count("prefill") == have
     assert not any(
-        act["what"] == "start" and act["done"] and act["ago_s"] < 30 for act in stage.story["acts"]
+        act["what"] == "start" and act["done"] and act["ago_s"] < 30 for act in stage.explain["acts"]
     )
     stage.owner.refuses.clear()
     assert starts(stage.run(150, 3))
-    assert stage.story["frozen"] is None
+    assert stage.explain["frozen"] is None
 
 
 def test_while_routers_are_silent_nothing_is_changed_and_it_is_said_once() -> None:
@@ -328,7 +328,7 @@ def test_an_interval_without_a_word_is_not_taken_for_one_without_a_request() -> 
     stage.run(30, 60)
     for requests, hears in ((0, False), (60, True)):
         stage.look(requests, hears=hears)
-        assert stage.story["frozen"] is None
+        assert stage.explain["frozen"] is None
         assert stage.pool("prefill")["load"] == pytest.approx(3.0)
 
 
@@ -338,7 +338,7 @@ def test_another_planners_epoch_is_answered_and_not_counted() -> None:
     word = stage.loop.take(told, 0.0)
     assert (word.epoch, word.taken) == ("now", False)
     stage.look(hears=False)
-    assert stage.story["frozen"] == "no router has told anything yet"
+    assert stage.explain["frozen"] == "no router has told anything yet"
     assert stage.hear().taken
 
 
@@ -422,7 +422,7 @@ def test_a_request_that_is_told_of_while_a_decision_looks_at_the_pools_wakes_its
     stage.loop.step(stage.now + STEP_S)
     # The decision itself may ask for more.
     assert stage.owner.calls[:2] == [("start", "prefill", 1), ("start", "decode", 1)]
-    assert [act["pool"] for act in stage.story["acts"] if act["what"] == "wake"] == ["prefill", "decode"]
+    assert [act["pool"] for act in stage.explain["acts"] if act["what"] == "wake"] == ["prefill", "decode"]
 
 
 def test_a_wake_that_was_lost_is_repeated_after_a_while() -> None:
@@ -474,7 +474,7 @@ def test_no_request_is_told_to_wait_where_a_start_is_only_advised_unless_somebod
     stage = Stage(bounds=(0, 4), begin=(0, 0), mode="advise")
     assert stage.run(0, 3, parked=1, in_flight=1) == []
     assert stage.hear().awake_in_s == {}
-    assert ("wake", False) in {(act["what"], act["done"]) for act in stage.story["acts"]}
+    assert ("wake", False) in {(act["what"], act["done"]) for act in stage.explain["acts"]}
     for pool in ("prefill", "decode"):
         stage.loop.pin(pool, 1)
     stage.run(0, 1, comes_up=False)
@@ -507,10 +507,10 @@ def test_a_size_that_the_owner_refuses_is_told_and_nothing_ends_for_it() -> None
     stage = Stage()
     stage.owner.most = 5
     stage.run(120, 20)
-    assert "the pools refuse a size: prefill can have 5 replicas at most" in stage.story["frozen"]
+    assert "the pools refuse a size: prefill can have 5 replicas at most" in stage.explain["frozen"]
     stage.owner.most = 20
     stage.run(120, 2)
-    assert stage.story["frozen"] is None
+    assert stage.explain["frozen"] is None
     assert stage.owner.count("prefill") > 5
 
 
@@ -573,13 +573,13 @@ def test_what_pools_do_not_share_is_not_lent() -> None:
 def test_advice_asks_nothing_of_the_owner_and_is_told_once_for_each_pool() -> None:
     stage = Stage(mode="advise", begin=(20, 20))
     assert stage.run(5, 60) == []
-    assert {act["pool"] for act in stage.story["acts"]} == {"prefill", "decode"}
+    assert {act["pool"] for act in stage.explain["acts"]} == {"prefill", "decode"}
     told = [(event["pool"], event["what"], event["count"]) for event in stage.events if "pool" in event]
     for pool in ("prefill", "decode"):
         own = [each for each in told if each[0] == pool]
         assert all(one != other for one, other in itertools.pairwise(own))
-    assert not any(act["done"] for act in stage.story["acts"])
-    assert stage.hear().pools["prefill"].wished < 20
+    assert not any(act["done"] for act in stage.explain["acts"])
+    assert stage.hear().pools["prefill"].desired < 20
 
 
 @pytest.mark.parametrize(

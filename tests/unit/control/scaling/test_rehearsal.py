@@ -15,7 +15,7 @@ from kvasir_platform.planner.backtest import MARGINS, Backtest, ForecastChoice, 
 STEP_S, START_S, SLACK_S = 15.0, 120.0, 10.0
 HOUR = int(3600 / STEP_S)
 AIM = 0.005
-Foreseen = Callable[[Sequence[float]], Sequence[float]]
+Predicted = Callable[[Sequence[float]], Sequence[float]]
 
 
 def as_is(past: Sequence[float]) -> list[float]:
@@ -28,19 +28,19 @@ def averaged(past: Sequence[float]) -> list[float]:
 
 def played(
     loads: Sequence[float],
-    foreseen: Foreseen = as_is,
+    predicted: Predicted = as_is,
     ledger: SloLedger | None = None,
     per_load: float = 10.0,
 ) -> Backtest:
     """What has seen these loads, in replicas, of which each stands for so many requests a second."""
-    found = Backtest(len(foreseen([1.0])), SloLedger(AIM) if ledger is None else ledger, 1.0)
+    found = Backtest(len(predicted([1.0])), SloLedger(AIM) if ledger is None else ledger, 1.0)
     for look in range(len(loads)):
         load = loads[look]
         found.take(
             LoadSample(
                 seconds=STEP_S,
                 load=load,
-                foreseen=foreseen(loads[: look + 1]),
+                predicted=predicted(loads[: look + 1]),
                 requests=per_load * load * STEP_S,
                 spare=0.3,
                 start_s=START_S,

@@ -32,66 +32,66 @@ class Pool:
         self.have = int(held)
         return self.have
 
-    def wish(self, wanted: int, looks: int = 1) -> int:
+    def desired(self, wanted: int, looks: int = 1) -> int:
         for _ in range(looks):
             self.look(wanted)
         return self.have
 
 
 def test_what_is_wanted_on_top_is_there_at_once() -> None:
-    assert Pool().wish(27) == 27
+    assert Pool().desired(27) == 27
 
 
 def test_fewer_must_be_wanted_for_half_of_the_window() -> None:
     pool = Pool()
-    pool.wish(20, 10)
-    assert pool.wish(12, 3) == 20
-    assert pool.wish(12) == 12
+    pool.desired(20, 10)
+    assert pool.desired(12, 3) == 20
+    assert pool.desired(12) == 12
 
 
 def test_it_goes_down_to_the_median_of_what_was_wanted_within_the_window() -> None:
     pool = Pool()
-    pool.wish(20, 10)
+    pool.desired(20, 10)
     for wanted in (5, 14, 6, 15):
-        held = pool.wish(wanted)
+        held = pool.desired(wanted)
     # 20, 20, 20, 15, 14, 6, 5
     assert held == 15
 
 
 def test_never_below_what_is_wanted_and_never_up_without_a_wish() -> None:
     pool = Pool()
-    pool.wish(4, 10)
+    pool.desired(4, 10)
     assert pool.have == 4
-    assert pool.wish(9) == 9
-    assert pool.wish(8, 2) >= 8
+    assert pool.desired(9) == 9
+    assert pool.desired(8, 2) >= 8
 
 
 def test_a_calm_pool_goes_down_to_the_most_that_was_wanted_within_a_longer_window() -> None:
     pool = Pool(calm=True)
-    pool.wish(20, 10)
+    pool.desired(20, 10)
     looks = int(CALM * OVER_S / 10)
-    assert pool.wish(5, looks) == 20
-    assert pool.wish(5) == 5
+    assert pool.desired(5, looks) == 20
+    assert pool.desired(5) == 5
 
 
 def test_a_wish_near_to_what_there_is_is_left_alone_while_nothing_waits() -> None:
     pool = Pool(20)
-    assert pool.wish(22, 20) == 20
-    assert pool.wish(18, 20) == 20
+    assert pool.desired(22, 20) == 20
+    assert pool.desired(18, 20) == 20
     assert pool.look(22, pressing=True) == 22
-    assert pool.wish(25) == 25
+    assert pool.desired(25) == 25
 
 
 def test_what_was_there_before_anything_was_wanted_had_its_reasons() -> None:
     pool = Pool(10)
-    assert pool.wish(2, 3) == 10
-    assert pool.wish(2) == 2
+    assert pool.desired(2, 3) == 10
+    assert pool.desired(2) == 2
 
 
 def test_without_a_window_what_is_not_wanted_goes_at_once() -> None:
     pool = Pool(over_s=0.0)
-    pool.wish(20, 10)
-    assert pool.wish(4) == 4
+    pool.desired(20, 10)
+    assert pool.desired(4) == 4
 
 
 @given(
@@ -103,10 +103,10 @@ def test_without_a_window_what_is_not_wanted_goes_at_once() -> None:
     st.booleans(),
 )
 def test_what_is_held_lies_between_what_is_wanted_and_what_there_is(
-    wishes: list[tuple[int, bool, float]], calm: bool
+    desired_sizes: list[tuple[int, bool, float]], calm: bool
 ) -> None:
     window, have, now = DesiredWindow(), 10, 0.0
-    for wanted, pressing, seconds in wishes:
+    for wanted, pressing, seconds in desired_sizes:
         now += seconds
         (held,) = window.hold(
             np.array([float(wanted)]), np.array([float(have)]), now, over_s=OVER_S,

@@ -111,8 +111,8 @@ def test_a_worker_that_counts_anew_has_saved_nothing_and_owes_nothing() -> None:
 PARTNERS = {"p": "d", "d": "p"}
 
 
-def size(pool: str, have: int, wished: int, need: int, serving: int | None = None) -> Size:
-    return Size(pool, have if serving is None else serving, have, wished, need)
+def size(pool: str, have: int, desired: int, need: int, serving: int | None = None) -> Size:
+    return Size(pool, have if serving is None else serving, have, desired, need)
 
 
 @pytest.mark.parametrize(
@@ -146,7 +146,7 @@ def test_without_a_partner_nothing_is_lent() -> None:
 
 
 SIZES = st.builds(
-    lambda serving, starting, wished, need: (serving, serving + starting, wished, need),
+    lambda serving, starting, desired, need: (serving, serving + starting, desired, need),
     st.integers(0, 6),
     st.integers(0, 3),
     st.integers(0, 9),
@@ -166,7 +166,7 @@ def test_no_pool_is_left_with_less_than_it_needs_and_none_gets_more_than_it_wish
         assert count > 0
         assert giver.have - count >= giver.need
         assert giver.serving - count >= 1
-        assert taker.have + count <= taker.wished
+        assert taker.have + count <= taker.desired
 
 
 def test_no_worker_is_lent_for_replicas_that_have_only_begun_to_start() -> None:

@@ -407,7 +407,7 @@ def test_a_request_that_lost_its_worker_is_not_judged_again(make_identity: MakeI
     moved = [name for name in stage.begun if name.endswith("~1")]
     assert len(moved) == 1
     assert "waiting" not in stage.begun
-    assert stage.machine.books().running == 2
+    assert stage.machine.accounting().running == 2
 
 
 def test_a_request_whose_worker_was_the_last_begins_before_all_others_when_one_is_back(

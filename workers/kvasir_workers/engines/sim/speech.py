@@ -60,7 +60,7 @@ class SpeechParser:
 
     def __init__(self, speech: Speech, parsing: Parsing) -> None:
         self._marks = speech.marks
-        self._told = parsing.reasoning
+        self._with_reasoning = parsing.reasoning
         self._functions = _functions(parsing)
         self._state = ""
         self._held = ""
@@ -112,7 +112,7 @@ class SpeechParser:
             elif state == _CALL:
                 calls.append(ToolCallDelta(self._calls - 1, arguments=text))
             elif state == _THINK:
-                reasoning += text if self._told else ""
+                reasoning += text if self._with_reasoning else ""
             else:
                 content += text
         return StepParts(text=content, reasoning=reasoning, tool_calls=tuple(calls), taken=taken)

@@ -16,8 +16,8 @@ from kvasir.ports.clock import Rng
 from kvasir.ports.tier import Block, TierWrite
 from kvasir_workers.tiers.blob import HEADER_BYTES, make_header, verify
 from kvasir_workers.tiers.breaker import BreakerLimits
+from kvasir_workers.tiers.health import TierCounters, TierHealth
 from kvasir_workers.tiers.ledger import BlockLedger
-from kvasir_workers.tiers.standing import TierCounters, TierHealth
 
 _log = logging.getLogger(__name__)
 

@@ -20,7 +20,7 @@ from kvasir_workers.tiers.blobs.blob_tier import BlobTier
 from kvasir_workers.tiers.blobs.disk_folder import FANS, BlobFolder
 from kvasir_workers.tiers.breaker import BreakerLimits
 from kvasir_workers.tiers.eviction import Eviction, EvictionKind, eviction
-from kvasir_workers.tiers.standing import TierHealth
+from kvasir_workers.tiers.health import TierHealth
 
 _PAGE_BYTES = 4096
 _INODE_BYTES = 512
@@ -178,10 +178,10 @@ class DiskTier(BlobTier):
         else:
             self._writes.succeeded()
 
-    def _failed(self, standing: TierHealth, error: OSError, *, at_once: bool) -> None:
+    def _failed(self, health: TierHealth, error: OSError, *, at_once: bool) -> None:
         self._tally.add(failures=1)
         if self._folder is not None and not self._folder.alive():
-            standing, at_once = self._reads, True
+            health, at_once = self._reads, True
         if isinstance(error, TimeoutError):
             trouble = (
                 f"a read took longer than {self._spec.timeout_s:g} s: use a faster disk, or raise timeout_s"
@@ -189,7 +189,7 @@ class DiskTier(BlobTier):
         else:
             remedy = _REMEDIES.get(error.errno or 0, "see to the disk")
             trouble = f"{error.strerror or error} ({error.filename or self._spec.path}): {remedy}"
-        standing.failed(trouble, at_once=at_once)
+        health.failed(trouble, at_once=at_once)
 
     def _settled(self) -> bool:
         """Go on for a while with what is to be done before the first write; whether it is all done."""

@@ -57,7 +57,7 @@ class RedisRefusal:
     text: str
 
     @property
-    def elsewhere(self) -> bool:
+    def moved(self) -> bool:
         """Whether this is no server to ask at all."""
         return self.code in _CLUSTER
 

@@ -335,7 +335,7 @@ class RedisTier(BlobTier):
         self._reads.failed(error.trouble, at_once=at_once)
 
     def _refuse_writes(self, refusal: RedisRefusal) -> None:
-        if refusal.elsewhere:
+        if refusal.moved:
             raise _unexpected(refusal)
         self._tally.add(failures=1)
         self._writes.failed(refusal.trouble, at_once=True)

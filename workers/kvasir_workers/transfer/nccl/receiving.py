@@ -352,7 +352,7 @@ class PulledAgent:
 
     def _finish(self, end: End, control: Control) -> None:
         pull = self._pull(end.number)
-        told = end.number in self._withdrawn
+        known = end.number in self._withdrawn
         if not end.reason and not pull.over and not pull.whole:
             raise TransferError("it ends a pull of which blocks are missing")
         del self._pulls[end.number]
@@ -362,7 +362,7 @@ class PulledAgent:
             return
         if pull.succeed():
             control.send(Confirm(end.number))
-        elif not told:
+        elif not known:
             control.send(Withdraw(end.number))
 
     def _rest(self, control: Control, idle_since: float) -> bool:

@@ -10,7 +10,7 @@ TELL_S = 0.05
 """How old an edge's view may be."""
 
 
-def standing_of(router: RequestPort) -> CoreStatus:
+def core_status_of(router: RequestPort) -> CoreStatus:
     """How things stand."""
     models = router.not_ready_models()
     brownouts = {model: router.brownout(model) for model in models}

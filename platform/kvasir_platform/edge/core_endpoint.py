@@ -19,7 +19,7 @@ from kvasir.native import Relay
 from kvasir.ports.limits import Grant, LimitRefusal, RateLimits
 from kvasir.ports.router import Lane, RequestPort, RequestSummary
 from kvasir_platform.edge.core_pages import CorePages
-from kvasir_platform.edge.figures import EdgeMetrics
+from kvasir_platform.edge.edge_metrics import EdgeMetrics
 from kvasir_platform.edge.frames import (
     CoreStatus,
     EdgeWelcome,
@@ -83,7 +83,7 @@ class CoreEndpoint:
         self._pending = ToEdge()
         self._relay = Relay(self._relayed)
         self._said = False
-        self._told: CoreStatus | None = None
+        self._sent_status: CoreStatus | None = None
         self._lost = False
         self._pipe = FramePipe(
             ToCore, gather=self._gather, receive=self._receive, refuse=self._refuse, lost=self._on_pipe_lost
@@ -100,11 +100,11 @@ class CoreEndpoint:
         """Its requests that have not ended."""
         return len(self._live)
 
-    def stand(self, standing: CoreStatus) -> None:
+    def send_status(self, core_status: CoreStatus) -> None:
         """Tell it what requests meet, unless it knows."""
-        if standing != self._told:
-            self._told = standing
-            self._say().standing = standing
+        if core_status != self._sent_status:
+            self._sent_status = core_status
+            self._say().core_status = core_status
 
     def beat(self, number: int) -> None:
         """Ask it for a sign of life."""
@@ -236,14 +236,14 @@ class CoreEndpoint:
         if not self._said:
             return None
         if len(self._relay):
-            self._pending.straight.append(self._relay.take())
+            self._pending.fast_path.append(self._relay.take())
         message, self._pending, self._said = self._pending, ToEdge(), False
         return message
 
     def _refuse(self, message: ToCore | ToEdge) -> None:
         """A delta that is too large for a frame ends its request."""
         if isinstance(message, ToEdge):
-            if message.straight:
+            if message.fast_path:
                 self._cut_all()
             for delta in message.deltas:
                 self._cut(delta.request_id, _too_slow())

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 
 from kvasir.core.errors import KvasirError, StartError
 from kvasir.ports.clock import Clock
-from kvasir_platform.edge.edge_end import CoreEndpoint, CoreParts
+from kvasir_platform.edge.core_endpoint import CoreEndpoint, CoreParts
+from kvasir_platform.edge.core_status import TELL_S, core_status_of
 from kvasir_platform.edge.frames import EdgeWelcome, ErrorNote, error_of
-from kvasir_platform.edge.standing import TELL_S, standing_of
 
 log = logging.getLogger(__name__)
 
@@ -217,9 +217,9 @@ class EdgeSupervisor:
         beats = itertools.count(1)
         beat_s = self._clock.now()
         while True:
-            standing = standing_of(self._core.router)
+            core_status = core_status_of(self._core.router)
             for edge in self.edges:
-                edge.end.stand(standing)
+                edge.end.send_status(core_status)
             if self._clock.now() >= beat_s:
                 beat_s = self._clock.now() + _BEAT_S
                 number = next(beats)
