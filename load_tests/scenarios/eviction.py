@@ -25,7 +25,7 @@ from pathlib import Path
 from random import Random
 from typing import NamedTuple
 
-from kvasir.ports.tier import KEY_BYTES, Block
+from kvasir.ports.tier import KEY_BYTES, TierBlock
 from kvasir_platform.sim.replay.trace import BLOCK_TOKENS, RequestTrace, read_mooncake
 from kvasir_workers.tiers.arena import Arena
 from kvasir_workers.tiers.eviction import Eviction, EvictionKind, eviction
@@ -44,7 +44,7 @@ NEVER = 1 << 62
 class Prompt(NamedTuple):
     """The whole blocks of a prompt, and how many of them a hit can spare: the last token is computed."""
 
-    blocks: tuple[Block, ...]
+    blocks: tuple[TierBlock, ...]
     most: int
 
 
@@ -69,13 +69,13 @@ class Order(Enum):
 
 def prompts_of(trace: RequestTrace) -> list[Prompt]:
     """The trace's prompts, in order, without those that have no whole block."""
-    blocks: dict[int, Block] = {}
+    blocks: dict[int, TierBlock] = {}
     made = []
     for request in trace.requests:
         parent = 0
         for name in request.names:
             if name not in blocks:
-                blocks[name] = Block(name.to_bytes(8, "little") * (KEY_BYTES // 8), name, parent)
+                blocks[name] = TierBlock(name.to_bytes(8, "little") * (KEY_BYTES // 8), name, parent)
             parent = name
         if request.names:
             most = (request.prompt_tokens - 1) // BLOCK_TOKENS

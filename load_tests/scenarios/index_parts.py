@@ -23,8 +23,8 @@ from typing import Any
 import msgspec
 
 from kvasir.core.identity import KvLayout, WorkerIdentity
-from kvasir.core.kv import KvBatch, KvChange, KvSnapshotPart, KvStatus, Medium
-from kvasir.core.messages import CodedStep, WorkerFrame
+from kvasir.core.kv import KvBatch, KvEventKind, KvSnapshotPart, KvStatus, Medium
+from kvasir.core.messages import EncodedStep, WorkerFrame
 from kvasir.core.requests import Request, Role, StepBatch, token_ids
 from kvasir.native import PrefixTree, Shadow, chain_hashes, root_hash
 from kvasir.wire.codec import decode_snapshot_part, decode_to_router, encode_snapshot_part, encode_to_router
@@ -53,7 +53,7 @@ def resident() -> int:
 
 def stored_record(parent: int, names: array[int]) -> bytes:
     """One STORED record on the device of rank 0."""
-    return pack("<BBHIQ", KvChange.STORED, Medium.DEVICE, 0, len(names), parent) + names.tobytes()
+    return pack("<BBHIQ", KvEventKind.STORED, Medium.DEVICE, 0, len(names), parent) + names.tobytes()
 
 
 def identity(number: int, role: Role = Role.BOTH) -> WorkerIdentity:
@@ -141,7 +141,7 @@ def ingest(blocks: int, workers: int) -> Figures:
         def apply(batch: list[tuple[int, int, bytes]] = batch) -> None:
             for worker, _, data in batch:
                 message = decode_to_router(data)
-                if isinstance(message, WorkerFrame) and isinstance(message.payload, CodedStep):
+                if isinstance(message, WorkerFrame) and isinstance(message.payload, EncodedStep):
                     kv = message.payload.decode(None).kv
                     if kv is not None:
                         index.apply(f"w{worker}", kv, 1.0)
@@ -163,7 +163,7 @@ def ingest(blocks: int, workers: int) -> Figures:
         order = rng.sample(range(len(names)), len(names) // 2)
         for start in range(0, len(order), 256):
             chosen = array("Q", (names[i] for i in order[start : start + 256]))
-            log = pack("<BBHI", KvChange.REMOVED, Medium.DEVICE, 0, len(chosen)) + chosen.tobytes()
+            log = pack("<BBHI", KvEventKind.REMOVED, Medium.DEVICE, 0, len(chosen)) + chosen.tobytes()
             sequences[worker] += 1
             kv = KvBatch(1, sequences[worker], log)
             removing += _timed(partial(index.apply, f"w{worker}", kv, 1.0))

@@ -27,7 +27,7 @@ from kvasir.clock import MonotonicClock
 from kvasir.config.spec.deployment import Deployment, EngineSpec, PoolSpec, SimSpec
 from kvasir.core.errors import ProtocolError
 from kvasir.core.membership import Endpoint
-from kvasir.core.messages import CodedStep, Hello, Submit
+from kvasir.core.messages import EncodedStep, Hello, Submit
 from kvasir.core.requests import EngineRequest, Role, Sampling, token_ids
 from kvasir.ports.session import ConnectionLost
 from kvasir.wire.codec import SERVICE, encode_snapshot_request, encode_to_worker
@@ -291,7 +291,7 @@ class Load:
     def _take(self, event: SessionEvent) -> None:
         if not isinstance(event, SessionMessage):
             self.told.append(event)
-        elif isinstance(event.message, CodedStep):
+        elif isinstance(event.message, EncodedStep):
             for delta in event.message.decode(None).deltas:
                 if delta.offset != self._got[delta.request_id] or delta.error is not None:
                     self._wrong.add(delta.request_id)

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from kvasir.config.spec.deployment import Deployment
 from kvasir.core.golden import GoldenPrompt
 from kvasir.core.identity import WorkerIdentity
-from kvasir.core.link import LinkLimits
 from kvasir.core.membership import Endpoint
 from kvasir.core.requests import Request
+from kvasir.core.session_link import LinkLimits
 from kvasir.native import chain_hashes, root_hash
 from kvasir.ports.clock import Clock, Rng
 from kvasir.ports.discovery import Discovery
@@ -196,7 +196,7 @@ def make_router(
         clock,
         decisions=decisions,
         fast_path=fast_path,
-        sleeps=all(deployment.sleeps(pool) for pool in deployment.pools),
+        scales_to_zero=all(deployment.scales_to_zero(pool) for pool in deployment.pools),
         on_summary=on_summary,
         on_worker=on_worker,
     )

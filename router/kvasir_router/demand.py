@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
 
-from kvasir.core.demand import Traffic, WorkerFigures
+from kvasir.core.demand import Traffic, WorkerStats
 from kvasir.core.requests import Request
 from kvasir.ports.router import RequestSummary
 from kvasir.telemetry.reasons import OK
@@ -57,11 +57,11 @@ class DemandBook:
         return Traffic(**(self._counts | moment))
 
 
-def figures_of(worker: Worker, rates: CostRates | None) -> WorkerFigures:
+def figures_of(worker: Worker, rates: CostRates | None) -> WorkerStats:
     """What is known of a worker."""
     identity, load = worker.identity, worker.reported
     kv_tokens = identity.kv_blocks * identity.kv.block_size * identity.data_parallel_size
-    return WorkerFigures(
+    return WorkerStats(
         worker_id=worker.worker_id,
         pool=identity.pool,
         role=worker.role,

@@ -1,4 +1,4 @@
-"""The straight way of a token: from a worker's message into its client's socket, in native code.
+"""The fast path of a token: from a worker's message into its client's socket, in native code.
 
 Of the deltas of a running stream nearly all are plain: the next tokens of its only choice, and their text.
 What the machine, the sink and the event loop do about one takes longer than the system call that sends it. So
@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from kvasir.core.messages import CodedStep
+from kvasir.core.messages import EncodedStep
 from kvasir.core.requests import Delta, StepBatch
 from kvasir.native import Fan
 from kvasir.ports.router import Lane, StreamSink
@@ -49,7 +49,7 @@ class FastPath:
         worker_id, leg_id, offset = place
         self._fan.add(worker_id, leg_id, offset, lane)
 
-    def rest(self, worker_id: str, step: CodedStep, now: float) -> StepBatch | None:
+    def rest(self, worker_id: str, step: EncodedStep, now: float) -> StepBatch | None:
         """Pass on what goes over lanes, and return the rest of the step, None where that is not worth a look:
         a load that follows another closely. Raises ProtocolError."""
         others, changes = self._fan.take(worker_id, step.frame, now)

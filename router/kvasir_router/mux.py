@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Mapping
 from dataclasses import fields
 
-from kvasir.core.demand import Traffic, WorkerFigures
+from kvasir.core.demand import Traffic, WorkerStats
 from kvasir.core.errors import RequestError
 from kvasir.core.requests import Request, Role
 from kvasir.native import TreeStats
@@ -100,14 +100,14 @@ class RouterMux:
         """What has come and how it fares, by model."""
         return {model: traffic for router in self._routers for model, traffic in router.demand().items()}
 
-    def worker_figures(self) -> list[WorkerFigures]:
+    def worker_figures(self) -> list[WorkerStats]:
         """What is known of each worker that is or was given work."""
         return [figures for router in self._routers for figures in router.worker_figures()]
 
-    def planned(self, roles: Mapping[str, Role], awake_in_s: Mapping[str, float] | None) -> None:
+    def planned(self, roles: Mapping[str, Role], ready_in_s: Mapping[str, float] | None) -> None:
         """See Router.planned."""
         for router in self._routers:
-            router.planned(roles, awake_in_s)
+            router.planned(roles, ready_in_s)
 
     # -- life ------------------------------------------------------------------------------------
 

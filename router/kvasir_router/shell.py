@@ -11,9 +11,9 @@ import logging
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
-from kvasir.core.demand import Traffic, WorkerFigures
+from kvasir.core.demand import Traffic, WorkerStats
 from kvasir.core.errors import CapacityError, KvasirError
-from kvasir.core.messages import CodedStep
+from kvasir.core.messages import EncodedStep
 from kvasir.core.requests import Delta, EngineRequest, FinishReason, Request, Role, StepBatch
 from kvasir.native import TreeStats
 from kvasir.ports.clock import Clock
@@ -68,9 +68,9 @@ def unobserved(_value: object) -> None:
 class Router:
     """`kvasir.ports.router.RouterPort`. Call everything on one event loop; `run` must be running.
 
-    `sleeps`: the model may have no worker, and gets one when it is asked for, as long as a planner says so.
-    `decisions` is the log that the machine's fleet writes. `fast_path` passes plain deltas on without the
-    machine; None where each has to be looked at. `on_summary` is told of each request that ended,
+    `scales_to_zero`: the model may have no worker, and gets one when it is asked for, as long as a planner
+    says so. `decisions` is the log that the machine's fleet writes. `fast_path` passes plain deltas on
+    without the machine; None where each has to be looked at. `on_summary` is told of each request that ended,
     `on_worker` of each change of a worker's state and of its load a few times a second; both must not block
     or raise. `discovery` stays the caller's to close.
     """
@@ -85,7 +85,7 @@ class Router:
         *,
         decisions: DecisionLog,
         fast_path: FastPath | None = None,
-        sleeps: bool = False,
+        scales_to_zero: bool = False,
         on_summary: Callable[[RequestSummary], None] = unobserved,
         on_worker: Callable[[WorkerView], None] = unobserved,
     ) -> None:
@@ -95,7 +95,7 @@ class Router:
         self._clock = clock
         self._decisions = decisions
         self._demand = DemandBook()
-        self._sleeps = sleeps
+        self._sleeps = scales_to_zero
         self._awake_in_s: float | None = None
         self._fast_path = fast_path
         self._on_summary = on_summary
@@ -187,14 +187,14 @@ class Router:
         )
         return {self._registry.model: traffic}
 
-    def worker_figures(self) -> list[WorkerFigures]:
+    def worker_figures(self) -> list[WorkerStats]:
         """What is known of each worker that is or was given work."""
         fleet = self._machine.fleet
         return [figures_of(worker, fleet.rates(name)) for name, worker in fleet.workers.items()]
 
-    def planned(self, roles: Mapping[str, Role], awake_in_s: Mapping[str, float] | None) -> None:
+    def planned(self, roles: Mapping[str, Role], ready_in_s: Mapping[str, float] | None) -> None:
         """What the planner says; see PlannerWord. None for the latter where it is not heard."""
-        awake = None if awake_in_s is None else awake_in_s.get(self._registry.model)
+        awake = None if ready_in_s is None else ready_in_s.get(self._registry.model)
         self._awake_in_s = awake
         self._feed(PlanReceived(roles, awake))
 
@@ -319,7 +319,7 @@ class Router:
             if self._closing and not self._unconfirmed():
                 self._quiet.set()
 
-    def _rest(self, worker_id: str, step: CodedStep) -> StepBatch | None:
+    def _rest(self, worker_id: str, step: EncodedStep) -> StepBatch | None:
         if self._fast_path is None:
             return step.decode(None)
         return self._fast_path.rest(worker_id, step, self._clock.now())

@@ -21,8 +21,8 @@ from kvasir.native import TreeStats
 from kvasir.ports.router import Accounting, AdmissionView, WorkerView
 from kvasir.telemetry.metrics import Metrics
 from kvasir.telemetry.reasons import OK, REASONS
-from kvasir.telemetry.tenant_series import LimitsState, TenantFigures, TenantUse
-from kvasir.telemetry.tokenizer_series import TokenizerSizes
+from kvasir.telemetry.tenant_series import RateLimitStats, TenantStats, TenantUsage
+from kvasir.telemetry.tokenizer_series import TokenizerStats
 from kvasir_platform.cli.main import parser
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -43,11 +43,13 @@ def every_series() -> set[str]:
     metrics.track_index(lambda: TreeStats(*[0] * 9))
     metrics.track_accounting(lambda: Accounting(0, 0, 0, 0, 0))
     metrics.track_admission(lambda: {"m": AdmissionView()})
-    metrics.track_scaling(lambda: {"p": PoolPlan(1, 1, 0, acting=True)}, lambda: 0.0)
-    metrics.track_tenants(lambda: TenantFigures((TenantUse("t"),), LimitsState(shared=True, decided_alone=0)))
+    metrics.track_scaling(lambda: {"p": PoolPlan(1, 1, 0, applied=True)}, lambda: 0.0)
+    metrics.track_tenants(
+        lambda: TenantStats((TenantUsage("t"),), RateLimitStats(shared=True, local_decisions=0))
+    )
     metrics.track_certificate(lambda: 0.0)
     metrics.track_discovery(lambda: 0.0)
-    metrics.track_tokenizer("m", lambda: TokenizerSizes(fast=True))
+    metrics.track_tokenizer("m", lambda: TokenizerStats(fast=True))
     return {
         family.name + ("_total" if family.type == "counter" else "")
         for family in registry.collect()

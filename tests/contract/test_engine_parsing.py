@@ -12,7 +12,7 @@ import pytest_asyncio
 from tests.kit.engines.bench import EngineBench, FreshPrompts
 from tests.kit.engines.recorder import Choice, DeltaRecorder, Recorded
 
-from kvasir.core.requests import Continuation, Delta, FinishReason, Leg, Parsing, Sampling, StepBatch
+from kvasir.core.requests import Continuation, Delta, FinishReason, Leg, OutputParsing, Sampling, StepBatch
 from kvasir.ports.engine import Engine
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(240)]
@@ -34,9 +34,9 @@ TOOLS = json.dumps(
         for name in ("sea", "hill")
     ]
 )
-REQUIRED = Parsing(tools=TOOLS, tool_choice="required", parallel_tool_calls=False)
-NAMED = Parsing(tools=TOOLS, tool_choice="function", function="hill")
-PLAIN = Parsing()
+REQUIRED = OutputParsing(tools=TOOLS, tool_choice="required", parallel_tool_calls=False)
+NAMED = OutputParsing(tools=TOOLS, tool_choice="function", function="hill")
+PLAIN = OutputParsing()
 # kvasir-tiny would fill JSON with white space for ever.
 NO_SPACE = tuple((token, -100.0) for token in (205, 206, 209, 228, 1049))
 GREEDY = Sampling(temperature=0.0, max_tokens=200, logit_bias=NO_SPACE)
@@ -75,7 +75,7 @@ def fresh(prompts: FreshPrompts) -> list[int]:
 
 
 async def parsed(
-    engine: EngineBench, prompt: list[int], parsing: Parsing | None, sampling: Sampling = GREEDY
+    engine: EngineBench, prompt: list[int], parsing: OutputParsing | None, sampling: Sampling = GREEDY
 ) -> tuple[Recorded, list[Delta]]:
     request = replace(engine.request(prompt, sampling), parsing=parsing)
     (done,) = await engine.run(request)
@@ -90,7 +90,9 @@ def calls(choice: Choice) -> list[tuple[str, dict[str, str]]]:
 
 
 @pytest.mark.parametrize("parsing", [REQUIRED, NAMED], ids=["required", "named"])
-async def test_a_forced_call_is_made(engine: EngineBench, prompts: FreshPrompts, parsing: Parsing) -> None:
+async def test_a_forced_call_is_made(
+    engine: EngineBench, prompts: FreshPrompts, parsing: OutputParsing
+) -> None:
     done, _ = await parsed(engine, fresh(prompts), parsing)
     ((name, arguments),) = calls(done.choice())
     assert name == "hill" if parsing is NAMED else name in ("sea", "hill")
@@ -126,7 +128,7 @@ async def test_a_prefill_leg_takes_nothing_apart(engine: EngineBench, prompts: F
 
 @pytest.mark.parametrize("parsing", [REQUIRED, NAMED, PLAIN], ids=["required", "named", "plain"])
 async def test_a_parsed_stream_goes_on_wherever_it_was_cut(
-    engine: EngineBench, prompts: FreshPrompts, parsing: Parsing
+    engine: EngineBench, prompts: FreshPrompts, parsing: OutputParsing
 ) -> None:
     prompt = fresh(prompts)
     # Held back for a stop string, text and tokens part company.

@@ -14,13 +14,13 @@ from tests.kit.gateway.classifier_server import classifier_server
 
 from kvasir.clock import MonotonicClock
 from kvasir.config.spec.filters import ClassifierFilterSpec, RegexFilterSpec
-from kvasir.ports.output_filter import AnswerPart, FilterAction, Judge, OutputFilter, Subject
+from kvasir.ports.output_filter import AnswerPart, FilterAction, FilterSubject, Judge, OutputFilter
 from kvasir_platform.gateway.filters.classifier import ClassifierFilter
 from kvasir_platform.gateway.filters.regex import RegexFilter
 
 PATIENCE_S = 30.0
 HELD = 64
-SUBJECT = Subject("m", AnswerPart.CONTENT, "acme")
+SUBJECT = FilterSubject("m", AnswerPart.CONTENT, "acme")
 
 Make = Callable[..., OutputFilter]
 """Makes a filter that finds `bad`, with fields of its spec."""
@@ -193,6 +193,6 @@ async def test_texts_are_judged_apart(make: Make) -> None:
 async def test_it_applies_where_its_spec_says_and_nowhere_else(make: Make) -> None:
     under = make(models=("m",), tenants=("acme",), parts=("content",))
     assert under.applies(SUBJECT)
-    assert not under.applies(Subject("other", AnswerPart.CONTENT, "acme"))
-    assert not under.applies(Subject("m", AnswerPart.REASONING, "acme"))
-    assert not under.applies(Subject("m", AnswerPart.CONTENT))
+    assert not under.applies(FilterSubject("other", AnswerPart.CONTENT, "acme"))
+    assert not under.applies(FilterSubject("m", AnswerPart.REASONING, "acme"))
+    assert not under.applies(FilterSubject("m", AnswerPart.CONTENT))

@@ -18,7 +18,7 @@ from tests.kit.lab.redis_server import RedisServer, find_redis
 
 from kvasir.clock import MonotonicClock
 from kvasir.config.spec.redis import LimitsRedisSpec
-from kvasir.ports.limits import Grant, Levels, LimitRefusal, Quota, RateLimits
+from kvasir.ports.limits import BucketLevels, Grant, LimitRefusal, Quota, RateLimits
 from kvasir_platform.gateway.tenants.memory_limits import MemoryLimits
 from kvasir_platform.gateway.tenants.redis_limits import RedisLimits
 
@@ -73,7 +73,7 @@ async def refused(limits: RateLimits, tenant: str, quota: Quota, tokens: int = 0
     return verdict
 
 
-def near(levels: Levels, requests_s: float, tokens_s: float) -> bool:
+def near(levels: BucketLevels, requests_s: float, tokens_s: float) -> bool:
     return (
         requests_s - NEAR <= levels.requests_s <= requests_s + 1e-3
         and tokens_s - NEAR <= levels.tokens_s <= tokens_s + 1e-3
@@ -313,7 +313,7 @@ async def test_a_killed_redis_refuses_nobody_is_said_once_and_is_used_again_when
         # What the server had granted counts still.
         assert (await refused(limits, "a", quota)).limit == "concurrency"
         await until(lambda: not limits.shared)
-        assert limits.decided_alone == 3
+        assert limits.local_decisions == 3
         limits.settle(before[0], 0)
         await until(lambda: clock.sleeps >= 3)
         assert len(told(caplog)) == 1
@@ -327,7 +327,7 @@ async def test_a_killed_redis_refuses_nobody_is_said_once_and_is_used_again_when
             limits.release(grant)
         for _ in range(3):
             assert (await granted(limits, "a", quota)).shared
-        assert limits.decided_alone == 3
+        assert limits.local_decisions == 3
 
 
 async def test_a_frozen_redis_costs_one_deadline_and_then_nothing(

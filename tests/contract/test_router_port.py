@@ -21,11 +21,11 @@ from kvasir.core.requests import (
     Constraint,
     Delta,
     FinishReason,
-    Parsing,
+    OutputParsing,
     Request,
     Sampling,
     SloClass,
-    Structured,
+    StructuredOutput,
     Task,
     ToolCallDelta,
 )
@@ -220,7 +220,7 @@ async def test_a_request_comes_to_the_router_as_it_was_sent(scripted: Side) -> N
             n=3,
             stop=("a", "b"),
             logit_bias=((7, -1.5),),
-            structured=Structured(Constraint.REGEX, "x+"),
+            structured=StructuredOutput(Constraint.REGEX, "x+"),
         ),
         adapter="pirate",
         salt="salt",
@@ -230,7 +230,7 @@ async def test_a_request_comes_to_the_router_as_it_was_sent(scripted: Side) -> N
         block_hashes=array("Q", [(1 << 64) - 1, 4]),
         session="s",
         task=Task.GENERATE,
-        parsing=Parsing(tools="[]", tool_choice="auto"),
+        parsing=OutputParsing(tools="[]", tool_choice="auto"),
         tenant="acme",
     )
     scripted.port.submit(asked, ClientStream(asked))

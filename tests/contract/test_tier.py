@@ -15,7 +15,7 @@ from tests.kit.lab.redis_server import RedisServer
 from kvasir.config.spec.tiers import DiskTierSpec, RedisTierSpec
 from kvasir.core.identity import KvLayout
 from kvasir.core.kv import Medium
-from kvasir.ports.tier import Block, Change, KvTier, TierRead, TierWrite
+from kvasir.ports.tier import KvTier, TierBlock, TierChange, TierRead, TierWrite
 from kvasir_workers.tiers.blob import fingerprint
 from kvasir_workers.tiers.blobs.disk import DiskTier
 from kvasir_workers.tiers.blobs.redis_tier import RedisTier
@@ -67,14 +67,14 @@ def bench(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Bench]:
         tier.close()
 
 
-def settle(tier: KvTier) -> Change:
+def settle(tier: KvTier) -> TierChange:
     """All that the tier does for itself at once."""
-    stored: list[Block] = []
-    removed: list[Block] = []
-    while (change := tier.tend()) != Change() or tier.tending:
+    stored: list[TierBlock] = []
+    removed: list[TierBlock] = []
+    while (change := tier.maintain()) != TierChange() or tier.maintenance_pending:
         stored += change.stored
         removed += change.removed
-    return Change(tuple(stored), tuple(removed))
+    return TierChange(tuple(stored), tuple(removed))
 
 
 def content(number: int) -> bytes:
@@ -85,7 +85,7 @@ def keys(numbers: Sequence[int]) -> list[bytes]:
     return [block(number).key for number in numbers]
 
 
-def put(tier: KvTier, *numbers: int) -> Change:
+def put(tier: KvTier, *numbers: int) -> TierChange:
     """The bytes are gone when the call returns, as the port allows."""
     kept = [bytearray(content(number)) for number in numbers]
     change = tier.put(
@@ -104,7 +104,7 @@ def get(tier: KvTier, *numbers: int) -> list[bytes]:
 
 def test_blocks_come_back_byte_for_byte(bench: Bench) -> None:
     tier = bench.tier()
-    assert put(tier, 1, 2, 3) == Change((block(1), block(2), block(3)), ())
+    assert put(tier, 1, 2, 3) == TierChange((block(1), block(2), block(3)), ())
     assert tier.lookup(keys([1, 2, 3])) == 3
     assert get(tier, 1, 2, 3) == [content(1), content(2), content(3)]
     assert get(tier, 3, 1) == [content(3), content(1)]
@@ -135,8 +135,8 @@ def test_a_block_that_is_there_is_not_stored_again(bench: Bench) -> None:
 def test_dropped_blocks_are_gone_and_unknown_ones_are_ignored(bench: Bench) -> None:
     tier = bench.tier()
     put(tier, 1, 2, 3)
-    assert tier.drop(keys([2, 9])) == Change((), (block(2),))
-    assert tier.drop(keys([2])) == Change()
+    assert tier.drop(keys([2, 9])) == TierChange((), (block(2),))
+    assert tier.drop(keys([2])) == TierChange()
     assert tier.lookup(keys([2])) == 0
     assert get(tier, 1, 2) == [content(1)]
     assert set(tier.held()) == {block(1), block(3)}
@@ -164,11 +164,11 @@ def test_a_bounded_tier_lets_go_of_others_and_says_so(bench: Bench) -> None:
 @pytest.mark.parametrize("seed", range(3))
 def test_changes_add_up_to_what_is_held_and_no_read_gives_other_bytes(bench: Bench, seed: int) -> None:
     tier, rng = bench.tier(), Random(seed)
-    told: set[Block] = set()
+    told: set[TierBlock] = set()
     for _ in range(150):
         first = rng.randrange(2 * ROOM)
         numbers = range(first, first + rng.randrange(1, 30))
-        change = Change()
+        change = TierChange()
         match rng.randrange(5):
             case 0:
                 change = tier.drop(keys(numbers))
@@ -177,7 +177,7 @@ def test_changes_add_up_to_what_is_held_and_no_read_gives_other_bytes(bench: Ben
                 assert found == [content(number) for number in numbers[: len(found)]]
                 assert len(found) == tier.lookup(keys(numbers))
             case 2:
-                change = tier.tend()
+                change = tier.maintain()
             case _:
                 change = put(tier, *numbers)
         assert not set(change.stored) & set(change.removed)
@@ -212,7 +212,7 @@ def test_after_close_everything_is_a_miss(bench: Bench) -> None:
     assert tier.lookup(keys([1])) == 0
     assert get(tier, 1) == []
     assert put(tier, 2).stored == ()
-    assert tier.drop(keys([1])).stored == tier.tend().stored == ()
+    assert tier.drop(keys([1])).stored == tier.maintain().stored == ()
     assert tier.load().medium is tier.medium
 
 
@@ -223,7 +223,7 @@ def test_what_is_kept_outlives_its_instance(bench: Bench) -> None:
     second = bench.tier()
     assert second.lookup(keys(range(60))) == 50
     assert get(second, *range(60)) == [content(number) for number in range(50)]
-    second.tend()
+    second.maintain()
     assert set(second.held()) == {block(number) for number in range(50)}
 
 
@@ -234,11 +234,11 @@ def test_workers_share_what_is_in_redis_and_each_tells_what_it_has_seen(redis: R
     assert other.lookup(keys([1, 2, 3])) == 2
     assert list(other.held()) == []
     assert get(other, 1) == [content(1)]
-    assert settle(other) == Change((block(1),), ())
-    assert put(other, 1, 2) == Change((block(2),), ())
+    assert settle(other) == TierChange((block(1),), ())
+    assert put(other, 1, 2) == TierChange((block(2),), ())
     assert other.load().stored_blocks == 0
     one.drop(keys([1]))
-    assert settle(other) == Change((), (block(1),))
+    assert settle(other) == TierChange((), (block(1),))
     one.close()
     other.close()
 
@@ -274,7 +274,7 @@ def test_a_block_in_redis_lives_on_while_it_is_asked_for(redis: RedisServer) -> 
 def test_blocks_larger_than_a_value_may_be_are_not_kept_in_redis(redis: RedisServer) -> None:
     tier = RedisTier(redis_spec(redis, max_value_bytes=SIZE), PRINT, SIZE)
     redis.ask("FLUSHALL")
-    assert put(tier, 1) == settle(tier) == Change()
+    assert put(tier, 1) == settle(tier) == TierChange()
     assert "raise tiers.redis.max_value_bytes" in tier.load().trouble
     assert tier.load().dropped_blocks == 1
     assert redis.ask("DBSIZE") == ":0"
@@ -286,7 +286,7 @@ def test_names_in_redis_are_bounded(redis: RedisServer) -> None:
     tier = RedisTier(redis_spec(redis), PRINT, SIZE, most_blocks=10)
     put(tier, *range(10))
     get(tier, 0)
-    assert put(tier, 100) == Change((block(100),), (block(1),))
+    assert put(tier, 100) == TierChange((block(100),), (block(1),))
     assert len(list(tier.held())) == 10
     assert get(tier, 1) == [content(1)]
     tier.close()

@@ -18,7 +18,15 @@ from tests.kit.engines.memory_transfer import MemoryFabric, MemoryTransfer
 from tests.kit.engines.transfer_peers import LAYERS, LocalPeer, Peer, ProcessPeer
 
 from kvasir.core.errors import TransferError
-from kvasir.ports.transfer import WHOLE, BlockPart, LeaseEnded, Offer, Pulled, PullFailed, TransferEvent
+from kvasir.ports.transfer import (
+    UNSHARDED,
+    BlockPart,
+    LeaseEnded,
+    Offer,
+    PullFailed,
+    PullSucceeded,
+    TransferEvent,
+)
 
 BLOCK_BYTES = 4096
 PATIENCE_S = 20.0
@@ -48,12 +56,12 @@ class Pair:
     ) -> Offer:
         return self.source.offer(self.name("lease"), fence, blocks, ttl_s, total)
 
-    def pull(self, offer: Offer, first: int, targets: Sequence[int]) -> Pulled | PullFailed:
+    def pull(self, offer: Offer, first: int, targets: Sequence[int]) -> PullSucceeded | PullFailed:
         """Pull, and wait for how it ends."""
         pull_id = self.name("pull")
         self.target.pull(pull_id, offer, first, targets, 60.0)
         (ended,) = events(self.target, 1)
-        assert isinstance(ended, Pulled | PullFailed)
+        assert isinstance(ended, PullSucceeded | PullFailed)
         assert ended.pull_id == pull_id
         return ended
 
@@ -117,7 +125,7 @@ def test_pulled_blocks_hold_the_source_bytes_and_the_others_stay(pair: Pair) -> 
     pair.target.write(20, 99)
     kept = pair.target.read(20)
     ended = pair.pull(pair.offered([3, 4, 9]), 0, [10, 11, 12])
-    assert isinstance(ended, Pulled), ended
+    assert isinstance(ended, PullSucceeded), ended
     assert ended.bytes_moved == 3 * LAYERS * BLOCK_BYTES
     assert [pair.target.read(b) for b in (10, 11, 12)] == [pair.source.read(b) for b in (3, 4, 9)]
     assert pair.target.read(20) == kept
@@ -125,7 +133,7 @@ def test_pulled_blocks_hold_the_source_bytes_and_the_others_stay(pair: Pair) -> 
 
 def test_a_comparison_of_blocks_notices_wrong_bytes(pair: Pair) -> None:
     pair.source.write(3, 1)
-    assert isinstance(pair.pull(pair.offered([3]), 0, [10]), Pulled)
+    assert isinstance(pair.pull(pair.offered([3]), 0, [10]), PullSucceeded)
     assert pair.target.read(10) == pair.source.read(3)
     pair.source.write(3, 2)
     assert pair.target.read(10) != pair.source.read(3)
@@ -137,7 +145,7 @@ def test_what_is_missing_may_be_pulled_into_blocks_in_any_order(pair: Pair) -> N
         pair.source.write(block, block * 3)
     offer = pair.offered(offered)
     ended = pair.pull(offer, 2, [5, 6, 7, 9, 1])
-    assert isinstance(ended, Pulled), ended
+    assert isinstance(ended, PullSucceeded), ended
     assert ended.bytes_moved == 5 * LAYERS * BLOCK_BYTES
     for source, target in zip(offered[2:], [5, 6, 7, 9, 1], strict=True):
         assert pair.target.read(target) == pair.source.read(source)
@@ -145,7 +153,7 @@ def test_what_is_missing_may_be_pulled_into_blocks_in_any_order(pair: Pair) -> N
 
 def test_a_pull_ends_the_lease_once_as_pulled(pair: Pair) -> None:
     offer = pair.offered([1])
-    assert isinstance(pair.pull(offer, 0, [1]), Pulled)
+    assert isinstance(pair.pull(offer, 0, [1]), PullSucceeded)
     assert events(pair.source, 1) == [LeaseEnded(offer.lease_id, "pulled")]
     pair.source.release(offer.lease_id)
     pair.source.advance(120.0)
@@ -155,7 +163,7 @@ def test_a_pull_ends_the_lease_once_as_pulled(pair: Pair) -> None:
 def test_an_empty_pull_confirms_the_lease_without_moving_a_byte(pair: Pair) -> None:
     offer = pair.offered([1, 2])
     ended = pair.pull(offer, 0, [])
-    assert isinstance(ended, Pulled), ended
+    assert isinstance(ended, PullSucceeded), ended
     assert ended.bytes_moved == 0
     assert events(pair.source, 1) == [LeaseEnded(offer.lease_id, "pulled")]
 
@@ -187,7 +195,7 @@ def test_a_wrong_fence_is_refused_and_leaves_the_lease_alone(pair: Pair) -> None
     assert isinstance(ended, PullFailed)
     assert ended.reason == "fenced"
     assert pair.source.poll() == []
-    assert isinstance(pair.pull(offer, 0, [2]), Pulled)
+    assert isinstance(pair.pull(offer, 0, [2]), PullSucceeded)
     assert events(pair.source, 1) == [LeaseEnded(offer.lease_id, "pulled")]
 
 
@@ -199,7 +207,7 @@ def test_a_ticket_may_overtake_its_offer(pair: Pair) -> None:
         assert pair.target.poll() == []
     pair.source.offer("early", 1, [6], 60.0)
     (ended,) = events(pair.target, 1)
-    assert isinstance(ended, Pulled)
+    assert isinstance(ended, PullSucceeded)
     assert pair.target.read(6) == pair.source.read(6)
     assert events(pair.source, 1) == [LeaseEnded("early", "pulled")]
 
@@ -247,7 +255,7 @@ def test_blocks_move_as_they_become_complete_and_the_lease_ends_with_the_last(pa
     until_equal(pair, 20, 12)
     pair.source.extend(offer.lease_id, [21])
     (ended,) = events(pair.target, 1)
-    assert isinstance(ended, Pulled), ended
+    assert isinstance(ended, PullSucceeded), ended
     assert ended.bytes_moved == 4 * LAYERS * BLOCK_BYTES
     assert [pair.target.read(b) for b in (10, 11, 12, 13)] == [pair.source.read(b) for b in (4, 9, 20, 21)]
     assert events(pair.source, 1) == [LeaseEnded(offer.lease_id, "pulled")]
@@ -256,7 +264,7 @@ def test_blocks_move_as_they_become_complete_and_the_lease_ends_with_the_last(pa
 def test_a_pull_of_blocks_that_were_complete_needs_no_more_of_the_lease(pair: Pair) -> None:
     pair.fill(3, 4)
     offer = pair.offered([3, 4], total=5)
-    assert isinstance(pair.pull(offer, 0, [10, 11]), Pulled)
+    assert isinstance(pair.pull(offer, 0, [10, 11]), PullSucceeded)
 
 
 def test_a_pull_times_out_when_nothing_more_becomes_complete(pair: Pair) -> None:
@@ -302,7 +310,7 @@ def test_a_block_that_changed_after_it_was_offered_is_a_failed_pull(pair: Pair) 
     ended = pair.pull(offer, 0, [10, 11, 12])
     assert isinstance(ended, PullFailed)
     assert ended.reason == "checksum"
-    assert isinstance(pair.pull(pair.offered([3, 4, 5]), 0, [10, 11, 12]), Pulled)
+    assert isinstance(pair.pull(pair.offered([3, 4, 5]), 0, [10, 11, 12]), PullSucceeded)
 
 
 @dataclass
@@ -335,7 +343,7 @@ def test_each_of_two_ranks_pulls_its_half_of_the_heads_of_one(ranks: Ranks) -> N
         assert ranks.whole.poll() == []
         half.pull("p", offer, 0, [8, 7], 60.0, BlockPart(index, 2))
         (ended,) = events(half, 1)
-        assert isinstance(ended, Pulled), ended
+        assert isinstance(ended, PullSucceeded), ended
         assert ended.bytes_moved == LAYERS * BLOCK_BYTES
     assert events(ranks.whole, 1) == [LeaseEnded("to halves", "pulled")]
     for source, target in ((3, 8), (4, 7)):
@@ -347,9 +355,9 @@ def test_one_rank_pulls_both_halves_of_the_heads_from_two(ranks: Ranks) -> None:
     for index, half in enumerate(ranks.halves):
         half.write(3, 30 + index)
         offer = half.offer(f"from half {index}", 1, [3], 60.0)
-        ranks.whole.pull(f"p{index}", offer, 0, [20], 60.0, WHOLE, BlockPart(index, 2))
+        ranks.whole.pull(f"p{index}", offer, 0, [20], 60.0, UNSHARDED, BlockPart(index, 2))
     for ended in events(ranks.whole, 2):
-        assert isinstance(ended, Pulled), ended
+        assert isinstance(ended, PullSucceeded), ended
         assert ended.bytes_moved == LAYERS * BLOCK_BYTES // 2
     for index, half in enumerate(ranks.halves):
         assert events(half, 1) == [LeaseEnded(f"from half {index}", "pulled")]
@@ -373,7 +381,9 @@ def test_many_pulls_at_once_each_end_once(pair: Pair) -> None:
     for block, offer in enumerate(offers):
         pair.target.pull(f"many-{block}", offer, 0, [39 - block], 60.0)
     ended = events(pair.target, 40)
-    assert sorted(e.pull_id for e in ended if isinstance(e, Pulled)) == sorted(f"many-{b}" for b in range(40))
+    assert sorted(e.pull_id for e in ended if isinstance(e, PullSucceeded)) == sorted(
+        f"many-{b}" for b in range(40)
+    )
     for block in range(40):
         assert pair.target.read(39 - block) == pair.source.read(block)
     assert len({e.lease_id for e in events(pair.source, 40) if isinstance(e, LeaseEnded)}) == 40
@@ -417,7 +427,7 @@ def test_a_dead_sender_fails_the_pull_and_spares_the_others(processes: Processes
     target, _ = processes.start(BLOCK_BYTES)
     warm = dying.offer("warm", 1, [1], 60.0)
     target.pull("warm", warm, 0, [1], 60.0)
-    assert isinstance(events(target, 1)[0], Pulled)
+    assert isinstance(events(target, 1)[0], PullSucceeded)
     lost = dying.offer("lost", 1, [1], 60.0)
     os.kill(dying.pid, signal.SIGKILL)
     dying.end()
@@ -426,7 +436,7 @@ def test_a_dead_sender_fails_the_pull_and_spares_the_others(processes: Processes
         assert failure(target).reason in ("unreachable", "io")
     living.write(1, 5)
     target.pull("healthy", living.offer("l", 1, [1], 60.0), 0, [3], 60.0)
-    assert isinstance(events(target, 1)[0], Pulled)
+    assert isinstance(events(target, 1)[0], PullSucceeded)
     assert target.read(3) == living.read(1)
 
 
@@ -444,7 +454,7 @@ def test_a_sender_that_hangs_times_out_writes_nothing_afterwards_and_serves_agai
     before = [target.read(block) for block in (0, 47)]
     # Of a sender that it has met a receiver asks more before it hears that nothing answers.
     target.pull("warm", hanging.offer("warm", 1, [0], 60.0), 0, [62], 60.0)
-    assert isinstance(events(target, 1)[0], Pulled)
+    assert isinstance(events(target, 1)[0], PullSucceeded)
     offer = hanging.offer("stuck", 1, blocks, 60.0)
     living.write(1, 9)
     healthy = living.offer("healthy", 1, [1], 60.0)
@@ -460,12 +470,12 @@ def test_a_sender_that_hangs_times_out_writes_nothing_afterwards_and_serves_agai
     finally:
         os.kill(hanging.pid, signal.SIGCONT)
     target.pull("healthy", healthy, 0, [60], 60.0)
-    assert isinstance(events(target, 1)[0], Pulled)
+    assert isinstance(events(target, 1)[0], PullSucceeded)
     assert target.read(60) == living.read(1)
     assert [target.read(block) for block in (0, 47)] == before
     hanging.write(1, 8)
     target.pull("awake", hanging.offer("awake", 1, [1], 60.0), 0, [61], 60.0)
-    assert isinstance(events(target, 1)[0], Pulled)
+    assert isinstance(events(target, 1)[0], PullSucceeded)
     assert target.read(61) == hanging.read(1)
 
 

@@ -222,14 +222,14 @@ def test_changes_of_tiers_are_published_as_the_worker_reads_them(connector: Any)
     from vllm.distributed.kv_events import AllBlocksCleared, KVEventBatch
     from vllm.v1.core.sched.scheduler import Scheduler
 
-    from kvasir.core.kv import KvChange, Medium
+    from kvasir.core.kv import KvEventKind, Medium
     from kvasir.native import Shadow
-    from kvasir.ports.tier import Block, Change
+    from kvasir.ports.tier import TierBlock, TierChange
     from kvasir_workers.tiers.changes import ChangeLog
 
     assert "self.connector.take_events()" in inspect.getsource(Scheduler.update_from_output)
     changes = ChangeLog()
-    changes.add(Medium.DISK, Change(stored=(Block(b"k" * 32, 5, 4), Block(b"l" * 32, 6, 5))))
+    changes.add(Medium.DISK, TierChange(stored=(TierBlock(b"k" * 32, 5, 4), TierBlock(b"l" * 32, 6, 5))))
     (log,) = changes.take(9)
     events = [AllBlocksCleared(), connector.KvasirTierChanged(log=log)]
     payload = msgspec.msgpack.encode(KVEventBatch(ts=1.0, events=events, data_parallel_rank=0))
@@ -237,7 +237,7 @@ def test_changes_of_tiers_are_published_as_the_worker_reads_them(connector: Any)
     shadow = Shadow(1, lambda salt, adapter: 0)
     shadow.ingest(0, payload)
     assert shadow.held(0, Medium.DISK) == 2
-    assert log[0] == KvChange.STORED
+    assert log[0] == KvEventKind.STORED
 
 
 _HASHES = """

@@ -162,7 +162,7 @@ class Published:
         self.holdings = Holdings(rank + 1, lambda salt, adapter: root_hash("m", salt, adapter))
         self.holdings.begin(1, incomplete="begins")
         self.changed = asyncio.Event()
-        self.holdings.follow(lambda batch: self.changed.set())
+        self.holdings.subscribe(lambda batch: self.changed.set())
         self.publisher = vllm.ZmqEventPublisher(
             rank, endpoints.events, endpoints.replay, buffer_steps=ring, hwm=1000
         )

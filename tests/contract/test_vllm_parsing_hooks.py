@@ -16,7 +16,7 @@ import pytest
 
 from kvasir.config.checks.parsers import REASONING_PARSERS, TOOL_PARSERS
 from kvasir.config.load.model_files import resolve_model
-from kvasir.core.requests import Parsing, Sampling
+from kvasir.core.requests import OutputParsing, Sampling
 from kvasir_workers.engines.parts import StepParts
 
 pytestmark = pytest.mark.slow
@@ -34,9 +34,9 @@ WEATHER = {
     },
 }
 TOOLS = json.dumps([WEATHER])
-AUTO = Parsing(tools=TOOLS, tool_choice="auto")
-REQUIRED = Parsing(tools=TOOLS, tool_choice="required")
-NAMED = Parsing(tools=TOOLS, tool_choice="function", function="weather")
+AUTO = OutputParsing(tools=TOOLS, tool_choice="auto")
+REQUIRED = OutputParsing(tools=TOOLS, tool_choice="required")
+NAMED = OutputParsing(tools=TOOLS, tool_choice="function", function="weather")
 HERMES_CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Ålesund 😀", "days": 3}}\n</tool_call>'
 LONDON = ("weather", {"city": "London"})
 NORTH = ("weather", {"city": "Ålesund 😀", "days": 3})
@@ -47,7 +47,7 @@ class Script:
     """What a model says, and what its client is to hear."""
 
     text: str
-    parsing: Parsing
+    parsing: OutputParsing
     tool_parser: str | None = None
     reasoning_parser: str | None = None
     content: str = ""
@@ -63,7 +63,7 @@ SCRIPTS = {
     ),
     "hermes, required": Script(HERMES_CALL, REQUIRED, "hermes", calls=(NORTH,)),
     "hermes, none wanted": Script(
-        HERMES_CALL, Parsing(tools=TOOLS, tool_choice="none"), "hermes", content=HERMES_CALL
+        HERMES_CALL, OutputParsing(tools=TOOLS, tool_choice="none"), "hermes", content=HERMES_CALL
     ),
     "qwen3 and hermes": Script(
         "<think>\nRain or sun?\n</think>\n\nHere:\n" + HERMES_CALL,
@@ -76,7 +76,7 @@ SCRIPTS = {
     ),
     "qwen3, not told": Script(
         "<think>\nRain or sun?\n</think>\n\nSun.",
-        Parsing(reasoning=False),
+        OutputParsing(reasoning=False),
         None,
         "qwen3",
         content="\n\nSun.",
@@ -89,7 +89,7 @@ SCRIPTS = {
     ),
     "deepseek_r1": Script(
         "Rain or sun?</think>Sun 日本.",
-        Parsing(),
+        OutputParsing(),
         None,
         "deepseek_r1",
         content="Sun 日本.",
@@ -97,7 +97,7 @@ SCRIPTS = {
         prompt="In the beginning<think>",
     ),
     "deepseek_r1, cut short": Script(
-        "Rain or sun, who", Parsing(), None, "deepseek_r1", reasoning="Rain or sun, who"
+        "Rain or sun, who", OutputParsing(), None, "deepseek_r1", reasoning="Rain or sun, who"
     ),
     "llama3_json": Script(
         '{"name": "weather", "parameters": {"city": "London"}}', AUTO, "llama3_json", calls=(LONDON,)
@@ -110,7 +110,7 @@ SCRIPTS = {
         calls=(LONDON, NORTH),
     ),
     "no parser, named": Script('{"city": "London"}', NAMED, calls=(LONDON,)),
-    "no parser": Script("Sun, and <b>rain</b>.", Parsing(), content="Sun, and <b>rain</b>."),
+    "no parser": Script("Sun, and <b>rain</b>.", OutputParsing(), content="Sun, and <b>rain</b>."),
 }
 
 
@@ -298,7 +298,7 @@ def test_a_parser_that_fails_ends_in_plain_text(
 
 def test_only_the_first_call_is_told_where_only_one_is_wanted(runtime: Any, tokenizer: Any) -> None:
     script = SCRIPTS["no parser, required"]
-    one = Parsing(tools=TOOLS, tool_choice="required", parallel_tool_calls=False)
+    one = OutputParsing(tools=TOOLS, tool_choice="required", parallel_tool_calls=False)
     bench = Bench(runtime, tokenizer, Script(script.text, one))
     _, _, calls = joined(bench.heard())
     assert [(name, json.loads(arguments)) for name, arguments in calls] == [LONDON]
@@ -323,10 +323,10 @@ def test_marks_that_are_special_tokens_are_kept_in_the_text(runtime: Any, tokeni
 def test_what_vllm_refuses_is_refused_in_its_words(runtime: Any, tokenizer: Any) -> None:
     with pytest.raises(ValueError, match=r"set engine\.tool_parser"):
         Bench(runtime, tokenizer, Script("", AUTO))
-    unknown = Parsing(tools=TOOLS, tool_choice="function", function="tides")
+    unknown = OutputParsing(tools=TOOLS, tool_choice="function", function="tides")
     with pytest.raises(ValueError, match="does not match any"):
         Bench(runtime, tokenizer, Script("", unknown, "hermes"))
-    nameless = Parsing(tools=json.dumps([{"type": "function", "function": {}}]), tool_choice="required")
+    nameless = OutputParsing(tools=json.dumps([{"type": "function", "function": {}}]), tool_choice="required")
     with pytest.raises(ValueError, match="name"):
         Bench(runtime, tokenizer, Script("", nameless, "hermes"))
 
@@ -336,7 +336,7 @@ def test_a_parser_that_does_not_fit_the_tokenizer_is_refused(runtime: Any) -> No
 
     plain = get_tokenizer(str(resolve_model("kvasir-tiny")))
     with pytest.raises(ValueError, match="deepseek_r1"):
-        Bench(runtime, plain, Script("", Parsing(), None, "deepseek_r1"))
+        Bench(runtime, plain, Script("", OutputParsing(), None, "deepseek_r1"))
 
 
 def test_the_names_that_the_spec_knows_are_vllms(runtime: Any) -> None:

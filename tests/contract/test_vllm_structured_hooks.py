@@ -16,7 +16,7 @@ import pytest
 
 from kvasir.config.load.model_files import resolve_model
 from kvasir.config.spec.deployment import Deployment, EngineSpec, PoolSpec
-from kvasir.core.requests import Constraint, EngineRequest, Role, Sampling, Structured, token_ids
+from kvasir.core.requests import Constraint, EngineRequest, Role, Sampling, StructuredOutput, token_ids
 from kvasir_workers.engines.vllm.setup.arguments import CORE_GRAMMARS, compilers, engine_arguments
 
 pytestmark = [
@@ -50,7 +50,7 @@ class Core:
         from kvasir_workers.engines.vllm.output.structured import structured_params
 
         text = spec if isinstance(spec, str) else json.dumps(spec)
-        return self.rules.vetted(structured_params(Structured(constraint, text)))
+        return self.rules.vetted(structured_params(StructuredOutput(constraint, text)))
 
     def request(self, rule: Any, tokens: list[int], there: int = 0, *, ended: bool | None = True) -> Any:
         """As the scheduler has it; the last `there` of its tokens are output of another worker."""
@@ -216,7 +216,7 @@ def test_one_compiler_may_be_chosen(core: Core) -> None:
         tokenizer=core.tokenizer,
     )
     with pytest.raises(ValueError, match="not supported"):
-        rules.vetted(structured_params(Structured(Constraint.JSON_SCHEMA, json.dumps(SEVENS))))
+        rules.vetted(structured_params(StructuredOutput(Constraint.JSON_SCHEMA, json.dumps(SEVENS))))
 
 
 def test_a_judged_rule_is_not_judged_again_when_it_is_added(runtime: Any, core: Core) -> None:
@@ -255,7 +255,7 @@ def test_tags_leave_little_white_space_where_json_is_to_be_compact(core: Core) -
         rules = StructuredRules(
             config, ("xgrammar",), model_config=core.config.model_config, tokenizer=core.tokenizer
         )
-        rule = rules.vetted(structured_params(Structured(Constraint.STRUCTURAL_TAG, spec)))
+        rule = rules.vetted(structured_params(StructuredOutput(Constraint.STRUCTURAL_TAG, spec)))
         for text, good in ((roomy, not compact), (roomy.replace(":  ", ": "), True)):
             manager = core.manager()
             request = core.request(rule, list(PROMPT))

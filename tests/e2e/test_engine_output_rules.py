@@ -28,10 +28,10 @@ from kvasir.core.requests import (
     EngineRequest,
     FinishReason,
     Leg,
-    Parsing,
+    OutputParsing,
     Role,
     Sampling,
-    Structured,
+    StructuredOutput,
 )
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(280)]
@@ -150,10 +150,12 @@ def greedy(**changes: Any) -> Sampling:
 
 def ruled(constraint: Constraint, spec: Any = "", **changes: Any) -> Sampling:
     text = spec if isinstance(spec, str) else json.dumps(spec)
-    return greedy(structured=Structured(constraint, text), **changes)
+    return greedy(structured=StructuredOutput(constraint, text), **changes)
 
 
-def spoken(bench: EngineBench, prompt: list[int], sampling: Sampling, parsing: Parsing) -> EngineRequest:
+def spoken(
+    bench: EngineBench, prompt: list[int], sampling: Sampling, parsing: OutputParsing
+) -> EngineRequest:
     return replace(bench.request(prompt, sampling), parsing=parsing)
 
 
@@ -287,7 +289,7 @@ def fits(call: tuple[str, Any]) -> bool:
 async def test_a_required_call_is_made_and_fits_its_schema(
     engine: EngineBench, prompts: FreshPrompts, alone: bool
 ) -> None:
-    parsing = Parsing(
+    parsing = OutputParsing(
         tools=json.dumps([WEATHER]),
         tool_choice="required",
         parallel_tool_calls=not alone,
@@ -306,7 +308,9 @@ async def test_a_required_call_is_made_and_fits_its_schema(
 
 
 async def test_a_named_call_is_made(engine: EngineBench, prompts: FreshPrompts) -> None:
-    parsing = Parsing(tools=TOOLS, tool_choice="function", function="weather", template_kwargs=THINK_NOT)
+    parsing = OutputParsing(
+        tools=TOOLS, tool_choice="function", function="weather", template_kwargs=THINK_NOT
+    )
     (done,) = await engine.run(spoken(engine, prompts.fresh(20), greedy(), parsing))
     (call,) = called(done)
     assert call[0] == "weather"
@@ -317,7 +321,7 @@ async def test_a_call_is_forced_without_a_parser_of_the_models_own(
     pair: tuple[EngineBench, EngineBench], prompts: FreshPrompts
 ) -> None:
     engine = pair[0]
-    parsing = Parsing(tools=TOOLS, tool_choice="function", function="weather")
+    parsing = OutputParsing(tools=TOOLS, tool_choice="function", function="weather")
     (done,) = await engine.run(spoken(engine, prompts.fresh(20), greedy(), parsing))
     (call,) = called(done)
     assert fits(call)
@@ -330,21 +334,23 @@ async def test_a_call_is_forced_without_a_parser_of_the_models_own(
 
 async def test_a_rule_waits_for_the_reasoning_to_end(engine: EngineBench, prompts: FreshPrompts) -> None:
     sampling = ruled(Constraint.REGEX, "sun|rain")
-    at_once = Parsing(template_kwargs=THINK_NOT)
+    at_once = OutputParsing(template_kwargs=THINK_NOT)
     (done,) = await engine.run(spoken(engine, prompts.fresh(20), sampling, at_once))
     assert ok(done).text in ("sun", "rain")
-    thinking = spoken(engine, prompts.fresh(20), replace(sampling, max_tokens=20, ignore_eos=True), Parsing())
+    thinking = spoken(
+        engine, prompts.fresh(20), replace(sampling, max_tokens=20, ignore_eos=True), OutputParsing()
+    )
     (done,) = await engine.run(thinking)
     assert done.choice().reasoning != ""
     assert done.choice().text == ""
     assert 18 <= done.choice().reasoning_tokens <= 20
-    hidden = spoken(engine, prompts.fresh(20), sampling, Parsing(reasoning=False))
+    hidden = spoken(engine, prompts.fresh(20), sampling, OutputParsing(reasoning=False))
     (done,) = await engine.run(hidden)
     assert done.choice().reasoning == ""
 
 
 async def test_a_parsed_choice_has_its_own_parser(engine: EngineBench, prompts: FreshPrompts) -> None:
-    parsing = Parsing(
+    parsing = OutputParsing(
         tools=TOOLS, tool_choice="required", template_kwargs=THINK_NOT, parallel_tool_calls=False
     )
     sampling = greedy(n=3, temperature=1.0, seed=3)
@@ -357,7 +363,7 @@ async def test_a_parsed_choice_has_its_own_parser(engine: EngineBench, prompts: 
 
 
 async def goes_on_anywhere(
-    engine: EngineBench, prompt: list[int], sampling: Sampling, parsing: Parsing | None
+    engine: EngineBench, prompt: list[int], sampling: Sampling, parsing: OutputParsing | None
 ) -> Choice:
     """Cut after every token, continued, and held against the stream that was not cut, which is returned."""
     request = replace(engine.request(prompt, sampling), parsing=parsing)
@@ -422,7 +428,7 @@ async def test_a_constrained_stream_goes_on_exactly(
 
 
 async def test_a_stream_of_calls_goes_on_exactly(engine: EngineBench, prompts: FreshPrompts) -> None:
-    parsing = Parsing(
+    parsing = OutputParsing(
         tools=TOOLS, tool_choice="required", parallel_tool_calls=False, template_kwargs=THINK_NOT
     )
     whole = await goes_on_anywhere(engine, prompts.fresh(20), greedy(), parsing)
@@ -489,7 +495,9 @@ async def test_reasoning_is_bounded_where_there_is_a_parser(
     assert last(refused).error == "invalid_request"
     thought = encode("<think>")
     prompt = [*prompts.fresh(20), *thought]
-    request = spoken(decode, prompt, greedy(thinking_tokens=6, max_tokens=30, ignore_eos=True), Parsing())
+    request = spoken(
+        decode, prompt, greedy(thinking_tokens=6, max_tokens=30, ignore_eos=True), OutputParsing()
+    )
     (done,) = await decode.run(request)
     assert last(done).error is None, last(done).error_message
     assert "</think>" not in done.choice().reasoning

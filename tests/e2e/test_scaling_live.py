@@ -143,7 +143,7 @@ def test_a_pool_grows_from_one_replica_to_three_and_shrinks_to_one_without_a_fai
         with clients.at_work(11):
             stack.wait_until(lambda: _serving(stack) == 3, PATIENCE_S, "three workers")
             first = {worker["worker_id"] for worker in stack.workers()}
-        assert stack.metric("kvasir_pool_replicas_wished", pool="workers") == 3
+        assert stack.metric("kvasir_pool_replicas_desired", pool="workers") == 3
         with clients.at_work(1):
             stack.wait_until(lambda: len(stack.workers()) == 1, PATIENCE_S, "one worker again")
         assert clients.failures == []

@@ -10,9 +10,8 @@ from random import Random
 import pytest
 
 from kvasir.core.identity import KvLayout, WorkerIdentity
-from kvasir.core.link import LinkLimits
 from kvasir.core.membership import Endpoint
-from kvasir.core.messages import CodedStep, Submit
+from kvasir.core.messages import EncodedStep, Submit
 from kvasir.core.requests import (
     Delta,
     EngineLoad,
@@ -27,6 +26,7 @@ from kvasir.core.requests import (
     Usage,
     token_ids,
 )
+from kvasir.core.session_link import LinkLimits
 from kvasir.ports.clock import Clock
 from kvasir.ports.engine import KvSource, StepSink
 from kvasir.ports.session import Dialer
@@ -159,7 +159,7 @@ class Router:
     def take(self, event: SessionEvent) -> None:
         self.events.append(event)
         said = event.message if isinstance(event, SessionMessage) else None
-        step = said.decode(None) if isinstance(said, CodedStep) else said
+        step = said.decode(None) if isinstance(said, EncodedStep) else said
         if isinstance(step, StepBatch):
             for delta in step.deltas:
                 got = self.tokens.setdefault(delta.request_id, [])

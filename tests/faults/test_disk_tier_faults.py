@@ -26,7 +26,7 @@ from tests.kit.engines.tier_blocks import (
 from tests.kit.lab.small_disk import SmallDisk, available
 
 from kvasir.config.spec.tiers import DiskTierSpec
-from kvasir.ports.tier import Change
+from kvasir.ports.tier import TierChange
 from kvasir_workers.tiers.blobs.disk import DiskTier
 
 
@@ -62,7 +62,7 @@ def test_a_full_disk_takes_nothing_more_and_is_still_read(small_disk: SmallDisk,
     assert len(put(tier, 1, 2).stored) == 2
     small_disk.fill()
     for number in range(10, 30):
-        assert put(tier, number) == Change()
+        assert put(tier, number) == TierChange()
     assert "free space there, or lower tiers.disk.bytes" in tier.load().trouble
     assert tier.load().readable
     assert tier.load().failures == 1
@@ -86,7 +86,7 @@ def test_a_disk_that_becomes_read_only_is_still_read_also_after_a_restart(
     put(tier, 1, 2)
     small_disk.forbid_writes()
     for number in range(10, 30):
-        assert put(tier, number) == Change()
+        assert put(tier, number) == TierChange()
     assert "mount it writable" in tier.load().trouble
     assert get(tier, 1, 2) == 2
     tier.close()
@@ -95,7 +95,7 @@ def test_a_disk_that_becomes_read_only_is_still_read_also_after_a_restart(
     tend_until(again, lambda: True)
     assert "mount it writable" in again.load().trouble
     assert get(again, 1, 2) == 2
-    assert put(again, 10) == Change()
+    assert put(again, 10) == TierChange()
     small_disk.allow_writes()
     recover(again)
     assert put(again, 10).stored == (block(10),)
@@ -185,6 +185,6 @@ def test_a_file_that_is_none_any_more_is_a_miss(tmp_path: Path, how: str) -> Non
             path.mkdir()
     assert get(tier, 1, 2, 3) == 1
     assert get(tier, 3) == 1
-    assert tier.tend().removed == (block(2),)
+    assert tier.maintain().removed == (block(2),)
     assert tier.load().trouble == ""
     tier.close()

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from kvasir.core.errors import UpstreamError
-from kvasir.core.messages import CodedStep, Draining, Serving, SetDraining, WorkerMessage
+from kvasir.core.messages import Draining, EncodedStep, Serving, SetDraining, WorkerMessage
 from kvasir.core.requests import StepBatch
 from kvasir_platform.sim.core.virtual_loop import VirtualClock, run_virtual
 from kvasir_platform.sim.net.transport import MemoryNetwork
@@ -39,7 +39,7 @@ def play(make_bench: Any) -> Play:
 def said(router: Any) -> list[WorkerMessage]:
     """What the worker told of its service."""
     messages = [event.message for event in router.events if isinstance(event, SessionMessage)]
-    return [message for message in messages if not isinstance(message, StepBatch | CodedStep)]
+    return [message for message in messages if not isinstance(message, StepBatch | EncodedStep)]
 
 
 def test_a_drain_through_one_router_reaches_all_and_so_does_its_end(play: Play) -> None:

@@ -62,7 +62,7 @@ async def test_a_frozen_worker_is_noticed_by_its_silence_and_resumes_its_stream_
     await router.until(lambda: len(router.tokens.get("a", ())) > 20)
     assert (await worker.freeze()).state == "T"
     await router.until(lambda: SessionInterrupted in kinds(router))
-    assert router.told()[-1].reason == "silent for 1.5 s"
+    assert router.told()[-1].reason == "no frame for 1.5 s"
     router.session.send(SetDraining(True, "frozen"))
     await bench.clock.sleep(3.0)
     await worker.thaw()

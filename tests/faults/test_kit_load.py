@@ -222,7 +222,7 @@ def test_unrest_names_what_is_left_and_where() -> None:
     gone = {"worker_id": "v", "state": "connecting", "in_flight": 0, "load": {"running": 5}}
     status = {"in_flight": 1, "workers": [worker, gone]}
     series = (
-        "kvasir_requests_queued 4.0\nkvasir_router_leases 2.0\nkvasir_router_books_balanced 0.0\n"
+        "kvasir_requests_queued 4.0\nkvasir_router_leases 2.0\nkvasir_router_accounting_consistent 0.0\n"
         'kvasir_requests_total{model="m",outcome="protocol_error"} 1.0\n'
     )
     assert invariant_violations(status, series) == [
@@ -236,7 +236,10 @@ def test_unrest_names_what_is_left_and_where() -> None:
         "1 streams lost, repeated or invented tokens on a worker",
     ]
     still = {"in_flight": 0, "workers": [gone]}
-    assert invariant_violations(still, "kvasir_requests_queued 0.0\nkvasir_router_books_balanced 1.0\n") == []
+    assert (
+        invariant_violations(still, "kvasir_requests_queued 0.0\nkvasir_router_accounting_consistent 1.0\n")
+        == []
+    )
 
 
 async def test_descriptors_that_stay_open_are_a_violation() -> None:

@@ -12,9 +12,9 @@ import pytest
 
 from kvasir.core.errors import CapacityError, ProtocolError
 from kvasir.core.kv import KvBatch, Medium, TierLoad
-from kvasir.core.link import LinkLimits
 from kvasir.core.messages import Hello, RouterFrame, WorkerFrame
 from kvasir.core.requests import EngineLoad, StepBatch, token_ids
+from kvasir.core.session_link import LinkLimits
 from kvasir.native import root_hash
 from kvasir.ports.session import RouterConnection
 from kvasir_platform.sim.core.virtual_loop import VirtualClock, run_virtual

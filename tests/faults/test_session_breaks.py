@@ -11,9 +11,9 @@ import pytest
 
 from kvasir.core.errors import RequestError, UpstreamError
 from kvasir.core.identity import PROTOCOL_VERSION
-from kvasir.core.link import LinkLimits
 from kvasir.core.messages import Abort, Draining, Hello, ReleaseLeases, RouterFrame
 from kvasir.core.requests import EngineLoad, FinishReason, Leg, StepBatch
+from kvasir.core.session_link import LinkLimits
 from kvasir.ports.session import ConnectionLost, RouterConnection, WorkerConnection
 from kvasir_platform.sim.core.virtual_loop import VirtualClock, run_virtual
 from kvasir_platform.sim.net.transport import MemoryNetwork

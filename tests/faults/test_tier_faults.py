@@ -33,7 +33,7 @@ from tests.kit.lab.redis_server import RedisServer, find_redis
 
 from kvasir.clock import MonotonicClock
 from kvasir.config.spec.tiers import RedisTierSpec
-from kvasir.ports.tier import Change
+from kvasir.ports.tier import TierChange
 from kvasir_platform.cluster.certificates import Authority
 from kvasir_workers.tiers.blobs.redis_tier import RedisTier
 
@@ -62,7 +62,7 @@ def redis_tier(url: str, **spec: object) -> RedisTier:
 def shared(redis: RedisServer) -> Iterator[RedisTier]:
     """A tier with blocks 1 to 4 in a Redis that is well."""
     tier = redis_tier(redis.url)
-    tier.tend()
+    tier.maintain()
     assert len(put(tier, 1, 2, 3, 4).stored) == 4
     yield tier
     tier.close()
@@ -81,7 +81,7 @@ def test_a_frozen_redis_costs_one_deadline_and_comes_back(
     deadline = time.monotonic() + PATIENCE_S
     while redis.info("clients")["connected_clients"] != "1":
         assert time.monotonic() < deadline, "connections are left open"
-    assert recover(shared) == Change()
+    assert recover(shared) == TierChange()
     assert get(shared, 1, 2, 3, 4) == 4
     down, up = lines.take()
     assert "is not used for the time being: 127.0.0.1" in down
@@ -129,7 +129,7 @@ def test_a_redis_that_takes_no_writes_is_still_read(
     fault, cure, remedy = commands
     assert redis.ask(*fault.split()) == "+OK"
     for number in range(10, 40):
-        assert put(shared, number) == Change()
+        assert put(shared, number) == TierChange()
     assert remedy in shared.load().trouble
     assert shared.load().failures == 1
     assert shared.load().dropped_blocks == 30

@@ -22,7 +22,7 @@ from kvasir.core.requests import (
     ToolCallDelta,
     Usage,
 )
-from kvasir.ports.limits import Grant, Levels, LimitRefusal, Quota
+from kvasir.ports.limits import BucketLevels, Grant, LimitRefusal, Quota
 from kvasir.ports.router import RequestSummary
 from kvasir_platform.edge import frames as module
 from kvasir_platform.edge.frames import (
@@ -78,7 +78,7 @@ requests = st.builds(
 summaries = st.builds(RequestSummary, texts, texts, texts, times, times, refused=st.booleans())
 errors = st.builds(ErrorNote, texts, texts, texts, counts, st.none() | texts, times)
 quotas = st.builds(Quota, st.none() | counts, st.none() | counts, st.none() | counts)
-levels = st.builds(Levels, times, times)
+levels = st.builds(BucketLevels, times, times)
 leaves = st.builds(LimitResponse, counts, grant=st.builds(Grant, texts, quotas, counts, levels)) | st.builds(
     LimitResponse,
     counts,

@@ -26,7 +26,7 @@ from tests.helm.rendering import (
 from tests.helm.schemas import VERSIONS, violations
 
 from kvasir.config.load.loader import loads
-from kvasir.config.load.support import refusals
+from kvasir.config.load.support import unsupported_features
 from kvasir.config.spec.discovery import DEPLOYMENT_LABEL, POOL_LABEL
 from kvasir_platform.cluster.ray.pod_templates import (
     PodTemplate,
@@ -83,7 +83,7 @@ def test_processes_accept_the_spec_that_is_rendered(name: str) -> None:
     assert deployment.discovery.kind == "kubernetes"
     assert (deployment.worker.host, deployment.transfer.host) == ("pod", "pod")
     assert deployment.gateway.asks_for_keys
-    assert refusals(deployment, platform="cpu" if name.startswith("cpu") else "cuda") == []
+    assert unsupported_features(deployment, platform="cpu" if name.startswith("cpu") else "cuda") == []
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -49,7 +49,7 @@ def test_requests_for_several_choices_are_not_judged() -> None:
         for _ in range(3):
             await cluster.submit(range(100), Sampling(max_tokens=4, n=3, ignore_eos=True)).finished()
         kvs = [view.kv for view in cluster.router.workers() if view.kv is not None]
-        assert [kv.judged_requests for kv in kvs] == [0] * len(kvs)
+        assert [kv.evaluated_requests for kv in kvs] == [0] * len(kvs)
 
     simulate(small_deployment(prefill=0, decode=0, both=1, disaggregation="never"), story)
 
@@ -61,7 +61,7 @@ def test_hits_of_growing_conversations_are_foreseen_to_the_token(disaggregation:
         assert all(each.predicted_cached_tokens == each.usage.cached_tokens for each in made)
         assert sum(each.usage.cached_tokens > 0 for each in made) == 84
         kvs = [view.kv for view in cluster.router.workers() if view.kv is not None]
-        assert sum(kv.judged_requests for kv in kvs) == 84
+        assert sum(kv.evaluated_requests for kv in kvs) == 84
         assert [(kv.error_ratio, kv.error_tokens) for kv in kvs] == [(0.0, 0)] * len(kvs)
 
     apart = disaggregation == "always"

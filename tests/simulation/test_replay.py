@@ -16,7 +16,7 @@ from load_tests.scenarios.policies import main
 
 from kvasir.core.requests import Role, SloClass
 from kvasir.native import IS_NATIVE
-from kvasir.ports.routing import Candidates, Plan, RequestView, RoutingPolicy, Target
+from kvasir.ports.routing import Candidates, Plan, RequestView, RoutingPolicy, RoutingTarget
 from kvasir_platform.sim.replay.goodput import Search, goodput
 from kvasir_platform.sim.replay.outcome import ReplayOutcome
 from kvasir_platform.sim.replay.replay import Setting, TraceReplay
@@ -148,7 +148,7 @@ def test_at_rest_the_index_knows_what_every_worker_holds(trace: RequestTrace) ->
         assert status is not None
         assert (status.state, status.predicted_blocks, status.resyncs) == ("exact", 0, 0)
         held = worker.cache.device_names
-        assert len(held) == index.held_blocks(Target(worker.worker_id))
+        assert len(held) == index.held_blocks(RoutingTarget(worker.worker_id))
         assert len(held) + len(worker.cache.cpu_names) == status.blocks
 
 

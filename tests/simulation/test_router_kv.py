@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from kvasir.config.spec.deployment import Deployment
-from kvasir.core.kv import KvChange, KvState, KvStatus, Medium
+from kvasir.core.kv import KvEventKind, KvState, KvStatus, Medium
 from kvasir.core.requests import Sampling, token_ids
 from kvasir.native import chain_hashes, root_hash
 from kvasir.native._twin import record
@@ -235,7 +235,7 @@ def test_what_a_worker_keeps_below_the_device_is_known_and_draws_requests(medium
     async def story(cluster: Cluster) -> None:
         tokens = prompt(Random(10), LONG)
         root = root_hash(cluster.deployment.model.name, "", "")
-        log = record(KvChange.STORED, medium, 0, root, chain_hashes(token_ids(tokens), 16, root))
+        log = record(KvEventKind.STORED, medium, 0, root, chain_hashes(token_ids(tokens), 16, root))
         holder = sorted(worker_id for worker_id in cluster.workers if worker_id.startswith("prefill"))[-1]
         event = {"type": "KvasirTierChanged", "log": log}
         record_of(cluster, holder).ingest(0, msgspec.msgpack.encode([0.0, [event], 0]))

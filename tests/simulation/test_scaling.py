@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from kvasir.config.spec.deployment import Deployment, PoolScalingSpec, PoolSpec, ScalingSpec, SloSpec
 from kvasir.config.spec.models import ModelSpec
-from kvasir.core.demand import PlannerWord
+from kvasir.core.demand import PlannerReply
 from kvasir.core.requests import Role
 from kvasir.ports.scaler import ReplicaState
 from kvasir_platform.planner.forecast import Predictor, Steady
@@ -116,7 +116,7 @@ class Play:
         if self.made is not None:
             model = self.loop._models["model"]
             model.planner = Planner(model.planner.rules, made=self.made)
-        self.word = PlannerWord("", False, {}, {}, {})
+        self.word = PlannerReply("", False, {}, {}, {})
 
     def _tell(self, _event: str, **details: object) -> None:
         self.told.append(details)
@@ -344,10 +344,10 @@ def test_a_model_that_nobody_asks_for_has_no_replica_after_its_time_and_not_befo
     play = sleepy()
     play.run(200 + IDLE_S)
     assert all(play.homes().values())
-    assert play.word.awake_in_s == {}
+    assert play.word.ready_in_s == {}
     play.run(60)
     assert play.homes() == {"prefill": 0, "decode": 0}
-    assert play.word.awake_in_s == {"model": 90.0}
+    assert play.word.ready_in_s == {"model": 90.0}
     assert "nobody has asked for the model for 300 s" in play.pools["prefill"]["why"]
 
 
@@ -357,11 +357,11 @@ def test_a_request_that_waits_wakes_its_model_and_routers_are_told_when() -> Non
     play.run(10)
     woken = [(act["pool"], act["count"], act["done"]) for act in play.acts if act["what"] == "wake"]
     assert woken == [("prefill", 1, True), ("decode", 1, True)]
-    assert 80.0 <= play.word.awake_in_s["model"] <= 90.0
+    assert 80.0 <= play.word.ready_in_s["model"] <= 90.0
     play.run(30)
-    assert 50.0 <= play.word.awake_in_s["model"] <= 60.0
+    assert 50.0 <= play.word.ready_in_s["model"] <= 60.0
     play.run(60)
-    assert play.word.awake_in_s == {}
+    assert play.word.ready_in_s == {}
     assert play.fleet.judged == 201
     play.run(2 * IDLE_S)
     assert play.homes() == {"prefill": 0, "decode": 0}
@@ -369,7 +369,7 @@ def test_a_request_that_waits_wakes_its_model_and_routers_are_told_when() -> Non
 
 def test_a_start_that_was_measured_is_what_routers_are_told_the_next_time() -> None:
     play = sleepy(2000.0, 4000.0).run(3990)
-    assert play.word.awake_in_s["model"] == pytest.approx(KIND.start_s, abs=2 * LOOK_S)
+    assert play.word.ready_in_s["model"] == pytest.approx(KIND.start_s, abs=2 * LOOK_S)
 
 
 def test_a_model_keeps_its_workers_while_it_answers_anything_however_long() -> None:
@@ -384,7 +384,7 @@ def test_a_model_keeps_its_workers_while_it_answers_anything_however_long() -> N
     while play.fleet.judged < 2:
         play.run(60)
         assert play.homes()["decode"] >= 1
-        assert play.word.awake_in_s == {}
+        assert play.word.ready_in_s == {}
     assert play.now > 10 * 60.0
     play.run(600)
     assert play.homes() == {"prefill": 0, "decode": 0}
@@ -453,7 +453,7 @@ def test_advice_changes_nothing_and_says_what_would_be_done() -> None:
     assert (play.fleet.starts, play.fleet.turns) == (0, 0)
     assert play.acts
     assert not any(act["done"] for act in play.acts)
-    assert not any(plan.acting for plan in play.word.pools.values())
+    assert not any(plan.applied for plan in play.word.pools.values())
     assert play.word.pools["decode"].desired > 1
     assert play.word.roles == {}
 
@@ -487,8 +487,8 @@ def test_a_pin_is_carried_out_where_the_plan_is_only_advice() -> None:
     play.loop.pin("decode", 5)
     play.run(300)
     assert play.homes() == {"prefill": 4, "decode": 5}
-    assert play.word.pools["decode"].acting
-    assert not play.word.pools["prefill"].acting
+    assert play.word.pools["decode"].applied
+    assert not play.word.pools["prefill"].applied
 
 
 @settings(deadline=None, max_examples=12)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from kvasir.core.identity import Hardware, KvLayout, WorkerIdentity
-from kvasir.core.kv import KvBatch, KvChange, KvSnapshotPart, Medium
+from kvasir.core.kv import KvBatch, KvEventKind, KvSnapshotPart, Medium
 from kvasir.core.requests import (
     Delta,
     EngineLoad,
@@ -61,7 +61,7 @@ class ScriptedCache:
         """Number batches from 1 in `epoch`."""
         self._epoch = epoch
 
-    def follow(self, sink: KvSink | None) -> None:
+    def subscribe(self, sink: KvSink | None) -> None:
         """See KvSource."""
         self._sink = sink
 
@@ -79,7 +79,7 @@ class ScriptedCache:
 
     def report(self, parent: int, names: array[int]) -> None:
         """These blocks follow `parent`, 0 for none."""
-        self._log += _RECORD.pack(KvChange.STORED, Medium.DEVICE, 0, len(names), parent)
+        self._log += _RECORD.pack(KvEventKind.STORED, Medium.DEVICE, 0, len(names), parent)
         self._log += names.tobytes()
 
     def cached(self, names: array[int]) -> int:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 from kvasir.core.errors import TransferError
-from kvasir.ports.transfer import KvTransfer, LeaseEnded, Offer, Pulled
+from kvasir.ports.transfer import KvTransfer, LeaseEnded, Offer, PullSucceeded
 from load_tests.scenarios.kv_parts.memory import Case, Memory
 
 PATIENCE_S = 60.0
@@ -88,6 +88,6 @@ class Sink(_Side):
             if nap_s:
                 time.sleep(nap_s)
         seconds = time.perf_counter() - began
-        if not isinstance(events[0], Pulled):
+        if not isinstance(events[0], PullSucceeded):
             raise TransferError(str(events[0]))
         return seconds

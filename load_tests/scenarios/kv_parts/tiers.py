@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from kvasir.config.spec.tiers import DiskTierSpec, RedisTierSpec
-from kvasir.ports.tier import KEY_BYTES, Block, KvTier, TierRead, TierWrite
+from kvasir.ports.tier import KEY_BYTES, KvTier, TierBlock, TierRead, TierWrite
 from kvasir_workers.tiers.blob import fingerprint
 from kvasir_workers.tiers.blobs.disk import DiskTier
 from kvasir_workers.tiers.blobs.redis_tier import RedisTier
@@ -78,7 +78,7 @@ class LowerBench:
         self._tier: KvTier | None = None
         self._case: Case | None = None
         self._round = 0
-        self._blocks: list[Block] = []
+        self._blocks: list[TierBlock] = []
 
     def prepare(self, case: Case, seed: int) -> None:
         """Have slots full of a case's bytes, and slots to read into."""
@@ -90,7 +90,7 @@ class LowerBench:
         self._source = words
         self._target = np.full_like(words, 0)
         self._tier = self._open(case)
-        while self._tier.tend() != ((), ()):
+        while self._tier.maintain() != ((), ()):
             pass
 
     def store(self) -> float:
@@ -99,7 +99,7 @@ class LowerBench:
         tier.drop([block.key for block in self._blocks])
         self._round += 1
         names = [self._round << 32 | number for number in range(1, case.blocks + 1)]
-        self._blocks = [Block(name.to_bytes(KEY_BYTES, "big"), name, name - 1) for name in names]
+        self._blocks = [TierBlock(name.to_bytes(KEY_BYTES, "big"), name, name - 1) for name in names]
         views = _slots(self._source, case)
         began = time.perf_counter()
         kept = tier.put([TierWrite(block, view) for block, view in zip(self._blocks, views, strict=True)])

@@ -10,7 +10,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from kvasir.ports.transfer import WHOLE, BlockPart
+from kvasir.ports.transfer import UNSHARDED, BlockPart
 from kvasir_workers.connector.connector import KvasirConnector
 from kvasir_workers.transfer.checksums import HostSums, PendingSums
 from load_tests.scenarios.scorecard_rows.flipping_worker import FLIP_FILE
@@ -24,7 +24,9 @@ BYTE, BIT = 3, 0x40
 _sum = HostSums.begin
 
 
-def _flip_and_sum(sums: HostSums, blocks: Sequence[int], parts: int, part: BlockPart = WHOLE) -> PendingSums:
+def _flip_and_sum(
+    sums: HostSums, blocks: Sequence[int], parts: int, part: BlockPart = UNSHARDED
+) -> PendingSums:
     """Sums of what is there after the flip."""
     flag = Path(os.environ[FLIP_FILE])
     if blocks and flag.exists():

@@ -21,7 +21,7 @@ from urllib.request import getproxies
 from pydantic import ValidationError
 from tests.kit.lab.fleet import Layout
 
-from kvasir.config.checks.outbound import OutboundRefused, read_url
+from kvasir.config.checks.outbound import OutboundRefused, parse_url
 from kvasir.config.spec.deployment import Deployment
 from kvasir.config.spec.filters import ClassifierFilterSpec
 from kvasir_platform.gateway.filters.http_post import HttpPoster, PostError, PostTarget
@@ -178,7 +178,7 @@ async def _denied(lure: Lure, caught: Trap) -> bool:
         return list(lure.addresses)
 
     try:
-        poster = HttpPoster(PostTarget(read_url(url)), connections=1, now=lambda: 0.0, resolve=resolve)
+        poster = HttpPoster(PostTarget(parse_url(url)), connections=1, now=lambda: 0.0, resolve=resolve)
         await poster.post(b"{}")
     except OutboundRefused:
         return True
@@ -240,7 +240,7 @@ async def _post(service: Trap, *answers: list[str]) -> str | None:
     async def resolve(_host: str, _port: int) -> list[str]:
         return next(turns)
 
-    target = read_url(f"http://judge.example.com:{service.port}/judge")
+    target = parse_url(f"http://judge.example.com:{service.port}/judge")
     poster = HttpPoster(PostTarget(target, private=True), connections=1, now=lambda: 0.0, resolve=resolve)
     try:
         async with asyncio.timeout(_PATIENCE_S):
@@ -288,7 +288,7 @@ async def _reached(caught: Trap) -> None:
     """Raises NotProven unless the trap still takes who may connect: by an address, and by a name."""
     before = caught.met
     problem = await _post(caught, ["127.0.0.1"])
-    target = read_url(caught.url("127.0.0.1"))
+    target = parse_url(caught.url("127.0.0.1"))
     poster = HttpPoster(PostTarget(target, private=True), connections=1, now=lambda: 0.0)
     await poster.post(b"{}")
     poster.close()

@@ -50,7 +50,7 @@ _COUNTED = _NAMES[:-4]
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerFigures:
+class WorkerStats:
     """One worker as a router sees it: `role` is the part of the work that it is given, `serving` whether it
     is given any. Seconds as the router has learned them: computing `n` prompt tokens takes `prefill_fixed_s +
     n * prefill_token_s`, a step with `n` streams `step_fixed_s + n * step_stream_s`. `hit_tokens` counts the
@@ -80,28 +80,28 @@ class DemandReport:
     epoch: str
     sequence: int
     models: dict[str, Traffic]
-    workers: tuple[WorkerFigures, ...] = ()
+    workers: tuple[WorkerStats, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class PoolPlan:
-    """One pool as the planner sees it. `desired` replicas are what it plans for, `acting` whether it also
+    """One pool as the planner sees it. `desired` replicas are what it plans for, `applied` whether it also
     changes the pool, `serving` and `starting` what there is."""
 
     desired: int
     serving: int
     starting: int
-    acting: bool
+    applied: bool
 
 
 @dataclass(frozen=True, slots=True)
-class PlannerWord:
+class PlannerReply:
     """What the planner answers a router. `roles` are those of workers that do another part of the work than
-    their pool's. Of each model in `awake_in_s` no worker serves, or not in every role that it takes: it may
-    be had in so many seconds. `taken` is whether the report was."""
+    their pool's. Of each model in `ready_in_s` no worker serves, or not in every role that it takes: it may
+    be had in so many seconds. `accepted` is whether the report was."""
 
     epoch: str
-    taken: bool
+    accepted: bool
     roles: dict[str, Role]
-    awake_in_s: dict[str, float]
+    ready_in_s: dict[str, float]
     pools: dict[str, PoolPlan]

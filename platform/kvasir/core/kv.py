@@ -54,7 +54,7 @@ class TierLoad:
     readable: bool = True
 
 
-class KvChange(IntEnum):
+class KvEventKind(IntEnum):
     """Kinds of records in a log.
 
     A record is, little-endian: u8 kind, u8 medium, u16 data-parallel rank, u32 count; a STORED record
@@ -108,9 +108,9 @@ class KvState(StrEnum):
 @dataclass(frozen=True, slots=True)
 class KvStatus:
     """A worker's cache as the router sees it. `since_s` is a reading of the router's clock; `blocks`
-    counts reported blocks over all ranks and media, `predicted_blocks` those that are only foreseen.
+    counts reported blocks over all ranks and media, `predicted_blocks` those that are only predicted.
     `error_ratio` is the mean error lately of predicted against reported cached tokens, as a fraction of the
-    prompt; `judged_requests` have been compared in all, and `error_tokens` is the sum of their errors."""
+    prompt; `evaluated_requests` have been compared in all, and `error_tokens` is the sum of their errors."""
 
     state: KvState
     reason: str
@@ -121,5 +121,5 @@ class KvStatus:
     predicted_blocks: int = 0
     resyncs: int = 0
     error_ratio: float = 0.0
-    judged_requests: int = 0
+    evaluated_requests: int = 0
     error_tokens: int = 0

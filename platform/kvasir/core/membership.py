@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from kvasir.core.errors import ProtocolError
 
 NAMESPACE = b"kvasir"
-BEAT_S = 1.0
+HEARTBEAT_S = 1.0
 STALE_S = 6.0
 _ADDRESS = re.compile(r"([A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?|\[[0-9A-Fa-f:.]+\]):(\d{1,5})")
 _SCHEMES = frozenset(("dns", "fd", "ipv4", "ipv6", "passthrough", "unix", "unix-abstract", "vsock", "xds"))

@@ -2,7 +2,7 @@
 
 A session is one logical, ordered, exactly-once conversation between a router and a worker. It outlives
 the connections that carry it: every frame has a sequence number, both sides keep a bounded tail of
-what the other has not acknowledged, and a new connection replays it. `kvasir.core.link` is that
+what the other has not acknowledged, and a new connection replays it. `kvasir.core.session_link` is that
 bookkeeping; `kvasir.wire` the encoding; proto/kvasir/wire/v1 the contract.
 """
 
@@ -98,7 +98,7 @@ WorkerMessage = StepBatch | Draining | Serving
 
 
 @value
-class CodedStep:
+class EncodedStep:
     """A StepBatch as it came, valid but not yet taken apart: some of its deltas may be served from the bytes
     of its `frame`. `decode(positions)` makes a batch of the deltas at these positions and of all else; None:
     of all of it. It raises ProtocolError."""
@@ -123,4 +123,4 @@ class WorkerFrame:
 
     seq: int
     ack: int
-    payload: WorkerMessage | CodedStep | None = None
+    payload: WorkerMessage | EncodedStep | None = None

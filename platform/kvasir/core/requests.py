@@ -72,7 +72,7 @@ class Constraint(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Structured:
+class StructuredOutput:
     """A rule that the output follows token by token. `spec` is the schema or tag as JSON text, the pattern,
     the grammar (EBNF or Lark), a JSON array of choices, or "" for any JSON object."""
 
@@ -81,7 +81,7 @@ class Structured:
 
 
 @dataclass(frozen=True, slots=True)
-class Parsing:
+class OutputParsing:
     """How the model's text is to be taken apart into content, reasoning and tool calls, in the words of
     OpenAI's API, for the engine's own parsers.
 
@@ -132,7 +132,7 @@ class Sampling:
     bad_words: tuple[str, ...] = ()
     prompt_logprobs: int | None = None
     thinking_tokens: int | None = None
-    structured: Structured | None = None
+    structured: StructuredOutput | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +189,7 @@ class EngineRequest:
     trace_context: str = ""
     continuation: Continuation | None = None
     tier_tokens: int = 0
-    parsing: Parsing | None = None
+    parsing: OutputParsing | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -367,5 +367,5 @@ class Request:
     slo: SloClass = DEFAULT_SLO
     session: str = ""
     task: Task = Task.GENERATE
-    parsing: Parsing | None = None
+    parsing: OutputParsing | None = None
     tenant: str = ""

@@ -1,5 +1,5 @@
 """Block names, the radix tree over them, a worker's shadow, copies and checksums of KV bytes, and the
-straight way of a token to its client: what router and workers do too often for Python.
+fast path of a token to its client: what router and workers do too often for Python.
 
 A block of a prompt is named by a 64-bit hash chained over its parent, so that equal names mean equal
 prefixes. The chain is Kvasir's own: an engine's hash algorithm or seed can change without the router's

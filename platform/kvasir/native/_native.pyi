@@ -17,7 +17,7 @@ from kvasir.ports import router
 SLOTS: int
 """Owners of one group: the four media in the order of kvasir.core.kv.Medium, then PREDICTED."""
 PREDICTED: int
-"""The slot of what is foreseen to be on the device."""
+"""The slot of what is predicted to be on the device."""
 
 def chain_hashes(tokens: Buffer, block_size: int, root: int) -> array[int]:
     """The names of the whole blocks of `tokens`, as array('Q')."""
@@ -71,7 +71,7 @@ class PrefixTree:
     def sweep(self, budget: int) -> int:
         """Reclaim at most about `budget` pairs of dropped groups; returns how many are left."""
     def apply(self, groups: Sequence[int], log: bytes) -> int:
-        """Apply a log (kvasir.core.kv.KvChange); `groups[rank]` is the group of each rank. Returns how
+        """Apply a log (kvasir.core.kv.KvEventKind); `groups[rank]` is the group of each rank. Returns how
         many pairs changed. Raises ValueError for a malformed log and KeyError for an unknown group or
         rank, both without any change; OverflowError when `capacity` is reached, after a part of it."""
     def predict(self, group: int, names: Buffer, now: float) -> int:
@@ -129,7 +129,7 @@ class Shadow:
         with `type`). Events of a KV cache group other than the first are passed over. AllBlocksCleared is
         said of the device alone: tiers outlive the engine's prefix cache.
 
-        One type of event is our own: KvasirTierChanged, whose `log` is a log (kvasir.core.kv.KvChange) of
+        One type of event is our own: KvasirTierChanged, whose `log` is a log (kvasir.core.kv.KvEventKind) of
         media below the device as bytes. Its blocks have our names already and no keys, and its records
         count for the rank that is ingested, whatever rank they carry.
 
@@ -144,7 +144,7 @@ class Shadow:
         """Blocks that could not be recorded, since their parents were unknown."""
 
 class Lane:
-    """The straight way of one stream to its client; see kvasir.ports.router.Lane. It has two kinds."""
+    """The fast path of one stream to its client; see kvasir.ports.router.Lane. It has two kinds."""
 
     @property
     def open(self) -> bool: ...

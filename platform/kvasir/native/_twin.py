@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from kvasir.core.kv import MEDIA, KvChange, Medium
+from kvasir.core.kv import MEDIA, KvEventKind, Medium
 from kvasir.native.stats import TreeStats
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ def chain_hashes(tokens: Buffer, block_size: int, root: int) -> array[int]:
 class Record(NamedTuple):
     """One record of a log; `parent` is 0 except for STORED."""
 
-    kind: KvChange
+    kind: KvEventKind
     medium: int
     rank: int
     parent: int
@@ -98,21 +98,21 @@ def records(log: bytes) -> Iterator[Record]:
             raise ValueError(f"log: half a record at byte {at}")
         kind, medium, rank, count = _HEADER.unpack_from(view, at)
         at += _HEADER.size
-        if kind not in (KvChange.STORED, KvChange.REMOVED, KvChange.CLEARED) or medium >= MEDIA:
+        if kind not in (KvEventKind.STORED, KvEventKind.REMOVED, KvEventKind.CLEARED) or medium >= MEDIA:
             raise ValueError(f"log: kind {kind}, medium {medium} at byte {at - _HEADER.size}")
-        stored = kind == KvChange.STORED
+        stored = kind == KvEventKind.STORED
         size = 8 * (count + stored)
-        if (kind == KvChange.CLEARED and count) or len(view) - at < size:
+        if (kind == KvEventKind.CLEARED and count) or len(view) - at < size:
             raise ValueError(f"log: {count} names do not fit at byte {at}")
         names = array("Q", view[at : at + size].tobytes())
-        yield Record(KvChange(kind), medium, rank, names.pop(0) if stored else 0, names)
+        yield Record(KvEventKind(kind), medium, rank, names.pop(0) if stored else 0, names)
         at += size
 
 
-def record(kind: KvChange, medium: int, rank: int, parent: int, names: array[int]) -> bytes:
+def record(kind: KvEventKind, medium: int, rank: int, parent: int, names: array[int]) -> bytes:
     """One record of a log."""
     head = _HEADER.pack(kind, medium, rank, len(names))
-    return head + (struct.pack("<Q", parent) if kind == KvChange.STORED else b"") + names.tobytes()
+    return head + (struct.pack("<Q", parent) if kind == KvEventKind.STORED else b"") + names.tobytes()
 
 
 class _Group:
@@ -176,7 +176,7 @@ class PrefixTree:
     def _apply(self, held: OrderedDict[int, int], change: Record) -> int:
         before = len(held)
         match change.kind:
-            case KvChange.STORED:
+            case KvEventKind.STORED:
                 parent = change.parent
                 for name in change.names:
                     if name not in held:
@@ -185,10 +185,10 @@ class PrefixTree:
                         held[name] = parent
                     parent = name
                 return len(held) - before
-            case KvChange.REMOVED:
+            case KvEventKind.REMOVED:
                 for name in change.names:
                     held.pop(name, None)
-            case KvChange.CLEARED:
+            case KvEventKind.CLEARED:
                 held.clear()
         return before - len(held)
 
@@ -253,13 +253,13 @@ class PrefixTree:
         first = 0
         for name, parent in held.items():
             if run and parent != run[-1]:
-                log += record(KvChange.STORED, cursor, rank, first, run)
+                log += record(KvEventKind.STORED, cursor, rank, first, run)
                 run = array("Q")
             if not run:
                 first = parent
             run.append(name)
         if run:
-            log += record(KvChange.STORED, cursor, rank, first, run)
+            log += record(KvEventKind.STORED, cursor, rank, first, run)
         return bytes(log), cursor + 1 if cursor + 1 < MEDIA else -1
 
     def stats(self) -> TreeStats:
@@ -386,7 +386,7 @@ class Shadow:
         held = self._keys[rank][medium]
         for key, name in zip(named, chain, strict=True):
             held.setdefault(key, [name, 0])[1] += 1
-        self._record(record(KvChange.STORED, medium, rank, above, chain))
+        self._record(record(KvEventKind.STORED, medium, rank, above, chain))
         return len(named)
 
     def _name(self, rank: int, key: int) -> int | None:
@@ -403,13 +403,13 @@ class Shadow:
             if not held[key][1]:
                 gone.append(held.pop(key)[0])
         if gone:
-            self._record(record(KvChange.REMOVED, medium, rank, 0, gone))
+            self._record(record(KvEventKind.REMOVED, medium, rank, 0, gone))
         return known
 
     def clear(self, rank: int, medium: int) -> None:
         self._keys[rank][medium].clear()
         if self._tree.held(self._groups[rank], medium):
-            self._record(record(KvChange.CLEARED, medium, rank, 0, array("Q")))
+            self._record(record(KvEventKind.CLEARED, medium, rank, 0, array("Q")))
 
     def ingest(self, rank: int, payload: bytes) -> int:
         try:
@@ -443,7 +443,7 @@ class Shadow:
 
     def _follow_tier(self, rank: int, changes: list[Record]) -> None:
         for each in changes:
-            if each.kind == KvChange.CLEARED:
+            if each.kind == KvEventKind.CLEARED:
                 self.clear(rank, each.medium)
             else:
                 self._record(record(each.kind, each.medium, rank, each.parent, each.names))

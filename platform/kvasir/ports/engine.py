@@ -26,7 +26,7 @@ class KvSource(Protocol):
         """Why the record does not say all that is held, for the time being; None when it does."""
         ...
 
-    def follow(self, sink: KvSink | None) -> None:
+    def subscribe(self, sink: KvSink | None) -> None:
         """Hand every batch to `sink` from here on, in order; of the calls of this port only from within
         `flush`. None: to nobody."""
         ...

@@ -33,7 +33,7 @@ class Quota:
         return self.requests_per_min is None and self.tokens_per_min is None and self.concurrency is None
 
 
-class Levels(NamedTuple):
+class BucketLevels(NamedTuple):
     """How long the buckets take to be full again, in seconds: 60 is empty, more is owed."""
 
     requests_s: float = 0.0
@@ -47,7 +47,7 @@ class Grant(NamedTuple):
     tenant: str
     quota: Quota
     tokens: int
-    levels: Levels
+    levels: BucketLevels
     shared: bool = False
 
 
@@ -57,7 +57,7 @@ class LimitRefusal(NamedTuple):
 
     limit: Limit
     retry_after_s: float
-    levels: Levels
+    levels: BucketLevels
 
 
 class RateLimits(Protocol):
@@ -88,12 +88,12 @@ class RateLimits(Protocol):
 
 
 @runtime_checkable
-class SharedLimits(RateLimits, Protocol):
-    """Limits that several routers count together. `shared`: they do at this moment; `decided_alone`: how many
-    requests were let in or refused without the others."""
+class SharedRateLimits(RateLimits, Protocol):
+    """Limits that several routers count together. `shared`: they do at this moment; `local_decisions`: how
+    many requests were let in or refused without the others."""
 
     @property
     def shared(self) -> bool: ...
 
     @property
-    def decided_alone(self) -> int: ...
+    def local_decisions(self) -> int: ...

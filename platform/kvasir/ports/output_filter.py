@@ -31,7 +31,7 @@ class FilterAction(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Subject:
+class FilterSubject:
     """Whose text is judged. `model` is the name that the client sent, `tenant` "" for nobody."""
 
     model: str
@@ -39,7 +39,7 @@ class Subject:
     tenant: str = ""
 
 
-Rule = Callable[[int, FilterAction], None]
+RulingCallback = Callable[[int, FilterAction], None]
 """`rule(until, act)`: what becomes of the text from the end of the last ruling to `until`, a count of
 characters from the text's beginning. END lets what comes before `until` through, as far as it was not ruled
 on, and ends the choice there."""
@@ -79,11 +79,11 @@ class OutputFilter(Protocol):
     max_held_chars: int
     max_held_s: float
 
-    def applies(self, subject: Subject) -> bool:
+    def applies(self, subject: FilterSubject) -> bool:
         """Whether it judges such texts. Cheap."""
         ...
 
-    def judge(self, subject: Subject, rule: Rule, before: str = "") -> Judge:
+    def judge(self, subject: FilterSubject, rule: RulingCallback, before: str = "") -> Judge:
         """Begin a text. Where another part has interrupted it, `before` is the end of what it had said: at
         least `max_held_chars` and one more, or all. That has been ruled on, and is not counted; what lies
         across the interruption is to be found."""

@@ -75,16 +75,16 @@ class RequestSummary:
         return (ttft is None or ttft <= self.slo.ttft_s) and (itl is None or itl <= self.slo.itl_s)
 
 
-HEALTH_STATES = ("healthy", "slow_start", "probing", "ejected", "silent")
+HEALTH_STATES = ("healthy", "slow_start", "probing", "ejected", "unresponsive")
 """Of a HealthView, from the best to the worst."""
 
 
 @dataclass(frozen=True, slots=True)
 class HealthView:
-    """How a worker answers. `state`: healthy, slow_start, ejected, probing, silent; `reason` says why it is
-    not healthy, `for_s` how much longer that lasts if nothing happens (0: not known). `share` is the part of
-    its peers' load that it may have, `ejections` how often it was ejected. `panic`: its pool is used as a
-    whole, since too much of it looks bad."""
+    """How a worker answers. `state`: healthy, slow_start, ejected, probing, unresponsive; `reason` says why
+    it is not healthy, `for_s` how much longer that lasts if nothing happens (0: not known). `share` is the
+    part of its peers' load that it may have, `ejections` how often it was ejected. `panic`: its pool is used
+    as a whole, since too much of it looks bad."""
 
     state: str = "healthy"
     reason: str = ""
@@ -114,7 +114,7 @@ class WorkerView:
 
 
 @dataclass(frozen=True, slots=True)
-class PlaceRecord:
+class CandidateRecord:
     """One place as one part of a decision saw it. `facts` are what was known of it (tokens, counts),
     `terms` what the policy made of that, in the table's unit."""
 
@@ -129,12 +129,12 @@ class PlaceRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class PartRecord:
+class PhaseRecord:
     """The candidates of one part of a request (`prefill`, `decode` or `whole`), best first."""
 
     part: str
     unit: str
-    places: tuple[PlaceRecord, ...]
+    places: tuple[CandidateRecord, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +160,7 @@ class DecisionRecord:
     decode_worker: str
     predicted_cached_tokens: int
     predicted_ttft_s: float
-    parts: tuple[PartRecord, ...]
+    parts: tuple[PhaseRecord, ...]
     omitted: int = 0
     queued_s: float = 0.0
     slo_ttft_s: float = 0.0
@@ -220,13 +220,13 @@ class Accounting:
     leases: int
 
     @property
-    def balanced(self) -> bool:
+    def consistent(self) -> bool:
         """Whether they are in good order."""
         return self.running + self.queued == self.in_flight and self.accounted == self.running
 
 
 class Lane(Protocol):
-    """A straight way to one client for the plain deltas of one stream, past `on_delta`, for as long as it is
+    """A fast path to one client for the plain deltas of one stream, past `on_delta`, for as long as it is
     `open`; see kvasir.native. What went over it is told by `tokens` (array('I') as bytes), their `characters`
     and `last_s`, when the last of them came."""
 

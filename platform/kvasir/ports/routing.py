@@ -30,7 +30,7 @@ SCORE = "score"
 """The unit of terms of which the largest sum is best; in every other unit it is the smallest."""
 
 
-class Target(NamedTuple):
+class RoutingTarget(NamedTuple):
     """One data-parallel rank of one worker: the finest place that a request can be sent to."""
 
     worker_id: str
@@ -67,7 +67,7 @@ class Candidates:
     token, `block_size` in tokens.
     """
 
-    targets: tuple[Target, ...]
+    targets: tuple[RoutingTarget, ...]
     worker: IntColumn
     prefills: BoolColumn
     decodes: BoolColumn
@@ -96,7 +96,7 @@ def no_names() -> array[int]:
 class RequestView:
     """What a policy may know of a request; not to be changed, as Candidates. `output_tokens` is an
     expectation, per choice. `block_hashes` are the prompt's whole blocks by name, as array('Q'). `session`
-    is the client's own name for what belongs together, "" for none. `undivided`: it has to run on one
+    is the client's own name for what belongs together, "" for none. `single_worker`: it has to run on one
     worker, as one with several choices does."""
 
     request_id: str
@@ -107,12 +107,12 @@ class RequestView:
     priority: int = 0
     slo: SloClass = DEFAULT_SLO
     session: str = ""
-    undivided: bool = False
+    single_worker: bool = False
 
     @property
     def whole(self) -> bool:
         """Whether it has to run on one worker."""
-        return self.undivided or self.choices > 1
+        return self.single_worker or self.choices > 1
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -138,8 +138,8 @@ class Plan:
     from a policy that does not know. `reason` is a stable word.
     """
 
-    prefill: Target | None
-    decode: Target
+    prefill: RoutingTarget | None
+    decode: RoutingTarget
     reason: str
     predicted_cached_tokens: int = 0
     predicted_ttft_s: float = 0.0
@@ -152,7 +152,7 @@ class Plan:
         return "aggregated" if self.prefill is None else "disaggregated"
 
     @property
-    def prefill_target(self) -> Target:
+    def prefill_target(self) -> RoutingTarget:
         """Where the prompt is computed, in either mode."""
         return self.decode if self.prefill is None else self.prefill
 

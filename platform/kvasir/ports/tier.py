@@ -17,7 +17,7 @@ from kvasir.core.kv import Medium, TierLoad
 KEY_BYTES = 32
 
 
-class Block(NamedTuple):
+class TierBlock(NamedTuple):
     """Which block: the engine's chain hash of KEY_BYTES bytes, and what routers call it and the block before
     it (kvasir.native.chain_hashes; a chain's root for the first)."""
 
@@ -30,7 +30,7 @@ class TierWrite(NamedTuple):
     """A block to keep, and its bytes over all layers and tensor-parallel ranks. `data` stays valid and
     unchanged until `put` returns, and no longer."""
 
-    block: Block
+    block: TierBlock
     data: memoryview
 
 
@@ -41,11 +41,11 @@ class TierRead(NamedTuple):
     target: memoryview
 
 
-class Change(NamedTuple):
+class TierChange(NamedTuple):
     """What a call changed of what the tier holds. `removed` may name blocks of earlier calls."""
 
-    stored: tuple[Block, ...] = ()
-    removed: tuple[Block, ...] = ()
+    stored: tuple[TierBlock, ...] = ()
+    removed: tuple[TierBlock, ...] = ()
 
 
 class KvTier(Protocol):
@@ -71,27 +71,27 @@ class KvTier(Protocol):
         targets hold afterwards is undefined."""
         ...
 
-    def put(self, blocks: Sequence[TierWrite]) -> Change:
+    def put(self, blocks: Sequence[TierWrite]) -> TierChange:
         """Keep these; a block that is there already is only marked as used again, and is not in `stored`."""
         ...
 
-    def drop(self, keys: Sequence[bytes]) -> Change:
+    def drop(self, keys: Sequence[bytes]) -> TierChange:
         """Forget these; unknown ones are ignored."""
         ...
 
-    def tend(self) -> Change:
+    def maintain(self) -> TierChange:
         """What the tier does for itself: reads its index after a start, finds out whether a medium in trouble
         is back, and tells what `lookup` and `get` have found to be gone. To be called when nothing else is
         wanted: soon after the start, again at once while a call returns changes or the tier is still
-        `tending`, else about every second."""
+        `maintenance_pending`, else about every second."""
         ...
 
     @property
-    def tending(self) -> bool:
-        """Whether the newest `tend` left off in the middle, whatever it has changed."""
+    def maintenance_pending(self) -> bool:
+        """Whether the newest `maintain` left off in the middle, whatever it has changed."""
         ...
 
-    def held(self) -> Iterable[Block]:
+    def held(self) -> Iterable[TierBlock]:
         """Every block that this instance knows to be there, as after a restart over a disk that was kept."""
         ...
 

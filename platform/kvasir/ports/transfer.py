@@ -56,11 +56,11 @@ class BlockPart:
     of: int = 1
 
 
-WHOLE = BlockPart()
+UNSHARDED = BlockPart()
 
 
 @dataclass(frozen=True, slots=True)
-class Pulled:
+class PullSucceeded:
     """A pull ended well: every destination block holds the source's bytes, by checksum where the offering
     side gave checksums."""
 
@@ -87,7 +87,7 @@ class LeaseEnded:
     how: str
 
 
-TransferEvent = Pulled | PullFailed | LeaseEnded
+TransferEvent = PullSucceeded | PullFailed | LeaseEnded
 
 
 class KvTransfer(Protocol):
@@ -123,8 +123,8 @@ class KvTransfer(Protocol):
         target_blocks: Sequence[int],
         timeout_s: float,
         *,
-        source: BlockPart = WHOLE,
-        target: BlockPart = WHOLE,
+        source: BlockPart = UNSHARDED,
+        target: BlockPart = UNSHARDED,
     ) -> None:
         """Begin to copy the offer's blocks number `first`, `first + 1`, … to `target_blocks`: of each the
         part `source`, into the part `target`. No targets: the lease is confirmed without a byte moved. A pull

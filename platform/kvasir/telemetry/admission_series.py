@@ -24,7 +24,7 @@ _GAUGES: tuple[tuple[str, str, Callable[[AdmissionView], float]], ...] = (
 
 
 class AdmissionSeries(Collector):
-    """Silent until it is told where to read. The model is the only label."""
+    """Yields nothing until it is told where to read. The model is the only label."""
 
     def __init__(self) -> None:
         self.read: Callable[[], Mapping[str, AdmissionView]] | None = None

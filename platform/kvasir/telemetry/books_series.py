@@ -20,15 +20,15 @@ _GAUGES: tuple[tuple[str, str, Callable[[Accounting], int]], ...] = (
     ),
     ("leases", "Leases on prefill workers' KV that is to be pulled", lambda accounting: accounting.leases),
     (
-        "books_balanced",
+        "accounting_consistent",
         "1 while what is served and what is accounted agree",
-        lambda accounting: accounting.balanced,
+        lambda accounting: accounting.consistent,
     ),
 )
 
 
-class BooksSeries(Collector):
-    """Silent until it is told where to read."""
+class AccountingSeries(Collector):
+    """Yields nothing until it is told where to read."""
 
     def __init__(self) -> None:
         self.read: Callable[[], Accounting] | None = None

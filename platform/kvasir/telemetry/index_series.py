@@ -10,7 +10,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 
-class IndexSizes(Protocol):
+class IndexStats(Protocol):
     """What is needed of kvasir.native.TreeStats, with its meaning."""
 
     @property
@@ -27,23 +27,23 @@ class IndexSizes(Protocol):
     def evicted(self) -> int: ...
 
 
-_GAUGES: tuple[tuple[str, str, Callable[[IndexSizes], int]], ...] = (
+_GAUGES: tuple[tuple[str, str, Callable[[IndexStats], int]], ...] = (
     ("blocks", "Blocks in the index, once for each holder", lambda sizes: sizes.blocks),
-    ("predicted_blocks", "Those of them that are foreseen only", lambda sizes: sizes.predicted_blocks),
+    ("predicted_blocks", "Those of them that are only predicted", lambda sizes: sizes.predicted_blocks),
     ("names", "Distinct blocks in the index", lambda sizes: sizes.names),
     ("bytes", "Memory of the index", lambda sizes: sizes.bytes),
 )
-_COUNTERS: tuple[tuple[str, str, Callable[[IndexSizes], int]], ...] = (
+_COUNTERS: tuple[tuple[str, str, Callable[[IndexStats], int]], ...] = (
     ("expired_blocks", "Predictions that no worker confirmed in time", lambda sizes: sizes.expired),
     ("evicted_blocks", "Predictions dropped for want of room", lambda sizes: sizes.evicted),
 )
 
 
 class IndexSeries(Collector):
-    """Silent until it is told where to read."""
+    """Yields nothing until it is told where to read."""
 
     def __init__(self) -> None:
-        self.read: Callable[[], IndexSizes] | None = None
+        self.read: Callable[[], IndexStats] | None = None
 
     def collect(self) -> Iterable[Metric]:
         """One family per size."""

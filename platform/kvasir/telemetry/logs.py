@@ -11,7 +11,7 @@ import msgspec
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
 
-class JsonLines(logging.Formatter):
+class JsonFormatter(logging.Formatter):
     """A record as one JSON object: ts, level, logger, message, then whatever `extra` named."""
 
     def format(self, record: logging.LogRecord) -> str:
@@ -32,7 +32,7 @@ class JsonLines(logging.Formatter):
 def configure_logging(level: str, stream: IO[str] | None = None) -> None:
     """Send every record of at least `level` to `stream` (stderr by default), one JSON line each."""
     handler = logging.StreamHandler(stream)
-    handler.setFormatter(JsonLines())
+    handler.setFormatter(JsonFormatter())
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())

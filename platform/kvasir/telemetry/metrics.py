@@ -13,13 +13,13 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 from kvasir.core.demand import PoolPlan
 from kvasir.ports.router import Accounting, AdmissionView, RequestSummary, WorkerView
 from kvasir.telemetry.admission_series import AdmissionSeries
-from kvasir.telemetry.books_series import BooksSeries
+from kvasir.telemetry.books_series import AccountingSeries
 from kvasir.telemetry.histogram import Histogram, HistogramFamily
-from kvasir.telemetry.index_series import IndexSeries, IndexSizes
+from kvasir.telemetry.index_series import IndexSeries, IndexStats
 from kvasir.telemetry.reasons import OK, OTHER, outcome_label
 from kvasir.telemetry.scaling_series import ScalingSeries
-from kvasir.telemetry.tenant_series import TenantFigures, TenantSeries
-from kvasir.telemetry.tokenizer_series import TokenizerSeries, TokenizerSizes
+from kvasir.telemetry.tenant_series import TenantSeries, TenantStats
+from kvasir.telemetry.tokenizer_series import TokenizerSeries, TokenizerStats
 from kvasir.telemetry.worker_series import WorkerSeries
 
 CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
@@ -43,7 +43,7 @@ class Metrics:
         self._children: dict[tuple[object, ...], Counter] = {}
         registry.register(self._workers)
         registry.register(self._index)
-        self._accounting = BooksSeries()
+        self._accounting = AccountingSeries()
         registry.register(self._accounting)
         self._admission = AdmissionSeries()
         registry.register(self._admission)
@@ -74,7 +74,7 @@ class Metrics:
         self._decision = family("decision_seconds", "What choosing workers took", (), _DECISION).labels()
         self._misjudged = family(
             "cached_tokens_error_ratio",
-            "Cached tokens foreseen against those found, their difference as a share of the prompt",
+            "Cached tokens predicted against those found, their difference as a share of the prompt",
             ("model",),
             _SHARE,
         )
@@ -87,7 +87,7 @@ class Metrics:
         self._output = counter("output_tokens", "Tokens generated", "model")
         self._cached = counter("cached_tokens", "Prompt tokens found in a worker's KV cache", "model")
         self._from_tiers = counter("tier_tokens", "Cached tokens that came from a tier", "model")
-        self._predicted = counter("predicted_cached_tokens", "Cached tokens the router foresaw", "model")
+        self._predicted = counter("predicted_cached_tokens", "Cached tokens the router predicted", "model")
         self._moved_tokens = counter("transferred_tokens", "Prompt tokens whose KV was moved", "model")
         self._moved_bytes = counter("transferred_bytes", "KV bytes moved between workers", "model")
         self._retries = counter("retries", "Requests started again elsewhere", "model")
@@ -107,7 +107,7 @@ class Metrics:
         """Read the queue-depth gauge from `read` at every scrape."""
         self._queued.set_function(read)
 
-    def track_index(self, read: Callable[[], IndexSizes]) -> None:
+    def track_index(self, read: Callable[[], IndexStats]) -> None:
         """Read the sizes of the prefix index from `read` at every scrape."""
         self._index.read = read
 
@@ -115,11 +115,11 @@ class Metrics:
         """Read what is served and what is accounted for it from `read` at every scrape."""
         self._accounting.read = read
 
-    def track_tenants(self, read: Callable[[], TenantFigures]) -> None:
+    def track_tenants(self, read: Callable[[], TenantStats]) -> None:
         """Read what tenants have used from `read` at every scrape."""
         self._tenants.read = read
 
-    def track_tokenizer(self, model: str, read: Callable[[], TokenizerSizes]) -> None:
+    def track_tokenizer(self, model: str, read: Callable[[], TokenizerStats]) -> None:
         """Read what the tokenizer of `model` did from `read` at every scrape."""
         self._tokenizers.read[self._model(model)] = read
 
@@ -131,15 +131,15 @@ class Metrics:
 
     def track_discovery(self, stale_s: Callable[[], float]) -> None:
         """Read at every scrape for how many seconds nobody could tell which workers there are."""
-        name = "kvasir_discovery_blind_seconds"
+        name = "kvasir_discovery_stale_seconds"
         gauge = Gauge(name, "How old the list of workers may be", registry=self._registry)
         gauge.set_function(stale_s)
 
     def track_scaling(
-        self, read: Callable[[], Mapping[str, PoolPlan]], silent_s: Callable[[], float]
+        self, read: Callable[[], Mapping[str, PoolPlan]], inactive_s: Callable[[], float]
     ) -> None:
-        """Read the sizes of pools from `read` at every scrape, and for how long the planner is silent."""
-        self._scaling.read, self._scaling.silent_s = read, silent_s
+        """Read the sizes of pools from `read` at every scrape, and how long ago the planner last answered."""
+        self._scaling.read, self._scaling.inactive_s = read, inactive_s
 
     def track_admission(self, read: Callable[[], Mapping[str, AdmissionView]]) -> None:
         """Read what waits for each model's workers, and what is done about it, from `read` at each scrape."""

@@ -12,7 +12,7 @@ from prometheus_client.registry import Collector
 
 
 @dataclass(slots=True)
-class TenantUse:
+class TenantUsage:
     """Counters of one tenant, but for `running`. `refused` counts by the code of the limit that was in the
     way."""
 
@@ -25,27 +25,27 @@ class TenantUse:
 
 
 @dataclass(frozen=True, slots=True)
-class LimitsState:
+class RateLimitStats:
     """How rate limits are counted where routers share them: `shared` while they do, and questions that one
     router had to decide alone."""
 
     shared: bool
-    decided_alone: int
+    local_decisions: int
 
 
 @dataclass(frozen=True, slots=True)
-class TenantFigures:
+class TenantStats:
     """All that there is to read. `limits` is None where each router counts alone by design."""
 
-    tenants: tuple[TenantUse, ...]
-    limits: LimitsState | None
+    tenants: tuple[TenantUsage, ...]
+    limits: RateLimitStats | None
 
 
 class TenantSeries(Collector):
-    """Silent until it is told where to read."""
+    """Yields nothing until it is told where to read."""
 
     def __init__(self) -> None:
-        self.read: Callable[[], TenantFigures] | None = None
+        self.read: Callable[[], TenantStats] | None = None
 
     def collect(self) -> Iterable[Metric]:
         """One family per figure."""
@@ -77,7 +77,7 @@ class TenantSeries(Collector):
                 figures.limits.shared,
             )
             yield CounterMetricFamily(
-                "kvasir_rate_limits_decided_alone",
+                "kvasir_rate_limits_local_decisions",
                 "Questions of rate limits that a router decided by its own count while it could not ask",
-                figures.limits.decided_alone,
+                figures.limits.local_decisions,
             )

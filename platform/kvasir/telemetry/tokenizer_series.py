@@ -12,7 +12,7 @@ from prometheus_client.registry import Collector
 
 
 @dataclass(frozen=True, slots=True)
-class TokenizerSizes:
+class TokenizerStats:
     """Of one model's tokenizer. `fast` is false where the reference serves."""
 
     fast: bool
@@ -27,7 +27,7 @@ class TokenizerSizes:
     evicted_segments: int = 0
 
 
-_GAUGES: tuple[tuple[str, str, Callable[[TokenizerSizes], int]], ...] = (
+_GAUGES: tuple[tuple[str, str, Callable[[TokenizerStats], int]], ...] = (
     ("tokenizer_fast", "1 where the fast tokenizer serves, 0 for the reference", lambda s: s.fast),
     (
         "token_cache_segments",
@@ -36,7 +36,7 @@ _GAUGES: tuple[tuple[str, str, Callable[[TokenizerSizes], int]], ...] = (
     ),
     ("token_cache_bytes", "Memory of those", lambda s: s.cached_bytes),
 )
-_COUNTERS: tuple[tuple[str, str, Callable[[TokenizerSizes], int]], ...] = (
+_COUNTERS: tuple[tuple[str, str, Callable[[TokenizerStats], int]], ...] = (
     ("tokenizer_failures", "Encodings at which the fast tokenizer failed", lambda s: s.failures),
     ("tokenizer_audited", "Prompts tokenized again by the reference", lambda s: s.audited),
     ("tokenizer_differences", "Those of them that came out otherwise", lambda s: s.different),
@@ -52,10 +52,10 @@ _COUNTERS: tuple[tuple[str, str, Callable[[TokenizerSizes], int]], ...] = (
 
 
 class TokenizerSeries(Collector):
-    """Silent until it is told what to read. `read` is by model."""
+    """Yields nothing until it is told what to read. `read` is by model."""
 
     def __init__(self) -> None:
-        self.read: dict[str, Callable[[], TokenizerSizes]] = {}
+        self.read: dict[str, Callable[[], TokenizerStats]] = {}
 
     def collect(self) -> Iterable[Metric]:
         """One family per size, one series per model."""

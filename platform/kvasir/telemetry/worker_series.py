@@ -176,11 +176,11 @@ def _caches(views: Sequence[WorkerView]) -> Iterable[Metric]:
     )
     error = GaugeMetricFamily(
         "kvasir_worker_kv_error_ratio",
-        "Mean error of foreseen cached tokens lately, as a fraction of the prompt",
+        "Mean error of predicted cached tokens lately, as a fraction of the prompt",
         labels=labels,
     )
     judged = CounterMetricFamily(
-        "kvasir_worker_kv_judged_requests", "Requests whose foreseen hit was compared", labels=labels
+        "kvasir_worker_kv_evaluated_requests", "Requests whose predicted hit was compared", labels=labels
     )
     wrong = CounterMetricFamily(
         "kvasir_worker_kv_error_tokens", "Tokens by which cached tokens were misjudged", labels=labels
@@ -195,6 +195,6 @@ def _caches(views: Sequence[WorkerView]) -> Iterable[Metric]:
         blocks.add_metric((*worker, "predicted"), view.kv.predicted_blocks)
         resyncs.add_metric(worker, view.kv.resyncs)
         error.add_metric(worker, view.kv.error_ratio)
-        judged.add_metric(worker, view.kv.judged_requests)
+        judged.add_metric(worker, view.kv.evaluated_requests)
         wrong.add_metric(worker, view.kv.error_tokens)
     yield from (state, blocks, resyncs, error, judged, wrong)

@@ -18,8 +18,8 @@ from kvasir.core.identity import Hardware, KvLayout, WorkerIdentity
 from kvasir.core.kv import KvSnapshotPart
 from kvasir.core.messages import (
     Abort,
-    CodedStep,
     Draining,
+    EncodedStep,
     Goodbye,
     Hello,
     ReleaseLeases,
@@ -119,7 +119,7 @@ def encode_to_router(message: Welcome | WorkerFrame) -> bytes:
 
 @_strict
 def decode_to_router(data: bytes) -> Welcome | WorkerFrame:
-    """The opposite of encode_to_router, but that a step is left as a CodedStep. Raises ProtocolError."""
+    """The opposite of encode_to_router, but that a step is left as a EncodedStep. Raises ProtocolError."""
     m = session_pb2.SessionResponse.FromString(data)
     match m.WhichOneof("message"):
         case "frame":
@@ -173,11 +173,11 @@ def _decode_router_payload(frame: Any) -> RouterMessage | None:
     return None
 
 
-def _encode_worker_payload(payload: WorkerMessage | CodedStep | None, frame: Any) -> None:
+def _encode_worker_payload(payload: WorkerMessage | EncodedStep | None, frame: Any) -> None:
     match payload:
         case StepBatch():
             encode_step_batch(payload, frame.step_batch)
-        case CodedStep(decode=decode):
+        case EncodedStep(decode=decode):
             encode_step_batch(decode(None), frame.step_batch)
         case Draining(reason=reason, grace_s=grace_s):
             frame.draining.SetInParent()
@@ -194,10 +194,10 @@ def _decode_step(batch: Any, positions: Sequence[int] | None) -> StepBatch:
     return decode_step_batch(batch, positions)
 
 
-def _decode_worker_payload(frame: Any, data: bytes) -> WorkerMessage | CodedStep | None:
+def _decode_worker_payload(frame: Any, data: bytes) -> WorkerMessage | EncodedStep | None:
     match frame.WhichOneof("payload"):
         case "step_batch":
-            return CodedStep(data, partial(_decode_step, frame.step_batch))
+            return EncodedStep(data, partial(_decode_step, frame.step_batch))
         case "draining":
             return Draining(frame.draining.reason, frame.draining.grace_s)
         case "serving":

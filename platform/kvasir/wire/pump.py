@@ -7,7 +7,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Generic, NoReturn, Protocol, TypeVar
 
-from kvasir.core.link import Link, LinkLimits
+from kvasir.core.session_link import LinkLimits, SessionLink
 from kvasir.ports.clock import Clock
 from kvasir.ports.session import ConnectionLost
 
@@ -39,7 +39,7 @@ class PumpedConnection(Protocol[OutFrame_contra, In_co]):
     async def receive(self) -> Frame[In_co]: ...
 
 
-class Pump(Generic[Out, In, OutFrame]):
+class SessionPump(Generic[Out, In, OutFrame]):
     """One connection's life. `run` ends by raising ConnectionLost (the session may go on) or
     ProtocolError (it must not). After `stop` the link is not touched again, so that the next connection
     may begin at once.
@@ -51,7 +51,7 @@ class Pump(Generic[Out, In, OutFrame]):
     def __init__(
         self,
         connection: PumpedConnection[OutFrame, In],
-        link: Link[Out],
+        link: SessionLink[Out],
         *,
         limits: LinkLimits,
         frame: Callable[[int, int, Out | None], OutFrame],
@@ -71,7 +71,7 @@ class Pump(Generic[Out, In, OutFrame]):
         self._heard_s = clock.now()
 
     @property
-    def heard_s(self) -> float:
+    def last_received_s(self) -> float:
         """The clock's reading when the last frame came, whatever was in it; before the first, when this was
         made."""
         return self._heard_s

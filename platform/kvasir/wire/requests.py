@@ -17,9 +17,9 @@ from kvasir.core.requests import (
     EngineRequest,
     KvHandoff,
     Leg,
-    Parsing,
+    OutputParsing,
     Sampling,
-    Structured,
+    StructuredOutput,
 )
 from kvasir.wire.v1 import requests_pb2 as pb
 
@@ -133,20 +133,20 @@ def _decode_sampling(m: Any) -> Sampling:
     )
 
 
-def _encode_structured(structured: Structured | None) -> Any:
+def _encode_structured(structured: StructuredOutput | None) -> Any:
     if structured is None:
         return None
     return pb.Structured(constraint=_CONSTRAINT_TO_PB[structured.constraint], spec=structured.spec)
 
 
-def _decode_structured(owner: Any) -> Structured | None:
+def _decode_structured(owner: Any) -> StructuredOutput | None:
     if not owner.HasField("structured"):
         return None
     m = owner.structured
-    return Structured(decode_enum(_CONSTRAINT, m.constraint, "constraint"), m.spec)
+    return StructuredOutput(decode_enum(_CONSTRAINT, m.constraint, "constraint"), m.spec)
 
 
-def _encode_parsing(parsing: Parsing | None) -> Any:
+def _encode_parsing(parsing: OutputParsing | None) -> Any:
     if parsing is None:
         return None
     return pb.Parsing(
@@ -159,11 +159,11 @@ def _encode_parsing(parsing: Parsing | None) -> Any:
     )
 
 
-def _decode_parsing(owner: Any) -> Parsing | None:
+def _decode_parsing(owner: Any) -> OutputParsing | None:
     if not owner.HasField("parsing"):
         return None
     m = owner.parsing
-    return Parsing(
+    return OutputParsing(
         tools=m.tools,
         tool_choice=m.tool_choice,
         function=m.function,

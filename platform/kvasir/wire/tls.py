@@ -105,7 +105,7 @@ class TlsFiles:
     def invalid(self) -> str:
         """Why peers will not take the certificate at this moment, "" when its time is right."""
         material = self.current()
-        return out_of_time(self._paths.cert, material.not_before, material.not_after, self._wall_time())
+        return validity_problem(self._paths.cert, material.not_before, material.not_after, self._wall_time())
 
     def _load(self) -> KeyMaterial:
         ca_path, cert_path, key_path = self._paths.ca, self._paths.cert, self._paths.key
@@ -123,7 +123,7 @@ class TlsFiles:
                 "authority's certificate there, or issue another one"
             )
         not_before, not_after = own.not_valid_before_utc.timestamp(), own.not_valid_after_utc.timestamp()
-        if problem := out_of_time(cert_path, not_before, not_after, self._wall_time()):
+        if problem := validity_problem(cert_path, not_before, not_after, self._wall_time()):
             raise ConfigError(f"tls: {problem}")
         return KeyMaterial(ca, chain, key, not_before, not_after)
 
@@ -185,7 +185,7 @@ def certificate_problem(cert: Path, key: Path, clients: Path | None, now: float)
     except ConfigError as error:
         return error.message
     begins, ends = own.not_valid_before_utc.timestamp(), own.not_valid_after_utc.timestamp()
-    problem = out_of_time(cert, begins, ends, now)
+    problem = validity_problem(cert, begins, ends, now)
     return f"tls: {problem}" if problem else ""
 
 
@@ -211,7 +211,7 @@ def _issued(certificate: x509.Certificate, issuer: x509.Certificate) -> bool:
     return True
 
 
-def out_of_time(path: Path, not_before: float, not_after: float, now: float) -> str:
+def validity_problem(path: Path, not_before: float, not_after: float, now: float) -> str:
     """Why a certificate is not valid at `now` (seconds since the epoch, as its bounds), "" when it is."""
     if now > not_after:
         return f"{path} expired at {_moment(not_after)}; renew it, or correct the clock"

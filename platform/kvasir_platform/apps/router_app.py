@@ -130,7 +130,7 @@ async def serve(
     planning = asyncio.create_task(asyncio.sleep(0), name="no planner")
     if teller is not None:
         link = PlannerLink(router, teller, clock, router_id)
-        metrics.track_scaling(link.plans, link.silent_s)
+        metrics.track_scaling(link.plans, link.inactive_s)
         planning = asyncio.create_task(link.run(), name="planner")
     try:
         await gateway.serve(None, lambda host, port: _report("listening", address=f"{host}:{port}"))

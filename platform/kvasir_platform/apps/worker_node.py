@@ -25,9 +25,9 @@ from kvasir.config.load.model_files import resolve_model, tokenizer_digest
 from kvasir.config.spec.deployment import Deployment, PoolSpec, is_loopback
 from kvasir.core.errors import ConfigError, KvasirError
 from kvasir.core.identity import WorkerIdentity
-from kvasir.core.link import LinkLimits
 from kvasir.core.membership import Endpoint
 from kvasir.core.requests import Role
+from kvasir.core.session_link import LinkLimits
 from kvasir.ports.clock import Clock
 from kvasir.ports.engine import Engine
 from kvasir.telemetry.logs import configure_logging

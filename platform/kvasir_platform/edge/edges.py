@@ -17,7 +17,7 @@ from kvasir.core.errors import KvasirError
 from kvasir.ports.clock import Clock
 from kvasir.ports.router import RouterPort
 from kvasir.telemetry.metrics import Metrics
-from kvasir.telemetry.tenant_series import TenantFigures
+from kvasir.telemetry.tenant_series import TenantStats
 from kvasir_platform.edge.address import hold, resolve
 from kvasir_platform.edge.core_endpoint import CoreParts
 from kvasir_platform.edge.core_pages import CorePages
@@ -75,7 +75,7 @@ class Edges:
         self._keeper: EdgeSupervisor | None = None
         self._stop = asyncio.Event()
         self._limits = limits = make_limits(deployment.tenancy.redis, clock, random.SystemRandom())
-        metrics.track_tenants(lambda: TenantFigures((), limits_state(limits)))
+        metrics.track_tenants(lambda: TenantStats((), limits_state(limits)))
         names = RequestNames(deployment.routing.decision_records)
         pages = StatusPages(
             deployment,

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
-from kvasir.ports.limits import Grant, Levels, LimitRefusal, Quota
+from kvasir.ports.limits import BucketLevels, Grant, LimitRefusal, Quota
 from kvasir_platform.edge.frames import LimitRequest, LimitResponse, LimitSettled
 from kvasir_platform.gateway.tenants.memory_limits import check_amount
 
@@ -91,4 +91,4 @@ class RemoteLimits:
 
 
 def _let_in(asked: _Asked) -> None:
-    asked.then(Grant(asked.tenant, asked.quota, asked.tokens, Levels()))
+    asked.then(Grant(asked.tenant, asked.quota, asked.tokens, BucketLevels()))

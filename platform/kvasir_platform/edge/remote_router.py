@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 from kvasir.core.errors import CapacityError, KvasirError, RequestError
-from kvasir.core.messages import CodedStep, WorkerFrame
+from kvasir.core.messages import EncodedStep, WorkerFrame
 from kvasir.core.requests import Delta, Request, Usage
 from kvasir.ports.router import NO_BROWNOUT, BrownoutView, Lane, RequestSummary, StreamSink
 from kvasir.wire.codec import decode_to_router
@@ -109,7 +109,7 @@ class RemoteRouter:
 
     def _on_fast_path(self, message: bytes) -> None:
         frame = decode_to_router(message)
-        if isinstance(frame, WorkerFrame) and isinstance(frame.payload, CodedStep):
+        if isinstance(frame, WorkerFrame) and isinstance(frame.payload, EncodedStep):
             rest = self._fast_path.rest(_CORE, frame.payload, self._now())
             for delta in () if rest is None else rest.deltas:
                 self._said(delta)

@@ -14,6 +14,7 @@ from kvasir.config.spec.deployment import Deployment
 from kvasir.ports.clock import Clock
 from kvasir.ports.router import RouterPort
 from kvasir.telemetry.metrics import Metrics
+from kvasir.telemetry.renamed import AliasingRegistry
 from kvasir.telemetry.spans import SpanRecorder, otlp_recorder
 from kvasir_platform.gateway.app import Gateway
 from kvasir_platform.gateway.catalog.models import EdgeModel, ModelTable
@@ -28,7 +29,7 @@ from kvasir_platform.gateway.tenants.salts import salt_secret
 def make_metrics(deployment: Deployment, registry: CollectorRegistry | None = None) -> Metrics:
     """The metrics of a deployment, in a registry of their own unless one is given."""
     slos = [slo.name for slo in deployment.slo]
-    return Metrics(CollectorRegistry() if registry is None else registry, deployment.served_names(), slos)
+    return Metrics(AliasingRegistry() if registry is None else registry, deployment.served_names(), slos)
 
 
 def make_models(deployment: Deployment) -> ModelTable:

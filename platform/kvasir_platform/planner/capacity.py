@@ -17,7 +17,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kvasir.core.demand import WorkerFigures
+from kvasir.core.demand import WorkerStats
 from kvasir.core.requests import Role
 from kvasir_platform.planner.demand import Mix
 
@@ -49,7 +49,7 @@ class SloTarget:
 
 @dataclass(frozen=True, slots=True)
 class WorkerRates:
-    """Of a typical worker of a pool; as in WorkerFigures."""
+    """Of a typical worker of a pool; as in WorkerStats."""
 
     prefill_fixed_s: float
     prefill_token_s: float
@@ -59,7 +59,7 @@ class WorkerRates:
     used_per_stream: float
 
     @classmethod
-    def of(cls, workers: Sequence[WorkerFigures]) -> WorkerRates | None:
+    def of(cls, workers: Sequence[WorkerStats]) -> WorkerRates | None:
         """The median of each figure, None where there are no workers."""
         if not workers:
             return None

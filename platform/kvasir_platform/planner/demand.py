@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from kvasir.core.demand import DemandReport, Traffic, WorkerFigures
+from kvasir.core.demand import DemandReport, Traffic, WorkerStats
 
 FORGET_S = 60.0
 """A router that has been silent for so long has ended."""
@@ -94,9 +94,9 @@ class Demand:
             each.counted = dict(each.report.models)
         return {} if seconds <= 0.0 else {name: Interval(seconds, news) for name, news in found.items()}
 
-    def workers(self) -> dict[str, WorkerFigures]:
+    def workers(self) -> dict[str, WorkerStats]:
         """Every worker that a router knows, as the one that was heard last sees it."""
-        found: dict[str, WorkerFigures] = {}
+        found: dict[str, WorkerStats] = {}
         for each in sorted(self._routers.values(), key=lambda router: router.at_s):
             found.update({worker.worker_id: worker for worker in each.report.workers})
         return found

@@ -26,7 +26,7 @@ def to_dict(each: Decision, plan: PoolPlan | None) -> dict[str, object]:
         "serving": plan.serving if plan else each.have,
         "starting": plan.starting if plan else 0,
         "size": each.size,
-        "acting": plan.acting if plan else False,
+        "applied": plan.applied if plan else False,
         "load": each.load,
         "expected": each.expected,
         "upper": each.upper,

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Mapping
 from typing import Protocol
 
-from kvasir.core.demand import DemandReport, PlannerWord, PoolPlan, Traffic, WorkerFigures
+from kvasir.core.demand import DemandReport, PlannerReply, PoolPlan, Traffic, WorkerStats
 from kvasir.core.errors import UpstreamError
 from kvasir.core.requests import Role
 from kvasir.ports.clock import Clock
@@ -24,7 +24,7 @@ SILENT_S = 10.0
 class LoadReporter(Protocol):
     """What is needed of kvasir_platform.planner.rpc.PlannerClient."""
 
-    async def tell(self, report: DemandReport) -> PlannerWord: ...
+    async def tell(self, report: DemandReport) -> PlannerReply: ...
 
 
 class SizedRouter(Protocol):
@@ -32,9 +32,9 @@ class SizedRouter(Protocol):
 
     def demand(self) -> Mapping[str, Traffic]: ...
 
-    def worker_figures(self) -> list[WorkerFigures]: ...
+    def worker_figures(self) -> list[WorkerStats]: ...
 
-    def planned(self, roles: Mapping[str, Role], awake_in_s: Mapping[str, float] | None) -> None: ...
+    def planned(self, roles: Mapping[str, Role], ready_in_s: Mapping[str, float] | None) -> None: ...
 
 
 class PlannerLink:
@@ -49,13 +49,13 @@ class PlannerLink:
         self._sequence = 0
         self._heard_s: float | None = None
         self._lost = False
-        self._word = PlannerWord("", False, {}, {}, {})
+        self._word = PlannerReply("", False, {}, {}, {})
 
     def plans(self) -> Mapping[str, PoolPlan]:
         """The pools as the planner saw them last."""
         return self._word.pools
 
-    def silent_s(self) -> float:
+    def inactive_s(self) -> float:
         """For how long the planner has said nothing, in seconds."""
         return 0.0 if self._heard_s is None else max(0.0, self._clock.now() - self._heard_s - PERIOD_S)
 
@@ -64,7 +64,7 @@ class PlannerLink:
         while True:
             await self._once()
             # A planner that has just come to life has to be told again at once, by its new name.
-            if self._word.taken or self._lost:
+            if self._word.accepted or self._lost:
                 await self._clock.sleep(PERIOD_S)
             else:
                 await self._clock.sleep(PERIOD_S / 10)
@@ -93,7 +93,7 @@ class PlannerLink:
         if self._lost:
             log.warning("the planner answers again, after %.0f s", now - self._heard_s)
         self._lost, self._heard_s, self._epoch = False, self._clock.now(), self._word.epoch
-        if not self._word.taken:
+        if not self._word.accepted:
             # It does not know yet which roles there are.
             return
-        self._router.planned(self._word.roles, self._word.awake_in_s)
+        self._router.planned(self._word.roles, self._word.ready_in_s)

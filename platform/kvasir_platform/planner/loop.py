@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from kvasir.config.spec.deployment import Deployment, PoolSpec
-from kvasir.core.demand import DemandReport, PlannerWord, PoolPlan, Traffic
+from kvasir.core.demand import DemandReport, PlannerReply, PoolPlan, Traffic
 from kvasir.core.errors import ConfigError, UpstreamError
 from kvasir.core.requests import Role
 from kvasir.ports.scaler import Replica, ReplicaState, Scaler
@@ -91,7 +91,7 @@ class ScalingLoop:
         self._unseen = True
         self._began = False
         self._adopted: dict[str, tuple[str, str, Role]] = {}
-        self._word = PlannerWord(epoch, True, {}, {}, {})
+        self._word = PlannerReply(epoch, True, {}, {}, {})
         known = {} if before is None else {name: each.planner for name, each in before._models.items()}
         self._models: dict[str, _Model] = {
             view.model.name: _model(view, known.get(view.model.name))
@@ -107,16 +107,16 @@ class ScalingLoop:
 
     # -- the other thread ------------------------------------------------------------------------
 
-    def take(self, report: DemandReport, now: float) -> PlannerWord:
+    def take(self, report: DemandReport, now: float) -> PlannerReply:
         """A router's report, and what it is to know. Thread-safe."""
         with self._lock:
-            taken = report.epoch == self._epoch and self._demand.take(report, now)
-            if taken and not self._began:
+            accepted = report.epoch == self._epoch and self._demand.take(report, now)
+            if accepted and not self._began:
                 # A planner that has just come to life goes on with the roles that another one gave.
                 self._adopted |= self._lent(report)
             word = self._word
             roles = word.roles | {worker: role for worker, (_, _, role) in self._adopted.items()}
-        return PlannerWord(word.epoch, taken, roles, word.awake_in_s, word.pools)
+        return PlannerReply(word.epoch, accepted, roles, word.ready_in_s, word.pools)
 
     def _lent(self, report: DemandReport) -> dict[str, tuple[str, str, Role]]:
         """The workers that do another pool's work, as a router has it: model, that pool and its role."""
@@ -333,10 +333,10 @@ class ScalingLoop:
         chosen = (home + victims([e for e in serving if e not in home], count, self._savings, workers))[
             :count
         ]
-        acting = self._acts_now(source) and self._acts_now(target)
+        applied = self._acts_now(source) and self._acts_now(target)
         why = f"{target} is to grow, and {source} has more than it needs"
-        self._note(ScalingAction(now, target, "flip", len(chosen), why, acting))
-        if acting:
+        self._note(ScalingAction(now, target, "flip", len(chosen), why, applied))
+        if applied:
             for each in chosen:
                 if each.pool == target:
                     model.flipped.pop(each.worker_id, None)
@@ -400,14 +400,14 @@ class ScalingLoop:
                 desired = state.have if decision is None else decision.size
                 pools[pool] = PoolPlan(desired, state.serving, state.starting, self._acts_now(pool))
             lacking = [pool for pool, state in states.items() if state.serving == 0]
-            model.asleep = bool(lacking) and all(model.view.sleeps(pool) for pool in model.view.pools)
+            model.asleep = bool(lacking) and all(model.view.scales_to_zero(pool) for pool in model.view.pools)
             # Nobody is told to wait for what nobody starts.
             if model.asleep and all(states[pool].starting or self._may_start(pool) for pool in lacking):
                 awake[name] = max(self._awake_in_s(pool, states[pool], replicas, now) for pool in lacking)
             if not any(state.have == 0 for state in states.values()):
                 model.asked_s = None
         with self._lock:
-            self._word = PlannerWord(self._epoch, True, self._roles(), awake, pools)
+            self._word = PlannerReply(self._epoch, True, self._roles(), awake, pools)
 
     def _awake_in_s(self, pool: str, state: PoolState, replicas: Sequence[Replica], now: float) -> float:
         starting = [e.since_s for e in replicas if e.pool == pool and e.state is ReplicaState.STARTING]

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from kvasir.core.demand import Traffic, WorkerFigures
+from kvasir.core.demand import Traffic, WorkerStats
 from kvasir.core.requests import Role
 from kvasir_platform.planner.backtest import PRESSING, Backtest, ForecastChoice, LoadSample, SloLedger
 from kvasir_platform.planner.capacity import Capacity, SloTarget, WorkerRates, capacity, seats
@@ -178,7 +178,7 @@ class Planner:
         self,
         interval: Interval,
         states: Mapping[str, PoolState],
-        workers: Sequence[WorkerFigures],
+        workers: Sequence[WorkerStats],
         now: float,
     ) -> list[Decision]:
         """Decide for every pool. `workers` are the model's."""
@@ -220,7 +220,7 @@ class Planner:
         missed = news.judged - news.met if had and (self._short or news.waiting) else 0
         self.ledger.take(news.judged, missed, seconds)
 
-    def _measure(self, workers: Sequence[WorkerFigures]) -> None:
+    def _measure(self, workers: Sequence[WorkerStats]) -> None:
         """What a replica of each pool can do; what was known stays known while there is none."""
         for name, pool in self._pools.items():
             if self._embeds:

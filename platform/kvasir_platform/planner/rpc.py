@@ -18,7 +18,7 @@ import grpc
 import grpc.aio
 import msgspec
 
-from kvasir.core.demand import DemandReport, PlannerWord
+from kvasir.core.demand import DemandReport, PlannerReply
 from kvasir.core.errors import ConfigError, ProtocolError, UpstreamError
 
 log = logging.getLogger(__name__)
@@ -30,7 +30,7 @@ _THREADS = 2
 _MAX_CALLS = 64
 _DIGEST = hashlib.sha256().digest_size
 
-Take = Callable[[DemandReport], PlannerWord]
+Take = Callable[[DemandReport], PlannerReply]
 
 
 def _sealed(token: str, context: bytes, body: bytes) -> bytes:
@@ -100,12 +100,12 @@ class PlannerClient:
             f"/{SERVICE}/{METHOD}", request_serializer=None, response_deserializer=None
         )
 
-    async def tell(self, report: DemandReport) -> PlannerWord:
+    async def tell(self, report: DemandReport) -> PlannerReply:
         """Raises UpstreamError where the planner does not answer, or somebody else does."""
         message = _sealed(self._token, b"report", msgspec.json.encode(report))
         try:
             answer = await self._call(message, timeout=_TIMEOUT_S)
-            return msgspec.json.decode(_opened(self._token, message[:_DIGEST], answer), type=PlannerWord)
+            return msgspec.json.decode(_opened(self._token, message[:_DIGEST], answer), type=PlannerReply)
         except (grpc.aio.AioRpcError, ProtocolError, msgspec.DecodeError) as error:
             details = error.details() if isinstance(error, grpc.aio.AioRpcError) else str(error)
             raise UpstreamError(f"the planner does not answer: {details}", code="not_ready") from error

@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from kvasir.core.demand import WorkerFigures
+from kvasir.core.demand import WorkerStats
 from kvasir.ports.scaler import Replica, ReplicaState
 
 _SAVED_S = 900.0
@@ -26,7 +26,7 @@ class Savings:
     _rates: dict[str, float] = field(default_factory=dict)
     _counts: dict[str, int] = field(default_factory=dict)
 
-    def take(self, workers: Iterable[WorkerFigures], seconds: float) -> None:
+    def take(self, workers: Iterable[WorkerStats], seconds: float) -> None:
         """The newest counts, so long after the last."""
         fade = math.exp(-seconds / _SAVED_S)
         counts = {each.worker_id: each.hit_tokens for each in workers}
@@ -45,7 +45,7 @@ def victims(
     replicas: Sequence[Replica],
     count: int,
     savings: Savings,
-    workers: Mapping[str, WorkerFigures],
+    workers: Mapping[str, WorkerStats],
     late_s: float = -math.inf,
 ) -> list[Replica]:
     """Those of the replicas of one pool that go, so many at most. Whose start began before `late_s` takes too

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvasir.core.requests import Role
-from kvasir.ports.routing import BoolColumn, IntColumn, Plan, Target
+from kvasir.ports.routing import BoolColumn, IntColumn, Plan, RoutingTarget
 from kvasir_router.admission.contract import AdmissionRules, AdmissionTicket
 from kvasir_router.decide.rates import CHUNK_TOKENS
 from kvasir_router.fleet.columns import (
@@ -68,7 +68,7 @@ class _Limits:
 class Booking:
     """KV that is kept at a place for a long prompt that waits for it."""
 
-    target: Target
+    target: RoutingTarget
     tokens: int
 
 

@@ -136,8 +136,8 @@ class EmbeddingMachine:
                 self._cancelled(request_id, outcome, now)
             case TimerTick():
                 self._tick(now)
-            case PlanReceived(_, awake_in_s):
-                self._awake_in_s = awake_in_s
+            case PlanReceived(_, ready_in_s):
+                self._awake_in_s = ready_in_s
             case ShuttingDown():
                 self._shut_down(now)
             case _:
@@ -408,4 +408,4 @@ class EmbeddingMachine:
         moving = [request_id for _, _, request_id in self._moving]
         check_inputs(self._states, self._admission, moving, self._timers, self._limits)
         check_work(self._states, self.fleet)
-        require(self.accounting().balanced, f"the books do not balance: {self.accounting()}")
+        require(self.accounting().consistent, f"the accounting is inconsistent: {self.accounting()}")

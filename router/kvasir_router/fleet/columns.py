@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvasir.core.requests import Role
-from kvasir.ports.routing import LOWER_TIERS, BoolColumn, Candidates, IntColumn, RateColumns, Target
+from kvasir.ports.routing import LOWER_TIERS, BoolColumn, Candidates, IntColumn, RateColumns, RoutingTarget
 from kvasir_router.decide.rates import RATE_ROWS, rate_columns, write_rates
 from kvasir_router.decide.roofline import CostRates, kv_token_bytes
 from kvasir_router.fleet.work import TargetLoad, Worker
@@ -37,7 +37,7 @@ class ColumnRow:
     of the charge. `head_since_s` is when the first of them came to be that.
     `kv_tokens` is its capacity, `ranks` the number of its worker's places."""
 
-    target: Target
+    target: RoutingTarget
     worker: Worker
     row: int
     own: TargetLoad = field(default_factory=TargetLoad)
@@ -60,7 +60,7 @@ class Selection:
     all rows in their order, whose columns need no copy."""
 
     rows: IntColumn | None
-    targets: tuple[Target, ...]
+    targets: tuple[RoutingTarget, ...]
     prefills: BoolColumn
     decodes: BoolColumn
     groups: IntColumn
@@ -68,7 +68,7 @@ class Selection:
     floats: NDArray[np.float64]
     rates: RateColumns
 
-    def without(self, worker_ids: Set[str], but: Target | None = None) -> Selection:
+    def without(self, worker_ids: Set[str], but: RoutingTarget | None = None) -> Selection:
         """The rows that are not these workers', and in any case `but`."""
         stay = [target.worker_id not in worker_ids or target == but for target in self.targets]
         if all(stay):
@@ -141,8 +141,8 @@ class Columns:
     are numbered anew when workers join or leave."""
 
     def __init__(self) -> None:
-        self.targets: tuple[Target, ...] = ()
-        self.places: dict[Target, ColumnRow] = {}
+        self.targets: tuple[RoutingTarget, ...] = ()
+        self.places: dict[RoutingTarget, ColumnRow] = {}
         self.ints: NDArray[np.int64] = np.zeros((_INTS, 0), dtype=np.int64)
         self.floats: NDArray[np.float64] = np.zeros((_FLOATS, 0))
         self._of_workers: dict[str, list[ColumnRow]] = {}
@@ -153,7 +153,7 @@ class Columns:
         identity = worker.identity
         ranks = identity.data_parallel_size
         first = len(self.targets)
-        targets = [Target(worker.worker_id, rank) for rank in range(ranks)]
+        targets = [RoutingTarget(worker.worker_id, rank) for rank in range(ranks)]
         ints, floats = np.zeros((_INTS, ranks), dtype=np.int64), np.zeros((_FLOATS, ranks))
         for offset, target in enumerate(targets):
             self.places[target] = ColumnRow(target, worker, first + offset)
@@ -198,7 +198,7 @@ class Columns:
         rows = [place.row for place in self.of_worker(worker_id)]
         self.ints[TROUBLED, rows[0] : rows[-1] + 1] = sum(1 << (medium - 1) for medium in media)
 
-    def select(self, rows: Sequence[int], group: Callable[[Target], int]) -> Selection:
+    def select(self, rows: Sequence[int], group: Callable[[RoutingTarget], int]) -> Selection:
         """These rows, until workers join or leave, or groups change."""
         targets = tuple(self.targets[row] for row in rows)
         roles = [self.places[target].worker.role for target in targets]

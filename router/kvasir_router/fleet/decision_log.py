@@ -16,14 +16,14 @@ from typing import NamedTuple
 import numpy as np
 
 from kvasir.core.requests import SloClass
-from kvasir.ports.router import DecisionRecord, PartRecord, PlaceRecord, RequestSummary
+from kvasir.ports.router import CandidateRecord, DecisionRecord, PhaseRecord, RequestSummary
 from kvasir.ports.routing import (
     SCORE,
     Candidates,
     FloatColumn,
     Plan,
     RequestView,
-    Target,
+    RoutingTarget,
     TermTable,
 )
 from kvasir.telemetry.reasons import OK
@@ -182,7 +182,7 @@ def _unscored(candidates: Candidates, plan: Plan) -> tuple[TermTable, ...]:
     return tuple([TermTable(part, "", rows, (), np.zeros((len(rows), 0))) for part, rows in eligible])
 
 
-def _chosen(part: str, plan: Plan) -> Target | None:
+def _chosen(part: str, plan: Plan) -> RoutingTarget | None:
     """Whom the plan takes for a part; None for a part that is not run."""
     if part == "prefill":
         return plan.prefill
@@ -251,23 +251,23 @@ def _record(request_id: str, policy: str, entry: _Entry) -> DecisionRecord:
     )
 
 
-def _parts(entry: _Entry) -> Iterator[PartRecord]:
+def _parts(entry: _Entry) -> Iterator[PhaseRecord]:
     for table in entry.tables:
         target = _chosen(table.part, entry.plan)
-        ranked: list[tuple[float, bool, PlaceRecord]] = []
+        ranked: list[tuple[float, bool, CandidateRecord]] = []
         for row, values, cost in zip(table.rows.tolist(), table.values, _costs(table), strict=True):
             place = _place(entry, row, table, values, target)
             ranked.append((float(cost), not place.chosen, place))
         ranked.sort(key=lambda each: each[:2])
-        yield PartRecord(table.part, table.unit, tuple(place for *_, place in ranked))
+        yield PhaseRecord(table.part, table.unit, tuple(place for *_, place in ranked))
 
 
 def _place(
-    entry: _Entry, row: int, table: TermTable, values: FloatColumn, chosen: Target | None
-) -> PlaceRecord:
+    entry: _Entry, row: int, table: TermTable, values: FloatColumn, chosen: RoutingTarget | None
+) -> CandidateRecord:
     target, (pool, kv_state) = entry.targets[row], entry.about[row]
     facts = (*entry.facts[:, row].tolist(), *entry.tiers[row].tolist())
-    return PlaceRecord(
+    return CandidateRecord(
         worker_id=target.worker_id,
         rank=target.rank,
         pool=pool,

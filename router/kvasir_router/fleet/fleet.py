@@ -14,7 +14,7 @@ from kvasir.config.spec.deployment import HealthSpec
 from kvasir.core.identity import WorkerIdentity
 from kvasir.core.kv import KvStatus, Medium
 from kvasir.core.requests import EngineLoad, Request, Role, Timings, Usage
-from kvasir.ports.routing import Plan, RequestView, RoutingPolicy, Target
+from kvasir.ports.routing import Plan, RequestView, RoutingPolicy, RoutingTarget
 from kvasir_router.decide.rates import RateBook
 from kvasir_router.decide.roofline import CostRates
 from kvasir_router.fleet.columns import Columns
@@ -65,7 +65,7 @@ class Fleet:
         self._loads = PlaceLoads(self._columns, index.held_blocks)
         self._selections = Selections(self._columns, self.workers, index)
         self._reconciler = Reconciler()
-        self._predicted: dict[str, dict[Target, int]] = {}
+        self._predicted: dict[str, dict[RoutingTarget, int]] = {}
         # The newest reading of the clock that anybody came with.
         self._now = 0.0
         self.eased = self.changed = 0
@@ -189,7 +189,7 @@ class Fleet:
         now: float,
         *,
         avoid: Set[str] = frozenset(),
-        prefilled_on: Target | None = None,
+        prefilled_on: RoutingTarget | None = None,
         tentative: bool = False,
     ) -> Plan | None:
         """Decide; a `tentative` plan is only looked at and leaves no record. Workers in `avoid`, and those of
@@ -206,7 +206,7 @@ class Fleet:
             priority=request.priority,
             slo=request.slo,
             session=request.session,
-            undivided=request.sampling.prompt_logprobs is not None,
+            single_worker=request.sampling.prompt_logprobs is not None,
         )
         unwell = self.health.avoided(now)
         depths = self.index.match(names)
@@ -247,7 +247,7 @@ class Fleet:
         charges: Charges = {plan.decode: TargetLoad(streams=request.sampling.n, kv_tokens=to_decode)}
         prefill = TargetLoad(prefill_tokens=uncached, waiting=1, kv_tokens=to_prefill)
         charges.setdefault(plan.prefill_target, TargetLoad()).add(prefill)
-        predicted: dict[Target, int] = {}
+        predicted: dict[RoutingTarget, int] = {}
         for target, work in charges.items():
             predicted[target] = self.index.predict(target, names, now)
             place = self._columns.places[target]
@@ -281,7 +281,7 @@ class Fleet:
         output = self.output_tokens(request) * request.sampling.n
         return (uncached + output, 0) if plan.prefill is None else (prompt + output, uncached)
 
-    def settle(self, charges: Charges, target: Target, done: TargetLoad) -> None:
+    def settle(self, charges: Charges, target: RoutingTarget, done: TargetLoad) -> None:
         """Take `done` off what `charges` account at `target`; nothing where the target is gone."""
         charged = charges.get(target)
         if charged is None:
@@ -304,7 +304,7 @@ class Fleet:
             if place is not None:
                 self._count(place.worker, -1)
 
-    def confirm(self, request_id: str, target: Target, now: float) -> None:
+    def confirm(self, request_id: str, target: RoutingTarget, now: float) -> None:
         """The request's prompt has been computed at `target`, or has arrived there: what it was predicted
         to leave in the cache is there."""
         self._now = now
@@ -322,7 +322,7 @@ class Fleet:
                 self.index.forget(target, prediction)
 
     def measured(
-        self, target: Target, usage: Usage, timings: Timings, charges: Charges | None = None
+        self, target: RoutingTarget, usage: Usage, timings: Timings, charges: Charges | None = None
     ) -> None:
         """Learn rates from a leg that ended well, before its `charges` are settled: they tell which other
         prompts were computed beside it."""
@@ -363,7 +363,7 @@ class Fleet:
         return replace(
             status,
             error_ratio=errors.ratio,
-            judged_requests=errors.requests,
+            evaluated_requests=errors.requests,
             error_tokens=errors.tokens,
         )
 

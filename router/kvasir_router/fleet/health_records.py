@@ -20,7 +20,7 @@ MOST_CREDIT = 2.0
 class HealthLevel(StrEnum):
     """What a worker is given, from the least to all."""
 
-    SILENT = "silent"
+    SILENT = "unresponsive"
     EJECTED = "ejected"
     PROBING = "probing"
     SLOW_START = "slow_start"

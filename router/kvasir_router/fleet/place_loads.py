@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from kvasir.core.requests import EngineLoad, Role
-from kvasir.ports.routing import Target
+from kvasir.ports.routing import RoutingTarget
 from kvasir_router.fleet.columns import (
     HEAD_SINCE,
     HEAD_TOKENS,
@@ -33,7 +33,7 @@ _TYPICAL_WEIGHT = 0.05
 class PlaceLoads:
     """Writes work to `columns`. `held_blocks` tells how many blocks a place's cache holds."""
 
-    def __init__(self, columns: Columns, held_blocks: Callable[[Target], int]) -> None:
+    def __init__(self, columns: Columns, held_blocks: Callable[[RoutingTarget], int]) -> None:
         self._columns = columns
         self._held_blocks = held_blocks
         self._typical_prefill_tokens = 0.0

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 
 from kvasir.core.identity import WorkerIdentity
 from kvasir.core.requests import Request, Role
-from kvasir.ports.routing import Target
+from kvasir.ports.routing import RoutingTarget
 from kvasir_router.fleet.columns import Columns, Selection
 from kvasir_router.fleet.work import Worker, WorkerState
 from kvasir_router.index import FleetIndex
@@ -35,7 +35,11 @@ class Selections:
         self._kept.clear()
 
     def of(
-        self, request: Request, avoid: frozenset[str], unwell: frozenset[str], prefilled_on: Target | None
+        self,
+        request: Request,
+        avoid: frozenset[str],
+        unwell: frozenset[str],
+        prefilled_on: RoutingTarget | None,
     ) -> Iterator[Selection]:
         """Places that serve this request, in the order in which they are to be tried: first without the
         workers of both sets, then with those in `avoid`, at last with all. With `prefilled_on`, that place
@@ -50,7 +54,9 @@ class Selections:
                 size = len(selection.targets)
                 yield selection
 
-    def _selected(self, request: Request, without: frozenset[str], prefilled_on: Target | None) -> Selection:
+    def _selected(
+        self, request: Request, without: frozenset[str], prefilled_on: RoutingTarget | None
+    ) -> Selection:
         if prefilled_on is not None:
             return self._select(request, prefilled_on).without(without, but=prefilled_on)
         key = (request.model, request.adapter, without)
@@ -65,7 +71,7 @@ class Selections:
             self._kept[key] = kept
         return kept
 
-    def _select(self, request: Request, prefilled_on: Target | None) -> Selection:
+    def _select(self, request: Request, prefilled_on: RoutingTarget | None) -> Selection:
         targets = self._columns.targets
         rows = [
             row
@@ -79,7 +85,7 @@ class Selections:
             rows = sorted({source, *decode})
         return self._columns.select(rows, self._index.group)
 
-    def _identity(self, target: Target) -> WorkerIdentity:
+    def _identity(self, target: RoutingTarget) -> WorkerIdentity:
         return self._workers[target.worker_id].identity
 
 

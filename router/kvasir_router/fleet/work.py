@@ -8,7 +8,7 @@ from enum import StrEnum
 from kvasir.core.identity import WorkerIdentity
 from kvasir.core.kv import TierLoad
 from kvasir.core.requests import EngineLoad, Role, Sampling
-from kvasir.ports.routing import Target
+from kvasir.ports.routing import RoutingTarget
 
 
 class WorkerState(StrEnum):
@@ -59,7 +59,7 @@ class TargetLoad:
         return TargetLoad(prefill_tokens=self.prefill_tokens, waiting=self.waiting)
 
 
-Charges = dict[Target, TargetLoad]
+Charges = dict[RoutingTarget, TargetLoad]
 
 
 def runs_whole(sampling: Sampling) -> bool:

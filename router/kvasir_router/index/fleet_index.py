@@ -17,7 +17,7 @@ from kvasir.core.identity import WorkerIdentity
 from kvasir.core.invariants import require
 from kvasir.core.kv import KvBatch, KvSnapshotPart, KvState, KvStatus, Medium
 from kvasir.native import PREDICTED, TreeStats
-from kvasir.ports.routing import Target
+from kvasir.ports.routing import RoutingTarget
 from kvasir_router.index.contract import CatchUpLimits, IndexEffect, IndexMode, IndexView
 from kvasir_router.index.places import Places
 from kvasir_router.index.predictions import Predictions
@@ -178,7 +178,7 @@ class FleetIndex:
 
     # -- decisions -------------------------------------------------------------------------------
 
-    def group(self, target: Target) -> int:
+    def group(self, target: RoutingTarget) -> int:
         """The row of `match` for this place; for one of which nothing may be used a row that is always 0.
         The same as long as `revision` is."""
         known = self._workers.get(target.worker_id)
@@ -196,12 +196,12 @@ class FleetIndex:
             self._shared.extend(names, depths)
         return depths
 
-    def held_blocks(self, target: Target) -> int:
+    def held_blocks(self, target: RoutingTarget) -> int:
         """Blocks that are on the device there, or about to be."""
         group, tree = self.group(target), self._places.tree
         return tree.held(group, Medium.DEVICE) + tree.held(group, PREDICTED)
 
-    def predict(self, target: Target, names: array[int], now: float) -> int:
+    def predict(self, target: RoutingTarget, names: array[int], now: float) -> int:
         """The place will hold this prefix. Returns the prediction, to be ended by `settle` or `forget`; 0
         where nothing is predicted."""
         group = self.group(target)
@@ -209,7 +209,7 @@ class FleetIndex:
             return 0
         return self._predictions.add(target.worker_id, target.rank, group, names, now)
 
-    def settle(self, target: Target, prediction: int, now: float) -> None:
+    def settle(self, target: RoutingTarget, prediction: int, now: float) -> None:
         """The prefix has been computed there. A worker that reports will have said so in a moment; of
         another the prediction stands until it is old."""
         known = self._workers.get(target.worker_id)
@@ -220,7 +220,7 @@ class FleetIndex:
         else:
             self._predictions.confirm(target.worker_id, prediction, now)
 
-    def forget(self, target: Target, prediction: int) -> None:
+    def forget(self, target: RoutingTarget, prediction: int) -> None:
         """The prefix will not be computed there."""
         self._predictions.forget(target.worker_id, prediction)
 
@@ -310,7 +310,7 @@ class FleetIndex:
                 self._room_again(now)
         self._not_before = now + self._limits.pace_s
 
-    def _mode(self, target: Target) -> IndexMode:
+    def _mode(self, target: RoutingTarget) -> IndexMode:
         return self._workers[target.worker_id].mode
 
     def _time(self, worker_id: str, reports: WorkerReports) -> None:

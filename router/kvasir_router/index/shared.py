@@ -21,7 +21,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from kvasir.core.kv import MEDIA, KvChange, Medium
+from kvasir.core.kv import MEDIA, KvEventKind, Medium
 from kvasir_router.index.places import Places, RankGroups
 
 _HEADER = struct.Struct("<BBHI")
@@ -53,10 +53,10 @@ def split_log(log: bytes) -> SplitLog:
         if (medium == Medium.REMOTE) != (taken == Medium.REMOTE):
             (remote if taken == Medium.REMOTE else own).extend(memoryview(log)[start:at])
             start, taken = at, medium
-        end = at + _HEADER.size + _NAME_BYTES * (count + (kind == KvChange.STORED))
+        end = at + _HEADER.size + _NAME_BYTES * (count + (kind == KvEventKind.STORED))
         if end > len(log):
             raise ValueError(f"log: {count} names do not fit at byte {at + _HEADER.size}")
-        if medium == Medium.REMOTE and kind == KvChange.REMOVED:
+        if medium == Medium.REMOTE and kind == KvEventKind.REMOVED:
             missing += memoryview(log)[at:end]
         at = end
     if not start and taken != Medium.REMOTE:

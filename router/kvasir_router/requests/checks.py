@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from kvasir.core.invariants import require
 from kvasir.core.requests import Leg
-from kvasir.ports.routing import Target
+from kvasir.ports.routing import RoutingTarget
 from kvasir_router.admission import Admission
 from kvasir_router.fleet.fleet import Fleet
 from kvasir_router.fleet.work import TargetLoad
@@ -69,7 +69,7 @@ def check_hand_over(state: RequestState, fleet: Fleet) -> None:
 
 def check_work(states: Mapping[str, RequestState], fleet: Fleet) -> None:
     """Accounted work is that of the requests in flight, on workers that exist, and never negative."""
-    totals: dict[Target, TargetLoad] = {}
+    totals: dict[RoutingTarget, TargetLoad] = {}
     for state in states.values():
         for target, work in state.charges.items():
             require(

@@ -116,7 +116,7 @@ class PlanReceived:
     how many seconds there may be workers, while there are none; None where that is not known."""
 
     roles: Mapping[str, Role]
-    awake_in_s: float | None = None
+    ready_in_s: float | None = None
 
 
 MembershipEvent = WorkerReady | WorkerInterrupted | WorkerDraining | WorkerRestored | WorkerLost

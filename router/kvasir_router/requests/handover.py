@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from kvasir.core.requests import Leg
-from kvasir.ports.routing import Plan, Target
+from kvasir.ports.routing import Plan, RoutingTarget
 from kvasir_router.fleet.fleet import Fleet
 from kvasir_router.requests.legs import LegControl
 from kvasir_router.requests.state import HeldLease, Phase, RequestState
@@ -16,7 +16,7 @@ class MakePlan(Protocol):
     """Decides where a request runs, given where its prompt was computed."""
 
     def __call__(
-        self, state: RequestState, now: float, prefilled_on: Target | None = None
+        self, state: RequestState, now: float, prefilled_on: RoutingTarget | None = None
     ) -> Plan | None: ...
 
 
@@ -51,7 +51,7 @@ class Handover:
         target = state.planned.decode
         return target in state.charges and self._fleet.accepts(target.worker_id)
 
-    def _plan_anew(self, state: RequestState, source: Target, lease: HeldLease, now: float) -> bool:
+    def _plan_anew(self, state: RequestState, source: RoutingTarget, lease: HeldLease, now: float) -> bool:
         plan = self._plan(state, now, prefilled_on=source)
         if plan is None or plan.prefill != source:
             return False

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from kvasir.core.requests import Delta, EngineRequest, FinishReason, KvHandoff, Leg
-from kvasir.ports.routing import Target
+from kvasir.ports.routing import RoutingTarget
 from kvasir_router.fleet.fleet import Fleet, TargetLoad, Worker
 from kvasir_router.requests.events import AbortOn, Effect, ReleaseOn, SubmitTo
 from kvasir_router.requests.state import HeldLease, RequestState, RunningLeg
@@ -29,7 +29,7 @@ class LegControl:
         self._ghost_ttl_s = ghost_ttl_s
 
     def submit(
-        self, state: RequestState, kind: Leg, target: Target, handoff: KvHandoff | None = None
+        self, state: RequestState, kind: Leg, target: RoutingTarget, handoff: KvHandoff | None = None
     ) -> None:
         """Run a leg of the request at `target`."""
         request = state.current
@@ -115,14 +115,14 @@ class LegControl:
             self._out.append(ReleaseOn(state.lease.worker_id, (state.lease.handoff.lease_id,)))
             state.lease = None
 
-    def prefilled(self, state: RequestState, target: Target, now: float, *, leaves: bool) -> None:
+    def prefilled(self, state: RequestState, target: RoutingTarget, now: float, *, leaves: bool) -> None:
         """The prompt is computed at `target`, where the request either stays or has nothing more."""
         self._fleet.confirm(state.request.request_id, target, now)
         charged = state.charges.get(target, TargetLoad())
         done = charged.copy() if leaves else charged.prompt()
         self._fleet.settle(state.charges, target, done)
 
-    def settle(self, state: RequestState, target: Target) -> None:
+    def settle(self, state: RequestState, target: RoutingTarget) -> None:
         """Nothing of the request is accounted at `target` any more."""
         charged = state.charges.get(target)
         if charged is not None:

@@ -188,8 +188,8 @@ class RequestMachine:
                 self._cancelled(request_id, outcome, now)
             case TimerTick():
                 self._tick(now)
-            case PlanReceived(roles, awake_in_s):
-                self._awake_in_s = awake_in_s
+            case PlanReceived(roles, ready_in_s):
+                self._awake_in_s = ready_in_s
                 self.fleet.assign(roles)
                 self._unpark(now)
             case ShuttingDown():
@@ -344,5 +344,5 @@ class RequestMachine:
         check_requests(self._states, self._admission, self._timers, self.fleet)
         check_work(self._states, self.fleet)
         check_limits(self._states, self._limits)
-        require(self.accounting().balanced, f"the books do not balance: {self.accounting()}")
+        require(self.accounting().consistent, f"the accounting is inconsistent: {self.accounting()}")
         self.fleet.index.check_integrity()

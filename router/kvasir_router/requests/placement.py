@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import Enum, auto
 
-from kvasir.ports.routing import Plan, Target
+from kvasir.ports.routing import Plan, RoutingTarget
 from kvasir_router.admission import Admission
 from kvasir_router.fleet.fleet import Fleet
 from kvasir_router.requests.state import RequestState
@@ -30,7 +30,7 @@ class Placement:
         self,
         state: RequestState,
         now: float,
-        prefilled_on: Target | None = None,
+        prefilled_on: RoutingTarget | None = None,
         without: frozenset[str] = frozenset(),
     ) -> Plan | None:
         """What the policy says, without some workers if others serve; None where no worker does."""

@@ -10,7 +10,7 @@ from enum import StrEnum
 from kvasir.core.errors import CapacityError, KvasirError, RequestError, UpstreamError
 from kvasir.core.requests import Continuation, Delta, KvHandoff, Leg, Request, Timings, Usage, token_ids
 from kvasir.ports.router import Lane, RequestSummary
-from kvasir.ports.routing import Plan, Target, no_names
+from kvasir.ports.routing import Plan, RoutingTarget, no_names
 from kvasir.telemetry.reasons import REASONS
 from kvasir_router.admission import AdmissionTicket
 from kvasir_router.fleet.work import Charges
@@ -51,7 +51,7 @@ class RunningLeg:
 
     leg_id: str
     kind: Leg
-    target: Target
+    target: RoutingTarget
 
 
 @dataclass(frozen=True, slots=True)
@@ -336,15 +336,15 @@ def check_arrival(request: Request, states: Container[str], *, closing: bool) ->
 _USUAL_RETRY_S = 5.0
 
 
-def waited_for_nothing(queue_timeout_s: float, why: object, awake_in_s: float | None) -> CapacityError:
-    """No worker took a request in time; there may be one in `awake_in_s`."""
+def waited_for_nothing(queue_timeout_s: float, why: object, ready_in_s: float | None) -> CapacityError:
+    """No worker took a request in time; there may be one in `ready_in_s`."""
     message = f"no worker could take the request within {queue_timeout_s:g} s: {why}"
-    retry_s = _USUAL_RETRY_S if awake_in_s is None else max(1.0, awake_in_s)
+    retry_s = _USUAL_RETRY_S if ready_in_s is None else max(1.0, ready_in_s)
     return CapacityError(message, code="no_workers", retry_after_s=retry_s)
 
 
-def refuse_to_wait(awake_in_s: float | None, queue_timeout_s: float, why: str | None) -> None:
+def refuse_to_wait(ready_in_s: float | None, queue_timeout_s: float, why: str | None) -> None:
     """Raise CapacityError where no worker will be there before a request has waited for as long as it may."""
-    if awake_in_s is not None and awake_in_s > queue_timeout_s:
-        message = f"{why or 'no worker serves this model'}; one is being started, in about {awake_in_s:.0f} s"
-        raise CapacityError(message, code="no_workers", retry_after_s=awake_in_s)
+    if ready_in_s is not None and ready_in_s > queue_timeout_s:
+        message = f"{why or 'no worker serves this model'}; one is being started, in about {ready_in_s:.0f} s"
+        raise CapacityError(message, code="no_workers", retry_after_s=ready_in_s)

@@ -15,16 +15,18 @@ _SLICES = 5
 _GRAIN_S = 1e-6
 
 
-async def wait_inactive(heard_s: Callable[[], float], liveness_timeout_s: float, clock: Clock) -> None:
+async def wait_inactive(
+    last_received_s: Callable[[], float], liveness_timeout_s: float, clock: Clock
+) -> None:
     """Return once nothing was heard for `liveness_timeout_s` seconds in which this loop was awake.
 
-    `heard_s` gives `clock`'s reading when something was heard last. After a stall of the loop, what came
-    meanwhile gets at least a slice of the time to be read before it counts as missing.
+    `last_received_s` gives `clock`'s reading when something was heard last. After a stall of the loop, what
+    came meanwhile gets at least a slice of the time to be read before it counts as missing.
     """
     slice_s = liveness_timeout_s / _SLICES
     since = clock.now()
     while True:
-        since = max(since, heard_s())
+        since = max(since, last_received_s())
         began = clock.now()
         wait = min(slice_s, since + liveness_timeout_s - began)
         if wait <= _GRAIN_S:

@@ -17,7 +17,7 @@ from kvasir.core.identity import WorkerIdentity
 from kvasir.core.kv import KvSnapshotPart
 from kvasir.core.membership import Endpoint
 from kvasir.core.membership import MembershipSnapshot as Snapshot
-from kvasir.core.messages import CodedStep, Draining, RouterMessage, Serving, SetDraining, WorkerMessage
+from kvasir.core.messages import Draining, EncodedStep, RouterMessage, Serving, SetDraining, WorkerMessage
 from kvasir.core.requests import StepBatch
 from kvasir_router.fleet.registry import CONNECTING, DRAINING, INTERRUPTED, READY, REFUSED, Registry
 from kvasir_router.requests.events import (
@@ -86,7 +86,7 @@ class SessionMembers:
         make_session: MakeSession,
         *,
         feed: Callable[[Event], None],
-        rest: Callable[[str, CodedStep], StepBatch | None],
+        rest: Callable[[str, EncodedStep], StepBatch | None],
         busy: Callable[[str], int],
         changed: Callable[[str], None],
         spawn: Spawn,
@@ -210,7 +210,7 @@ class SessionMembers:
                 self.registry.note(worker_id, CONNECTING, reason)
         self._changed(worker_id)
 
-    def _message(self, worker_id: str, member: SessionMember, message: WorkerMessage | CodedStep) -> None:
+    def _message(self, worker_id: str, member: SessionMember, message: WorkerMessage | EncodedStep) -> None:
         serves = self.registry[worker_id].serves
         if isinstance(message, Draining):
             # Remembered of one that does not fit as well: it may be taken in later.
@@ -225,7 +225,7 @@ class SessionMembers:
             if serves:
                 self._show(worker_id, member)
         elif serves:
-            step = self._rest(worker_id, message) if isinstance(message, CodedStep) else message
+            step = self._rest(worker_id, message) if isinstance(message, EncodedStep) else message
             if step is not None:
                 self._feed(StepReceived(worker_id, step))
             if member.left:

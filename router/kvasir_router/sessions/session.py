@@ -14,10 +14,9 @@ from dataclasses import dataclass, field
 from kvasir.core.errors import ProtocolError, RequestError, UpstreamError
 from kvasir.core.identity import WorkerIdentity
 from kvasir.core.kv import KvSnapshotPart
-from kvasir.core.link import Link, LinkLimits, payload_bytes
 from kvasir.core.membership import Endpoint
 from kvasir.core.messages import (
-    CodedStep,
+    EncodedStep,
     Goodbye,
     Hello,
     RouterFrame,
@@ -28,10 +27,11 @@ from kvasir.core.messages import (
     WorkerMessage,
 )
 from kvasir.core.requests import EngineRequest
+from kvasir.core.session_link import LinkLimits, SessionLink, payload_bytes
 from kvasir.core.values import value
 from kvasir.ports.clock import Clock, Rng
 from kvasir.ports.session import ConnectionLost, Dialer, RouterConnection
-from kvasir.wire.pump import Pump
+from kvasir.wire.pump import SessionPump
 from kvasir_router.sessions.inactivity import wait_inactive
 
 
@@ -49,7 +49,7 @@ class SessionMessage:
     """The worker said this; exactly once, in order."""
 
     worker_id: str
-    message: WorkerMessage | CodedStep
+    message: WorkerMessage | EncodedStep
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,8 +93,9 @@ SessionEvent = (
 @dataclass(frozen=True, slots=True)
 class SessionLimits:
     """Bounds of the router's end. `resume_window_s` should not exceed the workers' own, and
-    `liveness_timeout_s` should leave room for two of their heartbeats. A connection that broke is dialed anew at once, and then
-    at a pace between the two back-offs; how long one dial may take is the dialer's to bound."""
+    `liveness_timeout_s` should leave room for two of their heartbeats. A connection that broke is dialed anew
+    at once, and then at a pace between the two back-offs; how long one dial may take is the dialer's to
+    bound."""
 
     link: LinkLimits = field(default_factory=LinkLimits)
     resume_window_s: float = 10.0
@@ -136,9 +137,9 @@ class WorkerSession:
         self._router_id = router_id
         self._limits = limits or SessionLimits()
         self._session_id = ""
-        self._link: Link[RouterMessage] | None = None
+        self._link: SessionLink[RouterMessage] | None = None
         self._doomed = False
-        self._pump: Pump[RouterMessage, WorkerMessage | CodedStep, RouterFrame] | None = None
+        self._pump: SessionPump[RouterMessage, WorkerMessage | EncodedStep, RouterFrame] | None = None
         self._window: asyncio.Task[None] | None = None
         self._work: asyncio.Task[None] | None = None
         self._closed = False
@@ -249,7 +250,7 @@ class WorkerSession:
         link = self._adopt(connection.welcome)
         if link is None:
             return
-        pump: Pump[RouterMessage, WorkerMessage | CodedStep, RouterFrame] = Pump(
+        pump: SessionPump[RouterMessage, WorkerMessage | EncodedStep, RouterFrame] = SessionPump(
             connection,
             link,
             limits=self._limits.link,
@@ -270,13 +271,13 @@ class WorkerSession:
             self._pump = None
 
     async def _break_when_inactive(
-        self, pump: Pump[RouterMessage, WorkerMessage | CodedStep, RouterFrame]
+        self, pump: SessionPump[RouterMessage, WorkerMessage | EncodedStep, RouterFrame]
     ) -> None:
         liveness_timeout_s = self._limits.liveness_timeout_s
-        await wait_inactive(lambda: pump.heard_s, liveness_timeout_s, self._clock)
-        pump.stop(f"silent for {liveness_timeout_s:g} s")
+        await wait_inactive(lambda: pump.last_received_s, liveness_timeout_s, self._clock)
+        pump.stop(f"no frame for {liveness_timeout_s:g} s")
 
-    def _adopt(self, welcome: Welcome) -> Link[RouterMessage] | None:
+    def _adopt(self, welcome: Welcome) -> SessionLink[RouterMessage] | None:
         """Take up the session that the worker answered with; None when there is nothing to carry."""
         link = self._link
         if welcome.resumed:
@@ -291,28 +292,28 @@ class WorkerSession:
         else:
             if link is not None:
                 self._lose(link, "the worker no longer has the session")
-            link = self._link = Link(self._limits.link)
+            link = self._link = SessionLink(self._limits.link)
             self._session_id = welcome.session_id
         self._stop_window()
         self._refusal = None
         self._on_event(SessionReady(self._worker_id, welcome.identity, welcome.resumed))
         return link
 
-    def _deliver(self, message: WorkerMessage | CodedStep) -> None:
+    def _deliver(self, message: WorkerMessage | EncodedStep) -> None:
         if not self._closed:
             self._on_event(SessionMessage(self._worker_id, message))
 
-    def _interrupt(self, link: Link[RouterMessage], reason: str) -> None:
+    def _interrupt(self, link: SessionLink[RouterMessage], reason: str) -> None:
         if self._link is link and not self._doomed:
             self._window = asyncio.ensure_future(self._give_up(link))
             self._on_event(SessionInterrupted(self._worker_id, reason))
 
-    async def _give_up(self, link: Link[RouterMessage]) -> None:
+    async def _give_up(self, link: SessionLink[RouterMessage]) -> None:
         await self._clock.sleep(self._limits.resume_window_s)
         self._window = None
         self._lose(link, f"not resumed within {self._limits.resume_window_s:g} s")
 
-    def _lose(self, link: Link[RouterMessage], reason: str) -> None:
+    def _lose(self, link: SessionLink[RouterMessage], reason: str) -> None:
         if self._link is not link:
             return
         self._link = None

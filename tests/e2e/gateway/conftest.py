@@ -129,8 +129,8 @@ async def running(
     deployed: Mapping[str, Any] = MappingProxyType({}),
     **spec: Any,
 ) -> AsyncIterator[Edge]:
-    """A gateway that serves until the block ends, and then leaves nothing open; `spec` is its own part of
-    the deployment, `deployed` are other parts, and `capabilities` are those of its only model, where they are not
+    """A gateway that serves until the block ends, and then leaves nothing open; `spec` is its own part of the
+    deployment, `deployed` are other parts, and `capabilities` are those of its only model, where they are not
     the deployment's."""
     clock = MonotonicClock()
     deployment = Deployment(

@@ -9,7 +9,7 @@ import openai
 import pytest
 from tests.kit.gateway.scripted_router import ScriptedStream
 
-from kvasir.core.requests import Constraint, Request, Structured
+from kvasir.core.requests import Constraint, Request, StructuredOutput
 from kvasir_platform.gateway.catalog.capabilities import ModelCapabilities
 
 USER: Any = [{"role": "user", "content": "Who is there?"}]
@@ -48,7 +48,7 @@ async def test_tools_and_a_schema_reach_the_worker(start: Callable[..., Any]) ->
     assert request.sampling.thinking_tokens == 8
     schema = {"name": "x", "schema": {"type": "object"}}
     request = await asked(edge, response_format={"type": "json_schema", "json_schema": schema})
-    assert request.sampling.structured == Structured(Constraint.JSON_SCHEMA, '{"type":"object"}')
+    assert request.sampling.structured == StructuredOutput(Constraint.JSON_SCHEMA, '{"type":"object"}')
 
 
 async def test_a_model_without_parsers_streams_plain_text(edge: Any) -> None:

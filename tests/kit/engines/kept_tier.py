@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from kvasir.core.kv import Medium, TierLoad
-from kvasir.ports.tier import Block, Change, TierRead, TierWrite
+from kvasir.ports.tier import TierBlock, TierChange, TierRead, TierWrite
 
 SIZE = 8
 
@@ -17,7 +17,7 @@ def content(key: bytes) -> bytes:
 class KeptTier:
     """Holds `kept`. What is written must be the content of its key."""
 
-    def __init__(self, medium: Medium, kept: Iterable[Block] = ()) -> None:
+    def __init__(self, medium: Medium, kept: Iterable[TierBlock] = ()) -> None:
         self.medium = medium
         self.kept = {each.key: each for each in kept}
 
@@ -29,23 +29,23 @@ class KeptTier:
             read.target[:] = content(read.key)
         return len(wanted)
 
-    def put(self, blocks: Sequence[TierWrite]) -> Change:
+    def put(self, blocks: Sequence[TierWrite]) -> TierChange:
         for write in blocks:
             assert bytes(write.data) == content(write.block.key)
             self.kept[write.block.key] = write.block
-        return Change(stored=tuple(write.block for write in blocks))
+        return TierChange(stored=tuple(write.block for write in blocks))
 
-    def drop(self, keys: Sequence[bytes]) -> Change:
-        return Change()
+    def drop(self, keys: Sequence[bytes]) -> TierChange:
+        return TierChange()
 
-    def tend(self) -> Change:
-        return Change()
+    def maintain(self) -> TierChange:
+        return TierChange()
 
     @property
-    def tending(self) -> bool:
+    def maintenance_pending(self) -> bool:
         return False
 
-    def held(self) -> Iterable[Block]:
+    def held(self) -> Iterable[TierBlock]:
         return tuple(self.kept.values())
 
     def load(self) -> TierLoad:

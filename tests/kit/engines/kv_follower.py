@@ -30,7 +30,7 @@ class KvFollower:
         self._early: list[KvBatch] = []
         self._changed = asyncio.Event()
         self.exact = False
-        source.follow(self._hear)
+        source.subscribe(self._hear)
 
     async def catch_up(self) -> None:
         """Snapshot and suffix; waits while the record is incomplete. Raises TimeoutError."""

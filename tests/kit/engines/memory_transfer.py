@@ -13,13 +13,13 @@ from dataclasses import dataclass, field
 from kvasir.core.errors import TransferError
 from kvasir.core.identity import KvLayout
 from kvasir.ports.transfer import (
-    WHOLE,
+    UNSHARDED,
     BlockPart,
     KvRegion,
     LeaseEnded,
     Offer,
-    Pulled,
     PullFailed,
+    PullSucceeded,
     TransferEvent,
 )
 
@@ -106,8 +106,8 @@ class MemoryTransfer:
         target_blocks: Sequence[int],
         timeout_s: float,
         *,
-        source: BlockPart = WHOLE,
-        target: BlockPart = WHOLE,
+        source: BlockPart = UNSHARDED,
+        target: BlockPart = UNSHARDED,
     ) -> None:
         """See the port."""
         if pull_id in self._pulls:
@@ -143,7 +143,7 @@ class MemoryTransfer:
             del self._pulls[pull_id]
             self._events.append(PullFailed(pull_id, "closed", "the agent was closed"))
 
-    def _advance(self, pull: _Pull) -> Pulled | PullFailed | None:
+    def _advance(self, pull: _Pull) -> PullSucceeded | PullFailed | None:
         source = self._fabric.agents.get(pull.offer.endpoint)
         if source is None:
             return PullFailed(pull.pull_id, "unreachable", f"no agent {pull.offer.endpoint}")
@@ -155,7 +155,9 @@ class MemoryTransfer:
             return self._patience(pull, "no such lease")
         return self._take(pull, source, lease)
 
-    def _take(self, pull: _Pull, source: MemoryTransfer, lease: _Lease | None) -> Pulled | PullFailed | None:
+    def _take(
+        self, pull: _Pull, source: MemoryTransfer, lease: _Lease | None
+    ) -> PullSucceeded | PullFailed | None:
         """What comes of a pull that fits, under a lease that was granted at some time."""
         if lease is None:
             return PullFailed(pull.pull_id, "expired", "the lease has ended")
@@ -167,7 +169,7 @@ class MemoryTransfer:
             return self._patience(pull, f"{len(lease.blocks)} of {lease.total} blocks are complete")
         source._confirm(pull.offer.lease_id, pull.source_part)
         moved = len(pull.target) * sum(r.block_bytes // pull.target_part.of for r in self._regions)
-        return Pulled(pull.pull_id, moved, self._now() - pull.started_s)
+        return PullSucceeded(pull.pull_id, moved, self._now() - pull.started_s)
 
     def _misfit(self, pull: _Pull, source: MemoryTransfer) -> str:
         mine, theirs = self._layout, source._layout

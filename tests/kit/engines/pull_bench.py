@@ -12,7 +12,7 @@ import numpy as np
 
 from kvasir.core.errors import TransferError
 from kvasir.core.identity import KvLayout
-from kvasir.ports.transfer import WHOLE, BlockPart, KvRegion, Offer, Pulled, PullFailed
+from kvasir.ports.transfer import UNSHARDED, BlockPart, KvRegion, Offer, PullFailed, PullSucceeded
 from kvasir_workers.transfer.checksums import Sums
 from kvasir_workers.transfer.nixl import endpoint, leases
 from kvasir_workers.transfer.nixl.agent import Descriptor, Descriptors, NixlAgent, XferState
@@ -112,7 +112,7 @@ class ScriptedSums:
         self.held: list[tuple[Future[Sums], Sums]] = []
         self.hold = False
 
-    def begin(self, blocks: Sequence[int], parts: int, part: BlockPart = WHOLE) -> Future[Sums]:
+    def begin(self, blocks: Sequence[int], parts: int, part: BlockPart = UNSHARDED) -> Future[Sums]:
         found: Future[Sums] = Future()
         sums = sums_of(blocks, range(parts))
         if self.hold:
@@ -199,5 +199,5 @@ class Bench:
         ]
 
 
-def reasons(ended: Sequence[Pulled | PullFailed]) -> dict[str, str]:
+def reasons(ended: Sequence[PullSucceeded | PullFailed]) -> dict[str, str]:
     return {each.pull_id: each.reason if isinstance(each, PullFailed) else "pulled" for each in ended}

@@ -9,7 +9,7 @@ from random import Random
 import pytest
 
 from kvasir.core.identity import KvLayout
-from kvasir.ports.tier import KEY_BYTES, Block, Change, KvTier, TierRead, TierWrite
+from kvasir.ports.tier import KEY_BYTES, KvTier, TierBlock, TierChange, TierRead, TierWrite
 from kvasir_workers.tiers import blob
 from kvasir_workers.tiers.blob import HEADER_BYTES, fingerprint, make_header
 from kvasir_workers.tiers.breaker import BreakerLimits
@@ -23,15 +23,15 @@ OTHER = fingerprint("model", "two", LAYOUT)
 LIMITS = BreakerLimits(backoff_s=0.05, backoff_max_s=0.2)
 
 
-def block(number: int) -> Block:
-    return Block(number.to_bytes(2, "little") * (KEY_BYTES // 2), number + 1, number)
+def block(number: int) -> TierBlock:
+    return TierBlock(number.to_bytes(2, "little") * (KEY_BYTES // 2), number + 1, number)
 
 
 def content(number: int) -> bytes:
     return Random(number).randbytes(SIZE)
 
 
-def put(tier: KvTier, *numbers: int) -> Change:
+def put(tier: KvTier, *numbers: int) -> TierChange:
     return tier.put([TierWrite(block(n), memoryview(content(n))) for n in numbers])
 
 
@@ -47,21 +47,21 @@ def lookup(tier: KvTier, *numbers: int) -> int:
     return tier.lookup([block(number).key for number in numbers])
 
 
-def tend_until(tier: KvTier, condition: Callable[[], bool]) -> Change:
+def tend_until(tier: KvTier, condition: Callable[[], bool]) -> TierChange:
     """Let the tier see to itself; what it told meanwhile."""
     deadline = time.monotonic() + PATIENCE_S
-    stored: list[Block] = []
-    removed: list[Block] = []
+    stored: list[TierBlock] = []
+    removed: list[TierBlock] = []
     while True:
-        change = tier.tend()
+        change = tier.maintain()
         stored += change.stored
         removed += change.removed
-        if condition() and change == Change() and not tier.tending:
-            return Change(tuple(stored), tuple(removed))
+        if condition() and change == TierChange() and not tier.maintenance_pending:
+            return TierChange(tuple(stored), tuple(removed))
         assert time.monotonic() < deadline, tier.load()
 
 
-def recover(tier: KvTier) -> Change:
+def recover(tier: KvTier) -> TierChange:
     return tend_until(tier, lambda: tier.load().trouble == "")
 
 
@@ -93,7 +93,7 @@ class Lines:
 
 def sound(number: int, mark: bytes = PRINT, key: int | None = None) -> bytes:
     """A blob of a block's bytes, as it is kept."""
-    kept = block(number) if key is None else Block(block(key).key, number + 1, number)
+    kept = block(number) if key is None else TierBlock(block(key).key, number + 1, number)
     return make_header(mark, kept, memoryview(content(number))) + content(number)
 
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from kvasir.core.errors import KvasirError
 from kvasir.core.identity import HEAD_MAJOR, KvLayout
-from kvasir.ports.transfer import WHOLE, BlockPart, KvRegion, KvTransfer, Offer, TransferEvent
+from kvasir.ports.transfer import UNSHARDED, BlockPart, KvRegion, KvTransfer, Offer, TransferEvent
 
 BLOCKS = 64
 LAYERS = 3
@@ -56,8 +56,8 @@ class Peer(Protocol):
         first: int,
         targets: Sequence[int],
         timeout_s: float,
-        source: BlockPart = WHOLE,
-        target: BlockPart = WHOLE,
+        source: BlockPart = UNSHARDED,
+        target: BlockPart = UNSHARDED,
     ) -> None:
         """See the port."""
         ...
@@ -123,8 +123,8 @@ class LocalPeer:
         first: int,
         targets: Sequence[int],
         timeout_s: float,
-        source: BlockPart = WHOLE,
-        target: BlockPart = WHOLE,
+        source: BlockPart = UNSHARDED,
+        target: BlockPart = UNSHARDED,
     ) -> None:
         """See the port."""
         self._transfer.pull(pull_id, offer, first, targets, timeout_s, source=source, target=target)

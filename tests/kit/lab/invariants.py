@@ -56,7 +56,7 @@ def _unsettled(metrics: str) -> list[str]:
     for name in EMPTY_AT_REST:
         if value := gateway.metric(metrics, name):
             found.append(f"{name} is {value:g}")
-    if not gateway.metric(metrics, "kvasir_router_books_balanced"):
+    if not gateway.metric(metrics, "kvasir_router_accounting_consistent"):
         found.append("what is served and what is accounted do not agree")
     if broken := gateway.metric(metrics, "kvasir_requests_total", outcome="protocol_error"):
         found.append(f"{broken:g} streams lost, repeated or invented tokens on a worker")

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from kvasir.ports.router import DecisionRecord, PartRecord, PlaceRecord
+from kvasir.ports.router import CandidateRecord, DecisionRecord, PhaseRecord
 from kvasir_platform.cli.commands.status import worker_row
 from kvasir_platform.cli.main import main
 
@@ -30,10 +30,10 @@ WORKER: dict[str, Any] = {
 }  # fmt: skip
 
 
-def place(worker_id: str, chosen: bool, total_s: float, cached: int = 0) -> PlaceRecord:
+def place(worker_id: str, chosen: bool, total_s: float, cached: int = 0) -> CandidateRecord:
     facts = {"cached_tokens": float(cached), "cpu_tokens": 128.0, "disk_tokens": 0.0, "streams": 3.0}
     terms = {"queue_s": total_s / 4, "stall_s": 0.0, "prefill_s": total_s * 3 / 4}
-    return PlaceRecord(worker_id, 0, "pool", "exact", facts, terms, total_s, chosen)
+    return CandidateRecord(worker_id, 0, "pool", "exact", facts, terms, total_s, chosen)
 
 
 RECORD = DecisionRecord(
@@ -52,9 +52,9 @@ RECORD = DecisionRecord(
     predicted_cached_tokens=1024,
     predicted_ttft_s=0.032,
     parts=(
-        PartRecord("prefill", "s", (place("p-1", True, 0.012, 1024), place("p-0", False, 0.0803))),
-        PartRecord("decode", "s", (place("d-0", True, 0.35),)),
-        PartRecord("whole", "s", (place("d-0", False, 0.5),)),
+        PhaseRecord("prefill", "s", (place("p-1", True, 0.012, 1024), place("p-0", False, 0.0803))),
+        PhaseRecord("decode", "s", (place("d-0", True, 0.35),)),
+        PhaseRecord("whole", "s", (place("d-0", False, 0.5),)),
     ),
     queued_s=0.0005,
     slo_ttft_s=2.0,
@@ -231,7 +231,7 @@ def test_a_request_in_flight_has_no_outcome_yet(gateway: Any, capsys: pytest.Cap
 
 
 def test_a_choice_that_was_not_the_best_is_said_so(gateway: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    score = PartRecord("whole", "score", (place("w-0", False, 0.9), place("w-1", True, 0.5)))
+    score = PhaseRecord("whole", "score", (place("w-0", False, 0.9), place("w-1", True, 0.5)))
     answer(gateway, replace(RECORD, parts=(score,), prefill_worker=None))
     main(["explain", "abc", "--address", gateway.address])
     assert (
@@ -241,7 +241,7 @@ def test_a_choice_that_was_not_the_best_is_said_so(gateway: Any, capsys: pytest.
 
 
 def test_near_equals_are_called_so(gateway: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    near = PartRecord("whole", "s", (place("w-0", False, 0.010), place("w-1", True, 0.0105)))
+    near = PhaseRecord("whole", "s", (place("w-0", False, 0.010), place("w-1", True, 0.0105)))
     answer(gateway, replace(RECORD, parts=(near,), prefill_worker=None))
     main(["explain", "abc", "--address", gateway.address])
     assert said(capsys)[1] == "Run whole on w-1 (10.50 ms), about as good as w-0 (10.00 ms)."
@@ -251,10 +251,10 @@ def test_a_policy_without_terms_and_an_infinite_one_can_be_shown(
     gateway: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     plain = [replace(place(f"w-{i}", i == 0, 0.0), terms={}) for i in range(2)]
-    answer(gateway, replace(RECORD, parts=(PartRecord("whole", "", tuple(plain)),)))
+    answer(gateway, replace(RECORD, parts=(PhaseRecord("whole", "", tuple(plain)),)))
     main(["explain", "abc", "--address", gateway.address])
     assert "Run whole on w-0, one of 2 that could." in said(capsys)
-    body = asdict(replace(RECORD, parts=(PartRecord("whole", "s", (place("w", True, 1.0),)),)))
+    body = asdict(replace(RECORD, parts=(PhaseRecord("whole", "s", (place("w", True, 1.0),)),)))
     body["parts"][0]["places"][0]["total"] = None
     gateway.answers["/decisions/abc"] = (200, {"request_id": "abc", "decisions": [body]})
     main(["explain", "abc", "--address", gateway.address])

@@ -21,7 +21,7 @@ POOL: dict[str, Any] = {
     "serving": 2,
     "starting": 1,
     "size": 3,
-    "acting": True,
+    "applied": True,
     "load": 1.4,
     "expected": 1.6,
     "upper": 2.2,

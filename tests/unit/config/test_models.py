@@ -11,7 +11,7 @@ import pytest
 from kvasir.config.checks.problems import SpecError
 from kvasir.config.load.loader import loads
 from kvasir.config.load.model_files import Matryoshka, matryoshka
-from kvasir.config.load.support import refusals
+from kvasir.config.load.support import unsupported_features
 from kvasir.config.spec.deployment import Deployment, TiersSpec
 from kvasir.core.errors import ConfigError
 
@@ -126,11 +126,11 @@ def test_pools_of_different_models_need_not_exchange_kv() -> None:
 
 def test_an_engine_that_embeds_is_judged_by_its_own_model() -> None:
     changes = ["pools.vectors.engine.speculative={}", "model.max_model_len=100000"]
-    assert refusals(loads(SEVERAL, "t.yaml", changes), platform="cpu") == [
+    assert unsupported_features(loads(SEVERAL, "t.yaml", changes), platform="cpu") == [
         "pools.vectors.engine.speculative: an embed pool generates nothing to speculate on; remove it"
     ]
     changes = ["pools.small.engine.chunked_prefill=false", "pools.small.engine.max_num_batched_tokens=256"]
-    (told,) = refusals(loads(SEVERAL, "t.yaml", changes), platform="cpu")
+    (told,) = unsupported_features(loads(SEVERAL, "t.yaml", changes), platform="cpu")
     assert "is less than model.max_model_len 512" in told
 
 

@@ -25,7 +25,7 @@ def test_without_bounds_nothing_is_sized() -> None:
     spec = Deployment()
     assert not spec.scales
     assert [each.most for each in spec.pools] == [1, 1]
-    assert not spec.sleeps(spec.pool("prefill"))
+    assert not spec.scales_to_zero(spec.pool("prefill"))
 
 
 def test_a_pool_with_bounds_is_sized_unless_that_is_left_to_people() -> None:
@@ -72,9 +72,9 @@ def test_what_makes_no_sense_is_refused_with_its_path(field: str, value: str) ->
 
 def test_a_model_whose_pools_may_all_be_empty_sleeps() -> None:
     spec = deployment(pool("prefill", low=0), pool("decode", low=0))
-    assert all(spec.sleeps(each) for each in spec.pools)
+    assert all(spec.scales_to_zero(each) for each in spec.pools)
     manual = deployment(pool("prefill", low=0), pool("decode", low=0), mode="manual")
-    assert not any(manual.sleeps(each) for each in manual.pools)
+    assert not any(manual.scales_to_zero(each) for each in manual.pools)
 
 
 @pytest.mark.parametrize("low", [1, None], ids=["it has one at least", "it has a size of its own"])
@@ -94,7 +94,7 @@ def test_one_model_may_sleep_while_another_does_not() -> None:
             ],
         }
     )
-    assert [spec.sleeps(each) for each in spec.pools] == [True, False]
+    assert [spec.scales_to_zero(each) for each in spec.pools] == [True, False]
 
 
 # -- partners ----------------------------------------------------------------------------------------

@@ -10,13 +10,13 @@ import pytest
 from kvasir.core.errors import TransferError
 from kvasir.core.identity import KvLayout
 from kvasir.ports.transfer import (
-    WHOLE,
+    UNSHARDED,
     BlockPart,
     KvRegion,
     LeaseEnded,
     Offer,
-    Pulled,
     PullFailed,
+    PullSucceeded,
     TransferEvent,
 )
 from kvasir_workers.connector import handoff_worker
@@ -77,8 +77,8 @@ class Script:
         target_blocks: Sequence[int],
         timeout_s: float,
         *,
-        source: BlockPart = WHOLE,
-        target: BlockPart = WHOLE,
+        source: BlockPart = UNSHARDED,
+        target: BlockPart = UNSHARDED,
     ) -> None:
         self.pulled.append(Asked(pull_id, offer, first, tuple(target_blocks), source, target))
 
@@ -131,8 +131,8 @@ def test_a_rank_pulls_its_own_part_from_the_first_missing_block(bench: Bench) ->
     bench.pull("r", first=1, targets=(20, 21))
     (asked,) = bench.transfer.pulled
     assert (asked.pull_id, asked.offer.endpoint, asked.offer.blocks) == ("r", "rank 1", (5, 6, 7))
-    assert (asked.first, asked.targets, asked.source, asked.target) == (1, (20, 21), WHOLE, WHOLE)
-    bench.transfer.upcoming = [[Pulled("r", 2000, 0.25)]]
+    assert (asked.first, asked.targets, asked.source, asked.target) == (1, (20, 21), UNSHARDED, UNSHARDED)
+    bench.transfer.upcoming = [[PullSucceeded("r", 2000, 0.25)]]
     assert bench.side.poll(idle=True) == (set(), {"r"})
     report = bench.side.take_report()
     assert report is not None
@@ -170,7 +170,7 @@ def test_a_ticket_that_does_not_fit_is_a_failed_pull(bench: Bench, ticket: str) 
 
 def test_a_confirmation_is_never_reported_as_a_received_request(bench: Bench) -> None:
     bench.pull("r/confirm", parked=False)
-    bench.transfer.upcoming = [[Pulled("r/confirm", 0, 0.1)]]
+    bench.transfer.upcoming = [[PullSucceeded("r/confirm", 0, 0.1)]]
     assert bench.side.poll(idle=True) == (set(), set())
     report = bench.side.take_report()
     assert report is not None
@@ -224,18 +224,18 @@ def test_a_rank_reads_its_share_of_a_rank_that_holds_more_heads() -> None:
         bench.pull("r", targets=(20, 21))
         (asked,) = bench.transfer.pulled
         assert asked.offer.endpoint == f"rank {rank // 2}"
-        assert (asked.source, asked.target) == (share, WHOLE)
+        assert (asked.source, asked.target) == (share, UNSHARDED)
 
 
 def test_a_rank_joins_what_several_ranks_hold_of_its_heads() -> None:
     bench = Bench(rank=0, ranks=1)
     bench.pull("r", targets=(20, 21))
     assert [(asked.offer.endpoint, asked.source, asked.target) for asked in bench.transfer.pulled] == [
-        ("rank 0", WHOLE, BlockPart(0, 2)),
-        ("rank 1", WHOLE, BlockPart(1, 2)),
+        ("rank 0", UNSHARDED, BlockPart(0, 2)),
+        ("rank 1", UNSHARDED, BlockPart(1, 2)),
     ]
     one, other = (asked.pull_id for asked in bench.transfer.pulled)
-    bench.transfer.upcoming = [[Pulled(one, 1000, 0.25)], [Pulled(other, 1000, 0.5)]]
+    bench.transfer.upcoming = [[PullSucceeded(one, 1000, 0.25)], [PullSucceeded(other, 1000, 0.5)]]
     assert bench.side.poll(idle=False) == (set(), set())
     assert bench.side.take_report() is None
     assert bench.side.poll(idle=False) == (set(), {"r"})
@@ -248,7 +248,7 @@ def test_a_joined_pull_fails_only_when_no_piece_is_under_way() -> None:
     bench = Bench(rank=0, ranks=1)
     bench.pull("r", targets=(20, 21))
     one, other = (asked.pull_id for asked in bench.transfer.pulled)
-    bench.transfer.upcoming = [[PullFailed(one, "io", "")], [Pulled(other, 1000, 0.5)]]
+    bench.transfer.upcoming = [[PullFailed(one, "io", "")], [PullSucceeded(other, 1000, 0.5)]]
     assert bench.side.poll(idle=False) == (set(), set())
     assert bench.side.take_failed() == set()
     assert bench.side.poll(idle=False) == (set(), {"r"})
@@ -288,7 +288,7 @@ def test_an_idle_step_naps_while_it_waits_and_stops_when_something_happens(bench
     bench.pull("r")
     bench.side.poll(idle=False)
     assert bench.naps == []
-    bench.transfer.upcoming = [[], [], [], [Pulled("r", 0, 0.0)]]
+    bench.transfer.upcoming = [[], [], [], [PullSucceeded("r", 0, 0.0)]]
     assert bench.side.poll(idle=True) == (set(), {"r"})
     assert bench.naps == [handoff_worker.PULL_NAP_S] * 3
     bench.naps.clear()
@@ -304,9 +304,9 @@ def test_an_idle_step_naps_while_it_waits_and_stops_when_something_happens(bench
     for _ in range(handoff_worker.PATIENT_AFTER + 1):
         bench.side.poll(idle=True)
     assert set(bench.naps) == {handoff_worker.PULL_NAP_S}
-    bench.transfer.upcoming = [[Pulled("whole", 0, 0.0)]]
+    bench.transfer.upcoming = [[PullSucceeded("whole", 0, 0.0)]]
     bench.side.poll(idle=True)
-    bench.transfer.upcoming = [[Pulled("slow", 0, 0.0)]]
+    bench.transfer.upcoming = [[PullSucceeded("slow", 0, 0.0)]]
     bench.side.poll(idle=True)
     bench.naps.clear()
     bench.offer("p", "lease")

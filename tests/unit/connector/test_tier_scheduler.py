@@ -12,10 +12,10 @@ from typing import Any, Literal
 import pytest
 
 from kvasir.config.spec.tiers import TiersSpec
-from kvasir.core.kv import KvChange, Medium
+from kvasir.core.kv import KvEventKind, Medium
 from kvasir.native import chain_hashes, root_hash
 from kvasir.native._twin import records
-from kvasir.ports.tier import Block
+from kvasir.ports.tier import TierBlock
 from kvasir_workers.connector import stats
 from kvasir_workers.connector.request_blocks import RequestProgress
 from kvasir_workers.connector.tier_orders import TierOrders, TierReport
@@ -364,11 +364,11 @@ def test_a_request_that_ends_while_it_is_loaded_lets_go_when_the_load_has_ended(
         copier.held_back = True
     assert engine.step() == set()
     engine.side.finished(gone)
-    assert engine.store.reserve([Block(b"x" * 32, 1, 0)]) == [None]
+    assert engine.store.reserve([TierBlock(b"x" * 32, 1, 0)]) == [None]
     for copier in engine.copiers:
         copier.held_back = False
     assert engine.step() == {"gone"}
-    assert engine.store.reserve([Block(b"x" * 32, 1, 0)]) != [None]
+    assert engine.store.reserve([TierBlock(b"x" * 32, 1, 0)]) != [None]
 
 
 def test_an_idle_rank_naps_while_it_loads(make: Make) -> None:
@@ -471,7 +471,7 @@ def test_routers_hear_the_names_that_they_use(make: Make) -> None:
     engine.serve(Request("first", prompt(17), cache_salt="s"))
     names = chain_hashes(array("I", prompt(16)), SIZE, root_hash("m", "s"))
     (entry,) = [entry for log in engine.side.take_logs() for entry in records(log)]
-    assert (entry.kind, entry.medium, entry.parent) == (KvChange.STORED, Medium.CPU, root_hash("m", "s"))
+    assert (entry.kind, entry.medium, entry.parent) == (KvEventKind.STORED, Medium.CPU, root_hash("m", "s"))
     assert entry.names == names
     assert not engine.side.has_pending_work()
 

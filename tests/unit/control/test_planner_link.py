@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from kvasir.core.demand import DemandReport, PlannerWord, Traffic, WorkerFigures
+from kvasir.core.demand import DemandReport, PlannerReply, Traffic, WorkerStats
 from kvasir.core.errors import UpstreamError
 from kvasir.core.requests import Role
 from kvasir_platform.planner.link import PERIOD_S, SILENT_S, PlannerLink
@@ -20,11 +20,11 @@ class Router:
     def demand(self) -> Mapping[str, Traffic]:
         return {"tiny": Traffic(arrived=1)}
 
-    def worker_figures(self) -> list[WorkerFigures]:
+    def worker_figures(self) -> list[WorkerStats]:
         return []
 
-    def planned(self, roles: Mapping[str, Role], awake_in_s: Mapping[str, float] | None) -> None:
-        self.told.append((dict(roles), awake_in_s))
+    def planned(self, roles: Mapping[str, Role], ready_in_s: Mapping[str, float] | None) -> None:
+        self.told.append((dict(roles), ready_in_s))
 
 
 class Planner:
@@ -34,12 +34,12 @@ class Planner:
         self.heard: list[DemandReport] = []
         self.away, self.life = False, "one"
 
-    async def tell(self, report: DemandReport) -> PlannerWord:
+    async def tell(self, report: DemandReport) -> PlannerReply:
         if self.away:
             raise UpstreamError("the planner does not answer: away", code="not_ready")
         self.heard.append(report)
-        taken = report.epoch == self.life
-        return PlannerWord(self.life, taken, {"w": Role.DECODE}, {"tiny": 3.0}, {})
+        accepted = report.epoch == self.life
+        return PlannerReply(self.life, accepted, {"w": Role.DECODE}, {"tiny": 3.0}, {})
 
 
 class Stage:
@@ -90,8 +90,8 @@ def test_roles_stand_while_the_planner_is_silent_but_nobody_is_promised_to_wake(
     stage.turns(int(SILENT_S / PERIOD_S) + 1)
     assert stage.router.told[-1][0] == {"w": Role.DECODE}
     assert stage.router.told[-1][1] is None
-    assert stage.link.silent_s() > SILENT_S
+    assert stage.link.inactive_s() > SILENT_S
     stage.planner.away = False
     stage.turns(1)
     assert stage.router.told[-1][1] == {"tiny": 3.0}
-    assert stage.link.silent_s() == pytest.approx(0.0)
+    assert stage.link.inactive_s() == pytest.approx(0.0)

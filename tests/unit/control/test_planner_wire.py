@@ -9,19 +9,19 @@ from contextlib import contextmanager
 import grpc
 import pytest
 
-from kvasir.core.demand import DemandReport, PlannerWord, PoolPlan, Traffic
+from kvasir.core.demand import DemandReport, PlannerReply, PoolPlan, Traffic
 from kvasir.core.errors import ConfigError, UpstreamError
 from kvasir.core.requests import Role
 from kvasir_platform.planner.rpc import METHOD, SERVICE, PlannerClient, PlannerServer
 
-WORD = PlannerWord("life", True, {"w-1": Role.DECODE}, {"tiny": 4.5}, {"decode": PoolPlan(2, 1, 1, True)})
+WORD = PlannerReply("life", True, {"w-1": Role.DECODE}, {"tiny": 4.5}, {"decode": PoolPlan(2, 1, 1, True)})
 
 
 class Planner:
     def __init__(self) -> None:
         self.heard: list[DemandReport] = []
 
-    def take(self, report: DemandReport) -> PlannerWord:
+    def take(self, report: DemandReport) -> PlannerReply:
         self.heard.append(report)
         return WORD
 
@@ -36,7 +36,7 @@ def listening(token: str = "secret") -> Iterator[tuple[Planner, str]]:
         server.close()
 
 
-async def _tell(address: str, token: str, report: DemandReport) -> PlannerWord:
+async def _tell(address: str, token: str, report: DemandReport) -> PlannerReply:
     client = PlannerClient(address, token)
     try:
         return await client.tell(report)

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvasir.core.errors import ProtocolError
-from kvasir.core.link import TAIL_OVERFLOW, Link, LinkLimits, payload_bytes
 from kvasir.core.messages import Abort, Draining, Submit
 from kvasir.core.requests import Delta, EngineRequest, Sampling, StepBatch, token_ids
+from kvasir.core.session_link import TAIL_OVERFLOW, LinkLimits, SessionLink, payload_bytes
 
 LIMITS = LinkLimits(tail_messages=8, tail_bytes=1000, ack_every=3, ack_delay_s=1.0)
 
@@ -23,7 +23,7 @@ class End:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.link: Link[str] = Link(LIMITS)
+        self.link: SessionLink[str] = SessionLink(LIMITS)
         self.sent: list[str] = []
         self.got: list[str] = []
         self.pipe: deque[Header] = deque()
@@ -106,7 +106,7 @@ def test_any_interleaving_of_breaks_and_duplicates_delivers_all_exactly_once_in_
 
 
 def test_a_payload_that_comes_again_is_dropped() -> None:
-    link: Link[str] = Link(LIMITS)
+    link: SessionLink[str] = SessionLink(LIMITS)
     assert link.receive(1, 0, has_payload=True, now=0.0)
     assert link.receive(2, 0, has_payload=True, now=0.0)
     assert not link.receive(1, 0, has_payload=True, now=0.0)
@@ -115,27 +115,27 @@ def test_a_payload_that_comes_again_is_dropped() -> None:
 
 
 def test_a_gap_ends_the_session() -> None:
-    link: Link[str] = Link(LIMITS)
+    link: SessionLink[str] = SessionLink(LIMITS)
     assert link.receive(1, 0, has_payload=True, now=0.0)
     with pytest.raises(ProtocolError, match="gap: expected frame 2, got 3"):
         link.receive(3, 0, has_payload=True, now=0.0)
 
 
 def test_an_acknowledgement_that_tells_of_unseen_payloads_ends_the_session() -> None:
-    link: Link[str] = Link(LIMITS)
+    link: SessionLink[str] = SessionLink(LIMITS)
     with pytest.raises(ProtocolError, match="gap"):
         link.receive(1, 0, has_payload=False, now=0.0)
 
 
 def test_acknowledging_what_was_never_sent_ends_the_session() -> None:
-    link: Link[str] = Link(LIMITS)
+    link: SessionLink[str] = SessionLink(LIMITS)
     link.push("queued", 1)
     with pytest.raises(ProtocolError, match="acknowledges 1"):
         link.receive(0, 1, has_payload=False, now=0.0)
 
 
 def test_resuming_behind_an_acknowledgement_is_refused() -> None:
-    link: Link[str] = Link(LIMITS)
+    link: SessionLink[str] = SessionLink(LIMITS)
     link.push("one", 1)
     link.take()
     link.receive(0, 1, has_payload=False, now=0.0)
@@ -145,7 +145,7 @@ def test_resuming_behind_an_acknowledgement_is_refused() -> None:
 
 @pytest.mark.parametrize("size", [1, 400])
 def test_a_tail_beyond_its_messages_or_bytes_overflows_by_name(size: int) -> None:
-    link: Link[str] = Link(LIMITS)
+    link: SessionLink[str] = SessionLink(LIMITS)
     for _ in range(min(LIMITS.tail_messages, LIMITS.tail_bytes // size)):
         link.push("x", size)
     with pytest.raises(ProtocolError) as caught:
@@ -155,7 +155,7 @@ def test_a_tail_beyond_its_messages_or_bytes_overflows_by_name(size: int) -> Non
 
 @pytest.mark.parametrize(("payloads", "size"), [(5, 1), (2, 300)])
 def test_a_tail_is_half_full_by_its_messages_or_by_its_bytes(payloads: int, size: int) -> None:
-    link: Link[str] = Link(LIMITS)
+    link: SessionLink[str] = SessionLink(LIMITS)
     for at in range(payloads):
         assert not link.half_full
         link.push("x", size)
@@ -167,7 +167,7 @@ def test_a_tail_is_half_full_by_its_messages_or_by_its_bytes(payloads: int, size
 
 
 def test_acknowledged_payloads_make_room_in_the_tail() -> None:
-    link: Link[str] = Link(LIMITS)
+    link: SessionLink[str] = SessionLink(LIMITS)
     for _ in range(10):
         link.push("x", 900)
         item = link.take()
@@ -177,7 +177,7 @@ def test_acknowledged_payloads_make_room_in_the_tail() -> None:
 
 
 def test_an_acknowledgement_is_due_after_enough_payloads_or_enough_time() -> None:
-    link: Link[str] = Link(LIMITS)
+    link: SessionLink[str] = SessionLink(LIMITS)
     assert not link.ack_due(100.0)
     link.receive(1, 0, has_payload=True, now=100.0)
     assert link.ack_pending()

@@ -11,7 +11,7 @@ from kvasir.core.errors import CapacityError
 from kvasir.core.requests import (
     Delta,
     FinishReason,
-    Parsing,
+    OutputParsing,
     PositionLogprobs,
     TokenLogprob,
     ToolCallDelta,
@@ -20,7 +20,7 @@ from kvasir.core.requests import (
 from kvasir_platform.gateway.openai.answer import AnswerHead, Prompt
 from kvasir_platform.gateway.openai.streamed_answer import ChatShape, StreamedAnswer
 
-AUTO = Parsing(tools="[]", tool_choice="auto")
+AUTO = OutputParsing(tools="[]", tool_choice="auto")
 CALLS = (
     Delta("r", 0, (1,), reasoning="Hm"),
     Delta("r", 1, (2,), tool_calls=(ToolCallDelta(0, "c0", "look"), ToolCallDelta(0, arguments='{"a"'))),
@@ -33,7 +33,9 @@ def head(**changes: Any) -> AnswerHead:
     return AnswerHead(**{"id": "a", "created": 1, "model": "m", "choices": 1, "parsing": AUTO, **changes})
 
 
-def message(parsing: Parsing = AUTO, *deltas: Delta, **changes: Any) -> tuple[dict[str, Any], str | None]:
+def message(
+    parsing: OutputParsing = AUTO, *deltas: Delta, **changes: Any
+) -> tuple[dict[str, Any], str | None]:
     """The message and finish reason that both kinds of answer agree on."""
     shown = head(parsing=parsing, **changes)
     choice = whole(shown, list(deltas or (*CALLS, END))).json["choices"][0]
@@ -72,20 +74,20 @@ def test_reasoning_is_spelled_as_vllm_and_as_deepseek_spell_it() -> None:
     ("parsing", "end", "finish"),
     [
         (AUTO, FinishReason.STOP, "tool_calls"),
-        (Parsing(tools="[]", tool_choice="required"), FinishReason.STOP, "tool_calls"),
-        (Parsing(tools="[]", tool_choice="look", function="look"), FinishReason.STOP, "stop"),
+        (OutputParsing(tools="[]", tool_choice="required"), FinishReason.STOP, "tool_calls"),
+        (OutputParsing(tools="[]", tool_choice="look", function="look"), FinishReason.STOP, "stop"),
         (AUTO, FinishReason.LENGTH, "length"),
         (AUTO, FinishReason.CONTENT_FILTER, "content_filter"),
     ],
 )
 def test_calls_change_the_word_for_a_natural_stop_that_the_client_did_not_force(
-    parsing: Parsing, end: FinishReason, finish: str
+    parsing: OutputParsing, end: FinishReason, finish: str
 ) -> None:
     assert message(parsing, *CALLS, Delta("r", 3, (4,), finish=end))[1] == finish
 
 
 def test_a_client_that_wants_one_call_at_a_time_gets_the_first() -> None:
-    said, _ = message(Parsing(tools="[]", tool_choice="auto", parallel_tool_calls=False))
+    said, _ = message(OutputParsing(tools="[]", tool_choice="auto", parallel_tool_calls=False))
     assert [call["id"] for call in said["tool_calls"]] == ["c0"]
 
 
@@ -97,7 +99,7 @@ def test_the_old_api_spells_its_call_as_it_did() -> None:
 
 
 def test_hidden_reasoning_is_told_neither_in_words_nor_in_tokens() -> None:
-    hidden = Parsing(tools="", reasoning=False)
+    hidden = OutputParsing(tools="", reasoning=False)
     secret = PositionLogprobs(TokenLogprob(1, "secret", -0.1))
     said = [
         Delta("r", 0, (1,), logprobs=(secret,), reasoning="secret"),

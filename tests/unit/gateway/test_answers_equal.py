@@ -15,7 +15,7 @@ from tests.kit.gateway.api_answers import ids, joined, plain, streamed, whole
 from kvasir.core.requests import (
     Delta,
     FinishReason,
-    Parsing,
+    OutputParsing,
     PositionLogprobs,
     TokenLogprob,
     ToolCallDelta,
@@ -88,7 +88,7 @@ def deltas(draw: st.DrawFn, choices: int, *, parsed: bool) -> list[Delta]:
 
 
 PARSINGS = st.builds(
-    Parsing,
+    OutputParsing,
     tools=st.just("[]"),
     tool_choice=st.just("auto"),
     function=st.sampled_from(["", "f0"]),

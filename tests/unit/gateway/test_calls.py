@@ -10,7 +10,7 @@ import pytest
 
 from kvasir.config.spec.deployment import ApiSpec, Deployment, PoolSpec
 from kvasir.core.errors import RequestError
-from kvasir.core.requests import Constraint, Role, Sampling, Structured, token_ids
+from kvasir.core.requests import Constraint, Role, Sampling, StructuredOutput, token_ids
 from kvasir_platform.gateway.catalog.capabilities import ModelCapabilities, model_capabilities
 from kvasir_platform.gateway.openai.calls import (
     Call,
@@ -81,31 +81,39 @@ def test_what_nobody_says_is_vllms_default(make: Any) -> None:
 @pytest.mark.parametrize(
     ("body", "rule"),
     [
-        ({"response_format": {"type": "json_object"}}, Structured(Constraint.JSON_OBJECT)),
+        ({"response_format": {"type": "json_object"}}, StructuredOutput(Constraint.JSON_OBJECT)),
         (
             {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}},
-            Structured(Constraint.JSON_SCHEMA, COMPACT),
+            StructuredOutput(Constraint.JSON_SCHEMA, COMPACT),
         ),
-        ({"structured_outputs": {"json": SCHEMA}}, Structured(Constraint.JSON_SCHEMA, COMPACT)),
+        ({"structured_outputs": {"json": SCHEMA}}, StructuredOutput(Constraint.JSON_SCHEMA, COMPACT)),
         (
             {"structured_outputs": {"json": json.dumps(SCHEMA, indent=2)}},
-            Structured(Constraint.JSON_SCHEMA, COMPACT),
+            StructuredOutput(Constraint.JSON_SCHEMA, COMPACT),
         ),
-        ({"guided_json": SCHEMA}, Structured(Constraint.JSON_SCHEMA, COMPACT)),
-        ({"structured_outputs": {"regex": "a+"}}, Structured(Constraint.REGEX, "a+")),
-        ({"guided_regex": "a+"}, Structured(Constraint.REGEX, "a+")),
-        ({"structured_outputs": {"choice": ["ja", "nö"]}}, Structured(Constraint.CHOICE, '["ja","nö"]')),
-        ({"guided_choice": ["ja", "nö"]}, Structured(Constraint.CHOICE, '["ja","nö"]')),
-        ({"structured_outputs": {"grammar": "root ::= 'a'"}}, Structured(Constraint.GRAMMAR, "root ::= 'a'")),
-        ({"guided_grammar": "root ::= 'a'"}, Structured(Constraint.GRAMMAR, "root ::= 'a'")),
-        ({"structured_outputs": {"json_object": True}}, Structured(Constraint.JSON_OBJECT)),
+        ({"guided_json": SCHEMA}, StructuredOutput(Constraint.JSON_SCHEMA, COMPACT)),
+        ({"structured_outputs": {"regex": "a+"}}, StructuredOutput(Constraint.REGEX, "a+")),
+        ({"guided_regex": "a+"}, StructuredOutput(Constraint.REGEX, "a+")),
+        (
+            {"structured_outputs": {"choice": ["ja", "nö"]}},
+            StructuredOutput(Constraint.CHOICE, '["ja","nö"]'),
+        ),
+        ({"guided_choice": ["ja", "nö"]}, StructuredOutput(Constraint.CHOICE, '["ja","nö"]')),
+        (
+            {"structured_outputs": {"grammar": "root ::= 'a'"}},
+            StructuredOutput(Constraint.GRAMMAR, "root ::= 'a'"),
+        ),
+        ({"guided_grammar": "root ::= 'a'"}, StructuredOutput(Constraint.GRAMMAR, "root ::= 'a'")),
+        ({"structured_outputs": {"json_object": True}}, StructuredOutput(Constraint.JSON_OBJECT)),
         (
             {"structured_outputs": {"structural_tag": '{ "format": {} }'}},
-            Structured(Constraint.STRUCTURAL_TAG, '{"format":{}}'),
+            StructuredOutput(Constraint.STRUCTURAL_TAG, '{"format":{}}'),
         ),
         (
             {"response_format": {"type": "structural_tag", "format": {"type": "any_text"}}},
-            Structured(Constraint.STRUCTURAL_TAG, '{"type":"structural_tag","format":{"type":"any_text"}}'),
+            StructuredOutput(
+                Constraint.STRUCTURAL_TAG, '{"type":"structural_tag","format":{"type":"any_text"}}'
+            ),
         ),
         (
             {
@@ -115,17 +123,19 @@ def test_what_nobody_says_is_vllms_default(make: Any) -> None:
                     "triggers": ["<a"],
                 }
             },
-            Structured(
+            StructuredOutput(
                 Constraint.STRUCTURAL_TAG,
                 '{"type":"structural_tag","structures":[{"begin":"<a>","end":"</a>","schema":{}}],'
                 '"triggers":["<a"]}',
             ),
         ),
-        ({"response_format": {"type": "text"}, "guided_regex": "a"}, Structured(Constraint.REGEX, "a")),
+        ({"response_format": {"type": "text"}, "guided_regex": "a"}, StructuredOutput(Constraint.REGEX, "a")),
     ],
 )
 @pytest.mark.parametrize("make", [chat, text])
-def test_each_way_to_set_a_rule_means_the_same(make: Any, body: dict[str, Any], rule: Structured) -> None:
+def test_each_way_to_set_a_rule_means_the_same(
+    make: Any, body: dict[str, Any], rule: StructuredOutput
+) -> None:
     assert make(**body).sampling.structured == rule
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from kvasir.core.errors import RequestError
-from kvasir.core.requests import Parsing
+from kvasir.core.requests import OutputParsing
 from kvasir_platform.gateway.catalog.capabilities import ModelCapabilities
 from kvasir_platform.gateway.openai.calls import Call, chat_call
 from kvasir_platform.gateway.openai.schema.decode import decode_chat
@@ -36,7 +36,7 @@ def shown(*messages: dict[str, Any]) -> list[dict[str, Any]]:
     return told
 
 
-def parsing(capabilities: ModelCapabilities = ALL, **body: Any) -> Parsing:
+def parsing(capabilities: ModelCapabilities = ALL, **body: Any) -> OutputParsing:
     made = call(capabilities, **body).parsing
     assert made is not None
     return made
@@ -49,8 +49,8 @@ def test_a_plain_stream_costs_no_parsing() -> None:
 
 
 def test_a_model_that_reasons_is_always_parsed() -> None:
-    assert parsing() == Parsing()
-    assert parsing(include_reasoning=False) == Parsing(reasoning=False)
+    assert parsing() == OutputParsing()
+    assert parsing(include_reasoning=False) == OutputParsing(reasoning=False)
     kwargs = parsing(reasoning_effort="low", chat_template_kwargs={"a": 1}).template_kwargs
     assert json.loads(kwargs) == {"a": 1, "reasoning_effort": "low", "enable_thinking": True}
 
@@ -77,7 +77,7 @@ def test_calls_may_be_wanted_one_at_a_time() -> None:
 
 def test_tools_that_may_not_be_called_are_shown_all_the_same() -> None:
     made = call(tools=[TOOL], tool_choice="none")
-    assert made.parsing == Parsing()
+    assert made.parsing == OutputParsing()
     assert '"search"' in str(made.prompts[0])
 
 
@@ -111,7 +111,7 @@ def test_calls_that_are_forced_need_no_parser_of_the_models(tool_choice: Any) ->
 def test_functions_are_tools_by_their_old_name(function_call: Any, choice: str, function: str) -> None:
     made = call(functions=[SEARCH], function_call=function_call)
     assert made.legacy_functions
-    assert made.parsing == Parsing(
+    assert made.parsing == OutputParsing(
         tools=parsing(tools=[TOOL]).tools, tool_choice=choice, function=function, parallel_tool_calls=False
     )
     assert made.prompts == call(tools=[TOOL]).prompts

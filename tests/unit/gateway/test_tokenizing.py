@@ -17,7 +17,7 @@ from tokenizers import Tokenizer
 
 from kvasir.config.spec.tokenizer import TokenizerSpec
 from kvasir.core.errors import CapacityError, ConfigError
-from kvasir.telemetry.tokenizer_series import TokenizerSeries, TokenizerSizes
+from kvasir.telemetry.tokenizer_series import TokenizerSeries, TokenizerStats
 from kvasir_platform.gateway.prompt import fast_tokenizer
 from kvasir_platform.gateway.prompt.fast_tokenizer import Fast, ProvenEncoder, Reference, load_encoder
 from kvasir_platform.gateway.prompt.prefix_tokens import PrefixTokens
@@ -190,8 +190,8 @@ class Slow:
     def names(self, ids: Sequence[int]) -> list[str]:
         return []
 
-    def sizes(self) -> TokenizerSizes:
-        return TokenizerSizes(fast=True)
+    def sizes(self) -> TokenizerStats:
+        return TokenizerStats(fast=True)
 
     def close(self) -> None:
         pass
@@ -264,8 +264,8 @@ def test_long_and_wide_texts_are_known_to_take_longer(tiny: Reference) -> None:
 def test_every_size_is_a_series_of_its_model() -> None:
     series = TokenizerSeries()
     assert list(series.collect()) == []
-    series.read["a"] = lambda: TokenizerSizes(fast=True, audited=3)
-    series.read["b"] = lambda: TokenizerSizes(fast=False, evicted_segments=5)
+    series.read["a"] = lambda: TokenizerStats(fast=True, audited=3)
+    series.read["b"] = lambda: TokenizerStats(fast=False, evicted_segments=5)
     found = {
         (sample.name, sample.labels["model"]): sample.value
         for family in series.collect()

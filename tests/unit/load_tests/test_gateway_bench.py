@@ -90,7 +90,7 @@ def test_a_prompt_s_blocks_are_reported_once_and_found_cached_afterwards() -> No
     async def run() -> None:
         one = engine()
         reported: list[KvBatch] = []
-        one.kv.follow(reported.append)
+        one.kv.subscribe(reported.append)
         batches = await started(one)
         one.submit([request("first", 1), request("again", 1)])
         deltas = await until_ended(batches, 2)

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from tests.kit.lanes import socket_lane
 
 from kvasir.core.kv import KvBatch
-from kvasir.core.messages import CodedStep, WorkerFrame
+from kvasir.core.messages import EncodedStep, WorkerFrame
 from kvasir.core.requests import Delta, EngineLoad, FinishReason, StepBatch, Usage
 from kvasir.native import IS_NATIVE, Fan, Lane, Relay
 from kvasir.native import _twin_lanes as twin
@@ -270,7 +270,7 @@ def test_a_relay_says_the_same_deltas_of_requests_instead_of_legs() -> None:
     assert (said(lanes[0]), lanes[0].characters) == ([1, 300, 2], 2)
     message = decode_to_router(relay.take())
     assert isinstance(message, WorkerFrame)
-    assert isinstance(message.payload, CodedStep)
+    assert isinstance(message.payload, EncodedStep)
     assert message.payload.decode(None).deltas == tuple(
         replace(delta, request_id=delta.request_id.replace("leg", "request")) for delta in step
     )

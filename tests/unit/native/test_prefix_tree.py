@@ -9,18 +9,18 @@ from typing import Any
 import pytest
 
 from kvasir import native
-from kvasir.core.kv import KvChange, Medium
+from kvasir.core.kv import KvEventKind, Medium
 from kvasir.native import SLOTS, PrefixTree, _twin
 
 pytestmark = pytest.mark.filterwarnings("error")
 
 
 def stored(parent: int, names: array[int], medium: int = Medium.DEVICE, rank: int = 0) -> bytes:
-    return _twin.record(KvChange.STORED, medium, rank, parent, names)
+    return _twin.record(KvEventKind.STORED, medium, rank, parent, names)
 
 
 def removed(names: array[int], medium: int = Medium.DEVICE, rank: int = 0) -> bytes:
-    return _twin.record(KvChange.REMOVED, medium, rank, 0, names)
+    return _twin.record(KvEventKind.REMOVED, medium, rank, 0, names)
 
 
 def depths(tree: Any, names: array[int], groups: int = 8) -> list[list[int]]:
@@ -105,7 +105,7 @@ def random_log(rng: Random, random_chain: Any, ranks: int) -> bytes:
         elif what < 0.95:
             log += removed(array("Q", rng.sample(list(chain), rng.randrange(len(chain)))), medium, rank)
         else:
-            log += _twin.record(KvChange.CLEARED, medium, rank, 0, array("Q"))
+            log += _twin.record(KvEventKind.CLEARED, medium, rank, 0, array("Q"))
     return log
 
 
@@ -300,7 +300,7 @@ def test_a_boundless_sweep_sweeps_everything() -> None:
 
 def test_owners_that_come_and_go_within_one_log_do_not_run_out() -> None:
     tree = PrefixTree(1_000_000, 0)
-    group, cleared = tree.add_group(), _twin.record(KvChange.CLEARED, 0, 0, 0, array("Q"))
+    group, cleared = tree.add_group(), _twin.record(KvEventKind.CLEARED, 0, 0, 0, array("Q"))
     tree.apply([group], (stored(0, array("Q", [1])) + cleared) * 70_000)
     tree.check_integrity()
     assert tree.held(group, Medium.DEVICE) == 0

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from kvasir.core.kv import KvChange, Medium
+from kvasir.core.kv import KvEventKind, Medium
 from kvasir.native import PrefixTree, Shadow, _twin, chain_hashes, root_hash
 
 BLOCK = 4
@@ -40,9 +40,11 @@ def block_stored(
     }
 
 
-def change(kind: KvChange, medium: int, names: Sequence[int] = (), parent: int = 0, rank: int = 0) -> bytes:
+def change(
+    kind: KvEventKind, medium: int, names: Sequence[int] = (), parent: int = 0, rank: int = 0
+) -> bytes:
     """One record of a log."""
-    above = struct.pack("<Q", parent) if kind == KvChange.STORED else b""
+    above = struct.pack("<Q", parent) if kind == KvEventKind.STORED else b""
     return struct.pack("<BBHI", kind, medium, rank, len(names)) + above + array("Q", names).tobytes()
 
 
@@ -134,7 +136,7 @@ def test_the_engines_cache_is_cleared_on_the_device_of_one_rank_and_tiers_stay(s
     shadow.ingest(0, message({"type": "AllBlocksCleared"}))
     assert [shadow.held(0, medium) for medium in Medium] == [0, 1, 1, 0]
     assert [shadow.held(1, medium) for medium in Medium] == [1, 1, 1, 0]
-    assert shadow.take_log() == change(KvChange.CLEARED, Medium.DEVICE)
+    assert shadow.take_log() == change(KvEventKind.CLEARED, Medium.DEVICE)
     gone = {"type": "BlockRemoved", "block_hashes": [1], "medium": "CPU"}
     shadow.ingest(0, message(gone))
     assert shadow.held(0, Medium.CPU) == 0, "the key of a tier's block was forgotten"
@@ -143,10 +145,10 @@ def test_the_engines_cache_is_cleared_on_the_device_of_one_rank_and_tiers_stay(s
 @BOTH
 def test_a_tiers_blocks_are_told_to_routers_by_the_names_they_came_with(shadow_of: Any) -> None:
     shadow, names = shadow_of(2, root_of), chain_hashes(array("I", range(5 * BLOCK)), BLOCK, root_hash("m"))
-    stored = change(KvChange.STORED, Medium.REMOTE, names[:4], root_hash("m"), rank=9)
+    stored = change(KvEventKind.STORED, Medium.REMOTE, names[:4], root_hash("m"), rank=9)
     assert shadow.ingest(1, message(tier_changed(stored))) == 1
-    assert shadow.take_log() == change(KvChange.STORED, Medium.REMOTE, names[:4], root_hash("m"), rank=1)
-    shadow.ingest(1, message(tier_changed(change(KvChange.REMOVED, Medium.REMOTE, [names[3], 5]))))
+    assert shadow.take_log() == change(KvEventKind.STORED, Medium.REMOTE, names[:4], root_hash("m"), rank=1)
+    shadow.ingest(1, message(tier_changed(change(KvEventKind.REMOVED, Medium.REMOTE, [names[3], 5]))))
     assert [shadow.held(1, medium) for medium in Medium] == [0, 0, 0, 3]
     assert depth(holdings(shadow, 2), names, group=1, medium=Medium.REMOTE) == 3
     assert depth(holdings(shadow, 2), names, group=1, medium=Medium.DISK) == 0
@@ -155,11 +157,11 @@ def test_a_tiers_blocks_are_told_to_routers_by_the_names_they_came_with(shadow_o
 
 @BOTH
 def test_a_tier_that_says_again_what_is_known_changes_nothing(shadow_of: Any) -> None:
-    shadow, stored = shadow_of(1, root_of), change(KvChange.STORED, Medium.DISK, [1, 2, 3])
+    shadow, stored = shadow_of(1, root_of), change(KvEventKind.STORED, Medium.DISK, [1, 2, 3])
     shadow.ingest(0, message(tier_changed(stored)))
     shadow.take_log()
-    shadow.ingest(0, message(tier_changed(stored, change(KvChange.REMOVED, Medium.CPU, [1]))))
-    shadow.ingest(0, message(tier_changed(change(KvChange.CLEARED, Medium.CPU)), tier_changed()))
+    shadow.ingest(0, message(tier_changed(stored, change(KvEventKind.REMOVED, Medium.CPU, [1]))))
+    shadow.ingest(0, message(tier_changed(change(KvEventKind.CLEARED, Medium.CPU)), tier_changed()))
     assert shadow.take_log() == b""
 
 
@@ -168,24 +170,24 @@ def test_a_tier_that_begins_anew_is_cleared_alone(shadow_of: Any) -> None:
     shadow, tokens = shadow_of(1, root_of), list(range(BLOCK))
     shadow.ingest(0, message(block_stored([1], None, tokens)))
     for medium in (Medium.CPU, Medium.DISK, Medium.REMOTE):
-        shadow.ingest(0, message(tier_changed(change(KvChange.STORED, medium, [7, 8]))))
-    again = change(KvChange.CLEARED, Medium.DISK) + change(KvChange.STORED, Medium.DISK, [9])
+        shadow.ingest(0, message(tier_changed(change(KvEventKind.STORED, medium, [7, 8]))))
+    again = change(KvEventKind.CLEARED, Medium.DISK) + change(KvEventKind.STORED, Medium.DISK, [9])
     shadow.ingest(0, message(tier_changed(again)))
     assert [shadow.held(0, medium) for medium in Medium] == [1, 2, 1, 2]
 
 
 @BOTH
 def test_a_tiers_changes_that_are_malformed_record_nothing(shadow_of: Any) -> None:
-    shadow, good = shadow_of(1, root_of), change(KvChange.STORED, Medium.CPU, [1, 2])
+    shadow, good = shadow_of(1, root_of), change(KvEventKind.STORED, Medium.CPU, [1, 2])
     logs: list[Any] = [
         good[:-1],
         good + b"\x01",
-        good + change(KvChange.STORED, Medium.DEVICE, [3]),
-        good + change(KvChange.CLEARED, Medium.DEVICE),
-        good + change(KvChange.STORED, 4, [3]),
+        good + change(KvEventKind.STORED, Medium.DEVICE, [3]),
+        good + change(KvEventKind.CLEARED, Medium.DEVICE),
+        good + change(KvEventKind.STORED, 4, [3]),
         good + struct.pack("<BBHI", 9, Medium.CPU, 0, 0),
-        good + struct.pack("<BBHI", KvChange.REMOVED, Medium.CPU, 0, 0xFFFFFFFF),
-        good + struct.pack("<BBHIQ", KvChange.CLEARED, Medium.CPU, 0, 1, 1),
+        good + struct.pack("<BBHI", KvEventKind.REMOVED, Medium.CPU, 0, 0xFFFFFFFF),
+        good + struct.pack("<BBHIQ", KvEventKind.CLEARED, Medium.CPU, 0, 1, 1),
         "text",
         None,
     ]
@@ -221,7 +223,7 @@ def test_a_malformed_message_is_refused_and_records_nothing(shadow_of: Any) -> N
 def test_garbage_never_does_more_than_raise() -> None:
     shadow, rng = Shadow(1, root_of), Random(4)
     stored = block_stored([hash_of(1)], None, list(range(BLOCK)), extra_keys=[["s"]])
-    payload = message(stored, tier_changed(change(KvChange.STORED, Medium.CPU, [1, 2])))
+    payload = message(stored, tier_changed(change(KvEventKind.STORED, Medium.CPU, [1, 2])))
     for _ in range(20_000):
         mutated = bytearray(payload)
         for _ in range(rng.randrange(1, 4)):
@@ -244,12 +246,12 @@ def _tier_changes(rng: Random, names: array[int]) -> dict[str, Any]:
         if what < 0.65:
             begin = rng.randrange(len(names))
             parent = names[begin - 1] if begin else root_of("", "")
-            changes.append(change(KvChange.STORED, medium, names[begin : begin + 9], parent, rank))
+            changes.append(change(KvEventKind.STORED, medium, names[begin : begin + 9], parent, rank))
         elif what < 0.95:
             gone = rng.sample(list(names), rng.randrange(8))
-            changes.append(change(KvChange.REMOVED, medium, gone, rank=rank))
+            changes.append(change(KvEventKind.REMOVED, medium, gone, rank=rank))
         else:
-            changes.append(change(KvChange.CLEARED, medium, rank=rank))
+            changes.append(change(KvEventKind.CLEARED, medium, rank=rank))
     return tier_changed(*changes)
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from kvasir.core.identity import KvLayout, WorkerIdentity
 from kvasir.core.requests import Role
-from kvasir.ports.routing import LOWER_TIERS, Candidates, RateColumns, Target
+from kvasir.ports.routing import LOWER_TIERS, Candidates, RateColumns, RoutingTarget
 
 MakeIdentity = Callable[..., WorkerIdentity]
 
@@ -83,7 +83,7 @@ def make_candidates() -> MakeCandidates:
         names = sorted({row["worker_id"] for row in rows})
         roles = [row.get("role", Role.BOTH) for row in rows]
         return Candidates(
-            targets=tuple(Target(row["worker_id"], row.get("rank", 0)) for row in rows),
+            targets=tuple(RoutingTarget(row["worker_id"], row.get("rank", 0)) for row in rows),
             worker=np.array([names.index(row["worker_id"]) for row in rows], dtype=np.int64),
             prefills=np.array([role is not Role.DECODE for role in roles], dtype=np.bool_),
             decodes=np.array([role is not Role.PREFILL for role in roles], dtype=np.bool_),

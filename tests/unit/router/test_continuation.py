@@ -14,7 +14,7 @@ from kvasir.core.requests import (
     FinishReason,
     Request,
     Sampling,
-    Structured,
+    StructuredOutput,
     ToolCallDelta,
     token_ids,
 )
@@ -40,12 +40,18 @@ from kvasir_router.requests.continuation import ChoiceOutput, ContinuationMode, 
         (Sampling(temperature=1.0, allowed_token_ids=(1, 2), prompt_logprobs=1), ContinuationMode.EXTEND),
         (Sampling(temperature=0.0, bad_words=("x y",)), ContinuationMode.REPLAY),
         (Sampling(temperature=1.0, thinking_tokens=9), ContinuationMode.NEITHER),
-        (Sampling(temperature=0.0, structured=Structured(Constraint.JSON_OBJECT)), ContinuationMode.EXTEND),
         (
-            Sampling(temperature=1.0, seed=1, structured=Structured(Constraint.REGEX, "a")),
+            Sampling(temperature=0.0, structured=StructuredOutput(Constraint.JSON_OBJECT)),
+            ContinuationMode.EXTEND,
+        ),
+        (
+            Sampling(temperature=1.0, seed=1, structured=StructuredOutput(Constraint.REGEX, "a")),
             ContinuationMode.REPLAY,
         ),
-        (Sampling(temperature=1.0, structured=Structured(Constraint.REGEX, "a")), ContinuationMode.EXTEND),
+        (
+            Sampling(temperature=1.0, structured=StructuredOutput(Constraint.REGEX, "a")),
+            ContinuationMode.EXTEND,
+        ),
     ],
 )
 def test_the_way_on_is_the_cheapest_that_is_exact(sampling: Sampling, way: ContinuationMode) -> None:

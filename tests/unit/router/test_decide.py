@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from kvasir.core.errors import ConfigError
 from kvasir.core.requests import Role, SloClass
-from kvasir.ports.routing import Candidates, Plan, RequestView, RoutingPolicy, Target
+from kvasir.ports.routing import Candidates, Plan, RequestView, RoutingPolicy, RoutingTarget
 from kvasir_router.decide import CostPolicy, CostWeights, Disaggregation, make_policy
 from kvasir_router.decide.cost import DEFAULT_WEIGHTS, TERMS
 
@@ -61,33 +61,33 @@ def terms(plan: Plan, part: str, worker_id: str, places: tuple[Place, ...]) -> M
 
 def test_a_cached_prefix_draws_the_request(decide: Decide) -> None:
     plan = decide(place("p0", P), place("p1", P, cached_tokens=512), place("d", D))
-    assert plan.prefill == Target("p1")
+    assert plan.prefill == RoutingTarget("p1")
     assert plan.predicted_cached_tokens == 512
     assert plan.reason == "disaggregated_prefix"
 
 
 def test_a_queue_longer_than_the_prefix_is_worth_drives_it_away(decide: Decide) -> None:
     near = place("p0", P, cached_tokens=512, queued_prefill_tokens=2000, waiting=1)
-    assert decide(near, place("p1", P), place("d", D)).prefill == Target("p1")
+    assert decide(near, place("p1", P), place("d", D)).prefill == RoutingTarget("p1")
 
 
 def test_waiting_for_a_neighbours_identical_prefix_beats_computing_it_twice(decide: Decide) -> None:
     """The first of many has just been sent: 1,000 tokens queued, all but 20 of which are shared."""
     busy = place("p0", P, cached_tokens=980, queued_prefill_tokens=1000, waiting=1)
-    assert decide(busy, place("p1", P), place("d", D)).prefill == Target("p0")
+    assert decide(busy, place("p1", P), place("d", D)).prefill == RoutingTarget("p0")
 
 
 def test_a_hot_prefix_is_copied_when_the_wait_for_its_holder_exceeds_recomputing(decide: Decide) -> None:
     others = place("p1", P), place("d", D)
     for queued, holder in ((0, "p0"), (1000, "p0"), (3000, "p1"), (30_000, "p1")):
         hot = place("p0", P, cached_tokens=960, queued_prefill_tokens=queued, waiting=queued // 500)
-        assert decide(hot, *others).prefill == Target(holder), queued
+        assert decide(hot, *others).prefill == RoutingTarget(holder), queued
 
 
 def test_a_copy_is_made_where_it_displaces_least(decide: Decide) -> None:
     hot = place("p0", P, cached_tokens=960, queued_prefill_tokens=30_000, waiting=30, held_tokens=100_000)
     full, roomy = place("p1", P, held_tokens=95_000), place("p2", P, held_tokens=20_000)
-    assert decide(hot, full, roomy, place("d", D)).prefill == Target("p2")
+    assert decide(hot, full, roomy, place("d", D)).prefill == RoutingTarget("p2")
 
 
 def test_slack_in_the_promise_is_spent_on_the_cache(decide: Decide) -> None:
@@ -99,25 +99,25 @@ def test_slack_in_the_promise_is_spent_on_the_cache(decide: Decide) -> None:
     )
     impatient = request(slo=SloClass("chat", ttft_s=1.0, itl_s=0.1))
     patient = request(slo=SloClass("batch", ttft_s=60.0, itl_s=0.1))
-    assert decide(*places, view=impatient).prefill == Target("p1")
-    assert decide(*places, view=patient).prefill == Target("p0")
+    assert decide(*places, view=impatient).prefill == RoutingTarget("p1")
+    assert decide(*places, view=patient).prefill == RoutingTarget("p0")
 
 
 def test_a_full_cache_counts_against_a_worker_even_when_nobody_is_busy(decide: Decide) -> None:
     full = place("p0", P, held_tokens=100_000, cached_tokens=16)
-    assert decide(full, place("p1", P), place("d", D)).prefill == Target("p1")
+    assert decide(full, place("p1", P), place("d", D)).prefill == RoutingTarget("p1")
 
 
 def test_a_slow_worker_gets_less(decide: Decide) -> None:
     slow = place("p0", P, prefill_token_s=0.01)
-    assert decide(slow, place("p1", P), place("d", D)).prefill == Target("p1")
+    assert decide(slow, place("p1", P), place("d", D)).prefill == RoutingTarget("p1")
 
 
 def test_a_prefix_in_a_lower_tier_is_fetched_where_that_is_faster_than_computing(decide: Decide) -> None:
     warm = place("p1", P, tier_tokens=(512, 0, 0))
     places = place("p0", P), warm, place("d", D)
     plan = decide(*places)
-    assert plan.prefill == Target("p1")
+    assert plan.prefill == RoutingTarget("p1")
     assert terms(plan, "prefill", "p1", places)["load_s"] == pytest.approx(512 * 100 * 1e-9)
     assert terms(plan, "prefill", "p1", places)["prefill_s"] == pytest.approx(0.488)
     assert plan.predicted_cached_tokens == 512
@@ -162,7 +162,7 @@ def test_prompts_wait_longer_behind_the_same_queue_where_streams_decode(decide: 
     busy = place("b0", queued_prefill_tokens=4096, waiting=1, streams=20, held_tokens=1)
     places = busy, place("b1", queued_prefill_tokens=4096, waiting=1)
     plan = decide(*places, disaggregation="never")
-    assert plan.decode == Target("b1")
+    assert plan.decode == RoutingTarget("b1")
     alone = terms(plan, "whole", "b1", places)["queue_s"]
     # Two steps of 2,048 tokens, each with one token of every stream: 10 ms and 1 ms a stream.
     assert terms(plan, "whole", "b0", places)["queue_s"] == pytest.approx(alone + 2 * 0.03)
@@ -173,27 +173,27 @@ def test_prompts_wait_longer_behind_the_same_queue_where_streams_decode(decide: 
 
 def test_decode_goes_to_the_smaller_batch(decide: Decide) -> None:
     plan = decide(place("p", P), place("d0", D, streams=9), place("d1", D, streams=3))
-    assert plan.decode == Target("d1")
+    assert plan.decode == RoutingTarget("d1")
 
 
 def test_decode_goes_where_less_has_to_be_moved(decide: Decide) -> None:
     places = place("p", P), place("d0", D), place("d1", D, cached_tokens=900)
     plan = decide(*places)
-    assert plan.decode == Target("d1")
+    assert plan.decode == RoutingTarget("d1")
     assert terms(plan, "decode", "d1", places)["transfer_s"] == pytest.approx(100 * 100.0 * 1e-6)
 
 
 def test_decode_avoids_a_worker_whose_memory_is_spoken_for(decide: Decide) -> None:
     full = place("d0", D, reserved_kv_tokens=150_000)
-    assert decide(place("p", P), full, place("d1", D, streams=1)).decode == Target("d1")
+    assert decide(place("p", P), full, place("d1", D, streams=1)).decode == RoutingTarget("d1")
 
 
 def test_a_tight_promise_of_itl_avoids_full_batches_even_far_from_the_prefix(decide: Decide) -> None:
     places = place("b0", cached_tokens=960, streams=10), place("b1", streams=1)
     tight = request(output=100, slo=SloClass("tight", ttft_s=10.0, itl_s=0.02))
     loose = request(output=100, slo=SloClass("loose", ttft_s=2.0, itl_s=60.0))
-    assert decide(*places, disaggregation="never", view=tight).decode == Target("b1")
-    assert decide(*places, disaggregation="never", view=loose).decode == Target("b0")
+    assert decide(*places, disaggregation="never", view=tight).decode == RoutingTarget("b1")
+    assert decide(*places, disaggregation="never", view=loose).decode == RoutingTarget("b0")
 
 
 def test_streams_behind_a_long_queue_are_nearer_to_a_broken_promise(decide: Decide) -> None:
@@ -205,7 +205,7 @@ def test_streams_behind_a_long_queue_are_nearer_to_a_broken_promise(decide: Deci
 
 def test_a_plan_names_the_rank_that_holds_the_prefix(decide: Decide) -> None:
     ranks = [place("p", P, rank, cached_tokens=512 * rank) for rank in (0, 1)]
-    assert decide(*ranks, place("d", D)).prefill == Target("p", 1)
+    assert decide(*ranks, place("d", D)).prefill == RoutingTarget("p", 1)
 
 
 # -- together or apart -----------------------------------------------------------------------------
@@ -224,7 +224,7 @@ def test_auto_runs_a_long_prompt_whole_where_it_disturbs_nobody_and_moving_is_de
 
 def test_never_uses_workers_of_role_both_only(decide: Decide) -> None:
     plan = decide(place("d", D), place("b", B, streams=50), disaggregation="never")
-    assert (plan.prefill, plan.decode) == (None, Target("b"))
+    assert (plan.prefill, plan.decode) == (None, RoutingTarget("b"))
 
 
 def test_always_takes_two_different_workers_even_if_one_would_be_cheaper(decide: Decide) -> None:
@@ -239,7 +239,7 @@ def test_of_a_large_fleet_the_best_of_each_side_are_paired(make_candidates: Make
     few = CostPolicy(Disaggregation.ALWAYS, Random(0), CostWeights(pairs=16, tie=0.0))
     plan = few.decide(request(), make_candidates(*places), 0.0)
     assert plan is not None
-    assert (plan.prefill, plan.decode) == (Target("p00"), Target("d00"))
+    assert (plan.prefill, plan.decode) == (RoutingTarget("p00"), RoutingTarget("d00"))
     assert [len(table.rows) for table in plan.tables] == [4, 4]
 
 
@@ -248,7 +248,7 @@ def test_several_choices_run_whole_where_decoding_is_done(name: str, make_candid
     fleet = make_candidates(place("p", P), place("d", D))
     plan = policy(name).decide(request(choices=2), fleet, 0.0)
     assert plan is not None
-    assert (plan.prefill, plan.decode) == (None, Target("d"))
+    assert (plan.prefill, plan.decode) == (None, RoutingTarget("d"))
 
 
 # -- what is said about it -------------------------------------------------------------------------
@@ -326,7 +326,7 @@ def test_a_difference_larger_than_what_the_request_adds_is_no_tie(make_candidate
     chooser = policy()
     fleet = make_candidates(place("p0", P), place("p1", P, queued_prefill_tokens=1000), place("d", D))
     plans = [chooser.decide(request(), fleet, 0.0) for _ in range(50)]
-    assert {plan.prefill for plan in plans if plan is not None} == {Target("p0")}
+    assert {plan.prefill for plan in plans if plan is not None} == {RoutingTarget("p0")}
 
 
 def test_equal_seeds_decide_equally(make_candidates: MakeCandidates) -> None:
@@ -353,7 +353,7 @@ def test_least_loaded_ignores_prefixes(make_candidates: MakeCandidates) -> None:
     )
     plan = policy("least_loaded").decide(request(), fleet, 0.0)
     assert plan is not None
-    assert plan.prefill == Target("p1")
+    assert plan.prefill == RoutingTarget("p1")
 
 
 def test_an_unknown_policy_is_refused_with_the_names_there_are() -> None:

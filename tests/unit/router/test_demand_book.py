@@ -216,13 +216,13 @@ def test_a_request_that_waits_begins_when_a_worker_is_given_its_part(stage: Stag
 
 
 def test_a_request_waits_for_a_worker_that_is_there_in_time(stage: Stage) -> None:
-    stage.tell(PlanReceived({}, awake_in_s=60.0))
+    stage.tell(PlanReceived({}, ready_in_s=60.0))
     assert stage.arrive() == []
     assert len(sent(stage.ready(p=Role.PREFILL, d=Role.DECODE))) == 1
 
 
 def test_a_request_is_refused_with_the_time_when_no_worker_is_there_in_time(stage: Stage) -> None:
-    stage.tell(PlanReceived({}, awake_in_s=61.0))
+    stage.tell(PlanReceived({}, ready_in_s=61.0))
     with pytest.raises(CapacityError, match="one is being started, in about 61 s") as refused:
         stage.arrive()
     assert (refused.value.code, refused.value.retry_after_s) == ("no_workers", 61.0)
@@ -231,7 +231,7 @@ def test_a_request_is_refused_with_the_time_when_no_worker_is_there_in_time(stag
 
 def test_without_a_word_of_the_planner_requests_wait(stage: Stage) -> None:
     assert stage.arrive() == []
-    stage.tell(PlanReceived({}, awake_in_s=61.0))
+    stage.tell(PlanReceived({}, ready_in_s=61.0))
     stage.tell(PlanReceived({}))
     assert stage.arrive("later") == []
     assert stage.machine.in_flight == 2
@@ -239,16 +239,16 @@ def test_without_a_word_of_the_planner_requests_wait(stage: Stage) -> None:
 
 def test_where_workers_serve_the_word_is_of_no_matter(stage: Stage) -> None:
     stage.ready(p=Role.PREFILL, d=Role.DECODE)
-    stage.tell(PlanReceived({}, awake_in_s=1000.0))
+    stage.tell(PlanReceived({}, ready_in_s=1000.0))
     assert sent(stage.arrive()) == ["p"]
 
 
 @pytest.mark.parametrize(("awake_in_s", "retry_s"), [(None, 5.0), (30.0, 30.0), (0.1, 1.0)])
 def test_one_that_has_waited_in_vain_is_told_when_to_come_again(
-    stage: Stage, awake_in_s: float | None, retry_s: float
+    stage: Stage, ready_in_s: float | None, retry_s: float
 ) -> None:
     stage.arrive()
-    stage.tell(PlanReceived({}, awake_in_s=awake_in_s))
+    stage.tell(PlanReceived({}, ready_in_s=ready_in_s))
     stage.now = 60.5
     (failed,) = [effect for effect in stage.tell(TimerTick()) if isinstance(effect, FailRequest)]
     assert isinstance(failed.error, CapacityError)

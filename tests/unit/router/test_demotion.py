@@ -10,12 +10,12 @@ import pytest
 
 from kvasir.core.identity import WorkerIdentity
 from kvasir.core.kv import KvBatch, KvState, Medium
-from kvasir.ports.routing import Target
+from kvasir.ports.routing import RoutingTarget
 from kvasir_router.index import FleetIndex, IndexMode
 
 MakeIdentity = Callable[..., WorkerIdentity]
 PROMPT = array("Q", (11, 12, 13))
-TARGET = Target("w")
+TARGET = RoutingTarget("w")
 
 
 @pytest.fixture

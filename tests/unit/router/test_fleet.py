@@ -11,7 +11,7 @@ import pytest
 from kvasir.config.spec.deployment import HealthSpec
 from kvasir.core.identity import Hardware, WorkerIdentity
 from kvasir.core.requests import EngineLoad, Request, Role, Sampling, SloClass, Timings, Usage, token_ids
-from kvasir.ports.routing import Candidates, Plan, RequestView, Target
+from kvasir.ports.routing import Candidates, Plan, RequestView, RoutingTarget
 from kvasir_router.decide import CostRates, RateBook
 from kvasir_router.fleet.fleet import Charges, Fleet
 from kvasir_router.index import FleetIndex
@@ -64,13 +64,13 @@ class Stage:
         return self.policy.seen[-1]
 
     def commit(self, request: Request, decode: str, prefill: str | None = None, cached: int = 0) -> Charges:
-        source = None if prefill is None else Target(prefill)
-        plan = Plan(source, Target(decode), "test", predicted_cached_tokens=cached)
+        source = None if prefill is None else RoutingTarget(prefill)
+        plan = Plan(source, RoutingTarget(decode), "test", predicted_cached_tokens=cached)
         return self.fleet.commit(request, self.fleet.hashes(request), plan, 0.0)
 
     def column(self, name: str, worker_id: str, rank: int = 0) -> int:
         seen = self.look(ask())
-        return int(getattr(seen, name)[seen.targets.index(Target(worker_id, rank))])
+        return int(getattr(seen, name)[seen.targets.index(RoutingTarget(worker_id, rank))])
 
 
 def ask(name: str = "r", tokens: int = 21, model: str = "m", output: int = 4, **known: object) -> Request:
@@ -88,7 +88,7 @@ def test_a_policy_sees_each_rank_of_each_worker_that_serves(stage: Stage) -> Non
     stage.join("d", role=D, ranks=2)
     stage.join("other", model="another")  # type: ignore[arg-type]  # goes to the identity
     seen = stage.look(ask())
-    assert seen.targets == (Target("p"), Target("d", 0), Target("d", 1))
+    assert seen.targets == (RoutingTarget("p"), RoutingTarget("d", 0), RoutingTarget("d", 1))
     assert seen.prefills.tolist() == [True, False, False]
     assert seen.decodes.tolist() == [False, True, True]
     assert seen.worker[1] == seen.worker[2] != seen.worker[0]
@@ -108,7 +108,7 @@ def test_a_policy_sees_the_request_with_its_promise_and_its_session(stage: Stage
 def test_an_adapter_is_served_only_where_it_is_loaded(stage: Stage) -> None:
     stage.join("plain")
     stage.join("tuned", adapters=("lora",))  # type: ignore[arg-type]  # goes to the identity
-    assert stage.look(ask(adapter="lora")).targets == (Target("tuned"),)
+    assert stage.look(ask(adapter="lora")).targets == (RoutingTarget("tuned"),)
     assert len(stage.look(ask())) == 2
 
 
@@ -116,7 +116,7 @@ def test_workers_that_take_nothing_new_are_not_shown_until_they_do_again(stage: 
     stage.join("a", "b", "c")
     stage.fleet.mark("a", interrupted=True)
     stage.fleet.mark("b", draining="stopping")
-    assert stage.look(ask()).targets == (Target("c"),)
+    assert stage.look(ask()).targets == (RoutingTarget("c"),)
     assert not stage.fleet.accepts("a")
     stage.fleet.mark("a", interrupted=False)
     stage.fleet.mark("b", draining="")
@@ -144,7 +144,7 @@ def test_work_is_accounted_from_the_decision_to_its_end(stage: Stage) -> None:
     queued = [stage.column(name, "p") for name in ("queued_prefill_tokens", "waiting", "streams")]
     assert queued == [13, 1, 0]
     assert [stage.column(name, "d") for name in ("waiting", "streams", "reserved_kv_tokens")] == [0, 1, 25]
-    for target in (Target("p"), Target("d")):
+    for target in (RoutingTarget("p"), RoutingTarget("d")):
         stage.fleet.settle(charges, target, replace(charges[target]))
     assert not charges
     assert not stage.fleet.accounted()
@@ -154,7 +154,7 @@ def test_work_is_accounted_from_the_decision_to_its_end(stage: Stage) -> None:
 def test_once_the_prompt_is_computed_only_the_stream_is_left(stage: Stage) -> None:
     stage.join("b")
     charges = stage.commit(ask(), "b")
-    stage.fleet.settle(charges, Target("b"), charges[Target("b")].prompt())
+    stage.fleet.settle(charges, RoutingTarget("b"), charges[RoutingTarget("b")].prompt())
     assert [stage.column(name, "b") for name in ("queued_prefill_tokens", "waiting", "streams")] == [0, 0, 1]
 
 
@@ -170,8 +170,8 @@ def test_the_prompt_that_a_place_is_at_gets_shorter_with_time(stage: Stage) -> N
         return int(stage.policy.seen[-1].queued_prefill_tokens[0])
 
     assert [queued(0.0), queued(0.01), queued(0.04), queued(9.0)] == [1600, 1400, 800, 600]
-    stage.fleet.confirm("1", Target("b"), 10.0)
-    stage.fleet.settle(charges, Target("b"), charges[Target("b")].prompt())
+    stage.fleet.confirm("1", RoutingTarget("b"), 10.0)
+    stage.fleet.settle(charges, RoutingTarget("b"), charges[RoutingTarget("b")].prompt())
     assert [queued(10.0), queued(10.01)] == pytest.approx([600, 400], abs=1)
 
 
@@ -179,8 +179,8 @@ def test_prompts_that_end_out_of_order_leave_the_first_at_work(stage: Stage) -> 
     stage.join("b")
     stage.commit(ask("1", tokens=1000), "b")
     charges = stage.commit(ask("2", tokens=600), "b")
-    stage.fleet.confirm("2", Target("b"), 0.01)
-    stage.fleet.settle(charges, Target("b"), replace(charges[Target("b")]))
+    stage.fleet.confirm("2", RoutingTarget("b"), 0.01)
+    stage.fleet.settle(charges, RoutingTarget("b"), replace(charges[RoutingTarget("b")]))
     stage.fleet.plan(ask("3"), array("Q"), 0.01)
     assert stage.policy.seen[-1].queued_prefill_tokens.tolist() == [800]
 
@@ -211,7 +211,7 @@ def test_what_will_not_be_computed_is_forgotten(stage: Stage) -> None:
 def test_what_was_computed_stays_predicted_where_nothing_is_reported(stage: Stage) -> None:
     stage.join("a")
     stage.commit(ask(), "a")
-    stage.fleet.confirm("r", Target("a"), 1.0)
+    stage.fleet.confirm("r", RoutingTarget("a"), 1.0)
     stage.fleet.abandon("r")
     assert stage.column("cached_tokens", "a") == 20
     assert stage.fleet.predicted == 0
@@ -227,17 +227,20 @@ def test_predictions_of_a_second_attempt_replace_those_of_the_first(stage: Stage
 def test_avoided_workers_are_shown_only_when_the_others_do_not_suffice(stage: Stage) -> None:
     stage.join("a", "b")
     stage.look(ask(), avoid={"a"})
-    assert [seen.targets for seen in stage.policy.seen] == [(Target("b"),), (Target("a"), Target("b"))]
+    assert [seen.targets for seen in stage.policy.seen] == [
+        (RoutingTarget("b"),),
+        (RoutingTarget("a"), RoutingTarget("b")),
+    ]
 
 
 def test_where_the_prompt_is_computed_already_only_the_rest_is_decided(stage: Stage) -> None:
     stage.join("p0", "p1", role=P)
     stage.join("b", "d", role=B)
     stage.fleet.mark("p0", draining="stopping")
-    seen = stage.look(ask(), prefilled_on=Target("p0"), avoid={"d", "p0"})
+    seen = stage.look(ask(), prefilled_on=RoutingTarget("p0"), avoid={"d", "p0"})
     first = stage.policy.seen[0]
-    assert first.targets == (Target("p0"), Target("b"))
-    assert seen.targets == (Target("p0"), Target("b"), Target("d"))
+    assert first.targets == (RoutingTarget("p0"), RoutingTarget("b"))
+    assert seen.targets == (RoutingTarget("p0"), RoutingTarget("b"), RoutingTarget("d"))
     assert seen.prefills.tolist() == [True, False, False]
     assert seen.cached_tokens.tolist() == [20, 0, 0]
 
@@ -261,11 +264,11 @@ def eject(stage: Stage, *worker_ids: str, now: float = 0.0) -> None:
 def test_a_worker_that_keeps_failing_is_not_shown_while_others_serve(stage: Stage) -> None:
     stage.join("a", "b", "c")
     eject(stage, "a")
-    stage.policy.answer = Plan(None, Target("b"), "test")
-    assert stage.look(ask()).targets == (Target("b"), Target("c"))
-    assert stage.look(ask()).targets == (Target("b"), Target("c"))
+    stage.policy.answer = Plan(None, RoutingTarget("b"), "test")
+    assert stage.look(ask()).targets == (RoutingTarget("b"), RoutingTarget("c"))
+    assert stage.look(ask()).targets == (RoutingTarget("b"), RoutingTarget("c"))
     assert len(stage.policy.seen) == 2
-    assert stage.look(ask(), avoid={"b"}).targets == (Target("c"),)
+    assert stage.look(ask(), avoid={"b"}).targets == (RoutingTarget("c"),)
 
 
 def test_failing_workers_are_shown_last_of_all(stage: Stage) -> None:
@@ -286,9 +289,9 @@ def test_rows_keep_their_columns_where_others_are_left_out(stage: Stage) -> None
     stage.fleet.mark("leaving", draining="stopping")
     stage.commit(ask("1"), "c")
     eject(stage, "a")
-    stage.policy.answer = Plan(None, Target("b"), "test")
+    stage.policy.answer = Plan(None, RoutingTarget("b"), "test")
     seen = stage.look(ask())
-    assert seen.targets == (Target("b"), Target("c"))
+    assert seen.targets == (RoutingTarget("b"), RoutingTarget("c"))
     assert seen.waiting.tolist() == [0, 1]
     assert seen.cached_tokens.tolist() == [0, 20]
     assert seen.kv_tokens.tolist() == [400, 400]
@@ -298,13 +301,16 @@ def test_where_the_prompt_lies_is_used_however_its_worker_is(stage: Stage) -> No
     stage.join("p0", "p1", role=P)
     stage.join("d0", "d1", role=D)
     eject(stage, "p0", "d0")
-    stage.policy.answer = Plan(Target("p0"), Target("d1"), "test")
-    assert stage.look(ask(), prefilled_on=Target("p0")).targets == (Target("p0"), Target("d1"))
+    stage.policy.answer = Plan(RoutingTarget("p0"), RoutingTarget("d1"), "test")
+    assert stage.look(ask(), prefilled_on=RoutingTarget("p0")).targets == (
+        RoutingTarget("p0"),
+        RoutingTarget("d1"),
+    )
 
 
 def test_a_worker_that_joins_later_is_given_little_until_it_has_its_share(stage: Stage) -> None:
     stage.join("a", "b")
-    stage.policy.answer = Plan(None, Target("b"), "test")
+    stage.policy.answer = Plan(None, RoutingTarget("b"), "test")
     stage.fleet.add("new", stage.identity("new"), 100.0)
 
     def shown(now: float) -> set[str]:
@@ -313,7 +319,7 @@ def test_a_worker_that_joins_later_is_given_little_until_it_has_its_share(stage:
 
     assert shown(100.0) == {"a", "b", "new"}
     charges = stage.commit(ask("1"), "new")
-    stage.fleet.settle(charges, Target("new"), replace(charges[Target("new")]))
+    stage.fleet.settle(charges, RoutingTarget("new"), replace(charges[RoutingTarget("new")]))
     assert shown(100.0) == {"a", "b"}
     for number in range(22):
         stage.commit(ask(f"more-{number}"), "ab"[number % 2])
@@ -329,7 +335,7 @@ def test_a_request_counts_at_each_of_its_workers_until_it_is_over_there(stage: S
     workers = stage.fleet.workers
     charges = stage.commit(ask(), "d", "p")
     assert (workers["p"].charged, workers["d"].charged) == (1, 1)
-    stage.fleet.settle(charges, Target("p"), replace(charges[Target("p")]))
+    stage.fleet.settle(charges, RoutingTarget("p"), replace(charges[RoutingTarget("p")]))
     assert (workers["p"].charged, workers["d"].charged) == (0, 1)
     stage.fleet.remove("d")
     stage.join("d", role=D)
@@ -339,7 +345,7 @@ def test_a_request_counts_at_each_of_its_workers_until_it_is_over_there(stage: S
 def test_a_worker_that_cannot_be_reached_is_silent_until_it_can(stage: Stage) -> None:
     stage.join("a", "b")
     stage.fleet.mark("a", interrupted=True, now=5.0)
-    assert stage.fleet.health.view("a", 6.0).state == "silent"
+    assert stage.fleet.health.view("a", 6.0).state == "unresponsive"
     stage.fleet.mark("a", draining="stopping", now=6.0)
     stage.fleet.mark("a", interrupted=False, now=7.0)
     assert stage.fleet.health.view("a", 7.0).state == "slow_start"
@@ -385,7 +391,7 @@ def test_what_was_supposed_of_others_ends_with_our_own(stage: Stage) -> None:
     stage.fleet.workers["a"].legs["0"] = "0"
     stage.fleet.report("a", EngineLoad(running=4))
     charges = stage.commit(ask("1"), "b")
-    stage.fleet.settle(charges, Target("b"), replace(charges[Target("b")]))
+    stage.fleet.settle(charges, RoutingTarget("b"), replace(charges[RoutingTarget("b")]))
     assert stage.column("waiting", "b") == stage.column("streams", "b") == 0
 
 
@@ -428,7 +434,7 @@ def test_measured_rates_reach_all_ranks_of_their_worker_and_no_other_pool(stage:
     stage.join("b", role=P, ranks=2)
     for _ in range(50):
         usage = Usage(prompt_tokens=1000, output_tokens=1)
-        stage.fleet.measured(Target("a", 1), usage, Timings(prefill_s=3.0))
+        stage.fleet.measured(RoutingTarget("a", 1), usage, Timings(prefill_s=3.0))
     seen = stage.look(ask())
     took = seen.rates.prefill_fixed_s + 1000 * seen.rates.prefill_token_s
     prior = CostRates()
@@ -442,7 +448,7 @@ def test_rates_are_learned_under_the_id_of_the_session_whatever_the_worker_calls
     stage.fleet.add("pool/replica-1", make_identity("decode-7f"), 0.0)
     for _ in range(50):
         usage = Usage(prompt_tokens=1000, output_tokens=1)
-        stage.fleet.measured(Target("pool/replica-1"), usage, Timings(prefill_s=3.0))
+        stage.fleet.measured(RoutingTarget("pool/replica-1"), usage, Timings(prefill_s=3.0))
     rates = stage.look(ask()).rates
     assert float((rates.prefill_fixed_s + 1000 * rates.prefill_token_s)[0]) == pytest.approx(3.0, rel=0.05)
     stage.fleet.remove("pool/replica-1")
@@ -458,12 +464,12 @@ def test_steps_that_shared_the_worker_with_prompts_are_not_taken_for_slow_ones(s
     for number in range(40):
         stream, prompt = ask(f"s{number}"), ask(f"p{number}", tokens=2000)
         streaming, computing = stage.commit(stream, "a"), stage.commit(prompt, "a")
-        stage.fleet.settle(streaming, Target("a"), streaming[Target("a")].prompt())
-        stage.fleet.settle(computing, Target("a"), computing[Target("a")].prompt())
+        stage.fleet.settle(streaming, RoutingTarget("a"), streaming[RoutingTarget("a")].prompt())
+        stage.fleet.settle(computing, RoutingTarget("a"), computing[RoutingTarget("a")].prompt())
         usage, timings = Usage(21, output_tokens=101), Timings(decode_s=100 * 0.005 + prompt_s)
-        stage.fleet.measured(Target("a"), usage, timings, streaming)
+        stage.fleet.measured(RoutingTarget("a"), usage, timings, streaming)
         for charges in (streaming, computing):
-            stage.fleet.settle(charges, Target("a"), replace(charges[Target("a")]))
+            stage.fleet.settle(charges, RoutingTarget("a"), replace(charges[RoutingTarget("a")]))
     rates = stage.look(ask()).rates
     assert float(rates.step_fixed_s[0] + 2 * rates.step_stream_s[0]) == pytest.approx(0.005, rel=0.05)
 

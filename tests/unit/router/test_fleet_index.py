@@ -9,9 +9,9 @@ from dataclasses import replace
 import pytest
 
 from kvasir.core.identity import WorkerIdentity
-from kvasir.core.kv import KvBatch, KvChange, KvSnapshotPart, KvState, KvStatus, Medium
+from kvasir.core.kv import KvBatch, KvEventKind, KvSnapshotPart, KvState, KvStatus, Medium
 from kvasir.native._twin import record
-from kvasir.ports.routing import Target
+from kvasir.ports.routing import RoutingTarget
 from kvasir_router.index import CancelSnapshot, CatchUpLimits, FetchSnapshot, FleetIndex, IndexMode
 
 MakeIdentity = Callable[..., WorkerIdentity]
@@ -25,11 +25,11 @@ EMPTY = [0, 0, 0, 0]
 
 
 def stored(names: Sequence[int], rank: int = 0, medium: Medium = Medium.DEVICE, parent: int = 0) -> bytes:
-    return record(KvChange.STORED, medium, rank, parent, array("Q", names))
+    return record(KvEventKind.STORED, medium, rank, parent, array("Q", names))
 
 
 def removed(names: Sequence[int], rank: int = 0) -> bytes:
-    return record(KvChange.REMOVED, Medium.DEVICE, rank, 0, array("Q", names))
+    return record(KvEventKind.REMOVED, Medium.DEVICE, rank, 0, array("Q", names))
 
 
 class Bench:
@@ -88,7 +88,7 @@ class Bench:
         self.index.check_integrity()
 
     def row(self, rank: int = 0, worker_id: str = "w", names: array[int] = CHAIN) -> list[int]:
-        row: list[int] = self.index.match(names)[self.index.group(Target(worker_id, rank))].tolist()
+        row: list[int] = self.index.match(names)[self.index.group(RoutingTarget(worker_id, rank))].tolist()
         return row
 
     def status(self, worker_id: str = "w") -> KvStatus:
@@ -136,7 +136,7 @@ def test_media_are_told_apart_and_ranks_too(bench: Bench) -> None:
     bench.exact(log=log)
     assert bench.row(0) == [2, 2, 5, 5]
     assert bench.row(1) == [1, 1, 1, 1]
-    assert bench.index.held_blocks(Target("w", 0)) == 2
+    assert bench.index.held_blocks(RoutingTarget("w", 0)) == 2
 
 
 @pytest.mark.parametrize(
@@ -273,7 +273,7 @@ def test_a_worker_that_never_gives_snapshots_is_predicted_with_its_reason(bench:
     bench.add(mode=IndexMode.HYBRID)
     bench.end(bench.fetch(), "no record is kept", final=True)
     assert (bench.status().state, bench.status().reason) == (KvState.PREDICTED, "no record is kept")
-    bench.index.predict(Target("w"), CHAIN, bench.now)
+    bench.index.predict(RoutingTarget("w"), CHAIN, bench.now)
     assert bench.row() == [12, 12, 12, 12]
 
 
@@ -310,11 +310,11 @@ def test_a_worker_that_does_not_fit_in_is_predicted_and_the_others_stay_exact(
 
 def test_a_prediction_is_found_at_once_and_stays_until_the_report_has_come(bench: Bench) -> None:
     bench.exact(mode=IndexMode.HYBRID)
-    handle = bench.index.predict(Target("w", 1), CHAIN[:5], bench.now)
+    handle = bench.index.predict(RoutingTarget("w", 1), CHAIN[:5], bench.now)
     assert (bench.row(1), bench.row(0)) == ([5, 5, 5, 5], EMPTY)
-    assert bench.index.held_blocks(Target("w", 1)) == 5
+    assert bench.index.held_blocks(RoutingTarget("w", 1)) == 5
     bench.say(1, stored(CHAIN[:4], rank=1))
-    bench.index.settle(Target("w", 1), handle, bench.now)
+    bench.index.settle(RoutingTarget("w", 1), handle, bench.now)
     assert bench.row(1) == [5, 5, 5, 5]
     bench.pass_time(0.6)
     assert bench.row(1) == [4, 4, 4, 4]
@@ -322,9 +322,9 @@ def test_a_prediction_is_found_at_once_and_stays_until_the_report_has_come(bench
 
 def test_what_was_cancelled_is_forgotten_at_once(bench: Bench) -> None:
     bench.exact(mode=IndexMode.HYBRID)
-    mine = bench.index.predict(Target("w"), CHAIN[:5], bench.now)
-    bench.index.predict(Target("w"), CHAIN[:2], bench.now)
-    bench.index.forget(Target("w"), mine)
+    mine = bench.index.predict(RoutingTarget("w"), CHAIN[:5], bench.now)
+    bench.index.predict(RoutingTarget("w"), CHAIN[:2], bench.now)
+    bench.index.forget(RoutingTarget("w"), mine)
     assert bench.row() == [2, 2, 2, 2]
 
 
@@ -335,8 +335,8 @@ def test_of_a_worker_that_reports_nothing_predictions_stand_until_they_are_old(
     bench.add(mode=mode, reports=mode is IndexMode.PREDICTED)
     assert bench.index.take_effects() == []
     assert bench.status().state is KvState.PREDICTED
-    handle = bench.index.predict(Target("w"), CHAIN, bench.now)
-    bench.index.settle(Target("w"), handle, bench.now)
+    handle = bench.index.predict(RoutingTarget("w"), CHAIN, bench.now)
+    bench.index.settle(RoutingTarget("w"), handle, bench.now)
     bench.pass_time(TTL_S * 0.99)
     assert bench.row() == [12, 12, 12, 12]
     bench.pass_time(TTL_S * 0.1)
@@ -346,19 +346,19 @@ def test_of_a_worker_that_reports_nothing_predictions_stand_until_they_are_old(
 
 def test_in_mode_reported_nothing_is_foreseen(bench: Bench) -> None:
     bench.exact(mode=IndexMode.REPORTED)
-    assert bench.index.predict(Target("w"), CHAIN, bench.now) == 0
+    assert bench.index.predict(RoutingTarget("w"), CHAIN, bench.now) == 0
     assert bench.row() == EMPTY
 
 
 def test_what_is_still_to_come_survives_the_change_to_a_snapshots_view(bench: Bench) -> None:
     bench.add(mode=IndexMode.HYBRID)
     fetch = bench.fetch()
-    handle = bench.index.predict(Target("w"), CHAIN[:3], bench.now)
+    handle = bench.index.predict(RoutingTarget("w"), CHAIN[:3], bench.now)
     assert bench.row() == [3, 3, 3, 3]
     bench.part(fetch, stored(CHAIN[:1]))
     bench.end(fetch)
     assert bench.row() == [3, 3, 3, 3]
-    bench.index.settle(Target("w"), handle, bench.now)
+    bench.index.settle(RoutingTarget("w"), handle, bench.now)
     bench.pass_time(1.0)
     assert bench.row() == [1, 1, 1, 1]
 
@@ -366,8 +366,8 @@ def test_what_is_still_to_come_survives_the_change_to_a_snapshots_view(bench: Be
 def test_predictions_beyond_their_bound_make_room_oldest_first(make_identity: MakeIdentity) -> None:
     bench = Bench(make_identity, predicted=4)
     bench.add("a", IndexMode.PREDICTED)
-    bench.index.predict(Target("a", 0), CHAIN[:3], bench.now)
-    bench.index.predict(Target("a", 1), CHAIN[:3], bench.now)
+    bench.index.predict(RoutingTarget("a", 0), CHAIN[:3], bench.now)
+    bench.index.predict(RoutingTarget("a", 1), CHAIN[:3], bench.now)
     assert (bench.row(0, "a"), bench.row(1, "a")) == ([1, 1, 1, 1], [3, 3, 3, 3])
 
 
@@ -376,7 +376,7 @@ def test_predictions_beyond_their_bound_make_room_oldest_first(make_identity: Ma
 
 def test_a_place_that_is_not_known_has_a_row_that_is_always_empty(bench: Bench) -> None:
     bench.exact(log=stored(CHAIN), mode=IndexMode.HYBRID)
-    for target in (Target("stranger"), Target("w", 2), Target("w", -1)):
+    for target in (RoutingTarget("stranger"), RoutingTarget("w", 2), RoutingTarget("w", -1)):
         assert bench.index.predict(target, CHAIN, bench.now) == 0
         bench.index.settle(target, 1, bench.now)
         bench.index.forget(target, 1)
@@ -396,7 +396,7 @@ def test_the_revision_grows_whenever_a_group_does(bench: Bench) -> None:
     ]
     for step in steps:
         step()
-        groups.append(bench.index.group(Target("w")))
+        groups.append(bench.index.group(RoutingTarget("w")))
         revisions.append(bench.index.revision)
     for number in range(1, len(steps)):
         if groups[number] != groups[number - 1]:
@@ -435,7 +435,7 @@ def test_the_suffix_of_a_snapshot_is_applied_in_slices_between_decisions(make_id
 def test_when_all_have_left_nothing_is_kept(bench: Bench) -> None:
     for worker_id in ("a", "b", "c"):
         bench.exact(worker_id, stored(CHAIN), IndexMode.HYBRID)
-        bench.index.predict(Target(worker_id), CHAIN, bench.now)
+        bench.index.predict(RoutingTarget(worker_id), CHAIN, bench.now)
     for worker_id in ("a", "b", "c"):
         bench.index.remove(worker_id)
     bench.pass_time(2 * TTL_S)

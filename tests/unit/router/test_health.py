@@ -213,7 +213,7 @@ def test_after_an_ejection_slowness_is_judged_anew(four: FleetHealth) -> None:
 def test_a_worker_that_was_silent_comes_back_with_half_a_share_for_a_short_time(four: FleetHealth) -> None:
     four.interrupted("a", 1.0)
     view = four.view("a", 3.0)
-    assert (view.state, view.share) == ("silent", 0.0)
+    assert (view.state, view.share) == ("unresponsive", 0.0)
     assert view.reason == "it cannot be reached, for 2.0 s"
     four.resumed("a", 4.0)
     view = four.view("a", 4.0)
@@ -236,7 +236,7 @@ def test_an_ejection_goes_on_after_a_silence(four: FleetHealth) -> None:
     assert states(four, 1.5, "a") == ["ejected"]
     four.interrupted("a", 1.6)
     four.tick(2.0)
-    assert states(four, 2.0, "a") == ["silent"]
+    assert states(four, 2.0, "a") == ["unresponsive"]
     four.resumed("a", 4.0)
     assert states(four, 4.0, "a") == ["probing"]
 

@@ -20,9 +20,9 @@ import pytest
 from tests.kit.cores import over_cores
 
 from kvasir.core.identity import KvLayout, WorkerIdentity
-from kvasir.core.kv import KvBatch, KvChange, KvSnapshotPart, KvState, Medium
+from kvasir.core.kv import KvBatch, KvEventKind, KvSnapshotPart, KvState, Medium
 from kvasir.core.requests import Role
-from kvasir.ports.routing import Target
+from kvasir.ports.routing import RoutingTarget
 from kvasir_router.index import CancelSnapshot, CatchUpLimits, FetchSnapshot, FleetIndex, IndexMode
 
 DEPTH = 4
@@ -43,10 +43,10 @@ Path = tuple[int, ...]
 Held = dict[tuple[int, Medium], set[Path]]
 
 
-def record(kind: KvChange, medium: Medium, rank: int, paths: list[Path]) -> bytes:
+def record(kind: KvEventKind, medium: Medium, rank: int, paths: list[Path]) -> bytes:
     names = array("Q", [NAME[path] for path in paths]).tobytes()
     head = struct.pack("<BBHI", kind, medium, rank, len(paths))
-    if kind is KvChange.STORED:
+    if kind is KvEventKind.STORED:
         head += struct.pack("<Q", NAME.get(paths[0][:-1], 0))
     return head + names
 
@@ -116,7 +116,7 @@ class Worker:
         first = rng.randrange(first + 1)
         paths = [leaf[: depth + 1] for depth in range(first, rng.randrange(first, DEPTH) + 1)]
         self.held[rank, medium].update(paths)
-        self.log += record(KvChange.STORED, medium, rank, paths)
+        self.log += record(KvEventKind.STORED, medium, rank, paths)
 
     def evict(self, rng: Random) -> None:
         rank, medium = rng.choice(self.places)
@@ -124,12 +124,12 @@ class Worker:
         gone = [path for path in sorted(held) if rng.random() < 0.4]
         if gone:
             held.difference_update(gone)
-            self.log += record(KvChange.REMOVED, medium, rank, gone)
+            self.log += record(KvEventKind.REMOVED, medium, rank, gone)
 
     def clear(self, rng: Random) -> None:
         rank, medium = rng.choice(self.places)
         self.held[rank, medium].clear()
-        self.log += record(KvChange.CLEARED, medium, rank, [])
+        self.log += record(KvEventKind.CLEARED, medium, rank, [])
 
     def flush(self) -> KvBatch | None:
         log, self.log = bytes(self.log), bytearray()
@@ -185,7 +185,7 @@ class History:
         self.tight = rng.random() < 0.1
         self.workers: dict[str, Worker] = {}
         self.sessions: dict[str, Session] = {}
-        self.live: list[tuple[Target, int]] = []
+        self.live: list[tuple[RoutingTarget, int]] = []
         self.demoted: dict[str, int] = {}
         self.seen: Counter[str] = Counter()
         for number in range(rng.randrange(2, 4)):
@@ -294,7 +294,7 @@ class History:
         count = self.rng.randrange(10, 3 * len(PATHS))
         some, call.todo = call.todo[:count], call.todo[count:]
         log = b"".join(
-            record(KvChange.STORED, medium, rank, [path])
+            record(KvEventKind.STORED, medium, rank, [path])
             for rank, medium, path in some
             if path in worker.held[rank, medium]
         )
@@ -329,7 +329,7 @@ class History:
                 session.wanted = effect if isinstance(effect, FetchSnapshot) else None
 
     def predict(self) -> None:
-        target = Target(f"w{self.rng.randrange(4)}", self.rng.randrange(3))
+        target = RoutingTarget(f"w{self.rng.randrange(4)}", self.rng.randrange(3))
         chain = CHAIN[self.rng.choice(LEAVES)][: self.rng.randrange(DEPTH + 1)]
         handle = self.index.predict(target, chain, self.now)
         if handle:
@@ -396,7 +396,7 @@ class History:
         for worker in self.workers.values():
             status = self.index.status(worker.worker_id)
             for rank in range(worker.ranks):
-                row = found[self.index.group(Target(worker.worker_id, rank))].tolist()
+                row = found[self.index.group(RoutingTarget(worker.worker_id, rank))].tolist()
                 if status is None:
                     assert row == [0, 0, 0, 0]
                     continue
@@ -455,7 +455,7 @@ class History:
             for leaf in LEAVES:
                 found = self.index.match(CHAIN[leaf])
                 for rank in range(worker.ranks):
-                    row = found[self.index.group(Target(worker.worker_id, rank))]
+                    row = found[self.index.group(RoutingTarget(worker.worker_id, rank))]
                     assert row.tolist() == depths(truth, rank, leaf), f"{worker.worker_id}.{rank} {leaf}"
 
     def remove_all(self) -> None:

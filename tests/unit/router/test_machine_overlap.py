@@ -94,7 +94,7 @@ def test_a_token_that_comes_before_the_prompt_is_computed_ends_the_prefill_leg(s
     # Of the worker that was to compute it nothing is known: neither its hit, nor that it serves well.
     status = stage.machine.fleet.kv_status("p0")
     assert status is not None
-    assert status.judged_requests == 0
+    assert status.evaluated_requests == 0
 
 
 @pytest.mark.parametrize("computed", [True, False])

@@ -147,7 +147,7 @@ def test_each_model_is_served_by_its_own_workers() -> None:
         assert vector.last is not None
         assert vector.last.embedding == simulated_embedding(token_ids(range(20)))
         assert [view.worker_id for view in fleet.router.workers()] == ["first-0", "second-1", "vectors-2"]
-        assert fleet.router.accounting().balanced
+        assert fleet.router.accounting().consistent
 
     tell(story)
 

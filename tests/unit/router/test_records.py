@@ -18,7 +18,7 @@ from kvasir.ports.routing import (
     Plan,
     RateColumns,
     RequestView,
-    Target,
+    RoutingTarget,
     TermTable,
 )
 from kvasir_router.fleet.decision_log import PLACES, Decided, DecisionLog
@@ -35,7 +35,7 @@ def candidates(count: int) -> Candidates:
     tiered = np.zeros((count, LOWER_TIERS))
     rates = RateColumns(nothing, nothing, nothing, nothing, nothing, nothing, tiered, tiered)
     return Candidates(
-        targets=tuple(Target(f"w{i}") for i in range(count)),
+        targets=tuple(RoutingTarget(f"w{i}") for i in range(count)),
         worker=np.arange(count),
         prefills=np.arange(count) < count // 2,
         decodes=np.arange(count) >= count // 2,
@@ -96,8 +96,8 @@ def decide(
 
 
 APART = Plan(
-    Target("w0"),
-    Target("w3"),
+    RoutingTarget("w0"),
+    RoutingTarget("w3"),
     "disaggregated_prefix",
     48,
     0.4,
@@ -124,7 +124,9 @@ def test_a_record_shows_who_was_considered_best_first_with_facts_and_terms(log: 
 
 
 def test_of_scores_the_largest_is_first(log: DecisionLog) -> None:
-    plan = Plan(None, Target("w1"), "score", tables=(table("whole", [0, 1, 2], [0.1, 0.9, 0.5], SCORE),))
+    plan = Plan(
+        None, RoutingTarget("w1"), "score", tables=(table("whole", [0, 1, 2], [0.1, 0.9, 0.5], SCORE),)
+    )
     decide(log, plan)
     record = log.explain("r")
     assert record is not None
@@ -139,7 +141,7 @@ def test_a_part_that_was_weighed_and_not_run_has_nothing_chosen(log: DecisionLog
 
 
 def test_a_policy_without_terms_still_shows_who_could(log: DecisionLog) -> None:
-    decide(log, Plan(Target("w1"), Target("w2"), "round_robin"))
+    decide(log, Plan(RoutingTarget("w1"), RoutingTarget("w2"), "round_robin"))
     record = log.explain("r")
     assert record is not None
     assert [(part.part, [place.worker_id for place in part.places]) for part in record.parts] == [
@@ -154,7 +156,9 @@ def test_of_many_places_the_best_and_the_chosen_are_kept_and_the_rest_counted(
 ) -> None:
     count, worst = 100, 0 if unit == SCORE else 99
     totals = [float(i) for i in range(count)]
-    plan = Plan(None, Target(f"w{worst}"), "x", tables=(table("whole", list(range(count)), totals, unit),))
+    plan = Plan(
+        None, RoutingTarget(f"w{worst}"), "x", tables=(table("whole", list(range(count)), totals, unit),)
+    )
     decide(log, plan, candidates(count))
     record = log.explain("r")
     assert record is not None
@@ -188,7 +192,7 @@ def test_a_failed_request_tells_of_no_cache_hit_and_has_missed_its_slo(log: Deci
 
 def test_only_the_last_attempt_is_kept(log: DecisionLog) -> None:
     decide(log, APART)
-    decide(log, Plan(None, Target("w2"), "again"))
+    decide(log, Plan(None, RoutingTarget("w2"), "again"))
     record = log.explain("r")
     assert record is not None
     assert (record.attempt, record.reason, len(log)) == (2, "again", 1)
@@ -226,7 +230,7 @@ def test_a_record_of_a_few_places_outlives_their_columns(log: DecisionLog) -> No
 def test_a_record_outlives_the_columns_and_holds_neither_prompt_nor_fleet(log: DecisionLog) -> None:
     places = candidates(200)
     rows = list(range(200))
-    plan = Plan(None, Target("w0"), "x", tables=(table("whole", rows, [float(i) for i in rows]),))
+    plan = Plan(None, RoutingTarget("w0"), "x", tables=(table("whole", rows, [float(i) for i in rows]),))
     request = replace(view(), block_hashes=array("Q", range(1000)))
     log.decided(request, places, plan, DECIDED, lambda worker: ("pool", "exact"))
     places.cached_tokens[:] = -1

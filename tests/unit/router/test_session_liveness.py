@@ -161,7 +161,7 @@ def test_a_connection_on_which_nothing_comes_is_broken_and_dialed_anew_at_once(p
     async def scene(scene: Scene) -> None:
         await scene.lines.line(1)
         (broken,) = scene.events(SessionInterrupted)
-        assert broken == SessionInterrupted("w", "silent for 1.5 s")
+        assert broken == SessionInterrupted("w", "no frame for 1.5 s")
         assert scene.lines.dialed_s == [0.0, pytest.approx(1.5)]
         assert scene.lines.made[0].closed
         await scene.clock.sleep(0.1)
@@ -333,8 +333,8 @@ def test_a_silent_worker_is_shown_with_the_reason(make_identity: MakeIdentity) -
         lines.answers = False
         await lines.clock.sleep(1.0)
         (view,) = router.workers()
-        assert (view.state, view.reason) == ("interrupted", "silent for 1.5 s")
-        assert view.health.state == "silent"
+        assert (view.state, view.reason) == ("interrupted", "no frame for 1.5 s")
+        assert view.health.state == "unresponsive"
 
     with_router(make_identity("w", model="kvasir-tiny"), story)
 

@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvasir.core.identity import WorkerIdentity
-from kvasir.core.kv import KvBatch, KvChange, KvSnapshotPart, KvState, Medium
+from kvasir.core.kv import KvBatch, KvEventKind, KvSnapshotPart, KvState, Medium
 from kvasir.native._twin import record
-from kvasir.ports.routing import Target
+from kvasir.ports.routing import RoutingTarget
 from kvasir_router.index import FetchSnapshot, FleetIndex, IndexMode
 from kvasir_router.index.shared import split_log
 
@@ -27,11 +27,11 @@ REMOTE, DISK, DEVICE = Medium.REMOTE, Medium.DISK, Medium.DEVICE
 
 
 def stored(names: Sequence[int], medium: Medium = REMOTE, rank: int = 0) -> bytes:
-    return record(KvChange.STORED, medium, rank, 0, array("Q", names))
+    return record(KvEventKind.STORED, medium, rank, 0, array("Q", names))
 
 
 def removed(names: Sequence[int], medium: Medium = REMOTE, rank: int = 0) -> bytes:
-    return record(KvChange.REMOVED, medium, rank, 0, array("Q", names))
+    return record(KvEventKind.REMOVED, medium, rank, 0, array("Q", names))
 
 
 class Fleet:
@@ -90,7 +90,7 @@ class Fleet:
         self.index.check_integrity()
 
     def row(self, worker_id: str, rank: int = 0, names: array[int] = CHAIN) -> list[int]:
-        row: list[int] = self.index.match(names)[self.index.group(Target(worker_id, rank))].tolist()
+        row: list[int] = self.index.match(names)[self.index.group(RoutingTarget(worker_id, rank))].tolist()
         return row
 
 
@@ -119,7 +119,7 @@ def test_a_prefix_goes_on_from_ones_own_media_to_the_store_and_back(fleet: Fleet
 def test_a_worker_of_which_nothing_is_known_is_found_for_what_others_have_stored(fleet: Fleet) -> None:
     fleet.join("a", stored(CHAIN[:4]))
     fleet.join("mute", mode=IndexMode.PREDICTED)
-    fleet.index.predict(Target("mute"), CHAIN[:6], fleet.now)
+    fleet.index.predict(RoutingTarget("mute"), CHAIN[:6], fleet.now)
     assert fleet.row("mute") == [6, 6, 6, 6]
     assert fleet.row("mute", names=array("Q", [*CHAIN[:5], 7])) == [5, 5, 5, 5]
 
@@ -136,7 +136,7 @@ def test_a_block_is_in_the_store_until_the_last_who_reported_it_says_otherwise(f
 def test_a_worker_that_begins_anew_clears_only_what_it_said_itself(fleet: Fleet) -> None:
     fleet.join("a", stored(CHAIN[:4]))
     fleet.join("b", stored(CHAIN[:2]) + stored(CHAIN[:2], DEVICE))
-    fleet.say("b", record(KvChange.CLEARED, REMOTE, 0, 0, array("Q")))
+    fleet.say("b", record(KvEventKind.CLEARED, REMOTE, 0, 0, array("Q")))
     assert fleet.row("b") == [2, 2, 2, 4]
 
 
@@ -219,7 +219,7 @@ def test_of_many_that_left_only_the_last_are_remembered(fleet: Fleet) -> None:
         b"\x01\x03\x00",
         stored(CHAIN[:3])[:-1],
         stored(CHAIN[:3], DEVICE) + removed(CHAIN[:3])[:-8],
-        record(KvChange.STORED, REMOTE, 1, 0, CHAIN),
+        record(KvEventKind.STORED, REMOTE, 1, 0, CHAIN),
         b"\x09\x03\x00\x00\x00\x00\x00\x00",
     ],
     ids=["half a header", "half a name", "a name too few", "a rank it does not have", "a kind there is not"],
@@ -235,24 +235,24 @@ def test_a_log_that_makes_no_sense_is_not_believed_where_a_store_is_shared(fleet
 
 RECORDS = st.lists(
     st.tuples(
-        st.sampled_from(KvChange), st.sampled_from(Medium), st.lists(st.integers(0, 2**64 - 1), max_size=3)
+        st.sampled_from(KvEventKind), st.sampled_from(Medium), st.lists(st.integers(0, 2**64 - 1), max_size=3)
     )
 )
 
 
 @given(RECORDS)
 def test_every_record_of_a_log_goes_to_where_it_belongs_in_its_order(
-    parts: list[tuple[KvChange, Medium, list[int]]],
+    parts: list[tuple[KvEventKind, Medium, list[int]]],
 ) -> None:
     logs = [
-        (kind, medium, record(kind, medium, 1, 5, array("Q", [] if kind is KvChange.CLEARED else names)))
+        (kind, medium, record(kind, medium, 1, 5, array("Q", [] if kind is KvEventKind.CLEARED else names)))
         for kind, medium, names in parts
     ]
     own, remote, missing = split_log(b"".join(log for _, _, log in logs))
     assert own == b"".join(log for _, medium, log in logs if medium is not REMOTE)
     assert remote == b"".join(log for _, medium, log in logs if medium is REMOTE)
     assert missing == b"".join(
-        log for kind, medium, log in logs if medium is REMOTE and kind is KvChange.REMOVED
+        log for kind, medium, log in logs if medium is REMOTE and kind is KvEventKind.REMOVED
     )
 
 
@@ -362,7 +362,7 @@ class History:
             held.update(paths)
             self.fleet.say(
                 worker_id,
-                record(KvChange.STORED, medium, rank, NAME.get(paths[0][:-1], 0), array("Q", names)),
+                record(KvEventKind.STORED, medium, rank, NAME.get(paths[0][:-1], 0), array("Q", names)),
             )
             return
         held.difference_update(paths)

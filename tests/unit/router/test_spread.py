@@ -18,7 +18,7 @@ import pytest
 
 from kvasir.core.identity import WorkerIdentity
 from kvasir.core.requests import EngineLoad, Request, Role, Sampling, SloClass, Timings, Usage, token_ids
-from kvasir.ports.routing import Candidates, Plan, RequestView, RoutingPolicy, Target
+from kvasir.ports.routing import Candidates, Plan, RequestView, RoutingPolicy, RoutingTarget
 from kvasir_router.decide import CostPolicy, CostRates, Disaggregation, RateBook
 from kvasir_router.fleet.fleet import Charges, Fleet
 from kvasir_router.index import FleetIndex
@@ -130,11 +130,11 @@ class World:
                     lambda fleet=fleet, worker_id=worker_id, load=load: fleet.report(worker_id, load),  # type: ignore[misc]  # bound early
                 )
 
-    def _computed(self, fleet: Fleet, name: str, target: Target, charges: Charges) -> None:
+    def _computed(self, fleet: Fleet, name: str, target: RoutingTarget, charges: Charges) -> None:
         fleet.confirm(name, target, self.now)
         fleet.settle(charges, target, charges[target].prompt())
 
-    def _ended(self, fleet: Fleet, name: str, target: Target, charges: Charges) -> None:
+    def _ended(self, fleet: Fleet, name: str, target: RoutingTarget, charges: Charges) -> None:
         del fleet.workers[target.worker_id].legs[name]
         fleet.settle(charges, target, replace(charges[target]))
 

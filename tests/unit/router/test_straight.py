@@ -10,7 +10,7 @@ import pytest
 from tests.kit.lanes import socket_lane
 
 from kvasir.core.kv import KvBatch
-from kvasir.core.messages import CodedStep, WorkerFrame
+from kvasir.core.messages import EncodedStep, WorkerFrame
 from kvasir.core.requests import (
     Continuation,
     Delta,
@@ -78,7 +78,7 @@ class Client:
 
 
 class Scene:
-    """A machine with two workers, and the straight way past it, performed as the router's shell does."""
+    """A machine with two workers, and the fast path past it, performed as the router's shell does."""
 
     def __init__(self, make_identity: MakeIdentity) -> None:
         self.stage = Stage(make_identity, "never")
@@ -98,7 +98,7 @@ class Scene:
         """A step of `worker`, as it comes over the wire; returns what the machine made of the rest of it."""
         frame = decode_to_router(encode_to_router(WorkerFrame(1, 0, StepBatch(deltas))))
         assert isinstance(frame, WorkerFrame)
-        assert isinstance(frame.payload, CodedStep)
+        assert isinstance(frame.payload, EncodedStep)
         rest = self.fast_path.rest(worker, frame.payload, 1.0)
         effects = [] if rest is None else self.stage.say(worker, *rest.deltas)
         for effect in effects:
@@ -187,7 +187,7 @@ def test_of_loads_that_come_alone_one_is_looked_at_every_while(scene: Scene) -> 
     def said_at(now: float, step: StepBatch) -> StepBatch | None:
         frame = decode_to_router(encode_to_router(WorkerFrame(1, 0, step)))
         assert isinstance(frame, WorkerFrame)
-        assert isinstance(frame.payload, CodedStep)
+        assert isinstance(frame.payload, EncodedStep)
         return scene.fast_path.rest(worker, frame.payload, now)
 
     load = EngineLoad(running=1)

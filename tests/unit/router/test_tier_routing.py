@@ -10,7 +10,7 @@ from random import Random
 import pytest
 
 from kvasir.core.identity import WorkerIdentity
-from kvasir.core.kv import KvBatch, KvChange, KvSnapshotPart, Medium, TierLoad
+from kvasir.core.kv import KvBatch, KvEventKind, KvSnapshotPart, Medium, TierLoad
 from kvasir.core.requests import (
     Delta,
     EngineLoad,
@@ -25,7 +25,7 @@ from kvasir.core.requests import (
     token_ids,
 )
 from kvasir.native._twin import record
-from kvasir.ports.routing import Plan, Target
+from kvasir.ports.routing import Plan, RoutingTarget
 from kvasir_router.build import hash_blocks
 from kvasir_router.decide import CostPolicy, CostRates, Disaggregation, RateBook
 from kvasir_router.fleet.fleet import Fleet
@@ -90,7 +90,7 @@ class Stage:
     def hold(self, worker_id: str, medium: Medium, blocks: Iterable[int] = range(100)) -> None:
         names = array("Q", [self.names[block] for block in blocks])
         self.sequences[worker_id] += 1
-        log = record(KvChange.STORED, medium, 0, 0, names)
+        log = record(KvEventKind.STORED, medium, 0, 0, names)
         batch = StepBatch(kv=KvBatch(1, self.sequences[worker_id], log))
         self.machine.handle(StepReceived(worker_id, batch), 0.0)
 
@@ -125,7 +125,7 @@ def test_a_request_goes_where_a_tier_holds_its_prefix_and_says_how_much(stage: S
     worker_id, leg = stage.ask()
     assert (worker_id, leg.tier_tokens) == ("c", 400)
     plan = stage.plan()
-    assert plan.decode == Target("c")
+    assert plan.decode == RoutingTarget("c")
 
 
 @pytest.mark.parametrize("medium", LOWER)
@@ -202,11 +202,11 @@ def test_one_workers_trouble_is_no_other_workers_and_ends_when_it_says_so(stage:
         stage.join(worker_id, store="redis")
     stage.hold("a", Medium.REMOTE)
     stage.report("a", TierLoad(Medium.REMOTE, readable=False))
-    assert stage.plan().decode == Target("b")
+    assert stage.plan().decode == RoutingTarget("b")
     stage.report("b", TierLoad(Medium.REMOTE, readable=False))
     assert stage.plan().predicted_cached_tokens == 0
     stage.report("a", TierLoad(Medium.REMOTE))
-    assert (stage.plan().decode, stage.plan().predicted_cached_tokens) == (Target("a"), 400)
+    assert (stage.plan().decode, stage.plan().predicted_cached_tokens) == (RoutingTarget("a"), 400)
 
 
 def test_a_tier_that_takes_no_writes_is_counted_on_while_it_is_read(stage: Stage) -> None:

@@ -87,12 +87,12 @@ def watch(scenario: Callable[[Watched], Awaitable[None]], **changes: Any) -> Non
         groups = [tree.add_group() for _ in range(ranks)]
         batches: list[KvBatch] = []
 
-        def follow(batch: KvBatch) -> None:
+        def subscribe(batch: KvBatch) -> None:
             batches.append(batch)
             tree.apply(groups, batch.log)
 
         assert engine.kv is not None
-        engine.kv.follow(follow)
+        engine.kv.subscribe(subscribe)
         await scenario(Watched(bench, engine, FreshPrompts(random.Random(2)), batches, tree, groups))
         engine.check_integrity()
         assert [(b.epoch, b.sequence) for b in batches] == [(3, n) for n in range(1, len(batches) + 1)]
@@ -127,7 +127,7 @@ def test_a_batch_comes_before_the_deltas_of_its_step() -> None:
 
         await engine.start(deltas, worker_id="w", epoch=1)
         assert engine.kv is not None
-        engine.kv.follow(kv)
+        engine.kv.subscribe(kv)
         prompts = FreshPrompts(random.Random(1))
         engine.submit([EngineRequest("r", token_ids(prompts.fresh(40)), prompts.greedy)])
         await VirtualClock().sleep(1.0)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvasir.core.requests import Parsing, token_ids
+from kvasir.core.requests import OutputParsing, token_ids
 from kvasir_workers.engines.parts import StepParts
 from kvasir_workers.engines.sim.model import SimModel
 from kvasir_workers.engines.sim.speech import Speech, SpeechParser
@@ -19,7 +19,7 @@ THINKING = json.dumps({"enable_thinking": True})
 PROMPT = token_ids([1, 2, 3])
 
 
-def said(parsing: Parsing, length: int = 40) -> list[tuple[int, str]]:
+def said(parsing: OutputParsing, length: int = 40) -> list[tuple[int, str]]:
     """Tokens up to the end, and how they read."""
     speech = Speech(MODEL, parsing, PROMPT, ends=True)
     output = []
@@ -32,7 +32,9 @@ def said(parsing: Parsing, length: int = 40) -> list[tuple[int, str]]:
     return output
 
 
-def heard(parsing: Parsing, pieces: list[str], tokens: list[int]) -> tuple[list[StepParts], SpeechParser]:
+def heard(
+    parsing: OutputParsing, pieces: list[str], tokens: list[int]
+) -> tuple[list[StepParts], SpeechParser]:
     parser = SpeechParser(Speech(MODEL, parsing, PROMPT, ends=True), parsing)
     made = [parser.take(piece, (), finished=False) for piece in pieces]
     return [*made, parser.take("", tokens, finished=True)], parser
@@ -56,7 +58,7 @@ def joined(parts: list[StepParts]) -> tuple[str, str, list[str]]:
     ],
 )
 def test_calls_come_as_the_request_wants_them(choice: str, alone: bool, names: list[str] | None) -> None:
-    parsing = Parsing(tools=TOOLS, tool_choice=choice, parallel_tool_calls=not alone)
+    parsing = OutputParsing(tools=TOOLS, tool_choice=choice, parallel_tool_calls=not alone)
     output = said(parsing)
     parts, _ = heard(parsing, [text for _, text in output], [token for token, _ in output])
     calls = joined(parts)[2]
@@ -70,7 +72,7 @@ def test_calls_come_as_the_request_wants_them(choice: str, alone: bool, names: l
 
 def test_reasoning_comes_where_the_template_says_so_and_is_told_where_wanted() -> None:
     for told in (True, False):
-        parsing = Parsing(template_kwargs=THINKING, reasoning=told)
+        parsing = OutputParsing(template_kwargs=THINKING, reasoning=told)
         output = said(parsing, length=15)
         parts, parser = heard(parsing, [text for _, text in output], [token for token, _ in output])
         content, reasoning, _ = joined(parts)
@@ -81,7 +83,7 @@ def test_reasoning_comes_where_the_template_says_so_and_is_told_where_wanted() -
 
 @given(st.lists(st.integers(min_value=1, max_value=9)))
 def test_it_does_not_matter_where_text_is_cut(lengths: list[int]) -> None:
-    parsing = Parsing(tools=TOOLS, tool_choice="required", template_kwargs=THINKING)
+    parsing = OutputParsing(tools=TOOLS, tool_choice="required", template_kwargs=THINKING)
     text = "".join(piece for _, piece in said(parsing)) + " <cal"
     pieces, at = [], 0
     for length in lengths:

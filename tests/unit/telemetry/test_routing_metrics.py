@@ -194,11 +194,11 @@ def test_the_books_show_what_runs_what_is_accounted_and_whether_they_agree(metri
         "kvasir_router_legs 2.0",
         "kvasir_router_accounted_requests 2.0",
         "kvasir_router_leases 1.0",
-        "kvasir_router_books_balanced 1.0",
+        "kvasir_router_accounting_consistent 1.0",
     ):
         assert line in text
     metrics.track_accounting(lambda: Accounting(in_flight=3, running=2, queued=1, accounted=1, leases=1))
-    assert "kvasir_router_books_balanced 0.0" in shown(metrics)
+    assert "kvasir_router_accounting_consistent 0.0" in shown(metrics)
 
 
 def test_tokens_from_tiers_are_a_part_of_the_cached_ones(metrics: Metrics) -> None:

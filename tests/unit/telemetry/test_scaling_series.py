@@ -11,11 +11,11 @@ from kvasir.telemetry.metrics import Metrics
 def test_wishes_and_acts_are_told_for_each_pool_and_nothing_without_a_planner() -> None:
     registry = CollectorRegistry()
     metrics = Metrics(registry, ["m"])
-    assert registry.get_sample_value("kvasir_planner_silent_seconds") is None
-    metrics.track_scaling(lambda: {"decode": PoolPlan(4, 2, 1, acting=False)}, lambda: 1.5)
+    assert registry.get_sample_value("kvasir_planner_inactive_seconds") is None
+    metrics.track_scaling(lambda: {"decode": PoolPlan(4, 2, 1, applied=False)}, lambda: 1.5)
     of_pool = {"pool": "decode"}
-    assert registry.get_sample_value("kvasir_pool_replicas_wished", of_pool) == 4
+    assert registry.get_sample_value("kvasir_pool_replicas_desired", of_pool) == 4
     assert registry.get_sample_value("kvasir_pool_replicas_serving", of_pool) == 2
     assert registry.get_sample_value("kvasir_pool_replicas_starting", of_pool) == 1
-    assert registry.get_sample_value("kvasir_pool_scaling_acting", of_pool) == 0
-    assert registry.get_sample_value("kvasir_planner_silent_seconds") == 1.5
+    assert registry.get_sample_value("kvasir_pool_scaling_applied", of_pool) == 0
+    assert registry.get_sample_value("kvasir_planner_inactive_seconds") == 1.5

@@ -21,7 +21,7 @@ from kvasir.core import errors
 from kvasir.core.errors import CapacityError, KvasirError, RequestError, UpstreamError
 from kvasir.core.requests import EngineLoad, Usage
 from kvasir.ports.router import RequestSummary, WorkerView
-from kvasir.telemetry.logs import JsonLines
+from kvasir.telemetry.logs import JsonFormatter
 from kvasir.telemetry.metrics import Metrics
 from kvasir.telemetry.reasons import REASONS, http_status, markdown_table, outcome_label, with_table
 from kvasir.telemetry.spans import SpanRecorder, TraceContext, otlp_recorder
@@ -252,7 +252,7 @@ def test_outcome_labels_are_closed() -> None:
 def test_a_log_line_is_one_json_object() -> None:
     stream = io.StringIO()
     handler = logging.StreamHandler(stream)
-    handler.setFormatter(JsonLines())
+    handler.setFormatter(JsonFormatter())
     logger = logging.Logger("kvasir.test")
     logger.addHandler(handler)
     try:

@@ -10,13 +10,13 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from kvasir.ports.tier import KEY_BYTES, Block, Change
+from kvasir.ports.tier import KEY_BYTES, TierBlock, TierChange
 from kvasir_workers.tiers.arena import Arena
 from kvasir_workers.tiers.eviction import EvictionKind, Lru, eviction
 
 
-def _block(number: int) -> Block:
-    return Block(bytes([number]) * KEY_BYTES, number, number - 1)
+def _block(number: int) -> TierBlock:
+    return TierBlock(bytes([number]) * KEY_BYTES, number, number - 1)
 
 
 def _arena(slots: int) -> Arena:
@@ -82,18 +82,18 @@ def test_a_prompt_gives_way_from_its_end() -> None:
 def test_changes_are_what_differs_since_the_last_call() -> None:
     arena = _arena(2)
     _ready(arena, 1, 2)
-    assert arena.take_changes() == Change((_block(1), _block(2)), ())
+    assert arena.take_changes() == TierChange((_block(1), _block(2)), ())
     _ready(arena, 3)
-    assert arena.take_changes() == Change((_block(3),), (_block(1),))
-    assert arena.take_changes() == Change()
+    assert arena.take_changes() == TierChange((_block(3),), (_block(1),))
+    assert arena.take_changes() == TierChange()
 
 
 def test_what_came_and_went_between_two_calls_is_not_told() -> None:
     arena = _arena(1)
     _ready(arena, 1, 2)
-    assert arena.take_changes() == Change((_block(2),), ())
+    assert arena.take_changes() == TierChange((_block(2),), ())
     _ready(arena, 1, 2)
-    assert arena.take_changes() == Change()
+    assert arena.take_changes() == TierChange()
 
 
 def test_an_abandoned_slot_is_free_and_nothing_is_told_of_it() -> None:
@@ -102,7 +102,7 @@ def test_an_abandoned_slot_is_free_and_nothing_is_told_of_it() -> None:
     assert slot is not None
     arena.abandon(slot)
     assert not arena.holds(_block(1).key)
-    assert arena.take_changes() == Change()
+    assert arena.take_changes() == TierChange()
     assert arena.reserve(_block(1)) == slot
 
 
@@ -141,7 +141,7 @@ class Histories(RuleBasedStateMachine):
         self.filling: dict[int, int] = {}
         self.ready: dict[int, int] = {}
         self.pins: Counter[int] = Counter()
-        self.told: set[Block] = set()
+        self.told: set[TierBlock] = set()
         self.evicted = 0
 
     @rule(number=st.integers(0, 6))

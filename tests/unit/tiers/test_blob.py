@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvasir.core.identity import KvLayout
-from kvasir.ports.tier import KEY_BYTES, Block
+from kvasir.ports.tier import KEY_BYTES, TierBlock
 from kvasir_workers.tiers import blob
 
 LAYOUT = KvLayout(16, "bfloat16", "HND", 4, 2, 64, 4096, 2)
@@ -20,7 +20,7 @@ DATA = bytes(range(256)) * 4
 
 
 def made(data: bytes = DATA, key: bytes = KEY, mark: bytes = PRINT) -> bytes:
-    return blob.make_header(mark, Block(key, 2**64 - 1, 7), memoryview(data))
+    return blob.make_header(mark, TierBlock(key, 2**64 - 1, 7), memoryview(data))
 
 
 def reason(header: bytes, size: int = blob.HEADER_BYTES + len(DATA)) -> str | None:
@@ -30,7 +30,7 @@ def reason(header: bytes, size: int = blob.HEADER_BYTES + len(DATA)) -> str | No
 def test_a_sound_blob_says_what_it_is() -> None:
     assert reason(made()) is None
     header = blob.read_header(made())
-    assert (header.block, header.length) == (Block(KEY, 2**64 - 1, 7), len(DATA))
+    assert (header.block, header.length) == (TierBlock(KEY, 2**64 - 1, 7), len(DATA))
     assert blob.verify_payload(header, DATA) is None
     assert len(made()) == blob.HEADER_BYTES
 

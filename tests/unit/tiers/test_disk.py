@@ -13,7 +13,7 @@ from tests.kit.engines.tier_blocks import block
 
 from kvasir.config.spec.tiers import DiskTierSpec
 from kvasir.core.identity import KvLayout
-from kvasir.ports.tier import Block, Change, TierRead, TierWrite
+from kvasir.ports.tier import TierBlock, TierChange, TierRead, TierWrite
 from kvasir_workers.tiers.blob import HEADER_BYTES, fingerprint
 from kvasir_workers.tiers.blobs.disk import DiskTier
 from kvasir_workers.tiers.blobs.disk_folder import BlobFolder
@@ -50,7 +50,7 @@ def content(number: int) -> bytes:
     return Random(number).randbytes(SIZE)
 
 
-def put(it: DiskTier, numbers: Sequence[int]) -> Change:
+def put(it: DiskTier, numbers: Sequence[int]) -> TierChange:
     return it.put([TierWrite(block(n), memoryview(content(n))) for n in numbers])
 
 
@@ -61,9 +61,9 @@ def get(it: DiskTier, numbers: Sequence[int]) -> int:
     return found
 
 
-def settle(it: DiskTier) -> set[Block]:
-    found: set[Block] = set()
-    while (change := it.tend()) != Change() or it.tending:
+def settle(it: DiskTier) -> set[TierBlock]:
+    found: set[TierBlock] = set()
+    while (change := it.maintain()) != TierChange() or it.maintenance_pending:
         found |= set(change.stored)
     return found
 
@@ -103,10 +103,10 @@ def test_what_another_model_left_in_a_folder_makes_room_before_anything_is_writt
     before.close()
     (tmp_path / "slot-0" / "notes").mkdir()
     after = tier(tmp_path, OTHER, Ticks(0.01))
-    assert put(after, [1]) == Change()
+    assert put(after, [1]) == TierChange()
     assert after.load().dropped_blocks == 1
     for _ in range(20):
-        after.tend()
+        after.maintain()
     assert put(after, [1]).stored == (block(1),)
     assert [path.parts[-3] for path in files(tmp_path)] == [f"kv1-{OTHER.hex()}"]
     assert (tmp_path / "slot-0" / "notes").is_dir()
@@ -135,7 +135,7 @@ def test_a_folder_that_others_could_fill_is_not_used(tmp_path: Path, how: str) -
         (tmp_path / "slot-0").chmod(0o777)
     it = tier(tmp_path)
     assert "nobody else may write" in it.load().trouble
-    assert put(it, [1]) == Change()
+    assert put(it, [1]) == TierChange()
     assert files(tmp_path) == []
 
 
@@ -145,10 +145,10 @@ def test_the_index_is_read_in_steps_and_blocks_are_a_miss_until_then(tmp_path: P
     before.close()
     after = tier(tmp_path, clock=Ticks(0.004))
     assert after.lookup([block(0).key]) == 0
-    found: list[Block] = []
+    found: list[TierBlock] = []
     steps = 0
     while len(found) < 30:
-        found += after.tend().stored
+        found += after.maintain().stored
         steps += 1
     assert steps > 4
     assert len(set(found)) == len(found)
@@ -163,10 +163,10 @@ def test_a_step_that_found_nothing_to_tell_is_not_the_last_one(tmp_path: Path) -
     for path in files(tmp_path)[:20]:
         path.write_bytes(b"garbage")
     after = tier(tmp_path, clock=Ticks(0.01))
-    assert after.tend() == Change()
-    assert after.tending
+    assert after.maintain() == TierChange()
+    assert after.maintenance_pending
     assert len(settle(after)) == 10
-    assert not after.tending
+    assert not after.maintenance_pending
     after.close()
 
 
@@ -175,12 +175,12 @@ def test_a_disk_in_trouble_is_not_tended_at_once_again(tmp_path: Path) -> None:
     put(before, range(30))
     before.close()
     after = tier(tmp_path, clock=Ticks(0.01))
-    after.tend()
-    assert after.tending
+    after.maintain()
+    assert after.maintenance_pending
     (tmp_path / "slot-0").rename(tmp_path / "gone")
     assert get(after, [0]) == 0
-    while after.tending:
-        after.tend()
+    while after.maintenance_pending:
+        after.maintain()
     assert after.load().trouble
     after.close()
 
@@ -247,9 +247,9 @@ def test_a_block_that_came_back_after_it_gave_way_outlasts_others(tmp_path: Path
 def test_a_block_that_does_not_fit_at_all_is_said_to_be_too_large(tmp_path: Path) -> None:
     it = DiskTier(DiskTierSpec(path=str(tmp_path), bytes=1 << 20), PRINT, 4 << 20)
     for _ in range(3):
-        it.tend()
+        it.maintain()
         assert "raise tiers.disk.bytes" in it.load().trouble
-    assert it.put([TierWrite(block(1), memoryview(bytes(4 << 20)))]) == Change()
+    assert it.put([TierWrite(block(1), memoryview(bytes(4 << 20)))]) == TierChange()
     it.close()
 
 
@@ -264,9 +264,9 @@ def test_a_read_that_passes_its_deadline_is_a_miss_and_the_disk_is_left_alone(tm
     assert it.lookup([block(1).key]) == 0
     assert it.load().failures == 1
     clock.step = 0.3
-    it.tend()
-    it.tend()
-    it.tend()
+    it.maintain()
+    it.maintain()
+    it.maintain()
     clock.step = 0.0
     assert it.load().trouble == ""
     assert get(it, [1, 2]) == 2
@@ -286,7 +286,7 @@ def test_blocks_that_were_read_before_the_deadline_count(tmp_path: Path) -> None
 def test_writes_that_pass_the_deadline_are_dropped(tmp_path: Path) -> None:
     clock = Ticks()
     it = tier(tmp_path, clock=clock, timeout_s=0.5)
-    it.tend()
+    it.maintain()
     clock.step = 0.1
     stored = put(it, range(20)).stored
     assert stored == tuple(block(number) for number in range(len(stored)))

@@ -22,9 +22,9 @@ class Bench:
         self.tended = 0
         self.more_to_tend = more_to_tend
         self.entered, self.go_on = threading.Event(), threading.Event()
-        self.lane = TierThread("test", lambda: self.time, self.tend)
+        self.lane = TierThread("test", lambda: self.time, self.maintain)
 
-    def tend(self) -> bool:
+    def maintain(self) -> bool:
         self.tended += 1
         return self.tended <= self.more_to_tend
 
@@ -106,11 +106,11 @@ def test_closing_does_not_wait_for_a_call_that_hangs(monkeypatch: pytest.MonkeyP
 def test_what_is_still_tended_for_the_first_time_is_not_tended_yet() -> None:
     entered, go_on = threading.Event(), threading.Event()
 
-    def tend() -> bool:
+    def maintain() -> bool:
         entered.set()
         return not go_on.wait(WAIT_S)
 
-    lane = TierThread("test", lambda: 0.0, tend)
+    lane = TierThread("test", lambda: 0.0, maintain)
     assert entered.wait(WAIT_S)
     assert not lane.tended
     go_on.set()

@@ -5,19 +5,19 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvasir.ports.tier import KEY_BYTES, Block, Change
+from kvasir.ports.tier import KEY_BYTES, TierBlock, TierChange
 from kvasir_workers.tiers.ledger import BlockLedger
 
 STEPS = st.lists(st.tuples(st.sampled_from(["add", "remove", "clear", "take"]), st.integers(0, 4)))
 
 
-def block(number: int, name: int | None = None) -> Block:
-    return Block(bytes([number]) * KEY_BYTES, number if name is None else name, 0)
+def block(number: int, name: int | None = None) -> TierBlock:
+    return TierBlock(bytes([number]) * KEY_BYTES, number if name is None else name, 0)
 
 
 @given(STEPS, st.integers(1, 6))
 def test_changes_add_up_to_what_is_held(steps: list[tuple[str, int]], most: int) -> None:
-    ledger, held, told = BlockLedger(most), list[Block](), set[Block]()
+    ledger, held, told = BlockLedger(most), list[TierBlock](), set[TierBlock]()
     for what, number in [*steps, ("take", 0)]:
         if what == "add":
             ledger.add(block(number))
@@ -36,7 +36,7 @@ def test_changes_add_up_to_what_is_held(steps: list[tuple[str, int]], most: int)
             assert told == set(held)
         assert ledger.blocks() == held
         assert len(ledger) == len(held)
-    assert ledger.take() == Change()
+    assert ledger.take() == TierChange()
 
 
 def test_what_falls_off_is_the_least_recently_used_and_told_to_be_gone() -> None:
@@ -47,14 +47,14 @@ def test_what_falls_off_is_the_least_recently_used_and_told_to_be_gone() -> None
     ledger.take()
     ledger.add(block(3))
     assert block(2).key not in ledger
-    assert ledger.take() == Change((block(3),), (block(2),))
+    assert ledger.take() == TierChange((block(3),), (block(2),))
 
 
 def test_what_came_and_went_between_two_questions_is_not_told() -> None:
     ledger = BlockLedger(4)
     ledger.add(block(1))
     ledger.remove(block(1).key)
-    assert ledger.take() == Change()
+    assert ledger.take() == TierChange()
 
 
 def test_a_key_under_another_name_is_removed_and_stored() -> None:
@@ -62,7 +62,7 @@ def test_a_key_under_another_name_is_removed_and_stored() -> None:
     ledger.add(block(1))
     ledger.take()
     ledger.add(block(1, name=9))
-    assert ledger.take() == Change((block(1, name=9),), (block(1),))
+    assert ledger.take() == TierChange((block(1, name=9),), (block(1),))
 
 
 def test_the_order_is_that_of_use() -> None:

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field, replace
 import pytest
 from tests.kit.engines.kept_tier import SIZE, KeptTier, content
 
-from kvasir.core.kv import KvChange, Medium, TierLoad
+from kvasir.core.kv import KvEventKind, Medium, TierLoad
 from kvasir.native._twin import records
-from kvasir.ports.tier import Block, Change, TierRead, TierWrite
+from kvasir.ports.tier import TierBlock, TierChange, TierRead, TierWrite
 from kvasir_workers.tiers.arena import Arena
 from kvasir_workers.tiers.eviction import eviction
 from kvasir_workers.tiers.levels import LowerTierSettings
@@ -20,19 +20,19 @@ from kvasir_workers.tiers.store import TierStore
 WAIT_S = 10.0
 
 
-def block(number: int) -> Block:
+def block(number: int) -> TierBlock:
     """Block `number` of one chain."""
-    return Block(number.to_bytes(32, "big"), number, number - 1)
+    return TierBlock(number.to_bytes(32, "big"), number, number - 1)
 
 
-def chain(first: int, last: int) -> list[Block]:
+def chain(first: int, last: int) -> list[TierBlock]:
     return [block(number) for number in range(first, last + 1)]
 
 
 class FakeTier(KeptTier):
     """A call waits until `gate` is open; blocks of `bad` come back as garbage."""
 
-    def __init__(self, medium: Medium, kept: Iterable[Block] = ()) -> None:
+    def __init__(self, medium: Medium, kept: Iterable[TierBlock] = ()) -> None:
         super().__init__(medium, kept)
         self.bad: set[bytes] = set()
         self.gate = threading.Event()
@@ -67,7 +67,7 @@ class FakeTier(KeptTier):
             read.target[:] = b"\xff" * SIZE
         return super().get(wanted[:whole])
 
-    def put(self, blocks: Sequence[TierWrite]) -> Change:
+    def put(self, blocks: Sequence[TierWrite]) -> TierChange:
         self._wait()
         self.written += [write.block.key for write in blocks]
         return super().put(blocks)
@@ -119,7 +119,7 @@ class Bench:
         self.until(there)
         return found[0]
 
-    def keep(self, blocks: Sequence[Block], *, below: bool = True) -> None:
+    def keep(self, blocks: Sequence[TierBlock], *, below: bool = True) -> None:
         """Store these as a worker would."""
         slots = self.store.reserve(blocks)
         for slot, each in zip(slots, blocks, strict=True):
@@ -127,7 +127,7 @@ class Bench:
                 self.view(slot)[:] = content(each.key)
         self.store.committed([slot for slot in slots if slot is not None], below=below)
 
-    def holds(self, request_id: str, count: int, wanted: Sequence[Block]) -> None:
+    def holds(self, request_id: str, count: int, wanted: Sequence[TierBlock]) -> None:
         """The slots of a fetch hold the blocks' bytes."""
         slots = self.store.slots(request_id, 0, count)
         assert [bytes(self.view(slot)) for slot in slots] == [content(each.key) for each in wanted]
@@ -145,9 +145,9 @@ class Heard:
         for log in self._bench.store.take_logs(1000):
             for entry in records(log):
                 names = self.names[Medium(entry.medium)]
-                if entry.kind is KvChange.STORED:
+                if entry.kind is KvEventKind.STORED:
                     names.update(entry.names)
-                elif entry.kind is KvChange.REMOVED:
+                elif entry.kind is KvEventKind.REMOVED:
                     names.difference_update(entry.names)
                 else:
                     names.clear()

@@ -10,7 +10,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 from tests.kit.engines.kept_tier import SIZE, KeptTier, content
 
 from kvasir.core.kv import Medium
-from kvasir.ports.tier import Block, TierRead
+from kvasir.ports.tier import TierBlock, TierRead
 from kvasir_workers.tiers.arena import Arena
 from kvasir_workers.tiers.eviction import eviction
 from kvasir_workers.tiers.levels import LowerTierSettings
@@ -22,18 +22,18 @@ CHAINS = 3
 LENGTH = 4
 
 
-def chain(number: int) -> list[Block]:
+def chain(number: int) -> list[TierBlock]:
     """One of CHAINS chains, which share their first block."""
     names = [1, *(10 * (number + 1) + at for at in range(1, LENGTH))]
     return [
-        Block(name.to_bytes(32, "big"), name, names[at - 1] if at else 0) for at, name in enumerate(names)
+        TierBlock(name.to_bytes(32, "big"), name, names[at - 1] if at else 0) for at, name in enumerate(names)
     ]
 
 
 class ManualLane(TierThread):
     """Runs a job when it is told to."""
 
-    def __init__(self, name: str, now: Callable[[], float], tend: Tend) -> None:
+    def __init__(self, name: str, now: Callable[[], float], maintain: Tend) -> None:
         self.waiting: list[tuple[Urgency, Job]] = []
         self.hangs = False
 
@@ -60,7 +60,7 @@ class ManualLane(TierThread):
 class Tier(KeptTier):
     """Gives back `sound` of the blocks that it is asked for."""
 
-    def __init__(self, medium: Medium, kept: Iterable[Block]) -> None:
+    def __init__(self, medium: Medium, kept: Iterable[TierBlock]) -> None:
         super().__init__(medium, kept)
         self.sound = LENGTH
         self.during_call: Callable[[], None] = lambda: None
@@ -94,12 +94,12 @@ class Histories(RuleBasedStateMachine):
         self.store = TierStore(
             self.arena, self.view, SIZE, lower, lambda: self.time, make_lane=self.make_lane
         )
-        self.wanted: dict[str, list[Block]] = {}
+        self.wanted: dict[str, list[TierBlock]] = {}
         self.filling: list[list[int]] = []
         self.names = 0
 
-    def make_lane(self, name: str, now: Callable[[], float], tend: Tend) -> TierThread:
-        self.lanes.append(ManualLane(name, now, tend))
+    def make_lane(self, name: str, now: Callable[[], float], maintain: Tend) -> TierThread:
+        self.lanes.append(ManualLane(name, now, maintain))
         return self.lanes[-1]
 
     def view(self, slot: int) -> memoryview:
@@ -198,7 +198,7 @@ class Histories(RuleBasedStateMachine):
         assert not self.store.fetching
         self.store.take_logs(1000)
         assert not self.store.unsettled
-        others = [Block(bytes([number]) * 32, 100 + number, 0) for number in range(SLOTS)]
+        others = [TierBlock(bytes([number]) * 32, 100 + number, 0) for number in range(SLOTS)]
         assert None not in self.store.reserve(others)
 
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvasir.core.errors import TransferError
-from kvasir.ports.transfer import WHOLE, BlockPart, KvRegion
+from kvasir.ports.transfer import UNSHARDED, BlockPart, KvRegion
 from kvasir_workers.transfer import checksums
 from kvasir_workers.transfer.checksums import HostSums, Sums, first_difference, require_parts
 
@@ -31,7 +31,7 @@ def host(kv: Kv) -> HostSums:
     return HostSums([KvRegion(int(layer.ctypes.data), layer.shape[1], BLOCKS) for layer in kv])
 
 
-def sums(kv: Kv, blocks: Sequence[int], parts: int, part: BlockPart = WHOLE) -> Sums:
+def sums(kv: Kv, blocks: Sequence[int], parts: int, part: BlockPart = UNSHARDED) -> Sums:
     side = host(kv)
     found = side.begin(blocks, parts, part).result()
     side.close()
@@ -72,7 +72,7 @@ def test_much_is_summed_beside_the_caller_with_the_same_result(monkeypatch: pyte
 
 
 @pytest.mark.parametrize(
-    ("parts", "part"), [(1, WHOLE), (2, WHOLE), (2, BlockPart(1, 2)), (4, BlockPart(0, 1))]
+    ("parts", "part"), [(1, UNSHARDED), (2, UNSHARDED), (2, BlockPart(1, 2)), (4, BlockPart(0, 1))]
 )
 def test_torch_finds_the_same_sums(parts: int, part: BlockPart, monkeypatch: pytest.MonkeyPatch) -> None:
     torch = pytest.importorskip("torch")

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch")
 
-from kvasir.ports.transfer import WHOLE, BlockPart, KvRegion  # noqa: E402 - after the skip
+from kvasir.ports.transfer import UNSHARDED, BlockPart, KvRegion  # noqa: E402 - after the skip
 from kvasir_workers.transfer.cuda_memory import RowsBatch  # noqa: E402
 from kvasir_workers.transfer.memory import (  # noqa: E402
     CHUNK_BYTES,
@@ -44,7 +44,7 @@ def rows_batch(regions: Sequence[npt.NDArray[np.uint8]], blocks: Sequence[int], 
 
 
 blocks = st.lists(st.integers(0, BLOCKS - 1), min_size=1, max_size=BLOCKS, unique=True)
-parts = st.sampled_from([WHOLE, BlockPart(0, 2), BlockPart(1, 2), BlockPart(3, 4)])
+parts = st.sampled_from([UNSHARDED, BlockPart(0, 2), BlockPart(1, 2), BlockPart(3, 4)])
 makers = pytest.mark.parametrize("make", [host_batch, rows_batch], ids=["host", "rows"])
 
 
@@ -74,7 +74,7 @@ def test_what_is_gathered_and_scattered_are_the_blocks_parts_and_nothing_else(
 
 
 def test_neighbouring_blocks_are_one_stretch_of_memory_and_others_are_not() -> None:
-    batch = host_batch(kv(1), [4, 5, 6, 9], WHOLE)
+    batch = host_batch(kv(1), [4, 5, 6, 9], UNSHARDED)
     assert batch.direct((0, 3)) is not None
     assert batch.direct((1, 3)) is not None
     assert batch.direct((2, 4)) is None
@@ -84,7 +84,7 @@ def test_neighbouring_blocks_are_one_stretch_of_memory_and_others_are_not() -> N
 
 def test_what_arrives_directly_is_in_the_kv() -> None:
     target = kv(2)
-    direct = host_batch(target, [4, 5], WHOLE).direct((0, 2))
+    direct = host_batch(target, [4, 5], UNSHARDED).direct((0, 2))
     assert direct is not None
     direct.fill_(7)
     assert (target[0][4:6] == 7).all()

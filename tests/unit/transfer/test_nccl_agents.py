@@ -20,12 +20,12 @@ from tests.kit.engines.transfer_peers import LAYERS, LocalPeer  # noqa: E402
 from kvasir.core.errors import TransferError  # noqa: E402 - after the skip
 from kvasir.core.identity import HEAD_MAJOR, KvLayout  # noqa: E402
 from kvasir.ports.transfer import (  # noqa: E402
-    WHOLE,
+    UNSHARDED,
     BlockPart,
     LeaseEnded,
     Offer,
-    Pulled,
     PullFailed,
+    PullSucceeded,
     TransferEvent,
 )
 from kvasir_workers.transfer.nccl import receiving, serving  # noqa: E402
@@ -95,7 +95,7 @@ def test_neighbouring_and_scattered_blocks_arrive_alike(
     before = [target.read(block) for block in others]
     target.pull("p", source.offer("l", 1, sources, 60.0), 0, targets, 60.0)
     (ended,) = events(target)
-    assert isinstance(ended, Pulled), ended
+    assert isinstance(ended, PullSucceeded), ended
     assert ended.bytes_moved == len(targets) * LAYERS * BLOCK_BYTES
     for theirs, mine in zip(sources, targets, strict=True):
         assert target.read(mine) == source.read(theirs)
@@ -113,7 +113,7 @@ def test_a_stranger_with_another_secret_is_refused_and_others_are_served(
     assert failure(target).reason == "unreachable"
     assert source.poll() == []
     target.pull("p", offer, 0, [1], 60.0)
-    assert isinstance(events(target)[0], Pulled)
+    assert isinstance(events(target)[0], PullSucceeded)
 
 
 def replace_secret(endpoint: NcclEndpoint) -> NcclEndpoint:
@@ -137,7 +137,7 @@ def test_connections_that_say_nothing_make_room_for_peers(
     endpoint = decode(offer.endpoint)
     silent = [socket.create_connection((endpoint.host, endpoint.port)) for _ in range(6)]
     target.pull("p", offer, 0, [1], 60.0)
-    assert isinstance(events(target)[0], Pulled)
+    assert isinstance(events(target)[0], PullSucceeded)
     assert sum(thread.name == "kv-nccl-serve" for thread in threading.enumerate()) <= 3
     for connection in silent:
         connection.close()
@@ -146,7 +146,7 @@ def test_connections_that_say_nothing_make_room_for_peers(
 def test_an_agent_listens_on_its_host_alone(agent: Callable[[], LocalPeer]) -> None:
     source, target = agent(), agent()
     target.pull("p", source.offer("l", 1, [1], 60.0), 0, [1], 60.0)
-    assert isinstance(events(target)[0], Pulled)
+    assert isinstance(events(target)[0], PullSucceeded)
     listening = [c.laddr.ip for c in psutil.Process().net_connections() if c.status == psutil.CONN_LISTEN]
     assert listening
     assert set(listening) == {HOST}
@@ -167,7 +167,7 @@ def test_a_peer_that_leaves_in_the_middle_costs_its_pull_and_not_the_lease(
     assert source.poll() == []
     source.extend("l", [2])
     target.pull("p", offer, 0, [5, 6], 60.0)
-    assert isinstance(events(target)[0], Pulled)
+    assert isinstance(events(target)[0], PullSucceeded)
     assert events(source) == [LeaseEnded("l", "pulled")]
 
 
@@ -270,7 +270,7 @@ def test_a_chunk_that_comes_after_its_pull_timed_out_is_written_nowhere(
     stuck.end()
     healthy = agent()
     target.pull("p", healthy.offer("l", 1, [1], 60.0), 0, [60], 60.0)
-    assert isinstance(events(target)[0], Pulled)
+    assert isinstance(events(target)[0], PullSucceeded)
     assert [target.read(block) for block in range(60)] == before[:60]
 
 
@@ -329,7 +329,7 @@ def test_a_puller_that_breaks_the_protocol_harms_no_other(
     for _ in range(3):
         rude.send(message)
     target.pull("p", offer, 0, [1], 60.0)
-    assert isinstance(events(target)[0], Pulled)
+    assert isinstance(events(target)[0], PullSucceeded)
     assert target.read(1) == source.read(1)
     rude.close()
     waker.close()
@@ -355,7 +355,7 @@ def test_a_pull_of_or_into_a_part_that_there_is_none_of_is_refused(
 ) -> None:
     source, target = agent(), agent()
     offer = source.offer("l", 1, [1], 60.0)
-    for index, (theirs, mine) in enumerate([(part, WHOLE), (WHOLE, part), (BlockPart(0, 2), part)]):
+    for index, (theirs, mine) in enumerate([(part, UNSHARDED), (UNSHARDED, part), (BlockPart(0, 2), part)]):
         target.pull(f"p{index}", offer, 0, [1], 60.0, theirs, mine)
         assert failure(target).reason == "layout"
 

@@ -14,7 +14,7 @@ pytest.importorskip("torch")
 
 from tests.kit.engines.transfer_peers import BLOCKS, ProcessPeer
 
-from kvasir.ports.transfer import Pulled, PullFailed, TransferEvent
+from kvasir.ports.transfer import PullFailed, PullSucceeded, TransferEvent
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
@@ -75,7 +75,7 @@ def pulled(source: ProcessPeer, target: ProcessPeer) -> None:
         source.write(block, 50 + block)
     target.pull("well", source.offer("well", 1, [1, 2], 60.0), 0, [7, 5], 60.0)
     ended = event(target)
-    assert isinstance(ended, Pulled), ended
+    assert isinstance(ended, PullSucceeded), ended
     assert (target.read(7), target.read(5)) == (source.read(1), source.read(2))
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from kvasir.core.errors import TransferError
-from kvasir.ports.transfer import WHOLE, BlockPart, LeaseEnded
+from kvasir.ports.transfer import UNSHARDED, BlockPart, LeaseEnded
 from kvasir_workers.transfer.checksums import Sums, known
 from kvasir_workers.transfer.nccl.leases import LeaseBook, NcclLeaseState
 
@@ -114,7 +114,7 @@ class Histories(RuleBasedStateMachine):
 
     @rule(name=NAMES, fence=FENCES)
     def confirm(self, name: str, fence: int) -> None:
-        self.book.confirm(name, fence, WHOLE)
+        self.book.confirm(name, fence, UNSHARDED)
         if name in self.live and self.live[name][0] == fence:
             self.end(name, "pulled")
 

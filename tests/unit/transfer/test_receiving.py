@@ -7,7 +7,7 @@ import pytest
 from tests.kit.engines.pull_bench import BLOCK_BYTES, HALVES, REGION, Bench, reasons, sums_of
 
 from kvasir.core.errors import TransferError
-from kvasir.ports.transfer import BlockPart, KvRegion, Pulled, PullFailed
+from kvasir.ports.transfer import BlockPart, KvRegion, PullFailed, PullSucceeded
 from kvasir_workers.transfer.nixl import landing, leases, peers, receiving
 from kvasir_workers.transfer.nixl.agent import XferState
 
@@ -290,7 +290,7 @@ def test_a_rank_of_two_reads_its_half_of_each_block_and_checks_it() -> None:
     assert read.remote == [(REGION.address + block * BLOCK_BYTES + half, half, 0) for block in (0, 1)]
     bench.arrive()
     (ended,) = bench.side.poll()
-    assert isinstance(ended, Pulled), ended
+    assert isinstance(ended, PullSucceeded), ended
     assert ended.bytes_moved == 2 * half
 
 

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import pytest
 
-from kvasir.config.load.support import Platform, refusals
+from kvasir.config.load.support import Platform, unsupported_features
 from kvasir.config.spec.deployment import (
     Deployment,
     EngineSpec,
@@ -136,8 +136,8 @@ def test_a_gpu_engine_is_not_told_about_threads() -> None:
 
 
 def test_the_default_deployment_is_refused_nowhere_that_it_fits() -> None:
-    assert refusals(Deployment(), platform="cpu") == []
-    assert refusals(one_pool(EngineSpec(kind="sim", block_size=1)), platform="cpu") == []
+    assert unsupported_features(Deployment(), platform="cpu") == []
+    assert unsupported_features(one_pool(EngineSpec(kind="sim", block_size=1)), platform="cpu") == []
 
 
 @pytest.mark.parametrize(
@@ -156,7 +156,7 @@ def test_the_default_deployment_is_refused_nowhere_that_it_fits() -> None:
 def test_what_cannot_work_is_refused_with_its_field(
     platform: Platform, engine: dict[str, Any], changes: dict[str, Any], field: str
 ) -> None:
-    (reason,) = refusals(one_pool(EngineSpec(**engine), **changes), platform=platform)
+    (reason,) = unsupported_features(one_pool(EngineSpec(**engine), **changes), platform=platform)
     named, _, rest = reason.partition(": ")
     assert named.endswith(field)
     assert ";" in rest, "a refusal says what to do"
@@ -165,7 +165,7 @@ def test_what_cannot_work_is_refused_with_its_field(
 def test_tiers_want_blocks_of_all_layers() -> None:
     pool = PoolSpec(name="both", role=Role.BOTH, engine=EngineSpec(pipeline_parallel_size=2), gpus=2)
     deployment = Deployment(disaggregation="never", pools=(pool,), tiers=TIERS)
-    (reason,) = refusals(deployment, platform="cuda")
+    (reason,) = unsupported_features(deployment, platform="cuda")
     assert reason.startswith("pools.both.engine.pipeline_parallel_size: tiers")
 
 
@@ -177,7 +177,7 @@ def test_a_prefill_pool_does_not_speculate() -> None:
             PoolSpec(name="decode", role=Role.DECODE, engine=engine),
         )
     )
-    (reason,) = refusals(deployment, platform="cpu")
+    (reason,) = unsupported_features(deployment, platform="cpu")
     assert reason.startswith("pools.prefill.engine.speculative:")
 
 
@@ -227,7 +227,7 @@ def test_a_pool_that_prefills_reasons_not() -> None:
 def test_a_parser_that_the_engine_has_not_is_refused_with_near_names(
     field: str, name: str, offered: str
 ) -> None:
-    (reason,) = refusals(one_pool(EngineSpec.model_validate({field: name})), platform="cpu")
+    (reason,) = unsupported_features(one_pool(EngineSpec.model_validate({field: name})), platform="cpu")
     assert reason.startswith(f"pools.both.engine.{field}: the engine knows no {name!r}")
     assert offered in reason
 
@@ -240,6 +240,6 @@ def test_pools_that_generate_take_output_apart_in_one_way() -> None:
         pools = zip(names, roles, engines, strict=True)
         return Deployment(pools=tuple(PoolSpec(name=n, role=r, engine=e) for n, r, e in pools))
 
-    assert refusals(deployment(None, "hermes", "hermes"), platform="cpu") == []
-    (reason,) = refusals(deployment(None, "hermes", None), platform="cpu")
+    assert unsupported_features(deployment(None, "hermes", "hermes"), platform="cpu") == []
+    (reason,) = unsupported_features(deployment(None, "hermes", None), platform="cpu")
     assert reason.startswith("pools.third.engine.tool_parser: none, and pool second of the same model")

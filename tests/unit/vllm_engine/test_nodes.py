@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from kvasir.config.load.support import refusals
+from kvasir.config.load.support import unsupported_features
 from kvasir.config.spec.deployment import Deployment, EngineSpec, PoolSpec
 from kvasir.config.spec.tiers import CpuTierSpec, TiersSpec
 from kvasir.core.requests import Role
@@ -51,8 +51,8 @@ def test_nodes_that_cannot_share_one_engine_are_refused(engine: dict[str, Any], 
 
 
 def test_gpus_are_counted_for_each_node() -> None:
-    assert refusals(deployment(), platform="cuda") == []
-    (reason,) = refusals(deployment(gpus=7), platform="cuda")
+    assert unsupported_features(deployment(), platform="cuda") == []
+    (reason,) = unsupported_features(deployment(gpus=7), platform="cuda")
     assert reason.startswith("pools.wide.gpus: 7, and the engine's ranks need 8 ")
 
 
@@ -60,13 +60,13 @@ def test_kv_is_handed_over_and_kept_by_engines_on_one_node_only() -> None:
     tiers = deployment(
         EngineSpec(tensor_parallel_size=2, nodes=2), gpus=1, tiers=TiersSpec(cpu=CpuTierSpec())
     )
-    (reason,) = refusals(tiers, platform="cuda")
+    (reason,) = unsupported_features(tiers, platform="cuda")
     assert reason.startswith("pools.wide.engine.nodes: tiers")
     engine = EngineSpec(tensor_parallel_size=2, nodes=2)
     pools = tuple(
         PoolSpec(name=role.value, role=role, engine=engine, gpus=1) for role in (Role.PREFILL, Role.DECODE)
     )
-    found = refusals(Deployment(pools=pools), platform="cuda")
+    found = unsupported_features(Deployment(pools=pools), platform="cuda")
     assert [each.partition(": ")[0] for each in found] == [
         f"pools.{each.name}.engine.nodes" for each in pools
     ]
@@ -74,7 +74,10 @@ def test_kv_is_handed_over_and_kept_by_engines_on_one_node_only() -> None:
 
 
 def test_tensor_parallel_ranks_may_be_on_several_nodes_without_gpus_too() -> None:
-    assert refusals(deployment(EngineSpec(tensor_parallel_size=2, nodes=2), gpus=0), platform="cpu") == []
+    assert (
+        unsupported_features(deployment(EngineSpec(tensor_parallel_size=2, nodes=2), gpus=0), platform="cpu")
+        == []
+    )
 
 
 @pytest.mark.parametrize(

@@ -14,9 +14,9 @@ from kvasir.core.requests import (
     Constraint,
     Continuation,
     EngineRequest,
-    Parsing,
+    OutputParsing,
     Sampling,
-    Structured,
+    StructuredOutput,
     token_ids,
 )
 from kvasir_workers.engines.vllm.output.preparing_queue import Busy
@@ -24,8 +24,8 @@ from kvasir_workers.engines.vllm.output.preparing_queue import Busy
 pytestmark = pytest.mark.slow
 
 TOOLS = json.dumps([{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}])
-FORCED = Parsing(tools=TOOLS, tool_choice="required")
-RULE = Structured(Constraint.REGEX, "a+")
+FORCED = OutputParsing(tools=TOOLS, tool_choice="required")
+RULE = StructuredOutput(Constraint.REGEX, "a+")
 
 
 @dataclass
@@ -98,23 +98,23 @@ async def test_a_rule_waits_for_reasoning_only_where_there_is_some(bench: Bench)
     sampling = Sampling(structured=RULE)
     ended = []
     for kwargs in ("", '{"enable_thinking": false}'):
-        request = bench.request(sampling=sampling, parsing=Parsing(template_kwargs=kwargs))
+        request = bench.request(sampling=sampling, parsing=OutputParsing(template_kwargs=kwargs))
         prepared = await bench.preparer.prepare(request)
         ended.append(prepared.reasoning_ended)
         assert prepared.reasoning_parser_kwargs == {"chat_template_kwargs": json.loads(kwargs or "{}")}
     assert ended == [False, True]
-    hidden = bench.request(sampling=sampling, parsing=Parsing(reasoning=False))
+    hidden = bench.request(sampling=sampling, parsing=OutputParsing(reasoning=False))
     assert (await bench.preparer.prepare(hidden)).reasoning_ended is True
 
 
 async def test_each_choice_gets_a_parser(bench: Bench) -> None:
-    prepared = await bench.preparer.prepare(bench.request(sampling=Sampling(n=3), parsing=Parsing()))
+    prepared = await bench.preparer.prepare(bench.request(sampling=Sampling(n=3), parsing=OutputParsing()))
     assert len({id(parser) for parser in prepared.parsers}) == 3
 
 
 async def test_a_continued_leg_is_always_made_outside_the_loop(bench: Bench) -> None:
     """Its parser takes in all the output that is there, which takes time."""
-    request = bench.request(parsing=Parsing())
+    request = bench.request(parsing=OutputParsing())
     await bench.preparer.prepare(request)
     assert bench.preparer.at_once(request) is not None
     assert bench.preparer.at_once(replace(request, continuation=Continuation(1, 2))) is None

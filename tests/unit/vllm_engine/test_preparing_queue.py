@@ -12,9 +12,9 @@ from kvasir.core.requests import (
     Constraint,
     EngineRequest,
     Leg,
-    Parsing,
+    OutputParsing,
     Sampling,
-    Structured,
+    StructuredOutput,
     token_ids,
 )
 from kvasir_workers.engines.vllm.output.preparing_queue import Busy, Preparing
@@ -64,7 +64,7 @@ class Queue:
         self.preparing.start(preparer, (ValueError,))
 
     def begin(self, name: str) -> LegStream:
-        stream = LegStream(EngineRequest(name, token_ids([1]), Sampling(), parsing=Parsing()))
+        stream = LegStream(EngineRequest(name, token_ids([1]), Sampling(), parsing=OutputParsing()))
         self.preparing.begin(stream)
         return stream
 
@@ -133,13 +133,13 @@ async def test_stopping_forgets_all_that_wait() -> None:
     ("leg", "parsing", "structured", "wants"),
     [
         (Leg.FULL, None, None, False),
-        (Leg.FULL, Parsing(), None, True),
-        (Leg.DECODE, None, Structured(Constraint.REGEX, "a"), True),
-        (Leg.PREFILL, Parsing(), Structured(Constraint.REGEX, "a"), False),
+        (Leg.FULL, OutputParsing(), None, True),
+        (Leg.DECODE, None, StructuredOutput(Constraint.REGEX, "a"), True),
+        (Leg.PREFILL, OutputParsing(), StructuredOutput(Constraint.REGEX, "a"), False),
     ],
 )
 def test_only_legs_that_generate_want_preparing(
-    leg: Leg, parsing: Parsing | None, structured: Structured | None, wants: bool
+    leg: Leg, parsing: OutputParsing | None, structured: StructuredOutput | None, wants: bool
 ) -> None:
     request = EngineRequest("r", token_ids([1]), Sampling(structured=structured), leg=leg, parsing=parsing)
     assert LegStream(request).wants_preparing is wants

@@ -13,9 +13,9 @@ from kvasir.core.requests import (
     EngineRequest,
     KvHandoff,
     Leg,
-    Parsing,
+    OutputParsing,
     Sampling,
-    Structured,
+    StructuredOutput,
     token_ids,
 )
 from kvasir_workers.engines.vllm.setup.refusals import invalid
@@ -75,8 +75,8 @@ def test_what_a_worker_cannot_answer_is_refused() -> None:
     told = EngineRequest("r", token_ids([1]), Sampling(prompt_logprobs=1))
     assert said(told) is None
     assert "send a full leg" in str(said(replace(told, leg=Leg.DECODE, handoff=HANDOFF)))
-    ruled = Sampling(structured=Structured(Constraint.REGEX, "a"))
-    assert said(replace(CONTINUED, sampling=ruled, parsing=Parsing())) is None
+    ruled = Sampling(structured=StructuredOutput(Constraint.REGEX, "a"))
+    assert said(replace(CONTINUED, sampling=ruled, parsing=OutputParsing())) is None
 
 
 def test_legs_must_fit_the_worker() -> None:

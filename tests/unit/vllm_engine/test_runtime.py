@@ -14,9 +14,9 @@ from kvasir.core.requests import (
     Constraint,
     EngineRequest,
     Leg,
-    Parsing,
+    OutputParsing,
     Sampling,
-    Structured,
+    StructuredOutput,
     token_ids,
 )
 
@@ -61,7 +61,7 @@ WANTED = Sampling(
     bad_words=("rain", "snow"),
     allowed_token_ids=(5, 6),
     spaces_between_special_tokens=False,
-    structured=Structured(Constraint.REGEX, "a"),
+    structured=StructuredOutput(Constraint.REGEX, "a"),
 )
 
 
@@ -70,7 +70,11 @@ def params_of(leg: Leg, prepared: Any = None, **changes: Any) -> Any:
     from kvasir_workers.engines.vllm.runtime import engine_runtime as runtime
 
     request = EngineRequest(
-        "r", token_ids([1, 2, 3]), replace(WANTED, temperature=1.0, **changes), leg=leg, parsing=Parsing()
+        "r",
+        token_ids([1, 2, 3]),
+        replace(WANTED, temperature=1.0, **changes),
+        leg=leg,
+        parsing=OutputParsing(),
     )
     return runtime.sampling_params(request, lease_id="l", fence=1, lease_s=1.0, prepared=prepared)
 

@@ -13,11 +13,10 @@ from hypothesis import strategies as st
 from kvasir.core.errors import ProtocolError
 from kvasir.core.identity import KvLayout, WorkerIdentity
 from kvasir.core.kv import KvBatch, Medium, TierLoad
-from kvasir.core.link import payload_bytes
 from kvasir.core.messages import (
     Abort,
-    CodedStep,
     Draining,
+    EncodedStep,
     Goodbye,
     Hello,
     ReleaseLeases,
@@ -37,18 +36,19 @@ from kvasir.core.requests import (
     FinishReason,
     KvHandoff,
     Leg,
-    Parsing,
+    OutputParsing,
     PositionLogprobs,
     Role,
     Sampling,
     StepBatch,
-    Structured,
+    StructuredOutput,
     Timings,
     TokenLogprob,
     ToolCallDelta,
     Usage,
     token_ids,
 )
+from kvasir.core.session_link import payload_bytes
 from kvasir.wire.codec import decode_to_router, decode_to_worker, encode_to_router, encode_to_worker
 from kvasir.wire.v1 import identity_pb2, requests_pb2, session_pb2
 
@@ -94,10 +94,10 @@ SAMPLING = st.builds(
     bad_words=tuples(TEXT),
     prompt_logprobs=st.none() | U32,
     thinking_tokens=st.none() | U32,
-    structured=st.none() | st.builds(Structured, constraint=st.sampled_from(Constraint), spec=TEXT),
+    structured=st.none() | st.builds(StructuredOutput, constraint=st.sampled_from(Constraint), spec=TEXT),
 )
 PARSING = st.builds(
-    Parsing,
+    OutputParsing,
     tools=TEXT,
     tool_choice=TEXT,
     function=TEXT,
@@ -238,7 +238,7 @@ WELCOME = st.builds(Welcome, session_id=TEXT, resumed=st.booleans(), received_se
 def whole(data: bytes) -> Welcome | WorkerFrame:
     """A message to a router, with all that is in a step."""
     message = decode_to_router(data)
-    if isinstance(message, WorkerFrame) and isinstance(message.payload, CodedStep):
+    if isinstance(message, WorkerFrame) and isinstance(message.payload, EncodedStep):
         assert message.payload.frame == data
         return replace(message, payload=message.payload.decode(None))
     return message

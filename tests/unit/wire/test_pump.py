@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from kvasir.core.errors import ProtocolError
-from kvasir.core.link import Link, LinkLimits
-from kvasir.core.messages import Abort, CodedStep, RouterFrame, RouterMessage, WorkerFrame, WorkerMessage
+from kvasir.core.messages import Abort, EncodedStep, RouterFrame, RouterMessage, WorkerFrame, WorkerMessage
 from kvasir.core.requests import StepBatch
+from kvasir.core.session_link import LinkLimits, SessionLink
 from kvasir.ports.session import ConnectionLost
-from kvasir.wire.pump import Pump
+from kvasir.wire.pump import SessionPump
 from kvasir_platform.sim.core.virtual_loop import VirtualClock, run_virtual
 
 LIMITS = LinkLimits(ack_every=3, ack_delay_s=1.0)
@@ -39,9 +39,9 @@ class Rig:
 
     def __init__(self) -> None:
         self.pipe = Pipe()
-        self.link: Link[RouterMessage] = Link(LIMITS)
-        self.got: list[WorkerMessage | CodedStep] = []
-        self.pump: Pump[RouterMessage, WorkerMessage | CodedStep, RouterFrame] = Pump(
+        self.link: SessionLink[RouterMessage] = SessionLink(LIMITS)
+        self.got: list[WorkerMessage | EncodedStep] = []
+        self.pump: SessionPump[RouterMessage, WorkerMessage | EncodedStep, RouterFrame] = SessionPump(
             self.pipe,
             self.link,
             limits=LIMITS,

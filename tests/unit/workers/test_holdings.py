@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from kvasir.core.errors import CapacityError
-from kvasir.core.kv import KvBatch, KvChange, KvSnapshotPart, Medium
+from kvasir.core.kv import KvBatch, KvEventKind, KvSnapshotPart, Medium
 from kvasir.core.requests import token_ids
 from kvasir.native import PrefixTree, chain_hashes, root_hash
 from kvasir_platform.sim.core.virtual_loop import run_virtual
@@ -55,7 +55,7 @@ def holdings(ranks: int = 1, **limits: float) -> tuple[Holdings, Follower]:
     made = Holdings(ranks, root_of, **limits)  # type: ignore[arg-type]  # bounds are numbers
     made.begin(EPOCH)
     follower = Follower(ranks)
-    made.follow(follower)
+    made.subscribe(follower)
     return made, follower
 
 
@@ -112,10 +112,10 @@ def test_a_log_that_grows_large_does_not_wait() -> None:
 def test_nothing_is_kept_for_a_follower_that_there_is_not() -> None:
     async def main() -> None:
         record, follower = holdings()
-        record.follow(None)
+        record.subscribe(None)
         store(record, 1, range(4))
         record.flush()
-        record.follow(follower)
+        record.subscribe(follower)
         store(record, 2, range(10, 14))
         record.flush()
         # It can tell that something came before.
@@ -169,7 +169,7 @@ def test_changes_of_tiers_reach_followers_and_snapshots_and_survive_the_engines_
     async def main() -> None:
         record, follower = holdings()
         names = chain_hashes(token_ids(range(8)), BLOCK, root_of("", ""))
-        head = struct.pack("<BBHIQ", KvChange.STORED, Medium.DISK, 0, len(names), root_of("", ""))
+        head = struct.pack("<BBHIQ", KvEventKind.STORED, Medium.DISK, 0, len(names), root_of("", ""))
         event = {"type": "KvasirTierChanged", "log": head + names.tobytes()}
         store(record, 1, range(8))
         record.ingest(0, msgspec.msgpack.encode([1.0, [event], 0]))

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from kvasir.core.link import LinkLimits
 from kvasir.core.messages import WorkerMessage
 from kvasir.core.requests import EngineLoad, StepBatch
+from kvasir.core.session_link import LinkLimits
 from kvasir_platform.sim.core.virtual_loop import VirtualClock, run_virtual
 from kvasir_workers.server.reports import report
 from kvasir_workers.server.session import RouterSession

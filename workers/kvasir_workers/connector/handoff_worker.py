@@ -13,7 +13,15 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from kvasir.core.errors import TransferError
-from kvasir.ports.transfer import WHOLE, BlockPart, KvTransfer, LeaseEnded, Offer, Pulled, PullFailed
+from kvasir.ports.transfer import (
+    UNSHARDED,
+    BlockPart,
+    KvTransfer,
+    LeaseEnded,
+    Offer,
+    PullFailed,
+    PullSucceeded,
+)
 from kvasir_workers.connector.orders import (
     ExtendOrder,
     OfferOrder,
@@ -210,7 +218,9 @@ class HandoffWorker:
         if order.first_block + len(order.targets) > ticket.total:
             raise TransferError(f"{ticket.total} blocks are offered, and more are missing here")
 
-        def piece(name: str, rank: int, source: BlockPart = WHOLE, target: BlockPart = WHOLE) -> _Piece:
+        def piece(
+            name: str, rank: int, source: BlockPart = UNSHARDED, target: BlockPart = UNSHARDED
+        ) -> _Piece:
             endpoint = ticket.ranks[rank]
             offer = Offer(
                 handoff.lease_id, handoff.fence, handoff.ttl_s, ticket.blocks, ticket.total, endpoint
@@ -238,7 +248,7 @@ class HandoffWorker:
         if event.how == "expired":
             _log.warning("lease %s expired: its KV was offered and never pulled", event.lease_id)
 
-    def _end_pull(self, event: Pulled | PullFailed) -> set[str]:
+    def _end_pull(self, event: PullSucceeded | PullFailed) -> set[str]:
         """Take in the end of a pull or of a piece of one; the request whose pull has ended with it."""
         pull_id = self._pull_of.pop(event.pull_id, event.pull_id)
         pull = self._pulls[pull_id]

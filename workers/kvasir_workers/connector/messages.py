@@ -48,7 +48,7 @@ class RankEndpoint(KVConnectorHandshakeMetadata):  # type: ignore[misc]
 
 
 class KvasirTierChanged(KVCacheEvent, tag="KvasirTierChanged"):  # type: ignore[misc, call-arg]
-    """What tiers below the device hold has changed; `log` as in kvasir.core.kv.KvChange."""
+    """What tiers below the device hold has changed; `log` as in kvasir.core.kv.KvEventKind."""
 
     log: bytes
 

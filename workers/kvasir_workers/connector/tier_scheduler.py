@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 from kvasir.config.spec.tiers import TiersSpec
 from kvasir.native import chain_hashes, root_hash
-from kvasir.ports.tier import Block
+from kvasir.ports.tier import TierBlock
 from kvasir_workers.connector import stats
 from kvasir_workers.connector.request_blocks import RequestProgress
 from kvasir_workers.connector.tier_orders import LoadOrder, StoreOrder, TierOrders, TierReport
@@ -265,7 +265,7 @@ class TierScheduler:
         tracked.fetch_from = first
         self._store.begin(tracked.request.request_id, self._named(tracked, first, last))
 
-    def _named(self, tracked: _Tracked, first: int, last: int) -> list[Block]:
+    def _named(self, tracked: _Tracked, first: int, last: int) -> list[TierBlock]:
         """Blocks `first`, …, `last - 1` of a request, with the engine's keys and the routers' names."""
         request, size, names = tracked.request, self._block_size, tracked.names
         adapter = request.lora_request.lora_name if request.lora_request else ""
@@ -274,7 +274,7 @@ class TierScheduler:
             tokens = array("I", request.all_token_ids[len(names) * size : last * size])
             names.extend(chain_hashes(tokens, size, names[-1] if names else root))
         return [
-            Block(bytes(request.block_hashes[at]), names[at], names[at - 1] if at else root)
+            TierBlock(bytes(request.block_hashes[at]), names[at], names[at - 1] if at else root)
             for at in range(first, last)
         ]
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from ray.experimental.internal_kv import _internal_kv_del, _internal_kv_get, _internal_kv_put
 
-from kvasir.core.membership import BEAT_S, NAMESPACE, MemberRecord, leave_key, member_key
+from kvasir.core.membership import HEARTBEAT_S, NAMESPACE, MemberRecord, leave_key, member_key
 from kvasir.ports.clock import Clock
 
 log = logging.getLogger(__name__)
@@ -50,7 +50,7 @@ class Announcer:
             else:
                 heard = True
             self._record = replace(self._record, beat=self._record.beat + 1)
-            await self._clock.sleep(BEAT_S)
+            await self._clock.sleep(HEARTBEAT_S)
 
     async def _look(self) -> None:
         if self._on_leave is None:
@@ -71,7 +71,7 @@ class Announcer:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         try:
-            async with asyncio.timeout(BEAT_S):
+            async with asyncio.timeout(HEARTBEAT_S):
                 await asyncio.to_thread(_internal_kv_del, self._key, namespace=NAMESPACE)
                 await asyncio.to_thread(_internal_kv_del, self._leave_key, namespace=NAMESPACE)
         except Exception as error:  # noqa: BLE001 - as above

@@ -61,7 +61,7 @@ class Holdings:
         """See KvSource."""
         return self._incomplete
 
-    def follow(self, sink: KvSink | None) -> None:
+    def subscribe(self, sink: KvSink | None) -> None:
         """See KvSource."""
         self._sink = sink
 

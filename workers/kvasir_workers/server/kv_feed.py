@@ -29,7 +29,7 @@ class KvFeed:
         self._snapshots = 0
         self._waiting: KvBatch | None = None
         if source is not None:
-            source.follow(self._take_in)
+            source.subscribe(self._take_in)
 
     def take(self) -> KvBatch | None:
         """The batch that waits; the caller passes it on."""
@@ -57,7 +57,7 @@ class KvFeed:
         """Pass nothing on any more. Idempotent."""
         self._waiting = None
         if self._source is not None:
-            self._source.follow(None)
+            self._source.subscribe(None)
 
     def _take_in(self, batch: KvBatch) -> None:
         if self._waiting is None:

@@ -6,10 +6,10 @@ import asyncio
 import math
 
 from kvasir.core.kv import KvBatch
-from kvasir.core.link import Link, LinkLimits
 from kvasir.core.messages import RouterMessage, WorkerFrame, WorkerMessage
 from kvasir.core.requests import EngineLoad, KvHandoff
-from kvasir.wire.pump import Pump
+from kvasir.core.session_link import LinkLimits, SessionLink
+from kvasir.wire.pump import SessionPump
 
 
 class RouterSession:
@@ -22,8 +22,8 @@ class RouterSession:
     def __init__(self, session_id: str, router_id: str, limits: LinkLimits) -> None:
         self.session_id = session_id
         self.router_id = router_id
-        self.link: Link[WorkerMessage] = Link(limits)
-        self.pump: Pump[WorkerMessage, RouterMessage, WorkerFrame] | None = None
+        self.link: SessionLink[WorkerMessage] = SessionLink(limits)
+        self.pump: SessionPump[WorkerMessage, RouterMessage, WorkerFrame] | None = None
         self.window: asyncio.Task[None] | None = None
         self.live: dict[str, str] = {}
         self.leases: dict[str, float] = {}

@@ -19,7 +19,6 @@ from dataclasses import dataclass, field, replace
 from kvasir.core.errors import ProtocolError
 from kvasir.core.identity import PROTOCOL_VERSION, WorkerIdentity
 from kvasir.core.kv import KvBatch, KvSnapshotPart
-from kvasir.core.link import LinkLimits, payload_bytes
 from kvasir.core.messages import (
     Abort,
     Goodbye,
@@ -33,10 +32,11 @@ from kvasir.core.messages import (
     WorkerMessage,
 )
 from kvasir.core.requests import Delta, EngineRequest, KvHandoff, StepBatch
+from kvasir.core.session_link import LinkLimits, payload_bytes
 from kvasir.ports.clock import Clock
 from kvasir.ports.engine import Engine
 from kvasir.ports.session import ConnectionLost, WorkerConnection
-from kvasir.wire.pump import Pump
+from kvasir.wire.pump import SessionPump
 from kvasir_workers.server.kv_feed import KvFeed
 from kvasir_workers.server.refusals import WORKER_DRAINING, WORKER_OVERLOADED, DrainState, refusal
 from kvasir_workers.server.reports import report
@@ -250,7 +250,7 @@ class SessionHost:
 
     def _attach(
         self, session: RouterSession, connection: WorkerConnection
-    ) -> Pump[WorkerMessage, RouterMessage, WorkerFrame]:
+    ) -> SessionPump[WorkerMessage, RouterMessage, WorkerFrame]:
         if session.window is not None:
             session.window.cancel()
             session.window = None
@@ -258,7 +258,7 @@ class SessionHost:
         def process(message: RouterMessage) -> None:
             self._process(session, message)
 
-        session.pump = Pump(
+        session.pump = SessionPump(
             connection,
             session.link,
             limits=self._limits.link,
@@ -268,7 +268,9 @@ class SessionHost:
         )
         return session.pump
 
-    def _detach(self, session: RouterSession, pump: Pump[WorkerMessage, RouterMessage, WorkerFrame]) -> None:
+    def _detach(
+        self, session: RouterSession, pump: SessionPump[WorkerMessage, RouterMessage, WorkerFrame]
+    ) -> None:
         if session.pump is pump:
             session.pump = None
             if not session.ended:

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from enum import IntEnum
 
-from kvasir.ports.tier import Block, Change
+from kvasir.ports.tier import TierBlock, TierChange
 from kvasir_workers.tiers.eviction import Eviction
 
 
@@ -38,7 +38,7 @@ class Arena:
             raise ValueError(f"an arena of {slots} slots; at least 1")
         self._policy = policy
         self._states = [_State.FREE] * slots
-        self._blocks: list[Block | None] = [None] * slots
+        self._blocks: list[TierBlock | None] = [None] * slots
         self._pins = [0] * slots
         # Neighbours are handed out one after the other: copies merge what lies side by side.
         self._free = list(range(slots - 1, -1, -1))
@@ -46,8 +46,8 @@ class Arena:
         self._ready = 0
         self._idle = 0  # ready and not pinned
         self._evicted = 0
-        self._stored: dict[bytes, Block] = {}
-        self._removed: dict[bytes, Block] = {}
+        self._stored: dict[bytes, TierBlock] = {}
+        self._removed: dict[bytes, TierBlock] = {}
 
     # -- what is there -----------------------------------------------------------------------------
 
@@ -75,14 +75,14 @@ class Arena:
         """Whether the block is ready or on its way."""
         return key in self._slots
 
-    def block(self, slot: int) -> Block:
+    def block(self, slot: int) -> TierBlock:
         """Which block the slot is for: filling or ready."""
         block = self._blocks[slot]
         if block is None:
             raise ValueError(f"slot {slot} is free")
         return block
 
-    def blocks(self) -> Iterator[Block]:
+    def blocks(self) -> Iterator[TierBlock]:
         """Every ready block, in the order of slots. Nothing may change meanwhile."""
         for state, block in zip(self._states, self._blocks, strict=True):
             if state is _State.READY and block is not None:
@@ -90,7 +90,7 @@ class Arena:
 
     # -- how it comes and goes ---------------------------------------------------------------------
 
-    def reserve(self, block: Block) -> int | None:
+    def reserve(self, block: TierBlock) -> int | None:
         """A slot to fill with a block that is not held, another's if need be. None while every slot is
         pinned or filling. The slot stays the caller's until `commit` or `abandon`."""
         if block.key in self._slots:
@@ -142,10 +142,10 @@ class Arena:
         for key in reversed(keys):
             self._policy.touch(key)
 
-    def take_changes(self) -> Change:
+    def take_changes(self) -> TierChange:
         """How what is ready differs from what it was at the last call. At most `capacity` blocks each way,
         however much came and went."""
-        change = Change(tuple(self._stored.values()), tuple(self._removed.values()))
+        change = TierChange(tuple(self._stored.values()), tuple(self._removed.values()))
         self._stored.clear()
         self._removed.clear()
         return change

@@ -18,7 +18,7 @@ import numpy as np
 
 from kvasir.core.identity import HASH_VERSION, KvLayout
 from kvasir.native import checksum_pieces
-from kvasir.ports.tier import KEY_BYTES, Block
+from kvasir.ports.tier import KEY_BYTES, TierBlock
 
 Bytes = bytes | bytearray | memoryview
 
@@ -44,7 +44,7 @@ BAD_CHECKSUM = "checksum"
 class Header(NamedTuple):
     """What a sound header says of its payload: whose it is, how many bytes, and their checksum."""
 
-    block: Block
+    block: TierBlock
     length: int
     checksum: int
 
@@ -65,7 +65,7 @@ def checksum(data: Bytes) -> int:
     return checksum_pieces(array("Q", [address]), array("Q", [view.nbytes]), 1)[0]
 
 
-def make_header(fingerprint: bytes, block: Block, data: Bytes) -> bytes:
+def make_header(fingerprint: bytes, block: TierBlock, data: Bytes) -> bytes:
     """The HEADER_BYTES bytes that go before `data`. Reads all of `data`, for its checksum."""
     length = memoryview(data).nbytes
     fields = _FIELDS.pack(MAGIC, VERSION, 0, HEADER_BYTES, fingerprint, *block, length, checksum(data))
@@ -95,7 +95,7 @@ def verify(header: Bytes, size: int, key: bytes, fingerprint: bytes, length: int
 def read_header(header: Bytes) -> Header:
     """What a header says that `verify` found nothing wrong with."""
     *_, key, name, parent, length, total = _FIELDS.unpack_from(header)
-    return Header(Block(key, name, parent), length, total)
+    return Header(TierBlock(key, name, parent), length, total)
 
 
 def verify_payload(header: Header, data: Bytes) -> str | None:

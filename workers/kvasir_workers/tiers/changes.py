@@ -1,4 +1,5 @@
-"""What tiers hold, told to routers as logs of names (kvasir.core.kv.KvChange), in pieces of bounded size."""
+"""What tiers hold, told to routers as logs of names (kvasir.core.kv.KvEventKind), in pieces of bounded
+size."""
 
 from __future__ import annotations
 
@@ -6,9 +7,9 @@ from array import array
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 
-from kvasir.core.kv import KvChange, Medium
+from kvasir.core.kv import KvEventKind, Medium
 from kvasir.native._twin import record
-from kvasir.ports.tier import Block, Change
+from kvasir.ports.tier import TierBlock, TierChange
 
 PIECE_BLOCKS = 4096
 _NO_NAMES = array("Q")
@@ -27,11 +28,11 @@ class ChangeLog:
         """Pieces that wait."""
         return len(self._pieces)
 
-    def add(self, medium: Medium, change: Change) -> None:
+    def add(self, medium: Medium, change: TierChange) -> None:
         """What one call changed of one tier. What it removed was there before what it stored."""
         for start in range(0, len(change.removed), PIECE_BLOCKS):
             names = array("Q", (block.name for block in change.removed[start : start + PIECE_BLOCKS]))
-            self._pieces.append(record(KvChange.REMOVED, medium, 0, 0, names))
+            self._pieces.append(record(KvEventKind.REMOVED, medium, 0, 0, names))
         for start in range(0, len(change.stored), PIECE_BLOCKS):
             self._pieces.append(b"".join(_stored(medium, change.stored[start : start + PIECE_BLOCKS])))
 
@@ -39,21 +40,23 @@ class ChangeLog:
         """Nothing is held in any tier, whatever was said before."""
         self._pieces.clear()
         below = [medium for medium in Medium if medium is not Medium.DEVICE]
-        self._pieces.append(b"".join(record(KvChange.CLEARED, medium, 0, 0, _NO_NAMES) for medium in below))
+        self._pieces.append(
+            b"".join(record(KvEventKind.CLEARED, medium, 0, 0, _NO_NAMES) for medium in below)
+        )
 
     def take(self, most: int) -> list[bytes]:
         """The oldest pieces, at most that many."""
         return [self._pieces.popleft() for _ in range(min(most, len(self._pieces)))]
 
 
-def in_chains(blocks: Iterable[Block]) -> list[Block]:
+def in_chains(blocks: Iterable[TierBlock]) -> list[TierBlock]:
     """The same blocks with each after its parent where that is among them, so that their log is short."""
     held = {block.name: block for block in blocks}
-    children: dict[int, list[Block]] = {}
-    roots: list[Block] = []
+    children: dict[int, list[TierBlock]] = {}
+    roots: list[TierBlock] = []
     for block in held.values():
         (children.setdefault(block.parent, []) if block.parent in held else roots).append(block)
-    ordered: list[Block] = []
+    ordered: list[TierBlock] = []
     waiting = roots[::-1]
     while waiting:
         block = waiting.pop()
@@ -62,15 +65,15 @@ def in_chains(blocks: Iterable[Block]) -> list[Block]:
     return ordered
 
 
-def _stored(medium: Medium, blocks: Sequence[Block]) -> Iterator[bytes]:
+def _stored(medium: Medium, blocks: Sequence[TierBlock]) -> Iterator[bytes]:
     run = array("Q")
     parent = 0
     for block in blocks:
         if run and run[-1] != block.parent:
-            yield record(KvChange.STORED, medium, 0, parent, run)
+            yield record(KvEventKind.STORED, medium, 0, parent, run)
             run = array("Q")
         if not run:
             parent = block.parent
         run.append(block.name)
     if run:
-        yield record(KvChange.STORED, medium, 0, parent, run)
+        yield record(KvEventKind.STORED, medium, 0, parent, run)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
-from kvasir.ports.tier import Block, Change
+from kvasir.ports.tier import TierBlock, TierChange
 
 
 class BlockLedger:
@@ -17,9 +17,9 @@ class BlockLedger:
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._blocks: OrderedDict[bytes, Block] = OrderedDict()
+        self._blocks: OrderedDict[bytes, TierBlock] = OrderedDict()
         # What was told of each key that is no longer so: the block, or None for not held.
-        self._changed: dict[bytes, Block | None] = {}
+        self._changed: dict[bytes, TierBlock | None] = {}
 
     def __contains__(self, key: bytes) -> bool:
         return key in self._blocks
@@ -27,7 +27,7 @@ class BlockLedger:
     def __len__(self) -> int:
         return len(self._blocks)
 
-    def add(self, block: Block) -> None:
+    def add(self, block: TierBlock) -> None:
         """It is held, and has just been used."""
         before = self._blocks.pop(block.key, None)
         self._blocks[block.key] = block
@@ -52,17 +52,17 @@ class BlockLedger:
         """All keys, the least recently used first."""
         return list(self._blocks)
 
-    def blocks(self) -> list[Block]:
+    def blocks(self) -> list[TierBlock]:
         """All blocks, the least recently used first."""
         return list(self._blocks.values())
 
-    def take(self) -> Change:
+    def take(self) -> TierChange:
         """What differs from what was told before."""
         stored = tuple(self._blocks[key] for key in self._changed if key in self._blocks)
         removed = tuple(block for block in self._changed.values() if block is not None)
         self._changed.clear()
-        return Change(stored, removed)
+        return TierChange(stored, removed)
 
-    def _note(self, key: bytes, before: Block | None, after: Block | None) -> None:
+    def _note(self, key: bytes, before: TierBlock | None, after: TierBlock | None) -> None:
         if before != after and self._changed.setdefault(key, before) == after:
             del self._changed[key]

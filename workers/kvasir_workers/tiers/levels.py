@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from kvasir.core.kv import Medium, TierLoad
-from kvasir.ports.tier import Block, Change, KvTier, TierWrite
+from kvasir.ports.tier import KvTier, TierBlock, TierChange, TierWrite
 from kvasir_workers.tiers.arena import Arena
 from kvasir_workers.tiers.changes import ChangeLog, in_chains
 from kvasir_workers.tiers.threads import Tend, TierThread, Urgency
@@ -154,14 +154,14 @@ class LowerTier:
             self.write_locked(())
 
     def _tend(self) -> bool:
-        change = self.tier.tend()
+        change = self.tier.maintain()
         self._tell(change)
-        return self.tier.tending or bool(change.stored or change.removed)
+        return self.tier.maintenance_pending or bool(change.stored or change.removed)
 
     def _announce(self) -> None:
-        held: list[Block] = in_chains(self.tier.held())
-        self._tell(Change(stored=tuple(held)))
+        held: list[TierBlock] = in_chains(self.tier.held())
+        self._tell(TierChange(stored=tuple(held)))
 
-    def _tell(self, change: Change) -> None:
+    def _tell(self, change: TierChange) -> None:
         with self._accounting.lock:
             self._accounting.changes.add(self.medium, change)

@@ -19,7 +19,7 @@ from enum import Enum
 from functools import partial
 
 from kvasir.core.kv import Medium, TierLoad
-from kvasir.ports.tier import Block, Change, TierRead
+from kvasir.ports.tier import TierBlock, TierChange, TierRead
 from kvasir_workers.tiers.arena import Arena
 from kvasir_workers.tiers.changes import ChangeLog, in_chains
 from kvasir_workers.tiers.health import TierCounters
@@ -48,7 +48,7 @@ class _Fetch:
     lower tier that is asked for the next one, by one job at a time. WAITING is for a slot that somebody else
     fills."""
 
-    blocks: tuple[Block, ...]
+    blocks: tuple[TierBlock, ...]
     slots: list[int] = field(default_factory=list)
     tier: int = 0
     state: _State = _State.WAITING
@@ -79,7 +79,7 @@ class TierStore:
         self._progress = threading.Condition(self._lock)
         self._fetches: dict[str, _Fetch] = {}
         self._waiters: dict[bytes, list[_Fetch]] = {}
-        self._filling: dict[int, Block] = {}
+        self._filling: dict[int, TierBlock] = {}
         self._storing: set[bytes] = set()
         self._changes = ChangeLog()
         self._cpu = TierCounters(Medium.CPU, block_bytes, arena.capacity * block_bytes)
@@ -92,7 +92,7 @@ class TierStore:
 
     # -- fetching ----------------------------------------------------------------------------------
 
-    def begin(self, request_id: str, blocks: Sequence[Block]) -> None:
+    def begin(self, request_id: str, blocks: Sequence[TierBlock]) -> None:
         """Find these blocks, which follow each other, and keep the leading ones that there are in the arena
         until `end`."""
         self.end(request_id)
@@ -139,7 +139,7 @@ class TierStore:
 
     # -- writing -----------------------------------------------------------------------------------
 
-    def reserve(self, blocks: Sequence[Block]) -> list[int | None]:
+    def reserve(self, blocks: Sequence[TierBlock]) -> list[int | None]:
         """Slots to fill with these blocks, which follow each other; None for one that is held, which counts
         as used, and for one that has no room, whose followers get none either."""
         slots: list[int | None] = [None] * len(blocks)
@@ -201,7 +201,7 @@ class TierStore:
         with self._lock:
             self._take_arena_changes()
             self._changes.restart()
-            self._changes.add(Medium.CPU, Change(stored=tuple(in_chains(self._arena.blocks()))))
+            self._changes.add(Medium.CPU, TierChange(stored=tuple(in_chains(self._arena.blocks()))))
         for level in self._levels:
             level.announce()
 
@@ -262,9 +262,9 @@ class TierStore:
         fetch.state = _State.DONE
         self._progress.notify_all()
 
-    def _missing(self, fetch: _Fetch, most: int) -> list[Block]:
+    def _missing(self, fetch: _Fetch, most: int) -> list[TierBlock]:
         """The next blocks of a fetch that are neither in the arena nor on their way."""
-        found: list[Block] = []
+        found: list[TierBlock] = []
         at = len(fetch.slots)
         for block in fetch.blocks[at : at + most]:
             if self._arena.holds(block.key):

@@ -33,14 +33,14 @@ class Urgency(IntEnum):
 class TierThread:
     """Runs jobs one after the other, the more urgent first, those of one urgency in turn.
 
-    `tend` runs soon after the start and then when nothing else waits: again at once while it returns True,
-    else every TEND_S. At most MAX_WAITING jobs of each urgency wait. Jobs are expected not to raise.
+    `maintain` runs soon after the start and then when nothing else waits: again at once while it returns
+    True, else every TEND_S. At most MAX_WAITING jobs of each urgency wait. Jobs are expected not to raise.
     """
 
-    def __init__(self, name: str, now: Callable[[], float], tend: Tend) -> None:
+    def __init__(self, name: str, now: Callable[[], float], maintain: Tend) -> None:
         self._name = name
         self._now = now
-        self._tend = tend
+        self._tend = maintain
         self._queues: tuple[deque[Job], ...] = tuple(deque() for _ in Urgency)
         self._wake = threading.Condition()
         self._busy_since: float | None = None
@@ -66,7 +66,7 @@ class TierThread:
 
     @property
     def tended(self) -> bool:
-        """Whether the newest `tend` that has ended had nothing more to do at once."""
+        """Whether the newest `maintain` that has ended had nothing more to do at once."""
         return self._tended
 
     def close(self, drain_s: float) -> bool:

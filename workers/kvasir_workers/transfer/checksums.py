@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from kvasir.core.errors import TransferError
 from kvasir.native import checksum_pieces
-from kvasir.ports.transfer import WHOLE, BlockPart, KvRegion
+from kvasir.ports.transfer import UNSHARDED, BlockPart, KvRegion
 
 LANE_BYTES = 4
 INLINE_BYTES = 2 << 20
@@ -31,7 +31,7 @@ PendingSums = Future[Sums]
 class BlockSums(Protocol):
     """Sums over the blocks of one rank's KV."""
 
-    def begin(self, blocks: Sequence[int], parts: int, part: BlockPart = WHOLE) -> PendingSums:
+    def begin(self, blocks: Sequence[int], parts: int, part: BlockPart = UNSHARDED) -> PendingSums:
         """Sum `part` of each block, cut into `parts` equal pieces of each layer. 0 parts: no sums, but done
         only when all that was computed before this call is in memory."""
         ...
@@ -56,7 +56,7 @@ class HostSums:
         self._strides = np.array([region.block_bytes for region in regions], dtype=np.uint64)
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="kv-sums")
 
-    def begin(self, blocks: Sequence[int], parts: int, part: BlockPart = WHOLE) -> PendingSums:
+    def begin(self, blocks: Sequence[int], parts: int, part: BlockPart = UNSHARDED) -> PendingSums:
         """See BlockSums."""
         if not parts or not blocks:
             return known(np.zeros((len(blocks), parts), dtype=np.uint64))

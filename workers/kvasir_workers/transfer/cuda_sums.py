@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from kvasir.native import CHECKSUM_FACTOR, CHECKSUM_SEED, checksum_weights
-from kvasir.ports.transfer import WHOLE, BlockPart, KvRegion
+from kvasir.ports.transfer import UNSHARDED, BlockPart, KvRegion
 from kvasir_workers.transfer.checksums import LANE_BYTES, PendingSums, Sums
 
 SLICE_BYTES = 8 << 20
@@ -28,7 +28,7 @@ class LaneSums:
         self._layers = layers
         self._weights: dict[int, torch.Tensor] = {}
 
-    def sums(self, blocks: Sequence[int], parts: int, part: BlockPart = WHOLE) -> torch.Tensor:
+    def sums(self, blocks: Sequence[int], parts: int, part: BlockPart = UNSHARDED) -> torch.Tensor:
         """As 64-bit integers, one row per block and one column per piece."""
         device = self._layers[0].device
         total = torch.full((len(blocks), parts), _signed(CHECKSUM_SEED), dtype=torch.int64, device=device)
@@ -61,7 +61,7 @@ class CudaSums:
         self._after_compute = after_compute
         self._waiting = ThreadPoolExecutor(1, thread_name_prefix="kv-sums")
 
-    def begin(self, blocks: Sequence[int], parts: int, part: BlockPart = WHOLE) -> PendingSums:
+    def begin(self, blocks: Sequence[int], parts: int, part: BlockPart = UNSHARDED) -> PendingSums:
         """See BlockSums."""
         if self._after_compute:
             self._stream.wait_stream(torch.cuda.current_stream(self._device))

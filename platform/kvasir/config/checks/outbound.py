@@ -84,7 +84,7 @@ class OutboundTarget:
         return host if self.port == _PORTS[self.scheme] else f"{host}:{self.port}"
 
 
-def read_url(url: str) -> OutboundTarget:
+def parse_url(url: str) -> OutboundTarget:
     """`url` taken apart; raises OutboundRefused unless it is http(s), absolute, plainly spelled, and without
     user information and fragment."""
     if len(url) > MAX_URL_CHARS:

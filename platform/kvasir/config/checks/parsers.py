@@ -30,7 +30,7 @@ REASONING_PARSERS = _REASONING_PARSERS.split()
 _NEAR = 4
 
 
-def near(name: str, known: list[str]) -> str:
+def closest_matches(name: str, known: list[str]) -> str:
     """What to write instead of `name`, which is none of `known`: `choose a or b`, or all of them."""
     close = difflib.get_close_matches(name.lower(), known, n=_NEAR, cutoff=0.5)
     family = [each for each in known if each.startswith(name.lower().split("_")[0][:4]) and each not in close]

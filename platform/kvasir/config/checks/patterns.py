@@ -38,7 +38,7 @@ _REFUSED = (
 )
 
 
-class Guard(IntEnum):
+class PatternAssertion(IntEnum):
     """Where a pattern may go on without a character. TEXT_END is the end of all text: unlike Python's, `$`
     does not match before a last line end."""
 
@@ -46,8 +46,8 @@ class Guard(IntEnum):
     TEXT_END = 1
     LINE_START = 2
     LINE_END = 3
-    WORD_EDGE = 4
-    NO_WORD_EDGE = 5
+    WORD_BOUNDARY = 4
+    NOT_WORD_BOUNDARY = 5
 
 
 class PatternError(ValueError):
@@ -56,12 +56,12 @@ class PatternError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class PatternState:
-    """One state of a graph. It takes one character that `test` matches, or stands at a `guard`, or neither,
-    and then any of `onward` follows."""
+    """One state of a graph. It takes one character that `test` matches, or stands at an `assertion`, or
+    neither, and then any of `onward` follows."""
 
     onward: tuple[int, ...] = ()
     test: re.Pattern[str] | None = None
-    guard: Guard | None = None
+    assertion: PatternAssertion | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,11 +73,11 @@ class PatternGraph:
     accept: int
 
     @property
-    def guarded(self) -> bool:
+    def has_assertions(self) -> bool:
         """Whether a match depends on what stands beside it."""
-        return any(state.guard is not None for state in self.states)
+        return any(state.assertion is not None for state in self.states)
 
-    def beginnings(self) -> tuple[str, ...]:
+    def first_char_tests(self) -> tuple[str, ...]:
         """Sources of tests of which every match's first character fulfils one."""
         found: dict[str, None] = {}
         for each in self._reached_at_once():
@@ -86,7 +86,7 @@ class PatternGraph:
                 found[test.pattern] = None
         return tuple(found)
 
-    def takes_nothing(self) -> bool:
+    def matches_empty(self) -> bool:
         """Whether the empty text may match."""
         return self.accept in self._reached_at_once()
 
@@ -109,7 +109,7 @@ class _Char:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    guard: Guard
+    assertion: PatternAssertion
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +132,7 @@ class _Repeated:
 _Node = _Char | _Place | _Sequence | _Choice | _Repeated
 
 
-def graph_of(patterns: Iterable[str], *, ignore_case: bool = False) -> PatternGraph:
+def build_graph(patterns: Iterable[str], *, ignore_case: bool = False) -> PatternGraph:
     """The graph of all `patterns`. Raises PatternError, whose message opens with the pattern's number, for
     one that is not sound, that matches the empty text, or with which there are too many states."""
     builder = _Builder()
@@ -141,7 +141,7 @@ def graph_of(patterns: Iterable[str], *, ignore_case: bool = False) -> PatternGr
         try:
             start = builder.add(_parse(pattern, ignore_case))
             whole = PatternGraph(tuple(builder.states), start, builder.accept)
-            if whole.takes_nothing():
+            if whole.matches_empty():
                 raise PatternError("it matches the empty text; let it begin with what must be there")
         except PatternError as error:
             raise PatternError(f"pattern {number} ({_shown(pattern)}): {error}") from error
@@ -227,19 +227,19 @@ class _Parser:
             return self._flags.char(found[0])
         self._at += 1
         if letter == "^":
-            return _Place(Guard.LINE_START if self._flags.lines else Guard.TEXT_START)
+            return _Place(PatternAssertion.LINE_START if self._flags.lines else PatternAssertion.TEXT_START)
         if letter == "$":
-            return _Place(Guard.LINE_END if self._flags.lines else Guard.TEXT_END)
+            return _Place(PatternAssertion.LINE_END if self._flags.lines else PatternAssertion.TEXT_END)
         return self._flags.char(letter if letter == "." else re.escape(letter))
 
     def _escape(self) -> _Node:
         found = _ESCAPE.match(self._source, self._at)
         text = found[0] if found is not None else "\\"
         places = {
-            "\\A": Guard.TEXT_START,
-            "\\Z": Guard.TEXT_END,
-            "\\b": Guard.WORD_EDGE,
-            "\\B": Guard.NO_WORD_EDGE,
+            "\\A": PatternAssertion.TEXT_START,
+            "\\Z": PatternAssertion.TEXT_END,
+            "\\b": PatternAssertion.WORD_BOUNDARY,
+            "\\B": PatternAssertion.NOT_WORD_BOUNDARY,
         }
         if text[1:2] in "123456789":
             raise PatternError(f"{text} is a back-reference, which has no bounded cost; write it out")
@@ -336,8 +336,8 @@ class _Builder:
                 if test is None:
                     test = self._tests[source] = re.compile(source)
                 return self.state(PatternState((onward,), test=test))
-            case _Place(guard):
-                return self.state(PatternState((onward,), guard=guard))
+            case _Place(assertion):
+                return self.state(PatternState((onward,), assertion=assertion))
             case _Sequence(items):
                 return self._enter_all(items, onward)
             case _Choice(options):

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Container, Iterator
 from typing import Literal
 
-from kvasir.config.checks.parsers import REASONING_PARSERS, TOOL_PARSERS, near
+from kvasir.config.checks.parsers import REASONING_PARSERS, TOOL_PARSERS, closest_matches
 from kvasir.config.spec.deployment import Deployment, EngineSpec, PoolSpec
 from kvasir.core.requests import Role
 
@@ -26,7 +26,7 @@ def engine_platform(installed: Container[str]) -> Platform | None:
     return "cuda" if "vllm" in installed else None
 
 
-def refusals(deployment: Deployment, *, platform: Platform) -> list[str]:
+def unsupported_features(deployment: Deployment, *, platform: Platform) -> list[str]:
     """Why `deployment` cannot run on `platform`, each as `field: reason; remedy`, or nothing.
 
     Only pools with `engine.kind: vllm` are judged: the simulated engine accepts every spec.
@@ -90,12 +90,12 @@ def _parsers(engine: EngineSpec, at: str) -> Iterator[str]:
     if engine.tool_parser is not None and engine.tool_parser not in TOOL_PARSERS:
         yield (
             f"{at}.tool_parser: the engine knows no {engine.tool_parser!r}; "
-            f"{near(engine.tool_parser, TOOL_PARSERS)}"
+            f"{closest_matches(engine.tool_parser, TOOL_PARSERS)}"
         )
     if engine.reasoning_parser is not None and engine.reasoning_parser not in REASONING_PARSERS:
         yield (
             f"{at}.reasoning_parser: the engine knows no {engine.reasoning_parser!r}; "
-            f"{near(engine.reasoning_parser, REASONING_PARSERS)}"
+            f"{closest_matches(engine.reasoning_parser, REASONING_PARSERS)}"
         )
 
 

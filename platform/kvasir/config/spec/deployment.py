@@ -280,7 +280,7 @@ class Deployment(Spec):
         """Whether the planner has anything to size."""
         return self.scaling.mode != "manual" and any(pool.scaling is not None for pool in self.pools)
 
-    def sleeps(self, pool: PoolSpec) -> bool:
+    def scales_to_zero(self, pool: PoolSpec) -> bool:
         """Whether the planner may leave a pool without a replica."""
         return self.scales and pool.scaling is not None and pool.scaling.min == 0
 

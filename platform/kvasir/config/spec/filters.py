@@ -8,11 +8,11 @@ from typing import Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from kvasir.config.checks.outbound import OutboundRefused, check_target, read_url
-from kvasir.config.checks.patterns import PatternError, graph_of
+from kvasir.config.checks.outbound import OutboundRefused, check_target, parse_url
+from kvasir.config.checks.patterns import PatternError, build_graph
 from kvasir.config.spec.base import Name, Spec
 
-PartName = Literal["content", "reasoning", "tools"]
+OutputPartName = Literal["content", "reasoning", "tools"]
 _MODEL = re.compile(r"[\x21-\x7e]{1,256}")
 
 
@@ -25,7 +25,7 @@ class FilterSpec(Spec):
     """Names of models and LoRA adapters that it applies to. Unset: all."""
     tenants: tuple[Name, ...] | None = Field(default=None, min_length=1, max_length=1000)
     """Tenants that it applies to. Unset: all."""
-    parts: tuple[PartName, ...] = Field(default=("content", "reasoning", "tools"), min_length=1)
+    parts: tuple[OutputPartName, ...] = Field(default=("content", "reasoning", "tools"), min_length=1)
     """What of an answer it judges; `tools` are the arguments of tool calls, as JSON text."""
     act: Literal["redact", "end"] = "end"
     """`redact` puts the replacement in the place of what was found; `end` ends the choice before it, with
@@ -52,7 +52,7 @@ class RegexFilterSpec(FilterSpec):
     @classmethod
     def _followable(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         try:
-            graph_of(value)
+            build_graph(value)
         except PatternError as error:
             raise ValueError(str(error)) from error
         return value
@@ -110,7 +110,7 @@ class ClassifierFilterSpec(FilterSpec):
     @model_validator(mode="after")
     def _reachable(self) -> Self:
         try:
-            check_target(read_url(self.url), private=self.private_address)
+            check_target(parse_url(self.url), private=self.private_address)
         except OutboundRefused as error:
             hint = "" if self.private_address else "; for a service of your own set private_address: true"
             raise ValueError(f"url: {error}{hint}") from error

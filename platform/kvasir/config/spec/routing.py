@@ -15,7 +15,7 @@ class HealthSpec(Spec):
     consecutive_failures: int = Field(default=5, ge=1)
     """So many failed requests in a row eject a worker."""
     slow_ratio: float = Field(default=8.0, gt=1)
-    """A worker whose times to first token are so many times those foreseen, while its peers' are not, is
+    """A worker whose times to first token are so many times those predicted, while its peers' are not, is
     ejected."""
     ejection_s: float = Field(default=2.0, gt=0)
     """The first ejection lasts so long; each following one twice as long as the one before."""

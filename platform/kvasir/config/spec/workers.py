@@ -42,7 +42,7 @@ class TransferSpec(Spec):
         return self
 
     @property
-    def patience_s(self) -> float:
+    def stall_timeout_s(self) -> float:
         """How long a pull may make no progress."""
         return _PULL_SHARE * self.timeout_s
 

@@ -1,4 +1,4 @@
-// Logs of KV changes, as kvasir.core.kv.KvChange describes them.
+// Logs of KV changes, as kvasir.core.kv.KvEventKind describes them.
 #pragma once
 
 #include <cstdint>

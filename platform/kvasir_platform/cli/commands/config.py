@@ -7,7 +7,7 @@ import json
 
 from kvasir.config.checks.problems import Problem, SpecError
 from kvasir.config.load.loader import dump, schema
-from kvasir.config.load.support import engine_platform, refusals
+from kvasir.config.load.support import engine_platform, unsupported_features
 from kvasir.config.load.yaml_document import render
 from kvasir.config.spec.deployment import Deployment
 from kvasir_platform.cli.common.output import CommandOutput
@@ -39,7 +39,7 @@ def config(args: argparse.Namespace, output: CommandOutput) -> int:
 def _refuse(deployment: Deployment, source: str) -> None:
     """Raises SpecError with what the installed engine (the CPU's where there is none) cannot run."""
     problems = []
-    for refusal in refusals(deployment, platform=engine_platform(installed_packages()) or "cpu"):
+    for refusal in unsupported_features(deployment, platform=engine_platform(installed_packages()) or "cpu"):
         field, _, rest = refusal.partition(": ")
         found, _, remedy = rest.partition("; ")
         problems.append(Problem(source, field=field, found=found, expected=remedy))

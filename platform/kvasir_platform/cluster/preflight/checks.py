@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from kvasir.config.load.support import Platform, engine_platform, refusals
+from kvasir.config.load.support import Platform, engine_platform, unsupported_features
 from kvasir.config.spec.deployment import Deployment, is_loopback
 from kvasir.core.requests import Role
 from kvasir_platform.cluster.local.janitor import SHARED_MEMORY
@@ -86,7 +86,7 @@ def _support(deployment: Deployment, machine: MachineFacts) -> Iterator[Finding]
     elsewhere = deployment.discovery.kind == "kubernetes" and any(pool.gpus for pool in deployment.pools)
     wanted: Platform = "cuda" if machine.gpus or elsewhere else "cpu"
     platform = engine_platform(machine.installed) or wanted
-    for reason in refusals(deployment, platform=platform):
+    for reason in unsupported_features(deployment, platform=platform):
         what, _, remedy = reason.partition("; ")
         yield Finding("engine", "error", what, remedy)
 

@@ -17,7 +17,7 @@ from cryptography import x509
 
 from kvasir.config.spec.deployment import Deployment
 from kvasir.core.errors import ConfigError
-from kvasir.wire.tls import certificate_problem, certificates_in, out_of_time, read_pem
+from kvasir.wire.tls import certificate_problem, certificates_in, read_pem, validity_problem
 from kvasir_platform.cluster.certificates import CA_FILE, ROUTER_FILE, worker_file
 from kvasir_platform.cluster.preflight.finding import Finding
 from kvasir_platform.cluster.preflight.machine_facts import FileProbe
@@ -243,7 +243,7 @@ def _aged(field: str, name: str, now: float, *, newest: bool) -> FileProbe:
         return FileProbe(field, name, f"cannot be used: {error.message.removeprefix('tls: ')}")
     own = max(found, key=_ends) if newest else found[0]
     begins, ends = own.not_valid_before_utc.timestamp(), _ends(own)
-    if problem := out_of_time(path, begins, ends, now):
+    if problem := validity_problem(path, begins, ends, now):
         return FileProbe(field, name, f"is of no use: {problem}")
     if ends - now < min(EXPIRES_SOON_S, (ends - begins) * (1 - _RENEWED_BY)):
         when = datetime.fromtimestamp(ends, UTC).isoformat(timespec="minutes")

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from enum import IntEnum
 from typing import NamedTuple
 
-from kvasir.config.checks.patterns import Guard, PatternGraph, PatternState
+from kvasir.config.checks.patterns import PatternAssertion, PatternGraph, PatternState
 
 MAX_WEIGHT = 4_000_000
 """Of what is kept, in words of eight bytes, before all is forgotten and computed anew."""
@@ -67,7 +67,7 @@ class Automaton:
 
     def __init__(self, graph: PatternGraph) -> None:
         self._graph = graph
-        self._beside = graph.guarded
+        self._beside = graph.has_assertions
         self._nodes: dict[tuple[_Groups, _Beside], _Node] = {}
         self._idle: dict[_Beside, _Node] = {}
         self._fresh: dict[tuple[_Beside, _Beside, str], tuple[int, ...]] = {}
@@ -79,7 +79,7 @@ class Automaton:
         """Of each state the number of its test: many states share one."""
         self._onward = [self._short(each) for each in graph.states]
         self.weight = 0
-        self.begins = re.compile("|".join(graph.beginnings()))
+        self.begins = re.compile("|".join(graph.first_char_tests()))
 
     def start(self) -> _Node:
         """Where a text begins."""
@@ -141,10 +141,10 @@ class Automaton:
         states, tests, accept = self._graph.states, self._tests, self._graph.accept
         reached: list[int] = []
         for each in state.onward:
-            ends = tests[each] >= 0 or states[each].guard is not None or each == accept
+            ends = tests[each] >= 0 or states[each].assertion is not None or each == accept
             further = (each,) if ends else states[each].onward
             if len(further) > _SHORT or not all(
-                tests[far] >= 0 or states[far].guard is not None or far == accept for far in further
+                tests[far] >= 0 or states[far].assertion is not None or far == accept for far in further
             ):
                 return None
             reached.extend(further)
@@ -204,7 +204,7 @@ class Automaton:
                     reached.append(each)
                 elif each == accept:
                     whole = number if whole == _NONE else whole
-                elif state.guard is None or _holds(state.guard, left, right):
+                elif state.assertion is None or _holds(state.assertion, left, right):
                     waiting.extend(state.onward)
             resolved.append(reached)
         return resolved, whole
@@ -218,7 +218,7 @@ class Automaton:
             if each in seen:
                 continue
             seen.add(each)
-            if tests[each] >= 0 or states[each].guard is not None or each == accept:
+            if tests[each] >= 0 or states[each].assertion is not None or each == accept:
                 reached.append(each)
             else:
                 waiting.extend(states[each].onward)
@@ -240,19 +240,19 @@ class Automaton:
         return _Beside.WORD if letter.isalnum() or letter == "_" else _Beside.OTHER
 
 
-def _holds(guard: Guard, left: _Beside, right: _Beside) -> bool:
-    match guard:
-        case Guard.TEXT_START:
+def _holds(assertion: PatternAssertion, left: _Beside, right: _Beside) -> bool:
+    match assertion:
+        case PatternAssertion.TEXT_START:
             return left is _Beside.EDGE
-        case Guard.TEXT_END:
+        case PatternAssertion.TEXT_END:
             return right is _Beside.EDGE
-        case Guard.LINE_START:
+        case PatternAssertion.LINE_START:
             return left in (_Beside.EDGE, _Beside.LINE_END)
-        case Guard.LINE_END:
+        case PatternAssertion.LINE_END:
             return right in (_Beside.EDGE, _Beside.LINE_END)
-        case Guard.WORD_EDGE:
+        case PatternAssertion.WORD_BOUNDARY:
             return (left is _Beside.WORD) is not (right is _Beside.WORD)
-        case Guard.NO_WORD_EDGE:
+        case PatternAssertion.NOT_WORD_BOUNDARY:
             return (left is _Beside.WORD) is (right is _Beside.WORD)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 from kvasir.config.spec.filters import OutputFiltersSpec
 from kvasir.core.errors import ConfigError
-from kvasir.ports.output_filter import AnswerPart, OutputFilter, Subject
+from kvasir.ports.output_filter import AnswerPart, FilterSubject, OutputFilter
 from kvasir.telemetry.metrics import Metrics
 from kvasir_platform.gateway.filters.classifier import ClassifierFilter
 from kvasir_platform.gateway.filters.filtered_answer import FilteredAnswer, FilteredChoice, Timers, watched_by
@@ -42,7 +42,7 @@ class OutputFilters:
             await each.close()
 
     def _applies(self, each: OutputFilter, watched: FilteredChoice) -> bool:
-        return any(each.applies(Subject(watched.model, part, watched.tenant)) for part in AnswerPart)
+        return any(each.applies(FilterSubject(watched.model, part, watched.tenant)) for part in AnswerPart)
 
 
 def output_filters(

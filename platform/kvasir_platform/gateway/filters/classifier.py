@@ -15,9 +15,9 @@ from dataclasses import dataclass
 
 import msgspec
 
-from kvasir.config.checks.outbound import read_url
+from kvasir.config.checks.outbound import parse_url
 from kvasir.config.spec.filters import ClassifierFilterSpec
-from kvasir.ports.output_filter import FilterAction, Rule, Subject
+from kvasir.ports.output_filter import FilterAction, FilterSubject, RulingCallback
 from kvasir_platform.gateway.filters.http_post import HttpPoster, PostError, PostTarget
 from kvasir_platform.gateway.filters.regex import Count
 from kvasir_platform.gateway.filters.scope import FilterScope
@@ -50,7 +50,7 @@ class ClassifierWindow:
     text: str
     new_from: int
     final: bool
-    subject: Subject
+    subject: FilterSubject
 
 
 class ClassifierFilter:
@@ -90,17 +90,17 @@ class ClassifierFilter:
         resolve: Resolve = system_resolve,
     ) -> ClassifierFilter:
         """The filter with a pool of its own. Raises OSError for a `ca_file` that cannot be read."""
-        target = read_url(spec.url)
+        target = parse_url(spec.url)
         context = client_context(spec.ca_file) if target.scheme == "https" else None
         endpoint = PostTarget(target, spec.private_address, context, spec.token_file)
         poster = HttpPoster(endpoint, connections=spec.max_connections, now=now, resolve=resolve)
         return cls(spec, poster, count, now=now, rng=rng)
 
-    def applies(self, subject: Subject) -> bool:
+    def applies(self, subject: FilterSubject) -> bool:
         """Whether the spec names its model, tenant and part."""
         return self._scope.has(subject)
 
-    def judge(self, subject: Subject, rule: Rule, before: str = "") -> ClassifierJudge:
+    def judge(self, subject: FilterSubject, rule: RulingCallback, before: str = "") -> ClassifierJudge:
         """Begin a text."""
         overlap = self.spec.overlap_chars
         return ClassifierJudge(self, subject, rule, before[-overlap:] if overlap else "")
@@ -194,7 +194,9 @@ class ClassifierJudge:
     """One text, which begins after `before`. `ruled`, `judged` and `end` count the characters of both: what
     has been ruled on, what has been in a window that was sent, and all there are."""
 
-    def __init__(self, judged_by: ClassifierFilter, subject: Subject, rule: Rule, before: str) -> None:
+    def __init__(
+        self, judged_by: ClassifierFilter, subject: FilterSubject, rule: RulingCallback, before: str
+    ) -> None:
         self._filter = judged_by
         self._spec = judged_by.spec
         self._subject = subject

@@ -11,8 +11,8 @@ from typing import Protocol
 import msgspec
 
 from kvasir.core.errors import KvasirError
-from kvasir.core.requests import Delta, Parsing, Usage
-from kvasir.ports.output_filter import AnswerPart, OutputFilter, Subject
+from kvasir.core.requests import Delta, OutputParsing, Usage
+from kvasir.ports.output_filter import AnswerPart, FilterSubject, OutputFilter
 from kvasir.ports.router import Lane
 from kvasir.telemetry.histogram import Histogram
 from kvasir_platform.gateway.filters.hold_back import HoldBack
@@ -76,7 +76,7 @@ def _text_lag(call: Call) -> float:
     return max([1, *map(len, call.sampling.stop)]) if call.parsing is None else math.inf
 
 
-def _offered_functions(parsing: Parsing | None) -> frozenset[str]:
+def _offered_functions(parsing: OutputParsing | None) -> frozenset[str]:
     if parsing is None or not parsing.tools:
         return frozenset()
     return frozenset(each.function.name for each in msgspec.json.decode(parsing.tools, type=list[_Tool]))
@@ -106,8 +106,8 @@ class FilteredAnswer:
         self._end_choice: Callable[[int], None] = _nothing
         self._broken: Callable[[Exception], None] = _nothing
 
-        def subject(part: AnswerPart) -> Subject:
-            return Subject(watched.model, part, watched.tenant)
+        def subject(part: AnswerPart) -> FilterSubject:
+            return FilterSubject(watched.model, part, watched.tenant)
 
         self._choices = [
             HoldBack(

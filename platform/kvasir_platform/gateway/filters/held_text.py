@@ -7,7 +7,7 @@ from bisect import insort
 from collections.abc import Callable, Sequence
 
 from kvasir.core.requests import ToolCallDelta
-from kvasir.ports.output_filter import AnswerPart, FilterAction, Judge, OutputFilter, Subject
+from kvasir.ports.output_filter import AnswerPart, FilterAction, FilterSubject, Judge, OutputFilter
 
 _NOT_JUDGED = 1 << 62
 
@@ -63,7 +63,7 @@ class HeldText:
         self._marks: list[tuple[int, int, str]] = []
         self._redacted = -1
 
-    def begin(self, filters: Sequence[OutputFilter], subject: Subject, ruled: Ruled) -> None:
+    def begin(self, filters: Sequence[OutputFilter], subject: FilterSubject, ruled: Ruled) -> None:
         """Have it judged by those of `filters` that apply."""
         for number, each in enumerate(filters):
             if each.applies(subject):

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from operator import itemgetter
 
 from kvasir.core.requests import Delta, FinishReason, PositionLogprobs, ToolCallDelta
-from kvasir.ports.output_filter import AnswerPart, FilterAction, OutputFilter, Subject
+from kvasir.ports.output_filter import AnswerPart, FilterAction, FilterSubject, OutputFilter
 from kvasir_platform.gateway.filters.held_text import HeldText
 from kvasir_platform.gateway.filters.held_tokens import HeldTokens
 
@@ -45,7 +45,7 @@ class HoldBack:
     def __init__(
         self,
         filters: Sequence[OutputFilter],
-        subject: Callable[[AnswerPart], Subject],
+        subject: Callable[[AnswerPart], FilterSubject],
         *,
         ruled: Callable[[], None],
         lag: float | None = None,

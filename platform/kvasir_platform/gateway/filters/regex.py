@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from kvasir.config.checks.patterns import graph_of
+from kvasir.config.checks.patterns import build_graph
 from kvasir.config.spec.filters import RegexFilterSpec
-from kvasir.ports.output_filter import FilterAction, Rule, Subject
+from kvasir.ports.output_filter import FilterAction, FilterSubject, RulingCallback
 from kvasir_platform.gateway.filters.automaton import Automaton, Scan
 from kvasir_platform.gateway.filters.scope import FilterScope
 from kvasir_platform.gateway.filters.spans import Spans
@@ -31,14 +31,14 @@ class RegexFilter:
         self.max_held_s = spec.max_held_s
         self._spec = spec
         self._scope = FilterScope(spec)
-        self._automaton = Automaton(graph_of(spec.patterns, ignore_case=spec.ignore_case))
+        self._automaton = Automaton(build_graph(spec.patterns, ignore_case=spec.ignore_case))
         self._count = count
 
-    def applies(self, subject: Subject) -> bool:
+    def applies(self, subject: FilterSubject) -> bool:
         """Whether the spec names its model, tenant and part."""
         return self._scope.has(subject)
 
-    def judge(self, subject: Subject, rule: Rule, before: str = "") -> RegexJudge:
+    def judge(self, subject: FilterSubject, rule: RulingCallback, before: str = "") -> RegexJudge:
         """Begin a text."""
         scan = Scan(self._automaton)
         kept = before[-self.max_held_chars :]
@@ -56,7 +56,7 @@ class RegexJudge:
     """One text. Rules on every character before `feed` returns, but for those of a match that may be coming,
     of which the last `max_held_chars` wait."""
 
-    def __init__(self, spec: RegexFilterSpec, scan: Scan, rule: Rule, count: Count) -> None:
+    def __init__(self, spec: RegexFilterSpec, scan: Scan, rule: RulingCallback, count: Count) -> None:
         self._scan = scan
         self._rule = rule
         self._count = count

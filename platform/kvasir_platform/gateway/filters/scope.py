@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kvasir.config.spec.filters import FilterSpec
-from kvasir.ports.output_filter import Subject
+from kvasir.ports.output_filter import FilterSubject
 
 
 class FilterScope:
@@ -14,7 +14,7 @@ class FilterScope:
         self._tenants = None if spec.tenants is None else frozenset(spec.tenants)
         self._parts = frozenset(spec.parts)
 
-    def has(self, subject: Subject) -> bool:
+    def has(self, subject: FilterSubject) -> bool:
         """Whether `subject` lies in it."""
         return (
             subject.part in self._parts

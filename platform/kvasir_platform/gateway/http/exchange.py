@@ -55,7 +55,7 @@ class ExchangeWire(Protocol):
     def lane(
         self, before: bytes, after: bytes, *, chunked: bool, gaps: Histogram, last_s: float
     ) -> Lane | None:
-        """A straight way to the peer; see kvasir.native.Lane. None where there is none at this moment."""
+        """A fast path to the peer; see kvasir.native.Lane. None where there is none at this moment."""
         ...
 
     def answered(self, *, close: bool) -> None:

@@ -16,7 +16,7 @@ from kvasir.core.errors import KvasirError
 from kvasir.core.requests import (
     Delta,
     FinishReason,
-    Parsing,
+    OutputParsing,
     PositionLogprobs,
     TokenLogprob,
     ToolCallDelta,
@@ -72,7 +72,7 @@ class AnswerHead:
     echo: bool = False
     prompt_only: bool = False
     return_token_ids: bool = False
-    parsing: Parsing | None = None
+    parsing: OutputParsing | None = None
     legacy_functions: bool = False
     stops: tuple[str, ...] = ()
 
@@ -109,7 +109,7 @@ class Answer(Protocol):
         ...
 
     def lane(self, index: int, gaps: Histogram, last_s: float) -> Lane | None:
-        """A straight way for what comes next of choice `index`, whose last token came at `last_s`; None where
+        """A fast path for what comes next of choice `index`, whose last token came at `last_s`; None where
         that has to be looked at here. Seconds between tokens are counted in `gaps`."""
         ...
 

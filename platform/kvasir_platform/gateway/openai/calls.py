@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from kvasir.core.errors import RequestError
-from kvasir.core.requests import Parsing, Sampling, Structured, token_ids
+from kvasir.core.requests import OutputParsing, Sampling, StructuredOutput, token_ids
 from kvasir.core.values import value
 from kvasir_platform.gateway.catalog.capabilities import TEXT_ONLY, ModelCapabilities, check_generates
 from kvasir_platform.gateway.openai.conversation import TemplateMessage, template_messages
@@ -63,7 +63,7 @@ class Call:
     salt: str
     answer_logprobs: int | None = None
     answer_prompt_logprobs: int | None = None
-    parsing: Parsing | None = None
+    parsing: OutputParsing | None = None
     echo: bool = False
     prompt_only: bool = False
     return_token_ids: bool = False
@@ -321,7 +321,7 @@ def _template_kwargs(body: ChatBody) -> dict[str, Any]:
     return kwargs
 
 
-def _rule(body: ChatBody, box: Toolbox) -> Structured | None:
+def _rule(body: ChatBody, box: Toolbox) -> StructuredOutput | None:
     found = structured(body)
     if found is None:
         return None

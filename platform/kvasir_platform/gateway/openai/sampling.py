@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from kvasir.core.requests import Sampling, Structured
+from kvasir.core.requests import Sampling, StructuredOutput
 from kvasir_platform.gateway.catalog.capabilities import ModelCapabilities
 from kvasir_platform.gateway.openai.schema.limits import bad, unsupported
 from kvasir_platform.gateway.openai.schema.sampling import SamplingFields
@@ -16,7 +16,7 @@ def sampling(
     limit: int | None,
     logprobs: int | None,
     prompt_logprobs: int | None,
-    rule: Structured | None,
+    rule: StructuredOutput | None,
     vocabulary: int,
     capabilities: ModelCapabilities,
 ) -> Sampling:

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from kvasir.core.errors import RequestError
-from kvasir.core.requests import Constraint, Structured
+from kvasir.core.requests import Constraint, StructuredOutput
 from kvasir_platform.gateway.openai.schema.limits import (
     MAX_DEPTH,
     MAX_SCHEMA_BYTES,
@@ -30,7 +30,7 @@ from kvasir_platform.gateway.openai.schema.structured import (
 )
 
 
-def structured(body: SamplingFields) -> tuple[Structured, str] | None:
+def structured(body: SamplingFields) -> tuple[StructuredOutput, str] | None:
     """The rule of `body` and the field that sets it, None for none. Raises RequestError for two rules, and
     for one that is too large, too deep or no JSON where it has to be."""
     found = list(_rules(body))
@@ -74,31 +74,31 @@ def _of_format(shape: JsonObjectFormat | JsonSchemaFormat | StructuralTagFormat)
     return "response_format", "structural_tag", msgspec.to_builtins(shape)
 
 
-def _json_object(value: object, param: str) -> Structured:
-    return Structured(Constraint.JSON_OBJECT)
+def _json_object(value: object, param: str) -> StructuredOutput:
+    return StructuredOutput(Constraint.JSON_OBJECT)
 
 
-def _json_schema(value: str | dict[str, Any], param: str) -> Structured:
-    return Structured(Constraint.JSON_SCHEMA, _json_text(value, param, MAX_DEPTH))
+def _json_schema(value: str | dict[str, Any], param: str) -> StructuredOutput:
+    return StructuredOutput(Constraint.JSON_SCHEMA, _json_text(value, param, MAX_DEPTH))
 
 
-def _structural_tag(value: str | dict[str, Any], param: str) -> Structured:
-    return Structured(Constraint.STRUCTURAL_TAG, _json_text(value, param, MAX_TAG_DEPTH))
+def _structural_tag(value: str | dict[str, Any], param: str) -> StructuredOutput:
+    return StructuredOutput(Constraint.STRUCTURAL_TAG, _json_text(value, param, MAX_TAG_DEPTH))
 
 
-def _regex(value: str, param: str) -> Structured:
-    return Structured(Constraint.REGEX, value)
+def _regex(value: str, param: str) -> StructuredOutput:
+    return StructuredOutput(Constraint.REGEX, value)
 
 
-def _grammar(value: str, param: str) -> Structured:
+def _grammar(value: str, param: str) -> StructuredOutput:
     check_size(value, MAX_SCHEMA_BYTES, param)
-    return Structured(Constraint.GRAMMAR, value)
+    return StructuredOutput(Constraint.GRAMMAR, value)
 
 
-def _choice(value: list[str], param: str) -> Structured:
+def _choice(value: list[str], param: str) -> StructuredOutput:
     text = msgspec.json.encode(value)
     check_size(text, MAX_SCHEMA_BYTES, param)
-    return Structured(Constraint.CHOICE, text.decode())
+    return StructuredOutput(Constraint.CHOICE, text.decode())
 
 
 def _json_text(value: str | dict[str, Any], param: str, levels: int) -> str:
@@ -120,7 +120,7 @@ def _object(text: str, param: str) -> dict[str, Any]:
         raise RequestError(f"{param}: {error}.", code="invalid_value", param=param) from None
 
 
-_MAKERS: dict[str, Callable[[Any, str], Structured]] = {
+_MAKERS: dict[str, Callable[[Any, str], StructuredOutput]] = {
     "json": _json_schema,
     "json_object": _json_object,
     "regex": _regex,

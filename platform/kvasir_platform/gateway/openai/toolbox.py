@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from kvasir.core.requests import Parsing
+from kvasir.core.requests import OutputParsing
 from kvasir_platform.gateway.catalog.capabilities import ModelCapabilities
 from kvasir_platform.gateway.openai.schema.chat import ChatBody, Function, NamedFunction, NamedTool, Tool
 from kvasir_platform.gateway.openai.schema.limits import (
@@ -81,11 +81,11 @@ def template_tools(tools: Sequence[Tool], param: str = "tools") -> tuple[Templat
 
 def parsing(
     box: Toolbox, body: ChatBody, template_kwargs: Mapping[str, Any], capabilities: ModelCapabilities
-) -> Parsing | None:
+) -> OutputParsing | None:
     """How the output is taken apart; None where its text is the content as it is, and so costs nothing."""
     if not box.called and not capabilities.reasoning:
         return None
-    return Parsing(
+    return OutputParsing(
         tools=msgspec.json.encode(box.tools).decode() if box.called else "",
         tool_choice=box.choice,
         function=box.function,

@@ -20,7 +20,7 @@ from typing import Protocol, TypeVar
 from kvasir.config.spec.tokenizer import TokenizerSpec
 from kvasir.core.errors import CapacityError, RequestError
 from kvasir.core.values import value
-from kvasir.telemetry.tokenizer_series import TokenizerSizes
+from kvasir.telemetry.tokenizer_series import TokenizerStats
 from kvasir_platform.gateway.prompt.chat_template import ChatTemplate
 from kvasir_platform.gateway.prompt.fast_tokenizer import ProvenEncoder, Reference, load_encoder
 from kvasir_platform.gateway.prompt.prefix_tokens import (
@@ -89,7 +89,7 @@ class Tokenizer(Protocol):
         """How the vocabulary spells each id, "" for ids that it does not use."""
         ...
 
-    def sizes(self) -> TokenizerSizes:
+    def sizes(self) -> TokenizerStats:
         """What it did, and what it holds."""
         ...
 
@@ -170,11 +170,11 @@ class ModelTokenizer:
         """See `Tokenizer`."""
         return [name or "" for name in self._encoder.names(ids)]
 
-    def sizes(self) -> TokenizerSizes:
+    def sizes(self) -> TokenizerStats:
         """See `Tokenizer`."""
         encoder, audit = self._encoder, self._audit
         prefixes = PrefixCounts() if self._prefixes is None else self._prefixes.counts()
-        return TokenizerSizes(
+        return TokenizerStats(
             fast=encoder.fast,
             failures=encoder.failures,
             audited=0 if audit is None else audit.checked,

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from kvasir.config.spec.tenants import PRIORITY_SPAN, TenantSpec
 from kvasir.core.errors import CapacityError, KvasirError, RequestError
 from kvasir.ports.limits import Grant, Limit, LimitRefusal, Quota, RateLimits
-from kvasir.telemetry.tenant_series import TenantUse
+from kvasir.telemetry.tenant_series import TenantUsage
 from kvasir_platform.gateway.catalog.models import no_such_model
 from kvasir_platform.gateway.catalog.slo_classes import SloClasses
 from kvasir_platform.gateway.tenants.limit_headers import limit_headers
@@ -85,7 +85,7 @@ class Caller:
         self.weight = spec.weight
         self.operator = spec.operator
         self.slo = slo
-        self.use = TenantUse(spec.name)
+        self.use = TenantUsage(spec.name)
         self.salt = scope.salt
         """The salt for the KV of a request, given the client's own, "" for none."""
         self._sessions = "" if isinstance(scope, Open) else f"{spec.name}\n"

@@ -9,8 +9,8 @@ from kvasir.config.spec.deployment import Deployment, SloSpec
 from kvasir.config.spec.redis import LimitsRedisSpec
 from kvasir.config.spec.tenants import DEFAULT_TENANT
 from kvasir.ports.clock import Clock, Rng
-from kvasir.ports.limits import RateLimits, SharedLimits
-from kvasir.telemetry.tenant_series import LimitsState, TenantFigures
+from kvasir.ports.limits import RateLimits, SharedRateLimits
+from kvasir.telemetry.tenant_series import RateLimitStats, TenantStats
 from kvasir_platform.gateway.catalog.slo_classes import SloClasses
 from kvasir_platform.gateway.tenants.caller import Caller
 from kvasir_platform.gateway.tenants.key_ring import KeyRing
@@ -39,10 +39,10 @@ class Callers:
             return self._default
         return self._callers[self._keys.tenant(headers.get(b"authorization"))]
 
-    def figures(self) -> TenantFigures:
+    def figures(self) -> TenantStats:
         """What all tenants have used."""
         uses = tuple(caller.use for caller in self._callers.values())
-        return TenantFigures(uses, limits_state(self._limits))
+        return TenantStats(uses, limits_state(self._limits))
 
     async def run(self) -> None:
         """Keep the keys fresh and the limits counted, until it is cancelled, or for as long as there is
@@ -100,9 +100,13 @@ def make_limits(redis: LimitsRedisSpec | None, clock: Clock, rng: Rng) -> RateLi
     return RedisLimits(redis, clock, f"{rng.getrandbits(64):016x}")
 
 
-def limits_state(limits: RateLimits) -> LimitsState | None:
+def limits_state(limits: RateLimits) -> RateLimitStats | None:
     """How rate limits are counted that routers share; None for others."""
-    return LimitsState(limits.shared, limits.decided_alone) if isinstance(limits, SharedLimits) else None
+    return (
+        RateLimitStats(limits.shared, limits.local_decisions)
+        if isinstance(limits, SharedRateLimits)
+        else None
+    )
 
 
 def _slo_classes(there_are: tuple[SloSpec, ...], allowed: tuple[str, ...] | None) -> SloClasses:

@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import math
 
-from kvasir.ports.limits import Levels, Quota
+from kvasir.ports.limits import BucketLevels, Quota
 from kvasir_platform.gateway.tenants.buckets import remaining
 
 
-def limit_headers(quota: Quota, levels: Levels) -> bytes:
+def limit_headers(quota: Quota, levels: BucketLevels) -> bytes:
     """The header lines of an answer; none for what is not limited."""
     lines = b""
     if quota.requests_per_min is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from kvasir.ports.limits import Grant, Levels, Limit, LimitRefusal, Quota
+from kvasir.ports.limits import BucketLevels, Grant, Limit, LimitRefusal, Quota
 from kvasir_platform.gateway.tenants.buckets import bounded, charged, wait
 
 LIMITS: tuple[Limit, ...] = ("requests", "tokens", "concurrency")
@@ -106,9 +106,9 @@ class MemoryLimits:
             state.tokens = bounded(charged(state.tokens, now, tokens, quota.tokens_per_min), now)
 
 
-def levels(requests: float, tokens: float, now: float) -> Levels:
+def levels(requests: float, tokens: float, now: float) -> BucketLevels:
     """Of buckets that will be full at these times."""
-    return Levels(max(0.0, requests - now), max(0.0, tokens - now))
+    return BucketLevels(max(0.0, requests - now), max(0.0, tokens - now))
 
 
 def check_amount(quota: Quota, tokens: int) -> None:

@@ -26,7 +26,7 @@ from redis.retry import Retry
 
 from kvasir.config.spec.redis import LimitsRedisSpec
 from kvasir.ports.clock import Clock
-from kvasir.ports.limits import Grant, Levels, LimitRefusal, Quota
+from kvasir.ports.limits import BucketLevels, Grant, LimitRefusal, Quota
 from kvasir_platform.gateway.tenants.limit_scripts import BEAT, SETTLE, TAKE
 from kvasir_platform.gateway.tenants.memory_limits import LIMITS, MemoryLimits, check_amount
 
@@ -79,7 +79,7 @@ class RedisLimits:
         self._warned = False
         self.shared = False
         """Whether routers count together at the moment."""
-        self.decided_alone = 0
+        self.local_decisions = 0
         """Questions that were meant for the server, and were not decided by it."""
 
     def take(
@@ -124,7 +124,7 @@ class RedisLimits:
             self._wake.set()
 
     def _decide_alone(self, asked: _Take) -> None:
-        self.decided_alone += 1
+        self.local_decisions += 1
         asked.then(self._local.decide(asked.tenant, asked.quota, asked.tokens))
 
     async def _serve(self, connection: Connection) -> None:
@@ -191,7 +191,7 @@ class RedisLimits:
 
     def _answer(self, asked: _Take, reply: list[int]) -> None:
         why, wait, requests, tokens = reply
-        levels = Levels(max(0, requests) / _MICRO, max(0, tokens) / _MICRO)
+        levels = BucketLevels(max(0, requests) / _MICRO, max(0, tokens) / _MICRO)
         verdict: Grant | LimitRefusal
         if why:
             verdict = LimitRefusal(LIMITS[why - 1], wait / _MICRO, levels)

@@ -62,7 +62,7 @@ async def _until(
 
 
 def _given_nothing(view: WorkerView) -> bool:
-    return view.state != "ready" or view.health.state in ("ejected", "silent")
+    return view.state != "ready" or view.health.state in ("ejected", "unresponsive")
 
 
 def _exact(view: WorkerView) -> bool:

@@ -15,8 +15,8 @@ from typing import Any
 
 from kvasir.core.errors import CapacityError, ProtocolError
 from kvasir.core.kv import KvSnapshotPart
-from kvasir.core.link import payload_bytes
 from kvasir.core.messages import Hello, RouterFrame, Welcome, WorkerFrame
+from kvasir.core.session_link import payload_bytes
 from kvasir.ports.session import ConnectionLost, WorkerConnection
 from kvasir_platform.sim.core.process import SimProcess
 from kvasir_platform.sim.net.wire import LinkConditions, SimWire

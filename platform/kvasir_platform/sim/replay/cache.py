@@ -12,7 +12,7 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from kvasir.core.kv import KvChange, Medium
+from kvasir.core.kv import KvEventKind, Medium
 from kvasir.native._twin import record
 
 
@@ -82,7 +82,7 @@ class BlockCache:
             self._used[name] = 1
         self._private += rest
         if come:
-            self._say(KvChange.REMOVED, Medium.CPU, come)
+            self._say(KvEventKind.REMOVED, Medium.CPU, come)
             self._say_stored(Medium.DEVICE, come)
         self._evict()
         return True
@@ -105,7 +105,7 @@ class BlockCache:
             new.append(name)
         self._private -= len(new)
         if below:
-            self._say(KvChange.REMOVED, Medium.CPU, below)
+            self._say(KvEventKind.REMOVED, Medium.CPU, below)
         if new:
             self._say_stored(Medium.DEVICE, new)
         return len(new)
@@ -132,7 +132,7 @@ class BlockCache:
         if excess <= 0:
             return
         gone = array("Q", [self._free.popitem(last=False)[0] for _ in range(excess)])
-        self._say(KvChange.REMOVED, Medium.DEVICE, gone)
+        self._say(KvEventKind.REMOVED, Medium.DEVICE, gone)
         if not self._cpu_blocks:
             return
         for name in gone:
@@ -141,9 +141,9 @@ class BlockCache:
         over = len(self._cpu) - self._cpu_blocks
         if over > 0:
             lost = array("Q", [self._cpu.popitem(last=False)[0] for _ in range(over)])
-            self._say(KvChange.REMOVED, Medium.CPU, lost)
+            self._say(KvEventKind.REMOVED, Medium.CPU, lost)
 
-    def _say(self, kind: KvChange, medium: Medium, names: array[int]) -> None:
+    def _say(self, kind: KvEventKind, medium: Medium, names: array[int]) -> None:
         self._log += record(kind, medium, 0, 0, names)
 
     def _say_stored(self, medium: Medium, names: array[int]) -> None:
@@ -153,5 +153,5 @@ class BlockCache:
             if i < len(names) and self._parents[names[i]] == names[i - 1]:
                 continue
             run = names[start:i]
-            self._log += record(KvChange.STORED, medium, 0, self._parents[run[0]], run)
+            self._log += record(KvEventKind.STORED, medium, 0, self._parents[run[0]], run)
             start = i

@@ -17,7 +17,7 @@ from itertools import count, pairwise
 
 from kvasir.core.kv import KvBatch, KvSnapshotPart
 from kvasir.core.requests import EngineLoad, Leg, Request, Role, SloClass, Timings, Usage
-from kvasir.ports.routing import Plan, RoutingPolicy, Target
+from kvasir.ports.routing import Plan, RoutingPolicy, RoutingTarget
 from kvasir_platform.sim.replay.cache import BlockCache
 from kvasir_platform.sim.replay.outcome import ReplayOutcome, WorkerOutcome
 from kvasir_platform.sim.replay.replica import MODEL, SimReplica
@@ -178,7 +178,7 @@ class TraceReplay:
         leg = Leg.FULL if plan.prefill is None else Leg.PREFILL
         self._submit(target, Job(number, traced, leg, now), now)
 
-    def _submit(self, target: Target, job: Job, now: float) -> None:
+    def _submit(self, target: RoutingTarget, job: Job, now: float) -> None:
         worker = self._workers[target.worker_id]
         worker.submit(job, now)
         self._wake(worker, now)
@@ -191,21 +191,21 @@ class TraceReplay:
             batch = KvBatch(_EPOCH, self._sequences[worker_id], message.log)
             self._index.apply(worker_id, batch, now)
         for job in message.happened.computed:
-            self._prefilled(job, Target(worker_id), now)
+            self._prefilled(job, RoutingTarget(worker_id), now)
         for job in message.happened.ended:
-            self._leg_ended(job, Target(worker_id), now)
+            self._leg_ended(job, RoutingTarget(worker_id), now)
         self._fleet.report(worker_id, message.load)
         for _ in range(len(self._held)):
             self._arrive(*self._held.popleft(), now)
 
-    def _prefilled(self, job: Job, target: Target, now: float) -> None:
+    def _prefilled(self, job: Job, target: RoutingTarget, now: float) -> None:
         request_state = self._request_states[job.number]
         self._fleet.confirm(request_state.request_id, target, now)
         if job.leg is Leg.FULL:
             charged = request_state.charges.get(target, TargetLoad())
             self._fleet.settle(request_state.charges, target, charged.prompt())
 
-    def _leg_ended(self, job: Job, target: Target, now: float) -> None:
+    def _leg_ended(self, job: Job, target: RoutingTarget, now: float) -> None:
         request_state = self._request_states[job.number]
         request_id = request_state.request_id
         self._fleet.measured(target, _usage(job), _timings(job), request_state.charges)

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields
 
-from kvasir.core.demand import DemandReport, Traffic, WorkerFigures
+from kvasir.core.demand import DemandReport, Traffic, WorkerStats
 from kvasir.core.errors import ConfigError
 from kvasir.core.requests import Role
 from kvasir.ports.scaler import Replica, ReplicaState
@@ -193,7 +193,7 @@ class ScaledFleet:
             self._sequence,
             {self.model: Traffic(**self._traffic)},
             tuple(
-                WorkerFigures(
+                WorkerStats(
                     worker_id=each.name,
                     pool=each.pool,
                     role=each.role,

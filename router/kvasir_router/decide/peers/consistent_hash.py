@@ -15,7 +15,7 @@ import numpy as np
 import xxhash
 
 from kvasir.ports.clock import Rng
-from kvasir.ports.routing import Target
+from kvasir.ports.routing import RoutingTarget
 from kvasir_router.decide.eligible import Disaggregation
 from kvasir_router.decide.peers.affinity import affinity_key
 from kvasir_router.decide.peers.place import PeerPolicy, PlacementChoice, PlacementQuery
@@ -28,7 +28,7 @@ POINTS = 100
 class _Ring:
     """Positions are 64-bit hashes; `owners[i]` is the index of the target at `points[i]`."""
 
-    def __init__(self, targets: tuple[Target, ...]) -> None:
+    def __init__(self, targets: tuple[RoutingTarget, ...]) -> None:
         self.targets = targets
         placed = sorted(
             (xxhash.xxh64_intdigest(f"{target.worker_id}/{target.rank}#{point}".encode()), index)

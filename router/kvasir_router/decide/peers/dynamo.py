@@ -29,7 +29,7 @@ from collections import Counter, deque
 import numpy as np
 
 from kvasir.ports.clock import Rng
-from kvasir.ports.routing import FloatColumn, Target
+from kvasir.ports.routing import FloatColumn, RoutingTarget
 from kvasir_router.decide.eligible import Disaggregation
 from kvasir_router.decide.peers.place import WHOLE, PeerPolicy, PlacementChoice, PlacementQuery, least
 
@@ -76,7 +76,7 @@ class Dynamo(PeerPolicy):
     def __init__(self, disaggregation: Disaggregation, rng: Rng, temperature: float = 0.0) -> None:
         super().__init__(disaggregation, rng)
         self._temperature = temperature
-        self._active: dict[Target, _Active] = {}
+        self._active: dict[RoutingTarget, _Active] = {}
 
     def _place(self, ask: PlacementQuery) -> PlacementChoice:
         candidates, rows = ask.candidates, ask.rows
@@ -117,7 +117,7 @@ class Dynamo(PeerPolicy):
                 blocks[position] -= active.repeated() + active.shared(names)
         return np.maximum(0.0, blocks)
 
-    def _forget_the_gone(self, targets: tuple[Target, ...]) -> None:
+    def _forget_the_gone(self, targets: tuple[RoutingTarget, ...]) -> None:
         if len(self._active) > 2 * len(targets):
             for gone in self._active.keys() - set(targets):
                 del self._active[gone]

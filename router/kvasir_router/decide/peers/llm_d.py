@@ -23,7 +23,7 @@ from collections import OrderedDict
 import numpy as np
 
 from kvasir.ports.clock import Rng
-from kvasir.ports.routing import SCORE, FloatColumn, Target
+from kvasir.ports.routing import SCORE, FloatColumn, RoutingTarget
 from kvasir_router.decide.eligible import Disaggregation
 from kvasir_router.decide.peers.place import PeerPolicy, PlacementChoice, PlacementQuery, least
 
@@ -44,7 +44,7 @@ class LlmD(PeerPolicy):
 
     def __init__(self, disaggregation: Disaggregation, rng: Rng) -> None:
         super().__init__(disaggregation, rng)
-        self._cold: OrderedDict[Target, None] = OrderedDict()
+        self._cold: OrderedDict[RoutingTarget, None] = OrderedDict()
 
     def _place(self, ask: PlacementQuery) -> PlacementChoice:
         prefix = _prefix(ask)
@@ -78,7 +78,7 @@ class LlmD(PeerPolicy):
         scores: FloatColumn = np.maximum(0.0, 1.0 - ranks / (count - 1))
         return scores
 
-    def _remember(self, target: Target) -> None:
+    def _remember(self, target: RoutingTarget) -> None:
         self._cold[target] = None
         self._cold.move_to_end(target)
         while len(self._cold) > LRU_SIZE:

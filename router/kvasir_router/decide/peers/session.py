@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import OrderedDict
 
 from kvasir.ports.clock import Rng
-from kvasir.ports.routing import Target
+from kvasir.ports.routing import RoutingTarget
 from kvasir_router.decide.eligible import Disaggregation
 from kvasir_router.decide.peers.affinity import affinity_key
 from kvasir_router.decide.peers.place import PeerPolicy, PlacementChoice, PlacementQuery, least
@@ -26,7 +26,7 @@ class StickySession(PeerPolicy):
     def __init__(self, disaggregation: Disaggregation, rng: Rng, sessions: int = SESSIONS) -> None:
         super().__init__(disaggregation, rng)
         self._capacity = sessions
-        self._places: OrderedDict[tuple[str, str], Target] = OrderedDict()
+        self._places: OrderedDict[tuple[str, str], RoutingTarget] = OrderedDict()
 
     def _place(self, ask: PlacementQuery) -> PlacementChoice:
         load = ask.in_flight()

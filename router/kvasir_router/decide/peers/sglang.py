@@ -19,7 +19,7 @@ from __future__ import annotations
 import numpy as np
 
 from kvasir.ports.clock import Rng
-from kvasir.ports.routing import Target
+from kvasir.ports.routing import RoutingTarget
 from kvasir_router.decide.eligible import Disaggregation
 from kvasir_router.decide.peers.place import PeerPolicy, PlacementChoice, PlacementQuery
 from kvasir_router.decide.peers.tree import SentTree
@@ -77,7 +77,7 @@ class SglangCacheAware(PeerPolicy):
     def _imbalanced(self, least: int, most: int) -> bool:
         return most - least > self._abs_threshold and most > self._rel_threshold * least
 
-    def _holder(self, ask: PlacementQuery, tree: SentTree, holder: Target, sent: np.ndarray) -> int:
+    def _holder(self, ask: PlacementQuery, tree: SentTree, holder: RoutingTarget, sent: np.ndarray) -> int:
         """The original takes the first healthy place, and forgets the other, where the tree names one that
         is gone."""
         if sent.any():

@@ -11,7 +11,7 @@ from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Collection
 
-from kvasir.ports.routing import Target
+from kvasir.ports.routing import RoutingTarget
 
 
 class SentTree:
@@ -19,10 +19,10 @@ class SentTree:
 
     def __init__(self, budget: int) -> None:
         self._budget = budget
-        self._holders: dict[int, dict[Target, None]] = {}
-        self._sent: dict[Target, OrderedDict[int, None]] = {}
+        self._holders: dict[int, dict[RoutingTarget, None]] = {}
+        self._sent: dict[RoutingTarget, OrderedDict[int, None]] = {}
 
-    def insert(self, names: array[int], target: Target) -> None:
+    def insert(self, names: array[int], target: RoutingTarget) -> None:
         """`target` was sent this prefix."""
         sent = self._sent.setdefault(target, OrderedDict())
         for name in reversed(names):
@@ -32,12 +32,14 @@ class SentTree:
         while len(sent) > self._budget:
             self._drop(sent.popitem(last=False)[0], target)
 
-    def match(self, names: array[int]) -> tuple[int, tuple[Target, ...]]:
+    def match(self, names: array[int]) -> tuple[int, tuple[RoutingTarget, ...]]:
         """How many leading blocks anybody was sent, and who was sent the last of them, first sent first."""
         depth = bisect_left(names, True, key=lambda name: name not in self._holders)
         return depth, tuple(self._holders[names[depth - 1]]) if depth else ()
 
-    def match_among(self, names: array[int], targets: Collection[Target]) -> tuple[int, tuple[Target, ...]]:
+    def match_among(
+        self, names: array[int], targets: Collection[RoutingTarget]
+    ) -> tuple[int, tuple[RoutingTarget, ...]]:
         """The same of these targets only."""
         wanted = set(targets)
         depth = bisect_left(names, True, key=lambda name: wanted.isdisjoint(self._holders.get(name, ())))
@@ -45,22 +47,22 @@ class SentTree:
             return 0, ()
         return depth, tuple(t for t in self._holders[names[depth - 1]] if t in wanted)
 
-    def forget(self, target: Target) -> None:
+    def forget(self, target: RoutingTarget) -> None:
         """All that it was sent."""
         for name in self._sent.pop(target, ()):
             self._drop(name, target)
 
-    def keep(self, targets: Collection[Target]) -> None:
+    def keep(self, targets: Collection[RoutingTarget]) -> None:
         """Forget places that are long gone: once there are more of them than of these."""
         if len(self._sent) > 2 * len(targets):
             for gone in self._sent.keys() - set(targets):
                 self.forget(gone)
 
-    def held(self, target: Target) -> int:
+    def held(self, target: RoutingTarget) -> int:
         """Blocks that are remembered of a place."""
         return len(self._sent.get(target, ()))
 
-    def _drop(self, name: int, target: Target) -> None:
+    def _drop(self, name: int, target: RoutingTarget) -> None:
         holders = self._holders[name]
         del holders[target]
         if not holders:

@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvasir.core.demand import Traffic, WorkerFigures
+from kvasir.core.demand import Traffic, WorkerStats
 from kvasir.core.requests import Role
 from kvasir_platform.planner.capacity import SloTarget, WorkerRates, capacity, seats
 from kvasir_platform.planner.demand import Interval, Mix
 
 RATES = WorkerRates(0.1, 0.001, 0.01, 0.001, kv_tokens=1_000_000.0, used_per_stream=0.0)
 PROMISE = SloTarget(ttft_s=5.0, itl_s=0.1)
-FIGURES = WorkerFigures("w", "decode", Role.DECODE, True, 0.1, 0.001, 0.01, 0.001, 0, 1000, 0, 0)
+FIGURES = WorkerStats("w", "decode", Role.DECODE, True, 0.1, 0.001, 0.01, 0.001, 0, 1000, 0, 0)
 
 
 def mix(computed: tuple[int, ...] = (900,), prompt: int = 1000, output: int = 100) -> Mix:

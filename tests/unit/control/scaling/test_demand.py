@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvasir.core.demand import DemandReport, Traffic, WorkerFigures
+from kvasir.core.demand import DemandReport, Traffic, WorkerStats
 from kvasir.core.requests import Role
 from kvasir_platform.planner.demand import FORGET_S, MIX_S, MOST_ROUTERS, Demand, Interval, Mix
 
@@ -17,13 +17,13 @@ STALE_S = 15.0
 
 
 def report(
-    sequence: int, *, router: str = "a", workers: tuple[WorkerFigures, ...] = (), **counts: int
+    sequence: int, *, router: str = "a", workers: tuple[WorkerStats, ...] = (), **counts: int
 ) -> DemandReport:
     return DemandReport(router, "e", sequence, {"m": Traffic(**counts)}, workers)
 
 
-def worker(name: str, streams: int = 0) -> WorkerFigures:
-    return WorkerFigures(name, "decode", Role.DECODE, True, 0.0, 0.0, 0.0, 0.0, 0, 0, 0, streams)
+def worker(name: str, streams: int = 0) -> WorkerStats:
+    return WorkerStats(name, "decode", Role.DECODE, True, 0.0, 0.0, 0.0, 0.0, 0, 0, 0, streams)
 
 
 @pytest.fixture

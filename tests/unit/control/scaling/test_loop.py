@@ -11,7 +11,7 @@ import pytest
 
 from kvasir.config.spec.deployment import Deployment, PoolScalingSpec, PoolSpec, ScalingSpec
 from kvasir.config.spec.models import ModelSpec
-from kvasir.core.demand import DemandReport, PlannerWord, Traffic, WorkerFigures
+from kvasir.core.demand import DemandReport, PlannerReply, Traffic, WorkerStats
 from kvasir.core.errors import ConfigError, UpstreamError
 from kvasir.core.requests import Role
 from kvasir.ports.scaler import Replica, ReplicaState
@@ -119,7 +119,7 @@ class Stage:
         self.counts = Traffic()
         self.sequence = 0
         self.now = 0.0
-        self.word = PlannerWord("", False, {}, {}, {})
+        self.word = PlannerReply("", False, {}, {}, {})
 
     def _made(self, pins: dict[str, int] | None, before: ScalingLoop | None = None) -> ScalingLoop:
         return ScalingLoop(
@@ -139,7 +139,7 @@ class Stage:
 
     def hear(
         self, requests: int = 0, output: int = 100, hits: dict[str, int] | None = None, **news: int
-    ) -> PlannerWord:
+    ) -> PlannerReply:
         self.sequence += 1
         came = Traffic(
             arrived=requests,
@@ -154,7 +154,7 @@ class Stage:
         self.counts = self.counts.plus(came)
         known = {name: getattr(self.counts, name) for name in Traffic.__slots__} | news
         workers = tuple(
-            WorkerFigures(
+            WorkerStats(
                 worker_id=each.worker_id,
                 pool=each.pool,
                 role=Role(each.pool),
@@ -336,10 +336,10 @@ def test_another_planners_epoch_is_answered_and_not_counted() -> None:
     stage = Stage()
     told = DemandReport("router", "before", 1, {"m": Traffic(arrived=10**6)})
     word = stage.loop.take(told, 0.0)
-    assert (word.epoch, word.taken) == ("now", False)
+    assert (word.epoch, word.accepted) == ("now", False)
     stage.look(hears=False)
     assert stage.explain["frozen"] == "no router has told anything yet"
-    assert stage.hear().taken
+    assert stage.hear().accepted
 
 
 # -- starts ------------------------------------------------------------------------------------------
@@ -395,13 +395,13 @@ def asleep(most: int = 4, *, drains: bool = False) -> Stage:
 
 def test_a_model_that_is_asked_for_is_woken_at_once_and_once() -> None:
     stage = asleep()
-    assert stage.hear().awake_in_s == {"m": 120.0}
+    assert stage.hear().ready_in_s == {"m": 120.0}
     stage.owner.calls.clear()
     stage.hear(parked=1, waiting=1, in_flight=1)
     for _ in range(3):
         stage.loop.step(stage.now + 0.1)
     assert stage.owner.calls == [("start", "prefill", 1), ("start", "decode", 1)]
-    assert stage.hear(parked=1).awake_in_s == {"m": pytest.approx(120.0, abs=0.5)}
+    assert stage.hear(parked=1).ready_in_s == {"m": pytest.approx(120.0, abs=0.5)}
 
 
 def test_a_request_that_was_turned_away_at_once_wakes_its_model_too() -> None:
@@ -459,26 +459,26 @@ def test_a_model_pinned_to_nothing_is_not_woken() -> None:
 @pytest.mark.parametrize("pools", [("prefill",), ("decode",), ("prefill", "decode")])
 def test_no_request_is_told_to_wait_for_a_pool_that_is_pinned_to_nothing(pools: tuple[str, ...]) -> None:
     stage = asleep()
-    assert stage.hear().awake_in_s
+    assert stage.hear().ready_in_s
     for pool in pools:
         stage.loop.pin(pool, 0)
     stage.run(0, 3, comes_up=False, parked=1, in_flight=1)
-    assert stage.hear().awake_in_s == {}
+    assert stage.hear().ready_in_s == {}
     for pool in pools:
         stage.loop.pin(pool, None)
     stage.run(0, 1, comes_up=False, parked=1, in_flight=1)
-    assert stage.hear().awake_in_s
+    assert stage.hear().ready_in_s
 
 
 def test_no_request_is_told_to_wait_where_a_start_is_only_advised_unless_somebody_pins_it() -> None:
     stage = Stage(bounds=(0, 4), begin=(0, 0), mode="advise")
     assert stage.run(0, 3, parked=1, in_flight=1) == []
-    assert stage.hear().awake_in_s == {}
+    assert stage.hear().ready_in_s == {}
     assert ("wake", False) in {(act["what"], act["done"]) for act in stage.explain["acts"]}
     for pool in ("prefill", "decode"):
         stage.loop.pin(pool, 1)
     stage.run(0, 1, comes_up=False)
-    assert stage.hear().awake_in_s
+    assert stage.hear().ready_in_s
 
 
 def test_one_part_that_is_missing_is_all_that_is_started() -> None:
@@ -641,13 +641,13 @@ def test_a_new_planner_goes_on_with_the_roles_that_routers_have() -> None:
             PoolSpec(name="decode", role=Role.DECODE, scaling=PoolScalingSpec(min=1, max=4)),
         )
     )
-    lent = WorkerFigures("prefill-1", "prefill", Role.DECODE, True, 0.0, 1e-4, 0.01, 1e-3, 0, 1000, 0, 0)
-    home = WorkerFigures("prefill-2", "prefill", Role.PREFILL, True, 0.0, 1e-4, 0.01, 1e-3, 0, 1000, 0, 0)
+    lent = WorkerStats("prefill-1", "prefill", Role.DECODE, True, 0.0, 1e-4, 0.01, 1e-3, 0, 1000, 0, 0)
+    home = WorkerStats("prefill-2", "prefill", Role.PREFILL, True, 0.0, 1e-4, 0.01, 1e-3, 0, 1000, 0, 0)
     loop = ScalingLoop(deployment, Nobody(), epoch="new", tell=lambda _name, **_details: None)
     for sequence, epoch in enumerate(("old", "new", "new"), 1):
         word = loop.take(DemandReport("router", epoch, sequence, {}, (lent, home)), float(sequence))
-        assert word.taken == (epoch == "new")
-        assert word.roles == ({"prefill-1": Role.DECODE} if word.taken else {})
+        assert word.accepted == (epoch == "new")
+        assert word.roles == ({"prefill-1": Role.DECODE} if word.accepted else {})
 
 
 class Nobody:

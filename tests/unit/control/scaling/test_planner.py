@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvasir.core.demand import Traffic, WorkerFigures
+from kvasir.core.demand import Traffic, WorkerStats
 from kvasir.core.requests import Role
 from kvasir_platform.planner.capacity import SloTarget
 from kvasir_platform.planner.demand import Interval
@@ -60,7 +60,7 @@ class Stage:
             **({"judged": ended, "met": ended} | news),
         )
         workers = [
-            WorkerFigures(f"{name}-{n}", name, role, True, 0.0, 0.001, 0.01, 0.0016, 0, 10**6, 0, 0)
+            WorkerStats(f"{name}-{n}", name, role, True, 0.0, 0.001, 0.01, 0.0016, 0, 10**6, 0, 0)
             for name, role in self.roles.items()
             for n in range(self.states[name].serving)
         ]

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvasir.core.demand import WorkerFigures
+from kvasir.core.demand import WorkerStats
 from kvasir.core.requests import Role
 from kvasir.ports.scaler import Replica, ReplicaState
 from kvasir_platform.planner.victims import Savings, Size, flips, victims
@@ -18,12 +18,12 @@ def replica(name: str, state: ReplicaState = SERVING, since_s: float = 0.0) -> R
     return Replica(f"replica-{name}", "prefill", state, since_s, "" if state is STARTING else name)
 
 
-def worker(name: str, hits: int = 0, streams: int = 0) -> WorkerFigures:
-    return WorkerFigures(name, "prefill", Role.PREFILL, True, 0.0, 0.0, 0.0, 0.0, hits, 0, 0, streams)
+def worker(name: str, hits: int = 0, streams: int = 0) -> WorkerStats:
+    return WorkerStats(name, "prefill", Role.PREFILL, True, 0.0, 0.0, 0.0, 0.0, hits, 0, 0, streams)
 
 
 def chosen(
-    replicas: list[Replica], count: int, *workers: WorkerFigures, savings: Savings | None = None
+    replicas: list[Replica], count: int, *workers: WorkerStats, savings: Savings | None = None
 ) -> list[str]:
     known = {each.worker_id: each for each in workers}
     found = victims(replicas, count, savings or Savings(), known)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from kvasir.config.checks.patterns import MAX_REPEATED_STATES, PatternError, graph_of
+from kvasir.config.checks.patterns import MAX_REPEATED_STATES, PatternError, build_graph
 from kvasir_platform.gateway.filters import automaton as automata
 from kvasir_platform.gateway.filters.automaton import MAX_WEIGHT, Automaton, Scan
 
@@ -46,7 +46,7 @@ def matches(pattern: str, text: str) -> list[tuple[int, int]]:
 
 
 def scanned(pattern: str, pieces: list[str]) -> list[tuple[int, int]]:
-    scan = Scan(Automaton(graph_of([pattern])))
+    scan = Scan(Automaton(build_graph([pattern])))
     found: dict[int, int] = {}
     for piece in pieces:
         for begin, end in scan.feed(piece):
@@ -116,12 +116,12 @@ def test_syntax_means_what_it_means_in_python(
 )
 def test_what_cannot_be_followed_is_refused_with_its_number_and_reason(pattern: str, says: str) -> None:
     with pytest.raises(PatternError, match=re.escape(says)) as refused:
-        graph_of(["fine", pattern])
+        build_graph(["fine", pattern])
     assert str(refused.value).startswith("pattern 1 ")
 
 
 def test_the_classic_exponential_pattern_takes_one_known_step_per_character() -> None:
-    automaton = Automaton(graph_of([r"(a+)+b"]))
+    automaton = Automaton(build_graph([r"(a+)+b"]))
     computed = 0
     compute = automaton.step
 
@@ -139,7 +139,7 @@ def test_the_classic_exponential_pattern_takes_one_known_step_per_character() ->
 
 def test_many_patterns_are_one_automaton_and_forgetting_its_steps_changes_nothing() -> None:
     words = [f"word{number:03}x" for number in range(400)]
-    automaton = Automaton(graph_of(words))
+    automaton = Automaton(build_graph(words))
     automaton.weight = MAX_WEIGHT - 200
     scan = Scan(automaton)
     assert scan.feed("so word123x and word399x") == [(3, 11), (16, 24)]
@@ -149,7 +149,7 @@ def test_what_is_kept_is_bounded_though_every_character_makes_a_state_of_its_own
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(automata, "MAX_WEIGHT", 100_000)
-    automaton = Automaton(graph_of(["a.{60}b"]))
+    automaton = Automaton(build_graph(["a.{60}b"]))
     scan = Scan(automaton)
     scan.feed("-" * 40)
     letters = random.Random(1)

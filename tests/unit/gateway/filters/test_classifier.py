@@ -15,10 +15,10 @@ from tests.kit.gateway.classifier_server import ClassifierServer, classifier_ser
 
 from kvasir.clock import MonotonicClock
 from kvasir.config.spec.filters import ClassifierFilterSpec
-from kvasir.ports.output_filter import AnswerPart, FilterAction, Subject
+from kvasir.ports.output_filter import AnswerPart, FilterAction, FilterSubject
 from kvasir_platform.gateway.filters.classifier import ClassifierFilter, ClassifierJudge
 
-SUBJECT = Subject("m", AnswerPart.CONTENT, "acme")
+SUBJECT = FilterSubject("m", AnswerPart.CONTENT, "acme")
 PATIENCE_S = 30.0
 
 

@@ -24,7 +24,7 @@ from tests.kit.gateway.scripted_router import ScriptedRouter, ScriptedStream
 from kvasir.clock import MonotonicClock
 from kvasir.config.spec.filters import OutputFiltersSpec
 from kvasir.core.errors import UpstreamError
-from kvasir.core.requests import FinishReason, Parsing, Request, Sampling, ToolCallDelta
+from kvasir.core.requests import FinishReason, OutputParsing, Request, Sampling, ToolCallDelta
 from kvasir.telemetry.metrics import Metrics
 from kvasir_platform.gateway.filters.build import output_filters
 from kvasir_platform.gateway.filters.filtered_answer import FilteredAnswer
@@ -52,7 +52,7 @@ class Call:
         stream: bool = True,
         shows_tokens: bool = False,
         stop: tuple[str, ...] = (),
-        parsing: Parsing | None = None,
+        parsing: OutputParsing | None = None,
         tenant: str = "",
     ) -> None:
         self.wire = RecordingWire()
@@ -301,7 +301,7 @@ async def test_tokens_wait_for_as_long_as_a_stop_string_may_keep_their_text(stre
     assert not choice.get("token_ids")
 
 
-CALLS = Parsing(tools='[{"type":"function","function":{"name":"find"}}]', tool_choice="auto")
+CALLS = OutputParsing(tools='[{"type":"function","function":{"name":"find"}}]', tool_choice="auto")
 
 
 @both
@@ -354,7 +354,7 @@ async def test_where_a_filter_ends_a_choice_usage_counts_what_was_generated(stre
 
 @both
 async def test_reasoning_that_is_hidden_ends_nothing(stream: bool) -> None:
-    call = Call({"regex": [regex()]}, stream=stream, parsing=Parsing(reasoning=False))
+    call = Call({"regex": [regex()]}, stream=stream, parsing=OutputParsing(reasoning=False))
     call.engine.emit("", reasoning="a secret")
     call.engine.emit("well", finish=FinishReason.STOP)
     call.engine.finish()

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from kvasir.config.spec.filters import RegexFilterSpec
 from kvasir.core.requests import Delta, FinishReason, PositionLogprobs, TokenLogprob, ToolCallDelta
-from kvasir.ports.output_filter import AnswerPart, OutputFilter, Subject
+from kvasir.ports.output_filter import AnswerPart, FilterSubject, OutputFilter
 from kvasir_platform.gateway.filters.hold_back import HoldBack
 from kvasir_platform.gateway.filters.regex import RegexFilter
 
@@ -40,7 +40,7 @@ class Choice:
     def __post_init__(self) -> None:
         self.held = HoldBack(
             self.filters,
-            lambda part: Subject("m", part),
+            lambda part: FilterSubject("m", part),
             ruled=lambda: self.keep(self.held.release()),
             lag=self.lag,
             functions=self.functions,
@@ -444,6 +444,6 @@ def test_a_choice_without_a_last_word_is_settled() -> None:
 @pytest.mark.parametrize("part", list(AnswerPart))
 def test_a_filter_applies_to_the_models_and_tenants_that_it_names(part: AnswerPart) -> None:
     each = regex("abc", models=("m",), tenants=("t",))
-    assert each.applies(Subject("m", part, "t"))
-    assert not each.applies(Subject("m2", part, "t"))
-    assert not each.applies(Subject("m", part))
+    assert each.applies(FilterSubject("m", part, "t"))
+    assert not each.applies(FilterSubject("m2", part, "t"))
+    assert not each.applies(FilterSubject("m", part))

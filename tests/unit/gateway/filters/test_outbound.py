@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from kvasir.config.checks.outbound import OutboundRefused, check_address, check_target, read_url
+from kvasir.config.checks.outbound import OutboundRefused, check_address, check_target, parse_url
 from kvasir_platform.cluster.certificates import Authority
 from kvasir_platform.gateway.http.outbound import checked_addresses, client_context, connect
 
@@ -132,7 +132,7 @@ async def answers(addresses: list[str]) -> list[str]:
 @pytest.mark.parametrize("url", SPELLINGS)
 def test_a_url_that_leads_inside_or_is_oddly_spelled_is_refused(url: str) -> None:
     with pytest.raises(OutboundRefused):
-        check_target(read_url(url), private=False)
+        check_target(parse_url(url), private=False)
 
 
 @pytest.mark.parametrize("address", RESOLVED)
@@ -140,7 +140,7 @@ def test_a_url_that_leads_inside_or_is_oddly_spelled_is_refused(url: str) -> Non
 async def test_a_name_of_which_any_address_lies_inside_is_refused(address: str, beside: list[str]) -> None:
     with pytest.raises(OutboundRefused):
         await checked_addresses(
-            read_url("https://example.com/"), private=False, resolve=lambda *_: answers([*beside, address])
+            parse_url("https://example.com/"), private=False, resolve=lambda *_: answers([*beside, address])
         )
 
 
@@ -173,7 +173,7 @@ def test_private_addresses_are_open_to_who_asks_for_them(address: str) -> None:
     ],
 )
 def test_plain_urls_are_taken_apart(url: str, authority: str, path: str, port: int) -> None:
-    target = read_url(url)
+    target = parse_url(url)
     check_target(target, private=False)
     assert (target.authority, target.path, target.port) == (authority, path, port)
 
@@ -212,7 +212,7 @@ async def test_a_name_that_is_rebound_after_it_was_judged_gains_nothing(
         raise ConnectionRefusedError
 
     monkeypatch.setattr(asyncio, "open_connection", refusing)
-    target = read_url("http://rebind.example.com/")
+    target = parse_url("http://rebind.example.com/")
 
     async def attempt() -> None:
         await connect(target, private=False, context=None, resolve=lambda *_: answers(next(told)))
@@ -231,7 +231,7 @@ async def test_the_connection_goes_to_the_judged_address_without_asking_again(se
         asked.append(host)
         return ["127.0.0.1"]
 
-    target = read_url(f"http://does-not-exist.example.com:{server.port}/")
+    target = parse_url(f"http://does-not-exist.example.com:{server.port}/")
     reader, writer = await connect(target, private=True, context=None, resolve=once)
     assert await reader.read() == b""
     writer.close()
@@ -240,7 +240,7 @@ async def test_the_connection_goes_to_the_judged_address_without_asking_again(se
 
 
 async def test_the_next_address_is_tried_where_one_takes_no_connection(server: Server) -> None:
-    target = read_url(f"http://both.example.com:{server.port}/")
+    target = parse_url(f"http://both.example.com:{server.port}/")
     _, writer = await connect(
         target, private=True, context=None, resolve=lambda *_: answers(["127.0.0.9", "127.0.0.1"])
     )
@@ -263,7 +263,7 @@ async def test_https_is_verified_against_the_name_and_the_given_authority(tmp_pa
         trusted = tmp_path / "trusted.pem"
         trusted.write_bytes(authority.pem)
         _, writer = await connect(
-            read_url(f"https://{host}:{port}/"),
+            parse_url(f"https://{host}:{port}/"),
             private=True,
             context=client_context(str(trusted)),
             resolve=lambda *_: answers(["127.0.0.1"]),

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from kvasir.ports.limits import WINDOW_S, Grant, Levels, LimitRefusal, Quota
+from kvasir.ports.limits import WINDOW_S, BucketLevels, Grant, LimitRefusal, Quota
 from kvasir_platform.gateway.tenants.buckets import remaining
 from kvasir_platform.gateway.tenants.limit_headers import limit_headers
 from kvasir_platform.gateway.tenants.memory_limits import MemoryLimits
@@ -163,7 +163,7 @@ def test_a_refused_request_charges_nothing() -> None:
     before = limits.decide("a", Quota(10, 10), 5)
     assert before == limits.decide("a", Quota(10, 10), 5)
     assert isinstance(before, LimitRefusal)
-    assert (before.limit, before.levels) == ("tokens", Levels(6.0, 60.0))
+    assert (before.limit, before.levels) == ("tokens", BucketLevels(6.0, 60.0))
     assert math.isclose(before.retry_after_s, 30.0, abs_tol=EPSILON)
 
 
@@ -195,10 +195,10 @@ def test_what_the_headers_say_is_left_can_be_had(per_min: int, amount: int) -> N
 
 
 def test_headers_are_as_openai_writes_them() -> None:
-    assert limit_headers(Quota(600, 40_000, 3), Levels(0.1, 61.5)) == (
+    assert limit_headers(Quota(600, 40_000, 3), BucketLevels(0.1, 61.5)) == (
         b"x-ratelimit-limit-requests: 600\r\nx-ratelimit-remaining-requests: 599\r\n"
         b"x-ratelimit-reset-requests: 100ms\r\n"
         b"x-ratelimit-limit-tokens: 40000\r\nx-ratelimit-remaining-tokens: 0\r\n"
         b"x-ratelimit-reset-tokens: 1m1.5s\r\n"
     )
-    assert limit_headers(Quota(concurrency=3), Levels()) == b""
+    assert limit_headers(Quota(concurrency=3), BucketLevels()) == b""

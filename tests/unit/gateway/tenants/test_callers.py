@@ -18,7 +18,7 @@ from kvasir.config.spec.tenants import PRIORITY_SPAN
 from kvasir.core.errors import KvasirError, RequestError
 from kvasir.telemetry.metrics import Metrics
 from kvasir.telemetry.reasons import http_status
-from kvasir.telemetry.tenant_series import LimitsState, TenantFigures, TenantUse
+from kvasir.telemetry.tenant_series import RateLimitStats, TenantStats, TenantUsage
 from kvasir_platform.gateway.http.errors import error_body, error_headers
 from kvasir_platform.gateway.tenants.caller import Caller, Charge, LimitReached
 from kvasir_platform.gateway.tenants.callers import Callers, make_callers
@@ -258,13 +258,15 @@ def test_what_tenants_use_is_counted_and_shown(made: Callers, red: Caller) -> No
     figures = made.figures()
     assert figures.limits is None
     assert {use.tenant: use for use in figures.tenants} == {
-        "red": TenantUse("red", 2, 60, 7, 1, {"rate_limit_requests": 1}),
-        "blue": TenantUse("blue", 1, 0, 0, 1),
-        "green": TenantUse("green"),
-        "default": TenantUse("default"),
+        "red": TenantUsage("red", 2, 60, 7, 1, {"rate_limit_requests": 1}),
+        "blue": TenantUsage("blue", 1, 0, 0, 1),
+        "green": TenantUsage("green"),
+        "default": TenantUsage("default"),
     }
     metrics = Metrics(CollectorRegistry(), ())
-    metrics.track_tenants(lambda: TenantFigures(figures.tenants, LimitsState(shared=False, decided_alone=3)))
+    metrics.track_tenants(
+        lambda: TenantStats(figures.tenants, RateLimitStats(shared=False, local_decisions=3))
+    )
     page = metrics.render().decode()
     for line in (
         'kvasir_tenant_requests_total{tenant="red"} 2.0',
@@ -272,7 +274,7 @@ def test_what_tenants_use_is_counted_and_shown(made: Callers, red: Caller) -> No
         'kvasir_tenant_refused_total{reason="rate_limit_requests",tenant="red"} 1.0',
         'kvasir_tenant_requests_in_flight{tenant="blue"} 1.0',
         "kvasir_rate_limits_shared 0.0",
-        "kvasir_rate_limits_decided_alone_total 3.0",
+        "kvasir_rate_limits_local_decisions_total 3.0",
     ):
         assert line in page
 

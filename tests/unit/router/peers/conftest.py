@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from kvasir.ports.clock import Rng
-from kvasir.ports.routing import LOWER_TIERS, Candidates, RateColumns, RequestView, Target
+from kvasir.ports.routing import LOWER_TIERS, Candidates, RateColumns, RequestView, RoutingTarget
 
 BLOCK = 16
 
@@ -55,7 +55,7 @@ def fleet() -> Callable[..., Candidates]:
             return _column(columns.get(name), count, default, np.int64)
 
         return Candidates(
-            targets=tuple(Target(f"w{index}") for index in range(count)),
+            targets=tuple(RoutingTarget(f"w{index}") for index in range(count)),
             worker=np.arange(count),
             prefills=np.array([role in "pb" for role in roles], dtype=bool),
             decodes=np.array([role in "db" for role in roles], dtype=bool),

@@ -60,7 +60,7 @@ class SimEngine:
         self._golden = golden
         self._max_live = max_live
         engine = pool.engine
-        self._link = SimLink(clock, engine.sim, deployment.transfer.patience_s, fabric)
+        self._link = SimLink(clock, engine.sim, deployment.transfer.stall_timeout_s, fabric)
         self._holdings: Holdings | None = None
         if engine.kv_events and engine.prefix_caching:
             root_of = partial(root_hash, deployment.model.name)

@@ -18,7 +18,7 @@ import zlib
 from array import array
 from collections.abc import Sequence
 
-from kvasir.core.requests import Parsing, ToolCallDelta
+from kvasir.core.requests import OutputParsing, ToolCallDelta
 from kvasir_workers.engines.parts import StepParts
 from kvasir_workers.engines.sim.model import SimModel
 
@@ -31,7 +31,7 @@ _ARGUMENT_WORDS = 6
 class Speech:
     """Which token comes where in the output of a request, and how marks read."""
 
-    def __init__(self, model: SimModel, parsing: Parsing, prompt: array[int], *, ends: bool) -> None:
+    def __init__(self, model: SimModel, parsing: OutputParsing, prompt: array[int], *, ends: bool) -> None:
         first = model.vocab_size - len(_MARKS)
         self.marks = {first + number: mark for number, mark in enumerate(_MARKS)}
         self._ids = {mark: token for token, mark in self.marks.items()}
@@ -58,7 +58,7 @@ class Speech:
 class SpeechParser:
     """See kvasir_workers.engines.parts.PartsParser; of one choice."""
 
-    def __init__(self, speech: Speech, parsing: Parsing) -> None:
+    def __init__(self, speech: Speech, parsing: OutputParsing) -> None:
         self._marks = speech.marks
         self._with_reasoning = parsing.reasoning
         self._functions = _functions(parsing)
@@ -123,11 +123,11 @@ class SpeechParser:
         return ToolCallDelta(index, call_id=f"call_{index}", name=name, arguments='{"words": "')
 
 
-def _thinks(parsing: Parsing) -> bool:
+def _thinks(parsing: OutputParsing) -> bool:
     return bool(parsing.template_kwargs and json.loads(parsing.template_kwargs).get("enable_thinking"))
 
 
-def _calls(parsing: Parsing, prompt: array[int]) -> int:
+def _calls(parsing: OutputParsing, prompt: array[int]) -> int:
     if not _functions(parsing) or parsing.tool_choice == "none":
         return 0
     if parsing.tool_choice == "auto":
@@ -135,7 +135,7 @@ def _calls(parsing: Parsing, prompt: array[int]) -> int:
     return 2 if parsing.tool_choice == "required" and parsing.parallel_tool_calls else 1
 
 
-def _functions(parsing: Parsing) -> list[str]:
+def _functions(parsing: OutputParsing) -> list[str]:
     if parsing.function:
         return [parsing.function]
     return [tool["function"]["name"] for tool in json.loads(parsing.tools)] if parsing.tools else []

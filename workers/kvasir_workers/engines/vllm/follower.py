@@ -12,7 +12,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from kvasir.config.load.support import refusals
+from kvasir.config.load.support import unsupported_features
 from kvasir.config.spec.deployment import Deployment, PoolSpec
 from kvasir.core.errors import ConfigError
 from kvasir.core.requests import Role
@@ -45,7 +45,7 @@ async def follow(
     from kvasir_workers.engines.vllm.runtime import follower_runtime
 
     platform = follower_runtime.platform()
-    if reasons := refusals(deployment, platform=platform):
+    if reasons := unsupported_features(deployment, platform=platform):
         raise ConfigError("\n".join(reasons))
     try:
         folder = await asyncio.to_thread(served_weights, deployment, Path(model_path), cache_folder)

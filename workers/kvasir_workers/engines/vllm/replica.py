@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from kvasir.clock import MonotonicClock
 from kvasir.config.load.model_files import tokenizer_digest
-from kvasir.config.load.support import refusals
+from kvasir.config.load.support import unsupported_features
 from kvasir.config.spec.deployment import Deployment, PoolSpec
 from kvasir.core.errors import ConfigError
 from kvasir.core.identity import WorkerIdentity
@@ -105,7 +105,7 @@ class VllmReplica(ABC, Generic[EnteredT]):
         )
         self._runtime = runtime = await asyncio.to_thread(self._import_runtime)
         platform = runtime.platform()
-        if reasons := refusals(self._deployment, platform=platform):
+        if reasons := unsupported_features(self._deployment, platform=platform):
             raise ConfigError("\n".join(reasons))
         try:
             digest = tokenizer_digest(self._model_path)

@@ -13,7 +13,7 @@ from random import Random
 
 from kvasir.core.kv import Medium, TierLoad
 from kvasir.ports.clock import Rng
-from kvasir.ports.tier import Block, TierWrite
+from kvasir.ports.tier import TierBlock, TierWrite
 from kvasir_workers.tiers.blob import HEADER_BYTES, make_header, verify
 from kvasir_workers.tiers.breaker import BreakerLimits
 from kvasir_workers.tiers.health import TierCounters, TierHealth
@@ -63,7 +63,7 @@ class BlobTier:
         """See KvTier."""
         return self._tally.load.medium
 
-    def held(self) -> Iterable[Block]:
+    def held(self) -> Iterable[TierBlock]:
         """See KvTier."""
         return self._held.blocks()
 

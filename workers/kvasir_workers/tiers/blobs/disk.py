@@ -14,7 +14,7 @@ from errno import EACCES, EDQUOT, EIO, ENOENT, ENOSPC, EPERM, EROFS
 from kvasir.config.spec.tiers import DiskTierSpec
 from kvasir.core.kv import Medium
 from kvasir.ports.clock import Rng
-from kvasir.ports.tier import Change, TierRead, TierWrite
+from kvasir.ports.tier import TierChange, TierRead, TierWrite
 from kvasir_workers.tiers.blob import HEADER_BYTES, read_header, verify_payload
 from kvasir_workers.tiers.blobs.blob_tier import BlobTier
 from kvasir_workers.tiers.blobs.disk_folder import FANS, BlobFolder
@@ -98,7 +98,7 @@ class DiskTier(BlobTier):
             self._tally.loaded(loaded, self._now() - began)
         return loaded
 
-    def put(self, blocks: Sequence[TierWrite]) -> Change:
+    def put(self, blocks: Sequence[TierWrite]) -> TierChange:
         """See KvTier."""
         deadline = self._now() + self._spec.timeout_s
         used: list[bytes] = []
@@ -115,13 +115,13 @@ class DiskTier(BlobTier):
         self._count_dropped(blocks)
         return self._held.take()
 
-    def drop(self, keys: Sequence[bytes]) -> Change:
+    def drop(self, keys: Sequence[bytes]) -> TierChange:
         """See KvTier."""
         for key in keys:
             self._forget(key)
         return self._held.take()
 
-    def tend(self) -> Change:
+    def maintain(self) -> TierChange:
         """See KvTier."""
         if not self._closed:
             if self._reads.due():
@@ -132,7 +132,7 @@ class DiskTier(BlobTier):
         return self._held.take()
 
     @property
-    def tending(self) -> bool:
+    def maintenance_pending(self) -> bool:
         """See KvTier."""
         return not self._closed and self._reads.usable and self._chores is not None
 

@@ -2,8 +2,8 @@
 
 A server that is down, hangs, loads, is full or was emptied is a miss. What is asked for a request waits for
 one deadline at most before the tier is left alone; whether the server is back, and quick enough to be of use,
-is found out by `tend`. What is there changes without our doing (other workers write, the server lets go), so
-`held` is what this instance has stored or seen, gone over again in idle moments.
+is found out by `maintain`. What is there changes without our doing (other workers write, the server lets go),
+so `held` is what this instance has stored or seen, gone over again in idle moments.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from kvasir.config.spec.tiers import RedisTierSpec
 from kvasir.core.kv import Medium
 from kvasir.ports.clock import Rng
-from kvasir.ports.tier import Change, TierRead, TierWrite
+from kvasir.ports.tier import TierChange, TierRead, TierWrite
 from kvasir_workers.tiers.blob import HEADER_BYTES, read_header, verify_payload
 from kvasir_workers.tiers.blobs.blob_tier import BlobTier
 from kvasir_workers.tiers.blobs.redis_link import (
@@ -102,7 +102,7 @@ class RedisTier(BlobTier):
             self._tally.loaded(len(loaded), self._now() - began)
         return len(loaded)
 
-    def put(self, blocks: Sequence[TierWrite]) -> Change:
+    def put(self, blocks: Sequence[TierWrite]) -> TierChange:
         """See KvTier."""
         if not self._closed and self._reads.usable and self._writes.usable and blocks:
             try:
@@ -112,7 +112,7 @@ class RedisTier(BlobTier):
         self._count_dropped(blocks)
         return self._held.take()
 
-    def drop(self, keys: Sequence[bytes]) -> Change:
+    def drop(self, keys: Sequence[bytes]) -> TierChange:
         """See KvTier. For all workers."""
         if not self._closed and self._reads.usable:
             try:
@@ -125,7 +125,7 @@ class RedisTier(BlobTier):
             self._held.remove(key)
         return self._held.take()
 
-    def tend(self) -> Change:
+    def maintain(self) -> TierChange:
         """See KvTier."""
         if not self._closed:
             try:
@@ -135,7 +135,7 @@ class RedisTier(BlobTier):
         return self._held.take()
 
     @property
-    def tending(self) -> bool:
+    def maintenance_pending(self) -> bool:
         """See KvTier."""
         return False
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 from kvasir.core.errors import TransferError
 from kvasir.core.identity import KvLayout
-from kvasir.ports.transfer import WHOLE, BlockPart, KvRegion, Offer, TransferEvent
+from kvasir.ports.transfer import UNSHARDED, BlockPart, KvRegion, Offer, TransferEvent
 from kvasir_workers.transfer.checksums import block_sums, require_parts
 from kvasir_workers.transfer.memory import memory_of
 from kvasir_workers.transfer.nccl.endpoint import SECRET_BYTES, VERSION, NcclEndpoint, encode
@@ -99,8 +99,8 @@ class NcclTransfer:
         target_blocks: Sequence[int],
         timeout_s: float,
         *,
-        source: BlockPart = WHOLE,
-        target: BlockPart = WHOLE,
+        source: BlockPart = UNSHARDED,
+        target: BlockPart = UNSHARDED,
     ) -> None:
         """See the port."""
         if self._receiving is None:

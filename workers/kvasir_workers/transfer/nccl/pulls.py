@@ -15,7 +15,7 @@ from enum import Enum
 from typing import Any
 
 from kvasir.core.errors import TransferError
-from kvasir.ports.transfer import BlockPart, Offer, Pulled, PullFailed
+from kvasir.ports.transfer import BlockPart, Offer, PullFailed, PullSucceeded
 from kvasir_workers.transfer.checksums import Sums, first_difference
 from kvasir_workers.transfer.memory import CopyBatch, Stretch
 from kvasir_workers.transfer.nccl.local import Local
@@ -47,7 +47,7 @@ class NcclPull:
     goes to `ended`, once."""
 
     def __init__(
-        self, wanted: PullSpec, block_bytes: int, local: Local, ended: deque[Pulled | PullFailed]
+        self, wanted: PullSpec, block_bytes: int, local: Local, ended: deque[PullSucceeded | PullFailed]
     ) -> None:
         self.wanted = wanted
         self.over = False
@@ -126,7 +126,7 @@ class NcclPull:
             if self.over:
                 return False
             moved = len(self.wanted.targets) * self._block_bytes
-            self._end(Pulled(self.wanted.pull_id, moved, self._local.now() - self._began_s))
+            self._end(PullSucceeded(self.wanted.pull_id, moved, self._local.now() - self._began_s))
         return True
 
     def fail(self, reason: str, detail: str) -> None:
@@ -159,6 +159,6 @@ class NcclPull:
     def _lateness(self) -> str:
         return f"nothing came from the offering side for {self.wanted.timeout_s:g} s"
 
-    def _end(self, event: Pulled | PullFailed) -> None:
+    def _end(self, event: PullSucceeded | PullFailed) -> None:
         self.over = True
         self._ended.append(event)

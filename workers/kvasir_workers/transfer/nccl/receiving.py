@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from kvasir.core.errors import TransferError
-from kvasir.ports.transfer import Pulled, PullFailed
+from kvasir.ports.transfer import PullFailed, PullSucceeded
 from kvasir_workers.transfer.nccl.control import Control, Waker
 from kvasir_workers.transfer.nccl.endpoint import NcclEndpoint, decode
 from kvasir_workers.transfer.nccl.group import NcclGroupLink
@@ -49,7 +49,7 @@ class NcclReceiver:
         self._pulls: dict[str, tuple[NcclPull, PulledAgent]] = {}
         self._agents: OrderedDict[NcclEndpoint, PulledAgent] = OrderedDict()
         self._retired: list[PulledAgent] = []
-        self._ended: deque[Pulled | PullFailed] = deque()
+        self._ended: deque[PullSucceeded | PullFailed] = deque()
 
     def pull(self, wanted: PullSpec) -> None:
         """Begin a pull. What is wrong with it comes as PullFailed from poll(); raises TransferError
@@ -71,7 +71,7 @@ class NcclReceiver:
         self._pulls[wanted.pull_id] = (pull, agent)
         agent.begin(pull)
 
-    def poll(self) -> list[Pulled | PullFailed]:
+    def poll(self) -> list[PullSucceeded | PullFailed]:
         """Pulls that ended since the last call."""
         for pull, agent in self._pulls.values():
             if pull.over or not pull.late:
@@ -91,7 +91,7 @@ class NcclReceiver:
             ended.append(event)
         return ended
 
-    def close(self) -> list[Pulled | PullFailed]:
+    def close(self) -> list[PullSucceeded | PullFailed]:
         """Fail what is left, and return when no thread writes to KV memory any more; the pulls that ended
         since the last poll."""
         agents = [*self._agents.values(), *self._retired]

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from kvasir.core.errors import TransferError
 from kvasir.core.identity import KvLayout
-from kvasir.ports.transfer import WHOLE, BlockPart, KvRegion, Offer, TransferEvent
+from kvasir.ports.transfer import UNSHARDED, BlockPart, KvRegion, Offer, TransferEvent
 from kvasir_workers.transfer.checksums import block_sums, require_parts
 from kvasir_workers.transfer.nixl.agent import NixlAgent, device_ordinal, has_rdma, senders_answer
 from kvasir_workers.transfer.nixl.endpoint import VERSION, NixlEndpoint, encode
@@ -102,8 +102,8 @@ class NixlTransfer:
         target_blocks: Sequence[int],
         timeout_s: float,
         *,
-        source: BlockPart = WHOLE,
-        target: BlockPart = WHOLE,
+        source: BlockPart = UNSHARDED,
+        target: BlockPart = UNSHARDED,
     ) -> None:
         """See the port."""
         _ready(self._receiving).pull(

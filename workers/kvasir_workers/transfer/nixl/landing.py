@@ -13,7 +13,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Protocol
 
-from kvasir.ports.transfer import WHOLE, BlockPart, KvRegion
+from kvasir.ports.transfer import UNSHARDED, BlockPart, KvRegion
 from kvasir_workers.transfer.nixl.agent import Descriptor, device_ordinal
 
 BATCH_BYTES = 8 << 20
@@ -123,7 +123,7 @@ class StagedLanding:
             piece = region.block_bytes // part.of
             regions.append(KvRegion(address, piece, len(targets), region.device))
             address += len(targets) * piece
-        return ReadTarget(slot, regions, range(len(targets)), WHOLE)
+        return ReadTarget(slot, regions, range(len(targets)), UNSHARDED)
 
     def give(self, place: ReadTarget) -> None:
         """See Landing."""

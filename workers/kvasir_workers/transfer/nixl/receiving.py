@@ -27,7 +27,7 @@ import numpy.typing as npt
 
 from kvasir.core.errors import TransferError
 from kvasir.core.identity import KvLayout
-from kvasir.ports.transfer import WHOLE, BlockPart, KvRegion, Offer, Pulled, PullFailed
+from kvasir.ports.transfer import UNSHARDED, BlockPart, KvRegion, Offer, PullFailed, PullSucceeded
 from kvasir_workers.transfer.checksums import BlockSums
 from kvasir_workers.transfer.nixl import leases
 from kvasir_workers.transfer.nixl.agent import NixlAgent, XferState
@@ -79,7 +79,7 @@ class NixlReceiver:
         self._pulls: dict[str, NixlPull] = {}
         self._left: list[NixlPull] = []
         self._peers = Peers()
-        self._ended: list[Pulled | PullFailed] = []
+        self._ended: list[PullSucceeded | PullFailed] = []
         self._fencing = False
         self._polls = self._steps = 0
         self._agent = self._start_agent()
@@ -92,8 +92,8 @@ class NixlReceiver:
         targets: Sequence[int],
         timeout_s: float,
         *,
-        source: BlockPart = WHOLE,
-        target: BlockPart = WHOLE,
+        source: BlockPart = UNSHARDED,
+        target: BlockPart = UNSHARDED,
     ) -> None:
         """Begin a pull. What is wrong with it comes as PullFailed from poll(); raises TransferError
         only for a pull_id that is under way."""
@@ -127,7 +127,7 @@ class NixlReceiver:
         self._pulls[pull_id] = pull
         self._advance(pull, now + POLL_BUDGET_S)
 
-    def poll(self) -> list[Pulled | PullFailed]:
+    def poll(self) -> list[PullSucceeded | PullFailed]:
         """Progress every pull while there is something to progress; those that ended."""
         self._polls += 1
         until = self._now() + POLL_BUDGET_S
@@ -142,7 +142,7 @@ class NixlReceiver:
         ended, self._ended = self._ended, []
         return ended
 
-    def close(self) -> list[Pulled | PullFailed]:
+    def close(self) -> list[PullSucceeded | PullFailed]:
         """Fail what is left; the pulls that ended since the last poll."""
         self._agent.close()
         self._landing.close()
@@ -344,12 +344,12 @@ class NixlReceiver:
         self._agent.notify(pull.endpoint.agent, msgspec.msgpack.encode(notice))
         size = sum(region.block_bytes // pull.target.of for region in self._regions)
         seconds = self._now() - pull.started_s
-        self._finish(pull, Pulled(pull.pull_id, len(pull.targets) * size, seconds))
+        self._finish(pull, PullSucceeded(pull.pull_id, len(pull.targets) * size, seconds))
 
     def _checks(self, pull: NixlPull) -> bool:
         return self._sums is not None and pull.sub_parts > 0 and bool(pull.targets)
 
-    def _finish(self, pull: NixlPull, event: Pulled | PullFailed) -> None:
+    def _finish(self, pull: NixlPull, event: PullSucceeded | PullFailed) -> None:
         del self._pulls[pull.pull_id]
         if pull.in_flight:
             self._left.append(pull)

@@ -1,9 +1,9 @@
 """vLLM's own parsers on the worker: what a model said, taken apart into content, reasoning and tool calls.
 
 A parser has the state of one choice. It is made from a request in the words of OpenAI's API, which here is
-put together from `Parsing`, and it may change what the engine is asked for: special tokens shown as text, and
-forced or strict tool calls as a grammar. Parsers of vLLM's older kind read all of the output again at every
-step: long outputs give them several tokens at once, so that no token costs more than a bound.
+put together from `OutputParsing`, and it may change what the engine is asked for: special tokens shown as
+text, and forced or strict tool calls as a grammar. Parsers of vLLM's older kind read all of the output again
+at every step: long outputs give them several tokens at once, so that no token costs more than a bound.
 
 These of vLLM's parts are used, and tests/contract/test_vllm_parsing_hooks.py holds each of them:
 
@@ -29,7 +29,7 @@ from vllm.renderers.chat_utils import make_tool_call_id
 from vllm.sampling_params import StructuredOutputsParams
 from vllm.tool_parsers import ToolParser
 
-from kvasir.core.requests import Parsing, Sampling, ToolCallDelta
+from kvasir.core.requests import OutputParsing, Sampling, ToolCallDelta
 from kvasir_workers.engines.parts import StepParts
 from kvasir_workers.engines.vllm.output.structured import FAULTS, words
 
@@ -91,7 +91,7 @@ class Parsers:
         self._forced = ForcedCalls
 
     def understand(
-        self, parsing: Parsing, sampling: Sampling, structured: StructuredOutputsParams | None
+        self, parsing: OutputParsing, sampling: Sampling, structured: StructuredOutputsParams | None
     ) -> Understanding:
         """Takes up to milliseconds: not for an event loop. Raises ValueError for what vLLM refuses."""
         try:
@@ -107,7 +107,7 @@ class Parsers:
         return ChoiceParser(parser, request, prompt)
 
     def _understand(
-        self, parsing: Parsing, sampling: Sampling, structured: StructuredOutputsParams | None
+        self, parsing: OutputParsing, sampling: Sampling, structured: StructuredOutputsParams | None
     ) -> Understanding:
         kwargs = json.loads(parsing.template_kwargs) if parsing.template_kwargs else {}
         kind = self._kind
@@ -248,7 +248,10 @@ def _adjusts(kind: type[Any], request: Any) -> bool:
 
 
 def _as_vllm(
-    parsing: Parsing, sampling: Sampling, structured: StructuredOutputsParams | None, kwargs: dict[str, Any]
+    parsing: OutputParsing,
+    sampling: Sampling,
+    structured: StructuredOutputsParams | None,
+    kwargs: dict[str, Any],
 ) -> Any:
     """A request such as vLLM's own front would have got. Raises ValueError (pydantic's) for a bad one."""
     fields: dict[str, Any] = {

@@ -17,7 +17,7 @@ from typing import Any, Generic, TypeVar
 
 from vllm.sampling_params import SamplingParams, StructuredOutputsParams
 
-from kvasir.core.requests import EngineRequest, Structured
+from kvasir.core.requests import EngineRequest, StructuredOutput
 from kvasir_workers.engines.continued import continued_tokens
 from kvasir_workers.engines.vllm.output import continuation
 from kvasir_workers.engines.vllm.output.parsing import ChoiceParser, Parsers, Understanding
@@ -207,5 +207,5 @@ def _way_of_asking(request: EngineRequest) -> Hashable:
     )
 
 
-def _rule_bytes(rule: Structured | None) -> int:
+def _rule_bytes(rule: StructuredOutput | None) -> int:
     return 0 if rule is None else len(rule.spec)

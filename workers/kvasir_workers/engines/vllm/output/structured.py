@@ -25,7 +25,7 @@ from vllm.sampling_params import SamplingParams, StructuredOutputsParams
 from vllm.utils.mistral import is_mistral_tokenizer
 from vllm.v1.structured_output.utils import grammar_is_likely_lark
 
-from kvasir.core.requests import Constraint, Structured
+from kvasir.core.requests import Constraint, StructuredOutput
 
 MAX_SPEC_BYTES = 65_536
 """Of a rule in the words of its client, and again of what a tool parser made of tools. A schema of this size
@@ -54,7 +54,7 @@ class VettedParams(SamplingParams):  # type: ignore[misc]  # vLLM ships no type 
         """See the module."""
 
 
-def structured_params(structured: Structured) -> StructuredOutputsParams:
+def structured_params(structured: StructuredOutput) -> StructuredOutputsParams:
     """The same rule as vLLM writes it. Raises ValueError for one that is too large or not well-formed."""
     if structured.constraint is Constraint.JSON_OBJECT:
         return StructuredOutputsParams(json_object=True)
@@ -155,5 +155,5 @@ def _text(error: BaseException) -> str:
     return "; ".join(f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in faults)
 
 
-def _name(structured: Structured) -> str:
+def _name(structured: StructuredOutput) -> str:
     return structured.constraint.value.replace("_", " ")

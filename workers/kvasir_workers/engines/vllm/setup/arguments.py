@@ -199,7 +199,7 @@ def _connector(deployment: Deployment, pool: PoolSpec, platform: str) -> dict[st
             "checksum_parts": _parts(deployment, pool) if transfer.checksum else 0,
             "head_major": len({each.engine.tensor_parallel_size for each in deployment.pools}) > 1,
             "lease_s": transfer.lease_s,
-            "timeout_s": transfer.patience_s,
+            "timeout_s": transfer.stall_timeout_s,
         }
     if tiers.configured:
         settings |= {

@@ -1,6 +1,6 @@
 """Exactly-once, in-order delivery over connections that break: the bookkeeping of one end of a session.
 
-Both ends hold one `Link`. It numbers what goes out, keeps it until the peer has acknowledged it, and
+Both ends hold one `SessionLink`. It numbers what goes out, keeps it until the peer has acknowledged it, and
 knows what has come in; it does no I/O and reads no clock, so that every interleaving can be tested. The
 tail is the outgoing queue at the same time: a slow connection leaves the cursor behind, a broken one
 moves it back, and one bound holds for both.
@@ -14,8 +14,8 @@ from typing import Generic, TypeVar
 from kvasir.core.errors import ProtocolError
 from kvasir.core.messages import (
     Abort,
-    CodedStep,
     Draining,
+    EncodedStep,
     Goodbye,
     ReleaseLeases,
     RouterMessage,
@@ -45,7 +45,7 @@ class LinkLimits:
     ack_delay_s: float = 0.05
 
 
-class Link(Generic[P]):
+class SessionLink(Generic[P]):
     """One end of a session, sending payloads of type P.
 
     Errors: every violation by the peer raises ProtocolError, and so does an overflow of the tail (code
@@ -222,7 +222,7 @@ def _request_bytes(request: EngineRequest) -> int:
     return size + 5 * ids + 20 * len(sampling.logit_bias)
 
 
-def payload_bytes(message: RouterMessage | WorkerMessage | CodedStep) -> int:
+def payload_bytes(message: RouterMessage | WorkerMessage | EncodedStep) -> int:
     """An upper estimate of a payload's encoded size in bytes, cheap enough for every step."""
     match message:
         case Submit(requests=requests):
@@ -233,7 +233,7 @@ def payload_bytes(message: RouterMessage | WorkerMessage | CodedStep) -> int:
             return _MESSAGE_BYTES
         case Draining(reason=reason) | SetDraining(reason=reason):
             return _MESSAGE_BYTES + _text_bytes(reason)
-        case CodedStep(frame=frame):
+        case EncodedStep(frame=frame):
             return len(frame)
         case _:
             load = _load_bytes(message.load) if message.load is not None else 0
