@@ -143,13 +143,13 @@ def bad_routers(issuers: Issuers) -> Iterator[tuple[str, GrpcDialer]]:
     """Each a name and a dialer that an honest worker must not serve."""
     ca, foreign = issuers.ours.pem, issuers.foreign
     other = TlsNames(NAMES.trust_domain, "other")
-    elsewhere = TlsNames("evil.example", NAMES.deployment)
+    other_host = TlsNames("evil.example", NAMES.deployment)
     for name, own in (
         ("router of a foreign authority", issuers.router(by=foreign)),
         ("router with an expired certificate", issuers.router(age_h=3)),
         ("router with a certificate of tomorrow", issuers.router(age_h=-24)),
         ("router of another deployment", issuers.router(other)),
-        ("router of another trust domain", issuers.router(elsewhere)),
+        ("router of another trust domain", issuers.router(other_host)),
         ("worker posing as a router", issuers.worker()),
     ):
         yield name, GrpcDialer(TOKEN, LIMITS, tls=router_tls(ca, own))
@@ -240,7 +240,7 @@ class Load:
         self._changed = asyncio.Event()
         self._running: asyncio.Task[None] | None = None
         self._session: WorkerSession | None = None
-        self.told: list[SessionEvent] = []
+        self.reported: list[SessionEvent] = []
 
     @property
     def slowest(self) -> int:
@@ -255,7 +255,7 @@ class Load:
     @property
     def interrupted(self) -> bool:
         """Whether anything befell the session since it was ready."""
-        return len(self.told) > 1
+        return len(self.reported) > 1
 
     async def start(self, dialer: GrpcDialer, address: str) -> None:
         self._session = WorkerSession(
@@ -267,9 +267,9 @@ class Load:
             router_id="router",
         )
         self._running = asyncio.create_task(self._session.run())
-        await self.until(lambda: bool(self.told))
-        if not isinstance(self.told[0], SessionReady):
-            raise AssertionError(f"the session did not begin: {self.told[0]}")
+        await self.until(lambda: bool(self.reported))
+        if not isinstance(self.reported[0], SessionReady):
+            raise AssertionError(f"the session did not begin: {self.reported[0]}")
         sampling = Sampling(max_tokens=self._tokens, ignore_eos=True)
         requests = (
             EngineRequest(one, token_ids(range(number * 64, number * 64 + 64)), sampling)
@@ -290,7 +290,7 @@ class Load:
 
     def _take(self, event: SessionEvent) -> None:
         if not isinstance(event, SessionMessage):
-            self.told.append(event)
+            self.reported.append(event)
         elif isinstance(event.message, EncodedStep):
             for delta in event.message.decode(None).deltas:
                 if delta.offset != self._got[delta.request_id] or delta.error is not None:

@@ -151,12 +151,14 @@ def exactness(outcomes: Sequence[Outcome], note: str = "") -> Figure:
     result = tally(outcomes)
     errors = ", ".join(f"{code}: {count}" for code, count in sorted(result.errors.items()))
     first = next((each.detail for each in outcomes if each.detail), "")[:200]
-    told = "; ".join(filter(None, (f"{result.streams} streams, {result.tokens} tokens", errors, note, first)))
+    reported = "; ".join(
+        filter(None, (f"{result.streams} streams, {result.tokens} tokens", errors, note, first))
+    )
     return Figure(
         "streams with an error, or a lost, repeated or wrong token",
         result.streams - result.exact,
         "streams",
         "lower",
         0.0,
-        told,
+        reported,
     )

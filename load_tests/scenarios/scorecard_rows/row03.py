@@ -82,12 +82,14 @@ def _figures(kind: Kind, outcome: Outcome) -> list[Figure]:
             raise NotProven(f"{kind}: {fault}: {outcome.failed[fault]} pulls of {tried} failed")
     if outcome.failed["none"]:
         raise NotProven(f"{kind}: {outcome.failed['none']} pulls failed of no fault")
-    told = ", ".join(f"{fault}: {outcome.failed[fault]} of {tried}" for fault, tried in outcome.tried.items())
+    reported = ", ".join(
+        f"{fault}: {outcome.failed[fault]} of {tried}" for fault, tried in outcome.tried.items()
+    )
     streams = sum(outcome.tried.values())
     worst = max(outcome.added_s) * 1e3
     return [
         Figure(f"{kind}: streams with a wrong token", outcome.wrong, "streams", "lower", 0.0,
-               f"of {streams}; pulls that failed, {told}"),
+               f"of {streams}; pulls that failed, {reported}"),
         Figure(f"{kind}: time to first token beyond that without a fault", worst, "ms", "lower",
                DEADLINE_S * 1e3, f"the longest; median {statistics.median(outcome.added_s) * 1e3:.0f} ms"),
         Figure(f"{kind}: prefill workers that ended of a pull that failed", bool(outcome.lost), "workers",
@@ -212,12 +214,12 @@ async def _failures(stage: Stage) -> int:
 async def _failed_since(stage: Stage, before: int, fault: str) -> bool:
     """Whether a pull has failed since; told with some later step or heartbeat."""
 
-    async def told() -> bool:
+    async def reported() -> bool:
         return await _failures(stage) > before
 
     patience_s = 1.2 if fault in ("none", "stopped in mid-transfer") else WAIT_S
     try:
-        await gateway.until(told, patience_s, "a failed pull is told", stage.clock)
+        await gateway.until(reported, patience_s, "a failed pull is told", stage.clock)
     except TimeoutError:
         return False
     return True

@@ -263,11 +263,11 @@ class _Row:
     async def _skipped(self, fault: Fault) -> None:
         """Raises NotProven when the gateway's metrics do not say that the tier is left alone."""
 
-        async def told() -> bool:
+        async def reported() -> bool:
             return bool(await self._metric("trouble")) and bool(await self._metric("up")) == fault.read
 
         try:
-            await gateway.until(told, NOTICED_S, "trouble is told", self._stage.clock, 0.05)
+            await gateway.until(reported, NOTICED_S, "trouble is told", self._stage.clock, 0.05)
         except TimeoutError as error:
             raise NotProven(f"{self._tier.name} {fault.name}: it is used all the same") from error
 
@@ -276,8 +276,8 @@ class _Row:
         something."""
         turns = itertools.count()
 
-        async def told() -> bool:
+        async def reported() -> bool:
             await self._stage.one(f"again {next(turns)}", 1)
             return not await self._metric("trouble")
 
-        return await gateway.until(told, BACK_S, "the tier is used again", self._stage.clock, 0.2)
+        return await gateway.until(reported, BACK_S, "the tier is used again", self._stage.clock, 0.2)

@@ -117,10 +117,10 @@ async def _attackers(address: str, clients: int) -> AsyncIterator[Attack]:
 
     async def attack() -> dict[str, float]:
         stdin.write(b"go\n")
-        told = json.loads(await stdout.readline() or b'"the attackers ended before they were done"')
-        if isinstance(told, str):
-            raise NotProven(told)
-        lasted: dict[str, float] = told
+        reported = json.loads(await stdout.readline() or b'"the attackers ended before they were done"')
+        if isinstance(reported, str):
+            raise NotProven(reported)
+        lasted: dict[str, float] = reported
         return lasted
 
     try:

@@ -161,10 +161,12 @@ async def _on_one_worker(trial: Trial, size: Size, keys: dict[str, str], keys_fi
     trial.say("an engine that generates and one that makes embeddings are starting")
     async with real_engines.stage(folder, spec, ("both", EMBEDS), key=keys[OPERATOR]) as stage:
         parties = Parties(stage, keys, trial.rng(1), size.tokens)
-        figures = _told("one worker", await _probed(trial, parties, size, size.prompts, parties.first_token))
+        figures = _figures(
+            "one worker", await _probed(trial, parties, size, size.prompts, parties.first_token)
+        )
         figures += await _shared(parties, size)
         seen = await _probed(trial, parties, size, size.embeddings, parties.embedding)
-    return figures + _told("embeddings", seen, by_usage=False)
+    return figures + _figures("embeddings", seen, by_usage=False)
 
 
 async def _over_two_workers(trial: Trial, size: Size, keys: dict[str, str], keys_file: str) -> list[Figure]:
@@ -187,7 +189,7 @@ async def _over_two_workers(trial: Trial, size: Size, keys: dict[str, str], keys
         )
     if not loaded:
         raise NotProven("nothing was read from the tier")
-    return _told("prefill and decode apart, with a tier", seen, note=f"{loaded} blocks came from the tier")
+    return _figures("prefill and decode apart, with a tier", seen, note=f"{loaded} blocks came from the tier")
 
 
 async def _probed(trial: Trial, parties: Parties, size: Size, prompts: int, once: Once) -> Seen:
@@ -235,7 +237,7 @@ async def _shared(parties: Parties, size: Size) -> list[Figure]:
     ]  # fmt: skip
 
 
-def _told(what: str, seen: Seen, *, by_usage: bool = True, note: str = "") -> list[Figure]:
+def _figures(what: str, seen: Seen, *, by_usage: bool = True, note: str = "") -> list[Figure]:
     """Figures. Raises NotProven where even the victim's own second asking looks like a first one."""
     verdict = kolmogorov.compare(seen.probes, seen.controls)
     control = kolmogorov.compare(seen.again, seen.controls)
@@ -244,12 +246,12 @@ def _told(what: str, seen: Seen, *, by_usage: bool = True, note: str = "") -> li
     if control.p > ALPHA or quantile(seen.again, 0.5) >= quantile(seen.controls, 0.5):
         raise NotProven(f"{what}: a hit cannot be told from a miss either, p = {control.p:.2g}")
     medians = [quantile(times, 0.5) * 1e3 for times in (seen.probes, seen.controls, seen.again)]
-    told = (f"n = {len(seen.probes)} each, D = {verdict.distance:.3f}; median {medians[0]:.1f} ms, of "
+    reported = (f"n = {len(seen.probes)} each, D = {verdict.distance:.3f}; median {medians[0]:.1f} ms, of "
             f"prompts never asked {medians[1]:.1f} ms; the victim's own again {medians[2]:.1f} ms, "
             f"p = {control.p:.1g} of {len(seen.again)}")  # fmt: skip
     figures = [
         Figure(f"{what}: p that the prober's times are of one distribution", verdict.p, "p", "higher", ALPHA,
-               "; ".join(filter(None, (told, note)))),
+               "; ".join(filter(None, (reported, note)))),
     ]  # fmt: skip
     if by_usage:
         again = f"the victim found {seen.found_by_victim} of {len(seen.again)} of its own"

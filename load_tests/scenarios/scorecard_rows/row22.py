@@ -53,26 +53,28 @@ async def measure(trial: Trial, size: Size = Size()) -> list[Figure]:
     file.write_text(token)
     spec = engine(sim={"decode_step_s": 0.002})
     worker = WorkerSpec(session_token_file=str(file))
-    told: dict[str, str] = {}
+    reported: dict[str, str] = {}
     async with exercise(
         trial, split(spec, spec, worker=worker), Layout({"prefill": 1, "decode": 1})
     ) as fleet:
-        served = await _talk(fleet, rng, size, secrets, told)
-        told |= _processes(fleet)
-        told["/status"] = json.dumps(await gateway.status(fleet.address))
-        told["/metrics"] = (await gateway.get(fleet.address, "/metrics")).decode()
+        served = await _talk(fleet, rng, size, secrets, reported)
+        reported |= _processes(fleet)
+        reported["/status"] = json.dumps(await gateway.status(fleet.address))
+        reported["/metrics"] = (await gateway.get(fleet.address, "/metrics")).decode()
     if served < size.requests // 2:
         raise NotProven(f"only {served} of {size.requests} requests were served")
     logs = [path for path in trial.folder.rglob("*") if path.is_file() and path != file]
     for path in logs:
-        told[f"file {path.name}"] = path.read_text(errors="replace")
-    leaks = [f"{kind} in {where}" for where, text in told.items() for kind, s in secrets.items() if s in text]
+        reported[f"file {path.name}"] = path.read_text(errors="replace")
+    leaks = [
+        f"{kind} in {where}" for where, text in reported.items() for kind, s in secrets.items() if s in text
+    ]
     tracked = _tracked()
     found = [f"{kind} in {path}" for path, text in tracked for kind in _secrets_in(text)]
     loose = _unpinned(sorted((ROOT / "requirements").glob("*.lock")))
     return [
         Figure("secrets where others can read them", len(leaks), "findings", "lower", 0.0,
-               f"{len(told)} places: {len(logs)} files, pages, answers, decision records, arguments and "
+               f"{len(reported)} places: {len(logs)} files, pages, answers, decision records, arguments and "
                f"environments; {', '.join(leaks)[:200] or 'none'}"),
         Figure("secrets in the repository", len(found), "findings", "lower", 0.0,
                f"{len(tracked)} files; {', '.join(found)[:200] or 'none'}"),
@@ -81,7 +83,9 @@ async def measure(trial: Trial, size: Size = Size()) -> list[Figure]:
     ]  # fmt: skip
 
 
-async def _talk(fleet: Fleet, rng: Random, size: Size, secrets: dict[str, str], told: dict[str, str]) -> int:
+async def _talk(
+    fleet: Fleet, rng: Random, size: Size, secrets: dict[str, str], reported: dict[str, str]
+) -> int:
     """Send secrets along every way there is, and note all that is said of them; how many were served."""
     host, _, port = fleet.address.rpartition(":")
     head = f"Host: t\r\nAuthorization: Bearer {secrets['API key']}\r\n"
@@ -100,14 +104,14 @@ async def _talk(fleet: Fleet, rng: Random, size: Size, secrets: dict[str, str], 
         data = json.dumps(body).encode()
         sent = f"POST /v1/completions HTTP/1.1\r\n{head}Content-Length: {len(data)}\r\n\r\n".encode() + data
         status, request_id, text = await _ask(host, int(port), sent)
-        told[f"answer {number}"] = text
+        reported[f"answer {number}"] = text
         if status == 200:
             served += 1
             record = await gateway.get(fleet.address, f"/decisions/{request_id}")
-            told[f"decision {number}"] = record.decode()
+            reported[f"decision {number}"] = record.decode()
     for case in CASES:
         sent = case.data.replace(b"Host: t\r\n", head.encode(), 1)
-        _, _, told[f"answer to {case.name}"] = await _ask(host, int(port), sent)
+        _, _, reported[f"answer to {case.name}"] = await _ask(host, int(port), sent)
     return served
 
 

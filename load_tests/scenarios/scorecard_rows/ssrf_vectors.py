@@ -131,7 +131,7 @@ def _fields(url: str, file: str) -> list[Sent]:
     read = '{{ "" | attr("__class__") }}{% import "' + file + '" as x %}{{ x }}'
     beside = {"type": "text", "text": "x", "image_url": {"url": url}}
     host, _, port = url.removeprefix("http://").rpartition("/")[0].partition(":")
-    elsewhere = {
+    other_host = {
         "remote_host": host,
         "remote_port": int(port),
         "remote_engine_id": "e",
@@ -140,8 +140,8 @@ def _fields(url: str, file: str) -> list[Sent]:
     return [
         _chat("a model at a URL", {"model": url}, codes=("model_not_found",)),
         _chat("a model in a file", {"model": file}, codes=("model_not_found",)),
-        _chat("KV of another server's", {"kv_transfer_params": elsewhere}),
-        _chat("encodings of another server's", {"ec_transfer_params": elsewhere}),
+        _chat("KV of another server's", {"kv_transfer_params": other_host}),
+        _chat("encodings of another server's", {"ec_transfer_params": other_host}),
         _chat("how to read media", {"media_io_kwargs": {"image": {"url": url}}}),
         _chat("encoded media", {"mm_payload": {"image": url}}),
         _chat("a search of the web", {"web_search_options": {"endpoint": url}}),

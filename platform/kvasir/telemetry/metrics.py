@@ -12,8 +12,8 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 
 from kvasir.core.demand import PoolPlan
 from kvasir.ports.router import Accounting, AdmissionView, RequestSummary, WorkerView
+from kvasir.telemetry.accounting_series import AccountingSeries
 from kvasir.telemetry.admission_series import AdmissionSeries
-from kvasir.telemetry.books_series import AccountingSeries
 from kvasir.telemetry.histogram import Histogram, HistogramFamily
 from kvasir.telemetry.index_series import IndexSeries, IndexStats
 from kvasir.telemetry.reasons import OK, OTHER, outcome_label

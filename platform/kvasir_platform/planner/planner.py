@@ -310,7 +310,7 @@ class Planner:
         start_s = max(
             look.states[name].start_s for name, each in self._pools.items() if each.rules.bounds.role is role
         )
-        came = LoadSample(
+        sample = LoadSample(
             seconds=look.interval.seconds,
             load=cost * look.rate,
             predicted=[cost * each for each in self._predicted()],
@@ -320,7 +320,7 @@ class Planner:
             slack_s=slack_s,
             over_s=self._over_s(start_s),
         )
-        self._rehearsals[role].take(came, look.now)
+        self._rehearsals[role].take(sample, look.now)
         return self._rehearsals[role].choose()
 
     def _over_s(self, start_s: float) -> float:

@@ -292,7 +292,7 @@ class Room:
             tokens = identity.kv_blocks * identity.kv.block_size
             kv.append(int(tokens * (1.0 - rules.headroom)) if tokens else _NO_LIMIT)
             seats.append(rules.seats.get(identity.pool, _NO_LIMIT))
-        return _Limits(_spared(kv, rules.spare), _spared(seats, rules.spare))
+        return _Limits(_deferred(kv, rules.spare), _deferred(seats, rules.spare))
 
 
 def _usable(able: list[bool], well: list[bool], ready: list[bool]) -> _Rows:
@@ -301,7 +301,7 @@ def _usable(able: list[bool], well: list[bool], ready: list[bool]) -> _Rows:
     return _Rows(found if len(found) else np.flatnonzero(np.logical_and(able, ready)))
 
 
-def _spared(limits: list[int], spare: float) -> tuple[IntColumn, IntColumn]:
+def _deferred(limits: list[int], spare: float) -> tuple[IntColumn, IntColumn]:
     """Limits for everybody, and for those above their share, who are left one at least."""
     whole = np.array(limits, dtype=np.int64)
     return whole, np.maximum(1, np.floor(whole * (1.0 - spare))).astype(np.int64)

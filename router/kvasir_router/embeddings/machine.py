@@ -258,7 +258,7 @@ class EmbeddingMachine:
         state = self._states[request_id]
         self._release(state, now, aborted=False)
         if delta.finish in FAILED or delta.embedding is None:
-            self._elsewhere(state, error_of(delta), worker.worker_id, now)
+            self._failover(state, error_of(delta), worker.worker_id, now)
             return
         self.fleet.health.succeeded(worker.worker_id, now)
         state.worker_id, state.done_s = worker.worker_id, now
@@ -279,7 +279,7 @@ class EmbeddingMachine:
                 self._out.append(AbortOn(state.worker_id, (state.leg_id,)))
             state.worker_id = None
 
-    def _elsewhere(
+    def _failover(
         self,
         state: EmbeddingRequestState,
         error: KvasirError,
@@ -360,7 +360,7 @@ class EmbeddingMachine:
         for request_id in worker.legs.values():
             state = self._states[request_id]
             state.worker_id = None
-            self._elsewhere(state, error, worker_id, now, lost=True)
+            self._failover(state, error, worker_id, now, lost=True)
 
     def _evacuate(self, worker_id: str, now: float) -> None:
         """What runs there goes on elsewhere, or stays while there is no elsewhere."""
@@ -370,7 +370,7 @@ class EmbeddingMachine:
             for request_id in list(worker.legs.values()):
                 state = self._states[request_id]
                 self._release(state, now, aborted=True)
-                self._elsewhere(state, error, worker_id, now, lost=True)
+                self._failover(state, error, worker_id, now, lost=True)
         if worker.legs:
             self._evacuations[worker_id] = now + max(self._limits.migrate_s, LEAST_PATIENCE_S)
         else:

@@ -70,7 +70,7 @@ class _Watch:
     async def tell(self, change: _Change) -> bool:
         """False: it has been cut instead."""
         self.since = change.version
-        event = _told(self.request, change)
+        event = _event_line(self.request, change)
         if event is not None and self.left == 0:
             await cut_chunk(self.writer, event)
             return False
@@ -356,7 +356,7 @@ class ApiServer:
         changed.set()
 
 
-def _told(request: Request, change: _Change) -> Object | None:
+def _event_line(request: Request, change: _Change) -> Object | None:
     """A change as this watch is told of it: what it selected and does not any more is deleted for it."""
     if not request.covers(change.collection):
         return None

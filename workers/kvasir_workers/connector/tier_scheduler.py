@@ -166,7 +166,7 @@ class TierScheduler:
         promised, tracked.promised = tracked.promised, NOTHING
         if not load_tokens or not promised:
             self._let_go(tracked)
-            self._came_back(tracked, stats.RECOMPUTED)
+            self._returned(tracked, stats.RECOMPUTED)
             return False
         slots = self._store.slots(
             request.request_id, promised.start - (tracked.fetch_from or 0), len(promised)
@@ -175,7 +175,7 @@ class TierScheduler:
         self._loads.append(LoadOrder(request.request_id, tuple(slots), blocks))
         tracked.loading = len(promised)
         tracked.since = self._now()
-        self._came_back(tracked, stats.SWAPPED_IN)
+        self._returned(tracked, stats.SWAPPED_IN)
         return True
 
     def finished(self, request: TierRequest) -> dict[str, int | float] | None:
@@ -329,7 +329,7 @@ class TierScheduler:
         if held:
             self._fetch(tracked, 0, held)
 
-    def _came_back(self, tracked: _Tracked, how: str) -> None:
+    def _returned(self, tracked: _Tracked, how: str) -> None:
         if tracked.returning:
             tracked.returning = False
             self._counts[how] += 1

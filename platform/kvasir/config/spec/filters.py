@@ -135,7 +135,7 @@ class OutputFiltersSpec(Spec):
         return (*self.regex, *self.classifier)
 
     @model_validator(mode="after")
-    def _told_apart(self) -> Self:
+    def _distinct_names(self) -> Self:
         names = [each.name for each in self.all]
         if len(set(names)) != len(names):
             raise ValueError(f"filters: names must differ, found {names}; rename one")

@@ -80,7 +80,7 @@ class TenancySpec(Spec):
     """Where several routers count together. Unset: each counts what it lets in itself."""
 
     @model_validator(mode="after")
-    def _told_apart(self) -> Self:
+    def _distinct_names(self) -> Self:
         for what, names in (
             ("tenants", [tenant.name for tenant in self.tenants]),
             ("priorities", list(self.priorities)),

@@ -83,8 +83,8 @@ def _packages(deployment: Deployment, machine: MachineFacts) -> Iterator[Finding
 
 
 def _support(deployment: Deployment, machine: MachineFacts) -> Iterator[Finding]:
-    elsewhere = deployment.discovery.kind == "kubernetes" and any(pool.gpus for pool in deployment.pools)
-    wanted: Platform = "cuda" if machine.gpus or elsewhere else "cpu"
+    remote = deployment.discovery.kind == "kubernetes" and any(pool.gpus for pool in deployment.pools)
+    wanted: Platform = "cuda" if machine.gpus or remote else "cpu"
     platform = engine_platform(machine.installed) or wanted
     for reason in unsupported_features(deployment, platform=platform):
         what, _, remedy = reason.partition("; ")
