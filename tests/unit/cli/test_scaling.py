@@ -83,7 +83,7 @@ def test_each_pool_is_asked_for_its_size_or_given_back(
     assert "prefill is sized by the planner" in said
 
 
-@pytest.mark.parametrize("wish", ["decode", "=4", "decode=", "decode=-1", "decode=many", "decode=1.5"])
+@pytest.mark.parametrize("desired", ["decode", "=4", "decode=", "decode=-1", "decode=many", "decode=1.5"])
 def test_what_is_no_size_is_refused_with_how_to_write_one(desired: str) -> None:
     with pytest.raises(ConfigError, match="write decode=4"):
         scale([desired], None, CommandOutput(json=False))

@@ -243,7 +243,7 @@ def test_where_workers_serve_the_word_is_of_no_matter(stage: Stage) -> None:
     assert sent(stage.arrive()) == ["p"]
 
 
-@pytest.mark.parametrize(("awake_in_s", "retry_s"), [(None, 5.0), (30.0, 30.0), (0.1, 1.0)])
+@pytest.mark.parametrize(("ready_in_s", "retry_s"), [(None, 5.0), (30.0, 30.0), (0.1, 1.0)])
 def test_one_that_has_waited_in_vain_is_told_when_to_come_again(
     stage: Stage, ready_in_s: float | None, retry_s: float
 ) -> None:
