@@ -2,7 +2,7 @@
 
 A block is worth nothing once a block before it is gone. No policy here knows of chains: whoever touches the
 blocks of a prompt does so from its end to its beginning, and then LRU and LFU let go of a prompt's end
-before its beginning. What each policy is worth is in docs/adr/0012-which-blocks-give-way.md.
+before its beginning. What each policy is worth is in docs/adr/0012-eviction-is-lfu-with-ageing.md.
 """
 
 from __future__ import annotations

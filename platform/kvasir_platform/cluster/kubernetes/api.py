@@ -2,7 +2,7 @@
 
 A client of its own on the router's event loop: a router lists one collection and watches it. Those two
 requests need bounds in time and in size, a token that is read anew because the kubelet replaces it, and a
-connection that costs nothing while nothing happens (docs/adr/0021-an-own-client-of-the-api-server.md).
+connection that costs nothing while nothing happens (docs/adr/0021-own-kubernetes-client.md).
 """
 
 from __future__ import annotations
