@@ -20,9 +20,11 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 UV_VERSION := 0.13.8
 SOURCES := pyproject.toml setup.py $(wildcard platform/kvasir/native/src/*)
+# Tests that start no engine share the cores; each file stays in one process.
+FAST := -n 2 --dist loadfile
 UP_ARGS := $(if $(FILE),-f $(FILE)) $(if $(PORT),--port $(PORT)) $(ARGS)
 
-.PHONY: help install install-dev up down status test test-fast lint types arch fmt proto pages lock sbom \
+.PHONY: help install install-dev up down status test test-fast soak lint types arch fmt proto pages lock sbom \
 	bench-foundation bench-edge bench-edge-link bench-tokenizing bench-gateway bench-index bench-policies bench-eviction bench-kv bench-parity bench-overlap bench-autoscale bench-scaling scorecard clean
 
 help: ## list the targets
@@ -64,11 +66,24 @@ down: ## stop it from another terminal, and clean up after a crash
 status: ## what runs: workers, load, processes
 	@if [ -x $(BIN)/kvasir ]; then exec $(BIN)/kvasir status; else echo "nothing is installed, so nothing runs"; fi
 
-test: install-dev ## all tests, those with real engines too (minutes)
+test: install-dev ## all tests, those with real engines too (minutes); ARGS="tests/unit/wire" runs some
+ifneq ($(ARGS),)
 	@$(BIN)/python -m pytest $(ARGS)
+else
+	@failed=0; \
+	$(BIN)/python -m pytest -m "not slow" $(FAST) || failed=$$?; \
+	$(BIN)/python -m pytest -m slow || failed=$$?; \
+	exit $$failed
+endif
 
-test-fast: install-dev ## the tests that start no engine (seconds)
-	@$(BIN)/python -m pytest -m "not slow" $(ARGS)
+test-fast: install-dev ## the tests that start no engine (a minute or two)
+	@$(BIN)/python -m pytest -m "not slow" $(FAST) $(ARGS)
+
+soak: install-dev ## what belongs in a nightly job: full matrices, many seeds and histories, the scorecard (hours)
+	@failed=0; \
+	$(BIN)/python -m pytest --soak --timeout=3600 $(ARGS) || failed=$$?; \
+	$(BIN)/python -m load_tests.scenarios.scorecard || failed=$$?; \
+	exit $$failed
 
 lint: install-dev ## ruff: rules and format
 	@$(BIN)/ruff check .

@@ -36,6 +36,7 @@ from tests.kit.processes import command_line
 from kvasir_platform.cluster.local.commands import ControlCommand, ask, socket_path
 
 pytestmark = [
+    pytest.mark.soak,
     pytest.mark.slow,
     pytest.mark.timeout(400),
     pytest.mark.skipif(find_redis() is None, reason="redis-server is not installed"),

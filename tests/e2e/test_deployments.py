@@ -47,6 +47,7 @@ def test_one_aggregated_worker_says_what_prefill_and_decode_apart_say(
         assert aggregated.metric("kvasir_transferred_bytes_total") == 0
 
 
+@pytest.mark.soak
 def test_tensor_parallel_pools_run_as_replicas_and_exchange_kv(
     start_stack: StartStack, tmp_path: Path
 ) -> None:

@@ -110,6 +110,7 @@ def test_two_nodes_are_one_worker_and_write_what_one_node_writes(two: Stack, exp
 
 
 # Nothing is computed meanwhile, so that no rank would ever notice that the others are gone.
+@pytest.mark.soak
 @pytest.mark.parametrize(
     "loss",
     [
@@ -125,6 +126,7 @@ def test_an_engine_that_loses_a_part_goes_as_a_whole_and_comes_back(
     assert _stream(two, TOKENS) == expected
 
 
+@pytest.mark.soak
 def test_a_pod_of_the_second_node_that_is_ended_lets_streams_come_to_their_end(two: Stack) -> None:
     def end(first: psutil.Process, second: psutil.Process) -> None:
         with _streaming(two, LONG) as events:

@@ -31,6 +31,7 @@ from tests.e2e.test_cluster_pods import (
 from tests.kit.lab.redis_server import RedisServer, find_redis
 
 pytestmark = [
+    pytest.mark.soak,
     pytest.mark.slow,
     pytest.mark.timeout(400),
     pytest.mark.skipif(find_redis() is None, reason="redis-server is not installed"),

@@ -147,6 +147,7 @@ async def test_chunked_prefill_and_prefix_caching(running: Any, prompts: FreshPr
         assert again.last.usage.transferred_bytes == 2 * pair.decode.identity.kv.bytes_per_block
 
 
+@pytest.mark.soak
 async def test_without_chunked_prefill_and_prefix_caching(running: Any, prompts: FreshPrompts) -> None:
     spec = deployment({"chunked_prefill": False, "prefix_caching": False, "max_num_batched_tokens": 512})
     async with running(spec) as pair:
@@ -158,6 +159,7 @@ async def test_without_chunked_prefill_and_prefix_caching(running: Any, prompts:
         assert second.last.usage.cached_tokens == 0
 
 
+@pytest.mark.soak
 async def test_int8_weights(running: Any, prompts: FreshPrompts, tmp_path: Path) -> None:
     spec = deployment(model=ModelSpec(dtype="bfloat16", max_model_len=512, quantization="int8"))
     async with running(spec) as pair:
@@ -166,6 +168,7 @@ async def test_int8_weights(running: Any, prompts: FreshPrompts, tmp_path: Path)
         assert "quantization_config" in json.loads((folder / "config.json").read_text())
 
 
+@pytest.mark.soak
 async def test_fp8_kv_cache(running: Any, prompts: FreshPrompts) -> None:
     async with running(deployment({"kv_dtype": "fp8"})) as pair:
         kv = pair.decode.identity.kv
@@ -194,6 +197,7 @@ async def test_lora_adapters(running: Any, prompts: FreshPrompts, tmp_path: Path
         assert adapted != await pair.assert_equal(prompt)
 
 
+@pytest.mark.soak
 async def test_tensor_parallel(running: Any, prompts: FreshPrompts) -> None:
     async with running(deployment({"tensor_parallel_size": 2})) as pair:
         kv = pair.decode.identity.kv
@@ -201,6 +205,7 @@ async def test_tensor_parallel(running: Any, prompts: FreshPrompts) -> None:
         await pair.assert_equal(prompts.fresh(100))
 
 
+@pytest.mark.soak
 async def test_data_parallel(running: Any, prompts: FreshPrompts) -> None:
     async with running(deployment({"data_parallel_size": 2})) as pair:
         assert pair.decode.identity.data_parallel_size == 2

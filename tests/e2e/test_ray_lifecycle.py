@@ -156,7 +156,7 @@ def cluster(start_stack: StartStack, tmp_path_factory: pytest.TempPathFactory) -
         yield Cluster(stack, {tokens: _stream(stack.url, tokens) for tokens in (SHORT, LONG)})
 
 
-@pytest.mark.parametrize("pool", ["decode", "prefill"])
+@pytest.mark.parametrize("pool", [pytest.param("decode", marks=pytest.mark.soak), "prefill"])
 def test_a_rolling_restart_replaces_every_replica_and_fails_no_request(cluster: Cluster, pool: str) -> None:
     before = cluster.replicas(pool)
     with cluster.load(SHORT):
@@ -211,6 +211,7 @@ def _runs_anew(cluster: Cluster, dead: int) -> bool:
     return False
 
 
+@pytest.mark.soak
 def test_replicas_of_another_version_do_not_come_up_and_the_old_ones_serve_on(cluster: Cluster) -> None:
     old = cluster.replicas("decode")
     others = {"protocol_version": 1, "hash_version": 1, "tokenizer_digest": "another"}
@@ -254,6 +255,7 @@ def _keep(cluster: Cluster, *arguments: str) -> str:
     return subprocess.run(command, env=gcs.environ(), capture_output=True, text=True, check=True).stdout
 
 
+@pytest.mark.soak
 def test_a_frozen_replica_is_left_alone_by_the_router_and_replaced_by_ray(cluster: Cluster) -> None:
     with cluster.load(SHORT):
         victim = cluster.busy_replica()

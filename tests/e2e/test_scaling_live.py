@@ -166,6 +166,7 @@ def test_a_pool_grows_from_one_replica_to_three_and_shrinks_to_one_without_a_fai
         stack.wait_until(lambda: len(stack.workers()) == 1, PATIENCE_S, "one worker, unpinned")
 
 
+@pytest.mark.soak
 def test_a_model_that_nobody_asks_for_sleeps_and_its_next_request_waits_for_a_start(
     start_stack: StartStack, tmp_path: Path
 ) -> None:
@@ -180,6 +181,7 @@ def test_a_model_that_nobody_asks_for_sleeps_and_its_next_request_waits_for_a_st
         assert [act["what"] for act in _story(stack)["acts"]].count("wake") == 2
 
 
+@pytest.mark.soak
 def test_a_worker_that_its_pool_can_spare_does_the_other_pools_work_and_none_is_started(
     start_stack: StartStack, tmp_path: Path
 ) -> None:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from tests.e2e.conftest import Stack
 
 pytestmark = [
+    pytest.mark.soak,
     pytest.mark.slow,
     pytest.mark.timeout(400),
     pytest.mark.skipif(find_redis() is None, reason="redis-server is not installed"),

@@ -97,8 +97,11 @@ class Case:
     "case",
     [
         Case(broken_template, True, "<|user|> What is the", "<|user|>What is the"),
-        Case(other_special_token, False, "'<|eos|><|user|>What", "'<|bos|><|user|>What"),
-        Case(unchanged),
+        pytest.param(
+            Case(other_special_token, False, "'<|eos|><|user|>What", "'<|bos|><|user|>What"),
+            marks=pytest.mark.soak,
+        ),
+        pytest.param(Case(unchanged), marks=pytest.mark.soak),
     ],
     ids=["template", "special-token", "unchanged"],
 )

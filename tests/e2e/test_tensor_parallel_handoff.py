@@ -60,7 +60,9 @@ def usage(done: Recorded) -> Usage:
     return done.last.usage
 
 
-@pytest.mark.parametrize(("prefill_ranks", "decode_ranks"), [(1, 2), (2, 1)])
+@pytest.mark.parametrize(
+    ("prefill_ranks", "decode_ranks"), [(1, 2), pytest.param(2, 1, marks=pytest.mark.soak)]
+)
 async def test_tokens_are_those_of_one_engine_and_every_rank_moves_its_heads(
     prefill_ranks: int, decode_ranks: int
 ) -> None:

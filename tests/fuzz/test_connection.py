@@ -195,4 +195,4 @@ class Peer(RuleBasedStateMachine):
 
 
 TestPeer = Peer.TestCase
-TestPeer.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestPeer.settings = settings(stateful_step_count=40, deadline=None)

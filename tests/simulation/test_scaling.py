@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kvasir.config.spec.deployment import Deployment, PoolScalingSpec, PoolSpec, ScalingSpec, SloSpec
@@ -491,7 +491,6 @@ def test_a_pin_is_carried_out_where_the_plan_is_only_advice() -> None:
     assert not play.word.pools["prefill"].applied
 
 
-@settings(deadline=None, max_examples=12)
 @given(
     load=st.lists(st.tuples(st.sampled_from([0.0, 0.3, 1.0, 4.0]), st.booleans()), min_size=3, max_size=6),
     least=st.sampled_from([(1, 1), (2, 1), (3, 3)]),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kvasir.core.errors import ProtocolError
@@ -67,7 +67,6 @@ ACTIONS = st.lists(
 )
 
 
-@settings(max_examples=400, deadline=None)
 @given(ACTIONS)
 def test_any_interleaving_of_breaks_and_duplicates_delivers_all_exactly_once_in_order(
     actions: list[tuple[bool, str]],

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from openai.types import Completion
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
@@ -97,7 +97,6 @@ PARSINGS = st.builds(
 )
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_a_streamed_chat_says_what_the_whole_one_says(data: st.DataObject) -> None:
     choices = data.draw(st.integers(1, 3))
@@ -127,7 +126,6 @@ def test_a_streamed_chat_says_what_the_whole_one_says(data: st.DataObject) -> No
     assert joined(stream.events) == plain(answer)
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_a_streamed_completion_says_what_the_whole_one_says(data: st.DataObject) -> None:
     prompts, n = data.draw(st.integers(1, 2)), data.draw(st.integers(1, 2))
@@ -156,7 +154,6 @@ def test_a_streamed_completion_says_what_the_whole_one_says(data: st.DataObject)
     assert joined(stream.events, chat=False) == plain(answer)
 
 
-@settings(max_examples=100, deadline=None)
 @given(st.data())
 def test_a_client_that_lags_gets_the_same_in_fewer_pieces(data: st.DataObject) -> None:
     choices = data.draw(st.integers(1, 2))

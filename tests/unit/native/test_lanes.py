@@ -11,7 +11,7 @@ from itertools import accumulate
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.kit.lanes import socket_lane
 
@@ -82,7 +82,6 @@ def said(lane: Lane) -> list[int]:
     return list(array("I", lane.tokens))
 
 
-@settings(max_examples=200, deadline=None)
 @given(
     st.lists(st.tuples(st.lists(st.integers(0, 2**32 - 1), max_size=3), st.text(max_size=20)), max_size=8),
     st.booleans(),

@@ -268,7 +268,7 @@ class Histories(RuleBasedStateMachine):
 
 
 TestHistories = Histories.TestCase
-TestHistories.settings = settings(max_examples=100, stateful_step_count=50, deadline=None)
+TestHistories.settings = settings(stateful_step_count=50, deadline=None)
 
 
 def test_what_was_cancelled_behind_one_that_waits_is_not_kept() -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 
 import hypothesis.strategies as st
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from kvasir.config.spec.deployment import HealthSpec
 from kvasir.ports.router import HEALTH_STATES, HealthView
@@ -441,7 +441,6 @@ HAPPENINGS = st.lists(
 )
 
 
-@settings(max_examples=200, deadline=None)
 @given(HAPPENINGS, st.sampled_from([0.0, 0.2, 0.5, 1.0]))
 def test_no_more_of_a_pool_is_ejected_in_effect_than_is_allowed(
     happenings: list[tuple[str, str, float, int]], most: float
@@ -461,7 +460,6 @@ def test_no_more_of_a_pool_is_ejected_in_effect_than_is_allowed(
         assert due is None or due > now
 
 
-@settings(max_examples=200, deadline=None)
 @given(HAPPENINGS)
 def test_when_all_is_well_again_all_are_used_again(happenings: list[tuple[str, str, float, int]]) -> None:
     health, now = health_of(WORKERS), 0.0

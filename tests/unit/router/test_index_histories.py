@@ -491,7 +491,7 @@ def test_two_thousand_random_histories_end_with_the_workers_truth() -> None:
     assert min(seen[state] for state in KvState) > 5_000
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.timeout(1800)
 def test_a_hundred_thousand_random_histories_end_with_the_workers_truth() -> None:
     seen = sum(over_cores(play, range(100_000)), Counter[str]())

@@ -479,4 +479,4 @@ TestAuto = AutoHistories.TestCase
 TestNever = AggregatedHistories.TestCase
 TestCrowded = CrowdedHistories.TestCase
 for case in (TestAlways, TestEarly, TestAuto, TestNever, TestCrowded):
-    case.settings = settings(max_examples=200, stateful_step_count=50, deadline=None)
+    case.settings = settings(stateful_step_count=50, deadline=None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from random import Random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kvasir.core.kv import KvState
@@ -142,7 +142,6 @@ def test_bad_spells_that_pass_are_not_added_up() -> None:
     assert above > PATIENCE
 
 
-@settings(deadline=None)
 @given(
     st.lists(
         st.tuples(st.integers(9, 40), st.lists(st.integers(0, 50), min_size=1, max_size=40)),
@@ -164,7 +163,6 @@ def test_a_good_worker_is_never_demoted_for_its_noise(
         assert judge(reconciler, 1000, 0) is None
 
 
-@settings(deadline=None, max_examples=50)
 @given(st.integers(0, 2**32))
 def test_random_misses_of_one_in_twenty_are_noise(seed: int) -> None:
     reconciler, rng = Reconciler(), Random(seed)
@@ -173,7 +171,6 @@ def test_random_misses_of_one_in_twenty_are_noise(seed: int) -> None:
         assert judge(reconciler, 960, found) is None
 
 
-@settings(deadline=None, max_examples=50)
 @given(st.integers(0, 2**32), st.integers(0, 300))
 def test_a_worker_that_misses_every_other_hit_is_always_found_out(seed: int, good: int) -> None:
     reconciler, rng = Reconciler(), Random(seed)

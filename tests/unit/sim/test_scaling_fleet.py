@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kvasir.core.errors import ConfigError
@@ -204,7 +204,6 @@ ACTS = st.one_of(
 )
 
 
-@settings(deadline=None, max_examples=60)
 @given(st.lists(st.tuples(st.sampled_from([0.5, 7.0, 40.0]), ACTS), max_size=15))
 def test_whatever_is_asked_for_no_request_is_lost_and_every_second_is_paid(
     history: list[tuple[float, tuple[str, str, int]]],

@@ -243,4 +243,4 @@ class History(RuleBasedStateMachine):
 
 
 TestHistory = History.TestCase
-TestHistory.settings = settings(max_examples=150, stateful_step_count=40, deadline=None, derandomize=True)
+TestHistory.settings = settings(stateful_step_count=40, deadline=None, derandomize=True)

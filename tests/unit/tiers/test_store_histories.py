@@ -203,7 +203,7 @@ class Histories(RuleBasedStateMachine):
 
 
 TestHistories = Histories.TestCase
-TestHistories.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)
+TestHistories.settings = settings(stateful_step_count=40, deadline=None)
 
 
 def test_every_fetch_ends_once_its_time_is_up() -> None:

@@ -7,7 +7,7 @@ from dataclasses import fields, replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kvasir.core.errors import ProtocolError
@@ -244,7 +244,6 @@ def whole(data: bytes) -> Welcome | WorkerFrame:
     return message
 
 
-@settings(max_examples=300, deadline=None)
 @given(HELLO | ROUTER_FRAME)
 def test_what_a_router_says_comes_back_equal(message: Hello | RouterFrame) -> None:
     data = encode_to_worker(message)
@@ -253,7 +252,6 @@ def test_what_a_router_says_comes_back_equal(message: Hello | RouterFrame) -> No
         assert len(data) <= payload_bytes(message.payload) + 40
 
 
-@settings(max_examples=300, deadline=None)
 @given(WELCOME | WORKER_FRAME)
 def test_what_a_worker_says_comes_back_equal(message: Welcome | WorkerFrame) -> None:
     data = encode_to_router(message)
@@ -262,7 +260,6 @@ def test_what_a_worker_says_comes_back_equal(message: Welcome | WorkerFrame) -> 
         assert len(data) <= payload_bytes(message.payload) + 40
 
 
-@settings(max_examples=300, deadline=None)
 @given(st.binary(max_size=200))
 def test_bytes_of_noise_give_a_message_or_a_protocol_error(noise: bytes) -> None:
     for decode in (decode_to_worker, whole):

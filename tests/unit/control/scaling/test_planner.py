@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kvasir.core.demand import Traffic, WorkerStats
@@ -365,7 +365,6 @@ def test_embeddings_are_sized_by_what_is_at_work_and_not_by_tokens() -> None:
     assert 4 <= stage.size("embed") <= 6
 
 
-@settings(deadline=None, max_examples=40)
 @given(
     news=st.lists(st.tuples(st.sampled_from([0, 1, 40, 400]), st.sampled_from([0, 5, 10**6])), max_size=25),
     bounds=st.sampled_from([(0, 3), (1, 1), (2, 9)]),

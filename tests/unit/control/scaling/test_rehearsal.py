@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kvasir_platform.planner.backtest import MARGINS, Backtest, ForecastChoice, LoadSample, SloLedger
@@ -124,7 +124,6 @@ def test_a_ledger_forgets_within_days_and_never_gives_credit() -> None:
     assert ledger.overdrawn == pytest.approx(80.0 * math.exp(-3), rel=0.01)
 
 
-@settings(deadline=None, max_examples=30)
 @given(
     st.lists(st.sampled_from([0.0, 0.01, 1.0, 30.0, 1e6]), max_size=40),
     st.lists(st.tuples(st.integers(0, 100), st.floats(0, 1)), max_size=5),

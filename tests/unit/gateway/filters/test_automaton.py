@@ -6,7 +6,7 @@ import random
 import re
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from kvasir.config.checks.patterns import MAX_REPEATED_STATES, PatternError, build_graph
@@ -56,7 +56,6 @@ def scanned(pattern: str, pieces: list[str]) -> list[tuple[int, int]]:
     return [(begin, end) for end, begin in sorted(found.items())]
 
 
-@settings(max_examples=600, deadline=None)
 @given(patterns(), st.lists(st.text(LETTERS, max_size=5), max_size=5))
 @example(r"a\b", ["a", " "])
 @example(r"(?m:^)a", ["b\n", "a"])

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from kvasir.config.spec.filters import RegexFilterSpec
@@ -99,7 +99,6 @@ def redacted(text: str, marked: Sequence[bool]) -> str:
     return shown
 
 
-@settings(max_examples=500, deadline=None)
 @given(
     st.lists(st.sampled_from(PATTERNS), min_size=1, max_size=3, unique=True),
     TEXTS,
@@ -116,7 +115,6 @@ def test_redacted_is_what_lies_in_a_match_and_nothing_else_whatever_the_pieces(
     assert choice.held.over
 
 
-@settings(max_examples=300, deadline=None)
 @given(
     st.lists(st.sampled_from(PATTERNS), min_size=1, max_size=3, unique=True),
     TEXTS,
@@ -144,7 +142,6 @@ def test_a_choice_ends_before_its_first_match_whatever_the_pieces(
     assert whole.text == choice.text
 
 
-@settings(max_examples=300, deadline=None)
 @given(
     st.lists(st.lists(st.sampled_from(PATTERNS), min_size=1, max_size=2), min_size=2, max_size=3),
     TEXTS,
@@ -158,7 +155,6 @@ def test_several_filters_redact_what_any_of_them_finds(
     assert choice.text == redacted(text, covered(every, text, 64))
 
 
-@settings(max_examples=300, deadline=None)
 @given(TEXTS, st.lists(st.integers(0, 30), max_size=8), st.integers(1, 4), st.booleans())
 def test_token_ids_never_tell_of_what_was_redacted_and_none_else_is_missing(
     text: str, places: list[int], lag: int, late: bool
@@ -278,7 +274,6 @@ def test_parts_are_texts_of_their_own_in_the_order_in_which_they_were_written() 
     assert "".join(call.arguments for call in calls) == '{"q":"#","r":"#"}'
 
 
-@settings(max_examples=300, deadline=None)
 @given(
     st.lists(st.tuples(st.sampled_from(("content", "reasoning", "call")), st.text("abc", max_size=4))),
     st.sampled_from(("redact", "end")),

@@ -117,7 +117,7 @@ class Limited(RuleBasedStateMachine):
 
 
 TestLimited = Limited.TestCase
-TestLimited.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestLimited.settings = settings(stateful_step_count=30, deadline=None)
 
 
 @given(

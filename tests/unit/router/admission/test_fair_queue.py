@@ -38,7 +38,6 @@ def test_a_tenants_own_requests_keep_their_order(make_ticket: MakeTicket) -> Non
 
 
 @given(costs=st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, MOST_COST)), min_size=30, max_size=60))
-@settings(deadline=None)
 def test_tenants_that_wait_get_shares_by_their_weights(
     make_ticket: MakeTicket, costs: list[tuple[str, int]]
 ) -> None:
@@ -210,4 +209,4 @@ class Histories(RuleBasedStateMachine):
 
 
 TestHistories = Histories.TestCase
-TestHistories.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+TestHistories.settings = settings(stateful_step_count=40, deadline=None)
