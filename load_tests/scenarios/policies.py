@@ -152,7 +152,7 @@ def at_speed(fleet: Fleet, name: str, speed_up: float) -> Figures:
     return Figures(
         met=outcome.met,
         hit_rate=outcome.hit_rate(played.trace),
-        predicted=outcome.predicted / len(played.trace.requests),
+        predicted=outcome.correct_predictions / len(played.trace.requests),
         imbalance=outcome.imbalance(),
         ttft_p50_s=outcome.ttft_quantile_s(0.5),
         ttft_p99_s=outcome.ttft_quantile_s(0.99),

@@ -291,7 +291,7 @@ def faulty(tmp_path: Path) -> Iterator[RedisServer]:
         yield server
 
 
-def told(caplog: pytest.LogCaptureFixture) -> list[str]:
+def known_blocks(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.message for record in caplog.records if record.levelno >= logging.WARNING]
 
 
@@ -316,10 +316,10 @@ async def test_a_killed_redis_refuses_nobody_is_said_once_and_is_used_again_when
         assert limits.local_decisions == 3
         limits.settle(before[0], 0)
         await until(lambda: clock.sleeps >= 3)
-        assert len(told(caplog)) == 1
+        assert len(known_blocks(caplog)) == 1
         faulty.start()
         await until(lambda: limits.shared)
-        assert len(told(caplog)) == 2
+        assert len(known_blocks(caplog)) == 2
         # It has forgotten everything; what runs here has been told to it anew.
         assert (await granted(limits, "a", quota)).shared
         assert (await refused(limits, "a", quota)).limit == "concurrency"
@@ -345,7 +345,7 @@ async def test_a_frozen_redis_costs_one_deadline_and_then_nothing(
             at_once: list[Grant | LimitRefusal] = []
             limits.take("b", Quota(1), 0, at_once.append)
             assert len(at_once) == 1
-            assert len(told(caplog)) == 1
+            assert len(known_blocks(caplog)) == 1
         finally:
             faulty.thaw()
         await until(lambda: limits.shared)
@@ -365,7 +365,7 @@ async def test_a_redis_that_refuses_to_answer_refuses_no_request(
         verdict = await granted(limits, "a", Quota(5, 100), 10)
         assert not verdict.shared
         limits.settle(verdict, 1)
-        assert len(told(caplog)) == 1
+        assert len(known_blocks(caplog)) == 1
 
 
 async def test_a_wrong_password_is_said_without_showing_it(
@@ -377,7 +377,7 @@ async def test_a_wrong_password_is_said_without_showing_it(
     with RedisServer(tmp_path, "--requirepass", "right-secret", password="right-secret") as server:
         limits = over(server, password_file=str(tmp_path / "password"))
         running = asyncio.create_task(limits.run())
-        await until(lambda: bool(told(caplog)))
+        await until(lambda: bool(known_blocks(caplog)))
         assert not (await granted(limits, "a", Quota(5))).shared
         (tmp_path / "password").write_text("right-secret\n")
         await until(lambda: limits.shared)

@@ -74,7 +74,7 @@ class OverServe:
 
     def settle(self) -> None:
         self.at += 60.0
-        for name in set(self.serve.told) - self.busy:
+        for name in set(self.serve.retired) - self.busy:
             self.serve.drained(name)
         self.serve.reconcile()
         self.scaler.observe()

@@ -164,7 +164,7 @@ def test_a_bounded_tier_lets_go_of_others_and_says_so(bench: Bench) -> None:
 @pytest.mark.parametrize("seed", range(3))
 def test_changes_add_up_to_what_is_held_and_no_read_gives_other_bytes(bench: Bench, seed: int) -> None:
     tier, rng = bench.tier(), Random(seed)
-    told: set[TierBlock] = set()
+    known_blocks: set[TierBlock] = set()
     for _ in range(150):
         first = rng.randrange(2 * ROOM)
         numbers = range(first, first + rng.randrange(1, 30))
@@ -181,9 +181,9 @@ def test_changes_add_up_to_what_is_held_and_no_read_gives_other_bytes(bench: Ben
             case _:
                 change = put(tier, *numbers)
         assert not set(change.stored) & set(change.removed)
-        told = told - set(change.removed) | set(change.stored)
+        known_blocks = known_blocks - set(change.removed) | set(change.stored)
     change = settle(tier)
-    assert told - set(change.removed) | set(change.stored) == set(tier.held())
+    assert known_blocks - set(change.removed) | set(change.stored) == set(tier.held())
     assert tier.load().blocks == len(set(tier.held())) > 0
     for held in tier.held():
         assert get(tier, held.parent) == [content(held.parent)]

@@ -30,11 +30,11 @@ class ServedPool:
 
 class Serve:
     """See cluster.ray.scaler.ScalablePools. `reconcile` is a turn of its controller, `come_up` ends all
-    starts; `told` are those that were asked to leave, and why."""
+    starts; `retired` are those that were asked to leave, and why."""
 
     def __init__(self, **targets: int) -> None:
         self.pools = {pool: ServedPool(pool[0], target) for pool, target in targets.items()}
-        self.told: dict[str, str] = {}
+        self.retired: dict[str, str] = {}
         self.away = False
         self.reconcile()
         self.come_up()
@@ -55,11 +55,11 @@ class Serve:
             name: MemberRecord(f"w-{name}", "h:1", pool, 1, 1, name)
             for pool, each in self.pools.items()
             for name, state in each.rows.items()
-            if state == "RUNNING" and name not in self.told
+            if state == "RUNNING" and name not in self.retired
         }
 
     def ask_to_leave(self, worker_id: str, reason: str) -> None:
-        self.told[worker_id.removeprefix("w-")] = reason
+        self.retired[worker_id.removeprefix("w-")] = reason
 
     def scale(self, pool: str, replicas: int) -> None:
         found = self._pool(pool)

@@ -31,7 +31,7 @@ from load_tests.scenarios.scorecard_rows.real_engines import Heard, Stage
 PROMISE = "detected, recomputed"
 DEADLINE_S = 1.0
 """What a pull may take."""
-SILENCE_S = 8.0
+LIVENESS_TIMEOUT_S = 8.0
 """Longer than any worker is stopped: what is tried here is the pull, and not the router's ejection."""
 TOKENS = 16
 WAIT_S = 5.0
@@ -105,7 +105,7 @@ async def _adapter(trial: Trial, folder: Path, kind: Kind, size: Size) -> Outcom
     flag = folder / "flip"
     deployment = real_engines.apart(
         transfer=TransferSpec(kind=kind, timeout_s=DEADLINE_S),
-        worker=WorkerSpec(liveness_timeout_s=SILENCE_S),
+        worker=WorkerSpec(liveness_timeout_s=LIVENESS_TIMEOUT_S),
     )
     # Over shared memory nobody need be there to be read from.
     env = {"UCX_TLS": "tcp,self", FLIP_FILE: str(flag)}

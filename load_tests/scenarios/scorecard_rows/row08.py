@@ -26,7 +26,7 @@ PROMISE = "tier skipped"
 BOUND_MS = 10.0
 TOKENS = 2
 NOTICED_S = 5.0
-TOLD_S = 0.2
+REPORT_S = 0.2
 BACK_S = 60.0
 """The longest pause between two trials of a tier in trouble is 30 s and a fifth."""
 UNUSED = "is not used for the time being: "
@@ -190,7 +190,7 @@ class _Row:
             await self._until("up", True)
             await self._compare(text, right)
             # Told with some later step.
-            await self._stage.clock.sleep(TOLD_S)
+            await self._stage.clock.sleep(REPORT_S)
             if number >= self._size.checked and await self._metric("loaded_blocks_total") > before:
                 return
         raise NotProven(f"{self._tier.name} gives back nothing of what it held")
@@ -213,7 +213,7 @@ class _Row:
             await self._stage.one(text, TOKENS)
             return await self._metric("stored_blocks_total") > before
 
-        await gateway.until(written, BACK_S, "prompts are written to the tier", self._stage.clock, TOLD_S)
+        await gateway.until(written, BACK_S, "prompts are written to the tier", self._stage.clock, REPORT_S)
 
     # -- the fault ---------------------------------------------------------------------------------
 

@@ -119,17 +119,17 @@ class Secrets:
                 text = answer.read(MAX_ANSWER_BYTES)
             finally:
                 connection.close()
-            answer = json.loads(text)
+            content = json.loads(text)
         except (OSError, ssl.SSLError, http.client.HTTPException, ValueError) as error:
             raise ConfigError(f"the API server at {access.host}:{access.port}: {error}") from error
         if answer.status != http.client.OK:
             raise ConfigError(
                 f"the API server refused to {method} the Secret {name} ({answer.status}): "
-                f"{answer.get('message', '')}; the chart gives this pod the right to get and patch it"
+                f"{content.get('message', '')}; the chart gives this pod the right to get and patch it"
             )
-        if not isinstance(answer, dict):
+        if not isinstance(content, dict):
             raise ConfigError(f"the API server's answer for the Secret {name} is no object")
-        return answer
+        return content
 
 
 def run(

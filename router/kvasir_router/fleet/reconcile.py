@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kvasir.core.kv import KvState
-from kvasir_router.index import IndexView
+from kvasir_router.index import IndexViewId
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class Errors:
 class _Record:
     """Sums that fade: each judged request weighs 1, and less with every one after it."""
 
-    picture: IndexView
+    picture: IndexViewId
     weight: float = 0.0
     error: float = 0.0
     predicted: float = 0.0
@@ -68,7 +68,7 @@ class Reconciler:
     def observe(
         self,
         worker_id: str,
-        picture: IndexView,
+        picture: IndexViewId,
         *,
         prompt_tokens: int,
         predicted: int,

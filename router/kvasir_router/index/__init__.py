@@ -6,7 +6,7 @@ from kvasir_router.index.contract import (
     FetchSnapshot,
     IndexEffect,
     IndexMode,
-    IndexView,
+    IndexViewId,
 )
 from kvasir_router.index.fleet_index import FleetIndex
 
@@ -17,5 +17,5 @@ __all__ = [
     "FleetIndex",
     "IndexEffect",
     "IndexMode",
-    "IndexView",
+    "IndexViewId",
 ]

@@ -17,7 +17,7 @@ class IndexMode(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class IndexView:
+class IndexViewId:
     """Which view of a worker's cache a prediction came from. Another one has errors of its own."""
 
     state: KvState

@@ -18,7 +18,7 @@ from kvasir.core.invariants import require
 from kvasir.core.kv import KvBatch, KvSnapshotPart, KvState, KvStatus, Medium
 from kvasir.native import PREDICTED, TreeStats
 from kvasir.ports.routing import RoutingTarget
-from kvasir_router.index.contract import CatchUpLimits, IndexEffect, IndexMode, IndexView
+from kvasir_router.index.contract import CatchUpLimits, IndexEffect, IndexMode, IndexViewId
 from kvasir_router.index.places import Places
 from kvasir_router.index.predictions import Predictions
 from kvasir_router.index.reports import WorkerReports
@@ -271,12 +271,12 @@ class FleetIndex:
             resyncs=reports.resyncs,
         )
 
-    def picture(self, worker_id: str) -> IndexView | None:
+    def picture(self, worker_id: str) -> IndexViewId | None:
         """Which view of the worker's cache is in use; None for one that is not known."""
         known = self._workers.get(worker_id)
         if known is None:
             return None
-        return IndexView(known.reports.state, known.reports.epoch, known.reports.resyncs)
+        return IndexViewId(known.reports.state, known.reports.epoch, known.reports.resyncs)
 
     def stats(self) -> TreeStats:
         """Sizes of the tree, and what has been dropped since the start."""

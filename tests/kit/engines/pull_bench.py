@@ -144,7 +144,13 @@ class Bench:
         )
 
     def offer(
-        self, lease_id: str, peer: str = "peer", metadata: bytes = b"", *, told: int = 64, total: int = 64
+        self,
+        lease_id: str,
+        peer: str = "peer",
+        metadata: bytes = b"",
+        *,
+        known_blocks: int = 64,
+        total: int = 64,
     ) -> Offer:
         network = self.network
         table, pages = network.table.address, network.pages
@@ -161,7 +167,7 @@ class Bench:
                 LAYOUT,
             )
         )
-        return Offer(lease_id, 1, 60.0, tuple(range(told)), total, text)
+        return Offer(lease_id, 1, 60.0, tuple(range(known_blocks)), total, text)
 
     def page(self, lease_id: str, total: int) -> PageWriter:
         """Grant a lease that has a page."""

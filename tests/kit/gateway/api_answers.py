@@ -111,9 +111,9 @@ def streamed(
     answer = StreamedAnswer(exchange, head, ChatShape() if chat else CompletionShape(), lambda: FIRST_TIMING)
     for i, delta in enumerate(deltas):
         if lags is not None and i in lags:
-            told = exchange.on_lagging if lags[i] else exchange.on_caught_up
-            if told is not None:
-                told()
+            notify = exchange.on_lagging if lags[i] else exchange.on_caught_up
+            if notify is not None:
+                notify()
         answer.delta(delta.index, delta)
     answer.finish(usage or Usage(), TIMING)
     return received(wire.sent)

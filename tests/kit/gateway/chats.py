@@ -57,7 +57,7 @@ def thinking_model(source: Path, folder: Path) -> Path:
     for old, new in names.items():
         text = text.replace(old, new)
     tokenizer.write_text(text)
-    told = json.loads(config.read_text())
-    told["extra_special_tokens"] = [names.get(each, each) for each in told["extra_special_tokens"]]
-    config.write_text(json.dumps(told))
+    content = json.loads(config.read_text())
+    content["extra_special_tokens"] = [names.get(each, each) for each in content["extra_special_tokens"]]
+    config.write_text(json.dumps(content))
     return folder

@@ -204,7 +204,7 @@ def test_explain_sets_what_was_foreseen_against_what_came(
     answer(gateway, RECORD)
     main(["explain", "abc", "--address", gateway.address])
     assert said(capsys)[-5:] == [
-        "FORESEEN ACTUAL",
+        "PREDICTED ACTUAL",
         "cached tokens 1,024 992 of 1,501 in the prompt",
         "TTFT 32.5 ms 35.1 ms 2,000.0 ms promised",
         "mean ITL - 4.1 ms 100.0 ms promised",

@@ -278,7 +278,7 @@ def test_sizes_are_explained_while_a_restart_runs_and_refused_where_nobody_plans
     work = PoolCommands(pools, StillClock(), drain_s=1.0, sizes=Planned())
     work.take(ControlCommand("restart", "decode"), listener)
     work.take(ControlCommand("explain", ""), listener)
-    assert listener.told[-1] == ("done", {"story": {"now": 0.0}})
+    assert listener.told[-1] == ("done", {"explanation": {"now": 0.0}})
     event, details = _asked(ControlCommand("explain", ""), None)[1][0]
     assert event == "refused"
     assert "scaling" in str(details["message"])

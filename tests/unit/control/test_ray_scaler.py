@@ -47,7 +47,7 @@ def test_what_is_asked_for_is_to_be_seen_before_serve_has_come_to_it_and_until_i
 def test_a_replica_that_retires_is_told_by_name_and_fewer_are_asked_for_once_it_is_gone() -> None:
     stage = Stage(3)
     stage.scaler.retire("decode", ["d2"])
-    assert list(stage.serve.told) == ["d2"]
+    assert list(stage.serve.retired) == ["d2"]
     assert stage.states()["d2"] is ReplicaState.LEAVING
     # Serve would end another one if it were asked for fewer while this one drains.
     stage.serve.reconcile()
@@ -68,7 +68,7 @@ def test_replicas_that_have_not_begun_are_not_waited_for() -> None:
     starting = [each.replica_id for each in stage.of(ReplicaState.STARTING)]
     stage.scaler.retire("decode", starting)
     stage.serve.reconcile()
-    assert stage.serve.told == {}
+    assert stage.serve.retired == {}
     assert sorted(stage.pool.rows) == ["d1"]
 
 
@@ -124,7 +124,7 @@ def test_a_pool_that_comes_back_under_its_name_has_nothing_to_do_with_those_that
 def test_a_replica_that_drains_by_itself_is_not_taken_for_one_that_starts() -> None:
     stage = Stage(2)
     stage.scaler.observe()
-    stage.serve.told["d1"] = "SIGTERM: its record is withdrawn"
+    stage.serve.retired["d1"] = "SIGTERM: its record is withdrawn"
     assert stage.states() == {"d1": ReplicaState.LEAVING, "d2": ReplicaState.SERVING}
 
 
@@ -146,6 +146,6 @@ def test_a_ray_that_does_not_answer_is_an_upstream_error_and_changes_nothing() -
     with pytest.raises(UpstreamError):
         stage.scaler.retire("decode", ["d1"])
     stage.serve.away = False
-    assert stage.serve.told == {}
+    assert stage.serve.retired == {}
     with pytest.raises(ConfigError):
         stage.scaler.start("nowhere", 1)

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from kvasir.core.kv import KvState
 from kvasir_router.fleet.reconcile import ReconcileLimits, Reconciler, Verdict
-from kvasir_router.index import IndexView
+from kvasir_router.index import IndexViewId
 
-EXACT = IndexView(KvState.EXACT, 1, 0)
+EXACT = IndexViewId(KvState.EXACT, 1, 0)
 PATIENCE = ReconcileLimits().patience
 
 
@@ -22,7 +22,7 @@ def judge(
     found: int,
     *,
     prompt: int = 1000,
-    picture: IndexView = EXACT,
+    picture: IndexViewId = EXACT,
     remote: int = 0,
 ) -> Verdict | None:
     return reconciler.observe(
@@ -90,10 +90,14 @@ def test_the_verdict_is_given_once() -> None:
 
 @pytest.mark.parametrize(
     "picture",
-    [IndexView(KvState.EXACT, 2, 0), IndexView(KvState.EXACT, 1, 1), IndexView(KvState.PREDICTED, 1, 0)],
+    [
+        IndexViewId(KvState.EXACT, 2, 0),
+        IndexViewId(KvState.EXACT, 1, 1),
+        IndexViewId(KvState.PREDICTED, 1, 0),
+    ],
     ids=["next epoch", "after a resync", "no longer believed"],
 )
-def test_another_picture_of_the_worker_is_judged_anew(picture: IndexView) -> None:
+def test_another_picture_of_the_worker_is_judged_anew(picture: IndexViewId) -> None:
     reconciler = Reconciler()
     for _ in range(PATIENCE - 1):
         assert judge(reconciler, 900, 0) is None
@@ -107,7 +111,7 @@ def test_requests_that_promise_nothing_are_not_judged() -> None:
     reconciler = Reconciler()
     judge(reconciler, 0, 0)
     judge(reconciler, 0, 0, prompt=0)
-    judge(reconciler, 900, 0, picture=IndexView(KvState.CATCHING_UP, 1, 0))
+    judge(reconciler, 900, 0, picture=IndexViewId(KvState.CATCHING_UP, 1, 0))
     assert reconciler.errors("w").requests == 0
 
 

@@ -169,7 +169,7 @@ def test_a_pull_that_does_not_fit_is_refused(bench: Bench) -> None:
     bench.side.pull("target outside memory", bench.offer("a"), 1, [64], 5.0)
     bench.side.pull("more than offered", bench.offer("a"), 63, [1, 2], 5.0)
     bench.side.pull("before the first", bench.offer("a"), -1, [1], 5.0)
-    bench.side.pull("source outside memory", bench.offer("a", told=65, total=65), 64, [1], 5.0)
+    bench.side.pull("source outside memory", bench.offer("a", known_blocks=65, total=65), 64, [1], 5.0)
     bench.side.pull("half into whole", bench.offer("a"), 0, [1], 5.0, source=BlockPart(0, 2))
     bench.side.pull(
         "no such part", bench.offer("a"), 0, [1], 5.0, source=BlockPart(2, 2), target=BlockPart(0, 2)
@@ -181,7 +181,7 @@ def test_a_pull_that_does_not_fit_is_refused(bench: Bench) -> None:
 def test_blocks_are_read_as_the_page_tells_of_them_and_the_last_look_comes_after_all(bench: Bench) -> None:
     page = bench.page("a", total=6)
     page.add([0], np.zeros((1, 0), np.uint64))
-    bench.side.pull("a", bench.offer("a", told=1, total=6), 1, [10, 11, 12], 5.0)
+    bench.side.pull("a", bench.offer("a", known_blocks=1, total=6), 1, [10, 11, 12], 5.0)
     bench.side.poll()
     assert bench.read_blocks() == []
     page.add([41, 42], np.zeros((2, 0), np.uint64))
@@ -203,7 +203,7 @@ def test_blocks_are_read_as_the_page_tells_of_them_and_the_last_look_comes_after
 
 def test_the_deadline_counts_from_the_last_block_that_was_told_of(bench: Bench) -> None:
     page = bench.page("a", total=3)
-    bench.side.pull("a", bench.offer("a", told=0, total=3), 0, [1, 2, 3], 5.0)
+    bench.side.pull("a", bench.offer("a", known_blocks=0, total=3), 0, [1, 2, 3], 5.0)
     bench.now = 4.9
     page.add([5], np.zeros((1, 0), np.uint64))
     assert bench.side.poll() == []
@@ -221,7 +221,7 @@ def test_a_page_that_is_read_half_written_is_read_again(bench: Bench) -> None:
     page.add([5, 6], np.zeros((2, 0), np.uint64))
     memory = bench.network.pages.bytes
     memory[0] ^= 1
-    bench.side.pull("a", bench.offer("a", told=0, total=2), 0, [1, 2], 5.0)
+    bench.side.pull("a", bench.offer("a", known_blocks=0, total=2), 0, [1, 2], 5.0)
     assert bench.side.poll() == []
     assert bench.read_blocks() == []
     memory[0] ^= 1
@@ -231,7 +231,7 @@ def test_a_page_that_is_read_half_written_is_read_again(bench: Bench) -> None:
 
 def test_a_lease_granted_anew_is_not_the_one_whose_blocks_were_read(bench: Bench) -> None:
     bench.page("a", total=2).add([5], np.zeros((1, 0), np.uint64))
-    bench.side.pull("a", bench.offer("a", told=0, total=2), 0, [1, 2], 5.0)
+    bench.side.pull("a", bench.offer("a", known_blocks=0, total=2), 0, [1, 2], 5.0)
     bench.side.poll()
     bench.arrive()
     bench.network.table.end("a")
@@ -241,7 +241,7 @@ def test_a_lease_granted_anew_is_not_the_one_whose_blocks_were_read(bench: Bench
 
 def test_blocks_that_come_after_the_ticket_cannot_be_had_without_a_page(bench: Bench) -> None:
     bench.network.table.grant("a", 1)
-    bench.side.pull("a", bench.offer("a", told=1, total=2), 0, [1, 2], 5.0)
+    bench.side.pull("a", bench.offer("a", known_blocks=1, total=2), 0, [1, 2], 5.0)
     bench.arrive()
     assert reasons(bench.side.poll()) == {"a": "io"}
 
@@ -252,7 +252,7 @@ def test_what_arrived_is_summed_and_compared(changed: int, how: str) -> None:
     sums = sums_of([20, 21], range(2))
     sums[1, 1] += np.uint64(changed)
     bench.page("a", total=3).add([0, 1, 2], np.vstack([sums_of([9], range(2)), sums]))
-    bench.side.pull("a", bench.offer("a", told=3, total=3), 1, [20, 21], 5.0)
+    bench.side.pull("a", bench.offer("a", known_blocks=3, total=3), 1, [20, 21], 5.0)
     bench.arrive()
     (ended,) = bench.side.poll()
     assert reasons([ended]) == {"a": how}
@@ -266,7 +266,7 @@ def test_what_arrived_is_summed_and_compared(changed: int, how: str) -> None:
 def test_the_sums_may_come_after_the_blocks_on_either_side() -> None:
     bench = Bench(parts=1)
     page = bench.page("a", total=1)
-    bench.side.pull("a", bench.offer("a", told=1, total=1), 0, [20], 5.0)
+    bench.side.pull("a", bench.offer("a", known_blocks=1, total=1), 0, [20], 5.0)
     bench.sums.hold = True
     bench.arrive()
     assert bench.side.poll() == []
@@ -283,7 +283,7 @@ def test_a_rank_of_two_reads_its_half_of_each_block_and_checks_it() -> None:
     bench = Bench(parts=2, layout=HALVES, region=mine)
     # Of the sender's two sums the second is the part's; this rank sums its own blocks as one part.
     bench.page("a", total=2).add([0, 1], np.array([[1, 8], [1, 9]], dtype=np.uint64))
-    offer = bench.offer("a", told=2, total=2)
+    offer = bench.offer("a", known_blocks=2, total=2)
     bench.side.pull("a", offer, 0, [8, 9], 5.0, source=BlockPart(1, 2))
     (read,) = bench.network.blocks()
     assert read.local == [(mine.address + block * half, half, 0) for block in (8, 9)]
@@ -297,7 +297,7 @@ def test_a_rank_of_two_reads_its_half_of_each_block_and_checks_it() -> None:
 def test_sums_of_other_parts_than_are_pulled_are_not_compared() -> None:
     bench = Bench(parts=1, layout=HALVES, region=KvRegion(1 << 41, BLOCK_BYTES // 2, 64))
     bench.page("a", total=1).add([0], np.array([[123]], dtype=np.uint64))
-    bench.side.pull("a", bench.offer("a", told=1, total=1), 0, [8], 5.0, source=BlockPart(1, 2))
+    bench.side.pull("a", bench.offer("a", known_blocks=1, total=1), 0, [8], 5.0, source=BlockPart(1, 2))
     bench.arrive()
     assert reasons(bench.side.poll()) == {"a": "pulled"}
 

@@ -69,16 +69,16 @@ class LowerTier:
         self,
         number: int,
         lower: LowerTierSettings,
-        accounting: TierContext,
+        context: TierContext,
         now: Callable[[], float],
         make_lane: MakeLane,
     ) -> None:
         self.number = number
         self.lower = lower
         self.tier = lower.tier
-        self._accounting = accounting
+        self._context = context
         self._most_writes = max(
-            1, min(lower.write_bytes // accounting.block_bytes, accounting.arena.capacity // SHARE)
+            1, min(lower.write_bytes // context.block_bytes, context.arena.capacity // SHARE)
         )
         self._writes: deque[int] = deque()
         self._writing = False
@@ -113,7 +113,7 @@ class LowerTier:
         """Queue what lies in these slots to be written, as far as it fits."""
         taken = slots[: max(0, self._most_writes - len(self._writes))]
         for slot in taken:
-            self._accounting.arena.pin(slot)
+            self._context.arena.pin(slot)
             self._writes.append(slot)
         self._dropped += len(slots) - len(taken)
         if self._writes and not self._writing:
@@ -140,16 +140,16 @@ class LowerTier:
     # -- on the lane -------------------------------------------------------------------------------
 
     def _write(self) -> None:
-        accounting = self._accounting
-        with accounting.lock:
+        context = self._context
+        with context.lock:
             slots = [
-                self._writes.popleft() for _ in range(min(accounting.chunk(WRITE_BYTES), len(self._writes)))
+                self._writes.popleft() for _ in range(min(context.chunk(WRITE_BYTES), len(self._writes)))
             ]
-            writes = [TierWrite(accounting.arena.block(slot), accounting.view(slot)) for slot in slots]
+            writes = [TierWrite(context.arena.block(slot), context.view(slot)) for slot in slots]
         self._tell(self.tier.put(writes))
-        with accounting.lock:
+        with context.lock:
             for slot in slots:
-                accounting.arena.unpin(slot)
+                context.arena.unpin(slot)
             self._writing = False
             self.write_locked(())
 
@@ -163,5 +163,5 @@ class LowerTier:
         self._tell(TierChange(stored=tuple(held)))
 
     def _tell(self, change: TierChange) -> None:
-        with self._accounting.lock:
-            self._accounting.changes.add(self.medium, change)
+        with self._context.lock:
+            self._context.changes.add(self.medium, change)

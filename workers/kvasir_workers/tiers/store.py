@@ -83,11 +83,9 @@ class TierStore:
         self._storing: set[bytes] = set()
         self._changes = ChangeLog()
         self._cpu = TierCounters(Medium.CPU, block_bytes, arena.capacity * block_bytes)
-        accounting = TierContext(arena, view, block_bytes, self._lock, self._changes)
-        self._chunk = accounting.chunk(READ_BYTES)
-        self._levels = [
-            LowerTier(number, each, accounting, now, make_lane) for number, each in enumerate(lower)
-        ]
+        context = TierContext(arena, view, block_bytes, self._lock, self._changes)
+        self._chunk = context.chunk(READ_BYTES)
+        self._levels = [LowerTier(number, each, context, now, make_lane) for number, each in enumerate(lower)]
         self._closed = False
 
     # -- fetching ----------------------------------------------------------------------------------

@@ -129,7 +129,7 @@ def _outcome(record: Record) -> list[str]:
         ["mean ITL", "-", _ms(itl), f"{_ms(record['slo_itl_s'])} promised"],
     ]
     met = {True: "met", False: "missed", None: "still open" if record["outcome"] is None else "not judged"}
-    lines = table(["", "FORESEEN", "ACTUAL", ""], rows, (1, 2)).splitlines()
+    lines = table(["", "PREDICTED", "ACTUAL", ""], rows, (1, 2)).splitlines()
     return [*lines, f"SLO {record['slo']}: {met[record['slo_met']]}"]
 
 

@@ -21,7 +21,7 @@ def explain_scaling(name: str | None, output: CommandOutput) -> int:
     for answer in ask(control_socket(name, os.environ), ControlCommand("explain", ""), _ANSWER_S):
         if answer["event"] == "refused":
             raise ConfigError(str(answer["message"]))
-        story = answer["story"]
+        story = answer["explanation"]
         output.data(story)
         output.text("\n".join(lines(story)))
     return 0
@@ -32,7 +32,7 @@ def lines(story: Story) -> list[str]:
     said = [_status_line(story)]
     pools = story["pools"]
     if pools:
-        head = ("POOL", "SERVE", "START", "SHOULD", "BUSY", "FORESEEN", "NEED")
+        head = ("POOL", "SERVE", "START", "SHOULD", "BUSY", "PREDICTED", "NEED")
         rows = [
             (
                 each["pool"],

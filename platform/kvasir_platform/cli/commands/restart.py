@@ -13,14 +13,14 @@ from kvasir_platform.cli.common.running import chosen_one
 from kvasir_platform.cluster.local.commands import SOCKET, ControlCommand, ask, socket_path
 
 # Between two things that the control process says: one worker loads its model, another drains.
-_SILENCE_S = 4200.0
+_QUIET_S = 4200.0
 
 
 def restart(pool: str, name: str | None, output: CommandOutput) -> int:
     """Ask, show the progress, and return 0 when all were replaced. Raises ConfigError when it is refused,
     UpstreamError when nothing runs here."""
     status = 1
-    for answer in ask(control_socket(name, os.environ), ControlCommand("restart", pool), _SILENCE_S):
+    for answer in ask(control_socket(name, os.environ), ControlCommand("restart", pool), _QUIET_S):
         output.data(answer)
         if answer["event"] == "refused":
             raise ConfigError(str(answer["message"]))

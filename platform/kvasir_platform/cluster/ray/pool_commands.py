@@ -118,7 +118,7 @@ class PoolCommands:
                 "no pool sizes itself here: give pools a `scaling` with min and max, and leave "
                 "scaling.mode at auto or advise"
             )
-        caller.tell("done", explain=self._sizes.explain(self._clock.now()))
+        caller.tell("done", explanation=self._sizes.explain(self._clock.now()))
 
     def step(self, statuses: Sequence[RestartablePoolStatus]) -> None:
         """Look how far the running command is, and tell who asked."""

@@ -36,7 +36,7 @@ OPENAPI = "/openapi.json"
 Json = dict[str, Any]
 
 _SCHEMAS = "#/components/schemas/"
-_GENERATED_ELSEWHERE = frozenset(("config_error", "start_failed", "drain_timeout", "registration_refused"))
+_GENERATED_ON_WORKERS = frozenset(("config_error", "start_failed", "drain_timeout", "registration_refused"))
 """Codes of the command line and of logs, which no answer carries."""
 _TEXT = {"type": "string"}
 _WHOLE = {"type": "integer", "minimum": 0}
@@ -342,7 +342,7 @@ def _statuses() -> Iterator[int]:
 
 def _codes(status: int) -> Iterator[str]:
     for code, reason in REASONS.items():
-        if reason.status == status and code not in _GENERATED_ELSEWHERE:
+        if reason.status == status and code not in _GENERATED_ON_WORKERS:
             yield code
 
 

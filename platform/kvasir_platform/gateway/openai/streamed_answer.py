@@ -34,7 +34,7 @@ from kvasir_platform.gateway.openai.answer import (
 )
 
 _DONE = b"data: [DONE]\n\n"
-_TIMING_WISH = TIMING_HEADER.encode()
+_TIMING_HEADER = TIMING_HEADER.encode()
 _MAX_HELD_CHARS = 16 << 10
 _PIECE_CHARS = 16
 """What holding one piece costs beside its characters."""
@@ -372,14 +372,14 @@ class StreamedAnswer:
 
 def takes_trailers(request: HttpRequest) -> bool:
     """Whether the client says that it reads what comes after a chunked answer."""
-    desired = request.headers.get(b"te")
-    if desired is None or not request.chunked:
+    te = request.headers.get(b"te")
+    if te is None or not request.chunked:
         return False
-    return b"trailers" in [part.partition(b";")[0].strip().lower() for part in desired.split(b",")]
+    return b"trailers" in [part.partition(b";")[0].strip().lower() for part in te.split(b",")]
 
 
 def _wants_comment(request: HttpRequest) -> bool:
-    return request.headers.get(_TIMING_WISH, b"").strip().lower() == b"comment"
+    return request.headers.get(_TIMING_HEADER, b"").strip().lower() == b"comment"
 
 
 def _pieces(calls: list[ToolCallDelta]) -> list[dict[str, Any]]:

@@ -63,32 +63,32 @@ class EmbeddingApi:
         headers = exchange.request.headers
         trace = trace_of(headers, self._tools.spans)
         exchange.lines += trace_header(trace) + brownout_line(self._tools.router.brownout(model.name))
-        desired = _EmbeddingOptions(caller, served, caller.slo.asked_for(headers), caller.salt(""), trace)
+        options = _EmbeddingOptions(caller, served, caller.slo.asked_for(headers), caller.salt(""), trace)
         texts = [each for each in call.inputs if isinstance(each, str)]
         if not texts:
-            self._submit(exchange, call, desired, [])
+            self._submit(exchange, call, options, [])
             return
         model.tokenizers.encode(
             texts,
             add_special_tokens=call.add_special_tokens,
-            salt=desired.salt,
-            then=lambda ids: self._guard(exchange, lambda: self._submit(exchange, call, desired, ids)),
+            salt=options.salt,
+            then=lambda ids: self._guard(exchange, lambda: self._submit(exchange, call, options, ids)),
             failed=lambda error: self._guard(exchange, lambda: raised(error)),
         )
 
     def _submit(
-        self, exchange: Exchange, call: EmbeddingCall, desired: _EmbeddingOptions, encoded: list[array[int]]
+        self, exchange: Exchange, call: EmbeddingCall, options: _EmbeddingOptions, encoded: list[array[int]]
     ) -> None:
         """Have the tenant charged for all inputs."""
-        if self._left(exchange, desired):
+        if self._left(exchange, options):
             return
-        inputs = fitting_inputs(call, desired.served.model, encoded)
+        inputs = fitting_inputs(call, options.served.model, encoded)
         for number, tokens in enumerate(inputs):
-            desired.caller.check_size(len(tokens), 0, "input" if len(inputs) == 1 else f"input[{number}]")
-        desired.caller.admit(
+            options.caller.check_size(len(tokens), 0, "input" if len(inputs) == 1 else f"input[{number}]")
+        options.caller.admit(
             sum(map(len, inputs)),
             then=lambda charge: self._guard(
-                exchange, lambda: self._run(exchange, call, desired, inputs, charge)
+                exchange, lambda: self._run(exchange, call, options, inputs, charge)
             ),
             failed=lambda error: self._guard(exchange, lambda: raised(error)),
         )
@@ -97,32 +97,32 @@ class EmbeddingApi:
         self,
         exchange: Exchange,
         call: EmbeddingCall,
-        desired: _EmbeddingOptions,
+        options: _EmbeddingOptions,
         inputs: list[array[int]],
         charge: Charge,
     ) -> None:
-        if self._left(exchange, desired):
+        if self._left(exchange, options):
             charge.release()
             return
-        tools, model = self._tools, desired.served.model
+        tools, model = self._tools, options.served.model
         name = f"{exchange.request_id}-{tools.suffix()}"
         deadline_s = exchange.arrival_s + tools.deployment.gateway.request_timeout_s
-        priority = desired.caller.priority(call.priority)
+        priority = options.caller.priority(call.priority)
 
         def request(index: int) -> Request:
             return Request(
                 request_id=name if len(inputs) == 1 else f"{name}-{index}",
                 model=model.name,
                 tokens=inputs[index],
-                adapter=desired.served.adapter,
-                salt=desired.salt,
+                adapter=options.served.adapter,
+                salt=options.salt,
                 arrival_s=exchange.arrival_s,
                 deadline_s=deadline_s,
                 priority=priority,
-                trace_context=desired.trace.onward,
-                slo=desired.slo,
+                trace_context=options.trace.onward,
+                slo=options.slo,
                 task=Task.EMBED,
-                tenant=desired.caller.tenant,
+                tenant=options.caller.tenant,
             )
 
         def ended(run: EmbeddingRun) -> None:
@@ -135,17 +135,17 @@ class EmbeddingApi:
         exchange.lines += charge.header_lines
         answer = EmbeddingAnswer(exchange, call, len(inputs), int(tools.wall()))
         run = EmbeddingRun(
-            answer, tools, request=request, inputs=len(inputs), trace=desired.trace, on_end=ended
+            answer, tools, request=request, inputs=len(inputs), trace=options.trace, on_end=ended
         )
         self._active.add(run)
         exchange.on_gone = run.gone
         run.start()
 
-    def _left(self, exchange: Exchange, desired: _EmbeddingOptions) -> bool:
+    def _left(self, exchange: Exchange, options: _EmbeddingOptions) -> bool:
         """Whether nobody waits for the answer any more, which is counted."""
         if exchange.open:
             return False
-        self._tools.metrics.request_refused(CLIENT_CLOSED, desired.served.model.name)
+        self._tools.metrics.request_refused(CLIENT_CLOSED, options.served.model.name)
         return True
 
 

@@ -84,16 +84,16 @@ class GenerateApi:
         caller.check_model(body.model)
         asked = self._tools.models.find(body.model)
         exchange.model = asked.model.name
-        desired = self._desired(caller, exchange, body, asked)
+        options = self._options(caller, exchange, body, asked)
         brownout = self._tools.router.brownout(asked.model.name)
         exchange.lines += brownout_line(brownout)
         fallback = self._fallback(caller, brownout, asked)
         if fallback is not None:
-            self._fall_back(exchange, call, desired, fallback)
+            self._fall_back(exchange, call, options, fallback)
             return
-        self._tokenize(exchange, call(asked.model), desired)
+        self._tokenize(exchange, call(asked.model), options)
 
-    def _desired(
+    def _options(
         self, caller: Caller, exchange: Exchange, body: SamplingFields, served: Served
     ) -> _CallOptions:
         headers = exchange.request.headers
@@ -116,71 +116,71 @@ class GenerateApi:
         return self._tools.models.find(name)
 
     def _fall_back(
-        self, exchange: Exchange, call: Callable[[EdgeModel], Call], desired: _CallOptions, fallback: Served
+        self, exchange: Exchange, call: Callable[[EdgeModel], Call], options: _CallOptions, fallback: Served
     ) -> None:
         """Have `fallback` answer, under its own name, or the model that the client named where the fallback
         cannot: its context or its powers may be less."""
 
         def otherwise() -> None:
-            self._tokenize(exchange, call(desired.served.model), desired)
+            self._tokenize(exchange, call(options.served.model), options)
 
         try:
             made = replace(call(fallback.model), model=fallback.model.name)
         except RequestError:
             otherwise()
             return
-        self._tokenize(exchange, made, replace(desired, served=fallback, otherwise=otherwise))
+        self._tokenize(exchange, made, replace(options, served=fallback, otherwise=otherwise))
 
-    def _tokenize(self, exchange: Exchange, call: Call, desired: _CallOptions) -> None:
+    def _tokenize(self, exchange: Exchange, call: Call, options: _CallOptions) -> None:
         texts = [prompt for prompt in call.prompts if isinstance(prompt, str)]
         if not texts:
-            self._submit(exchange, call, desired, [])
+            self._submit(exchange, call, options, [])
             return
-        desired.served.model.tokenizers.encode(
+        options.served.model.tokenizers.encode(
             texts,
             add_special_tokens=call.add_special_tokens,
-            salt=desired.salt,
-            then=lambda ids: self._guard(exchange, lambda: self._submit(exchange, call, desired, ids)),
+            salt=options.salt,
+            then=lambda ids: self._guard(exchange, lambda: self._submit(exchange, call, options, ids)),
             failed=lambda error: self._guard(exchange, lambda: raised(error)),
         )
 
     def _submit(
-        self, exchange: Exchange, call: Call, desired: _CallOptions, encoded: list[array[int]]
+        self, exchange: Exchange, call: Call, options: _CallOptions, encoded: list[array[int]]
     ) -> None:
         """Have the tenant charged for all that the call may use."""
-        if self._left(exchange, desired):
+        if self._left(exchange, options):
             return
         try:
-            requests = self._requests(exchange, call, desired, encoded)
+            requests = self._requests(exchange, call, options, encoded)
         except RequestError:
-            if desired.otherwise is None:
+            if options.otherwise is None:
                 raise
-            desired.otherwise()
+            options.otherwise()
             return
-        desired.caller.admit(
+        options.caller.admit(
             sum(len(each.tokens) + each.sampling.n * (each.sampling.max_tokens or 0) for each in requests),
             then=lambda charge: self._guard(
-                exchange, lambda: self._run(exchange, call, desired, requests, charge)
+                exchange, lambda: self._run(exchange, call, options, requests, charge)
             ),
             failed=lambda error: self._guard(exchange, lambda: raised(error)),
         )
 
     def _run(
-        self, exchange: Exchange, call: Call, desired: _CallOptions, requests: list[Request], charge: Charge
+        self, exchange: Exchange, call: Call, options: _CallOptions, requests: list[Request], charge: Charge
     ) -> None:
-        if self._left(exchange, desired):
+        if self._left(exchange, options):
             charge.release()
             return
         exchange.lines += charge.header_lines
         try:
-            self._generate(exchange, call, desired, requests, charge)
+            self._generate(exchange, call, options, requests, charge)
         # What is charged and never released takes one of the tenant's places for good.
         except BaseException:
             charge.release()
             raise
 
     def _generate(
-        self, exchange: Exchange, call: Call, desired: _CallOptions, requests: list[Request], charge: Charge
+        self, exchange: Exchange, call: Call, options: _CallOptions, requests: list[Request], charge: Charge
     ) -> None:
         tools = self._tools
         tools.names.note(exchange.request_id, tuple(request.request_id for request in requests))
@@ -188,17 +188,17 @@ class GenerateApi:
             exchange,
             call,
             [request.tokens for request in requests],
-            desired.served.model.tokenizer,
+            options.served.model.tokenizer,
             created=int(tools.wall()),
             now=tools.clock.now,
         )
         filtered = tools.filters.around(
-            answer, call, choices=len(requests) * call.sampling.n, tenant=desired.caller.tenant
+            answer, call, choices=len(requests) * call.sampling.n, tenant=options.caller.tenant
         )
 
         def ended(generation: Generation) -> None:
             self._active.discard(generation)
-            desired.caller.turned_away(generation.error)
+            options.caller.turned_away(generation.error)
             if generation.worked:
                 charge.settle(generation.usage.prompt_tokens, generation.usage.output_tokens)
             else:
@@ -212,7 +212,7 @@ class GenerateApi:
             spans=tools.spans,
             clock=tools.clock,
             on_end=ended,
-            trace=desired.trace,
+            trace=options.trace,
         )
         self._active.add(generation)
         if filtered is None:
@@ -222,23 +222,23 @@ class GenerateApi:
             generation.start(requests)
             filtered.follow(exchange)
 
-    def _left(self, exchange: Exchange, desired: _CallOptions) -> bool:
+    def _left(self, exchange: Exchange, options: _CallOptions) -> bool:
         """Whether nobody waits for the answer any more, which is counted."""
         if exchange.open:
             return False
-        self._tools.metrics.request_refused(CLIENT_CLOSED, desired.served.model.name)
+        self._tools.metrics.request_refused(CLIENT_CLOSED, options.served.model.name)
         return True
 
     def _requests(
         self,
         exchange: Exchange,
         call: Call,
-        desired: _CallOptions,
+        options: _CallOptions,
         encoded: list[array[int]],
     ) -> list[Request]:
         """One for each prompt. Raises RequestError for what does not fit the model or the tenant's limits."""
         gateway = self._tools.deployment.gateway
-        served, caller = desired.served.model, desired.caller
+        served, caller = options.served.model, options.caller
         context = caller.context(served.context)
         default_output = caller.default_output(gateway.default_max_tokens)
         priority = caller.priority(call.priority)
@@ -261,13 +261,13 @@ class GenerateApi:
                     model=served.name,
                     tokens=tokens,
                     sampling=sampling,
-                    adapter=desired.served.adapter,
-                    salt=desired.salt,
+                    adapter=options.served.adapter,
+                    salt=options.salt,
                     arrival_s=exchange.arrival_s,
                     deadline_s=exchange.arrival_s + gateway.request_timeout_s,
-                    trace_context=desired.trace.onward,
-                    slo=desired.slo,
-                    session=desired.session,
+                    trace_context=options.trace.onward,
+                    slo=options.slo,
+                    session=options.session,
                     parsing=call.parsing,
                     priority=priority,
                     tenant=caller.tenant,

@@ -34,14 +34,14 @@ class ReplayOutcome:
         self.workers: tuple[WorkerOutcome, ...] = ()
         self.ended = 0
         self.misses = 0
-        self.predicted = 0
+        self.correct_predictions = 0
         self._missed = bytearray(requests)
         self._first: dict[int, Job] = {}
 
     def cached(self, number: int, tokens: int, predicted: int) -> None:
         """The prompt was computed with so much of it there, and so much foreseen to be."""
         self.cached_tokens[number] = tokens
-        self.predicted += tokens == predicted
+        self.correct_predictions += tokens == predicted
 
     def first_token(self, job: Job, ttft_s: float, slo: SloClass) -> None:
         """The first token came."""
