@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 
 from kvasir.config.spec.deployment import Deployment
-from kvasir.core.errors import KvasirError, RequestError
+from kvasir.core.errors import RequestError
 from kvasir.ports.clock import Clock, Rng
 from kvasir.ports.router import RouterPort
 from kvasir.telemetry.metrics import Metrics
@@ -18,7 +18,7 @@ from kvasir.telemetry.spans import SpanRecorder
 from kvasir_platform.gateway.catalog.models import ModelTable
 from kvasir_platform.gateway.filters.build import OutputFilters
 from kvasir_platform.gateway.http.cors import Cors
-from kvasir_platform.gateway.http.errors import MethodNotAllowed, error_headers, error_status
+from kvasir_platform.gateway.http.errors import MethodNotAllowed
 from kvasir_platform.gateway.http.exchange import Exchange, HttpRequest
 from kvasir_platform.gateway.http.listener import Listen, Listener
 from kvasir_platform.gateway.http.request_head import METHODS
@@ -29,6 +29,7 @@ from kvasir_platform.gateway.operator.operators import operators_here, remote_op
 from kvasir_platform.gateway.operator.pages import MODELS, Pages
 from kvasir_platform.gateway.serving.context import GatewayContext
 from kvasir_platform.gateway.serving.embedding_api import EmbeddingApi
+from kvasir_platform.gateway.serving.error_answers import ErrorAnswers
 from kvasir_platform.gateway.serving.generate_api import GenerateApi, stopping
 from kvasir_platform.gateway.serving.remote_core import RemoteCore
 from kvasir_platform.gateway.serving.tokenize_api import TextApi
@@ -88,11 +89,13 @@ class Gateway:
                 in_flight=self._in_flight,
                 draining=self._stop.is_set,
             )
-        tools = GatewayContext(
+        self._errors = ErrorAnswers(metrics)
+        context = GatewayContext(
             deployment,
             requests,
             self._operate.names,
             models,
+            self._errors,
             metrics,
             filters,
             spans,
@@ -100,9 +103,9 @@ class Gateway:
             wall,
             self._suffix,
         )
-        self._api = GenerateApi(tools, self._guard)
-        self._embeddings = EmbeddingApi(tools, self._guard)
-        self._texts = TextApi(models, self._guard)
+        self._api = GenerateApi(context)
+        self._embeddings = EmbeddingApi(context)
+        self._texts = TextApi(context)
         metrics.track_in_flight(self._in_flight)
         metrics.track_tenants(callers.figures)
         for model in models.models:
@@ -201,10 +204,11 @@ class Gateway:
         return admit
 
     def _handle(self, exchange: Exchange) -> None:
-        self._guard(exchange, lambda: self._dispatch(exchange))
-
-    def _dispatch(self, exchange: Exchange) -> None:
-        self._admit(exchange.request)(exchange)
+        try:
+            self._admit(exchange.request)(exchange)
+        # The last line of defence: a fault of ours must still be an answer, and must not end the server.
+        except Exception as error:  # noqa: BLE001
+            self._errors.answer(exchange, error)
 
     def _admit(self, request: HttpRequest) -> _Handler:
         """What handles a request, of which nothing but the head is looked at. Raises RequestError."""
@@ -231,19 +235,6 @@ class Gateway:
         preflight = self._cors.preflight(request.headers) if self._cors.enabled else None
         allowed = METHODS if route is None else _allowed(route[0])
         exchange.no_content(b"allow: %b\r\n" % allowed.encode() if preflight is None else preflight)
-
-    def _guard(self, exchange: Exchange, step: Callable[[], None]) -> None:
-        """Run a step of an exchange; what it raises becomes the answer."""
-        try:
-            step()
-        except KvasirError as error:
-            self._metrics.request_refused(error.code, exchange.model)
-            exchange.fail(error_status(error), error, error_headers(error))
-        # The last line of defence: a fault of ours must still be an answer, and must not end the server.
-        except Exception as error:  # noqa: BLE001
-            _log.error("a request failed", extra={"request_id": exchange.request_id}, exc_info=error)
-            self._metrics.request_refused("internal_error", exchange.model)
-            exchange.fail(500, error)
 
     def _in_flight(self) -> int:
         """Calls that the router has."""

@@ -197,11 +197,19 @@ class Slow:
         pass
 
 
+class Receiver:
+    """Puts what it gets into a future."""
+
+    def __init__(self, done: asyncio.Future[list[array[int]]]) -> None:
+        self.encoded = done.set_result
+        self.failed = done.set_exception
+
+
 async def test_little_work_is_done_at_once_and_more_in_a_thread() -> None:
     for work_us, at_once in ((10.0, True), (10_000.0, False)):
         pool = TokenizerPool(Slow(work_us))
         done: asyncio.Future[list[array[int]]] = asyncio.get_running_loop().create_future()
-        pool.encode(["abc"], add_special_tokens=False, then=done.set_result, failed=done.set_exception)
+        pool.encode(["abc"], Receiver(done), add_special_tokens=False)
         assert done.done() is at_once
         assert await done == [array("I", [3])]
         pool.close()
@@ -214,9 +222,7 @@ async def test_the_pool_asks_under_the_salt_of_its_caller(tiny: Reference) -> No
     for salt, found in (("", 0), ("a", 0), ("a", len(text))):
         before = prefixes.counts().found
         done: asyncio.Future[list[array[int]]] = asyncio.get_running_loop().create_future()
-        pool.encode(
-            [text], add_special_tokens=False, salt=salt, then=done.set_result, failed=done.set_exception
-        )
+        pool.encode([text], Receiver(done), add_special_tokens=False, salt=salt)
         assert await done == ids_of(tiny, text)
         assert prefixes.counts().found - before == found
     pool.close()
@@ -224,9 +230,10 @@ async def test_the_pool_asks_under_the_salt_of_its_caller(tiny: Reference) -> No
 
 async def test_what_goes_wrong_in_a_thread_is_told() -> None:
     pool = TokenizerPool(Slow(10_000.0, ValueError("bad")))
-    failed: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
-    pool.encode(["a"], add_special_tokens=False, then=lambda _: None, failed=failed.set_result)
-    assert str(await failed) == "bad"
+    done: asyncio.Future[list[array[int]]] = asyncio.get_running_loop().create_future()
+    pool.encode(["a"], Receiver(done), add_special_tokens=False)
+    with pytest.raises(ValueError, match="bad"):
+        await done
     pool.close()
 
 
@@ -236,7 +243,7 @@ async def test_too_many_long_prompts_are_refused() -> None:
     waiting = [loop.create_future() for _ in range(256)]
 
     def encode(done: asyncio.Future[list[array[int]]]) -> None:
-        pool.encode(["a"], add_special_tokens=False, then=done.set_result, failed=done.set_exception)
+        pool.encode(["a"], Receiver(done), add_special_tokens=False)
 
     for done in waiting:
         encode(done)

@@ -230,6 +230,30 @@ class ModelTokenizer:
         return sum(len(text) * (_FAST_US if text.isascii() else _FAST_WIDE_US) for text in texts)
 
 
+class EncodingReceiver(Protocol):
+    """What waits for the ids of its texts: exactly one of the two is called, on the event loop."""
+
+    def encoded(self, ids: list[array[int]]) -> None:
+        """The ids of each text."""
+        ...
+
+    def failed(self, error: BaseException) -> None:
+        """They could not be made."""
+        ...
+
+
+class DecodingReceiver(Protocol):
+    """What waits for a text: exactly one of the two is called, on the event loop."""
+
+    def decoded(self, text: str) -> None:
+        """The text of the ids."""
+        ...
+
+    def failed(self, error: BaseException) -> None:
+        """It could not be made."""
+        ...
+
+
 class TokenizerPool:
     """Runs a tokenizer in place or in a thread, by how much there is to do."""
 
@@ -240,52 +264,47 @@ class TokenizerPool:
         self._pending = 0
 
     def encode(
-        self,
-        texts: Sequence[str],
-        *,
-        add_special_tokens: bool,
-        then: Callable[[list[array[int]]], None],
-        failed: Callable[[BaseException], None],
-        salt: str = "",
+        self, texts: Sequence[str], receiver: EncodingReceiver, *, add_special_tokens: bool, salt: str = ""
     ) -> None:
-        """Call `then` with the ids, at once where they take little work, else later on this event loop; or
-        `failed` if that went wrong later. Callers of one `salt` can tell by the time it takes what others of
-        that salt sent. Raises CapacityError when too many texts wait."""
+        """Give `receiver` the ids, at once where they take little work, else later on this event loop.
+        Callers of one `salt` can tell by the time it takes what others of that salt sent. Raises
+        CapacityError when too many texts wait."""
         encoding = self.tokenizer.begin(texts, add_special_tokens=add_special_tokens, salt=salt)
         if encoding.work_us <= _INLINE_US:
-            then(encoding.finish())
+            receiver.encoded(encoding.finish())
         else:
-            self._later(encoding.finish, then, failed)
+            self._later(encoding.finish, receiver.encoded, receiver.failed)
 
-    def decode(
-        self, ids: Sequence[int], *, then: Callable[[str], None], failed: Callable[[BaseException], None]
-    ) -> None:
-        """Call `then` with the text of `ids`, special tokens and all, as `encode` does with ids. Raises
+    def decode(self, ids: Sequence[int], receiver: DecodingReceiver) -> None:
+        """Give `receiver` the text of `ids`, special tokens and all, as `encode` does with ids. Raises
         CapacityError as it does."""
         if len(ids) * _DECODE_US <= _INLINE_US:
-            then(self.tokenizer.decode(ids))
+            receiver.decoded(self.tokenizer.decode(ids))
         else:
-            self._later(lambda: self.tokenizer.decode(ids), then, failed)
+            self._later(lambda: self.tokenizer.decode(ids), receiver.decoded, receiver.failed)
 
     def _later(
-        self, work: Callable[[], _T], then: Callable[[_T], None], failed: Callable[[BaseException], None]
+        self,
+        work: Callable[[], _T],
+        done: Callable[[_T], None],
+        failed: Callable[[BaseException], None],
     ) -> None:
         if self._pending >= _MAX_PENDING:
             raise CapacityError("Too many long prompts wait to be tokenized.", code="tokenizer_busy")
         self._pending += 1
         working = asyncio.get_running_loop().run_in_executor(self._threads, work)
 
-        def done(future: asyncio.Future[_T]) -> None:
+        def ended(future: asyncio.Future[_T]) -> None:
             self._pending -= 1
             if future.cancelled():
                 return
             error = future.exception()
             if error is None:
-                then(future.result())
+                done(future.result())
             else:
                 failed(error)
 
-        working.add_done_callback(done)
+        working.add_done_callback(ended)
 
     def close(self) -> None:
         """Let the threads go; texts that wait are dropped."""

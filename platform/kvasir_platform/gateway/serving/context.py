@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NoReturn
 
 from kvasir.config.spec.deployment import Deployment
 from kvasir.ports.clock import Clock
@@ -13,11 +12,8 @@ from kvasir.telemetry.metrics import Metrics
 from kvasir.telemetry.spans import SpanRecorder
 from kvasir_platform.gateway.catalog.models import ModelTable
 from kvasir_platform.gateway.filters.build import OutputFilters
-from kvasir_platform.gateway.http.exchange import Exchange
+from kvasir_platform.gateway.serving.error_answers import ErrorAnswers
 from kvasir_platform.gateway.serving.request_names import RequestNames
-
-Guard = Callable[[Exchange, Callable[[], None]], None]
-"""Runs a step of an exchange that may raise, and answers what it raises."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +25,7 @@ class GatewayContext:
     router: RequestPort
     names: RequestNames
     models: ModelTable
+    errors: ErrorAnswers
     metrics: Metrics
     filters: OutputFilters
     spans: SpanRecorder | None
@@ -40,8 +37,3 @@ class GatewayContext:
 def brownout_line(brownout: BrownoutView) -> bytes:
     """The header line that says what is done under pressure; nothing where nothing is."""
     return b"x-kvasir-brownout: %b\r\n" % brownout.text.encode() if brownout.level else b""
-
-
-def raised(error: BaseException) -> NoReturn:
-    """Raise what another thread did."""
-    raise error

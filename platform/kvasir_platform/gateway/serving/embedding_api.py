@@ -5,41 +5,27 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from kvasir.core.errors import KvasirError, RequestError
 from kvasir.core.requests import Request, SloClass, Task
-from kvasir.telemetry.reasons import CLIENT_CLOSED
-from kvasir.telemetry.spans import TraceContext
 from kvasir_platform.gateway.catalog.models import EdgeModel, Served
 from kvasir_platform.gateway.http.exchange import Exchange
 from kvasir_platform.gateway.openai.calls import truncated
 from kvasir_platform.gateway.openai.embedding_answer import EmbeddingAnswer
 from kvasir_platform.gateway.openai.schema.decode import decode_embedding
 from kvasir_platform.gateway.openai.side_calls import EmbeddingCall, embedding_call
-from kvasir_platform.gateway.serving.context import GatewayContext, Guard, brownout_line, raised
+from kvasir_platform.gateway.serving.call_steps import ServedCall
+from kvasir_platform.gateway.serving.context import GatewayContext, brownout_line
 from kvasir_platform.gateway.serving.embedding_run import EmbeddingRun
 from kvasir_platform.gateway.serving.tracing import trace_header, trace_of
 from kvasir_platform.gateway.tenants.caller import Caller, Charge
 
 
-@dataclass(frozen=True, slots=True)
-class _EmbeddingOptions:
-    """How a call is to be served: for whom, by what, and how fast."""
-
-    caller: Caller
-    served: Served
-    slo: SloClass
-    salt: str
-    trace: TraceContext
-
-
 class EmbeddingApi:
-    """The endpoint. `guard(exchange, step)` runs a step that may raise, and answers what it raises."""
+    """The endpoint."""
 
-    def __init__(self, tools: GatewayContext, guard: Guard) -> None:
-        self._tools = tools
-        self._guard = guard
+    def __init__(self, context: GatewayContext) -> None:
+        self._context = context
         self._active: set[EmbeddingRun] = set()
 
     def in_flight(self) -> int:
@@ -54,99 +40,117 @@ class EmbeddingApi:
     def embed(self, caller: Caller, exchange: Exchange) -> None:
         """POST /v1/embeddings."""
         body = decode_embedding(exchange.request.body)
-        caller.check_model(self._tools.models.first.name if body.model is None else body.model)
-        served = self._tools.models.find(body.model)
+        caller.check_model(self._context.models.first.name if body.model is None else body.model)
+        served = self._context.models.find(body.model)
         exchange.model = served.model.name
-        model = served.model
-        call = embedding_call(body, model.tokenizer.vocabulary, model.capabilities)
-        check_dimensions(call.dimensions, model)
-        headers = exchange.request.headers
-        trace = trace_of(headers, self._tools.spans)
-        exchange.lines += trace_header(trace) + brownout_line(self._tools.router.brownout(model.name))
-        options = _EmbeddingOptions(caller, served, caller.slo.asked_for(headers), caller.salt(""), trace)
-        texts = [each for each in call.inputs if isinstance(each, str)]
-        if not texts:
-            self._submit(exchange, call, options, [])
-            return
-        model.tokenizers.encode(
-            texts,
-            add_special_tokens=call.add_special_tokens,
-            salt=options.salt,
-            then=lambda ids: self._guard(exchange, lambda: self._submit(exchange, call, options, ids)),
-            failed=lambda error: self._guard(exchange, lambda: raised(error)),
-        )
+        call = embedding_call(body, served.model.tokenizer.vocabulary, served.model.capabilities)
+        check_dimensions(call.dimensions, served.model)
+        EmbedCall(self._context, self._active, caller, exchange, call=call, served=served).start()
 
-    def _submit(
-        self, exchange: Exchange, call: EmbeddingCall, options: _EmbeddingOptions, encoded: list[array[int]]
-    ) -> None:
-        """Have the tenant charged for all inputs."""
-        if self._left(exchange, options):
-            return
-        inputs = fitting_inputs(call, options.served.model, encoded)
-        for number, tokens in enumerate(inputs):
-            options.caller.check_size(len(tokens), 0, "input" if len(inputs) == 1 else f"input[{number}]")
-        options.caller.admit(
-            sum(map(len, inputs)),
-            then=lambda charge: self._guard(
-                exchange, lambda: self._run(exchange, call, options, inputs, charge)
-            ),
-            failed=lambda error: self._guard(exchange, lambda: raised(error)),
-        )
 
-    def _run(
+class EmbedCall(ServedCall):
+    """A call for embeddings of `served`. `active` has the runs that the router works on."""
+
+    __slots__ = (
+        "_active",
+        "_call",
+        "_charge",
+        "_context",
+        "_deadline_s",
+        "_inputs",
+        "_name",
+        "_salt",
+        "_served",
+        "_slo",
+        "_trace",
+    )
+
+    def __init__(
         self,
+        context: GatewayContext,
+        active: set[EmbeddingRun],
+        caller: Caller,
         exchange: Exchange,
+        *,
         call: EmbeddingCall,
-        options: _EmbeddingOptions,
-        inputs: list[array[int]],
-        charge: Charge,
+        served: Served,
     ) -> None:
-        if self._left(exchange, options):
-            charge.release()
+        super().__init__(caller, exchange, context.errors)
+        headers = exchange.request.headers
+        self.model = served.model.name
+        self._context = context
+        self._active = active
+        self._call = call
+        self._served = served
+        self._trace = trace_of(headers, context.spans)
+        exchange.lines += trace_header(self._trace) + brownout_line(context.router.brownout(self.model))
+        self._slo: SloClass = caller.slo.asked_for(headers)
+        self._salt = caller.salt("")
+        self._inputs: list[array[int]] = []
+        self._charge: Charge | None = None
+        self._name = ""
+        self._deadline_s = exchange.arrival_s + context.deployment.gateway.request_timeout_s
+
+    def start(self) -> None:
+        """Have the inputs tokenized. May raise KvasirError."""
+        texts = [each for each in self._call.inputs if isinstance(each, str)]
+        if not texts:
+            self.encoded([])
             return
-        tools, model = self._tools, options.served.model
-        name = f"{exchange.request_id}-{tools.suffix()}"
-        deadline_s = exchange.arrival_s + tools.deployment.gateway.request_timeout_s
-        priority = options.caller.priority(call.priority)
+        self._served.model.tokenizers.encode(
+            texts, self, add_special_tokens=self._call.add_special_tokens, salt=self._salt
+        )
 
-        def request(index: int) -> Request:
-            return Request(
-                request_id=name if len(inputs) == 1 else f"{name}-{index}",
-                model=model.name,
-                tokens=inputs[index],
-                adapter=options.served.adapter,
-                salt=options.salt,
-                arrival_s=exchange.arrival_s,
-                deadline_s=deadline_s,
-                priority=priority,
-                trace_context=options.trace.onward,
-                slo=options.slo,
-                task=Task.EMBED,
-                tenant=options.caller.tenant,
-            )
+    def submit(self, encoded: Sequence[array[int]]) -> None:
+        """See ServedCall."""
+        self._inputs = inputs = fitting_inputs(self._call, self._served.model, encoded)
+        for number, tokens in enumerate(inputs):
+            self.caller.check_size(len(tokens), 0, "input" if len(inputs) == 1 else f"input[{number}]")
+        self.caller.admit(sum(map(len, inputs)), self)
 
-        def ended(run: EmbeddingRun) -> None:
-            self._active.discard(run)
-            if run.worked:
-                charge.settle(run.usage.prompt_tokens, 0)
-            else:
-                charge.release()
-
-        exchange.lines += charge.header_lines
-        answer = EmbeddingAnswer(exchange, call, len(inputs), int(tools.wall()))
+    def run(self, charge: Charge) -> None:
+        """See ServedCall."""
+        context, exchange = self._context, self.exchange
+        self._charge = charge
+        self._name = f"{exchange.request_id}-{context.suffix()}"
+        answer = EmbeddingAnswer(exchange, self._call, len(self._inputs), int(context.wall()))
         run = EmbeddingRun(
-            answer, tools, request=request, inputs=len(inputs), trace=options.trace, on_end=ended
+            answer,
+            context,
+            request=self._request,
+            inputs=len(self._inputs),
+            trace=self._trace,
+            on_end=self._ended,
         )
         self._active.add(run)
         exchange.on_gone = run.gone
         run.start()
 
-    def _left(self, exchange: Exchange, options: _EmbeddingOptions) -> bool:
-        """Whether nobody waits for the answer any more, which is counted."""
-        if exchange.open:
-            return False
-        self._tools.metrics.request_refused(CLIENT_CLOSED, options.served.model.name)
-        return True
+    def _request(self, index: int) -> Request:
+        return Request(
+            request_id=self._name if len(self._inputs) == 1 else f"{self._name}-{index}",
+            model=self._served.model.name,
+            tokens=self._inputs[index],
+            adapter=self._served.adapter,
+            salt=self._salt,
+            arrival_s=self.exchange.arrival_s,
+            deadline_s=self._deadline_s,
+            priority=self.caller.priority(self._call.priority),
+            trace_context=self._trace.onward,
+            slo=self._slo,
+            task=Task.EMBED,
+            tenant=self.caller.tenant,
+        )
+
+    def _ended(self, run: EmbeddingRun) -> None:
+        """The router works on it no more."""
+        self._active.discard(run)
+        if self._charge is None:
+            raise AssertionError("a call ran without a charge")
+        if run.worked:
+            self._charge.settle(run.usage.prompt_tokens, 0)
+        else:
+            self._charge.release()
 
 
 def check_dimensions(dimensions: int | None, model: EdgeModel) -> None:

@@ -1,53 +1,33 @@
-"""The two generating endpoints: decode, tokenize, and hand over to the router."""
+"""The two generating endpoints, and a call to one of them from its body to the router."""
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import replace
 
 from kvasir.core.errors import CapacityError, KvasirError, RequestError
 from kvasir.core.requests import Request, SloClass
-from kvasir.core.values import value
-from kvasir.ports.router import BrownoutView
-from kvasir.telemetry.reasons import CLIENT_CLOSED
-from kvasir.telemetry.spans import TraceContext
 from kvasir_platform.gateway.catalog.models import EdgeModel, Served
 from kvasir_platform.gateway.catalog.slo_classes import session_name
 from kvasir_platform.gateway.http.exchange import Exchange
 from kvasir_platform.gateway.openai.calls import Call, chat_call, completion_call, fit_context, truncated
+from kvasir_platform.gateway.openai.schema.chat import ChatBody
 from kvasir_platform.gateway.openai.schema.decode import decode_chat, decode_completion
-from kvasir_platform.gateway.openai.schema.sampling import SamplingFields
+from kvasir_platform.gateway.openai.schema.texts import CompletionBody
 from kvasir_platform.gateway.serving.answering import answer_of
-from kvasir_platform.gateway.serving.context import GatewayContext, Guard, brownout_line, raised
+from kvasir_platform.gateway.serving.call_steps import ServedCall
+from kvasir_platform.gateway.serving.context import GatewayContext, brownout_line
 from kvasir_platform.gateway.serving.generation import Generation
 from kvasir_platform.gateway.serving.tracing import trace_header, trace_of
 from kvasir_platform.gateway.tenants.caller import Caller, Charge
 
 
-@value
-class _CallOptions:
-    """How a call is to be served: for whom, by what, how fast, and near what else. `otherwise` begins again
-    with the model that the client named, where `served` is a fallback that may not be able to."""
-
-    caller: Caller
-    served: Served
-    slo: SloClass
-    session: str
-    salt: str
-    trace: TraceContext
-    otherwise: Callable[[], None] | None = None
-
-
 class GenerateApi:
-    """POST /v1/chat/completions and /v1/completions.
+    """POST /v1/chat/completions and /v1/completions."""
 
-    `guard(exchange, step)` runs a step that may raise, and answers what it raises.
-    """
-
-    def __init__(self, tools: GatewayContext, guard: Guard) -> None:
-        self._tools = tools
-        self._guard = guard
+    def __init__(self, context: GatewayContext) -> None:
+        self._context = context
         self._active: set[Generation] = set()
 
     def in_flight(self) -> int:
@@ -61,191 +41,173 @@ class GenerateApi:
 
     def chat(self, caller: Caller, exchange: Exchange) -> None:
         """POST /v1/chat/completions."""
-        body = decode_chat(exchange.request.body)
-
-        def call(model: EdgeModel) -> Call:
-            return chat_call(body, model.tokenizer.template, model.tokenizer.vocabulary, model.capabilities)
-
-        self._begin(caller, exchange, body, call)
+        self._start(caller, exchange, decode_chat(exchange.request.body))
 
     def completion(self, caller: Caller, exchange: Exchange) -> None:
         """POST /v1/completions."""
-        body = decode_completion(exchange.request.body)
+        self._start(caller, exchange, decode_completion(exchange.request.body))
 
-        def call(model: EdgeModel) -> Call:
-            return completion_call(body, model.tokenizer.vocabulary, model.capabilities)
-
-        self._begin(caller, exchange, body, call)
-
-    def _begin(
-        self, caller: Caller, exchange: Exchange, body: SamplingFields, call: Callable[[EdgeModel], Call]
-    ) -> None:
-        """Find what is to serve a call, which is made for that model."""
+    def _start(self, caller: Caller, exchange: Exchange, body: ChatBody | CompletionBody) -> None:
         caller.check_model(body.model)
-        asked = self._tools.models.find(body.model)
+        asked = self._context.models.find(body.model)
+        GenerateCall(self._context, self._active, caller, exchange, body=body, asked=asked).start()
+
+
+class GenerateCall(ServedCall):
+    """A call for chat or completions. `asked` is the model that the client named and `served` the one that
+    answers: under a brown-out, a fallback. `active` has the generations that the router works on."""
+
+    __slots__ = (
+        "_active",
+        "_asked",
+        "_body",
+        "_call",
+        "_charge",
+        "_context",
+        "_requests",
+        "_salt",
+        "_served",
+        "_session",
+        "_slo",
+        "_trace",
+    )
+
+    def __init__(
+        self,
+        context: GatewayContext,
+        active: set[Generation],
+        caller: Caller,
+        exchange: Exchange,
+        *,
+        body: ChatBody | CompletionBody,
+        asked: Served,
+    ) -> None:
+        super().__init__(caller, exchange, context.errors)
         exchange.model = asked.model.name
-        options = self._options(caller, exchange, body, asked)
-        brownout = self._tools.router.brownout(asked.model.name)
-        exchange.lines += brownout_line(brownout)
-        fallback = self._fallback(caller, brownout, asked)
-        if fallback is not None:
-            self._fall_back(exchange, call, options, fallback)
-            return
-        self._tokenize(exchange, call(asked.model), options)
-
-    def _options(
-        self, caller: Caller, exchange: Exchange, body: SamplingFields, served: Served
-    ) -> _CallOptions:
         headers = exchange.request.headers
-        trace = trace_of(headers, self._tools.spans)
-        exchange.lines += trace_header(trace)
-        return _CallOptions(
-            caller,
-            served,
-            caller.slo.asked_for(headers),
-            caller.session(session_name(headers, body.session)),
-            caller.salt(body.cache_salt or ""),
-            trace,
-        )
+        self._context = context
+        self._active = active
+        self._body = body
+        self._asked = self._served = asked
+        self._trace = trace_of(headers, context.spans)
+        exchange.lines += trace_header(self._trace)
+        self._slo: SloClass = caller.slo.asked_for(headers)
+        self._session = caller.session(session_name(headers, body.session))
+        self._salt = caller.salt(body.cache_salt or "")
+        self._requests: list[Request] = []
+        self._charge: Charge | None = None
 
-    def _fallback(self, caller: Caller, brownout: BrownoutView, asked: Served) -> Served | None:
-        """The model that is to answer in place of `asked`. An adapter has no stand-in."""
-        name = brownout.fallback_model
-        if name is None or asked.adapter is not None or not caller.may_use(name):
-            return None
-        return self._tools.models.find(name)
+    def start(self) -> None:
+        """Choose the model that answers, and have the prompts tokenized. May raise KvasirError."""
+        brownout = self._context.router.brownout(self._asked.model.name)
+        self.exchange.lines += brownout_line(brownout)
+        fallback = self._fallback(brownout.fallback_model)
+        if fallback is not None:
+            try:
+                call = replace(self._call_for(fallback.model), model=fallback.model.name)
+            except RequestError:
+                # Its context or its capabilities may be less than those of the model that was asked for.
+                fallback = None
+            else:
+                self._tokenize(fallback, call)
+        if fallback is None:
+            self._tokenize(self._asked, self._call_for(self._asked.model))
 
-    def _fall_back(
-        self, exchange: Exchange, call: Callable[[EdgeModel], Call], options: _CallOptions, fallback: Served
-    ) -> None:
-        """Have `fallback` answer, under its own name, or the model that the client named where the fallback
-        cannot: its context or its powers may be less."""
-
-        def otherwise() -> None:
-            self._tokenize(exchange, call(options.served.model), options)
-
+    def submit(self, encoded: Sequence[array[int]]) -> None:
+        """See ServedCall. A fallback that the prompts do not fit gives way to the model that was asked
+        for."""
         try:
-            made = replace(call(fallback.model), model=fallback.model.name)
+            self._requests = self._router_requests(encoded)
         except RequestError:
-            otherwise()
-            return
-        self._tokenize(exchange, made, replace(options, served=fallback, otherwise=otherwise))
-
-    def _tokenize(self, exchange: Exchange, call: Call, options: _CallOptions) -> None:
-        texts = [prompt for prompt in call.prompts if isinstance(prompt, str)]
-        if not texts:
-            self._submit(exchange, call, options, [])
-            return
-        options.served.model.tokenizers.encode(
-            texts,
-            add_special_tokens=call.add_special_tokens,
-            salt=options.salt,
-            then=lambda ids: self._guard(exchange, lambda: self._submit(exchange, call, options, ids)),
-            failed=lambda error: self._guard(exchange, lambda: raised(error)),
-        )
-
-    def _submit(
-        self, exchange: Exchange, call: Call, options: _CallOptions, encoded: list[array[int]]
-    ) -> None:
-        """Have the tenant charged for all that the call may use."""
-        if self._left(exchange, options):
-            return
-        try:
-            requests = self._requests(exchange, call, options, encoded)
-        except RequestError:
-            if options.otherwise is None:
+            if self._served is self._asked:
                 raise
-            options.otherwise()
+            self._tokenize(self._asked, self._call_for(self._asked.model))
             return
-        options.caller.admit(
-            sum(len(each.tokens) + each.sampling.n * (each.sampling.max_tokens or 0) for each in requests),
-            then=lambda charge: self._guard(
-                exchange, lambda: self._run(exchange, call, options, requests, charge)
-            ),
-            failed=lambda error: self._guard(exchange, lambda: raised(error)),
+        tokens = sum(
+            len(each.tokens) + each.sampling.n * (each.sampling.max_tokens or 0) for each in self._requests
         )
+        self.caller.admit(tokens, self)
 
-    def _run(
-        self, exchange: Exchange, call: Call, options: _CallOptions, requests: list[Request], charge: Charge
-    ) -> None:
-        if self._left(exchange, options):
-            charge.release()
-            return
-        exchange.lines += charge.header_lines
-        try:
-            self._generate(exchange, call, options, requests, charge)
-        # What is charged and never released takes one of the tenant's places for good.
-        except BaseException:
-            charge.release()
-            raise
-
-    def _generate(
-        self, exchange: Exchange, call: Call, options: _CallOptions, requests: list[Request], charge: Charge
-    ) -> None:
-        tools = self._tools
-        tools.names.note(exchange.request_id, tuple(request.request_id for request in requests))
+    def run(self, charge: Charge) -> None:
+        """See ServedCall."""
+        context, call, exchange = self._context, self._call, self.exchange
+        context.names.note(exchange.request_id, tuple(request.request_id for request in self._requests))
         answer = answer_of(
             exchange,
             call,
-            [request.tokens for request in requests],
-            options.served.model.tokenizer,
-            created=int(tools.wall()),
-            now=tools.clock.now,
+            [request.tokens for request in self._requests],
+            self._served.model.tokenizer,
+            created=int(context.wall()),
+            now=context.clock.now,
         )
-        filtered = tools.filters.around(
-            answer, call, choices=len(requests) * call.sampling.n, tenant=options.caller.tenant
+        filtered = context.filters.around(
+            answer, call, choices=len(self._requests) * call.sampling.n, tenant=self.caller.tenant
         )
-
-        def ended(generation: Generation) -> None:
-            self._active.discard(generation)
-            options.caller.turned_away(generation.error)
-            if generation.worked:
-                charge.settle(generation.usage.prompt_tokens, generation.usage.output_tokens)
-            else:
-                charge.release()
-
+        self._charge = charge
         generation = Generation(
             exchange,
             answer if filtered is None else filtered,
-            router=tools.router,
-            metrics=tools.metrics,
-            spans=tools.spans,
-            clock=tools.clock,
-            on_end=ended,
-            trace=options.trace,
+            router=context.router,
+            metrics=context.metrics,
+            spans=context.spans,
+            clock=context.clock,
+            on_end=self._ended,
+            trace=self._trace,
         )
         self._active.add(generation)
         if filtered is None:
-            generation.start(requests)
+            generation.start(self._requests)
         else:
             filtered.bind(generation.end_choice, generation.broken)
-            generation.start(requests)
+            generation.start(self._requests)
             filtered.follow(exchange)
 
-    def _left(self, exchange: Exchange, options: _CallOptions) -> bool:
-        """Whether nobody waits for the answer any more, which is counted."""
-        if exchange.open:
-            return False
-        self._tools.metrics.request_refused(CLIENT_CLOSED, options.served.model.name)
-        return True
+    def _ended(self, generation: Generation) -> None:
+        """The router works on it no more."""
+        self._active.discard(generation)
+        self.caller.turned_away(generation.error)
+        if self._charge is None:
+            raise AssertionError("a call ran without a charge")
+        if generation.worked:
+            self._charge.settle(generation.usage.prompt_tokens, generation.usage.output_tokens)
+        else:
+            self._charge.release()
 
-    def _requests(
-        self,
-        exchange: Exchange,
-        call: Call,
-        options: _CallOptions,
-        encoded: list[array[int]],
-    ) -> list[Request]:
+    def _fallback(self, name: str | None) -> Served | None:
+        """The model that is to answer in place of the one that was asked for. An adapter has none."""
+        if name is None or self._asked.adapter is not None or not self.caller.may_use(name):
+            return None
+        return self._context.models.find(name)
+
+    def _call_for(self, model: EdgeModel) -> Call:
+        """What the body asks of that model. Raises RequestError for what the model cannot do."""
+        tokenizer, body = model.tokenizer, self._body
+        if isinstance(body, ChatBody):
+            return chat_call(body, tokenizer.template, tokenizer.vocabulary, model.capabilities)
+        return completion_call(body, tokenizer.vocabulary, model.capabilities)
+
+    def _tokenize(self, served: Served, call: Call) -> None:
+        self._served, self._call = served, call
+        self.model = served.model.name
+        texts = [prompt for prompt in call.prompts if isinstance(prompt, str)]
+        if not texts:
+            self.encoded([])
+            return
+        served.model.tokenizers.encode(
+            texts, self, add_special_tokens=call.add_special_tokens, salt=self._salt
+        )
+
+    def _router_requests(self, encoded: Sequence[array[int]]) -> list[Request]:
         """One for each prompt. Raises RequestError for what does not fit the model or the tenant's limits."""
-        gateway = self._tools.deployment.gateway
-        served, caller = options.served.model, options.caller
+        gateway, call, exchange = self._context.deployment.gateway, self._call, self.exchange
+        served, caller = self._served.model, self.caller
         context = caller.context(served.context)
         default_output = caller.default_output(gateway.default_max_tokens)
         priority = caller.priority(call.priority)
         remaining = iter(encoded)
         param = "messages" if call.chat else "prompt"
         # Ids must be unique, and a client may send its own request id twice.
-        name = f"{exchange.request_id}-{self._tools.suffix()}"
+        name = f"{exchange.request_id}-{self._context.suffix()}"
         made = []
         for i, prompt in enumerate(call.prompts):
             tokens = next(remaining) if isinstance(prompt, str) else prompt
@@ -261,13 +223,13 @@ class GenerateApi:
                     model=served.name,
                     tokens=tokens,
                     sampling=sampling,
-                    adapter=options.served.adapter,
-                    salt=options.salt,
+                    adapter=self._served.adapter,
+                    salt=self._salt,
                     arrival_s=exchange.arrival_s,
                     deadline_s=exchange.arrival_s + gateway.request_timeout_s,
-                    trace_context=options.trace.onward,
-                    slo=options.slo,
-                    session=options.session,
+                    trace_context=self._trace.onward,
+                    slo=self._slo,
+                    session=self._session,
                     parsing=call.parsing,
                     priority=priority,
                     tenant=caller.tenant,

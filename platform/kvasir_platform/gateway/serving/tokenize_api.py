@@ -2,81 +2,140 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from array import array
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
-from kvasir_platform.gateway.catalog.models import EdgeModel, ModelTable
+from kvasir_platform.gateway.catalog.models import EdgeModel
 from kvasir_platform.gateway.http.exchange import Exchange
 from kvasir_platform.gateway.openai.schema.decode import decode_detokenize, decode_tokenize
-from kvasir_platform.gateway.openai.side_calls import detokenize_ids, tokenize_call
-from kvasir_platform.gateway.serving.context import Guard, raised
+from kvasir_platform.gateway.openai.side_calls import TokenizeCall, detokenize_ids, tokenize_call
+from kvasir_platform.gateway.serving.context import GatewayContext
 from kvasir_platform.gateway.tenants.caller import Caller, Charge
 
 
 class TextApi:
     """Both endpoints, in vLLM's shapes. No worker is asked: the edge's tokens are the workers' own."""
 
-    def __init__(self, models: ModelTable, guard: Guard) -> None:
-        self._models = models
-        self._guard = guard
+    def __init__(self, context: GatewayContext) -> None:
+        self._context = context
 
     def tokenize(self, caller: Caller, exchange: Exchange) -> None:
         """POST /tokenize: the ids of a text, or of a chat as the model's template shows it."""
         body = decode_tokenize(exchange.request.body)
         model = self._model(caller, exchange, body.model)
         call = tokenize_call(body, model.name, model.tokenizer.template, model.capabilities)
-        strings = call.show_strings
-
-        def encode() -> None:
-            model.tokenizers.encode(
-                [call.text],
-                add_special_tokens=call.add_special_tokens,
-                salt=caller.salt(""),
-                then=lambda ids: self._guard(exchange, lambda: _answer_ids(exchange, model, ids[0], strings)),
-                failed=lambda error: self._guard(exchange, lambda: raised(error)),
-            )
-
-        self._charge(caller, exchange, encode)
+        caller.admit(0, TokenizeTextCall(self._context, caller, exchange, model, call=call))
 
     def detokenize(self, caller: Caller, exchange: Exchange) -> None:
         """POST /detokenize: the text of ids, special tokens and all."""
         body = decode_detokenize(exchange.request.body)
         model = self._model(caller, exchange, body.model)
         ids = detokenize_ids(body, model.tokenizer.vocabulary)
-
-        def decode() -> None:
-            model.tokenizers.decode(
-                ids,
-                then=lambda text: self._guard(exchange, lambda: _json(exchange, {"prompt": text})),
-                failed=lambda error: self._guard(exchange, lambda: raised(error)),
-            )
-
-        self._charge(caller, exchange, decode)
-
-    def _charge(self, caller: Caller, exchange: Exchange, work: Callable[[], None]) -> None:
-        """Do what costs the tenant a request and no tokens."""
-
-        def admitted(charge: Charge) -> None:
-            charge.settle(0, 0)
-            exchange.lines += charge.header_lines
-            self._guard(exchange, work)
-
-        caller.admit(0, then=admitted, failed=lambda error: self._guard(exchange, lambda: raised(error)))
+        caller.admit(0, DetokenizeCall(self._context, caller, exchange, model, ids=ids))
 
     def _model(self, caller: Caller, exchange: Exchange, name: str | None) -> EdgeModel:
-        caller.check_model(self._models.first.name if name is None else name)
-        model = self._models.find(name).model
+        models = self._context.models
+        caller.check_model(models.first.name if name is None else name)
+        model = models.find(name).model
         exchange.model = model.name
         return model
 
 
-def _answer_ids(exchange: Exchange, model: EdgeModel, ids: array[int], strings: bool) -> None:
-    body = {"count": len(ids), "max_model_len": model.context, "tokens": ids.tolist()}
-    _json(exchange, body | ({"token_strs": model.tokenizer.names(ids)} if strings else {}))
+class _TextCall(ABC):
+    """A call that costs its tenant a request and no tokens. See ChargeReceiver and EncodingReceiver."""
+
+    __slots__ = ("_caller", "_errors", "_exchange", "_model")
+
+    def __init__(self, context: GatewayContext, caller: Caller, exchange: Exchange, model: EdgeModel) -> None:
+        self._errors = context.errors
+        self._caller = caller
+        self._exchange = exchange
+        self._model = model
+
+    def admitted(self, charge: Charge) -> None:
+        """The tenant's limits let it in."""
+        charge.settle(0, 0)
+        self._exchange.lines += charge.header_lines
+        try:
+            self._work()
+        # Whatever it raises is the call's answer, and not the end of whoever let it in.
+        except Exception as error:  # noqa: BLE001
+            self.failed(error)
+
+    def failed(self, error: BaseException) -> None:
+        """A step failed."""
+        self._errors.answer(self._exchange, error)
+
+    @abstractmethod
+    def _work(self) -> None:
+        """Have the tokenizer work; it reports back to the call."""
+
+    def _respond(self, value: dict[str, Any]) -> None:
+        self._exchange.respond(200, msgspec.json.encode(value))
 
 
-def _json(exchange: Exchange, value: dict[str, Any]) -> None:
-    exchange.respond(200, msgspec.json.encode(value))
+class TokenizeTextCall(_TextCall):
+    """One call to /tokenize."""
+
+    __slots__ = ("_call",)
+
+    def __init__(
+        self,
+        context: GatewayContext,
+        caller: Caller,
+        exchange: Exchange,
+        model: EdgeModel,
+        *,
+        call: TokenizeCall,
+    ) -> None:
+        super().__init__(context, caller, exchange, model)
+        self._call = call
+
+    def encoded(self, ids: list[array[int]]) -> None:
+        """The ids of its text."""
+        tokens, model = ids[0], self._model
+        body: dict[str, Any] = {
+            "count": len(tokens),
+            "max_model_len": model.context,
+            "tokens": tokens.tolist(),
+        }
+        if self._call.show_strings:
+            body["token_strs"] = model.tokenizer.names(tokens)
+        self._respond(body)
+
+    def _work(self) -> None:
+        self._model.tokenizers.encode(
+            [self._call.text],
+            self,
+            add_special_tokens=self._call.add_special_tokens,
+            salt=self._caller.salt(""),
+        )
+
+
+class DetokenizeCall(_TextCall):
+    """One call to /detokenize."""
+
+    __slots__ = ("_ids",)
+
+    def __init__(
+        self,
+        context: GatewayContext,
+        caller: Caller,
+        exchange: Exchange,
+        model: EdgeModel,
+        *,
+        ids: Sequence[int],
+    ) -> None:
+        super().__init__(context, caller, exchange, model)
+        self._ids = ids
+
+    def decoded(self, text: str) -> None:
+        """The text of its ids."""
+        self._respond({"prompt": text})
+
+    def _work(self) -> None:
+        self._model.tokenizers.decode(self._ids, self)

@@ -6,10 +6,10 @@ in memory all of them are answered at once.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import Protocol
 
 from kvasir.config.spec.tenants import PRIORITY_SPAN, TenantSpec
-from kvasir.core.errors import CapacityError, KvasirError, RequestError
+from kvasir.core.errors import CapacityError, RequestError
 from kvasir.ports.limits import Grant, Limit, LimitRefusal, Quota, RateLimits
 from kvasir.telemetry.tenant_series import TenantUsage
 from kvasir_platform.gateway.catalog.models import no_such_model
@@ -72,6 +72,18 @@ class Charge:
         self._open = False
         self._caller.use.running -= 1
         return True
+
+
+class ChargeReceiver(Protocol):
+    """What waits for its tenant's limits: exactly one of the two is called, on the event loop."""
+
+    def admitted(self, charge: Charge) -> None:
+        """The call is let in; the charge is to be settled or released once."""
+        ...
+
+    def failed(self, error: BaseException) -> None:
+        """It is not, and nothing was charged."""
+        ...
 
 
 class Caller:
@@ -156,31 +168,30 @@ class Caller:
         most = self._spec.max_output_tokens
         return tokens if most is None else min(tokens, most)
 
-    def admit(
-        self, tokens: int, then: Callable[[Charge], None], failed: Callable[[KvasirError], None]
-    ) -> None:
-        """Charge a request that may use so many tokens, prompts and all output together. Calls `then`, or
-        `failed` with what to answer: at once where the router counts alone, else later on this event loop.
-        """
+    def admit(self, tokens: int, receiver: ChargeReceiver) -> None:
+        """Charge a call that may use so many tokens, prompts and all output together. `receiver` gets the
+        charge, or the error to answer with: at once where the router counts alone, else later on this event
+        loop."""
         quota = self._quota
         if quota is None:
-            self.use.running += 1
-            self.use.requests += 1
-            then(Charge(self, self._limits, None))
+            receiver.admitted(self._charge(None))
             return
         if quota.tokens_per_min is not None and tokens > quota.tokens_per_min:
-            failed(_too_large(tokens, quota.tokens_per_min))
+            receiver.failed(_too_large(tokens, quota.tokens_per_min))
             return
 
         def decided(verdict: Grant | LimitRefusal) -> None:
             if isinstance(verdict, LimitRefusal):
-                failed(self._refused(quota, verdict))
-                return
-            self.use.running += 1
-            self.use.requests += 1
-            then(Charge(self, self._limits, verdict))
+                receiver.failed(self._refused(quota, verdict))
+            else:
+                receiver.admitted(self._charge(verdict))
 
         self._limits.take(self.tenant, quota, tokens, decided)
+
+    def _charge(self, grant: Grant | None) -> Charge:
+        self.use.running += 1
+        self.use.requests += 1
+        return Charge(self, self._limits, grant)
 
     def _refused(self, quota: Quota, refusal: LimitRefusal) -> LimitReached:
         code, text = _REFUSED[refusal.limit]

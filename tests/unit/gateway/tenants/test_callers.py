@@ -91,10 +91,24 @@ def red(made: Callers) -> Caller:
     return of(made, "red")
 
 
+class Receiver:
+    """Keeps what it is answered."""
+
+    def __init__(self) -> None:
+        self.answers: list[Charge | BaseException] = []
+
+    def admitted(self, charge: Charge) -> None:
+        self.answers.append(charge)
+
+    def failed(self, error: BaseException) -> None:
+        self.answers.append(error)
+
+
 def ask(caller: Caller, tokens: int) -> Charge | KvasirError:
-    answers: list[Charge | KvasirError] = []
-    caller.admit(tokens, answers.append, answers.append)
-    [answer] = answers
+    receiver = Receiver()
+    caller.admit(tokens, receiver)
+    [answer] = receiver.answers
+    assert isinstance(answer, Charge | KvasirError)
     return answer
 
 
@@ -254,7 +268,7 @@ def test_what_tenants_use_is_counted_and_shown(made: Callers, red: Caller) -> No
     charged(red, 100).settle(60, 7)
     charged(red, 100)
     refused(red, 1)
-    of(made, "blue").admit(1, lambda _: None, lambda _: None)
+    of(made, "blue").admit(1, Receiver())
     figures = made.figures()
     assert figures.limits is None
     assert {use.tenant: use for use in figures.tenants} == {
