@@ -6,13 +6,12 @@ from dataclasses import replace
 
 from kvasir.core.errors import KvasirError, RequestError, UpstreamError
 from kvasir.core.requests import Delta
-from kvasir_router.admission import Admission
-from kvasir_router.fleet.fleet import Fleet
 from kvasir_router.requests.continuation import ChoiceOutput, ContinuationMode, way_on
-from kvasir_router.requests.events import ClientGone, Effect, EmitDelta, FailRequest, FinishRequest
+from kvasir_router.requests.events import ClientGone, EmitDelta, FailRequest, FinishRequest
 from kvasir_router.requests.legs import LegControl
-from kvasir_router.requests.restarts import FREE, RetryAccounting
-from kvasir_router.requests.state import MachineLimits, RequestState
+from kvasir_router.requests.restarts import FREE
+from kvasir_router.requests.state import RequestState
+from kvasir_router.requests.table import RequestTable
 
 TRANSFER_FAILED = "transfer_failed"
 BLAMELESS = FREE | {TRANSFER_FAILED}
@@ -20,29 +19,13 @@ BLAMELESS = FREE | {TRANSFER_FAILED}
 
 
 class Completion:
-    """Takes requests out of `states` and the queue, giving back what they hold. `restarts` counts those that
-    run again."""
+    """Takes requests out of the table, giving back what they hold."""
 
-    def __init__(
-        self,
-        fleet: Fleet,
-        legs: LegControl,
-        limits: MachineLimits,
-        *,
-        out: list[Effect],
-        states: dict[str, RequestState],
-        admission: Admission,
-    ) -> None:
-        self._fleet = fleet
+    def __init__(self, table: RequestTable, legs: LegControl) -> None:
+        self._table = table
+        self._fleet = table.fleet
         self._legs = legs
-        self._out = out
-        self._states = states
-        self._admission = admission
-        self.restarts = RetryAccounting(
-            max_retries=limits.max_retries,
-            max_migrations=limits.max_migrations,
-            budget_ratio=limits.retry_budget,
-        )
+        self._out = table.out
 
     def blame(self, worker_id: str, error: KvasirError, now: float) -> None:
         """A leg failed on the worker; what only the client can mend is no worker's fault."""
@@ -61,7 +44,7 @@ class Completion:
                 "request again",
                 code=error.code,
             )
-        return None if self.restarts.counted(state, error, moved=lost or state.begun) else error
+        return None if self._table.retries.counted(state, error, moved=lost or state.begun) else error
 
     def emit(self, state: RequestState, output: ChoiceOutput, delta: Delta) -> None:
         """Pass on what the client does not have of a choice; `output` is what it has."""
@@ -108,5 +91,5 @@ class Completion:
     def _remove(self, state: RequestState) -> None:
         self._legs.release(state)
         self._legs.discharge(state)
-        self._admission.ended(state.ticket)
-        del self._states[state.request.request_id]
+        self._table.admission.ended(state.ticket)
+        del self._table.states[state.request.request_id]

@@ -7,16 +7,15 @@ since the fault may have been the puller's. Everything else starts again, from w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from kvasir.core.errors import KvasirError, UpstreamError
 from kvasir.core.requests import Leg
-from kvasir.ports.routing import Plan
-from kvasir_router.fleet.fleet import Fleet
 from kvasir_router.requests.completion import TRANSFER_FAILED, Completion
 from kvasir_router.requests.legs import LegControl
-from kvasir_router.requests.state import MachineLimits, Phase, RequestState
+from kvasir_router.requests.placement import Placement
+from kvasir_router.requests.state import Phase, RequestState
+from kvasir_router.requests.table import RequestTable
 
 LEAST_PATIENCE_S = 0.25
 ENGINE_DEAD = "engine_dead"
@@ -24,32 +23,21 @@ ENGINE_DEAD = "engine_dead"
 
 
 class Failover:
-    """Moves requests; `predict` tells where one would go, `route` starts or queues one that holds nothing,
-    `hand_over` starts the DECODE leg of one that has KV if there is a place for it, where it has not failed.
+    """Moves requests to other workers.
 
     A worker that cannot be reached keeps its requests for `migrate_s`: most connections come back in less,
     and with them everything that ran."""
 
     def __init__(
-        self,
-        fleet: Fleet,
-        legs: LegControl,
-        ends: Completion,
-        limits: MachineLimits,
-        *,
-        states: Mapping[str, RequestState],
-        predict: Callable[[RequestState, float], Plan | None],
-        route: Callable[[RequestState, float], None],
-        hand_over: Callable[[RequestState, float], bool],
+        self, table: RequestTable, legs: LegControl, completion: Completion, placement: Placement
     ) -> None:
-        self._fleet = fleet
+        self._table = table
+        self._fleet = table.fleet
+        self._states = table.states
+        self._limits = table.limits
         self._legs = legs
-        self._ends = ends
-        self._limits = limits
-        self._states = states
-        self._predict = predict
-        self._route = route
-        self._hand_over = hand_over
+        self._completion = completion
+        self._placement = placement
         # Workers whose connection is broken, and when their requests go on elsewhere.
         self._evacuations: dict[str, float] = {}
 
@@ -92,7 +80,7 @@ class Failover:
         self._legs.release(state)
         self._legs.discharge(state)
         state.forget_attempt()
-        self._route(state, now)
+        self._placement.route(state, now)
 
     def again_or_fail(self, state: RequestState, error: KvasirError, worker_id: str, now: float) -> None:
         """A PREFILL leg is over and has failed on `worker_id`: from the start, if it may run again."""
@@ -126,10 +114,10 @@ class Failover:
         if leg is None or state.streaming or leg.kind is Leg.DECODE:
             return
         state.avoid.add(leg.target.worker_id)
-        plan = self._predict(state, now)
+        plan = self._placement.predict(state, now)
         if plan is None or {plan.decode.worker_id, plan.prefill_target.worker_id} & state.avoid:
             return
-        if not self._ends.restarts.budget.withdraw():
+        if not self._table.retries.budget.withdraw():
             return
         state.hedged = True
         slowness = state.slowness(now)
@@ -146,7 +134,7 @@ class Failover:
         if computing:
             # What cannot be handed over at once is handed over when it has been computed.
             state.leg, state.ahead, state.phase = state.ahead, None, Phase.PREFILLING
-        if not (offered and self._hand_over(state, now)) and not computing:
+        if not (offered and self._placement.hand_over(state, now)) and not computing:
             self.start_again(state, now)
 
     def _may_run_again(
@@ -156,10 +144,10 @@ class Failover:
         lost = lost or error.code == ENGINE_DEAD
         state.last_error = error
         if not lost:
-            self._ends.blame(worker_id, error, now)
-        refusal = self._ends.refusal(state, error, lost=lost)
+            self._completion.blame(worker_id, error, now)
+        refusal = self._completion.refusal(state, error, lost=lost)
         if refusal is not None:
-            self._ends.fail(state, refusal, now)
+            self._completion.fail(state, refusal, now)
             return False
         state.avoid.add(worker_id)
         return True
@@ -169,7 +157,7 @@ class Failover:
         error = UpstreamError(f"worker {worker_id} cannot be reached", code="worker_lost")
         for request_id in dict.fromkeys(self._fleet.workers[worker_id].legs.values()):
             state = self._states[request_id]
-            if self._predict(state, now) is None:
+            if self._placement.predict(state, now) is None:
                 continue
             if state.ahead is None or state.ahead.target.worker_id == worker_id:
                 self._legs.stop(state, now)

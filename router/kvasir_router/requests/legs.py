@@ -10,23 +10,21 @@ from collections.abc import Iterable
 
 from kvasir.core.requests import Delta, EngineRequest, FinishReason, KvHandoff, Leg
 from kvasir.ports.routing import RoutingTarget
-from kvasir_router.fleet.fleet import Fleet, TargetLoad, Worker
-from kvasir_router.requests.events import AbortOn, Effect, ReleaseOn, SubmitTo
+from kvasir_router.fleet.fleet import TargetLoad, Worker
+from kvasir_router.requests.events import AbortOn, ReleaseOn, SubmitTo
 from kvasir_router.requests.state import HeldLease, RequestState, RunningLeg
+from kvasir_router.requests.table import RequestTable
 
 FAILED = (FinishReason.ERROR, FinishReason.ABORT)
 
 
 class LegControl:
-    """Starts and ends legs and leases; what workers have to be told is appended to `out`.
+    """Starts and ends legs and leases of the table's requests."""
 
-    `ghost_ttl_s` bounds the memory of aborted legs whose worker never reports their end.
-    """
-
-    def __init__(self, fleet: Fleet, out: list[Effect], *, ghost_ttl_s: float) -> None:
-        self._fleet = fleet
-        self._out = out
-        self._ghost_ttl_s = ghost_ttl_s
+    def __init__(self, table: RequestTable) -> None:
+        self._fleet = table.fleet
+        self._out = table.out
+        self._ghost_ttl_s = table.limits.ghost_ttl_s
 
     def submit(
         self, state: RequestState, kind: Leg, target: RoutingTarget, handoff: KvHandoff | None = None

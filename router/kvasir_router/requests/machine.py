@@ -17,10 +17,10 @@ from __future__ import annotations
 from kvasir.core.errors import CapacityError
 from kvasir.core.identity import WorkerIdentity
 from kvasir.core.invariants import require
-from kvasir.core.requests import Leg, Request
+from kvasir.core.requests import Request
 from kvasir.ports.router import Accounting, AdmissionView, BrownoutView, Lane
 from kvasir.ports.routing import Plan
-from kvasir_router.admission import UNLIMITED, Admission, AdmissionRules
+from kvasir_router.admission import UNLIMITED, AdmissionRules
 from kvasir_router.fleet.fleet import Fleet
 from kvasir_router.requests.checks import check_limits, check_requests, check_work
 from kvasir_router.requests.completion import Completion
@@ -44,19 +44,17 @@ from kvasir_router.requests.events import (
     WorkerRestored,
 )
 from kvasir_router.requests.failover import Failover
-from kvasir_router.requests.handover import Handover
 from kvasir_router.requests.legs import LegControl
 from kvasir_router.requests.placement import NO_ROOM, Placement
 from kvasir_router.requests.progress import Progress
 from kvasir_router.requests.state import (
     MachineLimits,
-    Phase,
     RequestState,
     check_arrival,
     refuse_to_wait,
     waited_for_nothing,
 )
-from kvasir_router.requests.timers import Timers
+from kvasir_router.requests.table import RequestTable
 
 __all__ = ["MachineLimits", "RequestMachine"]
 
@@ -69,37 +67,17 @@ class RequestMachine:
     def __init__(self, fleet: Fleet, limits: MachineLimits, rules: AdmissionRules = UNLIMITED) -> None:
         self.fleet = fleet
         self._limits = limits
-        self._states: dict[str, RequestState] = {}
-        self._admission = Admission(fleet, rules)
-        self._timers = Timers()
+        self._table = table = RequestTable(fleet, limits, rules)
+        self._states = table.states
+        self._admission = table.admission
+        self._timers = table.timers
         self._closing = False
-        self._awake_in_s: float | None = None
-        self._out: list[Effect] = []
-        self._legs = LegControl(fleet, self._out, ghost_ttl_s=limits.ghost_ttl_s)
-        self._ends = Completion(
-            fleet, self._legs, limits, out=self._out, states=self._states, admission=self._admission
-        )
-        self._plans = Placement(fleet, self._admission)
-        hand_over = Handover(fleet, self._legs, plan=self._plans.plan).start
-        self._failover = Failover(
-            fleet,
-            self._legs,
-            self._ends,
-            limits,
-            states=self._states,
-            predict=self._plans.predict,
-            route=self._route,
-            hand_over=hand_over,
-        )
-        self._steps = Progress(
-            fleet,
-            self._legs,
-            self._ends,
-            self._failover,
-            states=self._states,
-            admission=self._admission,
-            hand_over=hand_over,
-        )
+        self._ready_in_s: float | None = None
+        self._legs = LegControl(table)
+        self._completion = Completion(table, self._legs)
+        self._placement = Placement(table, self._legs)
+        self._failover = Failover(table, self._legs, self._completion, self._placement)
+        self._progress = Progress(table, self._legs, self._completion, self._placement, self._failover)
 
     @property
     def in_flight(self) -> int:
@@ -160,16 +138,16 @@ class RequestMachine:
         """Take in one event. Raises, for Arrived only and then without any change, CapacityError
         (no_capacity, shutting_down, or what Admission refuses with) or RequestError (duplicate_request)."""
         if isinstance(event, StepReceived):
-            self._steps.take(event.worker_id, event.batch, now)
+            self._progress.take(event.worker_id, event.batch, now)
         elif isinstance(event, MembershipEvent):
             self._membership(event, now)
         else:
             self._request(event, now)
         if self._admission.due(now):
-            self._start_queued(now)
+            self._placement.start_queued(now)
         self._admission.tick(now)
-        effects = self._out + self.fleet.index.take_effects()
-        self._out.clear()
+        effects = self._table.out + self.fleet.index.take_effects()
+        self._table.out.clear()
         return effects
 
     def _request(
@@ -189,9 +167,9 @@ class RequestMachine:
             case TimerTick():
                 self._tick(now)
             case PlanReceived(roles, ready_in_s):
-                self._awake_in_s = ready_in_s
+                self._ready_in_s = ready_in_s
                 self.fleet.assign(roles)
-                self._unpark(now)
+                self._placement.unpark(now)
             case ShuttingDown():
                 self._shut_down(now)
 
@@ -208,7 +186,7 @@ class RequestMachine:
                 self.fleet.mark(worker_id, draining=reason)
             case WorkerRestored(worker_id) if known:
                 self.fleet.mark(worker_id, draining="")
-                self._unpark(now)
+                self._placement.unpark(now)
 
     # -- arrival and routing ---------------------------------------------------------------------
 
@@ -219,13 +197,13 @@ class RequestMachine:
         admission = self._admission
         request = admission.reduced(request)
         state = RequestState(request, admission.ticket(request, now), admission.brownout.view.text)
-        self._ends.restarts.budget.deposit()
+        self._table.retries.budget.deposit()
         if state.ticket.long:
             state.hashes = self.fleet.hashes(request)
             state.ticket.fresh_tokens = len(request.tokens) - self.fleet.cached_tokens(state.hashes)
-        plan = self._plans.fitting(state, now) if admission.may_begin(state.ticket, now) else NO_ROOM
+        plan = self._placement.fitting(state, now) if admission.may_begin(state.ticket, now) else NO_ROOM
         if plan is None:
-            refuse_to_wait(self._awake_in_s, self._limits.queue_timeout_s, self.fleet.missing())
+            refuse_to_wait(self._ready_in_s, self._limits.queue_timeout_s, self.fleet.missing())
         if not isinstance(plan, Plan):
             admission.wait(state.ticket, now, served=plan is NO_ROOM)
         self._states[request.request_id] = state
@@ -233,63 +211,9 @@ class RequestMachine:
         if request.deadline_s is not None:
             self._timers.set(request.deadline_s, request.request_id)
         if isinstance(plan, Plan):
-            self._start(state, plan, now)
+            self._placement.start(state, plan, now)
         else:
-            self._wait_until(state, now)
-
-    def _route(self, state: RequestState, now: float) -> None:
-        """Start a request that holds nothing, or have it wait."""
-        plan = self._plans.plan(state, now)
-        if plan is None:
-            self._admission.park(state.ticket)
-            self._wait_until(state, now)
-        else:
-            self._start(state, plan, now)
-
-    def _wait_until(self, state: RequestState, now: float) -> None:
-        state.queued_until = now + self._limits.queue_timeout_s
-        self._timers.set(state.queued_until, state.request.request_id)
-
-    def _unpark(self, now: float) -> None:
-        """Those who serve have changed."""
-        for ticket in self._admission.unpark(now):
-            state = self._states[ticket.request_id]
-            plan = self._plans.plan(state, now)
-            if plan is None:
-                self._admission.park(ticket)
-            else:
-                state.queued_until = None
-                self._start(state, plan, now)
-
-    def _start_queued(self, now: float) -> None:
-        lacking = self.fleet.missing() is not None
-        while (ticket := self._admission.next(now)) is not None:
-            state = self._states[ticket.request_id]
-            # What runs whole on one worker needs fewer roles than an ordinary request.
-            plan = None if lacking and not ticket.whole else self._plans.fitting(state, now)
-            if plan is None:
-                self._admission.park(ticket)
-            elif isinstance(plan, Plan):
-                state.queued_until = None
-                self._start(state, plan, now)
-
-    def _start(self, state: RequestState, plan: Plan, now: float) -> None:
-        self._admission.begins(state.ticket, now)
-        state.plan = plan
-        state.started_s = now
-        state.routed_s = now if state.routed_s is None else state.routed_s
-        state.route_s = self.fleet.decided_s
-        state.charges = self.fleet.commit(state.current, state.hashes, plan, now)
-        if plan.prefill is None:
-            state.phase = Phase.DECODING
-            self._legs.submit(state, Leg.FULL, plan.decode)
-        else:
-            state.phase = Phase.PREFILLING
-            self._legs.submit(state, Leg.PREFILL, plan.prefill)
-        if self._limits.hedge_after and plan.predicted_ttft_s and not state.hedged:
-            patience = max(self._limits.hedge_min_s, self._limits.hedge_after * plan.predicted_ttft_s)
-            state.hedge_at = now + patience
-            self._timers.set(state.hedge_at, state.request.request_id)
+            self._table.wait_until(state, now)
 
     # -- membership and time ---------------------------------------------------------------------
 
@@ -302,10 +226,10 @@ class RequestMachine:
             self.fleet.add(worker_id, identity, now)
         else:
             self._failover.resumed(worker_id, now)
-        self._unpark(now)
+        self._placement.unpark(now)
 
     def _tick(self, now: float) -> None:
-        self._out += self.fleet.index.tick(now)
+        self._table.out += self.fleet.index.tick(now)
         self.fleet.health.tick(now)
         self._failover.tick(now)
         for request_id in self._timers.due(now):
@@ -317,27 +241,27 @@ class RequestMachine:
     def _check_time(self, state: RequestState, now: float) -> None:
         deadline = state.request.deadline_s
         if deadline is not None and deadline <= now:
-            self._ends.fail(state, state.overdue(now), now)
+            self._completion.fail(state, state.overdue(now), now)
         elif state.queued_until is not None and state.queued_until <= now:
             why = state.last_error or self.fleet.missing() or "no worker serves this model"
             waited_s = self._limits.queue_timeout_s
             if self._admission.parked(state.ticket):
-                error = waited_for_nothing(waited_s, why, self._awake_in_s)
+                error = waited_for_nothing(waited_s, why, self._ready_in_s)
             else:
                 error = self._admission.waits.no_room(state.ticket, waited_s, now)
-            self._ends.fail(state, error, now)
+            self._completion.fail(state, error, now)
         elif state.hedge_at is not None and state.hedge_at <= now:
             self._failover.hedge(state, now)
 
     def _shut_down(self, now: float) -> None:
         self._closing = True
         for state in list(self._states.values()):
-            self._ends.fail(state, CapacityError("the router is stopping", code="shutting_down"), now)
+            self._completion.fail(state, CapacityError("the router is stopping", code="shutting_down"), now)
 
     def _cancelled(self, request_id: str, outcome: str, now: float) -> None:
         state = self._states.get(request_id)
         if state is not None:
-            self._ends.cancel(state, outcome, now)
+            self._completion.cancel(state, outcome, now)
 
     def validate_state(self) -> None:
         """Raises AssertionError, naming what is wrong, unless every invariant holds."""

@@ -1,13 +1,19 @@
-"""Where a request is to run: what the policy says, where there is room for it."""
+"""Where a request runs: what the policy says, where there is room for it, and the start of its legs.
+
+A request is placed when it arrives, when its turn in the queue has come, and again after a failure. The
+DECODE leg of a disaggregated one may begin before its PREFILL leg has ended.
+"""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from enum import Enum, auto
 
+from kvasir.core.requests import Leg
 from kvasir.ports.routing import Plan, RoutingTarget
-from kvasir_router.admission import Admission
-from kvasir_router.fleet.fleet import Fleet
-from kvasir_router.requests.state import RequestState
+from kvasir_router.requests.legs import LegControl
+from kvasir_router.requests.state import HeldLease, Phase, RequestState
+from kvasir_router.requests.table import RequestTable
 
 
 class NoRoom(Enum):
@@ -20,11 +26,13 @@ NO_ROOM = NoRoom.NO_ROOM
 
 
 class Placement:
-    """Asks the fleet for plans, and admission whether they can be had."""
+    """Asks the fleet for plans and admission whether they can be had, and starts requests."""
 
-    def __init__(self, fleet: Fleet, admission: Admission) -> None:
-        self._fleet = fleet
-        self._admission = admission
+    def __init__(self, table: RequestTable, legs: LegControl) -> None:
+        self._table = table
+        self._fleet = table.fleet
+        self._admission = table.admission
+        self._legs = legs
 
     def plan(
         self,
@@ -54,3 +62,92 @@ class Placement:
     def predict(self, state: RequestState, now: float) -> Plan | None:
         """Where a request would go from where it is."""
         return self._fleet.plan(state.current, state.hashes, now, avoid=state.avoid, tentative=True)
+
+    def route(self, state: RequestState, now: float) -> None:
+        """Start a request that holds nothing, or have it wait."""
+        plan = self.plan(state, now)
+        if plan is None:
+            self._admission.park(state.ticket)
+            self._table.wait_until(state, now)
+        else:
+            self.start(state, plan, now)
+
+    def unpark(self, now: float) -> None:
+        """Those who serve have changed."""
+        for ticket in self._admission.unpark(now):
+            state = self._table.states[ticket.request_id]
+            plan = self.plan(state, now)
+            if plan is None:
+                self._admission.park(ticket)
+            else:
+                state.queued_until = None
+                self.start(state, plan, now)
+
+    def start_queued(self, now: float) -> None:
+        """Start the requests whose turn in the queue has come, as far as there is room."""
+        lacking = self._fleet.missing() is not None
+        while (ticket := self._admission.next(now)) is not None:
+            state = self._table.states[ticket.request_id]
+            # What runs whole on one worker needs fewer roles than an ordinary request.
+            plan = None if lacking and not ticket.whole else self.fitting(state, now)
+            if plan is None:
+                self._admission.park(ticket)
+            elif isinstance(plan, Plan):
+                state.queued_until = None
+                self.start(state, plan, now)
+
+    def start(self, state: RequestState, plan: Plan, now: float) -> None:
+        """Start the first leg of `plan`."""
+        self._admission.begins(state.ticket, now)
+        state.plan = plan
+        state.started_s = now
+        state.routed_s = now if state.routed_s is None else state.routed_s
+        state.route_s = self._fleet.decided_s
+        state.charges = self._fleet.commit(state.current, state.hashes, plan, now)
+        if plan.prefill is None:
+            state.phase = Phase.DECODING
+            self._legs.submit(state, Leg.FULL, plan.decode)
+        else:
+            state.phase = Phase.PREFILLING
+            self._legs.submit(state, Leg.PREFILL, plan.prefill)
+        limits = self._table.limits
+        if limits.hedge_after and plan.predicted_ttft_s and not state.hedged:
+            timeout_s = max(limits.hedge_min_s, limits.hedge_after * plan.predicted_ttft_s)
+            state.hedge_at = now + timeout_s
+            self._table.timers.set(state.hedge_at, state.request.request_id)
+
+    def hand_over(self, state: RequestState, now: float) -> bool:
+        """Start the DECODE leg where that was planned, or at another worker if that one takes nothing any
+        more. A PREFILL leg that runs goes on beside it. False, and nothing has changed, where there is no
+        place."""
+        lease = state.lease
+        if lease is None:
+            raise AssertionError("nothing to hand over")
+        source = state.planned.prefill_target
+        if not self._as_planned(state) and not self._plan_anew(state, source, lease, now):
+            return False
+        if state.leg is None:
+            self._legs.prefilled(state, source, now, leaves=True)
+        state.ahead, state.leg = state.leg, None
+        state.phase = Phase.DECODING
+        state.decode_s, state.overlap_s = now, 0.0
+        self._legs.submit(state, Leg.DECODE, state.planned.decode, lease.handoff)
+        return True
+
+    def _as_planned(self, state: RequestState) -> bool:
+        """Whether it can be decoded where that was planned. What was planned on an earlier life of the worker
+        is no longer accounted, nor may its rank exist."""
+        target = state.planned.decode
+        return target in state.charges and self._fleet.accepts(target.worker_id)
+
+    def _plan_anew(self, state: RequestState, source: RoutingTarget, lease: HeldLease, now: float) -> bool:
+        plan = self.plan(state, now, prefilled_on=source)
+        if plan is None or plan.prefill != source:
+            return False
+        # The prompt's end, or a new start, is then the better moment.
+        if plan.decode.worker_id in state.avoid and (state.leg is not None or lease.failed):
+            return False
+        self._legs.discharge(state)
+        state.plan = replace(state.planned, decode=plan.decode)
+        state.charges = self._fleet.commit(state.current, state.hashes, plan, now)
+        return True

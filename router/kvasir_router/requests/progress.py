@@ -6,39 +6,34 @@ Whatever else comes ends a leg, begins one, or is a fault of the worker's.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-
 from kvasir.core.requests import Delta, StepBatch
-from kvasir_router.admission import Admission
-from kvasir_router.fleet.fleet import Fleet, Worker
+from kvasir_router.fleet.fleet import Worker
 from kvasir_router.requests.completion import Completion
 from kvasir_router.requests.failover import Failover
 from kvasir_router.requests.legs import FAILED, LegControl, is_leg, running
+from kvasir_router.requests.placement import Placement
 from kvasir_router.requests.state import RequestState, broken_stream, error_of, not_repeated, says_something
+from kvasir_router.requests.table import RequestTable
 
 
 class Progress:
-    """Takes in what came of `states`. `hand_over` starts the DECODE leg of one that has KV, if there is a
-    place for it."""
+    """Takes in what workers say of the table's requests."""
 
     def __init__(
         self,
-        fleet: Fleet,
+        table: RequestTable,
         legs: LegControl,
-        ends: Completion,
+        completion: Completion,
+        placement: Placement,
         failover: Failover,
-        *,
-        states: Mapping[str, RequestState],
-        admission: Admission,
-        hand_over: Callable[[RequestState, float], bool],
     ) -> None:
-        self._fleet = fleet
+        self._fleet = table.fleet
+        self._states = table.states
+        self._admission = table.admission
         self._legs = legs
-        self._ends = ends
+        self._completion = completion
+        self._placement = placement
         self._failover = failover
-        self._states = states
-        self._admission = admission
-        self._hand_over = hand_over
 
     def take(self, worker_id: str, batch: StepBatch, now: float) -> None:
         """What happened in a step of this worker, if it is known."""
@@ -57,7 +52,7 @@ class Progress:
             output = state.continued(delta)
             if output is not None:
                 # Nearly every delta: the checks below, in one look.
-                self._ends.emit(state, output, delta)
+                self._completion.emit(state, output, delta)
             elif is_leg(state.prefilling, worker_id, delta):
                 self._prefill_delta(state, worker, delta, now)
             else:
@@ -71,7 +66,7 @@ class Progress:
         beside = state.ahead is not None
         if not delta.last:
             if delta.handoff is not None and not beside:
-                self._hand_over(state, now)
+                self._placement.hand_over(state, now)
             return
         if beside:
             self._legs.ended_ahead(state)
@@ -90,7 +85,7 @@ class Progress:
         if beside:
             state.overlap_s = now - state.decode_s
             self._legs.prefilled(state, source, now, leaves=True)
-        elif not self._hand_over(state, now):
+        elif not self._placement.hand_over(state, now):
             self._failover.start_again(state, now)
 
     def _decode_delta(self, state: RequestState, worker: Worker, delta: Delta, now: float) -> None:
@@ -103,7 +98,7 @@ class Progress:
         fault = state.fault(delta)
         if fault is not None:
             self._stop(state, ended=delta.last, now=now)
-            self._ends.fail(state, broken_stream(worker.worker_id, fault), now)
+            self._completion.fail(state, broken_stream(worker.worker_id, fault), now)
             return
         if not state.streaming and says_something(delta):
             self._first_token(state, now)
@@ -113,13 +108,13 @@ class Progress:
             fault = state.replay.fault(delta)
             if fault is not None:
                 self._stop(state, ended=delta.last, now=now)
-                self._ends.fail(state, not_repeated(state.last_error, fault), now)
+                self._completion.fail(state, not_repeated(state.last_error, fault), now)
                 return
             delta = state.replay.rest(delta)
         if delta.last:
-            self._ends.finish(state, delta, now)
+            self._completion.finish(state, delta, now)
         elif says_something(delta):
-            self._ends.emit(state, state.outputs[delta.index], delta)
+            self._completion.emit(state, state.outputs[delta.index], delta)
 
     def _first_token(self, state: RequestState, now: float) -> None:
         """The running leg has said something."""
