@@ -6,13 +6,12 @@ import asyncio
 import sys
 from dataclasses import dataclass
 
-from tests.kit.engines.faulty_engine import FaultyEngine
-
 from kvasir.config.spec.deployment import Deployment
 from kvasir.core.membership import Endpoint
 from kvasir.core.requests import KvHandoff
 from kvasir.ports.clock import Clock
 from kvasir_platform.sim.core.process import EngineClock, SimProcess
+from kvasir_platform.sim.faulty_engine import FaultyEngine
 from kvasir_workers.engines.sim.engine import SimEngine
 from kvasir_workers.engines.sim.fabric import Offerer, SimFabric, SimTicket
 from kvasir_workers.engines.sim.model import SimModel
