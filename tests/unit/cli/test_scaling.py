@@ -13,6 +13,7 @@ from kvasir.core.errors import ConfigError
 from kvasir_platform.cli.commands.explain_scaling import explain_scaling, lines
 from kvasir_platform.cli.commands.scale import scale
 from kvasir_platform.cli.common.output import CommandOutput
+from kvasir_platform.cli.main import parser
 from kvasir_platform.cluster.local.commands import SOCKET, CommandSocket, ControlCommand, socket_path
 
 POOL: dict[str, Any] = {
@@ -115,3 +116,10 @@ def test_advice_and_standstill_are_said_first() -> None:
     assert frozen[0] == "sizes are left as they are: router-1 has said nothing for 20 s"
     nothing = lines(STORY | {"pools": [POOL | {"capacity": None, "why": "2 are there"}], "acts": []})
     assert nothing[-1] == "decode: 2 are there"
+
+
+def test_the_command_line_names_pools_and_their_sizes() -> None:
+    assert parser().parse_args(["scale", "decode=4", "prefill=auto"]).desired_sizes == [
+        "decode=4",
+        "prefill=auto",
+    ]
