@@ -234,7 +234,9 @@ def parser() -> argparse.ArgumentParser:
     commands.choices["restart"].add_argument("pool", metavar="POOL", help="as in kvasir.yaml")
     commands.choices["restart"].add_argument("--name", help="which deployment, when several run")
     add("scale", "give a pool a size, or give it back to the planner", epilog=_SCALE_EPILOG)
-    commands.choices["scale"].add_argument("desired_sizes", metavar="POOL=N", nargs="+", help="N a number, or auto")
+    commands.choices["scale"].add_argument(
+        "desired_sizes", metavar="POOL=N", nargs="+", help="N a number, or auto"
+    )
     commands.choices["scale"].add_argument("--name", help="which deployment, when several run")
     add("check", "say whether a deployment would start here", spec, port, epilog=_CHECK_EPILOG)
     add("version", "print versions of Kvasir and of what it uses")

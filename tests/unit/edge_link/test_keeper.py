@@ -110,7 +110,7 @@ async def test_a_fault_of_the_keeping_is_told(monkeypatch: pytest.MonkeyPatch) -
         def fail(_: object) -> None:
             raise ZeroDivisionError
 
-        monkeypatch.setattr(keeper_module, "standing_of", fail)
+        monkeypatch.setattr(keeper_module, "core_status_of", fail)
         async with asyncio.timeout(PATIENCE_S):
             await keeper.broken.wait()
 
