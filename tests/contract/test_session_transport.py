@@ -14,7 +14,7 @@ import grpc
 import grpc.aio
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from load_tests.scenarios.scorecard_tls import Issuers, router_tls, worker_tls
+from load_tests.scenarios.scorecard.security.tls_trials import Issuers, router_tls, worker_tls
 
 from kvasir.core.errors import ConfigError, ProtocolError
 from kvasir.core.identity import KvLayout, WorkerIdentity

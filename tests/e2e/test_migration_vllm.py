@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 import pytest_asyncio
-from load_tests.scenarios.scorecard_rows import real_engines
-from load_tests.scenarios.scorecard_rows.real_engines import Stage
+from load_tests.scenarios.scorecard import real_engines
+from load_tests.scenarios.scorecard.real_engines import Stage
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(280), pytest.mark.asyncio(loop_scope="module")]
 

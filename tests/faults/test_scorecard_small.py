@@ -7,20 +7,11 @@ from pathlib import Path
 
 import pytest
 from load_tests.report import Row
-from load_tests.scenarios import scorecard
-from load_tests.scenarios.scorecard_rows import (
-    fair_shares,
-    row01,
-    row02,
-    row03,
-    row04,
-    row05,
-    row08,
-    row09,
-    row10,
-    tier_faults,
-)
-from load_tests.scenarios.scorecard_rows.common import Figure, Trial
+from load_tests.scenarios.scorecard import run as scorecard
+from load_tests.scenarios.scorecard.common import Figure, Trial
+from load_tests.scenarios.scorecard.fleet import fair_shares, row10
+from load_tests.scenarios.scorecard.tiers import row08, row09, tier_faults
+from load_tests.scenarios.scorecard.workers import row01, row02, row03, row04, row05
 from tests.kit.lab import netns
 from tests.kit.lab.redis_server import find_redis
 

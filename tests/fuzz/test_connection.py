@@ -7,7 +7,7 @@ from collections.abc import Callable
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
-from load_tests.scenarios.scorecard_http import CASES
+from load_tests.scenarios.scorecard.clients.http_cases import CASES
 from tests.kit.gateway.connection_bench import Bench
 
 from kvasir_platform.gateway.http.exchange import Exchange

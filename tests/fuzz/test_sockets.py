@@ -8,7 +8,7 @@ from typing import Any
 
 import psutil
 import pytest
-from load_tests.scenarios.scorecard_http import CASES, Case, send
+from load_tests.scenarios.scorecard.clients.http_cases import CASES, Case, send
 from tests.kit.gateway.http_edge import Edge, serving
 
 CLIENTS = 200

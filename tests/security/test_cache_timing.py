@@ -6,9 +6,9 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from load_tests.scenarios import scorecard
-from load_tests.scenarios.scorecard_rows import kolmogorov, row19
-from load_tests.scenarios.scorecard_rows.common import Trial
+from load_tests.scenarios.scorecard import run as scorecard
+from load_tests.scenarios.scorecard.common import Trial
+from load_tests.scenarios.scorecard.security import kolmogorov, row19
 
 
 @pytest.mark.parametrize(

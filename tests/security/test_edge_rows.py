@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from load_tests.scenarios import scorecard
-from load_tests.scenarios.scorecard_rows import row17, row18, row21, row22
-from load_tests.scenarios.scorecard_rows.common import Figure, Trial
+from load_tests.scenarios.scorecard import run as scorecard
+from load_tests.scenarios.scorecard.clients import row17, row18
+from load_tests.scenarios.scorecard.common import Figure, Trial
+from load_tests.scenarios.scorecard.security import row21, row22
 
 
 def assert_met(figures: list[Figure]) -> None:

@@ -10,7 +10,7 @@ import psutil
 import pytest
 import pytest_asyncio
 from load_tests.scenarios.haproxy import haproxy, installed
-from load_tests.scenarios.scorecard_http import CASES, Case, send
+from load_tests.scenarios.scorecard.clients.http_cases import CASES, Case, send
 from tests.kit.gateway.http_edge import Edge, serving
 
 NOTHING = Case("nothing", b"", (), closes=False)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from load_tests.scenarios.scorecard_http import CASES, canary, read_answer
+from load_tests.scenarios.scorecard.clients.http_cases import CASES, canary, read_answer
 from tests.kit.gateway.http_edge import Edge, serving
 
 from kvasir.config.spec.deployment import GatewaySpec

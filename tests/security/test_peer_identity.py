@@ -10,7 +10,7 @@ import grpc
 import grpc.aio
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from load_tests.scenarios.scorecard_tls import (
+from load_tests.scenarios.scorecard.security.tls_trials import (
     LIMITS,
     NAMES,
     POOL,

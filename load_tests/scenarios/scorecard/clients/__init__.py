@@ -1,0 +1,1 @@
+"""Scorecard rows about slow, disconnecting and malicious HTTP clients."""

@@ -1,0 +1,1 @@
+"""Scorecard rows about overload, rolling restarts and recovery of a fleet."""

@@ -1,0 +1,340 @@
+"""Real vLLM workers under faults: what clients hear, against what they hear when nothing happens.
+
+Workers and a router, each a process of its own. Float32 and one thread each, so that KV computed elsewhere
+gives the same tokens.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import openai
+from tests.kit.lab import gateway
+from tests.kit.lab.invariants import invariant_violations
+from tests.kit.lab.processes import LabProcess, Processes
+
+from kvasir.clock import MonotonicClock
+from kvasir.config.spec.deployment import Deployment, EngineSpec, GatewaySpec, ModelSpec, PoolSpec
+from kvasir.core.requests import Role
+from load_tests.scenarios.scorecard.common import PATIENT, Figure, NotProven
+
+WORDS = ("the", "king", "came", "to", "his", "people", "and", "said", "all", "of", "night", "great", "water")
+REST_S = 20.0
+START_S = 200.0
+"""Four engines at once load vLLM on as few as two cores."""
+KILLED = ("", -9)
+
+
+@dataclass
+class Heard:
+    """One stream as its client heard it. `lively` is set once 20 chunks have come."""
+
+    sent_s: float = 0.0
+    text: str = ""
+    finish: str | None = None
+    usage: tuple[int, int] = (0, 0)
+    cached: int = 0
+    tokens: list[str] = field(default_factory=list)
+    times_s: list[float] = field(default_factory=list)
+    lively: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def same(self, other: Heard) -> bool:
+        """Whether the same was heard, however it was cut into chunks."""
+        mine, theirs = ((heard.text, heard.finish, heard.usage, heard.tokens) for heard in (self, other))
+        return mine == theirs
+
+    @property
+    def ttft_s(self) -> float:
+        """From the request to the first chunk."""
+        return self.times_s[0] - self.sent_s
+
+    @property
+    def longest_gap_s(self) -> float:
+        """The longest pause between two chunks."""
+        return max((b - a for a, b in zip(self.times_s, self.times_s[1:], strict=False)), default=0.0)
+
+
+class Client:
+    """OpenAI's own client; it does not try again by itself."""
+
+    def __init__(self, address: str, clock: MonotonicClock, key: str = "") -> None:
+        self._clock = clock
+        self._client = openai.AsyncOpenAI(
+            base_url=f"http://{address}/v1", api_key=key or "none", max_retries=0, timeout=90
+        )
+
+    async def stream(self, heard: Heard, prompt: str, salt: str = "", **options: Any) -> None:
+        """Read one greedy completion to its end. With a salt, nothing is found that was cached without it."""
+        heard.sent_s = self._clock.now()
+        stream = await self._client.completions.create(
+            model="kvasir-tiny",
+            prompt=prompt,
+            temperature=0,
+            stream=True,
+            stream_options={"include_usage": True},
+            extra_body={"ignore_eos": True} | ({"cache_salt": salt} if salt else {}),
+            **options,
+        )
+        async for chunk in stream:
+            if chunk.usage is not None:
+                heard.usage = (chunk.usage.prompt_tokens, chunk.usage.completion_tokens)
+                details = chunk.usage.prompt_tokens_details
+                heard.cached = 0 if details is None else details.cached_tokens or 0
+            for choice in chunk.choices:
+                heard.text += choice.text
+                heard.finish = choice.finish_reason or heard.finish
+                if choice.logprobs is not None:
+                    heard.tokens += choice.logprobs.tokens or []
+            heard.times_s.append(self._clock.now())
+            if len(heard.times_s) == 20:
+                heard.lively.set()
+
+    async def close(self) -> None:
+        """Drop its connections."""
+        await self._client.close()
+
+
+@dataclass
+class Stage:
+    """A router's gateway at `address`, its workers by the addresses where it knows them, and a client. `key`
+    is an operator's, where the gateway asks for keys."""
+
+    address: str
+    workers: dict[str, LabProcess]
+    client: Client
+    clock: MonotonicClock
+    key: str = ""
+
+    def begin(self, work: Sequence[dict[str, Any]]) -> tuple[list[Heard], asyncio.Future[list[None]]]:
+        """Send all of `work` at once; the future ends with the last stream, or with the first error."""
+        heard = [Heard() for _ in work]
+        streams = [self.client.stream(each, **ask) for each, ask in zip(heard, work, strict=True)]
+        return heard, asyncio.gather(*streams)
+
+    async def undisturbed(self, work: Sequence[dict[str, Any]]) -> list[Heard]:
+        """What clients hear when nothing happens. Raises NotProven when something did."""
+        before = await self.moved()
+        heard, ended = self.begin(work)
+        await ended
+        if await self.moved() != before:
+            raise NotProven("the run to compare with was disturbed itself")
+        return heard
+
+    async def moved(self) -> float:
+        """Requests that have gone on after the loss of their worker."""
+        return gateway.metric(await gateway.metrics(self.address, self.key), "kvasir_migrations_total")
+
+    async def kill_the_busiest(self, pool: str) -> None:
+        """SIGKILL of the worker of a pool on which most requests run, of which there is at least one."""
+        found: list[dict[str, Any]] = []
+
+        async def busy() -> bool:
+            views = (await gateway.workers(self.address, self.key)).values()
+            alive = (view for view in views if view["pool"] == pool and self.workers[view["address"]].alive)
+            found[:] = sorted(alive, key=lambda view: int(view["in_flight"]))[-1:]
+            return bool(found[0]["in_flight"])
+
+        await gateway.until(busy, REST_S, f"a request on {pool}", self.clock, 0.002)
+        proof = await self.workers[found[0]["address"]].kill()
+        if (proof.state, proof.status) != KILLED:
+            raise NotProven(f"the worker was not killed: {proof}")
+
+    async def ready(self) -> bool:
+        """Whether the router has a session with every worker."""
+        views = await gateway.workers(self.address, self.key)
+        return all(views[address]["state"] == "ready" for address in self.workers)
+
+    async def one(self, prompt: str, tokens: int, salt: str = "") -> Heard:
+        """One stream to its end."""
+        heard = Heard()
+        await self.client.stream(heard, prompt, salt=salt, max_tokens=tokens)
+        return heard
+
+    async def loads(self, pool: str) -> list[dict[str, Any]]:
+        """What the workers of a pool last said of themselves."""
+        views = (await gateway.workers(self.address, self.key)).values()
+        return [view["load"] or {} for view in views if view["pool"] == pool]
+
+    def worker(self, pool: str) -> LabProcess:
+        """The first worker of a pool."""
+        return next(process for process in self.workers.values() if process.name == pool)
+
+    async def rests(self) -> float:
+        """Seconds until nothing is accounted for, runs or is pinned any more. Raises TimeoutError."""
+
+        async def resting() -> bool:
+            page = await gateway.status(self.address, self.key)
+            return not invariant_violations(page, await gateway.metrics(self.address, self.key))
+
+        return await gateway.until(resting, REST_S, "rest", self.clock)
+
+
+def engine(kv_cache_bytes: int = 64 << 20) -> EngineSpec:
+    """As all of them here are."""
+    return EngineSpec(kind="vllm", block_size=32, kv_cache_bytes=kv_cache_bytes, threads=1)
+
+
+def apart(**fields: Any) -> Deployment:
+    """Prefill and decode on workers of their own."""
+    return Deployment(
+        model=ModelSpec(dtype="float32", max_model_len=2048),
+        disaggregation="always",
+        pools=(
+            PoolSpec(name="prefill", role=Role.PREFILL, engine=engine()),
+            PoolSpec(name="decode", role=Role.DECODE, engine=engine()),
+        ),
+        gateway=GatewaySpec(port=0),
+        slo=PATIENT,
+        **fields,
+    )
+
+
+def together(spec: EngineSpec | None = None, **fields: Any) -> Deployment:
+    """One pool that does both."""
+    return Deployment(
+        model=ModelSpec(dtype="float32", max_model_len=2048),
+        disaggregation="never",
+        pools=(PoolSpec(name="both", role=Role.BOTH, engine=spec or engine()),),
+        gateway=GatewaySpec(port=0),
+        slo=PATIENT,
+        **fields,
+    )
+
+
+@asynccontextmanager
+async def stage(
+    folder: Path,
+    deployment: Deployment | None = None,
+    pools: Sequence[str] = ("prefill", "prefill", "decode", "decode"),
+    env: Mapping[str, str] | None = None,
+    programs: Mapping[str, str] | None = None,
+    *,
+    key: str = "",
+) -> AsyncIterator[Stage]:
+    """The processes, until the end of the context: a worker for each of `pools`. `env` is added to their
+    environment; `programs` names the module that runs a pool's workers where it is not the usual one; `key`
+    as of Stage."""
+    deployment = deployment or apart()
+    programs = programs or {}
+    processes, clock = Processes(folder, {**os.environ, **(env or {})}), MonotonicClock()
+
+    async def start(app: str, endpoints: list[str], event: str, pool: str = "") -> tuple[str, LabProcess]:
+        discovery = {"kind": "static", "endpoints": endpoints}
+        spec = folder / f"{app}.yaml"
+        # JSON is YAML too.
+        spec.write_text(json.dumps(deployment.model_dump(mode="json") | {"discovery": discovery}))
+        program = programs.get(pool, f"kvasir_platform.apps.{app}")
+        argv = [sys.executable, "-m", program, f"--deployment={spec}"]
+        argv += [f"--pool={pool}"] if pool else []
+        process, said = await processes.start_ready(pool or app, argv, event, START_S)
+        return str(said["address"]), process
+
+    try:
+        unused = [f"{pools[-1]}=127.0.0.1:1"]
+        started = await asyncio.gather(*(start("worker_node", unused, "serving", pool) for pool in pools))
+        endpoints = [f"{pool}={address}" for pool, (address, _) in zip(pools, started, strict=True)]
+        address, _ = await start("router_app", endpoints, "listening")
+        made = Stage(address, dict(started), Client(address, clock, key), clock, key)
+        try:
+            await gateway.until(made.ready, REST_S, "all workers ready", clock)
+            yield made
+        finally:
+            await made.client.close()
+    finally:
+        await processes.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Survived:
+    """What became of `streams`: how many were `exact`, how many `moved`, the longest pause between two chunks
+    of one, and how long after their end something was still held."""
+
+    streams: int
+    exact: int
+    moved: int
+    longest_gap_s: float
+    rest_s: float
+    usage: tuple[tuple[int, int], ...]
+
+    def figures(self) -> list[Figure]:
+        """As rows of the scorecard."""
+        return [
+            Figure("with real vLLM: streams exact", self.exact, "streams", "higher", self.streams,
+                   f"{self.moved} went on elsewhere; the longest pause {self.longest_gap_s:.2f} s"),
+            Figure("with real vLLM: until nothing is held", self.rest_s, "s", "lower", 5.0),
+        ]  # fmt: skip
+
+
+async def decode_worker_killed(stage: Stage) -> Survived:
+    """Eight streams of 1200 tokens, one with log-probabilities, one whose text is held back all the time."""
+    work: list[dict[str, Any]] = [{"prompt": text, "max_tokens": 1200} for text in prompts(3, 8, words=30)]
+    work[0]["logprobs"] = 2
+    work[1]["stop"] = ["no text of this model reads like this one"]
+    expected = await stage.undisturbed(work)
+    before = await stage.moved()
+    heard, ended = stage.begin(work)
+    # A few of them only: on a busy machine the first has ended when the last begins.
+    for lively in islice(asyncio.as_completed([each.lively.wait() for each in heard]), len(heard) // 4):
+        await lively
+
+    async def known() -> list[Heard]:
+        return expected
+
+    return await _survived(stage, "decode", before=before, heard=heard, ended=ended, expected=known)
+
+
+async def prefill_worker_killed(stage: Stage) -> Survived:
+    """Sixteen prompts of more than a thousand tokens; what follows them outlasts the search for the worker to
+    kill, on a busy machine too."""
+    work = [{"prompt": text, "max_tokens": 200} for text in prompts(4, 16, words=1200)]
+    before = await stage.moved()
+    heard, ended = stage.begin(work)
+
+    async def afterwards() -> list[Heard]:
+        # Before, it would have left the prompts in the caches.
+        return await stage.undisturbed(work)
+
+    return await _survived(stage, "prefill", before=before, heard=heard, ended=ended, expected=afterwards)
+
+
+async def _survived(
+    stage: Stage,
+    pool: str,
+    *,
+    before: float,
+    heard: list[Heard],
+    ended: asyncio.Future[list[None]],
+    expected: Callable[[], Awaitable[list[Heard]]],
+) -> Survived:
+    await stage.kill_the_busiest(pool)
+    if any(each.finish is not None for each in heard):
+        raise NotProven("streams had ended before the fault")
+    await ended
+    moved = int(await stage.moved() - before)
+    if not moved:
+        raise NotProven("nothing was hit")
+    rest_s = await stage.rests()
+    return Survived(
+        len(heard),
+        sum(each.same(other) for each, other in zip(heard, await expected(), strict=True)),
+        moved,
+        max(each.longest_gap_s for each in heard),
+        rest_s,
+        tuple(each.usage for each in heard),
+    )
+
+
+def prompts(seed: int, count: int, words: int) -> list[str]:
+    """Texts that begin with different words."""
+    rng = random.Random(seed)
+    return [" ".join(rng.choices(WORDS, k=words)) for _ in range(count)]

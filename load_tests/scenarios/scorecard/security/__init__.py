@@ -1,0 +1,1 @@
+"""Scorecard rows about isolation of tenants, certificates, SSRF and secrets."""

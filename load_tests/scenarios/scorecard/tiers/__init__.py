@@ -1,0 +1,1 @@
+"""Scorecard rows about faults of KV tiers."""

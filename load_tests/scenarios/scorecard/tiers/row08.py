@@ -1,0 +1,283 @@
+"""Redis is killed, stopped, slow and full under a load, and a disk is full and read-only: requests do without
+it, people are told, and it is used again afterwards.
+
+Real vLLM, a real Redis behind a proxy, a filesystem of its own. No prompt of the load was seen before, so
+that the tier has to be asked for each and has nothing to give: what is measured is what asking costs. What
+the tier still has, or has again, is shown with prompts from before the fault.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable, Coroutine, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from tests.kit.lab import gateway
+from tests.kit.lab.load import quantile
+
+from load_tests.scenarios.scorecard import real_engines
+from load_tests.scenarios.scorecard.common import Figure, NotProven, Trial
+from load_tests.scenarios.scorecard.real_engines import Heard, Stage
+from load_tests.scenarios.scorecard.tiers.tier_faults import MEMORY, TIERS, Fault, Tier
+
+PROMISE = "tier skipped"
+BOUND_MS = 10.0
+TOKENS = 2
+NOTICED_S = 5.0
+REPORT_S = 0.2
+BACK_S = 60.0
+"""The longest pause between two trials of a tier in trouble is 30 s and a fifth."""
+UNUSED = "is not used for the time being: "
+Earlier = Iterator[tuple[str, Heard]]
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """`requests` prompts of `words` words, one every `every_s`, while nothing is wrong, and as many under
+    each fault, from before it begins. `tiers` are tried, each by itself; `lookup_timeout_s` is theirs."""
+
+    tiers: tuple[str, ...] = ("Redis", "disk")
+    requests: int = 100
+    words: int = 200
+    every_s: float = 0.2
+    checked: int = 5
+    lookup_timeout_s: float = 0.008
+
+
+@dataclass(slots=True)
+class Windows:
+    """Times to first token, by what was wrong meanwhile ("" for nothing), failures, faults that were not told
+    in one line, and how long the tier stayed out of use after each."""
+
+    ttft_s: dict[str, list[float]] = field(default_factory=dict)
+    errors: list[str] = field(default_factory=list)
+    wrong: int = 0
+    checked: int = 0
+    untold: list[str] = field(default_factory=list)
+    back_s: list[float] = field(default_factory=list)
+
+
+async def measure(trial: Trial, size: Size = Size()) -> list[Figure]:
+    """See the module."""
+    figures: list[Figure] = []
+    for name in size.tiers:
+        missing, made = TIERS[name]
+        if (reason := missing()) is not None:
+            figures.append(Figure(f"{name} could not be tried", 1.0, "tiers", "lower", 0.0, reason))
+            continue
+        folder = trial.folder / name
+        folder.mkdir()
+        async with made(replace(trial, folder=folder), size.lookup_timeout_s) as tier:
+            trial.say(f"{name}: an engine is starting")
+            deployment = real_engines.together(real_engines.engine(MEMORY.bytes), tiers=tier.spec)
+            async with real_engines.stage(folder, deployment, ("both",)) as stage:
+                row = _Row(trial, size, tier, stage)
+                await row.run()
+        figures += row.figures()
+    return figures
+
+
+class _Row:
+    """One tier under its faults."""
+
+    def __init__(self, trial: Trial, size: Size, tier: Tier, stage: Stage) -> None:
+        self._trial = trial
+        self._size = size
+        self._tier = tier
+        self._stage = stage
+        self._found = Windows()
+        self._seeds = itertools.count(1000 * trial.seed)
+
+    async def run(self) -> None:
+        """All of them in turn. Raises NotProven."""
+        await self._window("warm")
+        for fault in self._tier.faults:
+            earlier = await self._window("")
+            # A loaded machine may have missed a deadline of its own.
+            await self._used_again()
+            lines = await self._under(fault, earlier)
+            if fault.lost:
+                await self._computed_again(earlier)
+            else:
+                await self._read_back(earlier)
+            await self._stored()
+            usual, hurt = (quantile(self._found.ttft_s[name], 0.99) * 1e3 for name in ("", fault.name))
+            self._trial.say(
+                f"{self._tier.name} {fault.name}: p99 of times to first token {hurt:.1f} ms, {usual:.1f} ms "
+                f"while nothing is wrong; back after {self._found.back_s[-1]:.1f} s; "
+                f"in the log: {' / '.join(lines)}"
+            )
+
+    def figures(self) -> list[Figure]:
+        """What came of it."""
+        found, name = self._found, self._tier.name
+        usual = quantile(found.ttft_s[""], 0.99) * 1e3
+        counts = {each or "nothing wrong": len(times) for each, times in found.ttft_s.items()}
+        figures = [
+            Figure(f"{name}: failed requests", len(found.errors), "requests", "lower", 0.0,
+                   f"of {counts}; {'; '.join(found.errors[:3])}".rstrip("; ")),
+            Figure(f"{name}: requests with a wrong token", found.wrong, "requests", "lower", 0.0,
+                   f"of {found.checked} that were asked twice, without the tier or after the fault"),
+        ]  # fmt: skip
+        for fault in self._tier.faults:
+            times = found.ttft_s[fault.name]
+            more = quantile(times, 0.99) * 1e3 - usual
+            figures.append(
+                Figure(f"{name} {fault.name}: p99 of times to first token, beyond that without a fault", more,
+                       "ms", "lower", BOUND_MS, f"{usual:.1f} ms without; the longest {max(times) * 1e3:.1f} "
+                       f"ms, median {quantile(times, 0.5) * 1e3:.1f} against "
+                       f"{quantile(found.ttft_s[''], 0.5) * 1e3:.1f} ms")
+            )  # fmt: skip
+        return [
+            *figures,
+            Figure(f"{name}: faults that the worker's log does not tell in one line, with what to do",
+                   len(found.untold), "faults", "lower", 0.0,
+                   f"of {len(self._tier.faults)}, which kvasir_worker_tier_trouble showed while they lasted; "
+                   f"{'; '.join(found.untold)}".rstrip("; ")),
+            Figure(f"{name}: until the tier is used again after the fault", max(found.back_s), "s", "lower",
+                   BACK_S, "by itself, the longest"),
+        ]  # fmt: skip
+
+    # -- the load ----------------------------------------------------------------------------------
+
+    async def _window(
+        self, name: str, strike: Callable[[], Coroutine[Any, Any, None]] | None = None
+    ) -> Earlier:
+        """Requests at even intervals; after a tenth of them `strike` is called. What came well of them, to be
+        asked again later. Raises NotProven."""
+        size, stage, found = self._size, self._stage, self._found
+        texts = real_engines.prompts(next(self._seeds), size.requests, size.words)
+        heard = [Heard() for _ in texts]
+        streams: list[asyncio.Task[None]] = []
+        struck: asyncio.Task[None] | None = None
+        at = stage.clock.now()
+        for number, (text, each) in enumerate(zip(texts, heard, strict=True)):
+            if strike is not None and number == size.requests // 10:
+                struck = asyncio.ensure_future(strike())
+            ask = stage.client.stream(each, text, max_tokens=TOKENS)
+            streams.append(asyncio.ensure_future(ask))
+            at += size.every_s
+            await stage.clock.sleep(max(0.0, at - stage.clock.now()))
+        ended = await asyncio.gather(*streams, return_exceptions=True)
+        found.errors += [f"{name}: {error!r}" for error in ended if isinstance(error, BaseException)]
+        well = [
+            (text, each)
+            for text, each in zip(texts, heard, strict=True)
+            if each.finish == "length" and each.usage[1] == TOKENS
+        ]
+        short = len(texts) - len(well) - sum(isinstance(error, BaseException) for error in ended)
+        found.errors += [f"{name}: other than {TOKENS} tokens"] * short
+        found.ttft_s.setdefault(name, []).extend(each.ttft_s for _, each in well)
+        if struck is not None:
+            if not struck.done():
+                struck.cancel()
+                raise NotProven(f"{self._tier.name} {name}: it was in trouble before, for too long")
+            await struck
+            for text, each in well[-size.checked :]:
+                await self._compare(text, each, salt="for comparison")
+        return iter(well)
+
+    async def _compare(self, text: str, right: Heard, salt: str = "") -> None:
+        self._found.checked += 1
+        self._found.wrong += not right.same(await self._stage.one(text, TOKENS, salt=salt))
+
+    async def _read_back(self, earlier: Earlier) -> None:
+        """Prompts from before the fault have the same tokens, and come out of the tier. Raises NotProven."""
+        before = await self._metric("loaded_blocks_total")
+        for number, (text, right) in enumerate(earlier, 1):
+            await self._until("up", True)
+            await self._compare(text, right)
+            # Told with some later step.
+            await self._stage.clock.sleep(REPORT_S)
+            if number >= self._size.checked and await self._metric("loaded_blocks_total") > before:
+                return
+        raise NotProven(f"{self._tier.name} gives back nothing of what it held")
+
+    async def _computed_again(self, earlier: Earlier) -> None:
+        """Prompts from before the fault have the same tokens, and are not in the tier. Raises NotProven."""
+        before = await self._metric("loaded_blocks_total")
+        for text, right in itertools.islice(earlier, self._size.checked):
+            await self._compare(text, right)
+        await self._stored()
+        if await self._metric("loaded_blocks_total") > before:
+            raise NotProven(f"{self._tier.name} has kept what it was to lose")
+
+    async def _stored(self) -> None:
+        """Prompts that nobody has seen are written to the tier. Raises TimeoutError."""
+        before = await self._metric("stored_blocks_total")
+
+        async def written() -> bool:
+            (text,) = real_engines.prompts(next(self._seeds), 1, self._size.words)
+            await self._stage.one(text, TOKENS)
+            return await self._metric("stored_blocks_total") > before
+
+        await gateway.until(written, BACK_S, "prompts are written to the tier", self._stage.clock, REPORT_S)
+
+    # -- the fault ---------------------------------------------------------------------------------
+
+    async def _under(self, fault: Fault, earlier: Earlier) -> list[str]:
+        """Requests before the fault begins and while it lasts, until the tier is used again after it. Returns
+        what the worker's log said of the tier. Raises NotProven."""
+        begun, said = False, 0
+
+        async def strike() -> None:
+            nonlocal begun, said
+            await self._until("trouble", False)
+            said = len(await self._warnings())
+            begun = True
+            await fault.begin()
+
+        try:
+            await self._window(fault.name, strike)
+            await self._skipped(fault)
+            if fault.read:
+                await self._read_back(earlier)
+        finally:
+            if begun:
+                await fault.end()
+        self._found.back_s.append(await self._used_again())
+        lines = (await self._warnings())[said:]
+        if len(lines) != 1 or fault.remedy not in lines[0]:
+            self._found.untold.append(f"{fault.name}: {lines}")
+        return lines
+
+    async def _warnings(self) -> list[str]:
+        """Lines that say that the tier is not used."""
+        text = await asyncio.to_thread(self._stage.worker("both").child.log.read_text)
+        return [line for line in text.splitlines() if self._tier.called in line and UNUSED in line]
+
+    async def _metric(self, name: str) -> float:
+        text = await gateway.metrics(self._stage.address)
+        return gateway.metric(text, f"kvasir_worker_tier_{name}", tier=self._tier.label)
+
+    async def _until(self, name: str, value: bool) -> None:
+        """Return once a metric of the tier is so; a loaded machine may have missed a deadline of its own."""
+
+        async def so() -> bool:
+            return bool(await self._metric(name)) == value
+
+        await gateway.until(so, BACK_S, f"{name} is {value:d}", self._stage.clock, 0.05)
+
+    async def _skipped(self, fault: Fault) -> None:
+        """Raises NotProven when the gateway's metrics do not say that the tier is left alone."""
+
+        async def reported() -> bool:
+            return bool(await self._metric("trouble")) and bool(await self._metric("up")) == fault.read
+
+        try:
+            await gateway.until(reported, NOTICED_S, "trouble is told", self._stage.clock, 0.05)
+        except TimeoutError as error:
+            raise NotProven(f"{self._tier.name} {fault.name}: it is used all the same") from error
+
+    async def _used_again(self) -> float:
+        """Seconds until the gateway's metrics say that the tier is used. An engine says so when it does
+        something."""
+        turns = itertools.count()
+
+        async def reported() -> bool:
+            await self._stage.one(f"again {next(turns)}", 1)
+            return not await self._metric("trouble")
+
+        return await gateway.until(reported, BACK_S, "the tier is used again", self._stage.clock, 0.2)

@@ -1,0 +1,121 @@
+"""Tiers below a worker and what goes wrong with them, each fault with proof that it happened."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from tests.kit.lab import small_disk
+from tests.kit.lab.proxy import DOWNSTREAM, Link, TcpProxy
+from tests.kit.lab.redis_server import RedisServer, find_redis
+from tests.kit.lab.small_disk import SmallDisk
+
+from kvasir.config.spec.tiers import CpuTierSpec, DiskTierSpec, RedisTierSpec, TiersSpec
+from load_tests.scenarios.scorecard.common import NotProven, Trial
+
+SLOW_S = 0.1
+MEMORY = CpuTierSpec(bytes=16 << 20)
+"""So little that what came before a fault is in the tier alone."""
+DISK_BYTES = 512 << 20
+Act = Callable[[], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """`begin` and `end` raise when it did not happen. Meanwhile the tier is still `read`, or not; afterwards
+    it has `lost` what it held, or not. `remedy` is what the worker's log tells to do."""
+
+    name: str
+    begin: Act
+    end: Act
+    remedy: str
+    read: bool = False
+    lost: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Tier:
+    """A tier that is tried: `label` is its metrics', `called` its name in the log."""
+
+    name: str
+    label: str
+    called: str
+    spec: TiersSpec
+    faults: Sequence[Fault]
+
+
+def _missing_redis() -> str | None:
+    return None if find_redis() else "redis-server is not installed"
+
+
+@asynccontextmanager
+async def redis(trial: Trial, lookup_timeout_s: float) -> AsyncIterator[Tier]:
+    """A server, whose faults happen to it or on the way to it."""
+    with RedisServer(trial.folder) as server:
+        async with TcpProxy(server.address, clock=trial.clock, rng=trial.rng()) as proxy:
+            delayed = 0
+
+            async def kill() -> None:
+                if await asyncio.to_thread(server.ask, "DBSIZE") == ":0":
+                    raise NotProven("there is nothing to lose")
+                await asyncio.to_thread(server.kill)
+                proxy.reset()
+
+            async def slow() -> None:
+                nonlocal delayed
+                delayed = proxy.counts.delayed
+                proxy.shape(DOWNSTREAM, Link(delay_s=SLOW_S))
+
+            async def quick() -> None:
+                proxy.shape(DOWNSTREAM, Link())
+                if proxy.counts.delayed == delayed:
+                    raise NotProven("nothing was delayed")
+
+            async def fill() -> None:
+                await asyncio.to_thread(server.ask, "CONFIG", "SET", "maxmemory", "1mb")
+                answer = await asyncio.to_thread(server.ask, "SET", "one", "more")
+                if not answer.startswith("-OOM"):
+                    raise NotProven(f"a full server takes writes: {answer}")
+
+            async def grow() -> None:
+                await asyncio.to_thread(server.ask, "CONFIG", "SET", "maxmemory", "0")
+
+            faults = (
+                Fault("killed", kill, _blocking(server.start), "see that it runs", lost=True),
+                Fault("stopped", _blocking(server.freeze), _blocking(server.thaw), "look at its load"),
+                Fault("slow", slow, quick, "look at its load"),
+                Fault("full", fill, grow, "raise its maxmemory", read=True),
+            )
+            spec = RedisTierSpec(url=f"redis://{proxy.address}/0", lookup_timeout_s=lookup_timeout_s)
+            tiers = TiersSpec(cpu=MEMORY, redis=spec)
+            yield Tier("Redis", "remote", "the Redis tier at", tiers, faults)
+
+
+@asynccontextmanager
+async def disk(trial: Trial, lookup_timeout_s: float) -> AsyncIterator[Tier]:
+    """A filesystem that is smaller than what the tier would take. Lookups are answered from memory, whatever
+    they may take."""
+    path = trial.folder / "disk"
+    path.mkdir()
+    with SmallDisk(path, DISK_BYTES) as small:
+        faults = (
+            Fault("full", _blocking(small.fill), _blocking(small.grow), "free space there", read=True),
+            Fault("read-only", _blocking(small.forbid_writes), _blocking(small.allow_writes),
+                  "mount it writable", read=True),
+        )  # fmt: skip
+        spec = DiskTierSpec(path=str(path), bytes=2 * DISK_BYTES, lookup_timeout_s=lookup_timeout_s)
+        tiers = TiersSpec(cpu=MEMORY, disk=spec)
+        yield Tier("disk", "disk", "the disk tier at", tiers, faults)
+
+
+def _blocking(call: Callable[[], None]) -> Act:
+    async def act() -> None:
+        await asyncio.to_thread(call)
+
+    return act
+
+
+TIERS = {"Redis": (_missing_redis, redis), "disk": (small_disk.available, disk)}
+"""What is missing here to try it, and how to have it."""

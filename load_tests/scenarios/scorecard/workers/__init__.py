@@ -1,0 +1,1 @@
+"""Scorecard rows about lost, stopped and partitioned workers and routers."""

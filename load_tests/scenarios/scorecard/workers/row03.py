@@ -1,0 +1,225 @@
+"""KV on its way: its sender stops, in mid-transfer too, is killed, or a bit arrives wrong. Real vLLM.
+
+The decode worker is held still until the hand-off lies before it, so that the fault is there before, or just
+after, it begins to pull.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import statistics
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import psutil
+from tests.kit.lab import gateway
+from tests.kit.lab.processes import LabProcess, proc_state
+
+from kvasir.config.spec.deployment import TransferSpec
+from kvasir.config.spec.workers import WorkerSpec
+from load_tests.scenarios.scorecard import real_engines
+from load_tests.scenarios.scorecard.common import Figure, NotProven, Trial
+from load_tests.scenarios.scorecard.real_engines import Heard, Stage
+from load_tests.scenarios.scorecard.workers.flipping_worker import FLIP_FILE, PROGRAM
+
+PROMISE = "detected, recomputed"
+DEADLINE_S = 1.0
+"""What a pull may take."""
+LIVENESS_TIMEOUT_S = 8.0
+"""Longer than any worker is stopped: what is tried here is the pull, and not the router's ejection."""
+TOKENS = 16
+WAIT_S = 5.0
+SETTLED_S = 1.5
+CERTAIN = ("stopped", "flipped bit", "killed")
+"""Faults of which every pull fails; a transfer that is under way may get through first."""
+Kind = Literal["nixl", "nccl"]
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """`rounds` of each fault with each adapter, with prompts of `words` words; the kill comes once, at last.
+    A sender that is stopped in mid-transfer is, up to `within_s` after the receiver went on."""
+
+    kinds: tuple[Kind, ...] = ("nixl", "nccl")
+    rounds: int = 4
+    words: int = 1500
+    within_s: float = 0.01
+
+
+@dataclass(slots=True)
+class Outcome:
+    """Of one adapter: by fault, how often it was tried and how often a pull failed of it; wrong streams; what
+    was added to the time to first token; and the fault after which the sender was gone for good."""
+
+    tried: dict[str, int] = field(default_factory=dict)
+    failed: dict[str, int] = field(default_factory=dict)
+    added_s: list[float] = field(default_factory=list)
+    wrong: int = 0
+    lost: str = ""
+
+
+async def measure(trial: Trial, size: Size = Size()) -> list[Figure]:
+    """See the module."""
+    figures = []
+    for kind in size.kinds:
+        folder = trial.folder / kind
+        folder.mkdir()
+        trial.say(f"{kind}: two engines are starting")
+        outcome = await _adapter(trial, folder, kind, size)
+        figures += _figures(kind, outcome)
+    return figures
+
+
+def _figures(kind: Kind, outcome: Outcome) -> list[Figure]:
+    for fault, tried in outcome.tried.items():
+        if fault in CERTAIN and outcome.failed[fault] != tried:
+            raise NotProven(f"{kind}: {fault}: {outcome.failed[fault]} pulls of {tried} failed")
+    if outcome.failed["none"]:
+        raise NotProven(f"{kind}: {outcome.failed['none']} pulls failed of no fault")
+    reported = ", ".join(
+        f"{fault}: {outcome.failed[fault]} of {tried}" for fault, tried in outcome.tried.items()
+    )
+    streams = sum(outcome.tried.values())
+    worst = max(outcome.added_s) * 1e3
+    return [
+        Figure(f"{kind}: streams with a wrong token", outcome.wrong, "streams", "lower", 0.0,
+               f"of {streams}; pulls that failed, {reported}"),
+        Figure(f"{kind}: time to first token beyond that without a fault", worst, "ms", "lower",
+               DEADLINE_S * 1e3, f"the longest; median {statistics.median(outcome.added_s) * 1e3:.0f} ms"),
+        Figure(f"{kind}: prefill workers that ended of a pull that failed", bool(outcome.lost), "workers",
+               "lower", 0.0, f"{outcome.lost}: see its log; no more was tried" if outcome.lost else ""),
+    ]  # fmt: skip
+
+
+async def _adapter(trial: Trial, folder: Path, kind: Kind, size: Size) -> Outcome:
+    """Every fault in turn."""
+    faults = ["none", "flipped bit"] * size.rounds
+    faults += ["stopped", "stopped in mid-transfer"] * size.rounds + ["killed"]
+    texts = real_engines.prompts(trial.seed, len(faults), size.words)
+    flag = folder / "flip"
+    deployment = real_engines.apart(
+        transfer=TransferSpec(kind=kind, timeout_s=DEADLINE_S),
+        worker=WorkerSpec(liveness_timeout_s=LIVENESS_TIMEOUT_S),
+    )
+    # Over shared memory nobody need be there to be read from.
+    env = {"UCX_TLS": "tcp,self", FLIP_FILE: str(flag)}
+    outcome = Outcome()
+    async with real_engines.stage(
+        folder, deployment, ("prefill", "decode"), env, {"decode": PROGRAM}
+    ) as stage:
+        expected = [await stage.one(text, TOKENS, salt="for comparison") for text in texts]
+        usual_s = statistics.median(each.ttft_s for each in expected[1:])
+        trial.say(f"{kind}: {usual_s * 1e3:.0f} ms to the first token")
+        for fault, text, right in zip(faults, texts, expected, strict=True):
+            delay_s = trial.rng(len(outcome.added_s)).random() * size.within_s
+            before = await _failures(stage)
+            heard, after_s = await _struck(stage, text, fault, flag, delay_s)
+            failed = await _failed_since(stage, before, fault)
+            outcome.tried[fault] = outcome.tried.get(fault, 0) + 1
+            outcome.failed[fault] = outcome.failed.get(fault, 0) + failed
+            outcome.wrong += not heard.same(right)
+            if fault != "none":
+                outcome.added_s.append(after_s - usual_s)
+            result = "a failed pull" if failed else "pulled"
+            result += "" if heard.same(right) else ", WRONG TOKENS"
+            trial.say(f"{kind}: {fault}: {result}, first token after {after_s * 1e3:.0f} ms")
+            if fault != "killed" and not await _sender_lives(stage):
+                outcome.lost = fault
+                break
+    return outcome
+
+
+async def _struck(stage: Stage, text: str, fault: str, flag: Path, delay_s: float) -> tuple[Heard, float]:
+    """One stream with a fault at its hand-off, and the seconds from when the receiver could begin to pull to
+    its first token."""
+    sender, receiver = stage.worker("prefill"), stage.worker("decode")
+    async with _still(stage, receiver):
+        heard, ended = stage.begin([{"prompt": text, "max_tokens": TOKENS}])
+
+        async def handed_over() -> bool:
+            views = (await gateway.workers(stage.address)).values()
+            in_flight = {view["pool"]: view["in_flight"] for view in views}
+            return bool(in_flight["decode"] and not in_flight["prefill"])
+
+        await gateway.until(handed_over, WAIT_S, "the prompt is handed over", stage.clock, 0.005)
+        if fault == "flipped bit":
+            await asyncio.to_thread(flag.touch)
+        if fault == "stopped":
+            await _signal(stage, sender, signal.SIGSTOP, "T")
+        if fault == "killed":
+            await sender.kill()
+    began = stage.clock.now()
+    if fault == "stopped in mid-transfer":
+        await asyncio.sleep(delay_s)
+        await _signal(stage, sender, signal.SIGSTOP, "T")
+    try:
+        await ended
+    finally:
+        if fault.startswith("stopped"):
+            await _signal(stage, sender, signal.SIGCONT, "SRD")
+    if await asyncio.to_thread(flag.exists):
+        raise NotProven("no bit was flipped")
+    return heard[0], heard[0].times_s[0] - began
+
+
+@asynccontextmanager
+async def _still(stage: Stage, process: LabProcess) -> AsyncIterator[None]:
+    """A worker and its engine do nothing."""
+    await _signal(stage, process, signal.SIGSTOP, "T")
+    try:
+        yield
+    finally:
+        await _signal(stage, process, signal.SIGCONT, "SRD")
+
+
+async def _signal(stage: Stage, process: LabProcess, number: signal.Signals, states: str) -> None:
+    """A signal to a worker and its engine, which are in one of `states` afterwards. Raises TimeoutError."""
+    root = psutil.Process(process.pid)
+    family = [root.pid, *(child.pid for child in root.children(recursive=True))]
+    for pid in family:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
+
+    async def all_are() -> bool:
+        # What has ended, and was not waited for, does nothing either.
+        return all(proc_state(pid) in ("", "Z", *states) for pid in family)
+
+    await gateway.until(all_are, WAIT_S, f"{process.name} is in one of {states}", stage.clock, 0.001)
+
+
+async def _sender_lives(stage: Stage) -> bool:
+    """Whether the prefill worker goes on. It finds out when it tries to send what its reader no longer waits
+    for."""
+
+    async def gone() -> bool:
+        return not stage.worker("prefill").alive
+
+    try:
+        await gateway.until(gone, SETTLED_S, "the sender has ended", stage.clock, 0.05)
+    except TimeoutError:
+        return True
+    return False
+
+
+async def _failures(stage: Stage) -> int:
+    return sum(int(load.get("transfers_failed", 0)) for load in await stage.loads("decode"))
+
+
+async def _failed_since(stage: Stage, before: int, fault: str) -> bool:
+    """Whether a pull has failed since; told with some later step or heartbeat."""
+
+    async def reported() -> bool:
+        return await _failures(stage) > before
+
+    patience_s = 1.2 if fault in ("none", "stopped in mid-transfer") else WAIT_S
+    try:
+        await gateway.until(reported, patience_s, "a failed pull is told", stage.clock)
+    except TimeoutError:
+        return False
+    return True
