@@ -20,7 +20,7 @@ from typing import TypeVar
 
 import psutil
 
-from kvasir.config.spec.tokenizer import TokenizerSpec
+from kvasir.config.spec.edge import TokenizerSpec
 from kvasir.native import IS_NATIVE, chain_hashes, root_hash
 from kvasir_platform.gateway.openai.calls import chat_call
 from kvasir_platform.gateway.openai.schema.decode import decode_chat

@@ -17,7 +17,7 @@ from tests.kit.cluster.api_server import SLICES, ApiServer, start_server
 from tests.kit.cluster.slices import Pod, endpoint_slice
 
 from kvasir.clock import MonotonicClock
-from kvasir.config.spec.discovery import KubernetesDiscoverySpec
+from kvasir.config.spec.cluster import KubernetesDiscoverySpec
 from kvasir.core.errors import ConfigError
 from kvasir.core.membership import Endpoint, MemberRecord, MembershipSnapshot, member_key
 from kvasir.ports.discovery import Discovery

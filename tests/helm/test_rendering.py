@@ -27,7 +27,7 @@ from tests.helm.schemas import VERSIONS, violations
 
 from kvasir.config.load.loader import loads
 from kvasir.config.load.support import unsupported_features
-from kvasir.config.spec.discovery import DEPLOYMENT_LABEL, POOL_LABEL
+from kvasir.config.spec.cluster import DEPLOYMENT_LABEL, POOL_LABEL
 from kvasir_platform.cluster.ray.pod_templates import (
     PodTemplate,
     pod_templates,

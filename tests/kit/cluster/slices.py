@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from kvasir.config.spec.discovery import DEPLOYMENT_LABEL, POOL_LABEL
+from kvasir.config.spec.cluster import DEPLOYMENT_LABEL, POOL_LABEL
 
 PORT = 7000
 

@@ -24,7 +24,7 @@ from tests.kit.lab.processes import LabProcess, Processes, Proof
 from tests.kit.lab.proxy import TcpProxy
 
 from kvasir.config.spec.deployment import Deployment
-from kvasir.config.spec.tls import TlsSpec
+from kvasir.config.spec.workers import TlsSpec
 from kvasir.ports.clock import Clock
 
 Place = Literal["direct", "proxy", "namespace"]

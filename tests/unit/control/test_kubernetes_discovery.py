@@ -16,7 +16,7 @@ from tests.kit.cluster.slices import Pod, endpoint_slice
 from tests.kit.gateway.api_requests import Rule
 from tests.kit.skipping_clock import SkippingClock
 
-from kvasir.config.spec.discovery import KubernetesDiscoverySpec
+from kvasir.config.spec.cluster import KubernetesDiscoverySpec
 from kvasir.core.membership import STALE_S, MembershipSnapshot
 from kvasir_platform.cluster.kubernetes.api import GONE, Access, ApiServer, Listing
 from kvasir_platform.cluster.kubernetes.discovery import KubernetesDiscovery

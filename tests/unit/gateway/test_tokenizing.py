@@ -15,7 +15,7 @@ from tests.kit.gateway.encoders import CHAT, TINY, Liar, ids_of, save
 from tests.kit.gateway.tokenizer_families import EACH_FAMILY, FAMILIES, RELAXED, TEXTS, digits, llama3
 from tokenizers import Tokenizer
 
-from kvasir.config.spec.tokenizer import TokenizerSpec
+from kvasir.config.spec.edge import TokenizerSpec
 from kvasir.core.errors import CapacityError, ConfigError
 from kvasir.telemetry.tokenizer_series import TokenizerSeries, TokenizerStats
 from kvasir_platform.gateway.prompt import fast_tokenizer

@@ -1,4 +1,4 @@
-"""The deployment spec's part about the edge: HTTP, telemetry, and how workers are found."""
+"""The deployment spec's part about the edge: HTTP, what clients may send, tokenizers, and telemetry."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ from typing import Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from kvasir.config.spec.base import Spec, is_loopback
-from kvasir.config.spec.discovery import KubernetesDiscoverySpec
-from kvasir.core.membership import is_worker_address
 
 _COLLECTOR = re.compile(
     r"(?:https?://)?(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9](?:[-A-Za-z0-9._]*[A-Za-z0-9])?):(\d{1,5})"
@@ -152,6 +150,28 @@ class GatewaySpec(Spec):
         return self
 
 
+class TokenizerSpec(Spec):
+    """The edge's tokenizers, one for each model."""
+
+    fast: Literal["auto", "never"] = "auto"
+    """`auto` uses a tokenizer many times faster wherever it was proven at start to give the same tokens as
+    Hugging Face's, which serves otherwise."""
+    prefix_cache_bytes: int = Field(default=16 << 20, ge=0, le=64 << 30)
+    """What each model's tokens of earlier turns may take, so that a conversation's next turn tokenizes only
+    what is new. 0 keeps none."""
+    audit_share: float = Field(default=1 / 256, ge=0.0, le=1.0)
+    """The share of prompts that a separate process tokenizes again with Hugging Face's tokenizer, a few of
+    them every five minutes. A difference ends the use of the fast one. 0 checks at start only."""
+
+
+class ApiSpec(Spec):
+    """What the API takes from its clients."""
+
+    trust_chat_templates: bool = False
+    """Let clients send a `chat_template` of their own. A template is code: it runs in a sandbox and reaches
+    nothing outside it, but it can run for ever and holds the gateway while it does."""
+
+
 class TelemetrySpec(Spec):
     """Metrics are always served on the gateway at /metrics; traces are off by default."""
 
@@ -169,22 +189,3 @@ class TelemetrySpec(Spec):
         if address is None or not 0 < int(address[1]) <= 65535:
             raise ValueError("host:port, http://host:port or https://host:port, as in localhost:4317")
         return value
-
-
-class DiscoverySpec(Spec):
-    """How the router finds workers."""
-
-    kind: Literal["ray", "static", "kubernetes"] = "ray"
-    endpoints: tuple[str, ...] = ()
-    """For `static`: `pool=host:port`."""
-    kubernetes: KubernetesDiscoverySpec = KubernetesDiscoverySpec()
-
-    @model_validator(mode="after")
-    def _consistent(self) -> Self:
-        if self.kind == "static" and not self.endpoints:
-            raise ValueError("static discovery needs endpoints, each `pool=host:port`")
-        for endpoint in self.endpoints:
-            pool, eq, address = endpoint.partition("=")
-            if not (pool and eq and is_worker_address(address)):
-                raise ValueError(f"endpoint {endpoint!r} is not `pool=host:port`")
-        return self

@@ -17,8 +17,8 @@ from collections.abc import AsyncIterator, Iterable, Mapping
 from pathlib import Path
 from urllib.parse import quote
 
+from kvasir.config.spec.cluster import DEPLOYMENT_LABEL, POOL_LABEL, KubernetesDiscoverySpec
 from kvasir.config.spec.deployment import Deployment
-from kvasir.config.spec.discovery import DEPLOYMENT_LABEL, POOL_LABEL, KubernetesDiscoverySpec
 from kvasir.core.errors import ProtocolError
 from kvasir.core.membership import STALE_S, MembershipSnapshot
 from kvasir.ports.clock import Clock, Rng

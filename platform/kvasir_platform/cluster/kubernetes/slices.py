@@ -15,7 +15,7 @@ from typing import Literal
 
 import msgspec
 
-from kvasir.config.spec.discovery import DEPLOYMENT_LABEL, POOL_LABEL
+from kvasir.config.spec.cluster import DEPLOYMENT_LABEL, POOL_LABEL
 from kvasir.core.errors import ProtocolError
 from kvasir.core.membership import Endpoint
 

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from kvasir.config.spec.cluster import DEPLOYMENT_LABEL, POOL_LABEL
 from kvasir.config.spec.deployment import Deployment, is_loopback
-from kvasir.config.spec.discovery import DEPLOYMENT_LABEL, POOL_LABEL
 from kvasir.core.errors import ConfigError, ProtocolError
 from kvasir_platform.cluster.kubernetes.api import GONE, Access, ApiError, ApiServer, probe_watch
 from kvasir_platform.cluster.kubernetes.discovery import slices_of

@@ -17,7 +17,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Protocol, TypeVar
 
-from kvasir.config.spec.tokenizer import TokenizerSpec
+from kvasir.config.spec.edge import TokenizerSpec
 from kvasir.core.errors import CapacityError, RequestError
 from kvasir.core.values import value
 from kvasir.telemetry.tokenizer_series import TokenizerStats
