@@ -20,7 +20,7 @@ from kvasir.ports.session import Dialer
 from kvasir_router.admission.from_spec import rules_of
 from kvasir_router.decide import CostRates, RateBook, make_policy, rates_of
 from kvasir_router.embeddings.fleet import BatchLimits, EmbeddingFleet
-from kvasir_router.embeddings.machine import EmbeddingLimits, EmbeddingMachine
+from kvasir_router.embeddings.machine import EmbeddingMachine
 from kvasir_router.fast_path import FastPath
 from kvasir_router.fleet.decision_log import DecisionLog
 from kvasir_router.fleet.fleet import Fleet
@@ -63,7 +63,22 @@ def make_machine(
         decisions=decisions,
         health=routing.health,
     )
-    limits = MachineLimits(
+    return RequestMachine(fleet, _limits_of(deployment), rules_of(deployment))
+
+
+def make_embedding_machine(deployment: Deployment, rng: Rng) -> EmbeddingMachine:
+    """The decisions for a model that makes embeddings."""
+    batches = {
+        pool.name: BatchLimits(pool.engine.max_num_seqs, pool.engine.max_num_batched_tokens)
+        for pool in deployment.pools
+    }
+    fleet = EmbeddingFleet(batches, rng, deployment.routing.health)
+    return EmbeddingMachine(fleet, _limits_of(deployment), rules_of(deployment))
+
+
+def _limits_of(deployment: Deployment) -> MachineLimits:
+    routing = deployment.routing
+    return MachineLimits(
         max_in_flight=routing.max_in_flight,
         max_retries=routing.max_retries,
         max_migrations=routing.max_migrations,
@@ -73,25 +88,6 @@ def make_machine(
         hedge_min_s=routing.hedge_min_s,
         queue_timeout_s=routing.queue_timeout_s,
     )
-    return RequestMachine(fleet, limits, rules_of(deployment))
-
-
-def make_embedding_machine(deployment: Deployment, rng: Rng) -> EmbeddingMachine:
-    """The decisions for a model that makes embeddings."""
-    batches = {
-        pool.name: BatchLimits(pool.engine.max_num_seqs, pool.engine.max_num_batched_tokens)
-        for pool in deployment.pools
-    }
-    routing = deployment.routing
-    limits = EmbeddingLimits(
-        max_in_flight=routing.max_in_flight,
-        max_retries=routing.max_retries,
-        max_migrations=routing.max_migrations,
-        retry_budget=routing.retry_budget,
-        migrate_s=deployment.worker.migrate_s,
-        queue_timeout_s=routing.queue_timeout_s,
-    )
-    return EmbeddingMachine(EmbeddingFleet(batches, rng, routing.health), limits, rules_of(deployment))
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,8 @@ from collections.abc import Collection, Mapping
 from kvasir.core.invariants import require
 from kvasir_router.embeddings.admission import EmbeddingAdmission
 from kvasir_router.embeddings.fleet import EmbeddingFleet
-from kvasir_router.embeddings.state import EmbeddingLimits, EmbeddingRequestState
+from kvasir_router.embeddings.state import EmbeddingRequestState
+from kvasir_router.requests.state import MachineLimits
 from kvasir_router.requests.timers import Timers
 
 
@@ -16,7 +17,7 @@ def check_inputs(
     admission: EmbeddingAdmission,
     moving: Collection[str],
     timers: Timers,
-    limits: EmbeddingLimits,
+    limits: MachineLimits,
 ) -> None:
     """Every input is in exactly one place, its time is watched, and bounds hold. `moving` are those that wait
     to go elsewhere."""

@@ -23,7 +23,7 @@ from kvasir_router.admission import UNLIMITED, AdmissionRules
 from kvasir_router.embeddings.admission import EmbeddingAdmission
 from kvasir_router.embeddings.checks import check_inputs, check_work
 from kvasir_router.embeddings.fleet import EmbeddingFleet
-from kvasir_router.embeddings.state import EmbeddingLimits, EmbeddingRequestState
+from kvasir_router.embeddings.state import EmbeddingRequestState
 from kvasir_router.fleet.work import Worker
 from kvasir_router.requests.completion import BLAMELESS
 from kvasir_router.requests.events import (
@@ -50,10 +50,14 @@ from kvasir_router.requests.events import (
 from kvasir_router.requests.failover import ENGINE_DEAD, LEAST_PATIENCE_S
 from kvasir_router.requests.legs import FAILED
 from kvasir_router.requests.restarts import RetryAccounting
-from kvasir_router.requests.state import check_arrival, error_of, refuse_to_wait, waited_for_nothing
+from kvasir_router.requests.state import (
+    MachineLimits,
+    check_arrival,
+    error_of,
+    refuse_to_wait,
+    waited_for_nothing,
+)
 from kvasir_router.requests.timers import Timers
-
-__all__ = ["EmbeddingLimits", "EmbeddingMachine"]
 
 
 class EmbeddingMachine:
@@ -62,7 +66,7 @@ class EmbeddingMachine:
     to go elsewhere is sent before what has not begun, of which EmbeddingAdmission knows the order."""
 
     def __init__(
-        self, fleet: EmbeddingFleet, limits: EmbeddingLimits, rules: AdmissionRules = UNLIMITED
+        self, fleet: EmbeddingFleet, limits: MachineLimits, rules: AdmissionRules = UNLIMITED
     ) -> None:
         self.fleet = fleet
         self._limits = limits

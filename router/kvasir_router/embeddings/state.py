@@ -15,20 +15,6 @@ from kvasir_router.admission import AdmissionTicket
 _REASON = "fewest_tokens"
 
 
-@dataclass(frozen=True, slots=True)
-class EmbeddingLimits:
-    """See kvasir.config.spec.routing; `migrate_s` is how long legs on a broken connection wait for it to come
-    back, `ghost_ttl_s` bounds the memory of aborted legs whose worker never reports their end."""
-
-    max_in_flight: int = 4096
-    max_retries: int = 2
-    max_migrations: int = 3
-    retry_budget: float = 0.15
-    migrate_s: float = 0.5
-    queue_timeout_s: float = 60.0
-    ghost_ttl_s: float = 60.0
-
-
 @dataclass(slots=True)
 class EmbeddingRequestState:
     """A request, which either `waits` (until `queued_until` at most) or runs in a leg on a worker. `ticket`

@@ -29,7 +29,7 @@ from kvasir.core.requests import (
 )
 from kvasir_router.admission import AdmissionRules, BrownoutRules, BrownoutStep
 from kvasir_router.embeddings.fleet import BatchLimits, EmbeddingFleet
-from kvasir_router.embeddings.machine import EmbeddingLimits, EmbeddingMachine
+from kvasir_router.embeddings.machine import EmbeddingMachine
 from kvasir_router.requests.events import (
     AbortOn,
     ClientGone,
@@ -50,10 +50,11 @@ from kvasir_router.requests.events import (
     WorkerReady,
     WorkerRestored,
 )
+from kvasir_router.requests.state import MachineLimits
 
 WORKERS = ("e0", "e1", "e2")
 # Longer than a tenant is remembered that wants nothing.
-LIMITS = EmbeddingLimits(max_in_flight=10, queue_timeout_s=25.0)
+LIMITS = MachineLimits(max_in_flight=10, queue_timeout_s=25.0)
 RULES = AdmissionRules(
     max_tenant_queue=5,
     class_span=1,

@@ -14,7 +14,7 @@ from kvasir.core.errors import CapacityError
 from kvasir.core.requests import Delta, EngineLoad, FinishReason, Request, StepBatch, Task, token_ids
 from kvasir_router.admission import AdmissionRules, BrownoutRules, BrownoutStep
 from kvasir_router.embeddings.fleet import BatchLimits, EmbeddingFleet
-from kvasir_router.embeddings.machine import EmbeddingLimits, EmbeddingMachine
+from kvasir_router.embeddings.machine import EmbeddingMachine
 from kvasir_router.requests.events import (
     ClientGone,
     Effect,
@@ -26,6 +26,7 @@ from kvasir_router.requests.events import (
     TimerTick,
     WorkerReady,
 )
+from kvasir_router.requests.state import MachineLimits
 
 BATCH = BatchLimits(requests=1, tokens=1000)
 
@@ -36,7 +37,7 @@ class Stage:
 
     def __init__(self, **rules: Any) -> None:
         fleet = EmbeddingFleet({"vectors": BATCH}, random.Random(7))
-        limits = EmbeddingLimits(max_in_flight=200, queue_timeout_s=60.0)
+        limits = MachineLimits(max_in_flight=200, queue_timeout_s=60.0)
         self.machine = EmbeddingMachine(fleet, limits, AdmissionRules(**rules))
         self.now = 0.0
         self.running: list[Request] = []
