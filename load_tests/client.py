@@ -1,7 +1,7 @@
-"""A minimal streaming client for measurements: it must cost less than what it measures.
+"""A minimal streaming client for measurements, cheaper than what it measures.
 
-It speaks HTTP/1.1 over one asyncio connection and reads server-sent events; tests of the API use the
-`openai` package instead.
+It speaks HTTP/1.1 over one asyncio connection and reads server-sent events; API tests use the `openai`
+package instead.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True)
 class StreamResult:
-    """One streamed completion. Times are seconds on this client's clock, from just before the send."""
+    """One streamed completion. Times are seconds on this client's clock, measured from just before the
+    request is sent."""
 
     ttft_s: float = 0.0
     total_s: float = 0.0
@@ -30,7 +31,7 @@ class StreamResult:
 async def stream_completion(
     address: str, model: str, prompt: str, max_tokens: int, *, ignore_eos: bool = True
 ) -> StreamResult:
-    """POST /v1/completions with stream=true. Raises RuntimeError with the body of an error answer."""
+    """POST /v1/completions with stream=true. Raise RuntimeError with the body of an error answer."""
     host, _, port = address.rpartition(":")
     body = json.dumps(
         {

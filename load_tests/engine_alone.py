@@ -1,8 +1,8 @@
-"""vLLM by itself, with the arguments of the default deployment's decode pool and no connector: the
-floor that the stack is compared with.
+"""vLLM without Kvasir, with the arguments of the default deployment's decode pool and no connector: the floor
+for the stack's throughput.
 
-Reads one JSON object a line ({"prompts": [...], "tokens": n}), generates all prompts at once with greedy
-sampling, and answers {"alone": {"rate": tokens per second}}.
+Reads one JSON object per line ({"prompts": [...], "tokens": n}), generates all prompts in one batch with
+greedy sampling, and prints {"alone": {"rate": tokens per second}}.
 """
 
 from __future__ import annotations

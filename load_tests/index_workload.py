@@ -1,9 +1,9 @@
-"""What engines report of their caches under conversation traffic, made from a seed.
+"""KV events of engines under conversation traffic, generated from a seed.
 
-It needs the standard library only, so that a peer in an environment of its own is fed with the very same
-blocks. Lengths follow the means of the Mooncake conversation trace at 16 tokens a block: a request computes
-about 476 blocks of prompt, in records of at most 128 (a chunk of 2,048 tokens), behind a prefix that it
-shares or an earlier turn of its own, and 21 blocks of output, reported one by one.
+Uses the standard library only, so that a peer in its own environment receives the same blocks. Lengths follow
+the means of the Mooncake conversation trace at 16 tokens per block: a request computes about 476 prompt
+blocks, in records of at most 128 (a chunk of 2,048 tokens), after a prefix that is shared or an earlier turn
+of the same conversation, and 21 output blocks, reported one by one.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ TURNS = 4
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """Blocks that came to be held by one worker, each the child of the one before it; `parent` 0: the
-    first of its chain."""
+    """Blocks stored by one worker, each the child of the block before it; `parent` is 0 for the first block
+    of a chain."""
 
     worker: int
     parent: int
@@ -38,8 +38,7 @@ def _names(rng: Random, count: int) -> array[int]:
 
 
 def stored(seed: int, workers: int, blocks: int) -> Iterator[Stored]:
-    """Events of `workers` caches until they hold at least `blocks` in all, a block counted once for each
-    worker."""
+    """Events of `workers` caches until they hold at least `blocks` in total; a block counts per worker."""
     rng = Random(seed)
     shared = [_names(rng, SHARED_BLOCKS) for _ in range(SHARED_PREFIXES)]
     has = [[False] * SHARED_PREFIXES for _ in range(workers)]
@@ -66,6 +65,6 @@ def stored(seed: int, workers: int, blocks: int) -> Iterator[Stored]:
 
 
 def prompts(seed: int, count: int, blocks: int) -> list[array[int]]:
-    """Chains of exactly `blocks` blocks that nothing else has, for look-ups."""
+    """Chains of exactly `blocks` blocks that share nothing with other chains, for look-ups."""
     rng = Random(seed)
     return [_names(rng, blocks) for _ in range(count)]

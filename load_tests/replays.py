@@ -1,7 +1,7 @@
-"""Replays of what shares prefixes in practice: chats that grow, questions about documents, agents with tools.
+"""Workloads that share prefixes in practice: growing chats, questions about documents, agents with tools.
 
-A replay is some sessions; each is a list of steps, in which the conversation so far is sent again with a bit
-more. Everything comes from a seed, so that a run can be repeated.
+A replay consists of sessions. Each session is a list of steps that send the conversation so far with
+additional messages. Everything is generated from a seed, so that a run can be repeated.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ Message = dict[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """What one client sends, step after step; each step's messages are added to the conversation before it
-    is sent, and the answer after it."""
+    """One client's steps. The messages of a step are appended to the conversation before it is sent, and the
+    answer after it."""
 
     steps: tuple[tuple[Message, ...], ...]
 
 
 def chats(rng: random.Random, sessions: int, turns: int) -> list[Session]:
-    """Conversations of a few applications, each with a system prompt of its own."""
+    """Conversations of a few applications, each with its own system prompt."""
     systems = [_text(rng, 120) for _ in range(3)]
     return [
         Session(
@@ -46,7 +46,7 @@ def chats(rng: random.Random, sessions: int, turns: int) -> list[Session]:
 
 
 def documents(rng: random.Random, sessions: int, questions: int) -> list[Session]:
-    """Questions about shared documents that stand before the question, in the order of a ranking."""
+    """Questions about shared documents, which precede the question in the order of a ranking."""
     library = [_text(rng, rng.randrange(150, 450)) for _ in range(6)]
     made = []
     for _ in range(sessions):
@@ -65,7 +65,7 @@ def documents(rng: random.Random, sessions: int, questions: int) -> list[Session
 
 
 def agents(rng: random.Random, sessions: int, steps: int) -> list[Session]:
-    """Agents of one kind: the same tools described before different tasks, then results of their calls."""
+    """Agents of one kind: the same tool descriptions before different tasks, then results of tool calls."""
     tools = [
         {
             "type": "function",

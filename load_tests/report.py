@@ -1,8 +1,8 @@
-"""The one form of a report: NAME.json for machines, NAME.md for people, made from it.
+"""The format of a report: NAME.json for programs, and NAME.md for people, generated from it.
 
     python -m load_tests.report load_tests/reports/foundation.json
 
-writes the table again from the JSON.
+regenerates the table from the JSON.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ REPORTS = Path(__file__).parent / "reports"
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One figure. `peer` is the same figure of a peer or a floor in the same run, `ratio` value/peer; with
-    `seeds` it was measured and can be measured again."""
+    """One figure. `peer` is the same figure of a peer or a floor in the same run, and `ratio` is value/peer.
+    With `seeds` the row can be reproduced."""
 
     name: str
     value: float
@@ -41,7 +41,7 @@ class Row:
 
     @property
     def met(self) -> bool | None:
-        """Whether the target is reached; None without a target."""
+        """Whether the target is met; None without a target."""
         if self.target_ratio is not None and self.ratio is not None:
             return _reached(self.ratio, self.target_ratio, self.better)
         if self.target is not None:
@@ -54,14 +54,14 @@ def _reached(value: float, target: float, better: str) -> bool:
 
 
 def median(samples: Sequence[float]) -> tuple[float, tuple[float, float]]:
-    """The median and the (minimum, maximum) of the samples. Raises ValueError when there are none."""
+    """Return the median and the (minimum, maximum) of the samples. Raise ValueError if there are none."""
     if not samples:
         raise ValueError("no samples")
     return statistics.median(samples), (min(samples), max(samples))
 
 
 def write(name: str, command: str, rows: Sequence[Row]) -> Path:
-    """Write NAME.json and NAME.md; returns the path of the JSON."""
+    """Write NAME.json and NAME.md; return the path of the JSON."""
     report = {
         "command": command,
         "commit": _commit(),
@@ -76,7 +76,7 @@ def write(name: str, command: str, rows: Sequence[Row]) -> Path:
 
 
 def read(path: Path) -> list[Row]:
-    """The rows of a report; none where it was not written yet."""
+    """The rows of a report, or none if it does not exist."""
     if not path.exists():
         return []
     found = []
@@ -89,7 +89,7 @@ def read(path: Path) -> list[Row]:
 
 
 def render(path: Path) -> Path:
-    """Make the table beside a report."""
+    """Write the table beside a report."""
     report = json.loads(path.read_text())
     lines = [
         f"# {path.stem}",
@@ -149,7 +149,7 @@ def _commit() -> str:
 
 
 def machine() -> str:
-    """Processor, cores and memory, in words."""
+    """Processor, cores and memory, as text."""
     model = platform.processor() or platform.machine()
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.exists():

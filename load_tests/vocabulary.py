@@ -1,13 +1,13 @@
-"""A tokenizer as large as those that are served, made offline.
+"""A tokenizer with a vocabulary of realistic size, built offline.
 
-What a prompt costs to tokenize depends on the vocabulary: a small one stays in the processor's cache and
-merges less. No model of full size can be fetched where the benchmarks run, so this trains a byte-level BPE
-with Llama 3's pre-tokenizer and chat template on the Python sources that are installed anyway. Equal
-packages give an equal vocabulary; its hash stands in the reports.
+The cost of tokenizing a prompt depends on the vocabulary: a small one fits into the processor's cache and
+merges less. No full-size model can be downloaded where the benchmarks run, so this module trains a byte-level
+BPE with Llama 3's pre-tokenizer and chat template on the installed Python sources. The same packages give the
+same vocabulary; its hash is stated in the reports.
 
     python -m load_tests.vocabulary
 
-prints the folder, which serves as `model.source` of a gateway without an engine.
+prints the folder, which can be used as `model.source` of a gateway without an engine.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_token
 from kvasir.config.load.model_files import resolve_model
 
 MERGED = 131_072
-"""Ids of bytes and merges."""
+"""Number of ids of bytes and merges."""
 _SPECIALS = (
     "<|begin_of_text|>",
     "<|end_of_text|>",
@@ -48,8 +48,8 @@ _CACHE = Path(__file__).resolve().parents[1] / "build" / "vocabulary"
 
 
 def large_model(folder: Path = _CACHE) -> Path:
-    """A model folder without weights whose tokenizer has 131,072 merged ids and 256 special tokens. Trained
-    at the first call (about two minutes of one core), kept in `folder`."""
+    """Return a model folder without weights whose tokenizer has 131,072 merged ids and 256 special tokens.
+    The first call trains it (about two minutes on one core) and keeps it in `folder`."""
     if not (folder / "tokenizer.json").exists():
         made = folder.with_suffix(".partial")
         shutil.rmtree(made, ignore_errors=True)
@@ -69,7 +69,7 @@ def vocabulary_hash(folder: Path) -> str:
 
 
 def sources() -> list[Path]:
-    """The installed Python sources, in an order that depends on their names alone and mixes packages."""
+    """The installed Python sources, in an order that depends only on their names and mixes packages."""
     roots = {Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "purelib")}
     found = {path.relative_to(root).as_posix(): path for root in sorted(roots) for path in root.rglob("*.py")}
     return [found[name] for name in sorted(found, key=lambda name: hashlib.sha256(name.encode()).digest())]

@@ -1,1 +1,1 @@
-"""Programs that run peers on our workloads, in environments of their own."""
+"""Programs that run peers on our workloads, in their own environments."""

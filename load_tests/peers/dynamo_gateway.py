@@ -1,7 +1,7 @@
-"""Dynamo's side of the gateway bench: a worker that knows one word, behind Dynamo's own runtime.
+"""Dynamo's part of the gateway bench: a worker that generates one constant word behind Dynamo's runtime.
 
 Run in an environment that has `ai-dynamo`, with the folder of the bench's modules, the model's folder and the
-id of the word's token as arguments. It keeps the bench's tempo.
+id of the word's token as arguments. It generates tokens at the bench's rate.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from typing import Any
 
 
 class Phase:
-    """Streams whose tokens fall on the same moment: one timer for all of them."""
+    """Streams whose tokens are due at the same times share one timer."""
 
     def __init__(self, ticker: Any, period_s: float, phase_s: float) -> None:
         self._next: asyncio.Future[None] | None = None
         self._ticker = ticker(self._tick, period_s, phase_s)
 
     async def wait(self) -> None:
-        """Return at the next moment."""
+        """Return at the next tick."""
         if self._next is None:
             self._next = asyncio.get_running_loop().create_future()
         self._ticker.start()
@@ -35,7 +35,7 @@ class Phase:
 
 
 class Worker:
-    """Answers token ids with the word's."""
+    """Answers token ids with the id of the word."""
 
     def __init__(self, pacing: Any, token: int) -> None:
         self._pacing = pacing
@@ -46,7 +46,7 @@ class Worker:
         self._count = 0
 
     async def generate(self, request: Any, context: Any) -> AsyncGenerator[dict[str, Any], None]:
-        """One answer."""
+        """Generate one answer."""
         tokens = request["stop_conditions"]["max_tokens"] or 1
         self._count += 1
         phase = self._short if tokens <= self._pacing.SHORT else self._long[self._count % len(self._long)]
@@ -61,7 +61,7 @@ class Worker:
 
 async def _serve() -> None:
     sys.path.insert(0, sys.argv[1])
-    # Neither is installed where this is checked: the one lies in the folder given, the other is the peer's.
+    # Neither is installed where this is checked: one is in the given folder, the other belongs to the peer.
     pacing: Any = import_module("pacing")
     llm: Any = import_module("dynamo.llm")
     runtime_module: Any = import_module("dynamo.runtime")

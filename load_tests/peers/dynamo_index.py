@@ -1,9 +1,9 @@
-"""Dynamo's radix tree on the workload of the index bench. Run in an environment that has
-`ai-dynamo-runtime`, with the folder of index_workload.py as its argument; prints one JSON object.
+"""Dynamo's radix tree on the workload of the index bench. Run in an environment that has `ai-dynamo-runtime`,
+with the folder of index_workload.py as its argument; prints one JSON object.
 
-Dynamo's Python binding takes one event as JSON. Events are made before the clock starts, so that what is
-measured is its decoding and its tree, as with ours. CPU time counts all threads of the process, since the
-tree runs on one of its own.
+Dynamo's Python binding takes one event as JSON. Events are built before the clock starts, so that decoding
+and the tree are measured, as for ours. CPU time includes all threads of the process, because the tree has its
+own thread.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def _resident() -> int:
 def main() -> None:
     sys.path.insert(0, sys.argv[1])
     blocks, workers = int(sys.argv[2]), int(sys.argv[3])
-    # Neither is installed where this is checked: the one lies in the folder given, the other is the peer's.
+    # Neither is installed where this is checked: one is in the given folder, the other belongs to the peer.
     workload: Any = import_module("index_workload")
     tree: Any = import_module("dynamo._core").RadixTree()
     before = _resident()

@@ -1,4 +1,4 @@
-"""`memcpy` from a process's own memory to memory that it shares: the limit of one core."""
+"""`memcpy` from private memory of a process to shared memory: the limit of one core."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from load_tests.scenarios.kv_parts.memory import Case, Memory
 
 
 class Copy:
-    """One process with both memories."""
+    """One process that holds both memories."""
 
     def __init__(self) -> None:
         self._memory: Memory | None = None
         self._shared: mmap.mmap | None = None
 
     def prepare(self, case: Case, seed: int) -> None:
-        """Have a case's KV, and room for it in shared memory."""
+        """Allocate a case's KV, and its target in shared memory."""
         self._memory = Memory(case, seed)
         self._shared = mmap.mmap(-1, self._memory.layers.nbytes)
-        # Its pages are there before the clock starts, as the others' are.
+        # Touch the pages before the clock starts, as the other contenders do.
         self._shared.write(bytes(len(self._shared)))
 
     def copy(self, runs: list[tuple[int, int, int]]) -> float:
-        """Seconds of a memcpy for each run, (source, target, blocks), of each layer."""
+        """Return the seconds of one memcpy per run, (source, target, blocks), of each layer."""
         if self._memory is None or self._shared is None:
             raise RuntimeError("nothing is prepared")
         case = self._memory.case

@@ -1,7 +1,7 @@
-"""Bare NIXL: an agent that is read from and an agent that reads, on NIXL's own bindings, and nothing else.
+"""Bare NIXL: a source agent and a reading agent, on NIXL's own bindings.
 
-The agents are set up as ours are, since NIXL's defaults burn a core for each agent that idles; what is
-compared is what comes on top.
+The agents are configured like ours, because NIXL's defaults use a core per idle agent; the comparison shows
+the overhead on top of NIXL.
 """
 
 from __future__ import annotations
@@ -59,34 +59,35 @@ class _Side:
         return self._agent, self._memory
 
     def digest(self, blocks: list[int]) -> str:
-        """Of what lies in these blocks."""
+        """A checksum of the contents of these blocks."""
         return self._prepared()[1].digest(blocks)
 
 
 class Source(_Side):
-    """Is read from."""
+    """The agent that is read from."""
 
     def prepare(self, case: Case, seed: int) -> tuple[str, bytes, list[int]]:
-        """Have a case's KV; name, metadata and the layers' addresses."""
+        """Allocate a case's KV; return the agent's name, metadata and the layers' addresses."""
         self._renew(case, seed)
         ours, memory = self._prepared()
         return ours.name, bytes(ours.agent.getLocalMD()), [region.address for region in memory.regions]
 
 
 class Sink(_Side):
-    """Reads, in one request with a descriptor for each run of neighbours, or for each piece."""
+    """The agent that reads, in one request with a descriptor per run of adjacent blocks, or per piece."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
         self._theirs: tuple[str, list[int]] = ("", [])
 
     def prepare(self, case: Case, name: str, metadata: bytes, addresses: list[int]) -> None:
-        """Have room for a case's KV, and know the source."""
+        """Allocate the target of a case's KV and register the source."""
         self._renew(case, None).agent.loadRemoteMD(metadata)
         self._theirs = (name, addresses)
 
     def read(self, runs: Sequence[tuple[int, int, int]]) -> float:
-        """Seconds from making the descriptors to the last byte; `runs` are (source, target, blocks)."""
+        """Return the seconds from building the descriptors to the last byte; `runs` are (source, target,
+        blocks)."""
         ours, memory = self._prepared()
         agent, nixl = ours.agent, ours.nixl
         peer, addresses = self._theirs

@@ -1,5 +1,5 @@
-"""Raw TCP on the loopback interface: `sendall` of one process's memory, `recv_into` another's. The bytes lie
-in one piece on both sides, so nothing is gathered or scattered: what a socket can do."""
+"""Raw TCP on the loopback interface: `sendall` from one process's memory, `recv_into` another's. The bytes
+are contiguous on both sides, so nothing is gathered or scattered: the limit of a socket."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from load_tests.scenarios.kv_parts.memory import Case, Memory
 
 
 class Source:
-    """Sends when it is asked to."""
+    """Sends on request."""
 
     def __init__(self) -> None:
         self._listener = socket.create_server(("127.0.0.1", 0))
@@ -19,37 +19,37 @@ class Source:
         self._memory: Memory | None = None
 
     def prepare(self, case: Case, seed: int) -> int:
-        """Have a case's bytes; the port to connect to."""
+        """Allocate a case's bytes; return the port to connect to."""
         self._memory = Memory(case, seed)
         self._bytes = self._memory.layers.data.cast("B")[: case.total]
         port: int = self._listener.getsockname()[1]
         return port
 
     def accept(self) -> None:
-        """Take the connection of the sink."""
+        """Accept the connection of the sink."""
         self.close()
         self._connection = self._listener.accept()[0]
         self._connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def send(self) -> None:
-        """Wait to be asked, and send everything."""
+        """Wait for a request, and send everything."""
         if self._connection is None or not self._connection.recv(1):
             raise RuntimeError("no sink")
         self._connection.sendall(self._bytes)
 
     def first_and_last(self) -> bytes:
-        """Enough of the bytes to know them again."""
+        """A sample of the bytes, to verify them."""
         return bytes(self._bytes[:4096]) + bytes(self._bytes[-4096:])
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         if self._connection is not None:
             self._connection.close()
             self._connection = None
 
 
 class Sink:
-    """Asks and receives."""
+    """Requests and receives."""
 
     def __init__(self) -> None:
         self._connection: socket.socket | None = None
@@ -57,7 +57,7 @@ class Sink:
         self._memory: Memory | None = None
 
     def prepare(self, case: Case, port: int) -> None:
-        """Have room for a case's bytes, and connect."""
+        """Allocate the buffer of a case, and connect."""
         self.close()
         self._memory = Memory(case, None)
         self._bytes = self._memory.layers.data.cast("B")[: case.total]
@@ -65,7 +65,7 @@ class Sink:
         self._connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def receive(self) -> float:
-        """Seconds from asking to the last byte."""
+        """Return the seconds from the request to the last byte."""
         if self._connection is None:
             raise RuntimeError("not connected")
         began = time.perf_counter()
@@ -83,7 +83,7 @@ class Sink:
         return bytes(self._bytes[:4096]) + bytes(self._bytes[-4096:])
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         if self._connection is not None:
             self._connection.close()
             self._connection = None

@@ -1,1 +1,1 @@
-"""One module a scenario."""
+"""Benchmark scenarios, one module or package each."""

@@ -1,29 +1,28 @@
-"""What a day costs when the fleet follows its traffic: our planner beside the rules that fleets are sized by.
+"""Cost of a day with autoscaling: Kvasir's planner compared with common scaling rules.
 
-A day of traffic goes through a prefill and a decode pool in virtual time, request by request, while somebody
-decides how many replicas each has. All of a replica's time is paid for: while it starts (two minutes), while
-it serves, while it ends its work before it leaves. Who pays the fewest replica-hours wins, if at least 99 %
-of the requests get their first token and their mean gap between tokens as promised; below that, nothing is
-won.
+A day of traffic runs through a prefill and a decode pool in virtual time, request by request, while a scaler
+decides the number of replicas of each. All of a replica's time is counted: while it starts (two minutes),
+serves, and drains. The scaler with the fewest replica-hours wins, provided that at least 99 % of the requests
+meet the TTFT and mean ITL of the SLO.
 
-There are two days: a slow wave from night to afternoon, and one on which fourteen crowds come as well, each
-within minutes. Nobody is told what comes. Ours runs once, with its defaults. Each rival is tuned with
-hindsight, for that very day and seed: of all its settings the cheapest that keeps the 99 % counts, and around
-it the search goes on in smaller steps than anybody would set by hand. So a rival's figure is the least that
-its kind of rule can cost, which nobody who has to choose beforehand gets.
+There are two days: a slow wave from night to afternoon, and one with fourteen additional bursts, each within
+minutes. No scaler is told what comes. Kvasir's planner runs once, with its defaults. Each rival is tuned with
+hindsight for that very day and seed: of all its settings the cheapest that meets the 99 % counts, and the
+search continues around it in finer steps than an operator would use. A rival's figure is therefore a lower
+bound of what its kind of rule costs.
 
     make bench-autoscale TRACE=mooncake_conversation.jsonl
     make bench-autoscale TRACE=… ARGS='--seeds 8,9 --days wave --rivals hpa,queue --no-report'
-    make bench-autoscale TRACE=… ARGS=--quick         half an hour instead of days, to see that it runs
+    make bench-autoscale TRACE=… ARGS=--quick         half an hour instead of days, as a smoke test
     make bench-autoscale TRACE=… ARGS='--keep /tmp/rivals.jsonl'
 
-The last keeps what rivals came to, and takes it from there the next time: tuning them is nearly all of the
-work. They are tuned anew when the fleet, the days, the rivals, this file or the trace have changed. Ours is
-played every time.
+The last one caches the rivals' results and reuses them the next time: tuning them is nearly all of the work.
+They are tuned again when the fleet, the days, the rivals, this file or the trace have changed. Kvasir's
+planner always runs.
 
-What requests are like is drawn from the trace (Mooncake, FAST 2025, Apache-2.0; not in this repository), each
-with the part of its prompt that one endless cache would not have. What replicas are like is the test bed that
-the trace was published with, and the promise is that of its authors: 30 s and 0.1 s.
+Requests are drawn from the trace (Mooncake, FAST 2025, Apache-2.0; not in this repository), each with the
+part of its prompt that one infinite cache would not have. Replicas have the performance of the test bed that
+the trace was published with, and the SLO is that of its authors: 30 s TTFT and 0.1 s ITL.
 """
 
 from __future__ import annotations
@@ -68,17 +67,17 @@ OURS = "ours"
 WAVE, BURSTS = "wave", "bursts"
 DAYS = (WAVE, BURSTS)
 SEEDS = (51, 52, 53)
-"""Days that nobody had looked at while the planner was made: that was done on 1, 5 to 7, 21 to 23, 31 to 33,
+"""Seeds of days that were not used while the planner was developed: that used 1, 5 to 7, 21 to 23, 31 to 33,
 41 to 43 and 101 to 124."""
 LEVEL = SimSlo(ttft_s=30.0, itl_s=0.1)
 KEEP = 0.99
 START_S = 120.0
 PREFILL_FIXED_S = 0.01
 BOUNDS = {"prefill": (Role.PREFILL, 80), "decode": (Role.DECODE, 20)}
-"""For everybody: 100 replicas at most that serve or start."""
+"""Limit for every scaler: at most 100 replicas that serve or start."""
 MOST = 100
 BEGIN = {"prefill": 10, "decode": 3}
-"""Replicas at midnight, but for a static fleet."""
+"""Replicas at midnight, except for a static fleet."""
 STEP_S, INTERVAL_S = 5.0, 15.0
 QUICK_S = 1800.0
 
@@ -90,20 +89,21 @@ TTFT_BETWEEN = (
     *((0.2, 0.4), (0.15, 0.3), (0.15, 0.2), (0.12, 0.3), (0.12, 0.2), (0.1, 0.3), (0.1, 0.2), (0.1, 0.15)),
     *((0.05, 0.3), (0.05, 0.2), (0.05, 0.15)),
 )
-"""(low, high), of the promise. The 90th percentile of an idle fleet is 0.085: below that a low is no way
-down."""
+"""(low, high) as fractions of the SLO. The 90th percentile of an idle fleet is 0.085; a lower threshold below
+that never scales down."""
 STAYS_S = (300.0, 60.0)
 """HorizontalPodAutoscaler's default, and a short one."""
 REFINE = 2
 NUDGES = (1.06, 1.03)
 PRUDENT = 2
-"""Where in SEATS and STREAMS a search for the rest begins."""
+"""Values of SEATS and STREAMS at which a search begins."""
 PRUDENT_PREFILL = 0.95
 
 
 class Setting(NamedTuple):
-    """Of a rival: its figures for prefill and decode workers (a static fleet's sizes), how long it waits
-    before it shrinks, and for `ttft` the low one, the high one being `prefill`."""
+    """A rival's settings: figures for prefill and decode workers (the sizes of a static fleet), the
+    stabilization window before scaling down, and for `ttft` the low threshold, where `prefill` is the high
+    one."""
 
     rival: str
     prefill: float
@@ -118,7 +118,7 @@ class Setting(NamedTuple):
         return f"{shown}, decode {self.decode:.3g}, {self.stays_s:.0f} s"
 
     def rule(self) -> Rule:
-        """A fresh one."""
+        """Return a new scaler."""
         targets = {Role.PREFILL: self.prefill, Role.DECODE: self.decode}
         if self.rival == "static":
             return Static({"prefill": int(self.prefill), "decode": int(self.decode)})
@@ -141,7 +141,7 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """A day that was played to its end. `planning_s` of CPU."""
+    """Result of one day. `planning_s` is CPU time."""
 
     setting: str
     kept: float
@@ -153,12 +153,12 @@ class Outcome:
 
     @property
     def good(self) -> bool:
-        """Whether it counts."""
+        """Whether the day met the 99 %."""
         return self.kept >= KEEP
 
 
 def shapes_of(trace: RequestTrace) -> list[RequestShape]:
-    """Every request with what an endless cache leaves to compute: its last token at least."""
+    """Every request with the tokens that an infinite cache leaves to compute: at least its last token."""
     seen: set[int] = set()
     found = []
     for each in trace.requests:
@@ -171,7 +171,7 @@ def shapes_of(trace: RequestTrace) -> list[RequestShape]:
 
 @cache
 def _shapes(path: Path) -> list[RequestShape]:
-    # The times within the trace's ticks, which are drawn, are not used.
+    # Arrival times within the trace's ticks are drawn and not used here.
     return shapes_of(read_mooncake(path, Random(0)))
 
 
@@ -188,7 +188,7 @@ def _traffic(case: Case) -> tuple[list[float], list[RequestShape]]:
 
 
 def kind() -> Kind:
-    """What every replica is like."""
+    """The performance of every replica."""
     node = a800_node()
     return Kind(
         prefill_fixed_s=PREFILL_FIXED_S,
@@ -216,8 +216,8 @@ def _outcome(fleet: ScaledFleet, setting: str) -> Outcome:
 
 
 def deployment() -> Deployment:
-    """What is told to the planner: the promise and the bounds, and that it looks as often as the rivals. All
-    else is its default."""
+    """The planner's configuration: the SLO, the bounds, and the same interval as the rivals; defaults
+    otherwise."""
     seats = EngineSpec(max_num_seqs=kind().most_streams)
     return Deployment(
         model=ModelSpec(source="kvasir-tiny", served_name="model"),
@@ -237,7 +237,7 @@ def deployment() -> Deployment:
 
 
 def ours(case: Case) -> Outcome:
-    """A day of our planner."""
+    """Run a day with our planner."""
     fleet = _fleet(case, BEGIN)
     fleet.epoch = "bench"
     loop = ScalingLoop(deployment(), fleet, epoch=fleet.epoch, tell=lambda *_args, **_details: None)
@@ -259,8 +259,8 @@ def ours(case: Case) -> Outcome:
 
 
 class Trials:
-    """A rival's settings on one day. What can no longer win is cut short: a run that has missed one in a
-    hundred of all requests that come, or has paid as much as the best of those before."""
+    """Run one day with a rival's settings. A run that cannot win is aborted: it missed more than 1 % of all
+    requests, or cost as much as the best run before."""
 
     def __init__(self, case: Case) -> None:
         self.case = case
@@ -270,7 +270,7 @@ class Trials:
         self._lasted: dict[Setting, float] = {}
 
     def verdict(self, setting: Setting) -> str:
-        """`kept`, `missed`, or `dear`: cut short with the 99 % still within reach."""
+        """`kept`, `missed`, or `dear`: aborted for cost while the 99 % was still reachable."""
         if setting not in self._verdicts:
             self._verdicts[setting] = self._judge(setting)
         return self._verdicts[setting]
@@ -278,7 +278,7 @@ class Trials:
     def _judge(self, setting: Setting) -> str:
         times, _ = _traffic(self.case)
         may_miss = (1.0 - KEEP) * len(times)
-        # What is alive at each look, times the time between: within one part in a hundred of the bill.
+        # Replicas alive at each tick, times the interval: within 1 % of the bill.
         most_s = math.inf if self.best is None else 1.01 * 3600 * self.best[1].hours
         spent_s = 0.0
 
@@ -310,8 +310,8 @@ class Trials:
         return play(_fleet(self.case, sizes), setting.rule(), BOUNDS, self.case.length_s, give_up)
 
     def result(self) -> Outcome:
-        """Of the cheapest that keeps the 99 %; of a rival that has none, of the one that keeps the most:
-        those are played to the end that had kept up for the longest."""
+        """The cheapest settings that meet the 99 %; for a rival that never does, the settings that met it the
+        most, among the runs that lasted longest, which are then run to the end."""
         if self.best is not None:
             return replace(self.best[1], runs=self.runs)
         lasting = sorted(self._lasted, key=lambda each: -self._lasted[each])[:2]
@@ -320,8 +320,8 @@ class Trials:
 
 
 def sweep(trials: Trials, grid: Iterable[float], make: Callable[[float], Setting]) -> float | None:
-    """The boldest target that keeps the 99 %, which is the cheapest; looked for by halves, and then between
-    it and the next."""
+    """Find the highest target that meets the 99 %, which is the cheapest, by bisection and then between it
+    and the next."""
     targets = sorted(grid)
     safe, bold = -1, len(targets)
     while bold - safe > 1:
@@ -344,8 +344,8 @@ def sweep(trials: Trials, grid: Iterable[float], make: Callable[[float], Setting
 
 
 def _tune_targets(trials: Trials, rival: str, targets: Sequence[float], fills: Sequence[float]) -> None:
-    """One figure after the other, prefill first: decoding workers are the smaller part of the bill. Begun
-    where decoding workers are hardly ever full, or else even below."""
+    """Search one figure after the other, prefill first, because decode workers are the smaller part of the
+    bill. Starts where decode workers are hardly ever full, or at equal values."""
 
     def setting(target: float, fill: float, stays_s: float) -> Setting:
         return Setting(rival, target, fill, stays_s)
@@ -353,7 +353,7 @@ def _tune_targets(trials: Trials, rival: str, targets: Sequence[float], fills: S
     for fill in reversed(fills[: PRUDENT + 1]):
         boldest = max(targets)
         for stays_s in STAYS_S:
-            # Where 300 s are not enough, 60 s are not.
+            # If 300 s are not enough, neither are 60 s.
             some = [each for each in targets if each <= boldest]
             found = sweep(trials, some, partial(setting, fill=fill, stays_s=stays_s))
             if found is None:
@@ -375,7 +375,8 @@ def _tune_ttft(trials: Trials) -> None:
 
 
 def _tune_fill(trials: Trials, fills: Sequence[float]) -> None:
-    """Decoding workers: with the best prefill, and with a little more of it, which leaves more to miss."""
+    """Search decode workers with the best prefill, and with slightly more of it, which leaves more requests
+    to miss."""
     for times in (1.0, PRUDENT_PREFILL):
         if trials.best is None:
             return
@@ -391,7 +392,7 @@ def _filled(setting: Setting, fill: float) -> Setting:
 
 
 def _nudge(trials: Trials) -> None:
-    """A little bolder than the best."""
+    """A slightly higher target than the best."""
     for times in NUDGES:
         assert trials.best is not None
         chosen = trials.best[0]
@@ -406,7 +407,7 @@ def _tune_static(trials: Trials) -> None:
     most = {name: most for name, (_, most) in BOUNDS.items()}
 
     def least(guess: int, upper: int, make: Callable[[int], Setting]) -> int:
-        """The smallest that keeps the 99 %, taken to be one step."""
+        """The smallest value that meets the 99 %, assuming a single step."""
         low, high = 0, upper + 1
         size = min(guess, upper)
         while high - low > 1:
@@ -439,7 +440,7 @@ RIVALS: Mapping[str, Callable[[Trials], None]] = {
 
 
 def rival(case: Case, name: str) -> Outcome:
-    """The best that it can do on that day."""
+    """The best result of a rival on that day."""
     trials = Trials(case)
     RIVALS[name](trials)
     return trials.result()
@@ -449,8 +450,8 @@ def rival(case: Case, name: str) -> Outcome:
 
 
 def rows_of(day: str, outcomes: Mapping[str, Mapping[int, Outcome]]) -> list[Row]:
-    """The rows of a day, from the outcomes by who and by seed. A rival that misses the 99 % with one seed is
-    nobody's peer."""
+    """The rows of a day, from the results by scaler and seed. A rival that misses the 99 % with one seed is
+    not used as the peer."""
     mine = outcomes[OURS]
     seeds = tuple(sorted(mine))
     hours = {who: median([each.hours for each in found.values()]) for who, found in outcomes.items()}
@@ -545,7 +546,7 @@ def _failure(found: Mapping[int, Outcome]) -> str:
 
 
 def facts(path: Path) -> str:
-    """What was simulated, in words."""
+    """Description of the simulation."""
     replica, shapes = kind(), _shapes(path)
     prompt = statistics.fmean(each.prompt for each in shapes)
     computed = statistics.fmean(each.computed for each in shapes)
@@ -563,12 +564,12 @@ def facts(path: Path) -> str:
 
 
 def say(line: str) -> None:
-    """Progress."""
+    """Print progress."""
     sys.stderr.write(line + "\n")
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
-    """The command line. Exits where it makes no sense."""
+    """Parse the command line; exit with a message if it is invalid."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -597,7 +598,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 
 
 class Kept:
-    """What rivals came to, in a file of JSON lines; nothing without one."""
+    """A cache of rivals' results in a file of JSON lines; does nothing without a file."""
 
     def __init__(self, path: Path | None, trace: Path) -> None:
         self._path = path
@@ -612,11 +613,11 @@ class Kept:
                 self._found[who, day, seed, length_s] = Outcome(**stored)
 
     def get(self, case: Case, who: str) -> Outcome | None:
-        """What was found before."""
+        """Return a stored result."""
         return self._found.get((who, case.day, case.seed, case.length_s))
 
     def add(self, case: Case, who: str, found: Outcome) -> None:
-        """For the next time."""
+        """Store a result."""
         if self._path is not None and who != OURS and self.get(case, who) is None:
             stored = {"of": self._of, "case": [who, case.day, case.seed, case.length_s]}
             with self._path.open("a") as lines:
@@ -624,7 +625,7 @@ class Kept:
 
 
 def _digest(trace: Path) -> str:
-    """Of all that a rival's outcome follows from."""
+    """A digest of everything that a rival's result depends on."""
     sources = {inspect.getfile(each) for each in (Trials, ScaledFleet, Day, Hpa, a800_node, read_mooncake)}
     digest = hashlib.sha256()
     for path in (*sorted(map(Path, sources)), trace):
@@ -633,14 +634,14 @@ def _digest(trace: Path) -> str:
 
 
 def measure(pool: ProcessPoolExecutor, args: argparse.Namespace) -> dict[str, dict[str, dict[int, Outcome]]]:
-    """Every outcome, by day, by who and by seed."""
+    """All results, by day, scaler and seed."""
     seeds, length_s = (args.seeds[:1], QUICK_S) if args.quick else (args.seeds, DAY_S)
     found: dict[str, dict[str, dict[int, Outcome]]] = {
         day: {who: {} for who in (OURS, *args.rivals)} for day in args.days
     }
     kept = Kept(args.keep, args.trace)
     tasks: dict[Future[Outcome], tuple[Case, str]] = {}
-    # Longest first. A day is drawn once more for each of its tasks, which takes a second.
+    # Longest first. A day is generated again for each of its tasks, which takes a second.
     for who in (*args.rivals, OURS):
         for case in (Case(args.trace, day, seed, length_s) for day in args.days for seed in seeds):
             before = kept.get(case, who)

@@ -1,8 +1,8 @@
 """CPU of the HTTP edge alone: per request, and per streamed chunk by deltas per step.
 
-The gateway runs in this process in front of a scripted router; its clients are another process, so that
-`time.process_time` counts the gateway only, with all its system time. gRPC, the router and its index are
-not in these figures; they are a lower bound of what the product costs.
+The gateway runs in this process with a scripted router; its clients are another process, so that
+`time.process_time` counts the gateway only, including its system time. gRPC, the router and its index are
+excluded; the figures are a lower bound of the product's cost.
 
     make bench-edge
 """
@@ -36,7 +36,7 @@ REPEATS = 3
 
 
 def body(prompt_bytes: int, *, stream: bool) -> bytes:
-    """A chat request whose prompt has about that many bytes of English."""
+    """A chat request with a prompt of about that many bytes of English."""
     text = ("The quick brown fox jumps over the lazy dog. " * (prompt_bytes // 45 + 1))[:prompt_bytes]
     message = {"role": "user", "content": text}
     payload = json.dumps({"model": "kvasir-tiny", "messages": [message], "stream": stream, "max_tokens": 16})
@@ -49,7 +49,7 @@ def body(prompt_bytes: int, *, stream: bool) -> bytes:
 
 
 def client(pipe: Connection, port: int) -> None:
-    """Serve the parent's wishes: ("requests", bytes, n) or ("streams", n), each until answered."""
+    """Run the parent's commands: ("requests", bytes, n) or ("streams", n), and report each as done."""
     while True:
         desired = pipe.recv()
         if desired[0] == "requests":
@@ -110,12 +110,12 @@ class Bench:
         self._router = router
 
     async def ask(self, *desired: Any) -> None:
-        """Have the client do something, and wait for it."""
+        """Send a command to the client and wait until it is done."""
         self._pipe.send(desired)
         await asyncio.to_thread(self._pipe.recv)
 
     async def request_ms(self, prompt_bytes: int, count: int) -> float:
-        """CPU milliseconds of one request that is answered with one token."""
+        """CPU milliseconds of one request with an answer of one token."""
         self._router.script = answer_at_once
         request = body(prompt_bytes, stream=False)
         await self.ask("requests", request, max(10, count // 10))
@@ -152,7 +152,7 @@ class Bench:
 
 
 async def run(pipe: Connection, listen: socket.socket) -> list[Row]:
-    """All rows, medians of a few repeats; targets are those of the whole gateway path."""
+    """All rows, medians of a few repetitions; targets are those of the whole gateway path."""
     clock = MonotonicClock()
     router = ScriptedRouter(clock)
     deployment = Deployment(
@@ -204,7 +204,7 @@ async def run(pipe: Connection, listen: socket.socket) -> list[Row]:
 
 
 def main() -> None:
-    """Measure, write the report and show its table."""
+    """Measure, write the report and print its table."""
     listen = socket.create_server(("127.0.0.1", 0))
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()

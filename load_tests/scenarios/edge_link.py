@@ -1,9 +1,9 @@
-"""CPU of the link between an edge process and its core: what a request and a chunk cost in two processes,
-beside what they cost where one process does both.
+"""CPU of the link between an edge process and its core: a request and a chunk in two processes, compared with
+one process that does both.
 
-The core is this process with a scripted router, the edge a child as a router starts it, and clients are
-others, as in the scenario `edge`, whose figures are repeated in the same run. CPU is what the kernel says of
-a process, system time included.
+The core is this process with a scripted router, the edge is a child started as a router starts it, and the
+clients are other processes, as in the scenario `edge`, whose figures are repeated in the same run. CPU is the
+kernel's accounting of each process, including system time.
 
     make bench-edge-link
 """
@@ -38,13 +38,13 @@ _SETTLE_S = 0.05
 
 
 def cpu_s(pid: int) -> float:
-    """CPU seconds that all threads of a process have used."""
+    """CPU seconds of all threads of a process."""
     threads = Path(f"/proc/{pid}/task").glob("*/schedstat")
     return sum(int(each.read_text(encoding="ascii").split()[0]) for each in threads) / 1e9
 
 
 class Bench:
-    """One arrangement of processes, by the pids that are counted, with a client."""
+    """One arrangement of processes, given by the pids that are counted, with a client."""
 
     def __init__(self, pipe: Connection, router: ScriptedRouter, pids: Mapping[str, int], port: int) -> None:
         self._pipe = pipe
@@ -53,7 +53,7 @@ class Bench:
         self.port = port
 
     async def ask(self, *desired: object) -> None:
-        """Have the client do something, and wait for it."""
+        """Send a command to the client and wait until it is done."""
         self._pipe.send(desired)
         await asyncio.to_thread(self._pipe.recv)
 
@@ -98,7 +98,7 @@ class Bench:
         return {name: cpu_s(pid) for name, pid in self._pids.items()}
 
     async def _settled(self) -> None:
-        """Wait until every process rests."""
+        """Wait until every process is idle."""
         spent = self._spent()
         while True:
             await asyncio.sleep(_SETTLE_S)
@@ -109,7 +109,7 @@ class Bench:
 
 
 async def run(pipes: Mapping[str, Connection], listen: socket.socket) -> list[Row]:
-    """All rows, medians of a few repeats in turns, since a machine's speed drifts."""
+    """All rows, medians of a few repetitions in turn, because the machine's speed drifts."""
     clock = MonotonicClock()
     deployment = Deployment(
         model=ModelSpec(max_model_len=200_000),
@@ -183,12 +183,12 @@ async def _chunk(per_step: int, bench: Bench) -> dict[str, float]:
 
 
 def _late_client(pipe: Connection) -> None:
-    """A client that is told its port first."""
+    """A client that receives its port first."""
     client(pipe, pipe.recv())
 
 
 def main() -> None:
-    """Measure, write the report and show its table."""
+    """Measure, write the report and print its table."""
     listen = socket.create_server(("127.0.0.1", 0))
     context = multiprocessing.get_context("spawn")
     (near, near_end), (far, far_end) = context.Pipe(), context.Pipe()

@@ -1,13 +1,13 @@
-"""Which blocks are best to keep: every eviction policy of the tiers, on recorded prompts.
+"""Comparison of the tiers' eviction policies on recorded prompts.
 
 The prompts of a trace pass through an arena under each policy and at several capacities, given as a share of
-the trace's distinct blocks. A prompt hits as many blocks as are there in front of the first that is not; the
-rest is brought in. The hits are set beside those of a cache without bounds, and those of a cache that
-knows the future (Belady, 1966; it does not even bring in what is not used again). With several workers,
-every conversation stays on one of them, and each has its part of the capacity.
+the trace's distinct blocks. A prompt hits all blocks before its first missing one; the rest is inserted. Hits
+are compared with those of an unbounded cache and of a cache that knows the future (Belady, 1966; it does not
+insert what is not used again). With several workers, each conversation stays on one worker, and each worker
+has its share of the capacity.
 
     make bench-eviction TRACE=mooncake_conversation.jsonl
-    make bench-eviction TRACE=… ARGS=--quick         a few hundred requests, to see that it runs
+    make bench-eviction TRACE=… ARGS=--quick         a few hundred requests, as a smoke test
 
 The trace (Mooncake, FAST 2025, Apache-2.0) is not in this repository.
 """
@@ -42,7 +42,7 @@ NEVER = 1 << 62
 
 
 class Prompt(NamedTuple):
-    """The whole blocks of a prompt, and how many of them a hit can spare: the last token is computed."""
+    """The whole blocks of a prompt and how many of them a hit can save: the last token is always computed."""
 
     blocks: tuple[TierBlock, ...]
     most: int
@@ -50,7 +50,7 @@ class Prompt(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Blocks that were hit, blocks that were asked for, and the CPU time that both took."""
+    """Blocks hit, blocks looked up, and the CPU time of both."""
 
     hits: int
     asked: int
@@ -58,9 +58,9 @@ class Outcome:
 
 
 class Order(Enum):
-    """From which end a prompt's blocks are used, and from which they come in. Engines bring them in from the
-    front, as they are computed; the whole prompt from its end would let nothing go that is followed by
-    anything, and is what minding chains could be worth at most."""
+    """The end of a prompt from which its blocks are used and inserted. Engines insert from the front, as
+    blocks are computed. Inserting the whole prompt from its end never evicts a block that has successors,
+    which is the upper bound of chain-aware eviction."""
 
     USED_FROM_END = "as it is"
     USED_FROM_FRONT = "used from the front"
@@ -68,7 +68,7 @@ class Order(Enum):
 
 
 def prompts_of(trace: RequestTrace) -> list[Prompt]:
-    """The trace's prompts, in order, without those that have no whole block."""
+    """The trace's prompts in order, without those shorter than a block."""
     blocks: dict[int, TierBlock] = {}
     made = []
     for request in trace.requests:
@@ -84,8 +84,8 @@ def prompts_of(trace: RequestTrace) -> list[Prompt]:
 
 
 def apart(prompts: Sequence[Prompt], workers: int) -> list[list[Prompt]]:
-    """The prompts by worker. The first block is much the same for all; the second tells conversations
-    apart, as whoever writes a conversation's first message begins it."""
+    """The prompts by worker. The first block is nearly the same for all prompts; the second identifies the
+    conversation."""
     parts: list[list[Prompt]] = [[] for _ in range(workers)]
     for prompt in prompts:
         parts[prompt.blocks[:2][-1].name % workers].append(prompt)
@@ -93,7 +93,7 @@ def apart(prompts: Sequence[Prompt], workers: int) -> list[list[Prompt]]:
 
 
 def play(prompts: Sequence[Prompt], policy: Eviction[bytes], slots: int, order: Order) -> Outcome:
-    """Pass the prompts through an arena."""
+    """Run the prompts through an arena."""
     arena = Arena(slots, policy)
     hits = asked = 0
     began = time.process_time()
@@ -115,8 +115,8 @@ def play(prompts: Sequence[Prompt], policy: Eviction[bytes], slots: int, order: 
 
 
 def predicted_hits(prompts: Sequence[Prompt], slots: int) -> int:
-    """What a cache hits that knows when each block is used again. Who uses a block uses all before it, so
-    that the end of a prompt is never used sooner than its beginning, and goes first."""
+    """Hits of a cache that knows when each block is used again. A request that uses a block uses all blocks
+    before it, so the end of a prompt is never used earlier than its beginning and is evicted first."""
     following: dict[bytes, int] = {}
     uses: list[list[int]] = [[] for _ in prompts]
     for number in range(len(prompts) - 1, -1, -1):
@@ -134,7 +134,7 @@ def predicted_hits(prompts: Sequence[Prompt], slots: int) -> int:
             heappush(latest, (-use, -place, block.key))
         while latest and (len(held) > slots or latest[0][0] == -NEVER):
             use, _, key = heappop(latest)
-            # An entry whose block was used since is out of date.
+            # An entry whose block was used since is outdated.
             if held.get(key) == -use:
                 del held[key]
     return hits
@@ -142,7 +142,7 @@ def predicted_hits(prompts: Sequence[Prompt], slots: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """Prompts by worker, what one cache without bounds hits of them, and how many blocks there are."""
+    """Prompts by worker, hits of an unbounded cache, and the number of distinct blocks."""
 
     label: str
     parts: Sequence[Sequence[Prompt]]
@@ -150,7 +150,7 @@ class Fleet:
     distinct: int
 
     def slots(self, share: float) -> int:
-        """Of each worker."""
+        """Capacity of each worker."""
         return max(1, int(self.distinct * share) // len(self.parts))
 
     def outcome(self, kind: EvictionKind, share: float, order: Order = Order.USED_FROM_END) -> Outcome:
@@ -162,7 +162,7 @@ class Fleet:
         )
 
     def predicted(self, share: float) -> float:
-        """The share of the infinite cache's hits that one with foresight has."""
+        """Hits of the cache with foresight as a share of the infinite cache's."""
         return sum(predicted_hits(part, self.slots(share)) for part in self.parts) / self.infinite
 
 
@@ -193,7 +193,7 @@ def compare(on: Fleet, shares: Sequence[float]) -> list[Row]:
 
 
 def orders(on: Fleet, shares: Sequence[float]) -> list[Row]:
-    """What it is worth to mind that blocks follow each other."""
+    """The gain of chain-aware eviction."""
     rows = []
     for share in shares:
         for kind in KINDS:
@@ -211,12 +211,12 @@ def _beside(name: str, value: float, peer: float, *, shown: bool = True) -> Row:
 
 
 def say(line: str) -> None:
-    """Progress."""
+    """Print progress."""
     sys.stderr.write(line + "\n")
 
 
 def main(argv: Sequence[str]) -> list[Row]:
-    """Measure, and write the report or print it. Exits where the command line makes no sense."""
+    """Measure, and write the report or print it. Exit with a message if the command line is invalid."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -1,8 +1,8 @@
-"""What the whole stack costs over the engine alone, and how long it takes to serve a first token.
+"""Overhead of the whole stack over the engine alone, and time to the first token after a start.
 
 Starts the product with `make up`, as a user does, measures it, and stops it. The engine alone is vLLM's
-own asynchronous engine with the decode pool's arguments, in a process of its own on the same machine;
-both are measured in turn, so that a drift of the machine touches both.
+asynchronous engine with the decode pool's arguments, in its own process on the same machine; both are
+measured in turn, so that drift of the machine affects both.
 
     make bench-foundation              on a warm install
     make bench-foundation ARGS=--bare  also from a fresh copy of the tree without an environment
@@ -58,7 +58,7 @@ class Stack:
 
 @contextlib.contextmanager
 def running_stack(root: Path, command: Sequence[str] = MAKE_UP) -> Iterator[Stack]:
-    """The stack that `command` starts in `root`, from its first streamed token on; stopped on leaving."""
+    """The stack that `command` starts in `root`, from its first streamed token; stopped on exit."""
     home = Path(tempfile.mkdtemp(prefix="kvasir-bench-"))
     began = time.monotonic()
     process = subprocess.Popen(
@@ -151,7 +151,7 @@ def _prompt(rng: random.Random, words: int) -> str:
 
 
 async def ttft(address: str, rounds: int) -> list[Row]:
-    """TTFT of a long prompt, cold and again."""
+    """TTFT of a long prompt, cold and repeated."""
     rng = random.Random(1)
     cold, warm = [], []
     tokens = 0
@@ -180,7 +180,7 @@ async def ttft(address: str, rounds: int) -> list[Row]:
 
 
 async def stack_rate(address: str, streams: int, tokens: int, seed: int) -> float:
-    """Output tokens per second of `streams` concurrent completions through HTTP."""
+    """Output tokens per second of `streams` concurrent completions over HTTP."""
     rng = random.Random(seed)
     prompts = [_prompt(rng, 40) for _ in range(streams)]
     began = time.perf_counter()
@@ -192,7 +192,7 @@ async def stack_rate(address: str, streams: int, tokens: int, seed: int) -> floa
 
 
 def cancel(address: str, rounds: int) -> Row:
-    """From the client's hang-up until the engine has stopped, as the workers' own load tells."""
+    """Time from the client's disconnect until the engine has stopped, according to the workers' load."""
     took = []
     for round_ in range(rounds):
         wanted = {"model": MODEL, "prompt": f"{round_} and", "max_tokens": 3000, "ignore_eos": True}
@@ -217,13 +217,13 @@ def cancel(address: str, rounds: int) -> Row:
 
 
 def cancel_at_hand_off(address: str, rounds: int) -> Row:
-    """From the client's hang-up before its first token until no engine holds KV for it, on either side."""
+    """Time from the client's disconnect before its first token until neither engine holds KV for it."""
     rng = random.Random(5)
     took = []
     for round_ in range(rounds):
         with _sent(address, {"model": MODEL, "prompt": _prompt(rng, 2000), "max_tokens": 200}):
             _await(lambda: not _free(address), "the request did not begin")
-            time.sleep(0.05 * round_)  # from the middle of the prefill to the decoding
+            time.sleep(0.05 * round_)  # from the middle of the prefill to decoding
             began = time.perf_counter()
         _await(lambda: _free(address), "an engine still holds KV")
         took.append((time.perf_counter() - began) * 1e3)
@@ -241,7 +241,7 @@ def cancel_at_hand_off(address: str, rounds: int) -> Row:
 
 @contextlib.contextmanager
 def _sent(address: str, wanted: dict[str, object]) -> Iterator[socket.socket]:
-    """A completion that was asked for, until the client hangs up at the end of the context."""
+    """A completion that runs until the client disconnects at the end of the context."""
     host, _, port = address.rpartition(":")
     body = json.dumps(wanted).encode()
     head = f"POST /v1/completions HTTP/1.1\r\nHost: {address}\r\nContent-Type: application/json\r\n"
@@ -251,7 +251,8 @@ def _sent(address: str, wanted: dict[str, object]) -> Iterator[socket.socket]:
 
 
 def _await(true: Callable[[], bool], failure: str) -> None:
-    """Look until it is true. Raises RuntimeError when that takes longer than anything here may."""
+    """Poll until the condition is true. Raise RuntimeError after the longest time that anything here may
+    take."""
     until = time.perf_counter() + LONGEST_S
     while not true():
         if time.perf_counter() > until:
@@ -276,7 +277,7 @@ def _free(address: str) -> bool:
 
 
 class EngineAlone:
-    """vLLM by itself in a child process that answers one JSON line per measurement."""
+    """vLLM alone in a child process that prints one JSON line per measurement."""
 
     def __init__(self) -> None:
         self._process = subprocess.Popen(
@@ -311,7 +312,7 @@ class EngineAlone:
 
 
 def throughput(address: str, rounds: int) -> list[Row]:
-    """Tokens per second through the stack against the engine alone, measured in turn."""
+    """Tokens per second through the stack and of the engine alone, measured in turn."""
     rows = []
     alone = EngineAlone()
     try:

@@ -1,6 +1,7 @@
-"""A real HAProxy in front of a gateway, with one keep-alive connection behind it that all clients share.
+"""A real HAProxy in front of a gateway, with one keep-alive connection to it that all clients share.
 
-That is where requests are smuggled: what two parties read differently is answered to somebody else.
+In this arrangement request smuggling is visible: if the two parse a request differently, another client
+receives the answer.
 """
 
 from __future__ import annotations
@@ -35,13 +36,13 @@ backend gateway
 
 
 def installed() -> bool:
-    """Whether this machine has HAProxy."""
+    """Whether HAProxy is installed."""
     return shutil.which("haproxy") is not None
 
 
 @asynccontextmanager
 async def haproxy(host: str, port: int, folder: Path) -> AsyncIterator[tuple[str, int]]:
-    """Run HAProxy in front of `host:port`, its configuration in `folder`; the address to call."""
+    """Run HAProxy in front of `host:port` with its configuration in `folder`; return the address to call."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         config = folder / "haproxy.cfg"
         config.write_text(_CONFIG.format(fd=listener.fileno(), host=host, port=port))

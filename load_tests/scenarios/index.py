@@ -1,10 +1,10 @@
-"""What the index costs: ingest, memory, look-up, removal, snapshot and decision, beside Dynamo's tree.
+"""Cost of the index: ingest, memory, look-up, removal, snapshot and decision, compared with Dynamo's tree.
 
-Each measurement runs in a process of its own. Dynamo's runtime is installed from PyPI into an environment
-of its own for the run; where that fails its column stays empty and the notes say so.
+Each measurement runs in its own process. Dynamo's runtime is installed from PyPI into its own environment for
+the run; if that fails, its column is empty and the notes say why.
 
     make bench-index
-    make bench-index ARGS=--quick     a tenth of the blocks, for a look
+    make bench-index ARGS=--quick     a tenth of the blocks, as a smoke test
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Figures = dict[str, Any]
 
 
 def measure(part: str, blocks: int, workers: int = WORKERS) -> Figures:
-    """One part in a process of its own. Raises CalledProcessError."""
+    """Run one part in its own process. Raise CalledProcessError if it fails."""
     sys.stderr.write(f"{part}: {blocks:,} blocks, {workers} workers\n")
     command = [sys.executable, "-m", "load_tests.scenarios.index_parts", part, str(blocks), str(workers)]
     run = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, check=True)
@@ -39,7 +39,7 @@ def measure(part: str, blocks: int, workers: int = WORKERS) -> Figures:
 
 
 def dynamo(folder: Path, blocks: int) -> list[Figures] | str:
-    """Dynamo's figures on the same workload, or why there are none."""
+    """Dynamo's figures on the same workload, or the reason why there are none."""
     python = folder / "bin" / "python"
     sys.stderr.write(f"{DYNAMO}: installing\n")
     for command in (
@@ -186,7 +186,7 @@ def rows(million: int, peer: list[Figures] | str) -> list[Row]:
 
 
 def of_list(samples: Sequence[float], scale: float) -> list[float]:
-    """Samples in another unit."""
+    """Convert samples to another unit."""
     return [each * scale for each in samples]
 
 

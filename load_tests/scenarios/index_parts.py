@@ -1,4 +1,4 @@
-"""The measurements of the index bench, each in a process of its own, so that memory is its own too:
+"""The measurements of the index bench, each in its own process, so that memory is measured separately:
 
     python -m load_tests.scenarios.index_parts PART BLOCKS WORKERS
 
@@ -39,12 +39,12 @@ RECORDS_PER_STEP = 8
 BATCH = 4000
 CALLS = 200
 PART_BLOCKS = 4096
-"""As workers make them."""
+"""Identities as workers compute them."""
 Figures = dict[str, Any]
 
 
 def resident() -> int:
-    """Bytes of this process in memory."""
+    """Resident bytes of this process."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith("VmRSS"):
             return int(line.split()[1]) * 1024
@@ -57,7 +57,7 @@ def stored_record(parent: int, names: array[int]) -> bytes:
 
 
 def identity(number: int, role: Role = Role.BOTH) -> WorkerIdentity:
-    """A worker of the bench, with room for more than it is given."""
+    """A worker of the bench, with a capacity above what it receives."""
     layout = KvLayout(BLOCK_SIZE, "bfloat16", "bench", 32, 8, 128, 2 << 20)
     return WorkerIdentity(
         worker_id=f"w{number}",
@@ -91,7 +91,7 @@ def fleet_index(workers: int) -> FleetIndex:
 
 
 def frames(workers: int, blocks: int) -> Iterator[tuple[int, int, bytes]]:
-    """Worker, blocks, and the encoded session message of one engine step with what it stored."""
+    """Worker, blocks, and the encoded session message of one engine step with its stored blocks."""
     sequences = [0] * workers
     logs: list[list[bytes]] = [[] for _ in range(workers)]
     counts = [0] * workers
@@ -109,7 +109,7 @@ def frames(workers: int, blocks: int) -> Iterator[tuple[int, int, bytes]]:
 
 
 def status(index: FleetIndex, worker_id: str) -> KvStatus:
-    """A worker that is known."""
+    """A registered worker."""
     found = index.status(worker_id)
     if found is None:
         raise RuntimeError(f"{worker_id} is not known")
@@ -129,8 +129,8 @@ def _batches(items: Iterable[Any]) -> Iterator[list[Any]]:
 
 
 def ingest(blocks: int, workers: int) -> Figures:
-    """From the bytes of session messages into the fleet's index, and its memory; then half of all blocks
-    are removed at random."""
+    """From the bytes of session messages into the fleet's index, and its memory; then half of all blocks are
+    removed at random."""
     index = fleet_index(workers)
     gc.collect()
     before = resident()
@@ -183,7 +183,7 @@ def ingest(blocks: int, workers: int) -> Figures:
 
 
 def lookup(blocks: int, workers: int) -> Figures:
-    """A prompt of 32,768 tokens that every worker holds, in an index with much else; hashing apart."""
+    """Look up a prompt of 32,768 tokens that every worker holds, in a large index; hashing is excluded."""
     tree = PrefixTree(100_000_000, 1_000_000)
     groups = [tree.add_group() for _ in range(workers)]
     for event in workload.stored(1, workers, blocks):
@@ -195,7 +195,7 @@ def lookup(blocks: int, workers: int) -> Figures:
     depths = array("I", bytes(16 * (max(groups) + 1)))
     warm, cold = [], []
     for prompt in prompts:
-        # The prompts before it and what they touched have pushed this one out of the caches.
+        # The prompts before it have evicted this one from the processor's caches.
         cold.append(_wall(partial(tree.match, prompt, depths)))
         warm.append(_wall(partial(_repeat, CALLS, tree.match, prompt, depths)) / CALLS)
         if depths[4 * groups[-1]] != PROMPT_BLOCKS:
@@ -218,11 +218,11 @@ def _repeat(times: int, work: Callable[..., object], *args: object) -> None:
 
 
 def remove(blocks: int, workers: int) -> Figures:
-    """A worker that holds a million blocks dies in an index of ten times as many: how long until no match
-    names it, and how long one slice of reclaiming its memory keeps decisions waiting."""
+    """Remove a worker that holds a million blocks from an index of ten times as many: the time until no match
+    includes it, and how long one slice of reclaiming its memory delays decisions."""
     index = fleet_index(workers)
     sequences = [0] * workers
-    # Worker 0 holds a tenth of all.
+    # Worker 0 holds a tenth of all blocks.
     others = (blocks - blocks // 10) // (workers - 1)
     sizes = [blocks // 10, *[others] * (workers - 1)]
     for number, size in enumerate(sizes):
@@ -243,8 +243,8 @@ def remove(blocks: int, workers: int) -> Figures:
 
 
 def snapshot(blocks: int, _workers: int) -> Figures:
-    """A worker's shadow to EXACT at the router: parts made, encoded, decoded and applied, then a suffix of
-    changes that came meanwhile. Both sides' work, in one process, without the network."""
+    """From a worker's shadow to EXACT at the router: parts built, encoded, decoded and applied, then a suffix
+    of changes that arrived meanwhile. The work of both sides, in one process, without the network."""
     shadow = Shadow(1, lambda salt, adapter: root_hash("bench", salt, adapter))
     rng = random.Random(5)
     made = 0
@@ -277,7 +277,7 @@ def snapshot(blocks: int, _workers: int) -> Figures:
         index.apply("w0", kv, 1.0)
     index.snapshot_ended("w0", fetch.attempt, None, 1.0)
     while (due := index.next_due()) is not None and index.state("w0") != "exact":
-        # The pauses that leave room for decisions count as well.
+        # The pauses that let decisions run count as well.
         time.sleep(max(0.0, due - (1.0 + time.perf_counter() - began)))
         tick_began = time.perf_counter()
         index.tick(due)
@@ -290,7 +290,8 @@ def snapshot(blocks: int, _workers: int) -> Figures:
 
 
 def decision(_blocks: int, workers: int) -> Figures:
-    """`workers` prefill and as many decode workers decide on a prompt of 32,768 tokens, names given."""
+    """A decision over `workers` prefill and as many decode workers for a prompt of 32,768 tokens with given
+    hashes."""
     index = FleetIndex(capacity_blocks=100_000_000, predicted_blocks=1_000_000, predicted_ttl_s=300.0)
     rng = random.Random(7)
     fleet = Fleet(
@@ -330,7 +331,7 @@ def decision(_blocks: int, workers: int) -> Figures:
 
 
 def events(_blocks: int, _workers: int) -> Figures:
-    """vLLM's event messages into a worker's shadow: decoding, naming and recording, for each block size."""
+    """vLLM's event messages into a worker's shadow: decoding, hashing and recording, for each block size."""
     figures: Figures = {}
     rng = random.Random(8)
     for size in (16, 64, 128):
@@ -350,8 +351,8 @@ def events(_blocks: int, _workers: int) -> Figures:
 
 
 def _vllm_payloads(rng: random.Random, block_size: int) -> tuple[list[bytes], int]:
-    """Steps of an engine with a token budget of 2,048: one chunk of prompt, and one block of output for
-    every `block_size` steps of each of 16 streams."""
+    """Steps of an engine with a token budget of 2,048: one prompt chunk, and one output block per
+    `block_size` steps of each of 16 streams."""
     encoder = msgspec.msgpack.Encoder()
     payloads, blocks = [], 0
     for _ in range(64):

@@ -1,11 +1,11 @@
-"""What moving KV costs: between workers, and to and from the tiers below the device.
+"""Cost of moving KV between workers, and to and from the tiers.
 
-Host memory to host memory on one machine, beside what the machine can do: memcpy, raw sockets, and NIXL
-alone with the same descriptors, in turn in one run. Then whether fetching beats computing: the time to first
-token of a prompt that lies in a tier, against that of one that nobody has computed, with real vLLM.
+Host memory to host memory on one machine, compared with the machine's limits: memcpy, raw sockets, and NIXL
+alone with the same descriptors, in turn in one run. Then whether loading is faster than computing: TTFT of a
+prompt that is in a tier compared with a cold prompt, with real vLLM.
 
     make bench-kv
-    make bench-kv ARGS=--quick              small sizes and few turns, for a look; writes no report
+    make bench-kv ARGS=--quick              small sizes and few rounds, as a smoke test; writes no report
     make bench-kv ARGS="--parts tcp,tiers"  some of shm, tcp, tiers, ttft; the others' rows stay
 """
 
@@ -40,7 +40,7 @@ from load_tests.scenarios.kv_parts.memory import MIB, Case, cases
 from load_tests.scenarios.kv_parts.remote import Remote
 
 ENGINE_NAP_S = 0.0002
-"""How often an engine that has nothing else to do asks after a pull."""
+"""How often an idle engine polls for a pull."""
 ROUNDS = 15
 ROUNDS_OF_LARGE = 7
 LARGE_BYTES = 64 * MIB
@@ -53,8 +53,8 @@ UCX_TCP = {"UCX_TLS": "tcp,self"}
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """What a contender is held against: `floor` is who, `ratio` and `small_gbs` (for many neighbouring
-    pieces) the targets."""
+    """What a contender is compared with: `floor` names the peer, `ratio` and `small_gbs` (for many adjacent
+    pieces) are the targets."""
 
     contender: Contender
     floor: str = ""
@@ -64,7 +64,7 @@ class Entry:
 
 
 def shm(stack: ExitStack, folder: Path) -> list[Entry]:
-    """Two processes on one host as UCX chooses by itself."""
+    """Two processes on one host with UCX's default transports."""
     return [
         Entry(Memcpy(MEMCPY, stack), note="one process, one core"),
         Entry(BareNixl(BARE, stack, merged=True, env={}), MEMCPY),
@@ -102,7 +102,7 @@ def tcp(stack: ExitStack, folder: Path) -> list[Entry]:
 
 
 def tiers(stack: ExitStack, folder: Path) -> list[Entry]:
-    """To the tiers and back. The disk's files stay in the system's page cache."""
+    """To the tiers and back. The disk's files stay in the page cache."""
     (folder / "redis").mkdir()
     (folder / "disk").mkdir()
     server = stack.enter_context(RedisServer(folder / "redis"))
@@ -140,13 +140,13 @@ def _nixl(
 
 
 def _gloo(name: str, stack: ExitStack, *, checksum: bool) -> Adapter:
-    # Its threads do the work: a loop that polled without rest would take the interpreter from them.
+    # The tier's threads do the work: a busy polling loop would hold the interpreter lock.
     return Adapter(name, stack, "nccl", checksum=checksum, nap_s=ENGINE_NAP_S, env={})
 
 
 def measure(part: str, shapes: Sequence[Case], rounds: tuple[int, int]) -> list[Row]:
-    """One part's rows, `rounds` turns of small shapes and of large ones."""
-    # Whoever else computes on this machine slows all of them, and some more than others.
+    """The rows of one part, `rounds` rounds of small shapes and of large ones."""
+    # Other load on this machine slows all contenders, and some more than others.
     busy = os.getloadavg()[0]
     rows = [Row(f"{part}: load average of the machine before", busy, "", "lower")]
     with tempfile.TemporaryDirectory(prefix="kvasir-bench-kv-") as folder, ExitStack() as stack:

@@ -1,9 +1,8 @@
-"""What it saves to hand KV over while the rest of its prompt is still being computed.
+"""Gain of transferring KV while the rest of its prompt is still being computed.
 
-Two real vLLM engines, one that prefills and one that decodes, each with its core in a process of its own;
-between them the bench does what a router does. Prompts that nobody has seen go through them in pairs: one is
-handed over as soon as a part of it can be pulled, the other when it has been computed, in alternating order,
-so that whatever else the machine does falls on both.
+Two real vLLM engines, one for prefill and one for decode, each with its core in its own process; the bench
+plays the router. New prompts run in pairs: one is handed over as soon as a part of it can be pulled, the
+other when it is complete, in alternating order, so that other load on the machine affects both.
 
     make bench-overlap
 """
@@ -34,8 +33,8 @@ PAIRS = 15
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """Milliseconds that one prompt took: to its first token, from the end of its prefill to that, for the
-    pull, and of the decode engine's processor."""
+    """Milliseconds of one prompt: to its first token, from the end of its prefill to that, for the pull, and
+    CPU of the decode engine."""
 
     ttft: float
     tail: float
@@ -45,14 +44,14 @@ class Taken:
 
 @dataclass(slots=True)
 class Pairs:
-    """Prompts of one length: pulled while they were computed, and after."""
+    """Prompts of one length: pulled during computation, and after."""
 
     overlapped: list[Taken] = field(default_factory=list)
     after: list[Taken] = field(default_factory=list)
 
 
 class Bench:
-    """Both engines; `decoding` are the processes of the one that decodes."""
+    """Both engines; `decoding` are the processes of the decode engine."""
 
     def __init__(
         self, prefill: EngineBench, decode: EngineBench, decoding: list[psutil.Process], seed: int
@@ -63,7 +62,7 @@ class Bench:
         self._prompts = FreshPrompts(random.Random(seed))
 
     async def measure(self, length: int, pairs: int) -> Pairs:
-        """Run them, after one pair that does not count."""
+        """Measure, after one warm-up pair."""
         measured = Pairs()
         for number in range(pairs + 1):
             for early in (True, False) if number % 2 else (False, True):
@@ -73,7 +72,7 @@ class Bench:
         return measured
 
     async def _first_token(self, length: int, *, early: bool) -> Taken:
-        """Raises RuntimeError where the prompt was not handed over when it should have been."""
+        """Raise RuntimeError if the prompt was not handed over when it should have been."""
         prompt, sampling = self._prompts.fresh(length), self._prompts.sampling(max_tokens=2)
         prefill = self._prefill.request(prompt, sampling, leg=Leg.PREFILL)
         began, used = time.perf_counter(), self._cpu_s()
@@ -107,7 +106,7 @@ class Bench:
 
 @asynccontextmanager
 async def engines(chunk: int, seed: int) -> AsyncIterator[Bench]:
-    """Both engines with chunks of so many tokens."""
+    """Both engines with chunks of that many tokens."""
     engine = EngineSpec(max_num_batched_tokens=chunk, kv_cache_bytes=256 << 20, threads=1)
     deployment = Deployment(
         model=ModelSpec(),
@@ -132,7 +131,7 @@ async def engines(chunk: int, seed: int) -> AsyncIterator[Bench]:
 
 
 def rows(chunk: int, length: int, measured: Pairs) -> list[Row]:
-    """The figures of one length at one chunk. Peers are of prompts that were pulled when they were done."""
+    """The figures of one length at one chunk size. The peer is the pull after computation."""
     what = f"{length} tokens in chunks of {chunk}"
     pull, _ = median([each.pull for each in measured.after])
     pairs = list(zip(measured.overlapped, measured.after, strict=True))

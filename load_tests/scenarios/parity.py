@@ -1,8 +1,8 @@
-"""Whether the hit that the router foresees for a request is the one that its engine finds.
+"""Whether the prefix hit that the router predicts for a request equals the hit that its engine reports.
 
-Starts the product as `kvasir up` does, with real vLLM workers, and replays conversations that share
-prefixes: one request at a time, and several sessions at once. For every request the prediction in its
-decision record is compared with the cached tokens that the engine reports in the answer's usage.
+Starts the product as `kvasir up` does, with real vLLM workers, and replays conversations that share prefixes:
+one request at a time, and several sessions concurrently. For every request the prediction in its decision
+record is compared with the cached tokens in the answer's usage.
 
     make bench-parity
 """
@@ -36,7 +36,7 @@ DEPLOYMENTS: dict[str, dict[str, Any]] = {
             {"name": "decode", "role": "decode", "cpus": 0.25, "engine": ENGINE},
         ],
     },
-    # A cache that holds a part of what is replayed, so that blocks are evicted all the time.
+    # A cache that holds a part of the replay, so that blocks are evicted throughout.
     "whole, evicting": {
         "disaggregation": "never",
         "pools": [
@@ -54,7 +54,7 @@ DEPLOYMENTS: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """One request. All in tokens but `kv_state`, how far the picture of its prefill worker was trusted."""
+    """One request, in tokens, except `kv_state`: the index state of its prefill worker."""
 
     prompt: int
     predicted: int
@@ -67,14 +67,14 @@ class Outcome:
 
 
 class Client:
-    """Plain HTTP; each call in a thread."""
+    """Plain HTTP; each call runs in a thread."""
 
     def __init__(self, address: str) -> None:
         self._url = f"http://{address}"
 
     async def chat(self, messages: list[Message]) -> tuple[str, Outcome]:
-        """The answer's text, and what was foreseen and found. Raises RuntimeError where the router and the
-        answer do not report the same hit."""
+        """Return the answer's text, and the predicted and found tokens. Raise RuntimeError if the router and
+        the answer report different hits."""
         body = {
             "model": MODEL,
             "messages": messages,
@@ -94,7 +94,7 @@ class Client:
         return answer["choices"][0]["message"]["content"], outcome
 
     async def workers(self) -> list[dict[str, Any]]:
-        """As GET /status shows them."""
+        """The workers of GET /status."""
         found: list[dict[str, Any]] = (await self._json("/status"))["workers"]
         return found
 
@@ -117,7 +117,7 @@ def _kv_state(record: dict[str, Any]) -> str:
 
 
 async def run_session(client: Client, session: Session) -> list[Outcome]:
-    """All steps of one session, each after the answer to the one before."""
+    """All steps of one session, each after the answer to the previous one."""
     messages: list[Message] = []
     outcomes = []
     for step in session.steps:
@@ -129,7 +129,7 @@ async def run_session(client: Client, session: Session) -> list[Outcome]:
 
 
 async def replay(client: Client, sessions: list[Session], at_once: int) -> list[Outcome]:
-    """The sessions, so many at a time."""
+    """Run the sessions with that concurrency."""
     gate = asyncio.Semaphore(at_once)
 
     async def one(session: Session) -> list[Outcome]:
@@ -140,7 +140,7 @@ async def replay(client: Client, sessions: list[Session], at_once: int) -> list[
 
 
 def rows(label: str, outcomes: list[Outcome], target: float | None = None) -> list[Row]:
-    """The fractions that are exact, of requests and of tokens."""
+    """The fractions of requests and of tokens that are exact."""
     exact = sum(outcome.exact for outcome in outcomes)
     wrong = sum(abs(outcome.predicted - outcome.found) for outcome in outcomes)
     prompt, found = sum(outcome.prompt for outcome in outcomes), sum(outcome.found for outcome in outcomes)
@@ -157,7 +157,7 @@ def rows(label: str, outcomes: list[Outcome], target: float | None = None) -> li
 
 
 async def measure(address: str, label: str, size: int) -> tuple[list[Row], list[Outcome]]:
-    """Every replay, one by one and at once; distinct prompts in each."""
+    """Every replay, sequential and concurrent; the prompts of each are distinct."""
     client = Client(address)
     made: list[Row] = []
     everything: list[Outcome] = []

@@ -1,14 +1,14 @@
-"""Our routing policy beside every comparator, on recorded traffic, in virtual time.
+"""Kvasir's routing policy compared with every other policy, on recorded traffic, in virtual time.
 
-A trace is played at growing speed to simulated workers with finite caches, through the router's own index,
-accounts and policies. Goodput is the highest speed-up at which at least 90 % of the requests get their first
-token and their mean gap between tokens as promised. The other figures are taken at one speed-up for all
-policies, four fifths of the best comparator's goodput. Load is the engine time of the prompt tokens that a
-worker computed and of the tokens that it generated, the most over the mean.
+A trace is replayed at increasing speed on simulated workers with finite caches, through the router's own
+index, accounting and policies. Goodput is the highest speed-up at which at least 90 % of the requests meet
+the TTFT and mean ITL of the SLO. The other figures are measured at one speed-up for all policies, four fifths
+of the best other policy's goodput. Load is the engine time of the prompt tokens that a worker computed and of
+the tokens that it generated, maximum over mean.
 
     make bench-policies TRACE=mooncake_conversation.jsonl AZURE=azure_2023_conv.csv
     make bench-policies TRACE=… ARGS='--workers 4 --policies cost,sglang --no-report'
-    make bench-policies TRACE=… ARGS=--quick         a few hundred requests, to see that it runs
+    make bench-policies TRACE=… ARGS=--quick         a few hundred requests, as a smoke test
 
 The traces (Mooncake, FAST 2025, Apache-2.0; Azure 2023, CC-BY) are not in this repository.
 """
@@ -42,9 +42,9 @@ SIZES = (4, 16, 64)
 APART = (12, 4)
 SEED = 1
 CPU_BYTES = 1.6e12
-"""KV in a node's CPU memory, of 2 TB."""
+"""KV in a node's CPU memory of 2 TB."""
 PER_WORKER = 0.12
-"""Speed-up for each worker at which searches begin."""
+"""Speed-up per worker at which searches begin."""
 COMMON = 0.8
 MUST, MUST_HIT, MUST_BALANCE = 1.05, 0.9, 1.1
 QUICK = 400
@@ -52,7 +52,7 @@ QUICK = 400
 
 
 def _without_transfer(disaggregation: Disaggregation, rng: Random) -> RoutingPolicy:
-    """What it does without the transfers between prefill workers that it counts on: here are none."""
+    """What it does without the transfers between prefill workers that it assumes: there are none here."""
     return Mooncake(disaggregation, rng, migrates=False)
 
 
@@ -71,8 +71,8 @@ WITHOUT_PREFIXES = (OURS, "least_loaded", "power_of_two", "dynamo", "llm_d", "sg
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """What a policy is tried on. `apart` are the sizes of a prefill and a decode pool, which take the place
-    of `workers` that do both; `memory` is the share of the caches' size."""
+    """The fleet and trace of a comparison. `apart` are the sizes of a prefill and a decode pool, which
+    replace `workers` that do both; `memory` scales the caches."""
 
     path: Path
     workers: int
@@ -84,14 +84,14 @@ class Fleet:
 
     @property
     def size(self) -> int:
-        """Workers in all."""
+        """Number of workers."""
         return self.workers + sum(self.apart)
 
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """One policy on one fleet at one speed-up. `predicted` is the part of the requests whose hit was just
-    what the router had expected."""
+    """One policy on one fleet at one speed-up. `predicted` is the share of requests whose hit equals the
+    router's prediction."""
 
     met: float
     hit_rate: float
@@ -135,7 +135,7 @@ def _policy(fleet: Fleet, name: str) -> RoutingPolicy:
 
 
 def best_speed(fleet: Fleet, name: str, precision: float = 0.02) -> tuple[float, float]:
-    """The policy's goodput, 0 where there is none, and the CPU seconds that finding it took."""
+    """The policy's goodput, 0 if it never meets the SLO, and the CPU seconds of the search."""
     began = time.process_time()
     search = Search(start=PER_WORKER * fleet.size, precision=precision)
     try:
@@ -146,7 +146,7 @@ def best_speed(fleet: Fleet, name: str, precision: float = 0.02) -> tuple[float,
 
 
 def at_speed(fleet: Fleet, name: str, speed_up: float) -> Figures:
-    """What the policy does to all requests at that speed-up."""
+    """Replay all requests with the policy at that speed-up."""
     played = setting(fleet, speed_up)
     outcome = TraceReplay(played, _policy(fleet, name)).run()
     return Figures(
@@ -193,7 +193,7 @@ def _goodput(name: str, label: str, speeds: Mapping[str, float], best: str | Non
 
 
 def _at_common(name: str, at: str, figures: Figures, fleet: Fleet) -> list[Row]:
-    # The demands are on fleets of whole workers and on traffic with prefixes.
+    # The targets apply to fleets of aggregated workers and to traffic with prefixes.
     bound = name == OURS and not any(fleet.apart) and fleet.path.suffix != ".csv"
     rows = [
         Row(f"load max/mean, {at}", figures.imbalance, "", "lower", MUST_BALANCE if bound else None),
@@ -210,7 +210,7 @@ def _at_common(name: str, at: str, figures: Figures, fleet: Fleet) -> list[Row]:
 
 
 def robustness(pool: ProcessPoolExecutor, path: Path, peers: Sequence[str]) -> list[Row]:
-    """Whether the lead holds when what it was found on changes: 16 workers."""
+    """Whether the lead holds when the assumptions change: 16 workers."""
     variants = {
         "another seed": Fleet(path, 16, seed=SEED + 1),
         "half the caches": Fleet(path, 16, memory=0.5),
@@ -228,7 +228,7 @@ def robustness(pool: ProcessPoolExecutor, path: Path, peers: Sequence[str]) -> l
 
 
 def facts(fleet: Fleet) -> str:
-    """What was simulated, in words."""
+    """Description of the simulation."""
     played = setting(fleet, 1.0)
     trace, replica, slo = played.trace, played.replica, played.slo
     shared = trace.infinite_hits() / trace.prompt_tokens
@@ -247,12 +247,12 @@ def facts(fleet: Fleet) -> str:
 
 
 def say(line: str) -> None:
-    """Progress."""
+    """Print progress."""
     sys.stderr.write(line + "\n")
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
-    """The command line. Exits where it makes no sense."""
+    """Parse the command line; exit with a message if it is invalid."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -279,7 +279,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def measure(pool: ProcessPoolExecutor, args: argparse.Namespace) -> Iterator[list[Row]]:
-    """Every table that was asked for, one after the other."""
+    """Every requested table, one after the other."""
     if args.quick:
         names = (OURS, "llm_d", "round_robin")
         yield compare(pool, Fleet(args.trace, 4, requests=QUICK), names, "4 workers", precision=0.1)
@@ -301,8 +301,8 @@ def measure(pool: ProcessPoolExecutor, args: argparse.Namespace) -> Iterator[lis
 
 
 def main(argv: Sequence[str]) -> list[Row]:
-    """Measure, and write the report or print it. The report grows with every table, so that one that is
-    cut short keeps what was measured."""
+    """Measure, and write the report or print it. The report is written after every table, so that an
+    interrupted run keeps its results."""
     args = parse(argv)
     known = facts(Fleet(args.trace, 4, requests=QUICK if args.quick else None))
     azure = "" if args.azure is None else f" AZURE={args.azure.name}"

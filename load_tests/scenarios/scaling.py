@@ -1,10 +1,9 @@
-"""How soon a pool follows its load: from the planner's decision to a replica that serves, on real Ray Serve.
+"""How fast a pool follows its load: from the planner's decision to a serving replica, on real Ray Serve.
 
-Starts the product with `make up` and a pool that sizes itself, and lets clients come and go: one replica,
-three, none, and back. Two replicas would let some clients wait for longer than they were promised, and none
-is refused for that. Once with simulated engines, whose start is that of the process alone, and once with vLLM
-on the model that ships with Kvasir. Every answer is checked: one that fails or is cut is counted, and none
-may be.
+Starts the product with `make up` and an autoscaled pool, and varies the number of clients: one replica,
+three, none, and back. With two replicas some clients would wait for longer than the SLO, and none is refused
+for that. The scenario runs with simulated engines, whose start is that of the process alone, and with vLLM on
+the shipped model. Every answer is checked; failed or truncated ones are counted, and none is allowed.
 
     make bench-scaling
     make bench-scaling ARGS='--rounds 1 --engines sim --no-report'
@@ -52,7 +51,7 @@ LOOK_S = 0.05
 
 @dataclass(slots=True)
 class Round:
-    """What one rise, fall, sleep and waking took, in seconds."""
+    """Seconds of one rise, fall, sleep and wake-up."""
 
     to_serving_s: list[float] = field(default_factory=list)
     grown_s: float = 0.0
@@ -73,7 +72,7 @@ class Load:
     _tasks: list[asyncio.Task[None]] = field(default_factory=list)
 
     def resize(self, count: int) -> None:
-        """So many clients from now on; those too many end their answers first."""
+        """Set the number of clients; surplus clients finish their answers first."""
         self._wanted = count
         self._tasks = [task for task in self._tasks if not task.done()]
         for number in range(len(self._tasks), count):
@@ -98,7 +97,7 @@ class Load:
             await self.one()
 
     async def rest(self) -> None:
-        """Nobody asks any more."""
+        """Stop all clients."""
         self.resize(0)
         await asyncio.gather(*self._tasks)
 
@@ -127,7 +126,7 @@ def _story(stack: Stack) -> dict[str, Any]:
 
 
 async def _until(stack: Stack, true: Callable[[list[dict[str, Any]]], bool]) -> float:
-    """The time when it came true."""
+    """The time at which the condition became true."""
     deadline = time.monotonic() + LONGEST_S
     while not true(await asyncio.to_thread(_status, stack)):
         if time.monotonic() > deadline:
@@ -142,7 +141,7 @@ def _serving(workers: Sequence[Mapping[str, Any]]) -> int:
 
 async def _round(stack: Stack, engine: str) -> Round:
     found, load = Round(), Load(stack.address, TOKENS[engine])
-    # One that was woken is given others where it was busy not long ago: it begins with one all the same.
+    # A woken pool with recent load gets more replicas: wait until it has settled at one.
     await asyncio.to_thread(_asked, stack, "scale", f"{POOL}=1")
     await _until(stack, lambda workers: len(workers) == _serving(workers) == 1)
     began = time.monotonic()
@@ -189,7 +188,7 @@ def _rounds(engine: str, rounds: int) -> list[Round]:
 
 
 def rows(engine: str, found: Sequence[Round]) -> list[Row]:
-    """What the report says of one kind of engine."""
+    """The report rows of one kind of engine."""
     serving, serving_spread = median([each for one in found for each in one.to_serving_s])
     grown, grown_spread = median([one.grown_s for one in found])
     fallen, fallen_spread = median([one.fallen_s for one in found])

@@ -1,9 +1,9 @@
-"""CPU of turning a request's text into tokens and block names, with a vocabulary of full size.
+"""CPU of converting a request's text into tokens and block hashes, with a vocabulary of realistic size.
 
-`prompt` rows are what a chat costs from its JSON to the names of its blocks: decoding, the chat template,
-tokenizing and hashing. `tokens` rows are the tokenizing in it, beside Hugging Face's tokenizer in the same
-run on the same texts. Cold texts are all different; a warm one is a conversation whose earlier turns were
-tokenized before.
+`prompt` rows are the cost of a chat from its JSON to its block hashes: decoding, the chat template,
+tokenizing and hashing. `tokens` rows are the tokenizing part, compared with Hugging Face's tokenizer in the
+same run on the same texts. Cold texts are all different; a warm text is a conversation whose earlier turns
+were tokenized before.
 
     make bench-tokenizing
 """
@@ -39,7 +39,7 @@ T = TypeVar("T")
 
 
 def texts() -> Iterator[str]:
-    """Sources, those first that the vocabulary was trained on last or not at all."""
+    """Sources, beginning with those that the vocabulary was trained on last or not at all."""
     for path in reversed(sources()):
         text = path.read_text(encoding="utf-8", errors="ignore")
         for at in range(0, len(text), 64 << 10):
@@ -47,14 +47,14 @@ def texts() -> Iterator[str]:
 
 
 class Texts:
-    """Distinct texts of a wanted length."""
+    """Distinct texts of a given length."""
 
     def __init__(self) -> None:
         self._more = texts()
         self._rest = ""
 
     def take(self, chars: int) -> str:
-        """The next `chars` characters, never given before."""
+        """The next `chars` characters, each returned once."""
         while len(self._rest) < chars:
             self._rest += next(self._more)
         taken, self._rest = self._rest[:chars], self._rest[chars:]
@@ -69,12 +69,12 @@ class Texts:
 
 
 def body(chat: Chat) -> bytes:
-    """The request that carries a chat."""
+    """The request body of a chat."""
     return json.dumps({"model": "m", "messages": chat}).encode()
 
 
 class Edge:
-    """From a request's body to the names of its blocks, as the edge does it."""
+    """From a request's body to its block hashes, as the edge does it."""
 
     def __init__(self, tokenizer: ModelTokenizer) -> None:
         self._tokenizer = tokenizer
@@ -88,11 +88,11 @@ class Edge:
         return prompt
 
     def tokens(self, prompt: str) -> array[int]:
-        """Its ids."""
+        """Its token ids."""
         return self._tokenizer.encode([prompt], add_special_tokens=False)[0]
 
     def names(self, raw: bytes) -> array[int]:
-        """All of it."""
+        """All steps."""
         return chain_hashes(self.tokens(self.prompt(raw)), BLOCK, self._root)
 
 
@@ -106,7 +106,7 @@ def cpu_ms(do: Callable[[T], object], items: Sequence[T]) -> float:
 
 
 def cold_rows(edge: Edge, reference: Edge, fresh: Texts, note: str) -> list[Row]:
-    """What texts cost that nobody sent before."""
+    """Cost of texts that were not sent before."""
     rows = []
     for name, size, count, target in SIZES:
         turns = 1 if size <= 100 else TURNS
@@ -140,7 +140,7 @@ def cold_rows(edge: Edge, reference: Edge, fresh: Texts, note: str) -> list[Row]
 
 
 def warm_rows(edge: Edge, fresh: Texts) -> list[Row]:
-    """What the next turn of a long conversation costs, its first turns having been tokenized."""
+    """Cost of the next turn of a long conversation whose earlier turns were tokenized."""
     rows = []
     whole, alone = [], []
     for _ in range(REPEATS):
@@ -176,7 +176,7 @@ def rss_mib() -> float:
 
 
 def main() -> None:
-    """Measure, write the report and show its table."""
+    """Measure, write the report and print its table."""
     if not IS_NATIVE:
         raise SystemExit("the native extension is not built; benchmarks need it")
     folder = large_model()
