@@ -1,4 +1,4 @@
-"""What the rows of the scorecard share: a trial's means, the form of a figure, and the usual fleets."""
+"""Shared code of the scorecard's rows: a trial's resources, the form of a figure, and the usual fleets."""
 
 from __future__ import annotations
 
@@ -22,18 +22,19 @@ from kvasir.config.spec.deployment import Deployment, EngineSpec, PoolSpec, SimS
 from kvasir.core.requests import Role
 
 STREAM_S = 120.0
-"""No stream of a trial may take longer."""
+"""Upper bound of a stream in a trial."""
 PATIENT = (SloSpec(name="default", ttft_s=30.0, itl_s=1.0),)
-"""So that faults are tried, and not whether a loaded machine is in time: refusals have rows of their own."""
+"""Long deadlines, so that a trial shows the fault and not whether a loaded machine is in time: refusals have
+their own rows."""
 
 
 class NotProven(AssertionError):
-    """The fault that a row is about did not happen, so its figures would say nothing."""
+    """The fault of a row did not happen, so its figures would prove nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One measured promise. `target` None: shown beside the promise, and no promise itself."""
+    """One measured promise. With `target` None it is shown beside the promise only."""
 
     what: str
     value: float
@@ -45,7 +46,7 @@ class Figure:
 
 @dataclass(slots=True)
 class Trial:
-    """What a row gets: a folder of its own, the clock, a seed, and somebody to tell how it goes."""
+    """The resources of a row: a folder, the clock, a seed, and a progress output."""
 
     folder: Path
     seed: int
@@ -53,11 +54,11 @@ class Trial:
     quiet: bool = False
 
     def rng(self, salt: int = 0) -> Random:
-        """Randomness of this trial; `salt` tells its uses apart."""
+        """Randomness of this trial; `salt` separates its uses."""
         return Random(self.seed * 1_000_003 + salt)
 
     def say(self, text: str) -> None:
-        """Progress, for whoever watches."""
+        """Print progress."""
         if not self.quiet:
             sys.stderr.write(f"    {text}\n")
 
@@ -89,10 +90,10 @@ def whole(spec: EngineSpec | None = None, **fields: Any) -> Deployment:
 async def exercise(
     trial: Trial, deployment: Deployment, layout: Layout, rest_s: float = 15.0, key: str = ""
 ) -> AsyncIterator[Fleet]:
-    """A fleet for the trial; afterwards all invariants are checked. Raises Violated. `key` as of Fleet."""
+    """A fleet for the trial; all invariants are checked at its end. Raise Violated. `key` as in Fleet."""
     async with Fleet(trial.folder, deployment, layout, clock=trial.clock, seed=trial.seed, key=key) as fleet:
         trial.say(f"{len(fleet.pids())} processes are up")
-        # First connections and first requests open what stays open.
+        # The first connections and requests open what stays open.
         headers = (f"Authorization: Bearer {key}",) if key else ()
         warm = (replace(ask, headers=headers) for ask in asks(trial.rng(99), 8, 2))
         for router in fleet.routers:
@@ -104,7 +105,7 @@ async def exercise(
 
 
 async def begin(fleet: Fleet, address: str, work: Iterator[Ask], count: int) -> list[Stream]:
-    """`count` streams at once, each of which has its first token when this returns."""
+    """Start `count` streams; return when each has its first token."""
     streams = [await open_stream(address, next(work), fleet.clock) for _ in range(count)]
     async with asyncio.timeout(STREAM_S):
         await asyncio.gather(*(stream.begun.wait() for stream in streams))
@@ -112,14 +113,14 @@ async def begin(fleet: Fleet, address: str, work: Iterator[Ask], count: int) -> 
 
 
 async def finished(streams: Sequence[Stream]) -> list[Outcome]:
-    """Wait for the end of all. Raises TimeoutError."""
+    """Wait for all of them to end. Raise TimeoutError."""
     async with asyncio.timeout(STREAM_S):
         await asyncio.gather(*(stream.ended.wait() for stream in streams))
     return [stream.outcome for stream in streams]
 
 
 async def decoded_on(address: str, streams: Sequence[Stream]) -> list[str]:
-    """The id of the worker that decodes each stream; empty where nothing is on record."""
+    """The id of the worker that decodes each stream; empty if there is no record."""
     found = []
     for stream in streams:
         page = await gateway.decision(address, stream.outcome.request_id)
@@ -128,18 +129,18 @@ async def decoded_on(address: str, streams: Sequence[Stream]) -> list[str]:
 
 
 async def seen(address: str, worker: LabWorker) -> dict[str, Any]:
-    """What a router says of a worker."""
+    """The router's view of a worker."""
     return (await gateway.workers(address))[worker.address]
 
 
 async def migrations(fleet: Fleet) -> float:
-    """Requests that went on elsewhere after their worker was lost or drained, as the routers count them."""
+    """Requests that failed over after their worker was lost or drained, as counted by the routers."""
     pages = [await gateway.metrics(router.address) for router in fleet.routers if router.process.alive]
     return sum(gateway.metric(page, "kvasir_migrations_total") for page in pages)
 
 
 def usable(view: dict[str, Any]) -> bool:
-    """Whether the router gives the worker new requests, as far as it says."""
+    """Whether the router assigns new requests to the worker."""
     return view["state"] == "ready" and view.get("health", {}).get("state", "healthy") in (
         "healthy",
         "slow_start",
@@ -147,7 +148,7 @@ def usable(view: dict[str, Any]) -> bool:
 
 
 def exactness(outcomes: Sequence[Outcome], note: str = "") -> Figure:
-    """How many streams did not get exactly their tokens."""
+    """The number of streams that did not get exactly their tokens."""
     result = tally(outcomes)
     errors = ", ".join(f"{code}: {count}" for code, count in sorted(result.errors.items()))
     first = next((each.detail for each in outcomes if each.detail), "")[:200]

@@ -1,7 +1,7 @@
-"""Real vLLM workers under faults: what clients hear, against what they hear when nothing happens.
+"""Real vLLM workers under faults: what clients receive, compared with what they receive without faults.
 
-Workers and a router, each a process of its own. Float32 and one thread each, so that KV computed elsewhere
-gives the same tokens.
+Workers and a router, each in its own process. Float32 and one thread each, so that KV computed by another
+worker gives the same tokens.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from load_tests.scenarios.scorecard.common import PATIENT, Figure, NotProven
 WORDS = ("the", "king", "came", "to", "his", "people", "and", "said", "all", "of", "night", "great", "water")
 REST_S = 20.0
 START_S = 200.0
-"""Four engines at once load vLLM on as few as two cores."""
+"""Four engines load vLLM at the same time on as few as two cores."""
 KILLED = ("", -9)
 
 
 @dataclass
 class Heard:
-    """One stream as its client heard it. `lively` is set once 20 chunks have come."""
+    """One stream as its client received it. `lively` is set after 20 chunks."""
 
     sent_s: float = 0.0
     text: str = ""
@@ -49,13 +49,13 @@ class Heard:
     lively: asyncio.Event = field(default_factory=asyncio.Event)
 
     def same(self, other: Heard) -> bool:
-        """Whether the same was heard, however it was cut into chunks."""
+        """Whether the same was received, however it was split into chunks."""
         mine, theirs = ((heard.text, heard.finish, heard.usage, heard.tokens) for heard in (self, other))
         return mine == theirs
 
     @property
     def ttft_s(self) -> float:
-        """From the request to the first chunk."""
+        """Seconds from the request to the first chunk."""
         return self.times_s[0] - self.sent_s
 
     @property
@@ -65,7 +65,7 @@ class Heard:
 
 
 class Client:
-    """OpenAI's own client; it does not try again by itself."""
+    """OpenAI's client, without automatic retries."""
 
     def __init__(self, address: str, clock: MonotonicClock, key: str = "") -> None:
         self._clock = clock
@@ -74,7 +74,7 @@ class Client:
         )
 
     async def stream(self, heard: Heard, prompt: str, salt: str = "", **options: Any) -> None:
-        """Read one greedy completion to its end. With a salt, nothing is found that was cached without it."""
+        """Read one greedy completion to its end. With a salt, blocks cached without it are not hit."""
         heard.sent_s = self._clock.now()
         stream = await self._client.completions.create(
             model="kvasir-tiny",
@@ -100,14 +100,14 @@ class Client:
                 heard.lively.set()
 
     async def close(self) -> None:
-        """Drop its connections."""
+        """Close its connections."""
         await self._client.close()
 
 
 @dataclass
 class Stage:
-    """A router's gateway at `address`, its workers by the addresses where it knows them, and a client. `key`
-    is an operator's, where the gateway asks for keys."""
+    """A router's gateway at `address`, its workers by their addresses, and a client. `key` is an operator's,
+    if the gateway requires keys."""
 
     address: str
     workers: dict[str, LabProcess]
@@ -122,7 +122,7 @@ class Stage:
         return heard, asyncio.gather(*streams)
 
     async def undisturbed(self, work: Sequence[dict[str, Any]]) -> list[Heard]:
-        """What clients hear when nothing happens. Raises NotProven when something did."""
+        """What clients receive without a fault. Raise NotProven if a fault happened."""
         before = await self.moved()
         heard, ended = self.begin(work)
         await ended
@@ -131,11 +131,11 @@ class Stage:
         return heard
 
     async def moved(self) -> float:
-        """Requests that have gone on after the loss of their worker."""
+        """Requests that failed over after the loss of their worker."""
         return gateway.metric(await gateway.metrics(self.address, self.key), "kvasir_migrations_total")
 
     async def kill_the_busiest(self, pool: str) -> None:
-        """SIGKILL of the worker of a pool on which most requests run, of which there is at least one."""
+        """SIGKILL the worker of a pool with the most running requests, at least one."""
         found: list[dict[str, Any]] = []
 
         async def busy() -> bool:
@@ -161,7 +161,7 @@ class Stage:
         return heard
 
     async def loads(self, pool: str) -> list[dict[str, Any]]:
-        """What the workers of a pool last said of themselves."""
+        """The last reported load of the workers of a pool."""
         views = (await gateway.workers(self.address, self.key)).values()
         return [view["load"] or {} for view in views if view["pool"] == pool]
 
@@ -170,7 +170,7 @@ class Stage:
         return next(process for process in self.workers.values() if process.name == pool)
 
     async def rests(self) -> float:
-        """Seconds until nothing is accounted for, runs or is pinned any more. Raises TimeoutError."""
+        """Seconds until nothing is accounted for, running or pinned. Raise TimeoutError."""
 
         async def resting() -> bool:
             page = await gateway.status(self.address, self.key)
@@ -180,12 +180,12 @@ class Stage:
 
 
 def engine(kv_cache_bytes: int = 64 << 20) -> EngineSpec:
-    """As all of them here are."""
+    """The engine settings of all workers here."""
     return EngineSpec(kind="vllm", block_size=32, kv_cache_bytes=kv_cache_bytes, threads=1)
 
 
 def apart(**fields: Any) -> Deployment:
-    """Prefill and decode on workers of their own."""
+    """Prefill and decode on separate workers."""
     return Deployment(
         model=ModelSpec(dtype="float32", max_model_len=2048),
         disaggregation="always",
@@ -221,9 +221,8 @@ async def stage(
     *,
     key: str = "",
 ) -> AsyncIterator[Stage]:
-    """The processes, until the end of the context: a worker for each of `pools`. `env` is added to their
-    environment; `programs` names the module that runs a pool's workers where it is not the usual one; `key`
-    as of Stage."""
+    """The processes, until the end of the context: a worker per pool. `env` is added to their environment;
+    `programs` names the module that runs a pool's workers if it is not the usual one; `key` as in Stage."""
     deployment = deployment or apart()
     programs = programs or {}
     processes, clock = Processes(folder, {**os.environ, **(env or {})}), MonotonicClock()
@@ -256,8 +255,8 @@ async def stage(
 
 @dataclass(frozen=True, slots=True)
 class Survived:
-    """What became of `streams`: how many were `exact`, how many `moved`, the longest pause between two chunks
-    of one, and how long after their end something was still held."""
+    """The result of `streams`: how many were `exact`, how many `moved`, the longest gap between two chunks of
+    one, and how long after their end something was still held."""
 
     streams: int
     exact: int
@@ -276,7 +275,7 @@ class Survived:
 
 
 async def decode_worker_killed(stage: Stage) -> Survived:
-    """Eight streams of 1200 tokens, one with log-probabilities, one whose text is held back all the time."""
+    """Eight streams of 1200 tokens, one with logprobs, one with constantly held-back text."""
     work: list[dict[str, Any]] = [{"prompt": text, "max_tokens": 1200} for text in prompts(3, 8, words=30)]
     work[0]["logprobs"] = 2
     work[1]["stop"] = ["no text of this model reads like this one"]
@@ -294,14 +293,14 @@ async def decode_worker_killed(stage: Stage) -> Survived:
 
 
 async def prefill_worker_killed(stage: Stage) -> Survived:
-    """Sixteen prompts of more than a thousand tokens; what follows them outlasts the search for the worker to
+    """Sixteen prompts of more than a thousand tokens; their output outlasts the search for the worker to
     kill, on a busy machine too."""
     work = [{"prompt": text, "max_tokens": 200} for text in prompts(4, 16, words=1200)]
     before = await stage.moved()
     heard, ended = stage.begin(work)
 
     async def afterwards() -> list[Heard]:
-        # Before, it would have left the prompts in the caches.
+        # An earlier run would have left the prompts in the caches.
         return await stage.undisturbed(work)
 
     return await _survived(stage, "prefill", before=before, heard=heard, ended=ended, expected=afterwards)

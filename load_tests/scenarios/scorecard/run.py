@@ -1,7 +1,7 @@
-"""What must survive, row by row: fault, proof that it happened, promise, figure.
+"""The scorecard, row by row: fault, proof that it happened, promise, figure.
 
     make scorecard                      every row that can be run here
-    make scorecard ARGS="--rows 1,4"    some of them; the others' figures stay as they are in the report
+    make scorecard ARGS="--rows 1,4"    some of them; the others' figures stay in the report
     make scorecard ARGS="--seed 7"      with other prompts, arrivals and faults
 
 Each row is a module in a folder of load_tests/scenarios/scorecard. A row that fails does not stop the others.
@@ -63,7 +63,7 @@ _NAME = re.compile(r"row (\d+): ")
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What came of one row: figures, or why there are none, beside what is promised."""
+    """The result of one row: figures, or the reason why there are none, and the promise."""
 
     number: int
     figures: tuple[Figure, ...] = ()
@@ -78,13 +78,13 @@ def module_of(number: int) -> str:
 
 
 async def measure(number: int, seed: int) -> Result:
-    """Run one row. Whatever goes wrong becomes the result."""
+    """Run one row. Any failure becomes the result."""
     module: Any = importlib.import_module(module_of(number))
     with tempfile.TemporaryDirectory(prefix="kvasir-scorecard-") as folder:
         try:
             async with asyncio.timeout(ROW_S):
                 figures = await module.measure(Trial(Path(folder), seed))
-        # Any failure is this row's, and the others are measured all the same.
+        # Any failure belongs to this row; the other rows are measured all the same.
         except Exception as error:  # noqa: BLE001
             problem = f"{type(error).__name__}: {error}"
             return Result(number, problem=problem, promise=module.PROMISE)
@@ -92,7 +92,7 @@ async def measure(number: int, seed: int) -> Result:
 
 
 def report_rows(result: Result, seed: int) -> list[Row]:
-    """A result as the report shows it; a row without figures is one that was not met."""
+    """The result in the report's form; a row without figures is one that was not met."""
     head = f"row {result.number}: {ROWS[result.number]}"
     if result.problem:
         return [Row(head, 1.0, "failures", "lower", target=0.0, note=result.problem[:500], seeds=(seed,))]
@@ -113,12 +113,12 @@ def report_rows(result: Result, seed: int) -> list[Row]:
 
 
 def kept(path: Path, measured: Sequence[int]) -> list[Row]:
-    """The rows of an earlier report that were not measured again."""
+    """The rows of an existing report that were not measured again."""
     return [row for row in read(path) if _number(row) not in (0, *measured)]
 
 
 def save(rows: Sequence[Row], measured: Sequence[int]) -> Path:
-    """Write the report, with what an earlier one says of other rows."""
+    """Write the report, with the existing rows that were not measured."""
     everything = [*kept(REPORTS / "scorecard.json", measured), *rows]
     everything.sort(key=_number)
     return write("scorecard", "make scorecard", everything)
@@ -130,7 +130,7 @@ def _number(row: Row) -> int:
 
 
 def show(rows: Sequence[Row]) -> None:
-    """Figures as they come."""
+    """Print figures."""
     for row in rows:
         met = {True: "met", False: "NOT MET", None: ""}[row.met]
         target = "" if row.target is None else f" (promised {row.target:g})"

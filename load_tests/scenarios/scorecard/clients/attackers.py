@@ -1,11 +1,11 @@
-"""Attackers that dawdle over headers and bodies, or send bombs, in a process of their own: others read their
-streams meanwhile, and an attacker's work is not to be taken for what it does to the gateway. It yields to
-everything else on the machine, as if it ran on another one.
+"""Slow and oversized clients, in a separate process, because other clients read their streams meanwhile and
+the attackers' own CPU must not be attributed to the gateway. The process has the lowest priority, as if it
+ran on another machine.
 
     python -m load_tests.scenarios.scorecard.clients.attackers ADDRESS CLIENTS
 
-prints a line when it is ready, attacks when it is sent one, and prints as JSON how long the last client of
-each kind lasted, in seconds, or in a string what went otherwise than it should.
+prints a line when it is ready, attacks when it receives a line, and prints as JSON how long the last client
+of each kind was connected, in seconds, or a string that says what differed from the expectation.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ _LEAST_URGENT = 19
 
 @dataclass(frozen=True, slots=True)
 class Attack:
-    """What a client begins with, and what it goes on with twice a second, or fifty times for a bomb; `status`
-    is its answer, None where it is closed without one."""
+    """The bytes that a client begins with, and the bytes that it repeats twice a second, or fifty times for a
+    bomb; `status` is the expected answer, None if the connection is closed without one."""
 
     name: str
     first: bytes
@@ -60,7 +60,8 @@ async def _all_cut(address: str, attack: Attack, clients: int) -> float:
 
 
 async def _one(address: str, attack: Attack) -> float:
-    """How long one client lasts. Raises NotProven when it is not cut, or not as it should be."""
+    """Return how long one client was connected. Raise NotProven if it is not disconnected, or not as
+    expected."""
     host, _, port = address.rpartition(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     began = time.monotonic()
@@ -78,7 +79,7 @@ async def _one(address: str, attack: Attack) -> float:
     finally:
         sending.cancel()
         writer.transport.abort()
-    # A client that does not stop sending may lose the answer to the reset that ends it.
+    # A client that keeps sending may lose the answer to the reset that closes its connection.
     if status != attack.status and not (attack.bomb and status is None):
         raise NotProven(f"{attack.name}: answered {status}, and not {attack.status}")
     return took

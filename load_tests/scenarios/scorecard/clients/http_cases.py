@@ -1,8 +1,8 @@
-"""Requests that break HTTP's rules, or bend them: what each must be answered, and what becomes of its
-connection. Tests and the scorecard send the same ones, straight and through a proxy.
+"""Requests that violate HTTP's rules or use their limits, with the expected answer and the state of the
+connection afterwards. Tests and the scorecard send the same cases, directly and through a proxy.
 
-Where one of them is answered and the connection goes on, the next request on it must get its own answer:
-two parties that disagree about where a message ends are found out by that.
+If a case is answered and the connection stays open, the next request on it must get its own answer: this
+detects two parties that disagree about where a message ends.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ _MAX_ANSWER = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """Bytes, the statuses of their final answers in order, whether the connection ends after them, and the
-    code of the last answer where it is an error. `head`: answers have no body."""
+    """Bytes, the statuses of the final answers in order, whether the connection is closed after them, and the
+    code of the last answer if it is an error. `head`: answers have no body."""
 
     name: str
     data: bytes
@@ -32,7 +32,7 @@ class Case:
 
 
 def _served(name: str, data: bytes, *statuses: int, code: str = "", head: bool = False) -> Case:
-    """A case whose connection goes on."""
+    """A case whose connection stays open."""
     return Case(name, data, statuses or (200,), closes=False, code=code, head=head)
 
 
@@ -291,8 +291,8 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What came of a case: answers, whether the connection ended, and whether the canary that followed on it
-    got its own answer (None where the connection had ended)."""
+    """The result of a case: answers, whether the connection was closed, and whether the canary request after
+    it got its own answer (None if the connection was closed)."""
 
     answers: tuple[Answer, ...]
     closed: bool
@@ -300,7 +300,7 @@ class Seen:
 
 
 def canary(request_id: str) -> bytes:
-    """A request whose answer can be told from all others."""
+    """A request whose answer is distinguishable from all others."""
     return f"GET {CANARY} HTTP/1.1\r\nHost: t\r\nX-Request-Id: {request_id}\r\n\r\n".encode()
 
 
@@ -323,8 +323,8 @@ async def read_answer(reader: asyncio.StreamReader, *, head: bool = False) -> An
 
 
 async def send(host: str, port: int, case: Case, canary_id: str, patience_s: float = 5.0) -> Seen:
-    """Send a case on a connection of its own and see what comes of it. Raises TimeoutError where the peer
-    neither answers nor closes."""
+    """Send a case on its own connection and return the result. Raise TimeoutError if the peer neither answers
+    nor closes."""
     reader, writer = await asyncio.open_connection(host, port)
     answers: list[Answer] = []
     try:

@@ -1,4 +1,4 @@
-"""Ten thousand clients go away in mid-stream: each abort reaches the engine at once, and nothing leaks."""
+"""Ten thousand clients disconnect in mid-stream: each abort reaches the engine at once, and nothing leaks."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ PROMISE = "abort reaches the engine"
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """`disconnects` clients, `batch` of them at one moment. Every third leaves without having waited for
-    its first token."""
+    """`disconnects` clients, `batch` of them at the same time. Every third disconnects before its first
+    token."""
 
     decode: int = 4
     prefill: int = 2
@@ -52,7 +52,7 @@ async def measure(trial: Trial, size: Size = Size()) -> list[Figure]:
                 await stream.begun.wait()
             took.append(await _leave(fleet, streams))
             gone += batch
-            # The first half fills what is kept: records of decisions, caches, pools of memory.
+            # The first half fills what is cached: decision records, caches, memory pools.
             if not resident and gone * 2 >= size.disconnects:
                 resident = resident_bytes(router)
             if gone % (10 * size.batch) == 0:
@@ -77,7 +77,7 @@ async def measure(trial: Trial, size: Size = Size()) -> list[Figure]:
 
 
 async def _leave(fleet: Fleet, streams: list[Stream]) -> float:
-    """All of them at once; returns how long an engine still runs something of theirs."""
+    """All of them at once; return how long an engine still runs one of their requests."""
     early = [stream for stream in streams if stream.ended.is_set()]
     if early:
         raise NotProven(f"{len(early)} streams ended before their clients left: {early[0].outcome.error}")

@@ -1,4 +1,4 @@
-"""A hundred clients that stop reading: each is cut at a bound, and the others do not notice."""
+"""A hundred clients stop reading: each is disconnected at a bound, and other clients are not affected."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ CUT_S = 90.0
 @dataclass(frozen=True, slots=True)
 class Size:
     """`slow` clients that do not read beside others at `rate` a second, and as many that do, `pairs` times.
-    Their tokens carry log-probabilities, so that an answer is larger than every buffer on its way."""
+    Their tokens carry logprobs, so that an answer is larger than every buffer on its way."""
 
     workers: int = 4
     slow: int = 100
@@ -46,7 +46,7 @@ class Size:
 
 async def measure(trial: Trial, size: Size = Size()) -> list[Figure]:
     """See the module."""
-    # Steps take the same time whatever is in the batch, so that readers differ in nothing but reading.
+    # Steps take the same time whatever the batch, so that the readers differ only in reading.
     spec = engine(sim={"decode_step_s": size.step_s, "decode_step_per_seq_s": 0.0})
     async with exercise(trial, whole(spec), Layout({"both": size.workers})) as fleet:
         outcomes: list[Outcome] = []
@@ -77,8 +77,8 @@ async def measure(trial: Trial, size: Size = Size()) -> list[Figure]:
 async def _window(
     trial: Trial, fleet: Fleet, size: Size, salt: int, cut: int = 0
 ) -> tuple[list[Outcome], float, float]:
-    """The others' outcomes, the p99 of all their gaps, the router's growth for each fat stream. With `cut`
-    the fat ones are not read, until the router has cut so many in all."""
+    """The others' outcomes, the p99 of all their gaps, and the router's growth per large stream. With `cut`
+    the large streams are not read until the router has disconnected that many."""
     pid = fleet.routers[0].process.pid
     small, fat = asks(trial.rng(salt), 64, size.tokens), asks(trial.rng(10 + salt), 64, size.slow_tokens)
     load = OpenLoop([fleet.address], small, size.rate, clock=trial.clock, rng=trial.rng(20 + salt))
@@ -109,7 +109,8 @@ async def _window(
 
 
 async def _all_cut(trial: Trial, fleet: Fleet, wanted: int) -> int:
-    """Wait until so many slow readers were cut; returns the router's largest resident memory on the way."""
+    """Wait until that many slow readers were disconnected; return the router's largest resident memory
+    meanwhile."""
     peak = 0
 
     async def all_cut() -> bool:

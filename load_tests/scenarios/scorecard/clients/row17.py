@@ -1,4 +1,4 @@
-"""Clients that dawdle over headers and bodies, or send bombs: each is cut, and the others do not notice."""
+"""Slow and oversized requests: each is disconnected, and other clients are not affected."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ PROMISE = "cut off"
 CUT_S = 10.0
 
 Attack = Callable[[], Awaitable[dict[str, float]]]
-"""Attacks, and tells for each kind how long the last of its clients lasted, in seconds."""
+"""Runs attacks; returns for each kind how long its last client was connected, in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """`clients` of each attack, all at once, beside others at `rate` a second; `pairs` of windows with and
-    without them."""
+    """`clients` of each attack at once, beside others at `rate` a second; `pairs` of windows with and without
+    them."""
 
     workers: int = 2
     clients: int = 50
@@ -87,7 +87,8 @@ async def measure(trial: Trial, size: Size = Size()) -> list[Figure]:
 async def _window(
     trial: Trial, fleet: Fleet, size: Size, salt: int, attack: Attack | None = None
 ) -> tuple[list[Outcome], dict[str, float], float]:
-    """The others' outcomes, the time until the last client of each attack was cut, the p99 of their gaps."""
+    """The others' outcomes, the time until the last client of each attack was disconnected, the p99 of their
+    gaps."""
     work = asks(trial.rng(salt), 64, size.tokens)
     load = OpenLoop([fleet.address], work, size.rate, clock=trial.clock, rng=trial.rng(20 + salt))
     load.start()
@@ -104,8 +105,8 @@ async def _window(
 
 @asynccontextmanager
 async def _attackers(address: str, clients: int) -> AsyncIterator[Attack]:
-    """A process of attackers, which is ready to begin. What they compute is not to be taken for what they do
-    to the gateway."""
+    """A process of attackers that is ready to begin, separate so that its CPU is not attributed to the
+    gateway."""
     module = "load_tests.scenarios.scorecard.clients.attackers"
     pipe = asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(

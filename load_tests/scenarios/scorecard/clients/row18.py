@@ -1,5 +1,5 @@
-"""Malformed requests and those that would smuggle others, straight and through HAProxy: all are answered as
-they must be, nobody gets another's answer, and the gateway goes on."""
+"""Malformed and smuggling requests, directly and through HAProxy: all are answered as required, no client
+gets another's answer, and the gateway keeps serving."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MUST_BE_400 = ("length and coding", "coding after length", "lines that end in a
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """`victims` ask after each case, through the proxy."""
+    """`victims` send a request after each case, through the proxy."""
 
     victims: int = 3
     rounds: int = 2
@@ -64,7 +64,7 @@ async def _fast_path(host: str, port: int) -> list[str]:
 
 
 async def _proxied(trial: Trial, fleet: Fleet, victims: int) -> list[str]:
-    """The names of cases after which somebody got another's answer."""
+    """The names of cases after which a client got another's answer."""
     host, _, port = fleet.address.rpartition(":")
     found = []
     async with haproxy(host, int(port), trial.folder) as (proxy, at):

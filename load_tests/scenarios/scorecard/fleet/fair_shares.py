@@ -1,7 +1,8 @@
-"""A tenant that sends ten times its share, and prompts of a hundred thousand tokens: what others notice.
+"""Effect on other tenants of a tenant that sends ten times its share, and of prompts of a hundred thousand
+tokens.
 
-Real processes, and simulated engines that are slower by a factor, with all times of admission and of the
-service levels: so a delay of this machine's is small beside theirs.
+Real processes with simulated engines that are slower by a factor; all times of admission and of the SLO
+classes are scaled by the same factor, so that delays of this machine are small in comparison.
 """
 
 from __future__ import annotations
@@ -45,8 +46,8 @@ _GRACE_S = 240.0
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """Everything takes `slower` times as long. The victim offers `victim` of the capacity; a pair is a window
-    without the others, and one beside them with the same arrivals and lengths."""
+    """All times are multiplied by `slower`. The victim offers `victim` of the capacity; a pair is a window
+    without the other load and one with it, with the same arrivals and lengths."""
 
     prefill: int = 8
     decode: int = 2
@@ -60,13 +61,13 @@ class Size:
 
     @property
     def capacity(self) -> float:
-        """Requests a second whose prompts can be computed, of the length in the mean."""
+        """Requests per second whose prompts can be computed, at the mean length."""
         return self.prefill * PREFILL_TOKENS_PER_S / self.slower / MEAN_TOKENS
 
 
 @dataclass(slots=True)
 class Crowd:
-    """The fleet and everybody's keys."""
+    """The fleet and the API keys."""
 
     trial: Trial
     fleet: Fleet
@@ -78,7 +79,7 @@ class Crowd:
         return (f"Authorization: Bearer {self.keys[tenant]}", f"x-kvasir-slo: {slo}")
 
     def load(self, tenant: str, rate: float, salt: int, tokens: int) -> OpenLoop:
-        """Requests of a tenant at random times. `salt` fixes times and lengths, `tokens` the tokens."""
+        """Requests of a tenant at random times. `salt` determines times and lengths, `tokens` the tokens."""
         rng, content = self.trial.rng(salt), self.trial.rng(tokens)
         work = varied(rng, content, MEAN_TOKENS, self.headers(tenant))
         arrivals = self.trial.rng(salt + 1)
@@ -86,7 +87,7 @@ class Crowd:
 
 
 def deployment(folder: str, size: Size) -> Deployment:
-    """Prefill and decode apart, tenants of equal weight, a class that waits for long."""
+    """Prefill and decode apart, tenants of equal weight, an SLO class with a long wait."""
     k = size.slower
     sim = SimSpec(
         prefill_tokens_per_s=PREFILL_TOKENS_PER_S / k,
@@ -139,14 +140,14 @@ async def measure(trial: Trial, size: Size = Size()) -> list[Figure]:
 
 async def _greedy(crowd: Crowd) -> list[Figure]:
     size = crowd.size
-    # The share of one of two.
+    # The share of one of two tenants.
     rate = size.greedy * size.capacity / 2
     alone, beside, theirs = list[Outcome](), list[Outcome](), list[Outcome]()
     for pair in range(size.pairs):
         calm = await _victim(crowd, pair, 2 * pair)
         load = crowd.load("greedy", rate, 500 + pair, 600 + pair)
         load.start()
-        # Until the queue is what it stays.
+        # Until the queue is stable.
         await crowd.trial.clock.sleep(2.0 * size.slower)
         under = await _victim(crowd, pair, 2 * pair + 1)
         theirs += await load.stop(_GRACE_S)
@@ -196,7 +197,7 @@ async def _long(crowd: Crowd) -> list[Figure]:
 
 
 async def _victim(crowd: Crowd, pair: int, window: int) -> list[Outcome]:
-    """One window of the victim's. Those of a pair have other tokens, so that nothing is cached."""
+    """One window of the victim. The windows of a pair have different tokens, so that nothing is cached."""
     size = crowd.size
     load = crowd.load("victim", size.victim * size.capacity, 1000 + 2 * pair, 2000 + window)
     load.start()
@@ -205,7 +206,7 @@ async def _victim(crowd: Crowd, pair: int, window: int) -> list[Outcome]:
 
 
 def varied(lengths: Random, content: Random, mean: int, headers: tuple[str, ...] = ()) -> Iterator[Ask]:
-    """Prompts of random lengths, as those of a conversation are spread: exponentially, to four times the
+    """Prompts of random lengths, distributed as those of a conversation: exponentially, up to four times the
     mean."""
     while True:
         tokens = min(4 * mean, 16 + int(lengths.expovariate(1 / mean)))
@@ -221,7 +222,7 @@ def _say(crowd: Crowd, what: str, calm: list[Outcome], under: list[Outcome]) -> 
 
 
 def _figure(what: str, alone: list[Outcome], beside: list[Outcome], note: str) -> Figure:
-    """Of all windows together: a p99 of few requests is one of the slowest two."""
+    """Of all windows together: a p99 of few requests is one of the two slowest."""
     medians = [quantile([each.ttft_s for each in outcomes], 0.5) for outcomes in (alone, beside)]
     return Figure(
         f"change of p99 TTFT {what}", 100 * (_p99(beside) / _p99(alone) - 1), "%", "lower", 10.0,

@@ -1,8 +1,8 @@
-"""More load than there is capacity: goodput holds, what is too much is refused at once, and memory does not
-grow; a greedy tenant and very long prompts leave the others' time to first token alone.
+"""Load above capacity: goodput holds, excess requests are refused at once, and memory does not grow; a greedy
+tenant and very long prompts do not delay the first tokens of others.
 
-Capacity is a matter of the simulated engines' time and not of this machine's, so that five times of it can be
-sent from here.
+Capacity is determined by the simulated engines' time and not by this machine, so that five times the capacity
+can be sent from here.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ _GRACE_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """`near` and `above`: the loads, in parts of the capacity that was measured; goodput has its peak at one
-    of the former. `shares`: fairness among tenants and beside long prompts is tried too."""
+    """`near` and `above`: loads as multiples of the measured capacity; goodput has its peak at one of the
+    former. `shares`: also measure fairness among tenants and beside long prompts."""
 
     workers: int = 2
     prompt_tokens: int = 100
@@ -53,7 +53,7 @@ class Size:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """What became of one load: `offered` and `good` are requests a second."""
+    """The result of one load: `offered` and `good` are requests per second."""
 
     load: float
     offered: float
@@ -63,12 +63,12 @@ class Window:
 
     @property
     def refused(self) -> list[Outcome]:
-        """Those that were told to come again."""
+        """Requests that were refused with a retry time."""
         return [each for each in self.outcomes if each.status in REFUSED]
 
     @property
     def served(self) -> list[Outcome]:
-        """All others."""
+        """All other requests."""
         return [each for each in self.outcomes if each.status not in REFUSED]
 
 
@@ -80,7 +80,7 @@ def deployment() -> Deployment:
 
 
 def is_good(outcome: Outcome) -> bool:
-    """Whether a request got all its tokens, and in the time that its class promises."""
+    """Whether a request got all its tokens within the SLO of its class."""
     if not outcome.exact or outcome.ttft_s > SLO.ttft_s:
         return False
     gaps = max(1, outcome.ask.tokens - 1)
@@ -101,7 +101,7 @@ async def measure(trial: Trial, size: Size = Size()) -> list[Figure]:
 
 
 async def _capacity(trial: Trial, fleet: Fleet, size: Size) -> float:
-    """Requests a second that are served when there are always more."""
+    """Requests per second that are served under saturation."""
     asks = fair_shares.varied(trial.rng(1), trial.rng(2), size.prompt_tokens)
     work = itertools.islice(asks, size.capacity_asks)
     began = trial.clock.now()
@@ -110,7 +110,7 @@ async def _capacity(trial: Trial, fleet: Fleet, size: Size) -> float:
 
 
 async def _window(trial: Trial, fleet: Fleet, size: Size, load: float, capacity: float) -> Window:
-    """`load` times the capacity for a while. Raises NotProven where it was not sent."""
+    """Send `load` times the capacity for a while. Raise NotProven if it could not be sent."""
     salt = 10 + round(100 * load)
     rate = load * capacity
     work = fair_shares.varied(trial.rng(salt), trial.rng(salt + 2), size.prompt_tokens)

@@ -1,4 +1,4 @@
-"""Every worker answers 503: what the requests of that time cost in legs. In virtual time."""
+"""Every worker answers 503: number of legs per request. In virtual time."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PROMISE = "no retry storm"
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """One history for each of so many seeds."""
+    """One history per seed."""
 
     seeds: int = 5
 

@@ -1,4 +1,4 @@
-"""Six workers of ten fail, or no load is reported any more: the fleet serves on. In virtual time."""
+"""Six workers of ten fail, or loads are not reported: the fleet keeps serving. In virtual time."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PROMISE = "panic mode, fail static"
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """One history of each kind for each of so many seeds."""
+    """One history of each kind per seed."""
 
     seeds: int = 5
 

@@ -1,4 +1,4 @@
-"""Rolling restarts under load: a worker joins, an older one gets SIGTERM, drains and ends."""
+"""Rolling restarts under load: a worker joins, an older one gets SIGTERM, drains and exits."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from load_tests.scenarios.scorecard.common import (
 
 PROMISE = "drain"
 EXIT_S = 10.0
-"""What an end may take beyond the drain itself."""
+"""Time that an exit may take beyond the drain itself."""
 
 
 @dataclass(frozen=True, slots=True)
 class Size:
     """`restarts` of workers, decode and prefill in turn. Streams last about 1.7 s and a drain `drain_s`, so
-    that some streams end within it and the others go on elsewhere."""
+    that some streams end within it and the others fail over."""
 
     decode: int = 4
     prefill: int = 2

@@ -1,4 +1,4 @@
-"""A worker with a cold cache joins a warm fleet: first tokens come no later. In virtual time."""
+"""A worker with a cold cache joins a warm fleet: TTFT does not rise. In virtual time."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PROMISE = "slow start"
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """One history for each of so many seeds."""
+    """One history per seed."""
 
     seeds: int = 5
 

@@ -1,4 +1,4 @@
-"""Histories with faults drawn from a seed, each played twice: equal to the last event. In virtual time."""
+"""Histories with faults drawn from a seed, each run twice: equal to the last event. In virtual time."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ AT_ONCE = 100
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """So many seeds, from the trial's on."""
+    """Number of seeds, beginning with the trial's."""
 
     seeds: int = 1000
 

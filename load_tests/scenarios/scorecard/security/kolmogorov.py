@@ -1,7 +1,7 @@
-"""Whether two samples are of one distribution: the two-sample test of Kolmogorov and Smirnov.
+"""The exact two-sample Kolmogorov–Smirnov test: whether two samples have the same distribution.
 
-The p-value is exact. Under the null hypothesis all orders of the pooled sample are equally likely, each a
-path through a lattice; those whose distance stays below the one that was seen are counted in whole numbers.
+Under the null hypothesis all orders of the pooled sample are equally likely, each a path through a lattice;
+the paths whose distance stays below the observed one are counted in whole numbers.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from math import comb
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """`distance` is the greatest between the two empirical distributions, from 0 to 1; `p` how likely it is
-    to be as great where both samples are of one continuous distribution."""
+    """`distance` is the maximum distance between the two empirical distributions, from 0 to 1; `p` is the
+    probability of a distance at least as large if both samples have one continuous distribution."""
 
     distance: float
     p: float
 
 
 def compare(one: Sequence[float], other: Sequence[float]) -> Verdict:
-    """The test, of samples with at least one value each. Equal values make `p` larger than it is, never
-    smaller. Takes `len(one) * len(other)` steps. Raises ValueError without values."""
+    """Test samples with at least one value each. Equal values make `p` larger than it is, never smaller.
+    Takes `len(one) * len(other)` steps. Raise ValueError without values."""
     n, m = len(one), len(other)
     if not n or not m:
         raise ValueError("a sample without values")
@@ -34,20 +34,20 @@ def compare(one: Sequence[float], other: Sequence[float]) -> Verdict:
 
 
 def _furthest(one: Sequence[float], other: Sequence[float]) -> int:
-    """The greatest distance of the distributions, times both sizes."""
+    """The maximum distance of the distributions, times both sizes."""
     n, m = len(one), len(other)
     steps = sorted([(value, m) for value in one] + [(value, -n) for value in other])
     height = furthest = 0
     for (value, step), (following, _) in pairwise([*steps, (float("inf"), 0)]):
         height += step
-        # Only where all equal values have been taken in.
+        # Only after all equal values were counted.
         if following != value:
             furthest = max(furthest, abs(height))
     return furthest
 
 
 def _paths(n: int, m: int, furthest: int) -> int:
-    """How many paths from corner to corner of an n x m lattice never come as far from the diagonal."""
+    """Count the paths from corner to corner of an n x m lattice that never come as far from the diagonal."""
     row = [1 if j * n < furthest else 0 for j in range(m + 1)]
     for j in range(1, m + 1):
         row[j] = row[j] and row[j - 1]

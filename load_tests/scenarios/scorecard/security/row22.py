@@ -1,6 +1,5 @@
 """Secrets and dependencies: nothing that clients or operators entrust to the platform is in logs, answers or
-pages, decision records, arguments, environments or the repository, and nothing is installed unpinned.
-"""
+pages, decision records, arguments, environments or the repository, and nothing is installed unpinned."""
 
 from __future__ import annotations
 
@@ -86,7 +85,7 @@ async def measure(trial: Trial, size: Size = Size()) -> list[Figure]:
 async def _talk(
     fleet: Fleet, rng: Random, size: Size, secrets: dict[str, str], reported: dict[str, str]
 ) -> int:
-    """Send secrets along every way there is, and note all that is said of them; how many were served."""
+    """Send secrets through every channel, and record all output; return how many requests were served."""
     host, _, port = fleet.address.rpartition(":")
     head = f"Host: t\r\nAuthorization: Bearer {secrets['API key']}\r\n"
     served = 0
@@ -116,7 +115,7 @@ async def _talk(
 
 
 async def _ask(host: str, port: int, data: bytes) -> tuple[int, str, str]:
-    """Status, request id and text of an answer; 0 and nothing where there is none."""
+    """Status, request id and text of an answer; 0 and empty if there is none."""
     reader, writer = await asyncio.open_connection(host, port)
     try:
         async with asyncio.timeout(_PATIENCE_S):
@@ -130,7 +129,7 @@ async def _ask(host: str, port: int, data: bytes) -> tuple[int, str, str]:
 
 
 def _processes(fleet: Fleet) -> dict[str, str]:
-    """What anybody on the machine, or of the same user, can read of the fleet's processes."""
+    """What other users of the machine, or the same user, can read of the fleet's processes."""
     return {
         f"{what} of {name}": Path(f"/proc/{pid}/{file}").read_bytes().decode("latin-1")
         for name, pid in fleet.pids().items()
@@ -139,7 +138,7 @@ def _processes(fleet: Fleet) -> dict[str, str]:
 
 
 def _tracked() -> list[tuple[str, str]]:
-    """The repository's text files. Raises NotProven where this is none."""
+    """The repository's text files. Raise NotProven if this is not a repository."""
     run = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=False)
     names = [name for name in run.stdout.decode().split("\0") if name]
     if not names:

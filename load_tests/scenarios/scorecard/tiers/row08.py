@@ -1,9 +1,9 @@
-"""Redis is killed, stopped, slow and full under a load, and a disk is full and read-only: requests do without
-it, people are told, and it is used again afterwards.
+"""Redis is killed, stopped, slow and full under load, and a disk is full and read-only: requests are served
+without the tier, operators are informed, and the tier is used again afterwards.
 
-Real vLLM, a real Redis behind a proxy, a filesystem of its own. No prompt of the load was seen before, so
-that the tier has to be asked for each and has nothing to give: what is measured is what asking costs. What
-the tier still has, or has again, is shown with prompts from before the fault.
+Real vLLM, a real Redis behind a proxy, its own filesystem. Every prompt of the load is new, so that the tier
+is looked up for each and never hits: the cost of the look-up is measured. What the tier still holds, or holds
+again, is shown with prompts from before the fault.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ TOKENS = 2
 NOTICED_S = 5.0
 REPORT_S = 0.2
 BACK_S = 60.0
-"""The longest pause between two trials of a tier in trouble is 30 s and a fifth."""
+"""The longest interval between two probes of a failed tier is 30 s and a fifth."""
 UNUSED = "is not used for the time being: "
 Earlier = Iterator[tuple[str, Heard]]
 
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """`requests` prompts of `words` words, one every `every_s`, while nothing is wrong, and as many under
-    each fault, from before it begins. `tiers` are tried, each by itself; `lookup_timeout_s` is theirs."""
+    """`requests` prompts of `words` words, one every `every_s`, without a fault, and as many under each
+    fault, from before it begins. `tiers` are tried one at a time with `lookup_timeout_s`."""
 
     tiers: tuple[str, ...] = ("Redis", "disk")
     requests: int = 100
@@ -48,8 +48,8 @@ class Size:
 
 @dataclass(slots=True)
 class Windows:
-    """Times to first token, by what was wrong meanwhile ("" for nothing), failures, faults that were not told
-    in one line, and how long the tier stayed out of use after each."""
+    """TTFT by fault ("" for none), failures, faults that were not reported in one line, and how long the tier
+    stayed out of use after each."""
 
     ttft_s: dict[str, list[float]] = field(default_factory=dict)
     errors: list[str] = field(default_factory=list)
@@ -95,7 +95,7 @@ class _Row:
         await self._window("warm")
         for fault in self._tier.faults:
             earlier = await self._window("")
-            # A loaded machine may have missed a deadline of its own.
+            # A loaded machine may have missed its own deadline.
             await self._used_again()
             lines = await self._under(fault, earlier)
             if fault.lost:
@@ -145,8 +145,8 @@ class _Row:
     async def _window(
         self, name: str, strike: Callable[[], Coroutine[Any, Any, None]] | None = None
     ) -> Earlier:
-        """Requests at even intervals; after a tenth of them `strike` is called. What came well of them, to be
-        asked again later. Raises NotProven."""
+        """Send requests at even intervals and call `strike` after a tenth of them. Return the successful
+        ones, to be sent again later. Raise NotProven."""
         size, stage, found = self._size, self._stage, self._found
         texts = real_engines.prompts(next(self._seeds), size.requests, size.words)
         heard = [Heard() for _ in texts]
@@ -184,19 +184,19 @@ class _Row:
         self._found.wrong += not right.same(await self._stage.one(text, TOKENS, salt=salt))
 
     async def _read_back(self, earlier: Earlier) -> None:
-        """Prompts from before the fault have the same tokens, and come out of the tier. Raises NotProven."""
+        """Prompts from before the fault have the same tokens and hit the tier. Raise NotProven."""
         before = await self._metric("loaded_blocks_total")
         for number, (text, right) in enumerate(earlier, 1):
             await self._until("up", True)
             await self._compare(text, right)
-            # Told with some later step.
+            # Reported with a later step.
             await self._stage.clock.sleep(REPORT_S)
             if number >= self._size.checked and await self._metric("loaded_blocks_total") > before:
                 return
         raise NotProven(f"{self._tier.name} gives back nothing of what it held")
 
     async def _computed_again(self, earlier: Earlier) -> None:
-        """Prompts from before the fault have the same tokens, and are not in the tier. Raises NotProven."""
+        """Prompts from before the fault have the same tokens and miss the tier. Raise NotProven."""
         before = await self._metric("loaded_blocks_total")
         for text, right in itertools.islice(earlier, self._size.checked):
             await self._compare(text, right)
@@ -205,7 +205,7 @@ class _Row:
             raise NotProven(f"{self._tier.name} has kept what it was to lose")
 
     async def _stored(self) -> None:
-        """Prompts that nobody has seen are written to the tier. Raises TimeoutError."""
+        """New prompts are written to the tier. Raise TimeoutError."""
         before = await self._metric("stored_blocks_total")
 
         async def written() -> bool:
@@ -218,8 +218,8 @@ class _Row:
     # -- the fault ---------------------------------------------------------------------------------
 
     async def _under(self, fault: Fault, earlier: Earlier) -> list[str]:
-        """Requests before the fault begins and while it lasts, until the tier is used again after it. Returns
-        what the worker's log said of the tier. Raises NotProven."""
+        """Send requests before the fault begins and while it lasts, until the tier is used again after it.
+        Return the worker's log lines about the tier. Raise NotProven."""
         begun, said = False, 0
 
         async def strike() -> None:
@@ -244,7 +244,7 @@ class _Row:
         return lines
 
     async def _warnings(self) -> list[str]:
-        """Lines that say that the tier is not used."""
+        """Log lines that say that the tier is not used."""
         text = await asyncio.to_thread(self._stage.worker("both").child.log.read_text)
         return [line for line in text.splitlines() if self._tier.called in line and UNUSED in line]
 
@@ -253,7 +253,7 @@ class _Row:
         return gateway.metric(text, f"kvasir_worker_tier_{name}", tier=self._tier.label)
 
     async def _until(self, name: str, value: bool) -> None:
-        """Return once a metric of the tier is so; a loaded machine may have missed a deadline of its own."""
+        """Wait for a value of a metric of the tier; a loaded machine may have missed its own deadline."""
 
         async def so() -> bool:
             return bool(await self._metric(name)) == value
@@ -261,7 +261,7 @@ class _Row:
         await gateway.until(so, BACK_S, f"{name} is {value:d}", self._stage.clock, 0.05)
 
     async def _skipped(self, fault: Fault) -> None:
-        """Raises NotProven when the gateway's metrics do not say that the tier is left alone."""
+        """Raise NotProven unless the gateway's metrics say that the tier is not used."""
 
         async def reported() -> bool:
             return bool(await self._metric("trouble")) and bool(await self._metric("up")) == fault.read
@@ -272,8 +272,8 @@ class _Row:
             raise NotProven(f"{self._tier.name} {fault.name}: it is used all the same") from error
 
     async def _used_again(self) -> float:
-        """Seconds until the gateway's metrics say that the tier is used. An engine says so when it does
-        something."""
+        """Seconds until the gateway's metrics say that the tier is used. An engine reports it only when it
+        runs steps."""
         turns = itertools.count()
 
         async def reported() -> bool:

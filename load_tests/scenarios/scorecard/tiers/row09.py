@@ -1,8 +1,8 @@
-"""What lies in a tier is not what was written: garbage, a bit, half of it, an old version, another model's,
-another tenant's. Real vLLM, disk and a real Redis.
+"""Corrupt blobs in a tier: garbage, a flipped bit, truncation, an old version, another model's, another
+tenant's. Real vLLM, disk and a real Redis.
 
-A worker computes prompts and ends. Then everything that its tiers hold of each prompt is tampered with in one
-of them and deleted from the other, and a second worker over the same tiers is asked the same.
+A worker computes prompts and exits. Then every blob of each prompt is corrupted in one of its tiers and
+deleted from the other, and a second worker with the same tiers serves the same prompts.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ TOKENS = 12
 WAIT_S = 20.0
 UNTOUCHED = "untouched"
 Tamper = Callable[[bytes, bytes, Random], bytes]
-"""From a blob, one of another tenant's and randomness: what lies there instead."""
+"""Build the corrupt blob from a blob, one of another tenant and randomness."""
 
 
 def _flipped(blob: bytes, _other: bytes, rng: Random) -> bytes:
@@ -59,7 +59,7 @@ MEDIA = {"disk": Medium.DISK, "Redis": Medium.REMOTE}
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """`rounds` prompts of `words` words for each way and each tier."""
+    """`rounds` prompts of `words` words for each corruption and each tier."""
 
     rounds: int = 2
     words: int = 300
@@ -67,7 +67,7 @@ class Size:
 
 @dataclass(slots=True)
 class Case:
-    """A prompt, what was done to it where, and the blobs of it in each tier, by key or file."""
+    """A prompt, its corruption and tier, and its blobs in each tier, by key or file."""
 
     how: str
     where: str
@@ -78,7 +78,7 @@ class Case:
 
 
 class Stores:
-    """The disk's folder and the Redis, as who tampers sees them."""
+    """The disk's folder and the Redis, accessed directly."""
 
     def __init__(self, folder: Path, server: RedisServer) -> None:
         self._folder = folder
@@ -94,8 +94,7 @@ class Stores:
         return {key.decode() for key in found}
 
     def tamper(self, case: Case, other: bytes, rng: Random) -> int:
-        """Do to a prompt's blobs in its tier what is to be done, and delete those in the other tier; how many
-        are not what they were."""
+        """Corrupt a prompt's blobs in its tier and delete those in the other tier; return how many differ."""
         changed = 0
         for name in sorted(case.files | case.keys):
             on_disk = name in case.files
@@ -119,7 +118,7 @@ class Stores:
         return bytes(found)
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         self._redis.close()
 
     def _delete(self, name: str, on_disk: bool) -> None:
@@ -138,7 +137,7 @@ async def measure(trial: Trial, size: Size = Size()) -> list[Figure]:
     with RedisServer(trial.folder) as server:
         tiers = TiersSpec(
             cpu=CpuTierSpec(bytes=64 << 20),
-            # What is tried is what lies there, and not whether a loaded machine keeps the deadline.
+            # The trial is about the blobs, and not about whether a loaded machine keeps the deadline.
             disk=DiskTierSpec(path=str(disk), lookup_timeout_s=1.0, timeout_s=10.0),
             redis=RedisTierSpec(url=server.url, lookup_timeout_s=1.0, timeout_s=10.0),
         )
@@ -179,7 +178,7 @@ async def _written(trial: Trial, size: Size, tiers: TiersSpec, stores: Stores) -
 async def _kept(
     stage: Stage, stores: Stores, before: tuple[set[str], set[str]], blocks: int
 ) -> tuple[set[str], set[str]]:
-    """What is new in both tiers, once it is at least so many blocks in each."""
+    """The new blobs of both tiers, once there are at least that many in each."""
     found: tuple[set[str], set[str]] = (set(), set())
 
     async def written() -> bool:
@@ -195,7 +194,7 @@ async def _kept(
 async def _read(
     trial: Trial, tiers: TiersSpec, stores: Stores, cases: list[Case], changed: int
 ) -> list[Figure]:
-    """The same prompts from a worker that has computed none of them."""
+    """Send the same prompts to a worker that has computed none of them."""
     folder = trial.folder / "reader"
     folder.mkdir()
     wrong, believed = [], []
@@ -229,8 +228,8 @@ async def _read(
 
 
 async def _taken_over(stage: Stage, stores: Stores) -> None:
-    """Until the worker has found all files that it did not delete: before that they are misses of another
-    kind."""
+    """Wait until the worker has found all files that it did not delete: before that they are misses of
+    another kind."""
 
     async def all_found() -> bool:
         (load,) = await stage.loads("both")
@@ -250,7 +249,7 @@ async def _uncounted(stage: Stage, where: str, prompts: int) -> int:
         counted = sum(tier["corrupt_blocks"] for tier in load["tiers"] if tier["medium"] == MEDIA[where])
         return counted >= prompts
 
-    # Told with some later step or heartbeat.
+    # Reported with a later step or heartbeat.
     with contextlib.suppress(TimeoutError):
         await gateway.until(in_all, WAIT_S, "corrupt blocks are counted", stage.clock, 0.05)
     return max(0, prompts - counted)

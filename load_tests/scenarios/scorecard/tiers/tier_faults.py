@@ -1,4 +1,4 @@
-"""Tiers below a worker and what goes wrong with them, each fault with proof that it happened."""
+"""Tiers of a worker and their faults, each with proof that it happened."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from load_tests.scenarios.scorecard.common import NotProven, Trial
 
 SLOW_S = 0.1
 MEMORY = CpuTierSpec(bytes=16 << 20)
-"""So little that what came before a fault is in the tier alone."""
+"""So small that what was stored before a fault is in the tier alone."""
 DISK_BYTES = 512 << 20
 Act = Callable[[], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """`begin` and `end` raise when it did not happen. Meanwhile the tier is still `read`, or not; afterwards
-    it has `lost` what it held, or not. `remedy` is what the worker's log tells to do."""
+    """`begin` and `end` raise if the fault did not happen. During the fault the tier is still `read`, or not;
+    afterwards it has `lost` its contents, or not. `remedy` is the advice in the worker's log."""
 
     name: str
     begin: Act
@@ -37,7 +37,7 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class Tier:
-    """A tier that is tried: `label` is its metrics', `called` its name in the log."""
+    """A tier under test: `label` is its label in metrics, `called` its name in the log."""
 
     name: str
     label: str
@@ -52,7 +52,7 @@ def _missing_redis() -> str | None:
 
 @asynccontextmanager
 async def redis(trial: Trial, lookup_timeout_s: float) -> AsyncIterator[Tier]:
-    """A server, whose faults happen to it or on the way to it."""
+    """A server, with faults of the server or of the connection."""
     with RedisServer(trial.folder) as server:
         async with TcpProxy(server.address, clock=trial.clock, rng=trial.rng()) as proxy:
             delayed = 0
@@ -95,8 +95,8 @@ async def redis(trial: Trial, lookup_timeout_s: float) -> AsyncIterator[Tier]:
 
 @asynccontextmanager
 async def disk(trial: Trial, lookup_timeout_s: float) -> AsyncIterator[Tier]:
-    """A filesystem that is smaller than what the tier would take. Lookups are answered from memory, whatever
-    they may take."""
+    """A filesystem that is smaller than the tier's bound. Lookups are answered from memory, so their deadline
+    does not matter."""
     path = trial.folder / "disk"
     path.mkdir()
     with SmallDisk(path, DISK_BYTES) as small:
@@ -118,4 +118,4 @@ def _blocking(call: Callable[[], None]) -> Act:
 
 
 TIERS = {"Redis": (_missing_redis, redis), "disk": (small_disk.available, disk)}
-"""What is missing here to try it, and how to have it."""
+"""What is missing on this machine, and how to install it."""

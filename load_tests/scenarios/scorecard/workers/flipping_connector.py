@@ -1,6 +1,6 @@
-"""The connector, and memory that gets one bit wrong between the arrival of KV and its checksum.
+"""The connector with memory that flips one bit between the arrival of KV and its checksum.
 
-It does so once for each time that the file named in FLIP_FILE is made, and deletes the file for a proof.
+It flips one bit each time the file named in FLIP_FILE is created, and deletes the file as proof.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from load_tests.scenarios.scorecard.workers.flipping_worker import FLIP_FILE
 
 __all__ = ["KvasirConnector"]
 
-# The last byte of a little-endian float32: its bit makes the number another by many orders of magnitude.
+# The last byte of a little-endian float32: its bit changes the number by many orders of magnitude.
 BYTE, BIT = 3, 0x40
 
 
@@ -27,7 +27,7 @@ _sum = HostSums.begin
 def _flip_and_sum(
     sums: HostSums, blocks: Sequence[int], parts: int, part: BlockPart = UNSHARDED
 ) -> PendingSums:
-    """Sums of what is there after the flip."""
+    """Checksums of the contents after the flip."""
     flag = Path(os.environ[FLIP_FILE])
     if blocks and flag.exists():
         at = int(sums._bases[0]) + blocks[0] * int(sums._strides[0]) + BYTE

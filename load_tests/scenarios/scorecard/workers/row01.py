@@ -1,4 +1,4 @@
-"""SIGKILL of a decode worker in mid-stream: its streams go on elsewhere, token for token."""
+"""SIGKILL of a decode worker in mid-stream: its streams continue on other workers, token for token."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PROMISE = "streams go on elsewhere, greedy tokens identical"
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """`kills` workers one after the other, `streams` under way at each kill; `real`: the same with vLLM."""
+    """`kills` workers in sequence, with `streams` running at each kill; `real`: the same with vLLM."""
 
     decode: int = 8
     prefill: int = 2
@@ -82,7 +82,7 @@ async def measure(trial: Trial, size: Size = Size()) -> list[Figure]:
 async def _kill(
     trial: Trial, fleet: Fleet, size: Size, kill: int
 ) -> tuple[LabWorker, list[Outcome], list[Outcome]]:
-    """Kill the next worker, in turn, that has streams; returns it, all streams, and those that ran on it."""
+    """Kill the next worker, in turn, that has streams; return it, all streams, and those that ran on it."""
     work = asks(trial.rng(kill), 64, size.tokens)
     streams = await begin(fleet, fleet.address, work, size.streams)
     on = await decoded_on(fleet.address, streams)

@@ -100,7 +100,7 @@ async def measure(trial: Trial, size: Size = Size()) -> list[Figure]:
 async def _kill(
     trial: Trial, fleet: Fleet, size: Size, state: str, turn: int
 ) -> tuple[LabWorker, list[Outcome]]:
-    """Kill the first prefill worker that is in `state`; returns it and what became of all streams."""
+    """Kill the first prefill worker that is in `state`; return it and the results of all streams."""
     work = asks(trial.rng(turn), 256, size.tokens)
     streams = [await open_stream(fleet.address, next(work), fleet.clock) for _ in range(size.streams)]
     victims: list[LabWorker] = []

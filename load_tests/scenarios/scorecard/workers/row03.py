@@ -1,7 +1,7 @@
-"""KV on its way: its sender stops, in mid-transfer too, is killed, or a bit arrives wrong. Real vLLM.
+"""Faults of a KV transfer: its sender stops, also in mid-transfer, is killed, or a bit is flipped. Real vLLM.
 
-The decode worker is held still until the hand-off lies before it, so that the fault is there before, or just
-after, it begins to pull.
+The decode worker is stopped until the hand-off has arrived, so that the fault exists before, or just after,
+it begins to pull.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ from load_tests.scenarios.scorecard.workers.flipping_worker import FLIP_FILE, PR
 
 PROMISE = "detected, recomputed"
 DEADLINE_S = 1.0
-"""What a pull may take."""
+"""Deadline of a pull."""
 LIVENESS_TIMEOUT_S = 8.0
-"""Longer than any worker is stopped: what is tried here is the pull, and not the router's ejection."""
+"""Longer than any worker is stopped: the trial is about the pull, and not about ejection by the router."""
 TOKENS = 16
 WAIT_S = 5.0
 SETTLED_S = 1.5
 CERTAIN = ("stopped", "flipped bit", "killed")
-"""Faults of which every pull fails; a transfer that is under way may get through first."""
+"""Faults that fail every pull; a transfer in progress may complete first."""
 Kind = Literal["nixl", "nccl"]
 
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """`rounds` of each fault with each adapter, with prompts of `words` words; the kill comes once, at last.
-    A sender that is stopped in mid-transfer is, up to `within_s` after the receiver went on."""
+    """`rounds` of each fault with each adapter, with prompts of `words` words; the kill comes once, at the
+    end. A sender that is stopped in mid-transfer is stopped up to `within_s` after the receiver continued."""
 
     kinds: tuple[Kind, ...] = ("nixl", "nccl")
     rounds: int = 4
@@ -54,8 +54,8 @@ class Size:
 
 @dataclass(slots=True)
 class Outcome:
-    """Of one adapter: by fault, how often it was tried and how often a pull failed of it; wrong streams; what
-    was added to the time to first token; and the fault after which the sender was gone for good."""
+    """Results of one adapter: by fault, the number of trials and of failed pulls; wrong streams; the added
+    TTFT; and the fault after which the sender was gone."""
 
     tried: dict[str, int] = field(default_factory=dict)
     failed: dict[str, int] = field(default_factory=dict)
@@ -107,7 +107,7 @@ async def _adapter(trial: Trial, folder: Path, kind: Kind, size: Size) -> Outcom
         transfer=TransferSpec(kind=kind, timeout_s=DEADLINE_S),
         worker=WorkerSpec(liveness_timeout_s=LIVENESS_TIMEOUT_S),
     )
-    # Over shared memory nobody need be there to be read from.
+    # With shared memory the sender need not run to be read from.
     env = {"UCX_TLS": "tcp,self", FLIP_FILE: str(flag)}
     outcome = Outcome()
     async with real_engines.stage(
@@ -170,7 +170,7 @@ async def _struck(stage: Stage, text: str, fault: str, flag: Path, delay_s: floa
 
 @asynccontextmanager
 async def _still(stage: Stage, process: LabProcess) -> AsyncIterator[None]:
-    """A worker and its engine do nothing."""
+    """Stop a worker and its engine."""
     await _signal(stage, process, signal.SIGSTOP, "T")
     try:
         yield
@@ -179,7 +179,8 @@ async def _still(stage: Stage, process: LabProcess) -> AsyncIterator[None]:
 
 
 async def _signal(stage: Stage, process: LabProcess, number: signal.Signals, states: str) -> None:
-    """A signal to a worker and its engine, which are in one of `states` afterwards. Raises TimeoutError."""
+    """Send a signal to a worker and its engine, and wait until they are in one of `states`. Raise
+    TimeoutError."""
     root = psutil.Process(process.pid)
     family = [root.pid, *(child.pid for child in root.children(recursive=True))]
     for pid in family:
@@ -187,15 +188,15 @@ async def _signal(stage: Stage, process: LabProcess, number: signal.Signals, sta
             os.kill(pid, number)
 
     async def all_are() -> bool:
-        # What has ended, and was not waited for, does nothing either.
+        # A process that has exited and was not waited for counts as stopped.
         return all(proc_state(pid) in ("", "Z", *states) for pid in family)
 
     await gateway.until(all_are, WAIT_S, f"{process.name} is in one of {states}", stage.clock, 0.001)
 
 
 async def _sender_lives(stage: Stage) -> bool:
-    """Whether the prefill worker goes on. It finds out when it tries to send what its reader no longer waits
-    for."""
+    """Whether the prefill worker recovers. It detects the fault when it sends to a reader that no longer
+    waits."""
 
     async def gone() -> bool:
         return not stage.worker("prefill").alive
@@ -212,7 +213,7 @@ async def _failures(stage: Stage) -> int:
 
 
 async def _failed_since(stage: Stage, before: int, fault: str) -> bool:
-    """Whether a pull has failed since; told with some later step or heartbeat."""
+    """Whether a pull has failed since; reported with a later step or heartbeat."""
 
     async def reported() -> bool:
         return await _failures(stage) > before

@@ -1,4 +1,4 @@
-"""SIGSTOP of one worker in eight: connections stay open and nothing comes; it is left alone all the same."""
+"""SIGSTOP of one worker in eight: its connections stay open and silent; it is ejected all the same."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ HURT_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """Load for `before_s`, then a worker is frozen for `frozen_s`."""
+    """Load for `before_s`, then a worker is stopped for `frozen_s`."""
 
     decode: int = 8
     prefill: int = 2

@@ -1,4 +1,4 @@
-"""A partition of ten seconds: the worker is out of use, comes back, and its cache is known exactly again."""
+"""A partition of ten seconds: the worker is removed, rejoins, and its index is EXACT again."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PROMISE = "removed, rejoins, resyncs"
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """One of `decode` workers is cut off for `partition_s`."""
+    """One of `decode` workers is partitioned for `partition_s`."""
 
     decode: int = 4
     prefill: int = 2

@@ -1,4 +1,5 @@
-"""One of two routers is killed: the other serves on, and a third knows a million blocks within seconds."""
+"""One of two routers is killed: the other keeps serving, and a third has an EXACT index of a million blocks
+within seconds."""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ CUT = ("cut", "reset")
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """`blocks` in all, one token each, put into the workers' caches by `prompts` of equal length; then
+    """`blocks` in total, one token each, put into the workers' caches by `prompts` of equal length; then
     `streams` through each of the two routers."""
 
     workers: int = 4
@@ -90,7 +91,7 @@ async def measure(trial: Trial, size: Size = Size()) -> list[Figure]:
 
 
 async def _exact(fleet: Fleet, router: LabRouter, blocks: int) -> int:
-    """Wait until a router knows every worker's cache exactly, and at least so many blocks in all."""
+    """Wait until a router's index is EXACT for every worker and holds at least that many blocks."""
     known = 0
 
     async def exact() -> bool:
