@@ -9,8 +9,10 @@ from random import Random
 
 import pytest
 from load_tests.report import Row
-from load_tests.scenarios import autoscale
-from load_tests.scenarios.autoscale import Case, Outcome, Setting, Trials, rows_of, shapes_of, sweep
+from load_tests.scenarios.autoscale import days, rivals, run
+from load_tests.scenarios.autoscale.days import Case, Outcome, Setting, shapes_of
+from load_tests.scenarios.autoscale.rivals import Trials, sweep
+from load_tests.scenarios.autoscale.rows import rows_of
 
 from kvasir.core.requests import Role
 from kvasir_platform.sim.replay.trace import read_mooncake
@@ -79,13 +81,13 @@ def test_quick_mode_plays_everybody(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     def refuse(*_args: object) -> None:
         raise AssertionError("a quick run writes no report")
 
-    monkeypatch.setattr(autoscale, "write", refuse)
-    monkeypatch.setattr(autoscale, "QUICK_S", 600.0)
+    monkeypatch.setattr(run, "write", refuse)
+    monkeypatch.setattr(run, "QUICK_S", 600.0)
     path = trace(tmp_path / "trace.jsonl")
-    rows = autoscale.main([str(path), "--quick", "--days", "wave", "--rivals", "hpa,static"])
+    rows = run.main([str(path), "--quick", "--days", "wave", "--rivals", "hpa,static"])
     mine = named(rows, "GPU-hours, wave, ours")
     assert mine.value > 0
-    assert mine.seeds == (autoscale.SEEDS[0],)
+    assert mine.seeds == (days.SEEDS[0],)
     assert {row.name for row in rows} >= {"GPU-hours, wave, hpa", "GPU-hours, wave, static"}
     assert named(rows, "most workers alive, wave, ours").value <= 100
 
@@ -93,17 +95,17 @@ def test_quick_mode_plays_everybody(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_what_rivals_came_to_is_taken_from_the_file_and_ours_never(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(autoscale, "QUICK_S", 300.0)
+    monkeypatch.setattr(run, "QUICK_S", 300.0)
     path, keep = trace(tmp_path / "trace.jsonl"), tmp_path / "kept.jsonl"
     asked = [str(path), "--quick", "--days", "wave", "--rivals", "static", "--keep", str(keep)]
-    first = named(autoscale.main(asked), "GPU-hours, wave, static")
+    first = named(run.main(asked), "GPU-hours, wave, static")
     (line,) = keep.read_text().splitlines()
     keep.write_text(json.dumps(json.loads(line) | {"hours": 1234.0}) + "\n")
     assert first.value != 1234.0
-    assert named(autoscale.main(asked), "GPU-hours, wave, static").value == 1234.0
+    assert named(run.main(asked), "GPU-hours, wave, static").value == 1234.0
     assert len(keep.read_text().splitlines()) == 1
     trace(path, requests=201)
-    assert named(autoscale.main(asked), "GPU-hours, wave, static").value != 1234.0
+    assert named(run.main(asked), "GPU-hours, wave, static").value != 1234.0
 
 
 def test_the_best_rival_that_keeps_the_level_is_the_peer() -> None:
@@ -162,7 +164,7 @@ def test_a_sweep_goes_on_between_the_boldest_that_keeps_and_the_next(tmp_path: P
     trials = Told(Case(tmp_path, "wave", 1))
     found = sweep(trials, (0.5, 0.6, 0.7, 0.8), lambda target: Setting("hpa", target, 0.7))
     assert found == pytest.approx(0.648, abs=0.001)
-    assert trials.runs == 2 + autoscale.REFINE
+    assert trials.runs == 2 + rivals.REFINE
     assert sweep(trials, (0.7, 0.8), lambda target: Setting("hpa", target, 0.7)) is None
 
 

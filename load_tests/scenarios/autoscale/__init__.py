@@ -1,0 +1,1 @@
+"""Cost of a day with autoscaling; see run.py."""

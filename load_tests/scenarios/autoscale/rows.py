@@ -1,0 +1,122 @@
+"""The report rows of a day."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from load_tests.report import Row, median
+from load_tests.scenarios.autoscale.days import BOUNDS, KEEP, LEVEL, MOST, OURS, Outcome, kind, trace_shapes
+
+
+def rows_of(day: str, outcomes: Mapping[str, Mapping[int, Outcome]]) -> list[Row]:
+    """The rows of a day, from the results by scaler and seed. A rival that misses the 99 % with one seed is
+    not used as the peer."""
+    mine = outcomes[OURS]
+    seeds = tuple(sorted(mine))
+    hours = {who: median([each.hours for each in found.values()]) for who, found in outcomes.items()}
+    peers = [who for who in outcomes if who != OURS and all(each.good for each in outcomes[who].values())]
+    best = min(peers, key=lambda who: hours[who][0], default=None)
+    value, spread = hours[OURS]
+    row = Row(
+        f"GPU-hours, {day}, ours", value, "replica-h", "lower", spread=spread, seeds=seeds, note=_story(mine)
+    )
+    if best is not None:
+        peer = hours[best][0]
+        note = f"the best rival is {best}; {row.note}"
+        row = replace(row, peer=peer, ratio=value / peer, target_ratio=1.0, note=note)
+    rows = [row]
+    for who in sorted(set(outcomes) - {OURS}, key=lambda who: hours[who][0]):
+        theirs, spread = hours[who]
+        row = Row(f"GPU-hours, {day}, {who}", theirs, "replica-h", "lower", spread=spread, seeds=seeds)
+        if who in peers:
+            row = replace(row, peer=value, ratio=theirs / value, note=_story(outcomes[who]))
+        else:
+            row = replace(row, note=f"{_failure(outcomes[who])}; {_story(outcomes[who])}")
+        rows.append(row)
+    kept = [100 * each.kept for each in mine.values()]
+    rows += [
+        Row(
+            f"SLO kept, {day}, ours",
+            min(kept),
+            "%",
+            "higher",
+            target=100 * KEEP,
+            spread=(min(kept), max(kept)),
+            seeds=seeds,
+            note="the least of the seeds",
+        ),
+        Row(
+            f"most workers alive, {day}, ours",
+            max(each.most for each in mine.values()),
+            "",
+            "lower",
+            target=MOST,
+            spread=_range([each.most for each in mine.values()]),
+            seeds=seeds,
+            note="the most of the seeds, with those that start and those that end their work before they "
+            "leave",
+        ),
+        Row(
+            f"starts a day, {day}, ours",
+            statistics.median(each.starts for each in mine.values()),
+            "",
+            "lower",
+            spread=_range([each.starts for each in mine.values()]),
+            seeds=seeds,
+            note="; ".join(
+                f"{who} {statistics.median(each.starts for each in outcomes[who].values()):.0f}"
+                for who in sorted(set(outcomes) - {OURS})
+            ),
+        ),
+        Row(
+            f"planning a day, {day}, ours",
+            statistics.median(each.planning_s for each in mine.values()),
+            "CPU s",
+            "lower",
+            spread=_range([each.planning_s for each in mine.values()]),
+            seeds=seeds,
+            note="every 15 s, with what the simulated fleet takes to be seen",
+        ),
+    ]
+    return rows
+
+
+def _range(values: Sequence[float]) -> tuple[float, float]:
+    return min(values), max(values)
+
+
+def _story(found: Mapping[int, Outcome]) -> str:
+    parts = (
+        f"seed {seed}: {each.hours:.0f} h, {100 * each.kept:.2f} % "
+        f"({each.setting}; at most {each.most} alive)"
+        for seed, each in sorted(found.items())
+    )
+    return "; ".join(parts)
+
+
+def _failure(found: Mapping[int, Outcome]) -> str:
+    missed = {seed: each for seed, each in sorted(found.items()) if not each.good}
+    best = max(missed.values(), key=lambda each: each.kept)
+    seeds = ", ".join(map(str, missed))
+    return (
+        f"no setting keeps {100 * KEEP:.0f} % with seed {seeds} (the best there {100 * best.kept:.2f} %): "
+        "no peer"
+    )
+
+
+def facts(path: Path) -> str:
+    """Description of the simulation."""
+    replica, shapes = kind(), trace_shapes(path)
+    prompt = statistics.fmean(each.prompt for each in shapes)
+    computed = statistics.fmean(each.computed for each in shapes)
+    took = statistics.fmean(replica.prefill_s(each) for each in shapes)
+    return (
+        f"Prompts of {prompt:,.0f} tokens on average, {computed:,.0f} of them to compute in {took:.2f} s; "
+        f"a replica is LLaMA2-70B on eight A800 with {replica.kv_tokens:,} tokens of KV, and starts in "
+        f"{replica.start_s:.0f} s; promise: TTFT {LEVEL.ttft_s:g} s and mean ITL {LEVEL.itl_s:g} s; "
+        f"prefill 1 to {BOUNDS['prefill'][1]}, decode 1 to {BOUNDS['decode'][1]} replicas for everybody. A "
+        "rival's settings: its figure for prefill, for decode, and how long it waits before it shrinks"
+    )
