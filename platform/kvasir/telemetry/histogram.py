@@ -1,8 +1,8 @@
-"""A histogram that costs a bisection and two additions per observation.
+"""A histogram that costs one bisection and two additions per observation.
 
-prometheus_client's own takes a lock and walks its buckets in Python, several microseconds; inter-token
-latency is observed once per delta of every stream, where that would be a third of the whole budget. This
-one is fed and scraped on one event loop, so it needs no lock.
+The histogram of prometheus_client takes a lock and walks its buckets in Python, which takes several
+microseconds. ITL is observed once per delta of every stream, where that is a third of the time budget. This
+one is updated and scraped on one event loop and needs no lock.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from prometheus_client.registry import Collector
 
 
 class Histogram:
-    """One series: `counts` per bucket ('Q'), and the sum as `total[0]` ('d'), arrays so that native code may
-    count as well. Not thread-safe."""
+    """One series: `counts` per bucket ('Q'), and the sum in `total[0]` ('d'). They are arrays so that native
+    code can update them. Not thread-safe."""
 
     __slots__ = ("bounds", "counts", "total")
 
@@ -27,13 +27,13 @@ class Histogram:
         self.total = array("d", (0.0,))
 
     def observe(self, value: float, times: int = 1) -> None:
-        """Count `value` in its bucket `times` times."""
+        """Add `times` observations of `value`."""
         self.counts[bisect_left(self.bounds, value)] += times
         self.total[0] += value * times
 
 
 class HistogramFamily(Collector):
-    """All series of one metric. `bounds` are upper bounds in ascending order, without infinity."""
+    """All series of one metric. `bounds` are the upper bounds in ascending order, without infinity."""
 
     def __init__(self, name: str, text: str, labels: Sequence[str], bounds: Sequence[float]) -> None:
         self._name = name
@@ -43,14 +43,14 @@ class HistogramFamily(Collector):
         self._series: dict[tuple[str, ...], Histogram] = {}
 
     def labels(self, *values: str) -> Histogram:
-        """The series of these label values, made on first use. Callers bound the values."""
+        """Return the series of these label values, created on first use. Callers bound the values."""
         series = self._series.get(values)
         if series is None:
             series = self._series[values] = Histogram(self._bounds)
         return series
 
     def collect(self) -> Iterable[HistogramMetricFamily]:
-        """One family with cumulative buckets, as Prometheus wants them."""
+        """Yield one family with cumulative buckets."""
         family = HistogramMetricFamily(self._name, self._text, labels=self._labels)
         for values, series in self._series.items():
             running = 0

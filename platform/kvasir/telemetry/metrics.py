@@ -1,26 +1,35 @@
-"""Prometheus metrics, all of them, behind one class: nobody else names a series.
+"""All Prometheus metrics, behind one class: no other module names a metric.
 
 Every label comes from a closed set (configured models, the vocabulary of outcomes, live workers), so the
-number of series is bounded whatever clients send. Fed and scraped on one event loop.
+number of series is bounded whatever clients send. Updated and scraped on one event loop.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from typing import TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 
 from kvasir.core.demand import PoolPlan
 from kvasir.ports.router import Accounting, AdmissionView, RequestSummary, WorkerView
-from kvasir.telemetry.accounting_series import AccountingSeries
-from kvasir.telemetry.admission_series import AdmissionSeries
 from kvasir.telemetry.histogram import Histogram, HistogramFamily
-from kvasir.telemetry.index_series import IndexSeries, IndexStats
 from kvasir.telemetry.reasons import OK, OTHER, outcome_label
-from kvasir.telemetry.scaling_series import ScalingSeries
-from kvasir.telemetry.tenant_series import TenantSeries, TenantStats
-from kvasir.telemetry.tokenizer_series import TokenizerSeries, TokenizerStats
-from kvasir.telemetry.worker_series import WorkerSeries
+from kvasir.telemetry.router_series import (
+    ACCOUNTING,
+    ADMISSION,
+    INDEX,
+    PLANNER,
+    POOLS,
+    IndexStats,
+    ScalingStats,
+)
+from kvasir.telemetry.series import SeriesCollector, SeriesTable
+from kvasir.telemetry.tenant_series import LIMITS, USAGE, TenantStats
+from kvasir.telemetry.tokenizer_series import TOKENIZERS, TokenizerStats
+from kvasir.telemetry.worker_series import WORKERS
+
+S = TypeVar("S")
 
 CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
 
@@ -32,27 +41,28 @@ _WHOLE = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 30
 
 
 class Metrics:
-    """The metrics of one process. `models` and `slos` are the names that may become labels."""
+    """The metrics of one process. `models` and `slos` are the allowed label values; others become `other`."""
 
     def __init__(self, registry: CollectorRegistry, models: Iterable[str], slos: Iterable[str] = ()) -> None:
         self._registry = registry
         self._models = frozenset(models)
         self._slos = frozenset(slos)
-        self._workers = WorkerSeries()
-        self._index = IndexSeries()
+        self._views: dict[str, WorkerView] = {}
+        self._tokenizers: dict[str, Callable[[], TokenizerStats]] = {}
         self._children: dict[tuple[object, ...], Counter] = {}
-        registry.register(self._workers)
-        registry.register(self._index)
-        self._accounting = AccountingSeries()
-        registry.register(self._accounting)
-        self._admission = AdmissionSeries()
-        registry.register(self._admission)
-        self._scaling = ScalingSeries()
-        registry.register(self._scaling)
-        self._tenants = TenantSeries()
-        registry.register(self._tenants)
-        self._tokenizers = TokenizerSeries()
-        registry.register(self._tokenizers)
+
+        def collector(*tables: SeriesTable[S]) -> SeriesCollector[S]:
+            made = SeriesCollector(*tables)
+            registry.register(made)
+            return made
+
+        collector(*WORKERS).read = self._views.values
+        self._index = collector(INDEX)
+        self._accounting = collector(ACCOUNTING)
+        self._admission = collector(ADMISSION)
+        self._scaling = collector(POOLS, PLANNER)
+        self._tenants = collector(USAGE, LIMITS)
+        self._tokenizer = collector(TOKENIZERS)
 
         def family(
             name: str, text: str, labels: tuple[str, ...], bounds: tuple[float, ...]
@@ -64,17 +74,19 @@ class Metrics:
         def histogram(name: str, text: str, bounds: tuple[float, ...]) -> HistogramFamily:
             return family(f"{name}_seconds", text, ("model",), bounds)
 
-        self._ttft = histogram("time_to_first_token", "Request received to first token", _LATENCY)
-        self._itl = histogram("inter_token_latency", "Between two tokens of a stream", _PER_TOKEN)
-        self._tpot = histogram("time_per_output_token", "Mean per token after the first", _PER_TOKEN)
-        self._e2e = histogram("request_duration", "Request received to last token", _WHOLE)
-        self._queue = histogram("queue", "Request received to routed", _LATENCY)
-        self._prefill = histogram("prefill", "Routed to prompt computed", _LATENCY)
-        self._transfer = histogram("transfer", "Decode worker's wait for KV", _LATENCY)
-        self._decision = family("decision_seconds", "What choosing workers took", (), _DECISION).labels()
+        self._ttft = histogram("time_to_first_token", "Time from request received to first token", _LATENCY)
+        self._itl = histogram("inter_token_latency", "Time between two tokens of a stream", _PER_TOKEN)
+        self._tpot = histogram(
+            "time_per_output_token", "Mean time per output token after the first", _PER_TOKEN
+        )
+        self._e2e = histogram("request_duration", "Time from request received to last token", _WHOLE)
+        self._queue = histogram("queue", "Time from request received to routed", _LATENCY)
+        self._prefill = histogram("prefill", "Time from routed to prompt computed", _LATENCY)
+        self._transfer = histogram("transfer", "Time that the decode worker waits for KV", _LATENCY)
+        self._decision = family("decision_seconds", "Duration of routing decisions", (), _DECISION).labels()
         self._misjudged = family(
             "cached_tokens_error_ratio",
-            "Cached tokens predicted against those found, their difference as a share of the prompt",
+            "Difference of predicted and found cached tokens, as a fraction of the prompt",
             ("model",),
             _SHARE,
         )
@@ -84,20 +96,24 @@ class Metrics:
 
         self._requests = counter("requests", "Requests ended, by outcome", "model", "outcome")
         self._prompt = counter("prompt_tokens", "Prompt tokens", "model")
-        self._output = counter("output_tokens", "Tokens generated", "model")
+        self._output = counter("output_tokens", "Output tokens", "model")
         self._cached = counter("cached_tokens", "Prompt tokens found in a worker's KV cache", "model")
         self._from_tiers = counter("tier_tokens", "Cached tokens that came from a tier", "model")
-        self._predicted = counter("predicted_cached_tokens", "Cached tokens the router predicted", "model")
-        self._moved_tokens = counter("transferred_tokens", "Prompt tokens whose KV was moved", "model")
-        self._moved_bytes = counter("transferred_bytes", "KV bytes moved between workers", "model")
-        self._retries = counter("retries", "Requests started again elsewhere", "model")
-        self._migrations = counter("migrations", "Requests that went on after their worker was lost", "model")
-        self._slo = counter(
-            "slo_requests", "Requests ended, by service class and whether it was met", "slo", "met"
+        self._predicted = counter(
+            "predicted_cached_tokens", "Cached tokens that the router predicted", "model"
         )
-        self._filtered = counter("output_filter_acts", "What output filters did to answers", "filter", "act")
-        self._in_flight = Gauge("kvasir_requests_in_flight", "Requests being served", registry=registry)
-        self._queued = Gauge("kvasir_requests_queued", "Requests waiting for a worker", registry=registry)
+        self._moved_tokens = counter("transferred_tokens", "Prompt tokens whose KV was transferred", "model")
+        self._moved_bytes = counter("transferred_bytes", "KV bytes transferred between workers", "model")
+        self._retries = counter("retries", "Requests retried before the first token", "model")
+        self._migrations = counter(
+            "migrations", "Requests continued on another worker after theirs was lost", "model"
+        )
+        self._slo = counter(
+            "slo_requests", "Requests ended, by SLO class and whether it was met", "slo", "met"
+        )
+        self._filtered = counter("output_filter_acts", "Actions of output filters", "filter", "act")
+        self._in_flight = Gauge("kvasir_requests_in_flight", "Requests in flight", registry=registry)
+        self._queued = Gauge("kvasir_requests_queued", "Requests queued for a worker", registry=registry)
 
     def track_in_flight(self, read: Callable[[], float]) -> None:
         """Read the in-flight gauge from `read` at every scrape."""
@@ -112,49 +128,52 @@ class Metrics:
         self._index.read = read
 
     def track_accounting(self, read: Callable[[], Accounting]) -> None:
-        """Read what is served and what is accounted for it from `read` at every scrape."""
+        """Read the router's accounting from `read` at every scrape."""
         self._accounting.read = read
 
     def track_tenants(self, read: Callable[[], TenantStats]) -> None:
-        """Read what tenants have used from `read` at every scrape."""
+        """Read the usage of tenants from `read` at every scrape."""
         self._tenants.read = read
 
     def track_tokenizer(self, model: str, read: Callable[[], TokenizerStats]) -> None:
-        """Read what the tokenizer of `model` did from `read` at every scrape."""
-        self._tokenizers.read[self._model(model)] = read
+        """Read the statistics of the tokenizer of `model` from `read` at every scrape."""
+        self._tokenizers[self._model(model)] = read
+        self._tokenizer.read = lambda: {name: stats() for name, stats in self._tokenizers.items()}
 
     def track_certificate(self, expires_s: Callable[[], float]) -> None:
-        """Read when the gateway's certificate expires (seconds since the epoch) at every scrape."""
+        """Read the expiry time of the gateway's certificate (seconds since the epoch) at every scrape."""
         name = "kvasir_gateway_certificate_expiry_timestamp_seconds"
-        gauge = Gauge(name, "When the gateway's certificate expires", registry=self._registry)
+        gauge = Gauge(name, "Expiry time of the gateway's certificate", registry=self._registry)
         gauge.set_function(expires_s)
 
     def track_discovery(self, stale_s: Callable[[], float]) -> None:
-        """Read at every scrape for how many seconds nobody could tell which workers there are."""
+        """Read the age of the list of workers, in seconds, at every scrape; 0 while discovery answers."""
         name = "kvasir_discovery_stale_seconds"
-        gauge = Gauge(name, "How old the list of workers may be", registry=self._registry)
+        gauge = Gauge(
+            name, "Seconds since discovery last answered; 0 while it answers", registry=self._registry
+        )
         gauge.set_function(stale_s)
 
     def track_scaling(
         self, read: Callable[[], Mapping[str, PoolPlan]], inactive_s: Callable[[], float]
     ) -> None:
-        """Read the sizes of pools from `read` at every scrape, and how long ago the planner last answered."""
-        self._scaling.read, self._scaling.inactive_s = read, inactive_s
+        """Read pool sizes, and the seconds since the planner last answered, at every scrape."""
+        self._scaling.read = lambda: ScalingStats(read(), inactive_s())
 
     def track_admission(self, read: Callable[[], Mapping[str, AdmissionView]]) -> None:
-        """Read what waits for each model's workers, and what is done about it, from `read` at each scrape."""
+        """Read queues, pressure and brown-out by model from `read` at every scrape."""
         self._admission.read = read
 
     def decided(self, seconds: float) -> None:
-        """Count a decision that took so long."""
+        """Observe the duration of one routing decision."""
         self._decision.observe(seconds)
 
     def inter_token(self, model: str) -> Histogram:
-        """The ITL series of `model`, for a caller that observes it once per delta."""
+        """Return the ITL series of `model`, for callers that observe it once per delta."""
         return self._itl.labels(self._model(model))
 
     def request_finished(self, summary: RequestSummary) -> None:
-        """Count a request that reached the router, however it ended."""
+        """Count a request that reached the router, with any outcome."""
         if summary.refused:
             self.request_refused(summary.outcome, summary.model)
             return
@@ -178,33 +197,28 @@ class Metrics:
                 self._child(family, model).inc(amount)
 
     def request_refused(self, code: str, model: str | None = None) -> None:
-        """Count a request that was answered without reaching the router."""
+        """Count a request that was refused before it reached the router."""
         self._child(self._requests, self._model(model), outcome_label(code)).inc()
 
     def filter_acted(self, name: str, act: str) -> None:
-        """Count what the output filter `name` of the spec did: a text `redacted` or `ended`, one
-        `released_at_bound` or `ended_at_bound`, or, where its classifier did not answer, `failed_open` or
-        `failed_closed`."""
+        """Count an action of the output filter `name`: `redacted`, `ended`, `released_at_bound`,
+        `ended_at_bound`, or, if its classifier did not answer, `failed_open` or `failed_closed`."""
         self._child(self._filtered, name, act).inc()
 
     def workers(self, views: Iterable[WorkerView]) -> None:
-        """Take over all views at once; a worker that is not among them is gone."""
-        gone = self._workers.known()
-        for view in views:
-            self._workers.seen(view)
-            gone.discard(view.worker_id)
-        for worker_id in gone:
-            self._workers.gone(worker_id)
+        """Replace the views of all workers. The series of a worker that is not in `views` end."""
+        self._views.clear()
+        self._views.update((view.worker_id, view) for view in views)
 
     def render(self) -> bytes:
-        """The text exposition format, version 0.0.4."""
+        """Render all metrics in the text exposition format, version 0.0.4."""
         return generate_latest(self._registry)
 
     def _model(self, name: str | None) -> str:
         return name if name in self._models else OTHER
 
     def _child(self, family: Counter, *labels: str) -> Counter:
-        """`family.labels(*labels)`, which takes a lock and a few microseconds, looked up once."""
+        """Return `family.labels(*labels)`, cached because that call takes a lock and a few microseconds."""
         key = (family, *labels)
         child = self._children.get(key)
         if child is None:

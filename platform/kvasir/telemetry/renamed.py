@@ -1,6 +1,6 @@
-"""Metrics that have a new name, exposed under the former one too for one release.
+"""Renamed metrics, which are exposed under the former name as well for one release.
 
-Dashboards and alert rules outside this repository use the former names until they are changed.
+Dashboards and alert rules outside this repository use the former names until they are updated.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ FORMER_NAMES: Mapping[str, str] = MappingProxyType(
         "kvasir_worker_kv_evaluated_requests": "kvasir_worker_kv_judged_requests",
     }
 )
-"""The former name of each renamed family, both without the suffix `_total` of counters."""
+"""Maps the name of each renamed family to its former name, both without the counter suffix `_total`."""
 
 
 class AliasingRegistry(CollectorRegistry):
     """A registry that exposes each family of FORMER_NAMES under both names."""
 
     def collect(self) -> Iterable[Metric]:
-        """All families; a renamed one is followed by its alias."""
+        """Yield all families, each renamed one followed by its alias."""
         for family in super().collect():
             yield family
             former = FORMER_NAMES.get(family.name)

@@ -1,20 +1,16 @@
-"""What each tenant has used, read at scrape time. Tenants are those of the deployment spec, so their names
-are few; keys and callers are never labels."""
+"""Prometheus metrics of tenant usage, collected at scrape time. Labels are tenant names from the deployment
+spec, so cardinality is bounded; API keys and callers are never labels."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
-from prometheus_client.metrics_core import Metric
-from prometheus_client.registry import Collector
+from kvasir.telemetry.series import SeriesTable, counter, gauge, single
 
 
 @dataclass(slots=True)
 class TenantUsage:
-    """Counters of one tenant, but for `running`. `refused` counts by the code of the limit that was in the
-    way."""
+    """Counters of one tenant; `running` is a gauge. `refused` counts by the error code of the limit."""
 
     tenant: str
     requests: int = 0
@@ -26,8 +22,8 @@ class TenantUsage:
 
 @dataclass(frozen=True, slots=True)
 class RateLimitStats:
-    """How rate limits are counted where routers share them: `shared` while they do, and questions that one
-    router had to decide alone."""
+    """State of rate limits that routers share: whether the shared counters are reachable (`shared`), and how
+    many decisions this router made from its own counters."""
 
     shared: bool
     local_decisions: int
@@ -35,49 +31,35 @@ class RateLimitStats:
 
 @dataclass(frozen=True, slots=True)
 class TenantStats:
-    """All that there is to read. `limits` is None where each router counts alone by design."""
+    """Usage of all tenants. `limits` is None if each router counts by itself by configuration."""
 
     tenants: tuple[TenantUsage, ...]
     limits: RateLimitStats | None
 
 
-class TenantSeries(Collector):
-    """Yields nothing until it is told where to read."""
+USAGE: SeriesTable[TenantStats] = SeriesTable(
+    "kvasir_tenant_",
+    ("tenant",),
+    lambda stats: [((use.tenant,), use) for use in stats.tenants],
+    counter("requests", "Requests accepted", "requests"),
+    counter(
+        "tokens",
+        "Tokens used",
+        lambda use: {"prompt": use.prompt_tokens, "output": use.output_tokens},
+        "kind",
+    ),
+    counter("refused", "Requests refused by a limit of the tenant", lambda use: use.refused, "reason"),
+    gauge("requests_in_flight", "Accepted requests that have not ended", "running"),
+)
 
-    def __init__(self) -> None:
-        self.read: Callable[[], TenantStats] | None = None
-
-    def collect(self) -> Iterable[Metric]:
-        """One family per figure."""
-        if self.read is None:
-            return
-        figures = self.read()
-        requests = CounterMetricFamily("kvasir_tenant_requests", "Requests let in", labels=("tenant",))
-        tokens = CounterMetricFamily("kvasir_tenant_tokens", "Tokens used", labels=("tenant", "kind"))
-        refused = CounterMetricFamily(
-            "kvasir_tenant_refused",
-            "Requests that a limit of the tenant's refused",
-            labels=("tenant", "reason"),
-        )
-        running = GaugeMetricFamily(
-            "kvasir_tenant_requests_in_flight", "Requests let in that have not ended", labels=("tenant",)
-        )
-        for use in figures.tenants:
-            requests.add_metric((use.tenant,), use.requests)
-            tokens.add_metric((use.tenant, "prompt"), use.prompt_tokens)
-            tokens.add_metric((use.tenant, "output"), use.output_tokens)
-            running.add_metric((use.tenant,), use.running)
-            for code, count in use.refused.items():
-                refused.add_metric((use.tenant, code), count)
-        yield from (requests, tokens, refused, running)
-        if figures.limits is not None:
-            yield GaugeMetricFamily(
-                "kvasir_rate_limits_shared",
-                "1 while routers count rate limits together",
-                figures.limits.shared,
-            )
-            yield CounterMetricFamily(
-                "kvasir_rate_limits_local_decisions",
-                "Questions of rate limits that a router decided by its own count while it could not ask",
-                figures.limits.local_decisions,
-            )
+LIMITS: SeriesTable[TenantStats] = SeriesTable(
+    "kvasir_rate_limits_",
+    (),
+    lambda stats: None if stats.limits is None else single(stats.limits),
+    gauge("shared", "1 while routers share rate limit counters", "shared"),
+    counter(
+        "local_decisions",
+        "Rate limit decisions that a router made from its own counters because Redis did not answer",
+        "local_decisions",
+    ),
+)

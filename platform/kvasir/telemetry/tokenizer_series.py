@@ -1,19 +1,16 @@
-"""What the edge's tokenizers do, read at scrape time: whether the fast one serves, what checking it found,
-and what the tokens of earlier turns saved."""
+"""Prometheus metrics of the tokenizers: which one is in use, results of audits, and the token cache."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
-from prometheus_client.metrics_core import Metric
-from prometheus_client.registry import Collector
+from kvasir.telemetry.series import SeriesTable, by_name, counter, gauge
 
 
 @dataclass(frozen=True, slots=True)
 class TokenizerStats:
-    """Of one model's tokenizer. `fast` is false where the reference serves."""
+    """Statistics of the tokenizer of one model. `fast` is False if the reference tokenizer is in use."""
 
     fast: bool
     failures: int = 0
@@ -27,48 +24,20 @@ class TokenizerStats:
     evicted_segments: int = 0
 
 
-_GAUGES: tuple[tuple[str, str, Callable[[TokenizerStats], int]], ...] = (
-    ("tokenizer_fast", "1 where the fast tokenizer serves, 0 for the reference", lambda s: s.fast),
-    (
-        "token_cache_segments",
-        "Segments of earlier prompts whose tokens are kept",
-        lambda s: s.cached_segments,
+TOKENIZERS: SeriesTable[Mapping[str, TokenizerStats]] = SeriesTable(
+    "kvasir_",
+    ("model",),
+    by_name,
+    gauge("tokenizer_fast", "1 if the fast tokenizer is in use, 0 if the reference is", "fast"),
+    gauge("token_cache_segments", "Prompt segments in the token cache", "cached_segments"),
+    gauge("token_cache_bytes", "Memory used by the token cache", "cached_bytes"),
+    counter("tokenizer_failures", "Encodings that failed in the fast tokenizer", "failures"),
+    counter("tokenizer_audited", "Prompts tokenized again by the reference tokenizer", "audited"),
+    counter("tokenizer_differences", "Audited prompts whose tokens differ", "different"),
+    counter("tokenizer_audit_failures", "Audits that failed", "audits_failed"),
+    counter("token_cache_found_characters", "Prompt characters found in the token cache", "found_characters"),
+    counter(
+        "token_cache_missed_characters", "Prompt characters not found in the token cache", "missed_characters"
     ),
-    ("token_cache_bytes", "Memory of those", lambda s: s.cached_bytes),
+    counter("token_cache_evicted_segments", "Segments evicted from the token cache", "evicted_segments"),
 )
-_COUNTERS: tuple[tuple[str, str, Callable[[TokenizerStats], int]], ...] = (
-    ("tokenizer_failures", "Encodings at which the fast tokenizer failed", lambda s: s.failures),
-    ("tokenizer_audited", "Prompts tokenized again by the reference", lambda s: s.audited),
-    ("tokenizer_differences", "Those of them that came out otherwise", lambda s: s.different),
-    ("tokenizer_audit_failures", "Audits that could not be done", lambda s: s.audits_failed),
-    ("token_cache_found_characters", "Prompt text whose tokens were found", lambda s: s.found_characters),
-    (
-        "token_cache_missed_characters",
-        "Prompt text that was looked up in vain",
-        lambda s: s.missed_characters,
-    ),
-    ("token_cache_evicted_segments", "Segments dropped for want of room", lambda s: s.evicted_segments),
-)
-
-
-class TokenizerSeries(Collector):
-    """Yields nothing until it is told what to read. `read` is by model."""
-
-    def __init__(self) -> None:
-        self.read: dict[str, Callable[[], TokenizerStats]] = {}
-
-    def collect(self) -> Iterable[Metric]:
-        """One family per size, one series per model."""
-        sizes = {model: read() for model, read in self.read.items()}
-        if not sizes:
-            return
-        for name, text, value in _GAUGES:
-            gauge = GaugeMetricFamily(f"kvasir_{name}", text, labels=("model",))
-            for model, size in sizes.items():
-                gauge.add_metric((model,), value(size))
-            yield gauge
-        for name, text, value in _COUNTERS:
-            counter = CounterMetricFamily(f"kvasir_{name}", text, labels=("model",))
-            for model, size in sizes.items():
-                counter.add_metric((model,), value(size))
-            yield counter

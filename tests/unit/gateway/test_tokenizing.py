@@ -11,13 +11,15 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry
 from tests.kit.gateway.encoders import CHAT, TINY, Liar, ids_of, save
 from tests.kit.gateway.tokenizer_families import EACH_FAMILY, FAMILIES, RELAXED, TEXTS, digits, llama3
 from tokenizers import Tokenizer
 
 from kvasir.config.spec.edge import TokenizerSpec
 from kvasir.core.errors import CapacityError, ConfigError
-from kvasir.telemetry.tokenizer_series import TokenizerSeries, TokenizerStats
+from kvasir.telemetry.metrics import Metrics
+from kvasir.telemetry.tokenizer_series import TokenizerStats
 from kvasir_platform.gateway.prompt import fast_tokenizer
 from kvasir_platform.gateway.prompt.fast_tokenizer import Fast, ProvenEncoder, Reference, load_encoder
 from kvasir_platform.gateway.prompt.prefix_tokens import PrefixTokens
@@ -269,14 +271,15 @@ def test_long_and_wide_texts_are_known_to_take_longer(tiny: Reference) -> None:
 
 
 def test_every_size_is_a_series_of_its_model() -> None:
-    series = TokenizerSeries()
-    assert list(series.collect()) == []
-    series.read["a"] = lambda: TokenizerStats(fast=True, audited=3)
-    series.read["b"] = lambda: TokenizerStats(fast=False, evicted_segments=5)
+    metrics = Metrics(registry := CollectorRegistry(), ["a", "b"])
+    assert not [family.name for family in registry.collect() if family.name.startswith("kvasir_token")]
+    metrics.track_tokenizer("a", lambda: TokenizerStats(fast=True, audited=3))
+    metrics.track_tokenizer("b", lambda: TokenizerStats(fast=False, evicted_segments=5))
     found = {
         (sample.name, sample.labels["model"]): sample.value
-        for family in series.collect()
+        for family in registry.collect()
         for sample in family.samples
+        if family.name.startswith("kvasir_token")
     }
     assert found["kvasir_tokenizer_fast", "a"] == 1
     assert found["kvasir_tokenizer_fast", "b"] == 0

@@ -1,0 +1,94 @@
+"""Metrics of one router as a whole: accounting, admission, the prefix index, and the planner's pool sizes.
+
+A leak shows as a difference between `legs` and `accounted_requests`. Every router reports the same pool
+sizes: those of the last reply of the planner.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from kvasir.core.demand import PoolPlan
+from kvasir.ports.router import Accounting, AdmissionView
+from kvasir.telemetry.series import SeriesTable, by_name, counter, gauge, single
+
+
+class IndexStats(Protocol):
+    """The fields of kvasir.native.TreeStats that are exposed."""
+
+    @property
+    def blocks(self) -> int: ...
+    @property
+    def predicted_blocks(self) -> int: ...
+    @property
+    def names(self) -> int: ...
+    @property
+    def bytes(self) -> int: ...
+    @property
+    def expired(self) -> int: ...
+    @property
+    def evicted(self) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class ScalingStats:
+    """The planner's last reply, by pool, and the seconds since it came."""
+
+    plans: Mapping[str, PoolPlan]
+    inactive_s: float
+
+
+ACCOUNTING: SeriesTable[Accounting] = SeriesTable(
+    "kvasir_router_",
+    (),
+    single,
+    gauge("legs", "Requests running on workers", "running"),
+    gauge("accounted_requests", "Requests whose work is accounted on workers", "accounted"),
+    gauge("leases", "Leases on KV of prefill workers that waits to be pulled", "leases"),
+    gauge("accounting_consistent", "1 if the requests served match the requests accounted for", "consistent"),
+)
+
+ADMISSION: SeriesTable[Mapping[str, AdmissionView]] = SeriesTable(
+    "kvasir_",
+    ("model",),
+    by_name,
+    gauge("admission_queued", "Requests that wait for capacity", "queued"),
+    gauge("admission_parked", "Requests that wait because no worker can serve them", "parked"),
+    gauge("admission_wait_seconds", "Expected wait of a typical request", "wait_s"),
+    gauge("admission_pressure", "Expected wait divided by the TTFT of the SLO class", "pressure"),
+    gauge("admission_tokens_per_second", "Measured throughput in prompt and output tokens", "tokens_per_s"),
+    gauge("admission_reserved_tokens", "KV reserved on workers that decode", "reserved_tokens"),
+    gauge("admission_kv_tokens", "KV that can be reserved on workers that decode", "kv_tokens"),
+    gauge("brownout_level", "Brown-out steps in effect", "brownout.level"),
+)
+
+INDEX: SeriesTable[IndexStats] = SeriesTable(
+    "kvasir_index_",
+    (),
+    single,
+    gauge("blocks", "Blocks in the index, counted once per worker and tier", "blocks"),
+    gauge("predicted_blocks", "Predicted blocks in the index", "predicted_blocks"),
+    gauge("names", "Distinct blocks in the index", "names"),
+    gauge("bytes", "Memory used by the index", "bytes"),
+    counter("expired_blocks", "Predicted blocks that no worker confirmed before they expired", "expired"),
+    counter("evicted_blocks", "Predicted blocks evicted to make room", "evicted"),
+)
+
+POOLS: SeriesTable[ScalingStats] = SeriesTable(
+    "kvasir_pool_",
+    ("pool",),
+    lambda stats: by_name(stats.plans),
+    gauge("replicas_desired", "Replicas that the planner plans for", "desired"),
+    gauge("replicas_serving", "Replicas that serve", "serving"),
+    gauge("replicas_starting", "Replicas requested that do not serve yet", "starting"),
+    gauge("scaling_applied", "1 if the desired size is applied, 0 if it is only advised", "applied"),
+)
+
+PLANNER: SeriesTable[ScalingStats] = SeriesTable(
+    "kvasir_planner_",
+    (),
+    single,
+    gauge("inactive_seconds", "Seconds since the planner last answered", "inactive_s"),
+)
