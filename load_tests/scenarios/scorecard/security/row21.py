@@ -248,7 +248,7 @@ async def _post(service: Trap, *answers: list[str]) -> str | None:
     except PostError as error:
         return str(error)
     finally:
-        poster.close()
+        await poster.close()
     return None
 
 
@@ -291,7 +291,7 @@ async def _reached(caught: Trap) -> None:
     target = parse_url(caught.url("127.0.0.1"))
     poster = HttpPoster(PostTarget(target, private=True), connections=1, now=lambda: 0.0)
     await poster.post(b"{}")
-    poster.close()
+    await poster.close()
     if problem is not None or caught.met != before + 2:
         raise NotProven(f"who may connect does not reach the trap: {problem}")
 

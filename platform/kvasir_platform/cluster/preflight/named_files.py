@@ -21,7 +21,7 @@ from kvasir.wire.tls import certificate_problem, certificates_in, read_pem, vali
 from kvasir_platform.cluster.certificates import CA_FILE, ROUTER_FILE, worker_file
 from kvasir_platform.cluster.preflight.finding import Finding
 from kvasir_platform.cluster.preflight.machine_facts import FileProbe
-from kvasir_platform.gateway.filters.http_post import token_header
+from kvasir_platform.gateway.filters.http_post import read_token
 from kvasir_platform.gateway.tenants.keys import parse_keys, read_sources
 from kvasir_platform.gateway.tenants.salts import cache_secret
 
@@ -125,7 +125,7 @@ def _secrets(deployment: Deployment) -> Iterator[FileProbe]:
             problem = _unreadable(Path(each.token_file))
             if not problem:
                 try:
-                    token_header(Path(each.token_file))
+                    read_token(Path(each.token_file))
                 except OSError as error:
                     problem = f"cannot be used: {error}"
             yield _secret(f"output_filters.{each.name}.token_file", each.token_file, problem)

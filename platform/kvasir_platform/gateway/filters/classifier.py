@@ -125,7 +125,7 @@ class ClassifierFilter:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        self._poster.close()
+        await self._poster.close()
 
     async def _verdict(self, window: ClassifierWindow) -> list[tuple[int, int]] | None:
         problem = "it did not answer in time"

@@ -1,39 +1,49 @@
-"""POST to one URL, many times: a bounded pool of connections, every answer bounded in time and size."""
+"""POST requests to one URL through httpcore, over vetted connections, with bounds on time, size and pool.
+
+httpcore resolves no name and opens no socket here: `connect` does, and TLS is part of what it returns.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-import httptools
+import httpcore2
 
 from kvasir.config.checks.outbound import OutboundRefused, OutboundTarget
-from kvasir_platform.gateway.http.outbound import Open, Resolve, connect, system_resolve
+from kvasir_platform.gateway.http.outbound import Resolve, connect, system_resolve
 
 MAX_HEAD_BYTES = 16 << 10
 MAX_BODY_BYTES = 256 << 10
-_MAX_ANSWER_BYTES = 2 * (MAX_HEAD_BYTES + MAX_BODY_BYTES)
-"""With what chunked coding adds."""
+_MAX_RESPONSE_BYTES = 2 * (MAX_HEAD_BYTES + MAX_BODY_BYTES)
+"""Includes the overhead of chunked coding."""
 _MAX_AGE_S = 60.0
-"""A connection that is older is not used again, so that names which move are followed."""
-_READ_BYTES = 64 << 10
+"""An older connection is not reused, so that a name which moves is resolved again."""
+_PIECES_PER_TURN = 64
+"""Pieces that a response passes to httpcore before other tasks of the event loop run."""
 _MAX_TOKEN_BYTES = 16 << 10
+_MALFORMED = "its answer is no sound HTTP, or too large"
 
 
 class PostError(Exception):
-    """No answer that can be used. `again`: whether a further try may go better."""
+    """The request has no usable response. `again`: whether a retry may succeed."""
 
     def __init__(self, message: str, *, again: bool) -> None:
         super().__init__(message)
         self.again = again
 
 
+class _ClosedWhileIdle(Exception):
+    """The server closed a pooled connection before it read the request."""
+
+
 @dataclass(frozen=True, slots=True)
 class PostTarget:
-    """Where to, and how. `private`, see `check_address`."""
+    """Where requests go, and how. `private`: see `check_address`."""
 
     target: OutboundTarget
     private: bool = False
@@ -41,54 +51,131 @@ class PostTarget:
     token_file: str | None = None
 
 
-class _Answer:
-    """Takes an answer apart as it comes. The parser calls these methods."""
+class _Stream(httpcore2.AsyncNetworkStream):
+    """One vetted connection.
 
-    def __init__(self) -> None:
-        self.body = bytearray()
-        self.head_bytes = 0
-        self.status = 0
-        self.complete = False
-        self.keeps = False
-        self.parser = httptools.HttpResponseParser(self)
+    httpcore ignores bytes that follow a response and would parse them as the next one. `read` therefore never
+    passes on bytes beyond the end of a response: it returns one line at a time, and a body of known length by
+    that length. Bytes that remain when a response ends are an error, and the connection is not reused.
+    """
 
-    def on_header(self, name: bytes, value: bytes) -> None:
-        self.head_bytes += len(name) + len(value)
-        if self.head_bytes > MAX_HEAD_BYTES:
-            raise ValueError("its headers are too large")
+    def __init__(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, now: Callable[[], float]
+    ) -> None:
+        self._reader = reader
+        self._writer = writer
+        self._now = now
+        self._opened_s = now()
+        self._reused = False
+        self._unread = b""
+        self._at = 0
+        self._received = 0
+        self._passed = 0
+        self._pieces = 0
+        self._in_head = True
+        self._body_left: int | None = None
 
-    def on_body(self, piece: bytes) -> None:
-        self.body += piece
-        if len(self.body) > MAX_BODY_BYTES:
-            raise ValueError("its body is too large")
+    async def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
+        """Return the next piece. Raise PostError where the response breaks off or exceeds a bound."""
+        if self._at == len(self._unread):
+            self._unread, self._at = await self._receive(max_bytes), 0
+        if self._body_left is None:
+            end = self._unread.find(b"\n", self._at) + 1 or len(self._unread)
+        else:
+            end = min(len(self._unread), self._at + self._body_left)
+            self._body_left -= end - self._at
+        piece, self._at = self._unread[self._at : end], end
+        self._passed += len(piece)
+        self._pieces += 1
+        if self._in_head and self._passed > MAX_HEAD_BYTES:
+            raise PostError(_MALFORMED, again=False)
+        if not self._pieces % _PIECES_PER_TURN:
+            await asyncio.sleep(0)
+        return piece
 
-    def on_message_begin(self) -> None:
-        if self.complete:
-            raise ValueError("it answers more than was asked")
+    async def write(self, buffer: bytes, timeout: float | None = None) -> None:
+        """Send a part of a request. `read` reports a lost connection."""
+        self._writer.write(buffer)
 
-    def on_message_complete(self) -> None:
-        status = self.parser.get_status_code()
-        if status < 200:
-            # What comes before an answer, as 103 is.
-            return
-        self.status, self.complete = status, True
-        # The parser forgets it with the message's end.
-        self.keeps = self.parser.should_keep_alive()
+    async def aclose(self) -> None:
+        """Close at once."""
+        self._writer.transport.abort()
+
+    def get_extra_info(self, info: str) -> Any:
+        """Return for "is_readable" whether the pool must discard this idle connection; None for the rest."""
+        if info != "is_readable":
+            return None
+        expired = self._now() - self._opened_s >= _MAX_AGE_S
+        return expired or self._has_unread() or self._reader.at_eof() or self._writer.is_closing()
+
+    def begin_body(self, headers: Sequence[tuple[bytes, bytes]]) -> None:
+        """Start the body of the response with these headers. Raise PostError where it is too long."""
+        fields = {name.lower(): value for name, value in headers}
+        self._in_head = False
+        if b"transfer-encoding" not in fields and b"content-length" in fields:
+            self._body_left = int(fields[b"content-length"])
+            if self._body_left > MAX_BODY_BYTES:
+                raise PostError(_MALFORMED, again=False)
+
+    def end_response(self) -> None:
+        """Make the connection ready for the next response. Raise PostError where bytes remain."""
+        if self._has_unread():
+            raise PostError(_MALFORMED, again=False)
+        self._reused, self._in_head, self._body_left = True, True, None
+        self._received = self._passed = self._pieces = 0
+
+    def _has_unread(self) -> bool:
+        return self._at < len(self._unread)
+
+    async def _receive(self, max_bytes: int) -> bytes:
+        try:
+            data = await self._reader.read(max_bytes)
+        except OSError:
+            data = b""
+        if not data:
+            if self._received:
+                raise PostError("its answer broke off", again=True)
+            if self._reused:
+                raise _ClosedWhileIdle
+            raise PostError("the connection was lost", again=True)
+        # httpcore would wait for the end of a line that no response begins with.
+        if not self._received and not data.startswith(b"HTTP/"[: len(data)]):
+            raise PostError(_MALFORMED, again=False)
+        self._received += len(data)
+        if self._received > _MAX_RESPONSE_BYTES:
+            raise PostError("its answer is too large", again=False)
+        return data
 
 
-@dataclass(slots=True)
-class _Connection:
-    reader: asyncio.StreamReader
-    writer: asyncio.StreamWriter
-    opened_s: float
-    head: bytes
+class _Backend(httpcore2.AsyncNetworkBackend):
+    """Connects to the vetted addresses of one endpoint, whatever host httpcore names."""
 
-    def close(self) -> None:
-        self.writer.transport.abort()
+    def __init__(self, endpoint: PostTarget, now: Callable[[], float], resolve: Resolve) -> None:
+        self._endpoint = endpoint
+        self._now = now
+        self._resolve = resolve
+
+    async def connect_tcp(
+        self,
+        host: str,
+        port: int,
+        timeout: float | None = None,
+        local_address: str | None = None,
+        socket_options: Iterable[httpcore2.SOCKET_OPTION] | None = None,
+    ) -> httpcore2.AsyncNetworkStream:
+        """Open a connection, over TLS for https. Raise OutboundRefused or PostError."""
+        endpoint = self._endpoint
+        try:
+            reader, writer = await connect(
+                endpoint.target, private=endpoint.private, context=endpoint.context, resolve=self._resolve
+            )
+        except OSError as error:
+            raise PostError(f"no connection to {endpoint.target.host}", again=True) from error
+        return _Stream(reader, writer, self._now)
 
 
 class HttpPoster:
-    """A pool for one endpoint. Used from one event loop."""
+    """A connection pool for one endpoint. Use it from one event loop."""
 
     def __init__(
         self,
@@ -98,111 +185,71 @@ class HttpPoster:
         now: Callable[[], float],
         resolve: Resolve = system_resolve,
     ) -> None:
+        target = endpoint.target
         self._endpoint = endpoint
-        self._now = now
-        self._resolve = resolve
-        self._free = asyncio.Semaphore(connections)
-        self._idle: list[_Connection] = []
-        self._closed = False
+        self._pool = httpcore2.AsyncConnectionPool(
+            max_connections=connections, network_backend=_Backend(endpoint, now, resolve)
+        )
+        # Plain http to httpcore, for https too: the backend returns streams that have done their handshake.
+        self._url = httpcore2.URL(
+            scheme=b"http", host=target.host, port=target.port, target=target.path.encode()
+        )
+        self._headers = [
+            (b"host", target.authority.encode()),
+            (b"content-type", b"application/json"),
+            (b"accept", b"application/json"),
+            (b"user-agent", b"kvasir"),
+        ]
+        self._token = b""
 
     async def post(self, body: bytes) -> bytes:
-        """The body of the answer to `body`, which is JSON. Raises PostError. Bound it in time: cancelling
-        closes its connection."""
-        async with self._free:
-            while (connection := self._reusable()) is not None:
-                try:
-                    return await self._exchange(connection, body)
-                except ConnectionError:
-                    # The server had closed it while it was idle, and nothing was heard of this request.
-                    continue
-            connection = await self._open()
+        """Return the body of the response to `body`, which is JSON. Raise PostError. Set a timeout around it:
+        cancellation closes the connection."""
+        while True:
             try:
-                return await self._exchange(connection, body)
-            except ConnectionError as error:
-                raise PostError("the connection was lost", again=True) from error
+                return await self._exchange(body)
+            except _ClosedWhileIdle:
+                continue
+            except httpcore2.ProtocolError as error:
+                raise PostError(_MALFORMED, again=False) from error
+            except OutboundRefused as error:
+                raise PostError(str(error), again=False) from error
 
-    def close(self) -> None:
-        """Close what is idle, and keep nothing from here on."""
-        self._closed = True
-        for connection in self._idle:
-            connection.close()
-        self._idle.clear()
+    async def close(self) -> None:
+        """Close all connections. Call it when no request runs."""
+        await self._pool.aclose()
 
-    def _reusable(self) -> _Connection | None:
-        while self._idle:
-            connection = self._idle.pop()
-            young = self._now() - connection.opened_s < _MAX_AGE_S
-            if young and not connection.reader.at_eof() and not connection.writer.is_closing():
-                return connection
-            connection.close()
-        return None
-
-    async def _open(self) -> _Connection:
-        endpoint = self._endpoint
-        try:
-            token = b"" if endpoint.token_file is None else token_header(Path(endpoint.token_file))
-        except OSError as error:
-            raise PostError("the token for it cannot be read", again=False) from error
-        try:
-            opened: Open = await connect(
-                endpoint.target, private=endpoint.private, context=endpoint.context, resolve=self._resolve
-            )
-        except OutboundRefused as error:
-            raise PostError(str(error), again=False) from error
-        except OSError as error:
-            raise PostError(f"no connection to {endpoint.target.host}", again=True) from error
-        head = (
-            b"POST %b HTTP/1.1\r\nhost: %b\r\ncontent-type: application/json\r\naccept: application/json\r\n"
-            b"user-agent: kvasir\r\n%bcontent-length: "
-        ) % (endpoint.target.path.encode(), endpoint.target.authority.encode(), token)
-        return _Connection(*opened, self._now(), head)
-
-    async def _exchange(self, connection: _Connection, body: bytes) -> bytes:
-        """One request and its answer. Raises ConnectionError where nothing was heard, PostError else."""
-        kept = False
-        try:
-            connection.writer.write(b"%b%d\r\n\r\n%b" % (connection.head, len(body), body))
-            answer = await self._read(connection.reader)
-            status = answer.status
-            kept = answer.keeps and not self._closed
-        finally:
-            if kept:
-                self._idle.append(connection)
-            else:
-                connection.close()
+    async def _exchange(self, body: bytes) -> bytes:
+        headers = [*self._headers, *self._authorization(), (b"content-length", b"%d" % len(body))]
+        async with self._pool.stream("POST", self._url, headers=headers, content=body) as response:
+            stream: _Stream = response.extensions["network_stream"]
+            stream.begin_body(response.headers)
+            data = await response.aread()
+            stream.end_response()
+        if len(data) > MAX_BODY_BYTES:
+            raise PostError(_MALFORMED, again=False)
+        status = response.status
         if status != 200:
             again = status in (408, 425, 429) or status >= 500
             raise PostError(f"it answered with status {status}", again=again)
-        return bytes(answer.body)
+        return data
 
-    async def _read(self, reader: asyncio.StreamReader) -> _Answer:
-        answer, heard = _Answer(), 0
-        while not answer.complete:
+    def _authorization(self) -> list[tuple[bytes, bytes]]:
+        """Return the header with the token, which is read again whenever a connection is opened."""
+        if self._endpoint.token_file is None:
+            return []
+        if not any(each.is_idle() and not each.has_expired() for each in self._pool.connections):
             try:
-                data = await reader.read(_READ_BYTES)
+                self._token = read_token(Path(self._endpoint.token_file))
             except OSError as error:
-                data = b""
-                if not heard:
-                    raise ConnectionResetError from error
-            if not data:
-                if heard:
-                    raise PostError("its answer broke off", again=True)
-                raise ConnectionResetError
-            heard += len(data)
-            # The parser keeps a header that does not end.
-            if heard > _MAX_ANSWER_BYTES:
-                raise PostError("its answer is too large", again=False)
-            try:
-                answer.parser.feed_data(data)
-            except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
-                raise PostError("its answer is no sound HTTP, or too large", again=False) from error
-        return answer
+                raise PostError("the token for it cannot be read", again=False) from error
+        return [(b"authorization", b"Bearer " + self._token)]
 
 
-def token_header(path: Path) -> bytes:
-    """The header line with the token in a file. Raises OSError."""
+def read_token(path: Path) -> bytes:
+    """Return the token in a file. Raise OSError."""
     with path.open("rb") as file:
         token = file.read(_MAX_TOKEN_BYTES).strip()
     if not token or any(byte < 0x21 or byte > 0x7E for byte in token):
         raise OSError(f"{path} does not hold one token")
-    return b"authorization: Bearer %b\r\n" % token
+    return token
