@@ -22,14 +22,10 @@ from kvasir.core.requests import Request
 from kvasir.ports.router import AdmissionView
 from kvasir.ports.routing import Plan
 from kvasir_router.admission.contract import AdmissionRules, AdmissionTicket
-from kvasir_router.admission.fair_queue import LANES, LONG, SHORT, FairQueue, Key, key_of
-from kvasir_router.admission.pace import Pace
+from kvasir_router.admission.fair_admission import FairAdmission
+from kvasir_router.admission.fair_queue import LANES, LONG, SHORT, Key, key_of
 from kvasir_router.admission.room import Room
-from kvasir_router.admission.shares import Shares
-from kvasir_router.admission.waits import Waits
-from kvasir_router.admission.watch import Watch
 from kvasir_router.fleet.fleet import Fleet
-from kvasir_router.fleet.work import runs_whole
 
 
 class _Shut(Enum):
@@ -40,7 +36,7 @@ class _Shut(Enum):
     LONG = auto()
 
 
-class Admission:
+class Admission(FairAdmission):
     """The one queue of a router, and the rules by which requests leave it.
 
     Obligations: of a request that was refused nothing is kept but that its tenant wants something; whoever
@@ -49,16 +45,10 @@ class Admission:
     """
 
     def __init__(self, fleet: Fleet, rules: AdmissionRules) -> None:
+        super().__init__(rules, lambda request: fleet.output_tokens(request) * request.sampling.n)
         self._fleet = fleet
-        self._rules = rules
-        self._queue = FairQueue(class_factor=rules.class_factor)
         self._parked: dict[str, AdmissionTicket] = {}
         self._room = Room(fleet.columns, fleet.workers, rules)
-        self._shares = Shares(self._queue.of_tenant)
-        self._paces = (Pace(), Pace())
-        self.waits = Waits(rules, self._queue, self._paces, self._shares)
-        self._watch = Watch(rules, self._queue, self._paces, self.waits)
-        self.brownout = self._watch.brownout
         self._long_kv = 0
         self._long_prompts: set[str] = set()
         self._known = -1
@@ -83,39 +73,6 @@ class Admission:
         return ticket.request_id in self._parked
 
     # -- arrivals --------------------------------------------------------------------------------
-
-    def reduced(self, request: Request) -> Request:
-        """The request as it is served under the brown-out in force. Raises CapacityError (shed)."""
-        if not self.brownout.level:
-            return request
-        self._watch.refuse_what_is_shed(self._rules.level(request.priority))
-        sampling, cap = request.sampling, self.brownout.cap
-        if cap is None or (sampling.max_tokens is not None and sampling.max_tokens <= cap):
-            return request
-        return replace(request, sampling=replace(sampling, max_tokens=max(cap, sampling.min_tokens)))
-
-    def ticket(self, request: Request, now: float) -> AdmissionTicket:
-        """What admission knows of a request that arrives."""
-        rules, sampling, tenant = self._rules, request.sampling, request.tenant
-        prompt, output = len(request.tokens), self._fleet.output_tokens(request) * sampling.n
-        weight, level = rules.weights.get(tenant, 1.0), rules.level(request.priority)
-        self._shares.seen(*rules.holder(level, tenant), weight, now)
-        return AdmissionTicket(
-            request_id=request.request_id,
-            tenant=tenant,
-            weight=weight,
-            level=level,
-            urgency=rules.urgency(request.priority, now),
-            cost=prompt + output,
-            prompt_tokens=prompt,
-            kv_least=output,
-            choices=sampling.n,
-            whole=runs_whole(sampling),
-            itl_s=request.slo.itl_s,
-            ttft_s=request.slo.ttft_s,
-            deadline_s=request.deadline_s,
-            long=prompt >= rules.long_tokens,
-        )
 
     def may_begin(self, ticket: AdmissionTicket, now: float) -> bool:
         """Whether nobody waits before it, and there is room."""
@@ -200,80 +157,58 @@ class Admission:
 
     def begins(self, ticket: AdmissionTicket, now: float) -> None:
         """The request is sent to workers, for the first time or again."""
-        pace = self._paces[ticket.long]
-        if ticket.waiting:
-            self._queue.take(ticket)
-            pace.began(ticket.cost, now)
-        elif not ticket.holds:
-            self._queue.charge(ticket)
         self._parked.pop(ticket.request_id, None)
         if ticket.long:
             self._begins_long(ticket)
-        if not ticket.holds:
-            ticket.holds = True
-            self._shares.hold(*self._holder(ticket), ticket.cost)
+        super().begins(ticket, now)
 
     def computed(self, ticket: AdmissionTicket) -> None:
         """The prompt has been computed."""
         self._long_prompts.discard(ticket.request_id)
 
     def first_token(self, ticket: AdmissionTicket, seconds: float | None) -> None:
-        """The first token came so long after the request began; None where that is not typical."""
-        if seconds is not None:
-            self._paces[ticket.long].first_token(seconds)
+        """The first token came `seconds` after the request began; None if that is not typical."""
+        super().first_token(ticket, seconds)
         self.computed(ticket)
 
     def ended(self, ticket: AdmissionTicket) -> None:
-        """The request is over, wherever it was."""
-        if ticket.waiting:
-            self._queue.remove(ticket)
+        """The request ended, queued, parked or running."""
         self._parked.pop(ticket.request_id, None)
         self.computed(ticket)
-        if ticket.holds:
-            ticket.holds = False
-            self._shares.release(*self._holder(ticket), ticket.cost)
-            self._long_kv -= ticket.cost if ticket.long else 0
+        self._long_kv -= ticket.cost if ticket.long and ticket.holds else 0
+        super().ended(ticket)
         self._tried = -1
 
     # -- time ------------------------------------------------------------------------------------
 
     def tick(self, now: float) -> None:
-        """After anything has happened: measure, and see to the brown-out."""
+        """Measure the queue and update the brown-out; called after every event."""
         if self._watch.idle:
             return
-        self._watch.look(now)
+        super().tick(now)
         if not self._queue.waiting[True]:
             self._room.booking = None
 
     def next_due(self) -> float | None:
-        """When something may change by itself."""
-        if self._watch.idle:
-            return None
-        due = (self._retry_s if len(self._queue) else None, self._watch.next_due())
+        """The time at which something may change without an event."""
+        due = (self._retry_s if len(self._queue) else None, super().next_due())
         return min((when for when in due if when is not None), default=None)
 
     def view(self, now: float) -> AdmissionView:
-        """For metrics and the edge."""
+        """Return the state for metrics and edges."""
         self._renewed(now)
-        wait_s, pressure = self.waits.typical(now)
-        return AdmissionView(
-            queued=len(self._queue),
+        return replace(
+            super().view(now),
             parked=len(self._parked),
-            wait_s=wait_s,
-            tokens_per_s=self._paces[False].rate(now) or 0.0,
-            pressure=pressure,
             reserved_tokens=self._room.reserved_tokens(),
             kv_tokens=self._room.kv_tokens,
-            brownout=self.brownout.view,
         )
 
     def check(self, holding: int) -> None:
-        """Raises AssertionError unless it agrees with itself, and with the number of requests that hold."""
-        self._queue.check()
-        require(self._queue.tenants() <= self._shares.weights().keys(), "waits, and is not reckoned with")
-        require(not any(ticket.waiting for ticket in self._parked.values()), "waits in two places")
-        require(self._shares.running == holding, f"{self._shares.running} held, {holding} begun")
-        require(self._long_kv >= 0, "less KV than none is held by long prompts")
+        """Raise AssertionError if the counts disagree, or if not `holding` requests have begun."""
+        super().check(holding)
+        require(not any(ticket.waiting for ticket in self._parked.values()), "both queued and parked")
+        require(self._long_kv >= 0, "long prompts hold less than no KV")
 
     # -- room ------------------------------------------------------------------------------------
 
@@ -311,12 +246,8 @@ class Admission:
             self._long_kv += ticket.cost
 
     def _add(self, ticket: AdmissionTicket, now: float) -> None:
-        # It may have been aside for longer than its tenant is remembered.
-        self._shares.seen(*self._holder(ticket), ticket.weight, now)
-        self._queue.add(ticket)
-        self._paces[ticket.long].waited(now)
+        super()._add(ticket, now)
         self._tried = -1
-        self._watch.waited()
 
     def _ask_again(self, when: float | None) -> None:
         if when is not None and (self._retry_s is None or when < self._retry_s):
@@ -332,13 +263,9 @@ class Admission:
             sizes = [new / old for new, old in zip(self._room.places, before, strict=True) if new and old]
             # Of two pools that change at once, the one that changes more is taken to matter.
             factor = max(sizes, key=lambda size: abs(math.log(size)), default=1.0)
-            for pace in self._paces:
-                pace.resized(factor)
+            self._resized(factor)
         return self._room
 
     def _over(self, ticket: AdmissionTicket) -> bool:
         """Whether its tenant has more than its share."""
         return self._shares.over(*self._holder(ticket))
-
-    def _holder(self, ticket: AdmissionTicket) -> Key:
-        return self._rules.holder(ticket.level, ticket.tenant)

@@ -106,7 +106,7 @@ class EmbeddingMachine:
     @property
     def brownout(self) -> BrownoutView:
         """What is done under pressure."""
-        return self._admission.watch.brownout.view
+        return self._admission.brownout.view
 
     def admission(self, now: float) -> AdmissionView:
         """What waits, and what is done about it."""
@@ -124,7 +124,7 @@ class EmbeddingMachine:
             self._timers.next(),
             min(self._evacuations.values(), default=None),
             self.fleet.health.next_due(),
-            self._admission.watch.next_due(),
+            self._admission.next_due(),
         )
         return min((when for when in due if when is not None), default=None)
 
@@ -147,8 +147,7 @@ class EmbeddingMachine:
             case _:
                 self._membership(event, now)
         self._start_waiting(now)
-        if not self._admission.watch.idle:
-            self._admission.watch.look(now)
+        self._admission.tick(now)
         effects, self._out = self._out, []
         return effects
 
@@ -175,6 +174,7 @@ class EmbeddingMachine:
             raise CapacityError(
                 f"{len(self._states)} inputs wait or are being embedded, the most allowed", code="queue_full"
             )
+        request = self._admission.reduced(request)
         ticket = self._admission.ticket(request, now)
         worker_id = None if self.queued else self.fleet.choose(now)
         if worker_id is None:
@@ -225,8 +225,7 @@ class EmbeddingMachine:
         state.worker_id, state.leg_id = worker_id, leg_id
         state.waits = False
         state.starts += 1
-        if not state.ticket.holds:
-            self._admission.begins(state.ticket, now)
+        self._admission.begins(state.ticket, now)
         state.started_s = now
         state.routed_s = now if state.routed_s is None else state.routed_s
         self.fleet.charge(worker_id, leg_id, request.request_id, state.tokens, now)
@@ -267,7 +266,7 @@ class EmbeddingMachine:
         self.fleet.health.succeeded(worker.worker_id, now)
         state.worker_id, state.done_s = worker.worker_id, now
         state.usage = delta.usage or Usage(prompt_tokens=state.tokens)
-        self._admission.embedded(now - state.started_s)
+        self._admission.first_token(state.ticket, now - state.started_s)
         self._admission.ended(state.ticket)
         del self._states[request_id]
         if delta.request_id != request_id:
