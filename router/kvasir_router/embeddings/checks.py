@@ -8,7 +8,7 @@ from kvasir.core.invariants import require
 from kvasir_router.embeddings.admission import EmbeddingAdmission
 from kvasir_router.embeddings.fleet import EmbeddingFleet
 from kvasir_router.embeddings.state import EmbeddingRequestState
-from kvasir_router.requests.state import MachineLimits
+from kvasir_router.requests.checks import check_waiting
 from kvasir_router.requests.timers import Timers
 
 
@@ -17,24 +17,16 @@ def check_inputs(
     admission: EmbeddingAdmission,
     moving: Collection[str],
     timers: Timers,
-    limits: MachineLimits,
 ) -> None:
-    """Every input is in exactly one place, its time is watched, and bounds hold. `moving` are those that wait
-    to go elsewhere."""
+    """Every input is in exactly one place, and its time is watched. `moving` are those that wait for another
+    worker."""
+    check_waiting(states, admission, timers)
     for request_id, state in states.items():
         ticket = state.ticket
         require(state.waits == (state.worker_id is None), "a request that neither runs nor waits")
-        deadline = state.request.deadline_s
-        require(deadline is None or timers.holds(deadline, request_id), "a deadline nobody watches")
-        require(ticket.waiting == (state.waits and not ticket.holds), "the queue has it, or has it not")
-        require((request_id in moving) == (state.waits and ticket.holds), "waits anew without a beginning")
-        if state.waits:
-            require(timers.holds(state.queued_until, request_id), "waits without an end")
-        require(state.retries <= limits.max_retries, "too many retries")
-        require(state.migrations <= limits.max_migrations, "too many migrations")
-    require({*admission, *moving} <= set(states), "an ended request waits")
-    admission.check(sum(state.ticket.holds for state in states.values()))
-    require(len(states) <= limits.max_in_flight, "too many requests in flight")
+        require(ticket.waiting == (state.waits and not ticket.holds), "the queue and the ticket disagree")
+        require((request_id in moving) == (state.waits and ticket.holds), "moves without having begun")
+    require(set(moving) <= set(states), "an ended request waits")
 
 
 def check_work(states: Mapping[str, EmbeddingRequestState], fleet: EmbeddingFleet) -> None:

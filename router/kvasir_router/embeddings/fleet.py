@@ -88,11 +88,17 @@ class EmbeddingFleet:
         return worker
 
     def mark(
-        self, worker_id: str, now: float, *, interrupted: bool | None = None, draining: str | None = None
+        self,
+        worker_id: str,
+        *,
+        interrupted: bool | None = None,
+        draining: str | None = None,
+        now: float | None = None,
     ) -> None:
-        """Whether new work may be sent to a worker, in the words of Worker; None leaves it as it is."""
+        """Set whether new work may be sent to a worker (see Worker); None keeps a value. `interrupted` needs
+        `now`."""
         worker = self.workers[worker_id]
-        if interrupted is not None:
+        if interrupted is not None and now is not None:
             worker.interrupted = interrupted
             (self.health.interrupted if interrupted else self.health.resumed)(worker_id, now)
         worker.draining = worker.draining if draining is None else draining

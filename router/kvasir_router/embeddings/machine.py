@@ -11,29 +11,20 @@ whole of recovery is to run it elsewhere.
 
 from __future__ import annotations
 
-from bisect import insort
-from dataclasses import replace
-
-from kvasir.core.errors import CapacityError, KvasirError, RequestError, UpstreamError
-from kvasir.core.identity import WorkerIdentity
+from kvasir.core.errors import CapacityError, RequestError
 from kvasir.core.invariants import require
-from kvasir.core.requests import Delta, EngineRequest, Leg, Request, StepBatch, Usage
-from kvasir.ports.router import Accounting, AdmissionView, BrownoutView, RequestSummary
+from kvasir.core.requests import Delta, EngineRequest, Leg, Request, StepBatch
+from kvasir.ports.router import Accounting, AdmissionView, BrownoutView
 from kvasir_router.admission import UNLIMITED, AdmissionRules
-from kvasir_router.embeddings.admission import EmbeddingAdmission
 from kvasir_router.embeddings.checks import check_inputs, check_work
+from kvasir_router.embeddings.failover import EmbeddingCompletion, EmbeddingFailover, EmbeddingTable
 from kvasir_router.embeddings.fleet import EmbeddingFleet
 from kvasir_router.embeddings.state import EmbeddingRequestState
 from kvasir_router.fleet.work import Worker
-from kvasir_router.requests.completion import BLAMELESS
+from kvasir_router.requests.checks import check_limits
 from kvasir_router.requests.events import (
-    AbortOn,
-    ClientGone,
     Effect,
-    EmitDelta,
     Event,
-    FailRequest,
-    FinishRequest,
     PlanReceived,
     RequestArrived,
     RequestCancelled,
@@ -47,9 +38,7 @@ from kvasir_router.requests.events import (
     WorkerReady,
     WorkerRestored,
 )
-from kvasir_router.requests.failover import ENGINE_DEAD, LEAST_PATIENCE_S
 from kvasir_router.requests.legs import FAILED
-from kvasir_router.requests.restarts import RetryAccounting
 from kvasir_router.requests.state import (
     MachineLimits,
     check_arrival,
@@ -57,7 +46,6 @@ from kvasir_router.requests.state import (
     refuse_to_wait,
     waited_for_nothing,
 )
-from kvasir_router.requests.timers import Timers
 
 
 class EmbeddingMachine:
@@ -70,20 +58,14 @@ class EmbeddingMachine:
     ) -> None:
         self.fleet = fleet
         self._limits = limits
-        self._states: dict[str, EmbeddingRequestState] = {}
-        self._admission = EmbeddingAdmission(rules)
-        self._moving: list[tuple[int, int, str]] = []
-        self._timers = Timers()
-        self._evacuations: dict[str, float] = {}
-        self._restarts = RetryAccounting(
-            max_retries=limits.max_retries,
-            max_migrations=limits.max_migrations,
-            budget_ratio=limits.retry_budget,
-        )
+        self._table = EmbeddingTable(fleet, limits, rules)
+        self._states = self._table.states
+        self._admission = self._table.admission
+        self._completion = EmbeddingCompletion(self._table)
+        self._failover = EmbeddingFailover(self._table, self._completion)
         self._arrivals = 0
         self._closing = False
-        self._awake_in_s: float | None = None
-        self._out: list[Effect] = []
+        self._ready_in_s: float | None = None
 
     @property
     def in_flight(self) -> int:
@@ -93,7 +75,7 @@ class EmbeddingMachine:
     @property
     def queued(self) -> int:
         """Requests that wait for a worker."""
-        return len(self._admission) + len(self._moving)
+        return len(self._admission) + len(self._table.moving)
 
     def waiting(self) -> list[frozenset[str]]:
         """Which workers each of those avoids, since it failed there; for checks."""
@@ -121,8 +103,8 @@ class EmbeddingMachine:
     def next_wakeup(self) -> float | None:
         """When a Tick is due, on the same clock as `now`; None when nothing waits for time."""
         due = (
-            self._timers.next(),
-            min(self._evacuations.values(), default=None),
+            self._table.timers.next(),
+            self._failover.next_due(),
             self.fleet.health.next_due(),
             self._admission.next_due(),
         )
@@ -141,30 +123,17 @@ class EmbeddingMachine:
             case TimerTick():
                 self._tick(now)
             case PlanReceived(_, ready_in_s):
-                self._awake_in_s = ready_in_s
+                self._ready_in_s = ready_in_s
             case ShuttingDown():
                 self._shut_down(now)
-            case _:
-                self._membership(event, now)
+            case WorkerReady() | WorkerInterrupted() | WorkerDraining() | WorkerRestored() | WorkerLost():
+                self._failover.handle(event, now)
+                self._admission.resized(self.fleet.ready)
         self._start_waiting(now)
         self._admission.tick(now)
-        effects, self._out = self._out, []
+        effects = self._table.out.copy()
+        self._table.out.clear()
         return effects
-
-    def _membership(self, event: Event, now: float) -> None:
-        """Of the rest, snapshots of caches are never asked for."""
-        match event:
-            case WorkerReady(worker_id, identity):
-                self._ready(worker_id, identity, now)
-            case WorkerLost(worker_id, reason):
-                self._lost(worker_id, reason, now)
-            case WorkerInterrupted(worker_id) if worker_id in self.fleet.workers:
-                self._interrupted(worker_id, now)
-            case WorkerDraining(worker_id, reason) if worker_id in self.fleet.workers:
-                self.fleet.mark(worker_id, now, draining=reason)
-            case WorkerRestored(worker_id) if worker_id in self.fleet.workers:
-                self.fleet.mark(worker_id, now, draining="")
-        self._admission.resized(self.fleet.ready)
 
     # -- arrival ---------------------------------------------------------------------------------
 
@@ -180,23 +149,19 @@ class EmbeddingMachine:
         if worker_id is None:
             missing = self.fleet.missing()
             if missing is not None:
-                refuse_to_wait(self._awake_in_s, self._limits.queue_timeout_s, missing)
+                refuse_to_wait(self._ready_in_s, self._limits.queue_timeout_s, missing)
             self._admission.wait(ticket, now, served=missing is None)
         self._arrivals += 1
-        self._restarts.budget.deposit()
+        self._table.retries.budget.deposit()
         state = EmbeddingRequestState(request, ticket, self._arrivals, brownout=self.brownout.text)
         self._states[request.request_id] = state
+        self._table.timers.sweep(self._states)
         if request.deadline_s is not None:
-            self._timers.set(request.deadline_s, request.request_id)
+            self._table.timers.set(request.deadline_s, request.request_id)
         if worker_id is None:
-            self._waits(state, now)
+            self._table.wait_until(state, now)
         else:
             self._start(state, worker_id, now)
-
-    def _waits(self, state: EmbeddingRequestState, now: float) -> None:
-        state.waits, state.queued_until = True, now + self._limits.queue_timeout_s
-        self._timers.sweep(self._states)
-        self._timers.set(state.queued_until, state.request.request_id)
 
     def _start_waiting(self, now: float) -> None:
         """Send what waits, as long as there is room for it."""
@@ -209,12 +174,12 @@ class EmbeddingMachine:
 
     def _start_moving(self, now: float) -> None:
         """What has failed somewhere waits for another place, and lets others pass."""
-        for entry in list(self._moving):
+        for entry in list(self._table.moving):
             state = self._states[entry[2]]
             avoid = state.avoid & self.fleet.workers.keys()
             worker_id = self.fleet.choose(now, avoid)
             if worker_id is not None:
-                self._moving.remove(entry)
+                self._table.moving.remove(entry)
                 self._start(state, worker_id, now)
             elif not avoid:
                 return
@@ -223,7 +188,7 @@ class EmbeddingMachine:
         request, worker = state.request, self.fleet.workers[worker_id]
         leg_id = worker.free_leg_id(request.request_id, state.starts)
         state.worker_id, state.leg_id = worker_id, leg_id
-        state.waits = False
+        state.queued_until = None
         state.starts += 1
         self._admission.begins(state.ticket, now)
         state.started_s = now
@@ -239,7 +204,7 @@ class EmbeddingMachine:
             priority=request.priority,
             trace_context=request.trace_context,
         )
-        self._out.append(SubmitTo(worker_id, leg))
+        self._table.out.append(SubmitTo(worker_id, leg))
 
     # -- what workers say ------------------------------------------------------------------------
 
@@ -259,131 +224,29 @@ class EmbeddingMachine:
             worker.ghosts.pop(delta.request_id, None)
             return
         state = self._states[request_id]
-        self._release(state, now, aborted=False)
+        self._completion.release(state, now, aborted=False)
         if delta.finish in FAILED or delta.embedding is None:
-            self._failover(state, error_of(delta), worker.worker_id, now)
+            self._failover.again_or_fail(state, error_of(delta), worker.worker_id, now)
             return
         self.fleet.health.succeeded(worker.worker_id, now)
-        state.worker_id, state.done_s = worker.worker_id, now
-        state.usage = delta.usage or Usage(prompt_tokens=state.tokens)
-        self._admission.first_token(state.ticket, now - state.started_s)
-        self._admission.ended(state.ticket)
-        del self._states[request_id]
-        if delta.request_id != request_id:
-            delta = replace(delta, request_id=request_id)
-        self._out.append(EmitDelta(request_id, delta))
-        self._out.append(FinishRequest(request_id, state.summary("ok", now)))
+        self._completion.finish(state, worker.worker_id, delta, now)
 
-    def _release(self, state: EmbeddingRequestState, now: float, *, aborted: bool) -> None:
-        """Nothing of the request runs any more."""
-        if state.worker_id is not None:
-            self.fleet.discharge(state.worker_id, state.leg_id, state.tokens, now, aborted=aborted)
-            if aborted:
-                self._out.append(AbortOn(state.worker_id, (state.leg_id,)))
-            state.worker_id = None
-
-    def _failover(
-        self,
-        state: EmbeddingRequestState,
-        error: KvasirError,
-        worker_id: str,
-        now: float,
-        *,
-        lost: bool = False,
-    ) -> None:
-        """A leg is over and has failed: once more, on another worker, if that is within bounds."""
-        lost = lost or error.code == ENGINE_DEAD
-        if not lost and not isinstance(error, RequestError) and error.code not in BLAMELESS:
-            self.fleet.health.failed(worker_id, error.code, now)
-        state.last_error = error
-        if isinstance(error, RequestError) or not self._restarts.counted(state, error, moved=lost):
-            self._fail(state, error, now)
-            return
-        state.avoid.add(worker_id)
-        insort(self._moving, self._entry(state))
-        self._waits(state, now)
-
-    @staticmethod
-    def _entry(state: EmbeddingRequestState) -> tuple[int, int, str]:
-        """Of what moves, the most urgent goes first, then what came first."""
-        return state.request.priority, state.order, state.request.request_id
-
-    # -- ends ------------------------------------------------------------------------------------
-
-    def _fail(self, state: EmbeddingRequestState, error: KvasirError, now: float) -> None:
-        summary = self._remove(state, error.code, now)
-        self._out.append(FailRequest(state.request.request_id, error, summary))
+    # -- ends and time ---------------------------------------------------------------------------
 
     def _cancelled(self, request_id: str, outcome: str, now: float) -> None:
         state = self._states.get(request_id)
         if state is not None:
-            summary = self._remove(state, outcome, now)
-            self._out.append(ClientGone(request_id, summary))
-
-    def _remove(self, state: EmbeddingRequestState, outcome: str, now: float) -> RequestSummary:
-        summary = state.summary(outcome, now)
-        request_id = state.request.request_id
-        if state.waits and state.ticket.holds:
-            self._moving.remove(self._entry(state))
-        self._admission.ended(state.ticket)
-        self._release(state, now, aborted=True)
-        del self._states[request_id]
-        return summary
+            self._completion.cancel(state, outcome, now)
 
     def _shut_down(self, now: float) -> None:
         self._closing = True
         for state in list(self._states.values()):
-            self._fail(state, CapacityError("the router is stopping", code="shutting_down"), now)
-
-    # -- membership and time ---------------------------------------------------------------------
-
-    def _ready(self, worker_id: str, identity: WorkerIdentity, now: float) -> None:
-        known = self.fleet.workers.get(worker_id)
-        if known is not None and known.identity != identity:
-            self._lost(worker_id, "replaced by another life of the worker", now)
-            known = None
-        if known is None:
-            self.fleet.add(worker_id, identity, now)
-        else:
-            self._evacuations.pop(worker_id, None)
-            self.fleet.mark(worker_id, now, interrupted=False)
-
-    def _interrupted(self, worker_id: str, now: float) -> None:
-        """The worker's connection broke. One that was leaving anyway does not come back."""
-        self.fleet.mark(worker_id, now, interrupted=True)
-        leaving = bool(self.fleet.workers[worker_id].draining)
-        self._evacuations[worker_id] = now if leaving else now + self._limits.migrate_s
-
-    def _lost(self, worker_id: str, reason: str, now: float) -> None:
-        worker = self.fleet.remove(worker_id)
-        if worker is None:
-            return
-        self._evacuations.pop(worker_id, None)
-        error = UpstreamError(f"worker {worker_id} was lost: {reason}", code="worker_lost")
-        for request_id in worker.legs.values():
-            state = self._states[request_id]
-            state.worker_id = None
-            self._failover(state, error, worker_id, now, lost=True)
-
-    def _evacuate(self, worker_id: str, now: float) -> None:
-        """What runs there goes on elsewhere, or stays while there is no elsewhere."""
-        worker = self.fleet.workers[worker_id]
-        if not self.fleet.missing():
-            error = UpstreamError(f"worker {worker_id} cannot be reached", code="worker_lost")
-            for request_id in list(worker.legs.values()):
-                state = self._states[request_id]
-                self._release(state, now, aborted=True)
-                self._failover(state, error, worker_id, now, lost=True)
-        if worker.legs:
-            self._evacuations[worker_id] = now + max(self._limits.migrate_s, LEAST_PATIENCE_S)
-        else:
-            del self._evacuations[worker_id]
+            self._completion.fail(state, CapacityError("the router is stopping", code="shutting_down"), now)
 
     def _tick(self, now: float) -> None:
         self.fleet.health.tick(now)
-        for worker_id in [worker_id for worker_id, when in self._evacuations.items() if when <= now]:
-            self._evacuate(worker_id, now)
-        for request_id in self._timers.due(now):
+        self._failover.tick(now)
+        for request_id in self._table.timers.due(now):
             state = self._states.get(request_id)
             if state is not None:
                 self._check_time(state, now)
@@ -395,20 +258,22 @@ class EmbeddingMachine:
         if deadline is not None and deadline <= now:
             took = now - state.request.arrival_s
             message = f"the input was not embedded after {took:.1f} s"
-            self._fail(state, RequestError(message, status=504, code="request_timeout"), now)
-        elif state.waits and state.queued_until <= now:
+            self._completion.fail(state, RequestError(message, status=504, code="request_timeout"), now)
+        elif state.queued_until is not None and state.queued_until <= now:
             waited_s = self._limits.queue_timeout_s
             why = state.last_error or self.fleet.missing()
-            full = self._admission.waits.no_room(state.ticket, waited_s, now)
-            self._fail(
-                state, full if why is None else waited_for_nothing(waited_s, why, self._awake_in_s), now
-            )
+            if why is None:
+                error = self._admission.waits.no_room(state.ticket, waited_s, now)
+            else:
+                error = waited_for_nothing(waited_s, why, self._ready_in_s)
+            self._completion.fail(state, error, now)
 
     # -- checks ----------------------------------------------------------------------------------
 
     def validate_state(self) -> None:
         """Raises AssertionError, naming what is wrong, unless every invariant holds."""
-        moving = [request_id for _, _, request_id in self._moving]
-        check_inputs(self._states, self._admission, moving, self._timers, self._limits)
+        moving = [request_id for _, _, request_id in self._table.moving]
+        check_inputs(self._states, self._admission, moving, self._table.timers)
         check_work(self._states, self.fleet)
+        check_limits(self._states, self._limits)
         require(self.accounting().consistent, f"the accounting is inconsistent: {self.accounting()}")

@@ -17,14 +17,13 @@ _REASON = "fewest_tokens"
 
 @dataclass(slots=True)
 class EmbeddingRequestState:
-    """A request, which either `waits` (until `queued_until` at most) or runs in a leg on a worker. `ticket`
-    is what admission knows of it, `order` how many came before it."""
+    """A request, which either waits, until `queued_until` at most, or runs in a leg on a worker. `order` is
+    its place in the order of arrival."""
 
     request: Request
     ticket: AdmissionTicket
     order: int
-    waits: bool = False
-    queued_until: float = 0.0
+    queued_until: float | None = None
     worker_id: str | None = None
     leg_id: str = ""
     starts: int = 0
@@ -37,6 +36,10 @@ class EmbeddingRequestState:
     usage: Usage = field(default_factory=Usage)
     avoid: set[str] = field(default_factory=set)
     last_error: KvasirError | None = None
+
+    @property
+    def waits(self) -> bool:
+        return self.queued_until is not None
 
     @property
     def tokens(self) -> int:

@@ -164,10 +164,6 @@ class Fleet:
         """A leg on the worker was taken back for having given nothing; see Health."""
         self.health.late(worker_id, now, slowness)
 
-    def failed(self, worker_id: str, code: str, now: float) -> None:
-        """A leg failed by the worker's fault; see Health."""
-        self.health.failed(worker_id, code, now)
-
     def accepts(self, worker_id: str) -> bool:
         """Whether a new leg may be sent there."""
         worker = self.workers.get(worker_id)

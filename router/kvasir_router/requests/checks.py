@@ -8,9 +8,11 @@ from kvasir.core.invariants import require
 from kvasir.core.requests import Leg
 from kvasir.ports.routing import RoutingTarget
 from kvasir_router.admission import Admission
+from kvasir_router.admission.fair_admission import FairAdmission
 from kvasir_router.fleet.fleet import Fleet
 from kvasir_router.fleet.work import TargetLoad
 from kvasir_router.requests.state import MachineLimits, Phase, RequestState
+from kvasir_router.requests.table import Tracked
 from kvasir_router.requests.timers import Timers
 
 
@@ -18,26 +20,24 @@ def check_requests(
     states: Mapping[str, RequestState], admission: Admission, timers: Timers, fleet: Fleet
 ) -> None:
     """Every request is in exactly one place, every leg and lease has a live request, and time is watched."""
+    check_waiting(states, admission, timers)
     for request_id, state in states.items():
         waits = state.phase is Phase.QUEUED
         require(waits == (request_id in admission), "queued, but not in the queue, or the reverse")
         require(waits == (state.leg is None), "a request that neither runs nor waits")
         require(waits == (state.plan is None), "a plan without a leg, or the reverse")
         if waits:
-            until = state.queued_until
-            require(until is not None and timers.holds(until, request_id), "waits without an end")
+            require(state.queued_until is not None, "waits without an end")
             require(not state.charges, "waits, and is accounted as work")
         else:
             require(state.ticket.holds and not state.ticket.waiting, "runs, and was not admitted")
-        deadline = state.request.deadline_s
-        require(deadline is None or timers.holds(deadline, request_id), "a deadline nobody watches")
+        starts = state.retries + state.migrations + state.hedged
+        require(state.attempts >= starts, "a start that was not counted")
         for leg in (state.leg, state.ahead):
             if leg is not None:
                 worker = fleet.workers[leg.target.worker_id]
                 require(worker.legs.get(leg.leg_id) == request_id, "a leg its worker does not know")
         check_hand_over(state, fleet)
-    require(set(admission) <= set(states), "an ended request waits")
-    admission.check(sum(state.ticket.holds for state in states.values()))
     running = sum((state.leg is not None) + (state.ahead is not None) for state in states.values())
     require(running == sum(len(w.legs) for w in fleet.workers.values()), "a leg without a request")
     require(
@@ -82,11 +82,18 @@ def check_work(states: Mapping[str, RequestState], fleet: Fleet) -> None:
     require(fleet.predicted <= len(states), "predictions of requests that have ended")
 
 
-def check_limits(states: Mapping[str, RequestState], limits: MachineLimits) -> None:
+def check_waiting(states: Mapping[str, Tracked], admission: FairAdmission, timers: Timers) -> None:
+    """Deadlines and waits have timers, and admission holds requests of the table only."""
+    for request_id, state in states.items():
+        for until in (state.request.deadline_s, state.queued_until):
+            require(until is None or timers.holds(until, request_id), "a time limit without a timer")
+    require(set(admission) <= set(states), "an ended request waits")
+    admission.check(sum(state.ticket.holds for state in states.values()))
+
+
+def check_limits(states: Mapping[str, Tracked], limits: MachineLimits) -> None:
     """There are no more requests, and none of them began again more often, than is allowed."""
     require(len(states) <= limits.max_in_flight, "too many requests in flight")
     for state in states.values():
         require(state.retries <= limits.max_retries, "too many retries")
         require(state.migrations <= limits.max_migrations, "too many migrations")
-        starts = state.retries + state.migrations + state.hedged
-        require(state.attempts >= starts, "a start that was not counted")

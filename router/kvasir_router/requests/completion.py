@@ -1,58 +1,73 @@
-"""How requests end, and which of those whose leg failed may run again instead."""
+"""How requests end: their last delta or error, their summary, and what they give back."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import replace
+from typing import Any, Generic
 
-from kvasir.core.errors import KvasirError, RequestError, UpstreamError
+from kvasir.core.errors import KvasirError
 from kvasir.core.requests import Delta
-from kvasir_router.requests.continuation import ChoiceOutput, ContinuationMode, way_on
+from kvasir.ports.router import RequestSummary
+from kvasir_router.requests.continuation import ChoiceOutput
 from kvasir_router.requests.events import ClientGone, EmitDelta, FailRequest, FinishRequest
 from kvasir_router.requests.legs import LegControl
-from kvasir_router.requests.restarts import FREE
 from kvasir_router.requests.state import RequestState
-from kvasir_router.requests.table import RequestTable
-
-TRANSFER_FAILED = "transfer_failed"
-BLAMELESS = FREE | {TRANSFER_FAILED}
-"""Failures that say nothing of the worker on which they show: KV that did not come lay on another one."""
+from kvasir_router.requests.table import RequestTable, State, Table
 
 
-class Completion:
-    """Takes requests out of the table, giving back what they hold."""
+class CompletionBase(ABC, Generic[State]):
+    """Takes requests out of the table and reports the end of each."""
 
-    def __init__(self, table: RequestTable, legs: LegControl) -> None:
+    def __init__(self, table: Table[State, Any]) -> None:
         self._table = table
-        self._fleet = table.fleet
-        self._legs = legs
         self._out = table.out
 
-    def blame(self, worker_id: str, error: KvasirError, now: float) -> None:
-        """A leg failed on the worker; what only the client can mend is no worker's fault."""
-        if not isinstance(error, RequestError) and error.code not in BLAMELESS:
-            self._fleet.failed(worker_id, error.code, now)
+    def fail(self, state: State, error: KvasirError, now: float) -> None:
+        """End the request with an error, queued or running."""
+        summary = self._drop(state, error.code, now)
+        self._out.append(FailRequest(summary.request_id, error, summary))
 
-    def refusal(self, state: RequestState, error: KvasirError, *, lost: bool) -> KvasirError | None:
-        """What a request whose leg ended with `error` has to end with; None: it may run again, and that is
-        counted. The loss of a worker is counted for itself: it is bounded by the workers that can be lost."""
-        if isinstance(error, RequestError):
-            return error
-        if state.begun and way_on(state.request.sampling) is ContinuationMode.NEITHER:
-            return UpstreamError(
-                f"{error.message}; a stream that is sampled without a seed and with penalties, forbidden "
-                "words, a bound on reasoning or several choices cannot go on exactly elsewhere: send the "
-                "request again",
-                code=error.code,
-            )
-        return None if self._table.retries.counted(state, error, moved=lost or state.begun) else error
+    def cancel(self, state: State, outcome: str, now: float) -> None:
+        """End the request because its client left."""
+        summary = self._drop(state, outcome, now)
+        self._out.append(ClientGone(summary.request_id, summary))
 
-    def emit(self, state: RequestState, output: ChoiceOutput, delta: Delta) -> None:
-        """Pass on what the client does not have of a choice; `output` is what it has."""
+    def _drop(self, state: State, outcome: str, now: float) -> RequestSummary:
+        summary = state.summary(outcome, now)
+        self._stop(state, now)
+        self._table.remove(state)
+        return summary
+
+    def _forward(self, state: State, delta: Delta) -> None:
+        """Send a delta to the client, under the client's request id."""
         request_id = state.request.request_id
-        output.add(delta)
         if delta.request_id != request_id:
             delta = replace(delta, request_id=request_id)
         self._out.append(EmitDelta(request_id, delta))
+
+    def _succeed(self, state: State, now: float) -> None:
+        """End the request well, after its last delta."""
+        self._table.remove(state)
+        self._out.append(FinishRequest(state.request.request_id, state.summary("ok", now)))
+
+    @abstractmethod
+    def _stop(self, state: State, now: float) -> None:
+        """Abort what runs of the request, and give back what it holds on workers."""
+
+
+class Completion(CompletionBase[RequestState]):
+    """Ends requests that generate, and gives back what they hold on workers."""
+
+    def __init__(self, table: RequestTable, legs: LegControl) -> None:
+        super().__init__(table)
+        self._fleet = table.fleet
+        self._legs = legs
+
+    def emit(self, state: RequestState, output: ChoiceOutput, delta: Delta) -> None:
+        """Pass on what the client does not have of a choice; `output` is what it has."""
+        output.add(delta)
+        self._forward(state, delta)
 
     def finish(self, state: RequestState, delta: Delta, now: float) -> None:
         """The request ended well, with its last delta."""
@@ -70,26 +85,13 @@ class Completion:
         if state.usage is not delta.usage or delta.handoff is not None:
             delta = replace(delta, usage=state.usage, handoff=None)
         self.emit(state, state.outputs[delta.index], delta)
-        self._remove(state)
-        self._out.append(FinishRequest(state.request.request_id, state.summary("ok", now)))
+        self._give_back(state)
+        self._succeed(state, now)
 
-    def fail(self, state: RequestState, error: KvasirError, now: float) -> None:
-        """The request ends badly, wherever it is."""
-        self._drop(state, now)
-        request_id = state.request.request_id
-        self._out.append(FailRequest(request_id, error, state.summary(error.code, now)))
-
-    def cancel(self, state: RequestState, outcome: str, now: float) -> None:
-        """The request ends because nobody wants it any more."""
-        self._drop(state, now)
-        self._out.append(ClientGone(state.request.request_id, state.summary(outcome, now)))
-
-    def _drop(self, state: RequestState, now: float) -> None:
+    def _stop(self, state: RequestState, now: float) -> None:
         self._legs.stop(state, now)
-        self._remove(state)
+        self._give_back(state)
 
-    def _remove(self, state: RequestState) -> None:
+    def _give_back(self, state: RequestState) -> None:
         self._legs.release(state)
         self._legs.discharge(state)
-        self._table.admission.ended(state.ticket)
-        del self._table.states[state.request.request_id]

@@ -11,68 +11,30 @@ from dataclasses import replace
 
 from kvasir.core.errors import KvasirError, UpstreamError
 from kvasir.core.requests import Leg
-from kvasir_router.requests.completion import TRANSFER_FAILED, Completion
+from kvasir_router.fleet.work import Worker
+from kvasir_router.requests.completion import Completion
+from kvasir_router.requests.continuation import ContinuationMode, way_on
 from kvasir_router.requests.legs import LegControl
+from kvasir_router.requests.membership import Membership
 from kvasir_router.requests.placement import Placement
+from kvasir_router.requests.restarts import TRANSFER_FAILED
 from kvasir_router.requests.state import Phase, RequestState
 from kvasir_router.requests.table import RequestTable
 
-LEAST_PATIENCE_S = 0.25
-ENGINE_DEAD = "engine_dead"
-"""What a worker says in its last moments, of everything that ran there."""
 
-
-class Failover:
-    """Moves requests to other workers.
-
-    A worker that cannot be reached keeps its requests for `migrate_s`: most connections come back in less,
-    and with them everything that ran."""
+class Failover(Membership):
+    """Moves requests to other workers."""
 
     def __init__(
         self, table: RequestTable, legs: LegControl, completion: Completion, placement: Placement
     ) -> None:
+        super().__init__(table.fleet, table.limits.migrate_s)
         self._table = table
         self._fleet = table.fleet
         self._states = table.states
-        self._limits = table.limits
         self._legs = legs
         self._completion = completion
         self._placement = placement
-        # Workers whose connection is broken, and when their requests go on elsewhere.
-        self._evacuations: dict[str, float] = {}
-
-    def next_due(self) -> float | None:
-        """When `tick` is due."""
-        return min(self._evacuations.values(), default=None)
-
-    def tick(self, now: float) -> None:
-        """Evacuate the workers whose time has come."""
-        for worker_id in [worker_id for worker_id, when in self._evacuations.items() if when <= now]:
-            self._evacuate(worker_id, now)
-
-    def interrupted(self, worker_id: str, now: float) -> None:
-        """The worker's connection broke. One that was leaving anyway does not come back."""
-        self._fleet.mark(worker_id, interrupted=True, now=now)
-        leaving = bool(self._fleet.workers[worker_id].draining)
-        self._evacuations[worker_id] = now if leaving else now + self._limits.migrate_s
-        if leaving:
-            self._evacuate(worker_id, now)
-
-    def resumed(self, worker_id: str, now: float) -> None:
-        """The connection is back, and with it what still runs there."""
-        self._evacuations.pop(worker_id, None)
-        self._fleet.mark(worker_id, interrupted=False, now=now)
-
-    def lost(self, worker_id: str, reason: str, now: float) -> None:
-        """The worker is gone, with everything on it."""
-        worker = self._fleet.remove(worker_id)
-        if worker is None:
-            return
-        self._evacuations.pop(worker_id, None)
-        self._legs.lost(self._states.values(), worker_id)
-        error = UpstreamError(f"worker {worker_id} was lost: {reason}", code="worker_lost")
-        for request_id in dict.fromkeys(worker.legs.values()):
-            self.on_or_fail(self._states[request_id], error, worker_id, now, lost=True)
 
     def start_again(self, state: RequestState, now: float) -> None:
         """Give back all that the request holds, and begin from what the client has."""
@@ -140,31 +102,35 @@ class Failover:
     def _may_run_again(
         self, state: RequestState, error: KvasirError, worker_id: str, now: float, *, lost: bool
     ) -> bool:
-        """Whether the request goes on without `worker_id`, which is counted; it ends with `error` if not."""
-        lost = lost or error.code == ENGINE_DEAD
-        state.last_error = error
-        if not lost:
-            self._completion.blame(worker_id, error, now)
-        refusal = self._completion.refusal(state, error, lost=lost)
+        """Whether the request runs again without `worker_id`; it ends if not. A stream that the client has
+        begun to read has to be repeatable."""
+        final = None
+        if state.begun and way_on(state.request.sampling) is ContinuationMode.NEITHER:
+            final = UpstreamError(
+                f"{error.message}; a stream that is sampled without a seed and with penalties, forbidden "
+                "words, a bound on reasoning or several choices cannot go on exactly elsewhere: send the "
+                "request again",
+                code=error.code,
+            )
+        refusal = self._table.retries.refusal(
+            state, error, worker_id, now, lost=lost, begun=state.begun, final=final
+        )
         if refusal is not None:
             self._completion.fail(state, refusal, now)
+        return refusal is None
+
+    def _forget(self, worker: Worker) -> None:
+        self._legs.lost(self._states.values(), worker.worker_id)
+
+    def _take_back(self, request_id: str, worker_id: str, now: float) -> bool:
+        state = self._states[request_id]
+        if self._placement.predict(state, now) is None:
             return False
-        state.avoid.add(worker_id)
+        if state.ahead is None or state.ahead.target.worker_id == worker_id:
+            self._legs.stop(state, now)
+        else:
+            self._legs.stop_decode(state, now)
         return True
 
-    def _evacuate(self, worker_id: str, now: float) -> None:
-        """What runs there goes on elsewhere, or stays while there is no elsewhere."""
-        error = UpstreamError(f"worker {worker_id} cannot be reached", code="worker_lost")
-        for request_id in dict.fromkeys(self._fleet.workers[worker_id].legs.values()):
-            state = self._states[request_id]
-            if self._placement.predict(state, now) is None:
-                continue
-            if state.ahead is None or state.ahead.target.worker_id == worker_id:
-                self._legs.stop(state, now)
-            else:
-                self._legs.stop_decode(state, now)
-            self.on_or_fail(state, error, worker_id, now, lost=True)
-        if self._fleet.workers[worker_id].legs:
-            self._evacuations[worker_id] = now + max(self._limits.migrate_s, LEAST_PATIENCE_S)
-        else:
-            del self._evacuations[worker_id]
+    def _go_on(self, request_id: str, error: KvasirError, worker_id: str, now: float) -> None:
+        self.on_or_fail(self._states[request_id], error, worker_id, now, lost=True)

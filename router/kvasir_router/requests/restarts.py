@@ -1,45 +1,80 @@
-"""How often a request may begin again: a fault must not become a storm of retries.
+"""How often a request may start again, so that a fault does not become a storm of retries.
 
-Starts after the loss of a worker are bounded by the workers that can be lost, and so are those of a stream
-that its client has begun to read; all others draw on a budget that arrivals fill.
+Starts after the loss of a worker are bounded by the number of workers that can be lost, and so are those of a
+stream that its client has begun to read; all others draw on a budget that arrivals fill.
 """
 
 from __future__ import annotations
 
 from typing import Protocol
 
-from kvasir.core.errors import KvasirError
+from kvasir.core.errors import KvasirError, RequestError
+from kvasir_router.fleet.health import FleetHealth
 from kvasir_router.requests.retry_budget import RetryBudget
+from kvasir_router.requests.state import MachineLimits
 
+ENGINE_DEAD = "engine_dead"
+"""The last error of a worker whose engine died, for every leg that ran there."""
+TRANSFER_FAILED = "transfer_failed"
 FREE = frozenset({"worker_draining", "session_lost"})
-"""Refusals of workers that did nothing for the request, and whose number their own going bounds."""
+"""Refusals of workers that did nothing for the request. Their number is bounded by the workers that leave."""
+BLAMELESS = FREE | {TRANSFER_FAILED}
+"""Failures that say nothing of the worker that reports them: KV that did not arrive was at another worker."""
 
 
-class Started(Protocol):
-    """A request that counts its starts after the first: `retries` after failures, `migrations` to go on
-    elsewhere."""
+class Restartable(Protocol):
+    """A request that counts its starts after the first: `retries` after failures, `migrations` after the loss
+    of a worker. It avoids the workers on which it failed."""
 
     retries: int
     migrations: int
+    avoid: set[str]
+    last_error: KvasirError | None
 
 
 class RetryAccounting:
-    """`budget` bounds starts after failures by the number of requests that arrive."""
+    """Decides whether a request may run again, and reports failures to the health of workers. `budget` bounds
+    starts after failures by the number of requests that arrive."""
 
-    def __init__(self, *, max_retries: int, max_migrations: int, budget_ratio: float) -> None:
-        self._max_retries = max_retries
-        self._max_migrations = max_migrations
-        self.budget = RetryBudget(budget_ratio)
+    def __init__(self, limits: MachineLimits, health: FleetHealth) -> None:
+        self._limits = limits
+        self._health = health
+        self.budget = RetryBudget(limits.retry_budget)
 
-    def counted(self, started: Started, error: KvasirError, *, moved: bool) -> bool:
-        """Whether one more start is within bounds, after `error`; it is counted then, as a migration if
-        `moved`."""
+    def refusal(
+        self,
+        state: Restartable,
+        error: KvasirError,
+        worker_id: str,
+        now: float,
+        *,
+        lost: bool,
+        begun: bool = False,
+        final: KvasirError | None = None,
+    ) -> KvasirError | None:
+        """Return the error that ends a request whose leg on `worker_id` ended with `error`, or None if it may
+        start again without that worker, which is counted. `lost`: the worker is gone; `begun`: the client has
+        part of the output; `final`: the error if the output cannot be continued exactly."""
+        lost = lost or error.code == ENGINE_DEAD
+        state.last_error = error
+        if not lost and not isinstance(error, RequestError) and error.code not in BLAMELESS:
+            self._health.failed(worker_id, error.code, now)
+        if isinstance(error, RequestError):
+            return error
+        if final is not None:
+            return final
+        if not self._counted(state, error, moved=lost or begun):
+            return error
+        state.avoid.add(worker_id)
+        return None
+
+    def _counted(self, state: Restartable, error: KvasirError, *, moved: bool) -> bool:
         if moved:
-            if started.migrations >= self._max_migrations:
+            if state.migrations >= self._limits.max_migrations:
                 return False
-            started.migrations += 1
+            state.migrations += 1
             return True
-        if started.retries >= self._max_retries or not (error.code in FREE or self.budget.withdraw()):
+        if state.retries >= self._limits.max_retries or not (error.code in FREE or self.budget.withdraw()):
             return False
-        started.retries += 1
+        state.retries += 1
         return True

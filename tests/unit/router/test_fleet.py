@@ -258,7 +258,7 @@ def test_what_is_missing_is_asked_of_workers_that_are_ready(stage: Stage) -> Non
 def eject(stage: Stage, *worker_ids: str, now: float = 0.0) -> None:
     for worker_id in worker_ids:
         for _ in range(HealthSpec().consecutive_failures):
-            stage.fleet.failed(worker_id, "worker_failed", now)
+            stage.fleet.health.failed(worker_id, "worker_failed", now)
 
 
 def test_a_worker_that_keeps_failing_is_not_shown_while_others_serve(stage: Stage) -> None:

@@ -1,0 +1,138 @@
+"""What happens to requests when a worker joins, loses its connection, drains or is lost.
+
+A worker that cannot be reached keeps its requests for `migrate_s`: most connections resume within that time,
+and with them everything that ran.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Protocol
+
+from kvasir.core.errors import KvasirError, UpstreamError
+from kvasir.core.identity import WorkerIdentity
+from kvasir_router.fleet.work import Worker
+from kvasir_router.requests.events import (
+    MembershipEvent,
+    WorkerDraining,
+    WorkerInterrupted,
+    WorkerLost,
+    WorkerReady,
+    WorkerRestored,
+)
+
+_LEAST_INTERVAL_S = 0.25
+"""Least time between two attempts to move the requests of a worker."""
+
+
+class MemberFleet(Protocol):
+    """The workers of a machine."""
+
+    @property
+    def workers(self) -> Mapping[str, Worker]: ...
+
+    def add(self, worker_id: str, identity: WorkerIdentity, now: float) -> None: ...
+
+    def remove(self, worker_id: str) -> Worker | None: ...
+
+    def mark(
+        self,
+        worker_id: str,
+        *,
+        interrupted: bool | None = None,
+        draining: str | None = None,
+        now: float | None = None,
+    ) -> None: ...
+
+
+class Membership(ABC):
+    """Keeps the fleet's workers, and moves the requests of those that are lost or cannot be reached."""
+
+    def __init__(self, members: MemberFleet, migrate_s: float) -> None:
+        self._members = members
+        self._migrate_s = migrate_s
+        # Workers whose connection is broken, and when their requests move to other workers.
+        self._evacuations: dict[str, float] = {}
+
+    def next_due(self) -> float | None:
+        """When `tick` is due."""
+        return min(self._evacuations.values(), default=None)
+
+    def tick(self, now: float) -> None:
+        """Evacuate the workers whose time has come."""
+        for worker_id in [worker_id for worker_id, when in self._evacuations.items() if when <= now]:
+            self._evacuate(worker_id, now)
+
+    def handle(self, event: MembershipEvent, now: float) -> None:
+        """Take in one event; events of unknown workers are ignored."""
+        known = event.worker_id in self._members.workers
+        match event:
+            case WorkerReady(worker_id, identity):
+                self._ready(worker_id, identity, now)
+            case WorkerLost(worker_id, reason):
+                self.lost(worker_id, reason, now)
+            case WorkerInterrupted(worker_id) if known:
+                self.interrupted(worker_id, now)
+            case WorkerDraining(worker_id, reason) if known:
+                self._members.mark(worker_id, draining=reason)
+            case WorkerRestored(worker_id) if known:
+                self._members.mark(worker_id, draining="")
+
+    def _ready(self, worker_id: str, identity: WorkerIdentity, now: float) -> None:
+        known = self._members.workers.get(worker_id)
+        if known is not None and known.identity != identity:
+            self.lost(worker_id, "replaced by another life of the worker", now)
+            known = None
+        if known is None:
+            self._members.add(worker_id, identity, now)
+        else:
+            self.resumed(worker_id, now)
+
+    def interrupted(self, worker_id: str, now: float) -> None:
+        """The worker's connection broke. A draining worker does not come back, so it is evacuated at once."""
+        self._members.mark(worker_id, interrupted=True, now=now)
+        leaving = bool(self._members.workers[worker_id].draining)
+        self._evacuations[worker_id] = now if leaving else now + self._migrate_s
+        if leaving:
+            self._evacuate(worker_id, now)
+
+    def resumed(self, worker_id: str, now: float) -> None:
+        """The connection is back, and with it what still runs there."""
+        self._evacuations.pop(worker_id, None)
+        self._members.mark(worker_id, interrupted=False, now=now)
+
+    def lost(self, worker_id: str, reason: str, now: float) -> None:
+        """The worker is gone, with everything on it."""
+        worker = self._members.remove(worker_id)
+        if worker is None:
+            return
+        self._evacuations.pop(worker_id, None)
+        self._forget(worker)
+        error = UpstreamError(f"worker {worker_id} was lost: {reason}", code="worker_lost")
+        for request_id in dict.fromkeys(worker.legs.values()):
+            self._go_on(request_id, error, worker_id, now)
+
+    def _evacuate(self, worker_id: str, now: float) -> None:
+        error = UpstreamError(f"worker {worker_id} cannot be reached", code="worker_lost")
+        worker = self._members.workers[worker_id]
+        for request_id in dict.fromkeys(worker.legs.values()):
+            if self._take_back(request_id, worker_id, now):
+                self._go_on(request_id, error, worker_id, now)
+        if worker.legs:
+            self._evacuations[worker_id] = now + max(self._migrate_s, _LEAST_INTERVAL_S)
+        else:
+            del self._evacuations[worker_id]
+
+    @abstractmethod
+    def _forget(self, worker: Worker) -> None:
+        """Requests hold nothing on the worker any more."""
+
+    @abstractmethod
+    def _take_back(self, request_id: str, worker_id: str, now: float) -> bool:
+        """Abort what runs of the request on the worker. Return False, and change nothing, if no other worker
+        could serve it."""
+
+    @abstractmethod
+    def _go_on(self, request_id: str, error: KvasirError, worker_id: str, now: float) -> None:
+        """Start the request on another worker, or fail it with `error`."""
