@@ -6,100 +6,56 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 
-from kvasir.core.errors import KvasirError, RequestError
-from kvasir.core.requests import Request, SloClass, Task
+from kvasir.core.errors import RequestError
+from kvasir.core.requests import Request, Task
 from kvasir_platform.gateway.catalog.models import EdgeModel, Served
 from kvasir_platform.gateway.http.exchange import Exchange
 from kvasir_platform.gateway.openai.calls import truncated
 from kvasir_platform.gateway.openai.embedding_answer import EmbeddingAnswer
 from kvasir_platform.gateway.openai.schema.decode import decode_embedding
 from kvasir_platform.gateway.openai.side_calls import EmbeddingCall, embedding_call
-from kvasir_platform.gateway.serving.call_steps import ServedCall
 from kvasir_platform.gateway.serving.context import GatewayContext, brownout_line
 from kvasir_platform.gateway.serving.embedding_run import EmbeddingRun
-from kvasir_platform.gateway.serving.tracing import trace_header, trace_of
+from kvasir_platform.gateway.serving.routed_call import RoutedApi, RoutedCall, RoutedRun
 from kvasir_platform.gateway.tenants.caller import Caller, Charge
 
 
-class EmbeddingApi:
+class EmbeddingApi(RoutedApi):
     """The endpoint."""
-
-    def __init__(self, context: GatewayContext) -> None:
-        self._context = context
-        self._active: set[EmbeddingRun] = set()
-
-    def in_flight(self) -> int:
-        """Calls that the router has."""
-        return len(self._active)
-
-    def abandon_all(self, error: KvasirError) -> None:
-        """End every call with `error`."""
-        for run in list(self._active):
-            run.abandon(error)
 
     def embed(self, caller: Caller, exchange: Exchange) -> None:
         """POST /v1/embeddings."""
         body = decode_embedding(exchange.request.body)
         caller.check_model(self._context.models.first.name if body.model is None else body.model)
         served = self._context.models.find(body.model)
-        exchange.model = served.model.name
         call = embedding_call(body, served.model.tokenizer.vocabulary, served.model.capabilities)
         check_dimensions(call.dimensions, served.model)
         EmbedCall(self._context, self._active, caller, exchange, call=call, served=served).start()
 
 
-class EmbedCall(ServedCall):
-    """A call for embeddings of `served`. `active` has the runs that the router works on."""
+class EmbedCall(RoutedCall):
+    """A call for embeddings."""
 
-    __slots__ = (
-        "_active",
-        "_call",
-        "_charge",
-        "_context",
-        "_deadline_s",
-        "_inputs",
-        "_name",
-        "_salt",
-        "_served",
-        "_slo",
-        "_trace",
-    )
+    __slots__ = ("_call", "_inputs")
 
     def __init__(
         self,
         context: GatewayContext,
-        active: set[EmbeddingRun],
+        active: set[RoutedRun],
         caller: Caller,
         exchange: Exchange,
         *,
         call: EmbeddingCall,
         served: Served,
     ) -> None:
-        super().__init__(caller, exchange, context.errors)
-        headers = exchange.request.headers
-        self.model = served.model.name
-        self._context = context
-        self._active = active
+        super().__init__(context, active, caller, exchange, served=served, salt="")
         self._call = call
-        self._served = served
-        self._trace = trace_of(headers, context.spans)
-        exchange.lines += trace_header(self._trace) + brownout_line(context.router.brownout(self.model))
-        self._slo: SloClass = caller.slo.asked_for(headers)
-        self._salt = caller.salt("")
         self._inputs: list[array[int]] = []
-        self._charge: Charge | None = None
-        self._name = ""
-        self._deadline_s = exchange.arrival_s + context.deployment.gateway.request_timeout_s
+        exchange.lines += brownout_line(context.router.brownout(served.model.name))
 
     def start(self) -> None:
         """Have the inputs tokenized. May raise KvasirError."""
-        texts = [each for each in self._call.inputs if isinstance(each, str)]
-        if not texts:
-            self.encoded([])
-            return
-        self._served.model.tokenizers.encode(
-            texts, self, add_special_tokens=self._call.add_special_tokens, salt=self._salt
-        )
+        self._tokenize(self._call.inputs, add_special_tokens=self._call.add_special_tokens)
 
     def submit(self, encoded: Sequence[array[int]]) -> None:
         """See ServedCall."""
@@ -111,46 +67,26 @@ class EmbedCall(ServedCall):
     def run(self, charge: Charge) -> None:
         """See ServedCall."""
         context, exchange = self._context, self.exchange
-        self._charge = charge
-        self._name = f"{exchange.request_id}-{context.suffix()}"
         answer = EmbeddingAnswer(exchange, self._call, len(self._inputs), int(context.wall()))
         run = EmbeddingRun(
             answer,
             context,
-            request=self._request,
+            request=self._input,
             inputs=len(self._inputs),
             trace=self._trace,
-            on_end=self._ended,
+            on_end=self._end,
         )
-        self._active.add(run)
+        self._begin(run, charge)
         exchange.on_gone = run.gone
         run.start()
 
-    def _request(self, index: int) -> Request:
-        return Request(
-            request_id=self._name if len(self._inputs) == 1 else f"{self._name}-{index}",
-            model=self._served.model.name,
-            tokens=self._inputs[index],
-            adapter=self._served.adapter,
-            salt=self._salt,
-            arrival_s=self.exchange.arrival_s,
-            deadline_s=self._deadline_s,
+    def _input(self, index: int) -> Request:
+        return self._request(
+            self._inputs[index],
+            None if len(self._inputs) == 1 else index,
             priority=self.caller.priority(self._call.priority),
-            trace_context=self._trace.onward,
-            slo=self._slo,
             task=Task.EMBED,
-            tenant=self.caller.tenant,
         )
-
-    def _ended(self, run: EmbeddingRun) -> None:
-        """The router works on it no more."""
-        self._active.discard(run)
-        if self._charge is None:
-            raise AssertionError("a call ran without a charge")
-        if run.worked:
-            self._charge.settle(run.usage.prompt_tokens, 0)
-        else:
-            self._charge.release()
 
 
 def check_dimensions(dimensions: int | None, model: EdgeModel) -> None:
