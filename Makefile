@@ -13,6 +13,7 @@ FILE ?=
 PORT ?=
 ARGS ?=
 TRACE ?=
+BASE ?=
 AZURE ?=
 
 VENV := .venv
@@ -25,7 +26,7 @@ FAST := -n 2 --dist loadfile
 UP_ARGS := $(if $(FILE),-f $(FILE)) $(if $(PORT),--port $(PORT)) $(ARGS)
 
 .PHONY: help install install-dev up down status test test-fast soak lint types arch fmt proto pages lock sbom \
-	bench-foundation bench-edge bench-edge-link bench-tokenizing bench-gateway bench-index bench-policies bench-eviction bench-kv bench-parity bench-overlap bench-autoscale bench-scaling scorecard clean
+	bench-foundation bench-edge bench-edge-link bench-tokenizing bench-gateway bench-index bench-policies bench-eviction bench-kv bench-parity bench-overlap bench-autoscale bench-scaling bench-paired scorecard clean
 
 help: ## list the targets
 	@echo "Kvasir. First: make up"
@@ -156,6 +157,10 @@ bench-autoscale: install-dev ## size a fleet for a day of traffic like a trace's
 
 bench-scaling: install-dev ## how soon a pool follows its load, on real Ray Serve (minutes)
 	@$(BIN)/python -m load_tests.scenarios.scaling $(ARGS)
+
+bench-paired: install-dev ## run the benchmarks of a request's path at BASE=COMMIT and at the last commit, in turn (minutes)
+	@test -n "$(BASE)" || { echo "error: name the commit to compare with: make bench-paired BASE=main~20" >&2; exit 2; }
+	@$(BIN)/python -m load_tests.scenarios.paired $(BASE) $(ARGS)
 
 scorecard: install-dev ## prove what survives which fault, with real processes (minutes; ARGS="--rows 1,4")
 	@$(BIN)/python -m load_tests.scenarios.scorecard $(ARGS)

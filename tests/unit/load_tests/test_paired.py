@@ -1,0 +1,36 @@
+"""Benchmarks at two commits are compared row by row."""
+
+from __future__ import annotations
+
+import pytest
+from load_tests.scenarios.paired import Figure, printed, rows_of
+
+QUICK = """\
+request, 100 B: 0.4812 CPU s/1k (target 0.2, peer None) 32 connections
+chunk, 8 deltas a message: 19.41 CPU µs (target 22.0, peer 13.2) 512 streams
+lookup, a block matched: 1.2e-09 ns (target None, peer None)
+configuration 1234, 40 s
+"""
+
+
+def test_figures_of_a_quick_run_are_read_from_what_it_prints() -> None:
+    assert printed(QUICK) == {
+        "request, 100 B": Figure(0.4812, "CPU s/1k", "lower"),
+        "chunk, 8 deltas a message": Figure(19.41, "CPU µs", "lower"),
+        "lookup, a block matched": Figure(1.2e-09, "ns", "lower"),
+    }
+
+
+def test_a_row_is_the_median_of_the_head_beside_that_of_the_base() -> None:
+    base = [{"chunk": Figure(each, "CPU µs", "lower")} for each in (10.0, 20.0, 40.0)]
+    head = [{"chunk": Figure(each, "CPU µs", "lower")} for each in (9.0, 22.0, 32.0)]
+    (row,) = rows_of("edge", base, head)
+    assert (row.name, row.value, row.peer, row.spread) == ("edge: chunk", 22.0, 20.0, (9.0, 32.0))
+    assert row.ratio == pytest.approx(0.9)
+    assert row.met
+
+
+def test_a_row_that_only_one_commit_has_is_left_out() -> None:
+    base = [{"old": Figure(1.0, "ms", "lower"), "rest": Figure(0.0, "figures", "higher")}]
+    head = [{"new": Figure(1.0, "ms", "lower"), "rest": Figure(0.0, "figures", "higher")}]
+    assert rows_of("edge", base, head) == []
