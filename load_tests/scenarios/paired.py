@@ -122,7 +122,7 @@ def rows_of(
     rows = []
     for name, first in head[0].items():
         pairs = [(b[name], h[name]) for b, h in zip(base, head, strict=True) if name in b and name in h]
-        if not pairs or any(before.value <= 0 for before, _ in pairs):
+        if first.unit == "cores" or not pairs or any(before.value <= 0 for before, _ in pairs):
             continue
         value, spread = median([after.value for _, after in pairs])
         ratios = [after.value / before.value for before, after in pairs]
