@@ -21,7 +21,7 @@ from kvasir.config.spec.cluster import KubernetesDiscoverySpec
 from kvasir.core.errors import ConfigError
 from kvasir.core.membership import Endpoint, MemberRecord, MembershipSnapshot, member_key
 from kvasir.ports.discovery import Discovery
-from kvasir_platform.cluster.kubernetes.api import Access
+from kvasir_platform.cluster.kubernetes.access import Access
 from kvasir_platform.cluster.kubernetes.api import ApiServer as KubernetesApi
 from kvasir_platform.cluster.kubernetes.discovery import KubernetesDiscovery
 from kvasir_platform.sim.net.discovery import FeedDiscovery

@@ -38,7 +38,7 @@ from kvasir.core.errors import ConfigError, KvasirError
 from kvasir.wire.tls import TlsNames
 from kvasir_platform.apps.common.peer_tls import tls_names
 from kvasir_platform.cluster.certificates import CA_FILE, ROUTER_FILE, Authority, worker_file
-from kvasir_platform.cluster.kubernetes.api import Access
+from kvasir_platform.cluster.kubernetes.access import Access
 
 SIGNER, NEXT, BEFORE = "signer.pem", "next.pem", "before.pem"
 """Keys of the authority's Secret: who signs, who will sign, and whose signatures are still about."""

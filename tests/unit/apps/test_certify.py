@@ -15,7 +15,7 @@ from kvasir.core.errors import ConfigError
 from kvasir.wire.tls import TlsFiles, TlsNames, TlsPaths
 from kvasir_platform.apps.certify import KNOWN_AFTER_S, NEXT, Made, Secrets, main, renewed, run
 from kvasir_platform.cluster.certificates import CA_FILE, ROUTER_FILE, worker_file
-from kvasir_platform.cluster.kubernetes.api import Access
+from kvasir_platform.cluster.kubernetes.access import Access
 
 NAMES = TlsNames("kvasir.local", "llm")
 SECRETS = "/api/v1/namespaces/default/secrets"

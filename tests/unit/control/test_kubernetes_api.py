@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import aclosing
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
+from aiohttp import AddrInfoType
 from tests.kit.cluster import api_server as helper
 from tests.kit.cluster.api_server import SLICES, Fault
 from tests.kit.cluster.api_wire import certificate_for
@@ -18,7 +20,8 @@ from tests.kit.cluster.slices import Pod, endpoint_slice
 
 from kvasir.core.errors import ConfigError
 from kvasir_platform.cluster.kubernetes import api as kubernetes_api
-from kvasir_platform.cluster.kubernetes.api import GONE, PAGE_ITEMS, Access, ApiError, ApiServer
+from kvasir_platform.cluster.kubernetes.access import Access
+from kvasir_platform.cluster.kubernetes.api import GONE, PAGE_ITEMS, ApiError, ApiServer
 
 Server = helper.ApiServer
 
@@ -123,6 +126,38 @@ async def test_a_watch_that_never_ends_is_left_in_time(server: Server, tmp_path:
     server.faults.append(Fault("watch", mute=True))
     with pytest.raises(ApiError, match="did not end when it should"):
         await anext(client(server, tmp_path, timeout_s=0.5).watch(SLICES, {}, "100", 0.1))
+
+
+async def test_a_watch_that_is_cancelled_closes_its_connection(server: Server, api: ApiServer) -> None:
+    async def follow() -> None:
+        async with aclosing(api.watch(SLICES, {}, "100", 60.0)) as events:
+            async for _ in events:
+                pass
+
+    following = asyncio.create_task(follow())
+    await server.until(lambda: "watch" in server.verbs())
+    following.cancel()
+    await asyncio.wait({following})
+    server.put(SLICES, endpoint_slice("decode", [], name="one"))
+    async with asyncio.timeout(5.0):
+        await server.ended()
+
+
+async def test_a_dead_connection_is_found_and_no_proxy_of_the_environment_is_used(
+    server: Server, api: ApiServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make, kept = kubernetes_api._socket, list[int]()
+
+    def spy(address: AddrInfoType) -> socket.socket:
+        made = make(address)
+        kept.append(made.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE))
+        assert made.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+        return made
+
+    monkeypatch.setattr(kubernetes_api, "_socket", spy)
+    monkeypatch.setenv("HTTPS_PROXY", "http://127.0.0.1:9")
+    await api.list(SLICES, {})
+    assert (server.verbs(), kept) == (["list"], [15])
 
 
 async def test_a_watch_that_breaks_off_in_an_event_tells_only_whole_ones(

@@ -18,7 +18,8 @@ from tests.kit.skipping_clock import SkippingClock
 
 from kvasir.config.spec.cluster import KubernetesDiscoverySpec
 from kvasir.core.membership import STALE_S, MembershipSnapshot
-from kvasir_platform.cluster.kubernetes.api import GONE, Access, ApiServer, Listing
+from kvasir_platform.cluster.kubernetes.access import Access
+from kvasir_platform.cluster.kubernetes.api import GONE, ApiServer, Listing
 from kvasir_platform.cluster.kubernetes.discovery import KubernetesDiscovery
 from kvasir_platform.cluster.kubernetes.reflector import BACKOFF_MAX_S, BACKOFF_MIN_S
 

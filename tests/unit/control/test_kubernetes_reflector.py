@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 from tests.kit.skipping_clock import SkippingClock
 
-from kvasir_platform.cluster.kubernetes.api import GONE, Access, ApiError, ApiServer, Event, Listing
+from kvasir_platform.cluster.kubernetes.access import Access
+from kvasir_platform.cluster.kubernetes.api import GONE, ApiError, ApiServer, Event, Listing
 from kvasir_platform.cluster.kubernetes.reflector import BACKOFF_MAX_S, WATCH_S, Reflector
 
 RESYNC_S = 300.0

@@ -15,23 +15,18 @@ import logging
 import os
 from collections.abc import AsyncIterator, Iterable, Mapping
 from pathlib import Path
-from urllib.parse import quote
 
 from kvasir.config.spec.cluster import DEPLOYMENT_LABEL, POOL_LABEL, KubernetesDiscoverySpec
 from kvasir.config.spec.deployment import Deployment
 from kvasir.core.errors import ProtocolError
 from kvasir.core.membership import STALE_S, MembershipSnapshot
 from kvasir.ports.clock import Clock, Rng
-from kvasir_platform.cluster.kubernetes.api import Access, ApiServer
+from kvasir_platform.cluster.kubernetes.access import Access
+from kvasir_platform.cluster.kubernetes.api import ApiServer
 from kvasir_platform.cluster.kubernetes.reflector import Reflector
-from kvasir_platform.cluster.kubernetes.slices import GROUP, RESOURCE, VERSION, Slice, read_slice, workers
+from kvasir_platform.cluster.kubernetes.slices import Slice, read_slice, slices_of, workers
 
 log = logging.getLogger(__name__)
-
-
-def slices_of(namespace: str) -> str:
-    """The collection of a namespace's EndpointSlices."""
-    return f"/apis/{GROUP}/{VERSION}/namespaces/{quote(namespace, safe='')}/{RESOURCE}"
 
 
 def selector(deployment: str, pools: Iterable[str] = ()) -> dict[str, str]:

@@ -12,6 +12,7 @@ import ipaddress
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
+from urllib.parse import quote
 
 import msgspec
 
@@ -25,6 +26,11 @@ RESOURCE = "endpointslices"
 SERVICE_LABEL = "kubernetes.io/service-name"
 
 Family = Literal["ipv4", "ipv6"]
+
+
+def slices_of(namespace: str) -> str:
+    """Return the path of a namespace's EndpointSlices."""
+    return f"/apis/{GROUP}/{VERSION}/namespaces/{quote(namespace, safe='')}/{RESOURCE}"
 
 
 class _Meta(msgspec.Struct):

@@ -14,12 +14,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from kvasir.config.spec.cluster import DEPLOYMENT_LABEL, POOL_LABEL
+from kvasir.config.spec.cluster import DEPLOYMENT_LABEL, POOL_LABEL, KubernetesDiscoverySpec
 from kvasir.config.spec.deployment import Deployment, is_loopback
 from kvasir.core.errors import ConfigError, ProtocolError
-from kvasir_platform.cluster.kubernetes.api import GONE, Access, ApiError, ApiServer, probe_watch
-from kvasir_platform.cluster.kubernetes.discovery import slices_of
-from kvasir_platform.cluster.kubernetes.slices import GROUP, RESOURCE, read_slice
+from kvasir_platform.cluster.kubernetes.access import Access
+from kvasir_platform.cluster.kubernetes.slices import GROUP, RESOURCE, read_slice, slices_of
 from kvasir_platform.cluster.preflight.finding import Finding, Level
 
 _NAMED = 8
@@ -77,8 +76,7 @@ def probe_kubernetes(deployment: Deployment, environ: Mapping[str, str]) -> Kube
         access.context()
     except (ConfigError, OSError) as error:
         return KubernetesProbe(unreadable=str(error).partition("; ")[0])
-    api = ApiServer(access, timeout_s=spec.request_timeout_s)
-    refusals, sightings = asyncio.run(_ask(api, slices_of(namespace), spec.port))
+    refusals, sightings = asyncio.run(_ask(access, spec, slices_of(namespace)))
     return KubernetesProbe(
         server=f"{access.host}:{access.port}",
         namespace=namespace,
@@ -111,9 +109,13 @@ def kubernetes_findings(deployment: Deployment, probe: KubernetesProbe) -> Itera
 
 
 async def _ask(
-    api: ApiServer, collection: str, port: str
+    access: Access, spec: KubernetesDiscoverySpec, collection: str
 ) -> tuple[list[ApiRefusal], dict[tuple[str, str], PoolSighting]]:
-    """What was refused, and what was seen of each (deployment, pool)."""
+    """Return the refused verbs, and what the slices of each (deployment, pool) hold."""
+    # The Kubernetes client takes long to import, and the command line imports this module for every check.
+    from kvasir_platform.cluster.kubernetes.api import GONE, ApiError, ApiServer, probe_watch
+
+    api = ApiServer(access, timeout_s=spec.request_timeout_s)
     params = {"labelSelector": POOL_LABEL}
     refusals: list[ApiRefusal] = []
     version, objects = "0", dict[str, bytes]()
@@ -129,7 +131,7 @@ async def _ask(
             # That a version is forgotten says only who may watch.
             if error.status != GONE:
                 refusals.append(ApiRefusal("watch", error.status, error.message))
-    return refusals, _sightings(objects, port)
+    return refusals, _sightings(objects, spec.port)
 
 
 def _sightings(objects: Mapping[str, bytes], port: str) -> dict[tuple[str, str], PoolSighting]:
