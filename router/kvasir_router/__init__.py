@@ -1,1 +1,2 @@
-"""Routing: the prefix index, the decision, the request machine and the shell around them."""
+"""The router: prefix index, routing decisions, request machines, sessions and the asyncio shell around
+them."""

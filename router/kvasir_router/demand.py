@@ -1,4 +1,4 @@
-"""Counts what comes to a router and how it fares, for whoever decides how many workers there should be."""
+"""Counts the requests of a router and their outcomes, for the planner."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ _COUNTED = tuple(each.name for each in fields(Traffic))
 
 @dataclass(slots=True)
 class DemandBook:
-    """Of one model. What does not end well may have been missed for want of workers, and counts as such,
-    unless its client or a filter ended it."""
+    """Counts of one model. A request that does not end well counts as missed for lack of workers, unless its
+    client or a filter ended it."""
 
     _counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(_COUNTED, 0))
 
     def arrived(self, request: Request) -> None:
-        """A request came."""
+        """A request arrived."""
         counts = self._counts
         counts["arrived"] += 1
         counts["arrived_tokens"] += len(request.tokens)
 
     def refused(self) -> None:
-        """It was turned away at once, for want of room."""
+        """A request was refused on arrival, for lack of capacity."""
         self._counts["judged"] += 1
 
     def ended(self, summary: RequestSummary) -> None:
-        """What became of one that was taken."""
+        """Count the outcome of an accepted request."""
         counts, usage = self._counts, summary.usage
         met = summary.slo_met
         if met is not None:
@@ -47,7 +47,7 @@ class DemandBook:
             counts["output_tokens"] += usage.output_tokens
 
     def traffic(self, *, waiting: int, waiting_tokens: int, parked: int, in_flight: int) -> Traffic:
-        """All counts, with what there is at the moment."""
+        """Return all counts, with the current state of the queue."""
         moment = {
             "waiting": waiting,
             "waiting_tokens": waiting_tokens,
@@ -58,7 +58,7 @@ class DemandBook:
 
 
 def figures_of(worker: Worker, rates: CostRates | None) -> WorkerStats:
-    """What is known of a worker."""
+    """Return the figures of a worker."""
     identity, load = worker.identity, worker.reported
     kv_tokens = identity.kv_blocks * identity.kv.block_size * identity.data_parallel_size
     return WorkerStats(

@@ -1,6 +1,5 @@
-"""What the shell asks of the machine that it carries for: requests that generate and requests that embed have
-machines of their own, and one way to the workers.
-"""
+"""The interface that the shell needs of a machine. Generation and embedding have separate machines, and share
+one way to the workers."""
 
 from __future__ import annotations
 
@@ -16,27 +15,27 @@ from kvasir_router.requests.events import Effect, Event
 
 
 class IndexView(Protocol):
-    """What a machine knows of its workers' caches."""
+    """A machine's index of its workers' caches."""
 
     def stats(self) -> TreeStats:
-        """Its sizes."""
+        """Return the index's sizes."""
         ...
 
 
 class HealthOf(Protocol):
-    """How workers answer."""
+    """The health of workers."""
 
     def view(self, worker_id: str, now: float) -> HealthView:
-        """As status and metrics show it."""
+        """Return the health for status and metrics."""
         ...
 
 
 class FleetView(Protocol):
-    """The workers that a machine puts work on."""
+    """The workers of a machine."""
 
     @property
     def workers(self) -> Mapping[str, Worker]:
-        """Those that serve, by the id of their sessions."""
+        """The workers that serve, by session id."""
         ...
 
     @property
@@ -46,20 +45,20 @@ class FleetView(Protocol):
     def health(self) -> HealthOf: ...
 
     def rates(self, worker_id: str) -> CostRates | None:
-        """What work costs there; None where nothing is learned of it."""
+        """Return the costs of work there; None if they are not learned."""
         ...
 
     def missing(self) -> str | None:
-        """What is lacking to serve an ordinary request at once, in words."""
+        """Return what is missing to serve an ordinary request at once, in words."""
         ...
 
     def kv_status(self, worker_id: str) -> KvStatus | None:
-        """The worker's cache as it is seen here; None where nothing is kept of it."""
+        """Return the worker's cache as the router tracks it; None if it is not tracked."""
         ...
 
 
 class SansIoMachine(Protocol):
-    """Requests from their arrival to their one end, without I/O. See RequestMachine."""
+    """Handles requests from arrival to end, without I/O. See RequestMachine."""
 
     @property
     def fleet(self) -> FleetView: ...

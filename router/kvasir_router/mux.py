@@ -1,7 +1,7 @@
-"""Several models behind one RouterPort: a router for each, and nothing shared between them but time.
+"""Several models behind one RouterPort, with a separate router for each.
 
-Models share no prefix, no KV and no worker, so that one router each (index, machine, sessions) loses nothing,
-and trouble with one model stays there.
+Models share no prefix, KV or worker, so separate routers (index, machine, sessions) lose nothing, and a fault
+of one model does not affect the others.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from kvasir_router.shell import Router
 
 
 class RouterMux:
-    """`kvasir.ports.router.RouterPort` over the routers of `models`, by the model's name. Call everything on
-    one event loop; `run` must be running. `ready_when_any`: ready as soon as one model could be served."""
+    """`kvasir.ports.router.RouterPort` over the routers of `models`, by model name. Call everything on one
+    event loop, with `run` running. `ready_when_any`: ready as soon as one model can be served."""
 
     def __init__(
         self, models: Mapping[str, Router], discovery: SharedDiscovery, *, ready_when_any: bool
@@ -52,7 +52,7 @@ class RouterMux:
         router.submit(request, sink)
 
     def cancel(self, request_id: str) -> None:
-        """See RouterPort. Whoever does not know the request ignores it."""
+        """See RouterPort. Routers that do not have the request ignore it."""
         for router in self._routers:
             router.cancel(request_id)
 
@@ -94,14 +94,14 @@ class RouterMux:
         """See RouterPort."""
         return {name: router.not_ready_reason() for name, router in self._models.items()}
 
-    # -- sizes -----------------------------------------------------------------------------------
+    # -- demand ----------------------------------------------------------------------------------
 
     def demand(self) -> dict[str, Traffic]:
-        """What has come and how it fares, by model."""
+        """Return counts of requests and outcomes by model."""
         return {model: traffic for router in self._routers for model, traffic in router.demand().items()}
 
     def worker_figures(self) -> list[WorkerStats]:
-        """What is known of each worker that is or was given work."""
+        """Return the figures of each worker that has or had work."""
         return [figures for router in self._routers for figures in router.worker_figures()]
 
     def planned(self, roles: Mapping[str, Role], ready_in_s: Mapping[str, float] | None) -> None:
@@ -109,31 +109,31 @@ class RouterMux:
         for router in self._routers:
             router.planned(roles, ready_in_s)
 
-    # -- life ------------------------------------------------------------------------------------
+    # -- lifecycle -------------------------------------------------------------------------------
 
     @property
     def in_flight(self) -> int:
-        """Requests that have not ended."""
+        """Number of requests that have not ended."""
         return sum(router.in_flight for router in self._routers)
 
     @property
     def queued(self) -> int:
-        """Requests that wait for a worker."""
+        """Number of requests that wait for a worker."""
         return sum(router.queued for router in self._routers)
 
     def accounting(self) -> Accounting:
-        """What is served, and what is accounted for it, in all."""
+        """Return the requests served, and the work accounted for them, over all models."""
         accounting = [router.accounting() for router in self._routers]
         return Accounting(
             *(sum(getattr(each, field.name) for each in accounting) for field in fields(Accounting))
         )
 
     def index_stats(self) -> TreeStats:
-        """Sizes of the prefix indexes together."""
+        """Return the sum of the index sizes."""
         return TreeStats(*map(sum, zip(*(router.index_stats() for router in self._routers), strict=True)))
 
     async def run(self) -> None:
-        """Serve until `close`. Raises what a part of any router dies of; all are closed then."""
+        """Serve until `close`. Raises the error of any router's task, after closing all routers."""
         tasks = [
             asyncio.create_task(router.run(), name=f"router-{name}") for name, router in self._models.items()
         ]
@@ -141,7 +141,7 @@ class RouterMux:
         try:
             ended, _ = await asyncio.wait([*tasks, watch], return_when=asyncio.FIRST_COMPLETED)
             if watch in ended and watch.exception() is None:
-                # A source that was closed: what it said last stands.
+                # The source was closed: its last answer stays valid.
                 await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:
             watch.cancel()
@@ -156,6 +156,6 @@ class RouterMux:
         await asyncio.gather(*(router.close() for router in self._routers))
 
     def validate_state(self) -> None:
-        """Raises AssertionError unless every router is in order."""
+        """Raise AssertionError unless the state of every router is valid."""
         for router in self._routers:
             router.validate_state()

@@ -1,4 +1,4 @@
-"""Which requests begin, which wait and which are refused."""
+"""Decides which requests start, which wait and which are refused."""
 
 from kvasir_router.admission.admission import Admission
 from kvasir_router.admission.contract import (

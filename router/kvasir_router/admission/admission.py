@@ -1,13 +1,13 @@
-"""Admission: which requests begin, which wait and which are refused, before any worker hears of them.
+"""Admission decides, before a request reaches a worker, whether it starts, waits or is refused.
 
-    arrives ──▶ nobody waits before it, and there is room ──▶ begins
+    arrives ──▶ empty queue and room ──▶ starts
        │
-       ├──▶ refused: its wait would be too long, or the queue is full, for all or for its tenant
-       └──▶ waits for room, in the fair queue ──▶ begins
-            waits for a worker that serves it at all, aside ──▶ queue
+       ├──▶ refused: the wait would be too long, or the queue is full, for all tenants or for its own
+       └──▶ queued until there is room ──▶ starts
+            parked while no worker serves it ──▶ queued
 
-What has begun stays begun: a request that goes on elsewhere after its worker was lost is not judged again,
-and goes on being counted as its tenant's. Only what is known here decides; who asks brings the time.
+A request that has started is not judged again: after failover it still counts in its tenant's share.
+Decisions are pure; the caller passes the time.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from kvasir_router.fleet.fleet import Fleet
 
 
 class _Shut(Enum):
-    """For whom there is no room."""
+    """For which requests there is no room."""
 
     ALL = auto()
     TENANT = auto()
@@ -37,11 +37,11 @@ class _Shut(Enum):
 
 
 class Admission(FairAdmission):
-    """The one queue of a router, and the rules by which requests leave it.
+    """The queue of a router, and the rules by which requests leave it.
 
-    Obligations: of a request that was refused nothing is kept but that its tenant wants something; whoever
-    waits begins, unless it ends before, once there is room for it and its turn has come; what `begins` takes,
-    `ended` gives back.
+    Obligations: a refused request leaves nothing behind but the record that its tenant is active; a waiting
+    request starts, unless it ends first, once there is room and its turn has come; `ended` gives back all
+    that `begins` takes.
     """
 
     def __init__(self, fleet: Fleet, rules: AdmissionRules) -> None:
@@ -56,7 +56,7 @@ class Admission(FairAdmission):
         self._tried = -1
         self._retry_s: float | None = None
 
-    # -- who waits -------------------------------------------------------------------------------
+    # -- waiting requests --------------------------------------------------------------------------
 
     def __len__(self) -> int:
         return len(self._queue) + len(self._parked)
@@ -69,20 +69,20 @@ class Admission(FairAdmission):
         yield from self._parked
 
     def parked(self, ticket: AdmissionTicket) -> bool:
-        """Whether it waits for a worker that serves it at all."""
+        """Whether the request waits because no worker serves it."""
         return ticket.request_id in self._parked
 
     # -- arrivals --------------------------------------------------------------------------------
 
     def may_begin(self, ticket: AdmissionTicket, now: float) -> bool:
-        """Whether nobody waits before it, and there is room."""
+        """Whether the request can start at once: nothing waits before it, and there is room."""
         waiting = self._queue.waiting
         if waiting[False] or (ticket.long and waiting[True]):
             return False
         return self._shut(ticket, now) is None
 
     def wait(self, ticket: AdmissionTicket, now: float, *, served: bool) -> None:
-        """Let a request wait; aside, where no worker serves it. Raises CapacityError, without any change."""
+        """Queue a request, or park it if no worker serves it. Raises CapacityError, without any change."""
         self.waits.refuse_what_is_too_much(ticket, len(self), now)
         if served:
             own_s = self._room.prefill_s(ticket.fresh_tokens) if ticket.long else 0.0
@@ -91,17 +91,17 @@ class Admission(FairAdmission):
         else:
             self._parked[ticket.request_id] = ticket
 
-    # -- what waits ------------------------------------------------------------------------------
+    # -- queued and parked -------------------------------------------------------------------------
 
     def park(self, ticket: AdmissionTicket) -> None:
-        """No worker serves it: aside, until that changes. It may have begun before."""
+        """Park a request that no worker serves, until the workers change. It may have started before."""
         if ticket.waiting:
             self._queue.remove(ticket)
         self._parked[ticket.request_id] = ticket
 
     def unpark(self, now: float) -> list[AdmissionTicket]:
-        """Those who serve have changed: what waits aside joins the queue. What had begun before is not judged
-        again, and returned: to be begun, or parked."""
+        """Queue the parked requests after the serving workers changed. Return those that had started before:
+        they are not judged again, and the caller starts or parks them."""
         parked, self._parked = self._parked, {}
         for ticket in parked.values():
             if not ticket.holds:
@@ -109,7 +109,7 @@ class Admission(FairAdmission):
         return [ticket for ticket in parked.values() if ticket.holds]
 
     def due(self, now: float) -> bool:
-        """Whether it is worth to ask for `next`: somebody waits, and something may have made room."""
+        """Whether `next` may return a request: one waits, and something may have made room."""
         if not len(self._queue):
             return False
         if self._tried != self._fleet.eased or (self._retry_s is not None and self._retry_s <= now):
@@ -118,9 +118,9 @@ class Admission(FairAdmission):
         return False
 
     def next(self, now: float) -> AdmissionTicket | None:
-        """Who begins now; it goes on waiting until `begins`, `park` or `needs` is said of it."""
+        """Return the request that starts next; it stays queued until `begins` or `park`."""
         if self._room.booking is not None:
-            # What is kept for a long prompt is kept from those whose turn it may be.
+            # KV that is booked for a long prompt is withheld from the requests before it.
             ticket = self._queue.next(LONG)
             if ticket is not None and self._shut(ticket, now) is None:
                 return ticket
@@ -138,11 +138,11 @@ class Admission(FairAdmission):
                 without.add(key_of(ticket))
         return None
 
-    # -- what begins and ends --------------------------------------------------------------------
+    # -- start and end -----------------------------------------------------------------------------
 
     def crowded(self, ticket: AdmissionTicket, request: Request, plan: Plan, now: float) -> frozenset[str]:
-        """The workers that have no room for what the plan takes; empty where its own have. While tenants
-        compete, those as well that would make the request wait behind more than the others would."""
+        """Return the workers without room for what the plan takes, or none if its own workers have room.
+        While tenants compete, include workers on which the request would wait longer than on others."""
         need = self._fleet.kv_need(request, plan)
         found = self._room.crowded(plan, ticket, need, over=self._over(ticket))
         if found:
@@ -152,7 +152,7 @@ class Admission(FairAdmission):
         return found
 
     def takes(self, ticket: AdmissionTicket) -> bool:
-        """Whether any place has the KV that it is known to take."""
+        """Whether any place has room for the request's least KV."""
         return self._room.decodes(ticket, ticket.kv_least, over=self._over(ticket))
 
     def begins(self, ticket: AdmissionTicket, now: float) -> None:
@@ -208,12 +208,12 @@ class Admission(FairAdmission):
         """Raise AssertionError if the counts disagree, or if not `holding` requests have begun."""
         super().check(holding)
         require(not any(ticket.waiting for ticket in self._parked.values()), "both queued and parked")
-        require(self._long_kv >= 0, "long prompts hold less than no KV")
+        require(self._long_kv >= 0, "negative KV of long prompts")
 
     # -- room ------------------------------------------------------------------------------------
 
     def _shut(self, ticket: AdmissionTicket, now: float) -> _Shut | None:
-        """For whom there is no room, if there is none for this request."""
+        """For which requests there is no room; None if there is room for this one."""
         room = self._renewed(now)
         over = self._over(ticket)
         ahead_s = self._rules.ahead_shared_s if over else self._rules.ahead_s
@@ -261,11 +261,11 @@ class Admission(FairAdmission):
             before = self._room.places
             self._room.renew(avoided)
             sizes = [new / old for new, old in zip(self._room.places, before, strict=True) if new and old]
-            # Of two pools that change at once, the one that changes more is taken to matter.
+            # If two pools change at once, use the larger change.
             factor = max(sizes, key=lambda size: abs(math.log(size)), default=1.0)
             self._resized(factor)
         return self._room
 
     def _over(self, ticket: AdmissionTicket) -> bool:
-        """Whether its tenant has more than its share."""
+        """Whether the request's tenant is above its share."""
         return self._shares.over(*self._holder(ticket))

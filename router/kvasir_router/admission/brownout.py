@@ -1,8 +1,8 @@
-"""Doing less for everybody before anybody is refused: an ordered list of steps, one at a time.
+"""Degraded service before refusals: an ordered list of steps, entered and left one at a time.
 
-A step is entered when pressure has been high for a while, and left when it has been low for a longer one.
-Leaving a step brings back the load that it took away, so a step that is entered again soon after it was left
-is kept for twice as long as the time before.
+A step is entered when pressure has been high for `enter_s`, and left when it has been low for `leave_s`.
+Leaving a step brings back the load that it removed, so a step that is entered again soon after it was left is
+kept twice as long.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from kvasir.ports.router import NO_BROWNOUT, BrownoutView
 from kvasir_router.admission.contract import BrownoutRules, BrownoutStep
 
 MOST_PATIENCE = 16.0
-"""A step is kept for at most so many times `leave_s`."""
+"""Upper limit of the time that a step is kept, as a multiple of `leave_s`."""
 
 
 class Brownout:
-    """How many of the steps are in force, from the first on."""
+    """The number of steps in force, counted from the first."""
 
     def __init__(self, rules: BrownoutRules) -> None:
         self._rules = rules
@@ -33,16 +33,16 @@ class Brownout:
 
     @property
     def cap(self) -> int | None:
-        """The least of the caps on max_tokens in force."""
+        """The smallest cap on max_tokens in force."""
         return min((s.cap_max_tokens for s in self.active if s.cap_max_tokens is not None), default=None)
 
     @property
     def shed(self) -> int | None:
-        """Classes from this number on are refused."""
+        """The first priority class that is refused; classes after it are refused too."""
         return min((s.shed for s in self.active if s.shed is not None), default=None)
 
     def update(self, pressure: float, now: float) -> bool:
-        """Take in the pressure of this moment; whether the level changes."""
+        """Update with the current pressure. Return whether the level changed."""
         rules = self._rules
         rising = pressure >= rules.enter and self.level < len(rules.steps)
         falling = pressure <= rules.leave and self.level > 0
@@ -64,11 +64,11 @@ class Brownout:
         return True
 
     def next_due(self) -> float | None:
-        """When an `update` with the same pressure will change the level."""
+        """The time at which an `update` with the same pressure changes the level."""
         return self._due()
 
     def retry_after_s(self) -> float:
-        """When a step may have been left at the soonest."""
+        """The least time until a step may be left."""
         return self._kept_s
 
     def _seen(self) -> BrownoutView:

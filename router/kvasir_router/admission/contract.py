@@ -1,4 +1,4 @@
-"""What admission decides by, and what it knows of a request that waits."""
+"""The rules of admission, and the ticket that stands for a request in it."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from types import MappingProxyType
 
 @dataclass(frozen=True, slots=True)
 class BrownoutStep:
-    """One thing that is done under pressure; exactly one field is set. `shed` is the number of a priority
-    class: requests of it, and of those less urgent, are refused; `shed_name` is what people call it."""
+    """One step of the brown-out; exactly one field is set. `shed` is the number of a priority class: requests
+    of it, and of less urgent classes, are refused. `shed_name` is the name of that class."""
 
     cap_max_tokens: int | None = None
     fallback_model: str | None = None
@@ -28,8 +28,8 @@ class BrownoutStep:
 
 @dataclass(frozen=True, slots=True)
 class BrownoutRules:
-    """See kvasir.config.spec.admission. Pressure is the wait of a typical request over the time to first
-    token that it was promised."""
+    """See kvasir.config.spec.admission. Pressure is the wait of a typical request divided by its promised
+    time to first token."""
 
     steps: tuple[BrownoutStep, ...] = ()
     enter: float = 0.25
@@ -48,9 +48,9 @@ def _unlimited() -> Mapping[str, int]:
 
 @dataclass(frozen=True, slots=True)
 class AdmissionRules:
-    """See kvasir.config.spec.admission; the defaults limit nothing. `weights` are by tenant, 1 for one that
-    is not named; by pool, `seats` are the sequences that an engine of it runs at once, and `step_tokens` the
-    tokens that it computes in a step. `disaggregation` as in the spec: always, auto or never."""
+    """See kvasir.config.spec.admission; the defaults limit nothing. `weights` are by tenant, with a default
+    of 1. By pool, `seats` is the number of sequences that an engine runs at once, and `step_tokens` the
+    number of tokens that it computes in a step. `disaggregation` is always, auto or never, as in the spec."""
 
     max_queue: int = 1024
     max_queue_tokens: int = 1 << 40
@@ -73,16 +73,16 @@ class AdmissionRules:
     brownout: BrownoutRules = BrownoutRules()
 
     def level(self, priority: int) -> int:
-        """The number of a request's priority class."""
+        """Return the number of a request's priority class."""
         return max(0, priority) // self.class_span
 
     def holder(self, level: int, tenant: str) -> tuple[int, str]:
-        """In whose share a request counts: its tenant's, in its class, or in all where classes are not
-        strict."""
+        """Return the share in which a request counts: its tenant's in its class, or in all classes if they
+        are weighted."""
         return (0 if self.class_factor else level), tenant
 
     def urgency(self, priority: int, now: float) -> float:
-        """Ticket.urgency of a request that comes now."""
+        """Return `AdmissionTicket.urgency` of a request that arrives now."""
         return now + self.ageing_s * max(0, priority) / self.class_span
 
 
@@ -93,10 +93,10 @@ UNLIMITED = AdmissionRules()
 class AdmissionTicket:
     """A request as admission sees it.
 
-    `cost` is what it takes of everybody's capacity, prompt and expected output in tokens. `kv_least` is the
-    KV that it takes wherever it goes, in tokens: at first its output only, since the prompt may be cached.
-    `fresh_tokens` is the part of a long prompt that is cached nowhere. `level` is its priority class and
-    `urgency` the time at which it would have to arrive, without priority, to be as urgent.
+    `cost` is prompt and expected output, in tokens. `kv_least` is the KV that the request takes on any
+    worker, in tokens: at first only its output, since the prompt may be cached. `fresh_tokens` is the part of
+    a long prompt that no worker has cached. `level` is the priority class. `urgency` is the arrival time that
+    a request without priority would need to be as urgent.
     """
 
     request_id: str

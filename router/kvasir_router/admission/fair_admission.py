@@ -1,6 +1,6 @@
-"""Admission rules that do not depend on what a request computes: who waits, who is refused, who is shed.
+"""The admission rules that generation and embedding share: who waits, who is refused, who is shed.
 
-Requests that generate and requests that embed have subclasses, which add what limits them on workers.
+Subclasses add the limits of their workers.
 """
 
 from __future__ import annotations

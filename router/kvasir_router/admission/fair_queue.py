@@ -1,13 +1,13 @@
-"""Who is next: priority classes, and within a class tenants by their weights.
+"""The order of waiting requests: priority classes, and tenants by weight within a class.
 
-Classes are strict but for age: a request that has waited `ageing_s` is as urgent as one of the next class
-that has just come (Ticket.urgency). Within a class each tenant has a clock of its own that runs by the cost
-of what it was given, over its weight, and the slowest clock is next (start-time fair queueing, Goyal et al.,
-1996; stride scheduling, Waldspurger, 1995). A tenant that comes back sets its clock to that of the class:
-nobody saves up for a burst. So of two tenants that both wait, none gets more than its share plus one request.
+Classes are strict except for age: a request that has waited `ageing_s` is as urgent as a new one of the next
+class (`AdmissionTicket.urgency`). Within a class each tenant has a virtual clock, which advances by the cost
+of its started requests over its weight; the slowest clock is next (start-time fair queueing, Goyal et al.,
+1996; stride scheduling, Waldspurger, 1995). A tenant that returns sets its clock to that of its class, so
+that idle time earns no burst. Of two waiting tenants, neither gets more than its share plus one request.
 
-Long prompts wait beside the others, in a lane of their own that can be shut: they may have to wait when the
-others need not. Adding, taking and removing cost O(log n).
+Long prompts have a lane of their own, which can be closed while other requests start. Add, take and remove
+cost O(log n).
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from kvasir_router.admission.contract import AdmissionTicket
 SHORT, LONG = (False,), (True,)
 LANES = (False, True)
 _SLACK = 64
-"""Entries of what has ended that heaps and tables may hold beyond twice what lives."""
+"""Number of dead entries that heaps and tables may hold beyond twice the live ones."""
 
 Key = tuple[int, str]
-"""Names a tenant's requests of one class."""
+"""A tenant's requests of one class."""
 _Tickets = list[tuple[float, int, AdmissionTicket]]
 
 
 def key_of(ticket: AdmissionTicket) -> Key:
-    """Whose it is."""
+    """Return the key of a ticket."""
     return ticket.level, ticket.tenant
 
 
 def _live(heap: _Tickets) -> AdmissionTicket | None:
-    """The first that still waits."""
+    """The first ticket that still waits."""
     while heap and not heap[0][2].waiting:
         heapq.heappop(heap)
     return heap[0][2] if heap else None
@@ -49,10 +49,10 @@ def _compact(heap: _Tickets, live: int) -> None:
 
 @dataclass(slots=True)
 class _Flow:
-    """One tenant in one class. `clock` is its virtual time, `heads` are its requests by lane and urgency,
-    `waiting` is their number and `cost` their cost in all. Of those that are not long, `short` is the cost,
-    and `pressing` that over the time to first token which each was promised. `listed`: the class has it in
-    order, by lane."""
+    """One tenant in one class. `clock` is its virtual time, `heads` its requests by lane and urgency,
+    `waiting` their number and `cost` their total cost. `short` is the cost of those that are not long, and
+    `pressing` the same divided by each one's promised time to first token. `listed`: whether the class has
+    the flow in `order`, by lane."""
 
     key: Key
     weight: float
@@ -67,8 +67,9 @@ class _Flow:
 
 @dataclass(slots=True)
 class _Class:
-    """`clock` is the virtual time of whom it served last. `order` has flows by lane and clock; one whose
-    clock has gone on is put right when it comes up. `oldest` has requests by lane and urgency."""
+    """One priority class. `clock` is the virtual time of the tenant served last. `order` has flows by lane
+    and clock; an outdated clock is corrected when its flow reaches the front. `oldest` has requests by lane
+    and urgency."""
 
     level: int
     clock: float = 0.0
@@ -79,7 +80,7 @@ class _Class:
     cost: int = 0
 
     def first(self, lane: bool, without: Set[Key]) -> _Flow | None:
-        """The flow whose turn it is among those with somebody in the lane, but for some."""
+        """The flow that is next among those with a request in the lane, except `without`."""
         if without:
             flows = (flow for flow in self.flows.values() if flow.waiting and flow.key not in without)
             return min((f for f in flows if _live(f.heads[lane])), key=lambda f: f.clock, default=None)
@@ -96,12 +97,12 @@ class _Class:
         return None
 
     def serve(self, flow: _Flow, cost: int) -> None:
-        """The flow is given something."""
+        """Advance the flow's clock by the cost of a request."""
         self.clock = flow.clock = max(flow.clock, self.clock)
         flow.clock += cost / flow.weight
 
     def sweep(self) -> None:
-        """Forget what has ended, once it is the most."""
+        """Drop dead entries once they outnumber live ones."""
         for heap in self.oldest:
             _compact(heap, self.waiting)
         if len(self.flows) > _SLACK + 2 * self.waiting:
@@ -111,7 +112,8 @@ class _Class:
 
 
 class FairQueue:
-    """Requests that wait. With `class_factor` classes are not strict: each weighs so many times the next."""
+    """Requests that wait. With `class_factor` classes are weighted: each weighs `class_factor` times the
+    next."""
 
     def __init__(self, *, class_factor: float | None = None) -> None:
         self._classes: dict[int, _Class] = {}
@@ -120,11 +122,11 @@ class FairQueue:
         self._tickets: dict[str, AdmissionTicket] = {}
         self._of_tenant: dict[str, int] = {}
         self.waiting = [0, 0]
-        """How many wait in each lane."""
+        """Number of waiting requests by lane."""
         self.costs = [0, 0]
-        """What they cost."""
+        """Their cost by lane."""
         self.tokens = 0
-        """Prompt tokens that wait in both."""
+        """Their prompt tokens in both lanes."""
 
     def __len__(self) -> int:
         return len(self._tickets)
@@ -136,21 +138,21 @@ class FairQueue:
         return iter(self._tickets)
 
     def of_tenant(self, tenant: str) -> int:
-        """How many of a tenant's wait."""
+        """Number of a tenant's waiting requests."""
         return self._of_tenant.get(tenant, 0)
 
     def tenants(self) -> set[str]:
-        """Whose requests wait."""
+        """The tenants with waiting requests."""
         return set(self._of_tenant)
 
     def charge(self, ticket: AdmissionTicket) -> None:
-        """A request begins without having waited."""
+        """Charge a request that starts without waiting."""
         known, flow = self._place(ticket)
         known.serve(flow, ticket.cost)
         known.sweep()
 
     def add(self, ticket: AdmissionTicket) -> None:
-        """Let a request wait."""
+        """Queue a request."""
         known, flow = self._place(ticket)
         if not flow.waiting:
             flow.clock = max(flow.clock, known.clock)
@@ -165,7 +167,7 @@ class FairQueue:
         self._count(known, flow, ticket, 1)
 
     def remove(self, ticket: AdmissionTicket) -> None:
-        """A request waits no longer. It must wait."""
+        """Remove a waiting request."""
         known, flow = self._place(ticket)
         ticket.waiting = False
         del self._tickets[ticket.request_id]
@@ -174,7 +176,7 @@ class FairQueue:
         known.sweep()
 
     def take(self, ticket: AdmissionTicket) -> None:
-        """A request that waited begins."""
+        """Remove a waiting request that starts, and charge it."""
         known, flow = self._place(ticket)
         known.serve(flow, ticket.cost)
         self.remove(ticket)
@@ -182,8 +184,8 @@ class FairQueue:
     def next(
         self, lanes: tuple[bool, ...] = LANES, *, without: Set[Key] = frozenset()
     ) -> AdmissionTicket | None:
-        """Whose turn it is in the lanes that are open. Those in `without` are passed over, which takes
-        O(tenants), but not for less urgent classes. It goes on waiting until it is taken."""
+        """Return the next request of the open lanes; it stays queued until it is taken. Flows in `without`
+        are skipped, which costs O(tenants); the lookup does not go on to less urgent classes."""
         best: tuple[float, _Class] | None = None
         for known in self._classes.values():
             for lane in lanes:
@@ -197,9 +199,9 @@ class FairQueue:
         return None if flow is None else _live(flow.heads[lane])
 
     def before(self, ticket: AdmissionTicket, *, own: bool = True) -> float:
-        """What will be served in the lane before a request that would begin to wait, as far as that is known:
-        all of more urgent classes, and of its own what others get until its tenant's turn has come. Without
-        `own`, if none of its tenant's waited."""
+        """Return the cost that will start in the lane before a request that is queued now, as far as it is
+        known: all more urgent classes, and in its own class what other tenants get until the turn of its
+        tenant. Without `own`, the tenant's waiting requests are left out."""
         known, mine = self._place(ticket)
         cost = mine.cost if own else 0
         turn = (max(mine.clock, known.clock) if own else known.clock) + cost / mine.weight
@@ -210,12 +212,13 @@ class FairQueue:
         return min(ahead, self.costs[ticket.long])
 
     def backlogs(self) -> dict[Key, tuple[int, float]]:
-        """What waits but for long prompts: its cost, and that over the time to first token promised."""
+        """Waiting cost by tenant and class without long prompts, and the same over the promised time to first
+        token."""
         flows = (flow for known in self._classes.values() for flow in known.flows.values())
         return {flow.key: (flow.short, flow.pressing) for flow in flows if flow.short}
 
     def check(self) -> None:
-        """Raises AssertionError unless the counts are those of what waits."""
+        """Raise AssertionError if the counts do not match the waiting requests."""
         tickets = list(self._tickets.values())
         for lane in LANES:
             here = [ticket for ticket in tickets if ticket.long is lane]
@@ -223,9 +226,9 @@ class FairQueue:
             if counted != (len(here), sum(ticket.cost for ticket in here)):
                 raise AssertionError(f"lane {lane}: counted {counted}")
         if self.tokens != sum(ticket.prompt_tokens for ticket in tickets):
-            raise AssertionError("prompt tokens that nobody waits with")
+            raise AssertionError("queued prompt tokens do not match the queue")
         if sum(self._of_tenant.values()) != len(tickets) or not all(t.waiting for t in tickets):
-            raise AssertionError("tenants' counts are not of those that wait")
+            raise AssertionError("tenants' counts do not match the queue")
 
     def _place(self, ticket: AdmissionTicket) -> tuple[_Class, _Flow]:
         factor = self._class_factor
@@ -251,7 +254,7 @@ class FairQueue:
         flow.cost += cost
         if not ticket.long:
             flow.short += cost
-            # Without what rounding leaves of those that have gone.
+            # Reset at zero, which drops rounding errors.
             flow.pressing = flow.pressing + cost / ticket.ttft_s if flow.short else 0.0
         left = self._of_tenant.get(ticket.tenant, 0) + by
         if left:

@@ -1,4 +1,4 @@
-"""The rules of admission as a deployment spec has them."""
+"""Reads the admission rules from a deployment spec."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from kvasir_router.admission.contract import AdmissionRules, BrownoutRules, Brow
 
 
 def rules_of(deployment: Deployment) -> AdmissionRules:
-    """The rules for the model of which `deployment` is the view."""
+    """Return the rules for the model of a deployment view."""
     spec, routing, tenancy = deployment.admission, deployment.routing, deployment.tenancy
     several = len(tenancy.all_tenants()) > 1
     brownout = spec.brownout
-    # A call for embeddings has many inputs, each of which is little work: as many may wait as there may be.
+    # A call for embeddings has many small inputs, so as many may wait as may be in flight.
     most = routing.max_in_flight if deployment.embeds else routing.max_queue
     return AdmissionRules(
         max_queue=most,
@@ -35,7 +35,7 @@ def rules_of(deployment: Deployment) -> AdmissionRules:
         step_tokens={pool.name: pool.engine.max_num_batched_tokens for pool in deployment.pools},
         disaggregation=deployment.disaggregation,
         brownout=BrownoutRules(
-            # The model that others fall back to has nothing to fall back to itself.
+            # The fallback model has no fallback itself.
             steps=tuple(
                 _step(each, tenancy.priorities)
                 for each in brownout.steps

@@ -1,8 +1,8 @@
-"""How fast requests get on, as measured: what waits of clients and `Retry-After` are told from.
+"""Measured throughput of admission, from which wait estimates and `Retry-After` are computed.
 
-The rate is what was begun per second while others waited, so that idle times do not count. Nothing is known
-until there was such a time, nor for long after it: a rate from when workers hung must not turn away those who
-come when they are well again and idle.
+The rate counts the cost started per second while requests waited, so idle time is not measured. It is unknown
+until the first such interval, and again `FORGET_S` after the last one: a rate from workers that hung must not
+refuse requests once they are healthy and idle.
 """
 
 from __future__ import annotations
@@ -10,36 +10,36 @@ from __future__ import annotations
 import math
 
 WINDOW_S = 0.5
-"""Measurements shorter than this are not taken into the mean, and those below a fifth of it not at all."""
+"""Shorter measurements are not added to the mean, and those below a fifth of it are dropped."""
 MEMORY_S = 2.0
-"""The mean's: older measurements weigh exponentially less."""
+"""Time constant of the mean: older measurements weigh exponentially less."""
 FORGET_S = 5 * MEMORY_S
-"""What was measured longer ago says nothing any more."""
+"""Age at which a measurement is discarded."""
 SERVICE_WEIGHT = 0.05
 
 
 class Pace:
-    """Throughput in tokens of cost per second, and the time to first token of requests that have begun."""
+    """Throughput, in tokens of cost per second, and the time to first token of started requests."""
 
     def __init__(self) -> None:
         self._rate: float | None = None
         self._resized = 1.0
-        """How many times the places of the last measurement there are."""
+        """Number of places relative to the last measurement."""
         self._measured_s = 0.0
         self._since_s: float | None = None
         self._cost = 0
         self.service_s = 0.0
-        """From start to first token, typically."""
+        """Typical time from start to first token, in seconds."""
 
     def waited(self, now: float) -> None:
-        """Somebody waits from here on, if nobody did."""
+        """A request waits; starts a measurement unless one is running."""
         if self._since_s is None:
             self._since_s, self._cost = now, 0
             if now - self._measured_s > FORGET_S:
                 self._rate = None
 
     def began(self, cost: int, now: float) -> None:
-        """A request begins; it counts while somebody waits."""
+        """A request starts; its cost counts if requests wait."""
         if self._since_s is None:
             return
         self._cost += cost
@@ -47,24 +47,25 @@ class Pace:
             self._fold(now)
 
     def nobody_waits(self, now: float) -> None:
-        """The queue is empty."""
+        """The queue is empty; ends the measurement."""
         if self._since_s is not None:
             if now - self._since_s >= WINDOW_S / 5:
                 self._fold(now)
             self._since_s = None
 
     def resized(self, factor: float) -> None:
-        """There are so many times the places of before. Nobody is turned away for those that went or came
-        until they have been measured: fewer count as before, and more as more."""
+        """The number of places changed by `factor`. Until it is measured, a smaller fleet is taken to be as
+        fast as before, and a larger one as proportionally faster, so that no request is refused for a guess.
+        """
         self._resized *= factor
 
     def first_token(self, seconds: float) -> None:
-        """A request gave its first token so long after its start."""
+        """Add a time from start to first token."""
         weight = SERVICE_WEIGHT if self.service_s else 1.0
         self.service_s += weight * (seconds - self.service_s)
 
     def rate(self, now: float) -> float | None:
-        """Tokens a second; None where nothing is known."""
+        """Return the rate in tokens per second, or None if it is unknown."""
         if self._since_s is None:
             return None if now - self._measured_s > FORGET_S else self._expected()
         elapsed = now - self._since_s
@@ -75,7 +76,7 @@ class Pace:
         return self._expected()
 
     def wait_s(self, cost: float, now: float) -> float | None:
-        """How long so much takes; None where nothing is known."""
+        """Return the time to start `cost` tokens, in seconds, or None if the rate is unknown."""
         rate = self.rate(now)
         return None if not rate else cost / rate
 

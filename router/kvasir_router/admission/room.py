@@ -1,14 +1,13 @@
-"""Whether there is a place for one more request: what pools hold, against what is reserved of it.
+"""Whether a fleet has a place for one more request: the capacity of its pools against what is reserved.
 
-Three things can be used up. KV, in tokens: a request reserves its prompt, as far as it is not cached, and
-the output that is expected. Seats: sequences that an engine runs at once, and those with which it still gives
-each its next token in the promised time. And prompts that wait to be computed: a worker is given another one
-when it has little left to do, so that the order stays the router's to choose; where a request goes remains
-the policy's choice, which may well be to wait for a prefix. A place where nothing runs takes any request.
+Three resources are limited. KV, in tokens: a request reserves its uncached prompt and its expected output.
+Seats: the sequences that an engine runs at once, and those with which it still keeps the promised time per
+token. Queued prompts: a worker gets another prompt only when it has little left to do, so that the router
+keeps control of the order. Where a request goes is the policy's choice, which may be to wait for a cached
+prefix. A place where nothing runs takes any request.
 
-Prompts take the time of their tokens, and that of each step of the engine after the first. What a step takes
-however little is in it is no reason to hold back what still fits into it: engines compute many short prompts
-in one.
+A prompt takes the time of its tokens, and the fixed time of each engine step after the first. The fixed time
+of a step does not hold back prompts that still fit into it: engines compute many short prompts in one step.
 """
 
 from __future__ import annotations
@@ -39,14 +38,14 @@ _PREFILL_FIXED, _STEP_FIXED, _STEP_STREAM = 0, 2, 3
 """Rows of the rates (RateColumns)."""
 _NO_LIMIT = 1 << 60
 _GRAIN_S = 1e-3
-"""What is foreseen is looked at this much later, so that no rounding has it looked at again and again."""
+"""Margin added to predicted times, so that rounding does not cause repeated checks."""
 _ENOUGH_PLACES = 4
-"""Of fewer places none is kept for others: that would be too large a part of them."""
+"""With fewer places, none is kept for other tenants: one would be too large a part of them."""
 
 
 @dataclass(slots=True)
 class _Rows:
-    """Some places by row, and the one of them that was found open last."""
+    """A set of places by row; `hint` is the one that was last found open."""
 
     rows: IntColumn
     listed: list[int] = field(init=False)
@@ -58,7 +57,7 @@ class _Rows:
 
 @dataclass(frozen=True, slots=True)
 class _Limits:
-    """What each row takes, by row: KV tokens and sequences, for everybody and for those above their share."""
+    """Limits by row: KV tokens and sequences, each for everybody and for tenants above their share."""
 
     kv: tuple[IntColumn, IntColumn]
     seats: tuple[IntColumn, IntColumn]
@@ -66,14 +65,14 @@ class _Limits:
 
 @dataclass(frozen=True, slots=True)
 class Booking:
-    """KV that is kept at a place for a long prompt that waits for it."""
+    """KV reserved at a place for a long prompt that waits for it."""
 
     target: RoutingTarget
     tokens: int
 
 
 class Room:
-    """The places of a fleet, as far as they may be used; `renew` after these have changed."""
+    """The places of a fleet that may be used; call `renew` after the fleet changes."""
 
     def __init__(self, columns: Columns, workers: Mapping[str, Worker], rules: AdmissionRules) -> None:
         self._columns = columns
@@ -85,10 +84,10 @@ class Room:
         self._step_tokens = nothing
         self.booking: Booking | None = None
         self.kv_tokens = 0
-        """What all places that decode hold."""
+        """KV capacity of all decoding places."""
 
     def renew(self, avoided: frozenset[str]) -> None:
-        """Take in who serves. Those to be `avoided` are no room, unless nobody else serves."""
+        """Recompute the places. `avoided` workers are left out, unless no others serve."""
         columns, rules = self._columns, self._rules
         ready = [self._workers[t.worker_id].state is WorkerState.READY for t in columns.targets]
         roles = [self._workers[t.worker_id].role for t in columns.targets]
@@ -112,12 +111,12 @@ class Room:
 
     @property
     def places(self) -> tuple[int, int]:
-        """How many places compute prompts, and how many decode."""
+        """The number of places that compute prompts, and of those that decode."""
         return len(self._prefill.listed), len(self._decode.listed)
 
     def computes(self, ticket: AdmissionTicket, ahead_s: float, now: float, *, over: bool) -> bool:
-        """Whether some place has less than `ahead_s` left to compute, or none serves. `over`: for a tenant
-        above its share, who leaves some of these places to others where there are enough."""
+        """Whether some place has less than `ahead_s` of work left, or none serves. `over`: for a tenant above
+        its share, for which some of these places are not available if there are enough."""
         places = self._whole if ticket.whole else self._prefill
         if ahead_s == math.inf or not places.listed:
             return True
@@ -131,7 +130,7 @@ class Room:
         return bool(left[places.hint] < ahead_s)
 
     def opens_at(self, ticket: AdmissionTicket, ahead_s: float, now: float, *, over: bool) -> float | None:
-        """When, if nobody says anything until then, `computes` will be true; None where somebody has to."""
+        """The time at which `computes` becomes true without a report from a worker; None if it needs one."""
         places = self._whole if ticket.whole else self._prefill
         rows = places.rows
         if not len(rows) or ahead_s == math.inf:
@@ -146,7 +145,7 @@ class Room:
         return None if soonest == math.inf else max(now, soonest) + _GRAIN_S
 
     def decodes(self, ticket: AdmissionTicket, kv_tokens: int, *, over: bool) -> bool:
-        """Whether some place takes so much KV and the request's sequences, or none serves. `over`: for a
+        """Whether some place has room for the KV and the request's sequences, or none serves. `over`: for a
         tenant above its share."""
         places = self._decode
         if not places.listed or self._takes(places.listed[places.hint], ticket, kv_tokens, over=over):
@@ -158,8 +157,8 @@ class Room:
     def crowded(
         self, plan: Plan, ticket: AdmissionTicket, need: tuple[int, int], *, over: bool
     ) -> frozenset[str]:
-        """The workers without a place that takes `need` (KV tokens where the request decodes, and where it
-        prefills if that is elsewhere), as far as the plan would have to avoid them; empty where it fits."""
+        """Return the workers without a place for `need` (KV tokens where the request decodes, and where it
+        prefills if that is another worker), or none if the plan fits."""
         places, found = self._columns.places, frozenset[str]()
         if not self._takes(places[plan.decode].row, ticket, need[0], over=over):
             found = self._full(ticket, need[0], over=over)
@@ -170,8 +169,8 @@ class Room:
         return found
 
     def busier(self, plan: Plan, ticket: AdmissionTicket, slack_s: float, now: float) -> frozenset[str]:
-        """The workers that have more to compute than the least busy one, by more than `slack_s`; empty where
-        the plan's place is none of them, or has enough of the prompt cached to be worth the wait."""
+        """Return the workers with over `slack_s` more work left than the least busy one. Empty if the plan's
+        place is not among them, or has enough of the prompt cached to make up for the wait."""
         rows = (self._whole if ticket.whole else self._prefill).rows
         if not len(rows):
             return frozenset()
@@ -193,29 +192,29 @@ class Room:
         return frozenset(targets[row].worker_id for row in rows.tolist()) - free
 
     def reserved_tokens(self) -> int:
-        """KV that is taken at all places that decode."""
+        """KV reserved at all decoding places, in tokens."""
         return int(self._columns.ints[RESERVED, self._decode.rows].sum())
 
     def prefill_s(self, tokens: int) -> float:
-        """How long so much of a prompt takes, where that is fastest."""
+        """Time to prefill `tokens` at the fastest place, in seconds."""
         rows = self._prefill.rows
         return tokens / float(self._columns.floats[TOKENS_PER_S, rows].max()) if len(rows) else 0.0
 
     def book(self, tokens: int) -> None:
-        """Keep KV where the most of it is free."""
+        """Book KV at the place with the most of it free."""
         rows = self._decode.rows
         if len(rows):
             free = self._limits.kv[False][rows] - self._columns.ints[RESERVED, rows]
             self.booking = Booking(self._columns.targets[rows[int(free.argmax())]], tokens)
 
     def _kept(self, places: _Rows, *, over: bool) -> int:
-        """How many places with nothing to compute are kept from a tenant above its share."""
+        """Number of idle places that are kept from a tenant above its share."""
         if not over or len(places.listed) < _ENOUGH_PLACES:
             return 0
         return min(len(places.listed) - 1, math.ceil(self._rules.spare * len(places.listed)))
 
     def _left_s(self, row: int, now: float) -> float:
-        """What a place has left to compute, in seconds."""
+        """Work left at a place, in seconds."""
         floats = self._columns.floats
         per_s: float = floats.item(TOKENS_PER_S, row)
         head: float = floats.item(HEAD_TOKENS, row)
@@ -235,7 +234,7 @@ class Room:
         return left
 
     def _ahead_tokens(self, rows: IntColumn, ahead_s: float) -> NDArray[np.float64]:
-        """With how many tokens left a place has `ahead_s` left to compute."""
+        """Tokens left at a place whose work left is `ahead_s`."""
         floats, a_step = self._columns.floats, self._step_tokens[rows]
         per_s = floats[TOKENS_PER_S, rows]
         whole_s = a_step / per_s + floats[_PREFILL_FIXED, rows]
@@ -260,7 +259,7 @@ class Room:
         if not promised:
             return True
         fixed, each = floats.item(_STEP_FIXED, row), floats.item(_STEP_STREAM, row)
-        # A promise that cannot be kept with one stream is no reason to run no second one.
+        # A limit that even one stream exceeds does not forbid a second one.
         return bool(fixed + streams * each <= promised or fixed + each > promised)
 
     def _all_take(
@@ -296,12 +295,12 @@ class Room:
 
 
 def _usable(able: list[bool], well: list[bool], ready: list[bool]) -> _Rows:
-    """The rows that are able and well, or able and ready where none is well."""
+    """The rows that are able and healthy; if none is healthy, those that are able and ready."""
     found = np.flatnonzero(np.logical_and(able, well))
     return _Rows(found if len(found) else np.flatnonzero(np.logical_and(able, ready)))
 
 
 def _deferred(limits: list[int], spare: float) -> tuple[IntColumn, IntColumn]:
-    """Limits for everybody, and for those above their share, who are left one at least."""
+    """Limits for everybody, and for tenants above their share, at least 1."""
     whole = np.array(limits, dtype=np.int64)
     return whole, np.maximum(1, np.floor(whole * (1.0 - spare))).astype(np.int64)

@@ -1,10 +1,10 @@
-"""Who holds more than its share of what runs, so that the last of it is kept for the others.
+"""Finds tenants that hold more than their share of the running work, so that room is kept for the others.
 
-A tenant that could fill every place would make the next one wait for the end of a request, however fair the
-queue is. So those above their share are held to a little less than there is (Rules.spare) and have fewer
-prompts sent ahead (Rules.ahead_shared_s). Shares are among tenants of one priority class, and all of a class
-are above theirs while a more urgent one wants something. With one tenant, there is nobody to keep anything
-for.
+A tenant that filled every place would make the next tenant wait for the end of a request, however fair the
+queue is. Tenants above their share are therefore limited to a little less than the capacity
+(`AdmissionRules.spare`), with fewer prompts sent ahead (`AdmissionRules.ahead_shared_s`). Shares are among
+the tenants of one priority class; while a more urgent class is active, all tenants of a class are above
+theirs. A single tenant has no limit.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 MEMORY_S = 10.0
-"""A tenant is reckoned with for so long after its last request."""
+"""How long a tenant counts as active after its last request."""
 _SWEEP_S = 1.0
 
 
 @dataclass(slots=True)
 class _Class:
-    """What all tenants of a class weigh, and hold."""
+    """Total weight and held cost of the tenants of a class."""
 
     weights: float = 0.0
     held: int = 0
@@ -35,8 +35,8 @@ class _Holder:
 
 
 class Shares:
-    """What tenants have running, in the cost of their requests, by tenant and class. `waiting` tells how many
-    requests of a tenant wait: it is reckoned with as long as there are any."""
+    """The cost of running requests by tenant and class. `waiting` returns the number of a tenant's waiting
+    requests: a tenant with any is active."""
 
     def __init__(self, waiting: Callable[[str], int]) -> None:
         self._waiting = waiting
@@ -46,7 +46,7 @@ class Shares:
         self._swept_s = 0.0
 
     def seen(self, level: int, tenant: str, weight: float, now: float) -> None:
-        """The tenant wants something."""
+        """The tenant sent a request."""
         holder = self._holders.get((level, tenant))
         if holder is None:
             known = self._classes.setdefault(level, _Class())
@@ -60,11 +60,11 @@ class Shares:
 
     @property
     def several(self) -> bool:
-        """Whether more than one is reckoned with."""
+        """Whether more than one tenant is active."""
         return len(self._holders) > 1
 
     def over(self, level: int, tenant: str) -> bool:
-        """Whether it holds more than its share among those that want something."""
+        """Whether the tenant holds more than its share among the active tenants."""
         if len(self._holders) < 2:
             return False
         holder = self._holders.get((level, tenant))
@@ -74,30 +74,30 @@ class Shares:
         return holder.weight < known.weights and holder.held * known.weights > holder.weight * known.held
 
     def hold(self, level: int, tenant: str, cost: int) -> None:
-        """A request of a tenant that was seen begins."""
+        """A request of an active tenant starts."""
         holder = self._holders[level, tenant]
         holder.held += cost
         holder.running += 1
         holder.known.held += cost
 
     def release(self, level: int, tenant: str, cost: int) -> None:
-        """It has ended."""
+        """The request ended."""
         holder = self._holders[level, tenant]
         holder.held -= cost
         holder.running -= 1
         holder.known.held -= cost
 
     def weights(self) -> dict[str, float]:
-        """Of all that are reckoned with."""
+        """Weights of the active tenants."""
         return {tenant: holder.weight for (_, tenant), holder in self._holders.items()}
 
     @property
     def running(self) -> int:
-        """Requests that hold something; for checks."""
+        """Number of running requests; for checks."""
         return sum(holder.running for holder in self._holders.values())
 
     def _sweep(self, now: float) -> None:
-        """Forget who wants nothing any more."""
+        """Drop the inactive tenants."""
         self._swept_s = now
         gone = [
             key

@@ -1,4 +1,4 @@
-"""How long requests will wait, by what was measured: who is refused for it, and when to come again."""
+"""Estimated waits from measured throughput: whom they refuse, and what `Retry-After` says."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ LEAST_RETRY_S, MOST_RETRY_S = 1.0, 60.0
 
 
 def bounded(seconds: float) -> float:
-    """A time to come again that neither invites a storm nor sends away for good."""
+    """Return the time within bounds that neither cause a retry storm nor turn clients away for good."""
     return min(MOST_RETRY_S, max(LEAST_RETRY_S, seconds))
 
 
 class Waits:
-    """Reads the queue, its paces by lane and the shares that an admission keeps."""
+    """Estimates waits from the queue, its paces by lane and the shares of an admission."""
 
     def __init__(
         self, rules: AdmissionRules, queue: FairQueue, paces: tuple[Pace, Pace], shares: Shares
@@ -30,30 +30,30 @@ class Waits:
         self._shares = shares
 
     def refuse_what_is_too_much(self, ticket: AdmissionTicket, waiting: int, now: float) -> None:
-        """Raises CapacityError where a queue is full, `waiting` requests being in all."""
+        """Raise CapacityError if a queue is full; `waiting` is the number of all waiting requests."""
         rules, most = self._rules, self._rules.max_tenant_queue
         if most is not None and self._queue.of_tenant(ticket.tenant) >= most:
             raise CapacityError(
-                f"{most} requests of yours wait, the most allowed",
+                f"your tenant has {most} waiting requests, which is its limit",
                 code="tenant_queue_full",
                 retry_after_s=self._retry_after_s(ticket, now),
             )
         if waiting >= rules.max_queue:
             raise CapacityError(
-                f"{waiting} requests wait, the most allowed",
+                f"{waiting} requests wait, which is the limit",
                 code="queue_full",
                 retry_after_s=self._retry_after_s(ticket, now),
             )
         if self._queue.tokens + ticket.prompt_tokens > rules.max_queue_tokens and len(self._queue):
             raise CapacityError(
-                f"{self._queue.tokens} prompt tokens wait, and {rules.max_queue_tokens} are allowed",
+                f"{self._queue.tokens} prompt tokens wait, and the limit is {rules.max_queue_tokens}",
                 code="queue_full",
                 retry_after_s=self._retry_after_s(ticket, now),
             )
 
     def refuse_what_comes_too_late(self, ticket: AdmissionTicket, now: float, own_s: float = 0.0) -> None:
-        """Raises CapacityError where it would wait for longer than its class or its deadline allows; a long
-        prompt may wait for as long as it takes itself, `own_s`."""
+        """Raise CapacityError if the wait exceeds what the request's class or deadline allows. A long prompt
+        may wait for as long as its own prefill takes, `own_s`."""
         wait_s = self._wait_s(ticket, now)
         service_s = self._paces[ticket.long].service_s
         allowed_s, code = self._allowed_s(ticket, service_s, own_s), "wait_too_long"
@@ -63,32 +63,32 @@ class Waits:
             code = "tenant_over_share"
         if wait_s > allowed_s:
             raise CapacityError(
-                f"the request would wait for about {wait_s:.1f} s, and {allowed_s:.1f} s are allowed",
+                f"the request would wait for about {wait_s:.1f} s, and the limit is {allowed_s:.1f} s",
                 code=code,
                 retry_after_s=bounded(wait_s - allowed_s),
             )
 
     def _allowed_s(self, ticket: AdmissionTicket, service_s: float, own_s: float) -> float:
-        """How long it may wait for its first token to come in time. Where it could not anyway, a part of that
-        time, or `own_s`."""
+        """Return the longest wait with which the first token comes in time. If none does, a quarter of the
+        promised time, or `own_s`."""
         promised = self._rules.patience * ticket.ttft_s
         if not promised:
             return math.inf
         return max(promised - service_s, promised / 4, own_s)
 
     def _wait_s(self, ticket: AdmissionTicket, now: float, *, own: bool = True) -> float:
-        """How long it would wait, with or without its tenant's own requests before it; 0 where nothing was
-        measured."""
+        """Return the estimated wait, with or without the waiting requests of the same tenant; 0 if no rate is
+        known."""
         return self._paces[ticket.long].wait_s(self._queue.before(ticket, own=own), now) or 0.0
 
     def _retry_after_s(self, ticket: AdmissionTicket, now: float) -> float:
-        """When what waits before it will have begun."""
+        """Return the time until the requests before it have started."""
         return bounded(self._wait_s(ticket, now))
 
     def typical(self, now: float) -> tuple[float, float]:
-        """The wait of a tenant's last request, by the measured throughput, in seconds and over what it was
-        promised: the mean over the tenants that want something. One that sends too much presses on itself
-        most."""
+        """Return the wait of a tenant's last request by the measured throughput, in seconds and divided by
+        the promised time to first token, as a mean over the active tenants. A tenant that sends too much
+        raises its own part most."""
         backlogs, rate = self._queue.backlogs(), self._paces[False].rate(now)
         if not backlogs or not rate:
             return 0.0, 0.0
@@ -99,6 +99,6 @@ class Waits:
         return sum(costs) * part, sum(pressing) * part
 
     def no_room(self, ticket: AdmissionTicket, waited_s: float, now: float) -> CapacityError:
-        """What a request ends with that has waited in the queue for too long."""
+        """Return the error of a request that waited in the queue for too long."""
         message = f"there was no room for the request within {waited_s:g} s"
         return CapacityError(message, code="queue_timeout", retry_after_s=self._retry_after_s(ticket, now))

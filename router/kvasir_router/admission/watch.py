@@ -1,4 +1,4 @@
-"""Looks at what waits every so often, and sees to the brown-out."""
+"""Measures the queue at intervals, and updates the brown-out."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from kvasir_router.admission.pace import Pace
 from kvasir_router.admission.waits import Waits, bounded
 
 _LOOK_S = 0.05
-"""Pressure is not looked at more often than this."""
+"""Shortest interval between two pressure readings."""
 _CALM_LOOK_S = 0.25
-"""Nor less often, while anything waits or is done about it."""
+"""Longest interval, while requests wait or a brown-out is in force."""
 
 
 class Watch:
-    """Reads the queue and its paces by lane, and moves the brown-out by the pressure that `waits` tells."""
+    """Reads the queue and its paces, and sets the brown-out level by the pressure from `waits`."""
 
     def __init__(
         self, rules: AdmissionRules, queue: FairQueue, paces: tuple[Pace, Pace], waits: Waits
@@ -27,30 +27,30 @@ class Watch:
         self._paces = paces
         self._waits = waits
         self._looked_s = 0.0
-        # Whether anything waited when that was looked at last, or has begun to wait since.
+        # Whether requests waited at the last reading, or have been queued since.
         self._crowded = False
 
     @property
     def idle(self) -> bool:
-        """Whether there is nothing to see to."""
+        """Whether there is nothing to measure."""
         return not (self._crowded or self.brownout.level)
 
     def waited(self) -> None:
-        """Somebody begins to wait."""
+        """A request is queued."""
         self._crowded = True
 
     def refuse_what_is_shed(self, level: int) -> None:
-        """Raises CapacityError (shed) for a class that the brown-out in force refuses."""
+        """Raise CapacityError (shed) if the brown-out refuses this class."""
         shed = self.brownout.shed
         if shed is not None and level >= shed:
             raise CapacityError(
-                "under pressure, requests of this priority class are refused",
+                "the service is overloaded and refuses requests of this priority class",
                 code="shed",
                 retry_after_s=bounded(self.brownout.retry_after_s()),
             )
 
     def look(self, now: float) -> None:
-        """After anything has happened, unless `idle`."""
+        """Measure; called after every event unless `idle`."""
         self._crowded = len(self._queue) > 0
         for lane, pace in enumerate(self._paces):
             if not self._queue.waiting[lane]:
@@ -61,7 +61,7 @@ class Watch:
             self.brownout.update(self._waits.typical(now)[1], now)
 
     def next_due(self) -> float | None:
-        """When `look` may change something though nothing has happened."""
+        """The time at which `look` may change something without an event."""
         if self.brownout.level or (len(self._queue) and self._steps):
             step = self.brownout.next_due()
             look = self._looked_s + _CALM_LOOK_S

@@ -1,1 +1,1 @@
-"""Requests for embeddings: a machine and a fleet of their own, without KV."""
+"""The machine and the fleet for requests for embeddings, which hold no KV."""

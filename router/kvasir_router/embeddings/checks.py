@@ -1,4 +1,4 @@
-"""The invariants of the machine that embeds, as checks that tests run after every event."""
+"""Invariants of the embedding machine, which tests check after every event."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ def check_inputs(
 
 
 def check_work(states: Mapping[str, EmbeddingRequestState], fleet: EmbeddingFleet) -> None:
-    """What is accounted for each worker is what runs there."""
+    """The accounted work of each worker is what runs there."""
     for state in states.values():
         if state.worker_id is not None:
             legs = fleet.workers[state.worker_id].legs
-            require(legs.get(state.leg_id) == state.request.request_id, "a leg its worker does not know")
+            require(legs.get(state.leg_id) == state.request.request_id, "a leg that its worker does not have")
     for worker_id, worker in fleet.workers.items():
         tokens = sum(states[request_id].tokens for request_id in worker.legs.values())
-        require(fleet.tokens[worker_id] == tokens, f"{worker_id} is charged otherwise than it works")
+        require(fleet.tokens[worker_id] == tokens, f"{worker_id}: accounted tokens differ from those running")

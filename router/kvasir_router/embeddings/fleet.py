@@ -1,8 +1,8 @@
-"""Workers that embed, and which of them is next: the one with the fewest tokens in flight.
+"""Workers that embed, and the choice among them: the one with the fewest tokens in flight.
 
-An embedding is one pass over its input, so that the tokens on a worker say how long it is busy; there is
-nothing to hand over, and no stream to disturb. A worker is given no more than two of its batches at once: one
-runs, one is ready, and the rest waits here, where it can still go to whoever is free first.
+An embedding is one pass over its input, so the tokens on a worker say how long it is busy; there is no
+hand-off and no stream to disturb. A worker gets at most two of its batches at once: one runs and one is
+ready. Other inputs wait in the router, where they can go to the first free worker.
 """
 
 from __future__ import annotations
@@ -21,13 +21,14 @@ from kvasir_router.fleet.work import Worker, WorkerState
 
 _BATCHES = 2
 _DRAWN = 8
-"""Of more workers than this so many are drawn, and the best of them is taken: as good as a look at all."""
+"""With more workers than this, so many are sampled and the best is taken, which is as good as looking at
+all."""
 _TYPICAL_WEIGHT = 0.05
 
 
 @dataclass(frozen=True, slots=True)
 class BatchLimits:
-    """What an engine computes at once."""
+    """The largest batch of an engine."""
 
     requests: int
     tokens: int
@@ -37,17 +38,16 @@ _NOTHING_KNOWN = BatchLimits(requests=0, tokens=0)
 
 
 class NoIndex:
-    """Nothing is known of caches: inputs rarely share a prefix worth a detour."""
+    """An empty index: inputs rarely share a prefix, so caches are not tracked."""
 
     def stats(self) -> TreeStats:
-        """Nothing at all."""
+        """Return zero for every size."""
         return TreeStats(0, 0, 0, 0, 0, 0, 0, 0, 0)
 
 
 @dataclass(slots=True)
 class EmbeddingFleet:
-    """`batches` is what an engine computes at once, by its pool; one of another pool is given one leg at a
-    time."""
+    """`batches` is the largest batch by pool; a worker of another pool gets one leg at a time."""
 
     batches: Mapping[str, BatchLimits]
     rng: Rng
@@ -65,13 +65,13 @@ class EmbeddingFleet:
 
     @property
     def ready(self) -> int:
-        """How many workers serve."""
+        """Number of workers that serve."""
         return len(self._ready)
 
     # -- workers ---------------------------------------------------------------------------------
 
     def add(self, worker_id: str, identity: WorkerIdentity, now: float) -> None:
-        """A worker that nothing was known of."""
+        """Add an unknown worker."""
         self._batches[worker_id] = self.batches.get(identity.pool, _NOTHING_KNOWN)
         self.workers[worker_id] = Worker(worker_id, identity)
         self.tokens[worker_id] = 0
@@ -79,7 +79,7 @@ class EmbeddingFleet:
         self._sort_out()
 
     def remove(self, worker_id: str) -> Worker | None:
-        """Forget a worker and what was accounted there."""
+        """Remove a worker and the work accounted there."""
         worker = self.workers.pop(worker_id, None)
         if worker is not None:
             del self.tokens[worker_id], self._batches[worker_id]
@@ -105,7 +105,7 @@ class EmbeddingFleet:
         self._sort_out()
 
     def report(self, worker_id: str, load: EngineLoad) -> None:
-        """Take in a load that was measured by the worker."""
+        """Store a load that the worker measured."""
         self.workers[worker_id].report(load)
 
     # -- work ------------------------------------------------------------------------------------
@@ -119,7 +119,7 @@ class EmbeddingFleet:
         self.health.loaded(worker_id, len(worker.legs), now)
 
     def discharge(self, worker_id: str, leg_id: str, tokens: int, now: float, *, aborted: bool) -> None:
-        """A leg has ended; one that was aborted will still say its last."""
+        """A leg ended; one that was `aborted` still has its last delta to come."""
         worker = self.workers[worker_id]
         if aborted:
             worker.abandon(leg_id, now)
@@ -129,8 +129,8 @@ class EmbeddingFleet:
         self.health.loaded(worker_id, len(worker.legs), now)
 
     def choose(self, now: float, avoid: Set[str] = frozenset()) -> str | None:
-        """The worker to send to; None where all that serve have enough. Those in `avoid`, and those of
-        doubtful health, are taken only where there are no others that serve."""
+        """Return the worker to send to, or None if all that serve have enough. Workers in `avoid`, and those
+        that health avoids, are chosen only if no others serve."""
         if not self._ready:
             return None
         avoided = self.health.avoided(now)
@@ -141,14 +141,14 @@ class EmbeddingFleet:
         return self._least(fresh or well or self._ready)
 
     def rates(self, worker_id: str) -> None:
-        """What inputs cost is not learned: batches of them are."""
+        """None: costs are not learned per input, since inputs run in batches."""
 
     def missing(self) -> str | None:
-        """What is lacking to serve an ordinary request at once, in words."""
+        """Return what is missing to serve an ordinary request at once, in words."""
         return None if self._ready else "no worker that embeds"
 
     def kv_status(self, worker_id: str) -> KvStatus | None:
-        """None: what these workers cache is their own affair."""
+        """None: the caches of these workers are not tracked."""
         return None
 
     def _least(self, worker_ids: list[str]) -> str | None:
@@ -161,14 +161,15 @@ class EmbeddingFleet:
         return min(free, key=self._burden) if free else None
 
     def _has_room(self, worker_id: str) -> bool:
-        """One that has nothing takes anything: an input may be longer than a batch."""
+        """An idle worker takes any input, which may be longer than a batch."""
         batch, legs = self._batches[worker_id], len(self.workers[worker_id].legs)
         return not legs or (
             legs < _BATCHES * batch.requests and self.tokens[worker_id] < _BATCHES * batch.tokens
         )
 
     def _burden(self, worker_id: str) -> tuple[float, float]:
-        """Tokens in flight there, those of other routers supposed to be typical; ties fall at random."""
+        """Tokens in flight there, where requests of other routers count as typical ones. Ties are broken at
+        random."""
         others = self.workers[worker_id].foreign * self._typical_tokens
         return self.tokens[worker_id] + others, self.rng.random()
 

@@ -1,12 +1,12 @@
-"""Requests for embeddings, from their arrival to their one end, without I/O.
+"""The machine of requests for embeddings, without I/O.
 
     queued ──▶ running ──▶ ended
       ▲           │
-      └── the leg failed, or its worker was lost: elsewhere, from the start, which loses nothing
+      └── the leg failed, or its worker was lost: failover, from the start, which loses nothing
 
-A machine of its own beside RequestMachine: of all that the other one keeps (hand-overs, leases, an index of
-prefixes, output that the client has) nothing exists here. An embedding can always be made again, so that the
-whole of recovery is to run it elsewhere.
+It is separate from RequestMachine because nothing of that one's state applies: hand-offs, leases, a prefix
+index, output that the client has. An embedding can always be recomputed, so recovery is to run it on another
+worker.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ from kvasir_router.requests.state import (
 
 
 class EmbeddingMachine:
-    """Obligations: each request whose arrival was accepted ends in exactly one Finish, Fail or Gone, with
-    nothing emitted after it; before a Finish exactly one delta is emitted, which has the embedding. What has
-    to go elsewhere is sent before what has not begun, of which EmbeddingAdmission knows the order."""
+    """Obligations: each accepted request ends in exactly one FinishRequest, FailRequest or ClientGone, with
+    no effect after it; exactly one delta, with the embedding, comes before a FinishRequest. Requests that
+    wait after a failure go before those that have not started, whose order EmbeddingAdmission decides."""
 
     def __init__(
         self, fleet: EmbeddingFleet, limits: MachineLimits, rules: AdmissionRules = UNLIMITED
@@ -69,16 +69,16 @@ class EmbeddingMachine:
 
     @property
     def in_flight(self) -> int:
-        """Requests that have not ended."""
+        """Number of requests that have not ended."""
         return len(self._states)
 
     @property
     def queued(self) -> int:
-        """Requests that wait for a worker."""
+        """Number of requests that wait for a worker."""
         return len(self._admission) + len(self._table.moving)
 
     def waiting(self) -> list[frozenset[str]]:
-        """Which workers each of those avoids, since it failed there; for checks."""
+        """Return the workers that each waiting request avoids after a failure there; for checks."""
         return [frozenset(state.avoid) for state in self._states.values() if state.waits]
 
     def waiting_tokens(self) -> int:
@@ -87,21 +87,21 @@ class EmbeddingMachine:
 
     @property
     def brownout(self) -> BrownoutView:
-        """What is done under pressure."""
+        """The brown-out in force."""
         return self._admission.brownout.view
 
     def admission(self, now: float) -> AdmissionView:
-        """What waits, and what is done about it."""
+        """Return the state of admission."""
         return self._admission.view(now)
 
     def accounting(self) -> Accounting:
-        """What is served, and what is accounted for it."""
+        """Return the requests served, and the work accounted for them."""
         running = sum(len(worker.legs) for worker in self.fleet.workers.values())
         accounted = sum(state.worker_id is not None for state in self._states.values())
         return Accounting(len(self._states), running, self.queued, accounted, leases=0)
 
     def next_wakeup(self) -> float | None:
-        """When a Tick is due, on the same clock as `now`; None when nothing waits for time."""
+        """Return when a TimerTick is due, on the clock of `now`; None if no time is set."""
         due = (
             self._table.timers.next(),
             self._failover.next_due(),
@@ -111,8 +111,9 @@ class EmbeddingMachine:
         return min((when for when in due if when is not None), default=None)
 
     def handle(self, event: Event, now: float) -> list[Effect]:
-        """Take in one event. Raises, for Arrived only and then without any change, CapacityError (queue_full,
-        shutting_down, or what EmbeddingAdmission refuses with) or RequestError (duplicate_request)."""
+        """Handle one event and return its effects. Raises, for RequestArrived only and without any change,
+        CapacityError (queue_full, shutting_down, or a refusal of EmbeddingAdmission) or RequestError
+        (duplicate_request)."""
         match event:
             case StepReceived(worker_id, batch):
                 self._step(worker_id, batch, now)
@@ -141,7 +142,7 @@ class EmbeddingMachine:
         check_arrival(request, self._states, closing=self._closing)
         if len(self._states) >= self._limits.max_in_flight:
             raise CapacityError(
-                f"{len(self._states)} inputs wait or are being embedded, the most allowed", code="queue_full"
+                f"{len(self._states)} inputs are in flight, which is the limit", code="queue_full"
             )
         request = self._admission.reduced(request)
         ticket = self._admission.ticket(request, now)
@@ -164,7 +165,7 @@ class EmbeddingMachine:
             self._start(state, worker_id, now)
 
     def _start_waiting(self, now: float) -> None:
-        """Send what waits, as long as there is room for it."""
+        """Send queued requests while there is room."""
         self._start_moving(now)
         while (ticket := self._admission.next()) is not None:
             worker_id = self.fleet.choose(now)
@@ -173,7 +174,7 @@ class EmbeddingMachine:
             self._start(self._states[ticket.request_id], worker_id, now)
 
     def _start_moving(self, now: float) -> None:
-        """What has failed somewhere waits for another place, and lets others pass."""
+        """Send requests that wait after a failure; one that has no other worker lets the next one pass."""
         for entry in list(self._table.moving):
             state = self._states[entry[2]]
             avoid = state.avoid & self.fleet.workers.keys()
@@ -206,7 +207,7 @@ class EmbeddingMachine:
         )
         self._table.out.append(SubmitTo(worker_id, leg))
 
-    # -- what workers say ------------------------------------------------------------------------
+    # -- messages of workers ---------------------------------------------------------------------
 
     def _step(self, worker_id: str, batch: StepBatch, now: float) -> None:
         worker = self.fleet.workers.get(worker_id)
@@ -271,7 +272,7 @@ class EmbeddingMachine:
     # -- checks ----------------------------------------------------------------------------------
 
     def validate_state(self) -> None:
-        """Raises AssertionError, naming what is wrong, unless every invariant holds."""
+        """Raise AssertionError, naming the fault, unless every invariant holds."""
         moving = [request_id for _, _, request_id in self._table.moving]
         check_inputs(self._states, self._admission, moving, self._table.timers)
         check_work(self._states, self.fleet)

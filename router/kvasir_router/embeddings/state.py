@@ -1,7 +1,4 @@
-"""One request for an embedding on its way through the router, and what bounds them all.
-
-Much less is kept of it than of one that generates: one leg at a time, and no output that the client has.
-"""
+"""The state of one request for an embedding: one leg at a time, and no output that the client has."""
 
 from __future__ import annotations
 
@@ -46,7 +43,7 @@ class EmbeddingRequestState:
         return len(self.request.tokens)
 
     def summary(self, outcome: str, now: float) -> RequestSummary:
-        """What happened, as of now. The vector counts as the first token."""
+        """Return the summary as of now. The vector counts as the first token."""
         request = self.request
         return RequestSummary(
             request_id=request.request_id,

@@ -1,1 +1,1 @@
-"""The request machine, without I/O: states and events, placement, progress, failover, completion."""
+"""The request machine, without I/O: state, events, placement, progress, failover, completion."""

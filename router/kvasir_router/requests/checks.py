@@ -1,4 +1,4 @@
-"""The invariants of the request machine, as checks that tests run after every event."""
+"""Invariants of the request machine, which tests check after every event."""
 
 from __future__ import annotations
 
@@ -19,15 +19,16 @@ from kvasir_router.requests.timers import Timers
 def check_requests(
     states: Mapping[str, RequestState], admission: Admission, timers: Timers, fleet: Fleet
 ) -> None:
-    """Every request is in exactly one place, every leg and lease has a live request, and time is watched."""
+    """Every request is in exactly one place, every leg and lease has a live request, and time limits have
+    timers."""
     check_waiting(states, admission, timers)
     for request_id, state in states.items():
         waits = state.phase is Phase.QUEUED
-        require(waits == (request_id in admission), "queued, but not in the queue, or the reverse")
+        require(waits == (request_id in admission), "the queue and the phase disagree")
         require(waits == (state.leg is None), "a request that neither runs nor waits")
-        require(waits == (state.plan is None), "a plan without a leg, or the reverse")
+        require(waits == (state.plan is None), "a plan without a leg, or a leg without a plan")
         if waits:
-            require(state.queued_until is not None, "waits without an end")
+            require(state.queued_until is not None, "waits without a time limit")
             require(not state.charges, "waits, and is accounted as work")
         else:
             require(state.ticket.holds and not state.ticket.waiting, "runs, and was not admitted")
@@ -36,19 +37,19 @@ def check_requests(
         for leg in (state.leg, state.ahead):
             if leg is not None:
                 worker = fleet.workers[leg.target.worker_id]
-                require(worker.legs.get(leg.leg_id) == request_id, "a leg its worker does not know")
+                require(worker.legs.get(leg.leg_id) == request_id, "a leg that its worker does not have")
         check_hand_over(state, fleet)
     running = sum((state.leg is not None) + (state.ahead is not None) for state in states.values())
     require(running == sum(len(w.legs) for w in fleet.workers.values()), "a leg without a request")
     require(
         all(not worker.legs.keys() & worker.ghosts.keys() for worker in fleet.workers.values()),
-        "a leg that is aborted and runs",
+        "a leg that runs and is aborted",
     )
 
 
 def check_hand_over(state: RequestState, fleet: Fleet) -> None:
-    """A lease is held until the KV under it is used, and a prompt that is pulled while it is computed is
-    computed and accounted where the lease is."""
+    """A lease is held until its KV is used. A prompt that is pulled while it is computed is computed and
+    accounted at the lease's worker."""
     lease, leg, ahead = state.lease, state.leg, state.ahead
     if lease is not None:
         require(state.phase is not Phase.QUEUED and not state.streaming, "a lease held too long")
@@ -61,14 +62,14 @@ def check_hand_over(state: RequestState, fleet: Fleet) -> None:
         if computed is not None and computed in state.charges:
             require(state.prefilling is not None, "a prompt accounted where it is not computed")
     if ahead is not None:
-        require(state.phase is Phase.DECODING and not state.streaming, "a prompt that nobody waits for")
-        require(leg is not None and leg.kind is Leg.DECODE, "a prompt is computed, and nobody pulls it")
+        require(state.phase is Phase.DECODING and not state.streaming, "a prompt computed for no DECODE leg")
+        require(leg is not None and leg.kind is Leg.DECODE, "a prompt is computed without a pull")
         require(lease is not None and lease.worker_id == ahead.target.worker_id, "pulled without a lease")
         require(ahead.kind is Leg.PREFILL and ahead.target in state.charges, "a prompt not accounted")
 
 
 def check_work(states: Mapping[str, RequestState], fleet: Fleet) -> None:
-    """Accounted work is that of the requests in flight, on workers that exist, and never negative."""
+    """Accounted work is that of the requests in flight, on existing workers, and never negative."""
     totals: dict[RoutingTarget, TargetLoad] = {}
     for state in states.values():
         for target, work in state.charges.items():
@@ -92,7 +93,7 @@ def check_waiting(states: Mapping[str, Tracked], admission: FairAdmission, timer
 
 
 def check_limits(states: Mapping[str, Tracked], limits: MachineLimits) -> None:
-    """There are no more requests, and none of them began again more often, than is allowed."""
+    """The numbers of requests, retries and migrations are within their limits."""
     require(len(states) <= limits.max_in_flight, "too many requests in flight")
     for state in states.values():
         require(state.retries <= limits.max_retries, "too many retries")

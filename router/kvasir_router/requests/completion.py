@@ -65,12 +65,12 @@ class Completion(CompletionBase[RequestState]):
         self._legs = legs
 
     def emit(self, state: RequestState, output: ChoiceOutput, delta: Delta) -> None:
-        """Pass on what the client does not have of a choice; `output` is what it has."""
+        """Send the next output of a choice; `output` is what the client has of it."""
         output.add(delta)
         self._forward(state, delta)
 
     def finish(self, state: RequestState, delta: Delta, now: float) -> None:
-        """The request ended well, with its last delta."""
+        """End the request well, with its last delta."""
         target = self._legs.ended(state).target
         if delta.usage is not None:
             usage = state.merged(delta.usage)

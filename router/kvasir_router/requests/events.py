@@ -1,7 +1,7 @@
-"""What the request machine is told, and what it wants done: its whole conversation with the world.
+"""The events that a request machine handles, and the effects that it returns.
 
-Both are frozen values, so that a history can be written down and replayed. A worker is named by the id
-under which its session is known, which is its endpoint's.
+Both are frozen values, so that a history can be recorded and replayed. A worker is named by the id of its
+session, which is that of its endpoint.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from kvasir_router.index import CancelSnapshot, FetchSnapshot
 
 @value
 class RequestArrived:
-    """A client's request. The only event that `handle` may refuse, by raising."""
+    """A client's request. The only event for which `handle` may raise."""
 
     request: Request
 
 
 @dataclass(frozen=True, slots=True)
 class RequestCancelled:
-    """The client is gone, or was cut off. `outcome` is the summary's."""
+    """The client left or was disconnected. `outcome` goes into the summary."""
 
     request_id: str
     outcome: str = "client_closed"
@@ -35,8 +35,7 @@ class RequestCancelled:
 
 @dataclass(frozen=True, slots=True)
 class WorkerReady:
-    """A session is up. With the identity that is known already it is the same session, resumed: its
-    legs go on."""
+    """A session is up. If the identity is the known one, the session resumed and its legs go on."""
 
     worker_id: str
     identity: WorkerIdentity
@@ -44,14 +43,14 @@ class WorkerReady:
 
 @dataclass(frozen=True, slots=True)
 class WorkerInterrupted:
-    """The connection broke and may be resumed: its legs go on, and nothing new is sent."""
+    """The connection broke and may resume: its legs go on, and no new work is sent."""
 
     worker_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerDraining:
-    """The worker takes nothing new; its legs go on."""
+    """The worker takes no new work; its legs go on."""
 
     worker_id: str
     reason: str
@@ -59,14 +58,14 @@ class WorkerDraining:
 
 @dataclass(frozen=True, slots=True)
 class WorkerRestored:
-    """The worker drains no longer."""
+    """The worker stops draining."""
 
     worker_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerLost:
-    """The session is over, and all that ran in it."""
+    """The session is over, with everything that ran in it."""
 
     worker_id: str
     reason: str
@@ -82,7 +81,7 @@ class StepReceived:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotPart:
-    """A part of what FetchSnapshot asked for, in order."""
+    """A part of a fetched snapshot, in order."""
 
     worker_id: str
     attempt: int
@@ -91,8 +90,7 @@ class SnapshotPart:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotEnded:
-    """The call for a snapshot is over: well, or with an error that says whether it is of no use to ask
-    again (`final`)."""
+    """The call for a snapshot ended. `final`: after this `error`, a retry is useless."""
 
     worker_id: str
     attempt: int
@@ -102,7 +100,7 @@ class SnapshotEnded:
 
 @dataclass(frozen=True, slots=True)
 class TimerTick:
-    """Time has passed; due whenever `next_wakeup` is reached."""
+    """Time has passed; due when `next_wakeup` is reached."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,8 +110,8 @@ class ShuttingDown:
 
 @dataclass(frozen=True, slots=True)
 class PlanReceived:
-    """What the planner says: the roles of workers that do another part of the work than their pool's, and in
-    how many seconds there may be workers, while there are none; None where that is not known."""
+    """A message of the planner: the roles of workers whose role differs from that of their pool, and the
+    seconds until workers may be ready while there are none; None if that is unknown."""
 
     roles: Mapping[str, Role]
     ready_in_s: float | None = None
@@ -143,7 +141,7 @@ class SubmitTo:
 
 @dataclass(frozen=True, slots=True)
 class AbortOn:
-    """Stop legs on a worker."""
+    """Abort legs on a worker."""
 
     worker_id: str
     leg_ids: tuple[str, ...]
@@ -151,7 +149,7 @@ class AbortOn:
 
 @value
 class ReleaseOn:
-    """End leases on a worker; harmless where they have ended by themselves."""
+    """Release leases on a worker; harmless for leases that have ended."""
 
     worker_id: str
     lease_ids: tuple[str, ...]
@@ -159,7 +157,7 @@ class ReleaseOn:
 
 @value
 class EmitDelta:
-    """Pass a delta on to the client. Its `request_id` is the client's."""
+    """Send a delta to the client. Its `request_id` is the client's."""
 
     request_id: str
     delta: Delta
@@ -175,7 +173,7 @@ class FinishRequest:
 
 @dataclass(frozen=True, slots=True)
 class FailRequest:
-    """The request ended badly; nothing follows."""
+    """The request failed; nothing follows."""
 
     request_id: str
     error: KvasirError
@@ -184,7 +182,7 @@ class FailRequest:
 
 @dataclass(frozen=True, slots=True)
 class ClientGone:
-    """A cancelled request ended; only observers are told."""
+    """A cancelled request ended; only observers receive it."""
 
     request_id: str
     summary: RequestSummary

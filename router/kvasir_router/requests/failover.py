@@ -1,8 +1,8 @@
-"""Requests whose leg failed, whose worker was lost or fell silent, or of which nothing came: on elsewhere.
+"""Moves requests to other workers after a failed leg, a lost or unresponsive worker, or a late first token.
 
-A DECODE leg that ends before its first token goes on elsewhere with the same KV where that is still of use:
-while the PREFILL leg computes it nobody can have pulled all of it, and a pull that failed gets one more try,
-since the fault may have been the puller's. Everything else starts again, from what the client has.
+A DECODE leg that ends before its first token restarts with the same KV where that is still useful: while the
+PREFILL leg computes it, no worker can have pulled all of it; and a failed pull gets one more try, since the
+fault may have been the puller's. Everything else restarts from the output that the client has.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Failover(Membership):
         self._placement = placement
 
     def start_again(self, state: RequestState, now: float) -> None:
-        """Give back all that the request holds, and begin from what the client has."""
+        """Release all that the request holds, and restart from the output that the client has."""
         self._legs.stop(state, now)
         self._legs.release(state)
         self._legs.discharge(state)
@@ -45,15 +45,15 @@ class Failover(Membership):
         self._placement.route(state, now)
 
     def again_or_fail(self, state: RequestState, error: KvasirError, worker_id: str, now: float) -> None:
-        """A PREFILL leg is over and has failed on `worker_id`: from the start, if it may run again."""
+        """A PREFILL leg failed on `worker_id`: restart from the beginning, or fail."""
         if self._may_run_again(state, error, worker_id, now, lost=False):
             self.start_again(state, now)
 
     def on_or_fail(
         self, state: RequestState, error: KvasirError, worker_id: str, now: float, *, lost: bool = False
     ) -> None:
-        """A leg is over and has failed on `worker_id`, or went with it or its engine: on with the KV that is
-        held for the request, where that may still be of use, or from the start."""
+        """A leg failed on `worker_id`, or was lost with it or its engine: go on with the KV under the
+        request's lease if it may still be useful, restart, or fail."""
         lease = state.lease
         pull_failed = error.code == TRANSFER_FAILED
         if not self._may_run_again(state, error, worker_id, now, lost=lost):
@@ -61,7 +61,7 @@ class Failover(Membership):
         if lease is None or not (state.ahead or pull_failed):
             self.start_again(state, now)
         elif pull_failed and lease.failed:
-            # Two workers could not have it: it is the one that offers it.
+            # Two workers failed to pull it, so the worker that offers it is at fault.
             state.avoid.add(lease.worker_id)
             self.start_again(state, now)
         else:
@@ -69,8 +69,8 @@ class Failover(Membership):
             self._decode_again(state, now, offered=now < lease.until_s)
 
     def hedge(self, state: RequestState, now: float) -> None:
-        """Nothing came of the request in many times what was foreseen: take it back and start it where it has
-        not been, once, if there is such a place and the budget allows."""
+        """No token came in many times the predicted time: take the request back and start it on workers that
+        it has not used, once, if there are any and the retry budget allows it."""
         state.hedge_at = None
         leg = state.ahead or state.leg
         if leg is None or state.streaming or leg.kind is Leg.DECODE:
@@ -84,7 +84,7 @@ class Failover(Membership):
         state.hedged = True
         slowness = state.slowness(now)
         if slowness is not None:
-            # It has not answered at all, and must not look well for that.
+            # No answer must not count as a fast one.
             self._fleet.late(leg.target.worker_id, now, slowness)
         self.start_again(state, now)
 
@@ -94,7 +94,7 @@ class Failover(Membership):
         self._legs.settle(state, state.planned.decode)
         computing = state.ahead is not None
         if computing:
-            # What cannot be handed over at once is handed over when it has been computed.
+            # KV that cannot be handed off at once is handed off when the prompt is computed.
             state.leg, state.ahead, state.phase = state.ahead, None, Phase.PREFILLING
         if not (offered and self._placement.hand_over(state, now)) and not computing:
             self.start_again(state, now)
@@ -102,14 +102,14 @@ class Failover(Membership):
     def _may_run_again(
         self, state: RequestState, error: KvasirError, worker_id: str, now: float, *, lost: bool
     ) -> bool:
-        """Whether the request runs again without `worker_id`; it ends if not. A stream that the client has
-        begun to read has to be repeatable."""
+        """Whether the request may run again without `worker_id`; fail it if not. A stream that the client has
+        begun to read must be repeatable."""
         final = None
         if state.begun and way_on(state.request.sampling) is ContinuationMode.NEITHER:
             final = UpstreamError(
                 f"{error.message}; a stream that is sampled without a seed and with penalties, forbidden "
-                "words, a bound on reasoning or several choices cannot go on exactly elsewhere: send the "
-                "request again",
+                "words, a bound on reasoning or several choices cannot be continued exactly on another "
+                "worker; send the request again",
                 code=error.code,
             )
         refusal = self._table.retries.refusal(

@@ -1,7 +1,7 @@
 """What a request holds on workers: running legs, a lease on KV, accounted work.
 
-A request runs in one leg, or in two while its DECODE leg pulls what its PREFILL leg computes. Everything that
-is taken here is given back here, whichever way the request ends.
+A request runs in one leg, or in two while its DECODE leg pulls what its PREFILL leg computes. Everything
+taken here is also released here, however the request ends.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class LegControl:
     def submit(
         self, state: RequestState, kind: Leg, target: RoutingTarget, handoff: KvHandoff | None = None
     ) -> None:
-        """Run a leg of the request at `target`."""
+        """Start a leg of the request at `target`."""
         request = state.current
         worker = self._fleet.workers[target.worker_id]
         leg_id = worker.free_leg_id(request.request_id, state.attempts)
@@ -53,32 +53,32 @@ class LegControl:
         self._out.append(SubmitTo(target.worker_id, leg))
 
     def ended(self, state: RequestState) -> RunningLeg:
-        """The leg that leads to the client's tokens has said its last."""
+        """The leg that produces the client's tokens ended."""
         leg = running(state)
         state.leg = None
         del self._fleet.workers[leg.target.worker_id].legs[leg.leg_id]
         return leg
 
     def ended_ahead(self, state: RequestState) -> None:
-        """The PREFILL leg beside a DECODE leg has said its last."""
+        """The PREFILL leg beside a DECODE leg ended."""
         if state.ahead is not None:
             del self._fleet.workers[state.ahead.target.worker_id].legs[state.ahead.leg_id]
             state.ahead = None
 
     def stop(self, state: RequestState, now: float) -> None:
-        """Abort all that runs of the request."""
+        """Abort all running legs of the request."""
         for leg in (state.ahead, state.leg):
             if leg is not None:
                 self._abort(leg, now)
         state.leg = state.ahead = None
 
     def stop_decode(self, state: RequestState, now: float) -> None:
-        """Abort the leg that leads to the client's tokens; a PREFILL leg beside it goes on."""
+        """Abort the leg that produces the client's tokens; a PREFILL leg beside it goes on."""
         self._abort(running(state), now)
         state.leg = None
 
     def stop_ahead(self, state: RequestState, now: float) -> None:
-        """Abort the PREFILL leg beside a DECODE leg, if there is one: what it computes is not needed."""
+        """Abort the PREFILL leg beside a DECODE leg, if there is one: its result is not needed."""
         if state.ahead is not None:
             self._abort(state.ahead, now)
             self.settle(state, state.ahead.target)
@@ -91,14 +91,14 @@ class LegControl:
         self._out.append(AbortOn(worker.worker_id, (leg.leg_id,)))
 
     def unowned(self, worker: Worker, delta: Delta) -> None:
-        """A leg that was aborted says its last; KV that it offered meanwhile has no taker."""
+        """Handle a delta of an aborted leg: forget the leg at its end, and release KV that it offered."""
         if delta.last:
             worker.ghosts.pop(delta.request_id, None)
         if delta.handoff is not None:
             self._out.append(ReleaseOn(worker.worker_id, (delta.handoff.lease_id,)))
 
     def hold(self, state: RequestState, worker_id: str, handoff: KvHandoff, now: float) -> None:
-        """A worker holds KV for the request, under one lease at a time."""
+        """Record the lease that a worker granted; a request holds one lease at a time."""
         held = state.lease
         if held is not None and held.handoff.lease_id != handoff.lease_id:
             self.release(state)
@@ -108,32 +108,32 @@ class LegControl:
         )
 
     def release(self, state: RequestState) -> None:
-        """End the request's lease, if it holds one."""
+        """Release the request's lease, if it holds one."""
         if state.lease is not None:
             self._out.append(ReleaseOn(state.lease.worker_id, (state.lease.handoff.lease_id,)))
             state.lease = None
 
     def prefilled(self, state: RequestState, target: RoutingTarget, now: float, *, leaves: bool) -> None:
-        """The prompt is computed at `target`, where the request either stays or has nothing more."""
+        """The prompt is computed at `target`; the request stays there, or `leaves`."""
         self._fleet.confirm(state.request.request_id, target, now)
         charged = state.charges.get(target, TargetLoad())
         done = charged.copy() if leaves else charged.prompt()
         self._fleet.settle(state.charges, target, done)
 
     def settle(self, state: RequestState, target: RoutingTarget) -> None:
-        """Nothing of the request is accounted at `target` any more."""
+        """Remove the work accounted for the request at `target`."""
         charged = state.charges.get(target)
         if charged is not None:
             self._fleet.settle(state.charges, target, charged.copy())
 
     def discharge(self, state: RequestState) -> None:
-        """Nothing of the request is accounted any more, nor foreseen beyond what was computed."""
+        """Remove all accounted work of the request, and the predicted blocks that were not computed."""
         self._fleet.abandon(state.request.request_id)
         for target in list(state.charges):
             self.settle(state, target)
 
     def lost(self, states: Iterable[RequestState], worker_id: str) -> None:
-        """What requests held on that worker went with it."""
+        """Drop what requests held on a lost worker."""
         for state in states:
             if state.lease is not None and state.lease.worker_id == worker_id:
                 state.lease = None
@@ -145,18 +145,18 @@ class LegControl:
                 del state.charges[target]
 
     def forget_ghosts(self, now: float) -> None:
-        """Give up on aborted legs that never said their last."""
+        """Drop aborted legs whose last delta never came."""
         for worker in self._fleet.workers.values():
             worker.forget_ghosts(now - self._ghost_ttl_s)
 
 
 def running(state: RequestState) -> RunningLeg:
-    """The leg of a request that runs."""
+    """Return the running leg of a request. Raises AssertionError if none runs."""
     if state.leg is None:
         raise AssertionError("nothing runs for this request")
     return state.leg
 
 
 def is_leg(leg: RunningLeg | None, worker_id: str, delta: Delta) -> bool:
-    """Whether it is this leg of which a worker speaks."""
+    """Whether the worker's delta is of this leg."""
     return leg is not None and leg.leg_id == delta.request_id and leg.target.worker_id == worker_id

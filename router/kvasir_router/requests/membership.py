@@ -1,7 +1,7 @@
-"""What happens to requests when a worker joins, loses its connection, drains or is lost.
+"""Effects on requests when a worker joins, loses its connection, drains or is lost.
 
 A worker that cannot be reached keeps its requests for `migrate_s`: most connections resume within that time,
-and with them everything that ran.
+with everything that ran.
 """
 
 from __future__ import annotations
@@ -60,12 +60,12 @@ class Membership(ABC):
         return min(self._evacuations.values(), default=None)
 
     def tick(self, now: float) -> None:
-        """Evacuate the workers whose time has come."""
+        """Evacuate the workers that are due."""
         for worker_id in [worker_id for worker_id, when in self._evacuations.items() if when <= now]:
             self._evacuate(worker_id, now)
 
     def handle(self, event: MembershipEvent, now: float) -> None:
-        """Take in one event; events of unknown workers are ignored."""
+        """Handle one event; events of unknown workers are ignored."""
         known = event.worker_id in self._members.workers
         match event:
             case WorkerReady(worker_id, identity):
@@ -82,7 +82,7 @@ class Membership(ABC):
     def _ready(self, worker_id: str, identity: WorkerIdentity, now: float) -> None:
         known = self._members.workers.get(worker_id)
         if known is not None and known.identity != identity:
-            self.lost(worker_id, "replaced by another life of the worker", now)
+            self.lost(worker_id, "replaced by another instance of the worker", now)
             known = None
         if known is None:
             self._members.add(worker_id, identity, now)
@@ -98,7 +98,7 @@ class Membership(ABC):
             self._evacuate(worker_id, now)
 
     def resumed(self, worker_id: str, now: float) -> None:
-        """The connection is back, and with it what still runs there."""
+        """The connection resumed, with everything that still runs there."""
         self._evacuations.pop(worker_id, None)
         self._members.mark(worker_id, interrupted=False, now=now)
 
@@ -126,11 +126,11 @@ class Membership(ABC):
 
     @abstractmethod
     def _forget(self, worker: Worker) -> None:
-        """Requests hold nothing on the worker any more."""
+        """Drop what requests hold on the worker."""
 
     @abstractmethod
     def _take_back(self, request_id: str, worker_id: str, now: float) -> bool:
-        """Abort what runs of the request on the worker. Return False, and change nothing, if no other worker
+        """Abort what runs of the request on the worker. Return False, without any change, if no other worker
         could serve it."""
 
     @abstractmethod

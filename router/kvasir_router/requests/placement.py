@@ -1,7 +1,7 @@
-"""Where a request runs: what the policy says, where there is room for it, and the start of its legs.
+"""Places requests: gets a plan from the policy, checks that there is room, and starts the legs.
 
-A request is placed when it arrives, when its turn in the queue has come, and again after a failure. The
-DECODE leg of a disaggregated one may begin before its PREFILL leg has ended.
+A request is placed on arrival, when its turn in the queue has come, and after a failure. The DECODE leg of a
+disaggregated request may start before its PREFILL leg has ended.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from kvasir_router.requests.table import RequestTable
 
 
 class NoRoom(Enum):
-    """Instead of a plan: workers serve the request, and none has room."""
+    """Returned in place of a plan if workers serve the request and none has room."""
 
     NO_ROOM = auto()
 
@@ -26,7 +26,7 @@ NO_ROOM = NoRoom.NO_ROOM
 
 
 class Placement:
-    """Asks the fleet for plans and admission whether they can be had, and starts requests."""
+    """Gets plans from the fleet, checks them with admission, and starts requests."""
 
     def __init__(self, table: RequestTable, legs: LegControl) -> None:
         self._table = table
@@ -41,13 +41,14 @@ class Placement:
         prefilled_on: RoutingTarget | None = None,
         without: frozenset[str] = frozenset(),
     ) -> Plan | None:
-        """What the policy says, without some workers if others serve; None where no worker does."""
+        """Return the policy's plan, avoiding the workers in `without` if others serve; None if no worker
+        does."""
         state.hashes = state.hashes or self._fleet.hashes(state.current)
         avoid = state.avoid | without if without else state.avoid
         return self._fleet.plan(state.current, state.hashes, now, avoid=avoid, prefilled_on=prefilled_on)
 
     def fitting(self, state: RequestState, now: float) -> Plan | NoRoom | None:
-        """A plan whose places have room for what it takes; None where no worker serves the request."""
+        """Return a plan whose places have room for the request; None if no worker serves it."""
         plan = self.plan(state, now)
         if plan is None:
             return None
@@ -56,15 +57,15 @@ class Placement:
             return plan
         if not self._admission.takes(state.ticket):
             return NO_ROOM
-        # There is a place, and this policy may insist on another one.
+        # Another place has room, but the policy may return the same one.
         return self.plan(state, now, without=crowded) or plan
 
     def predict(self, state: RequestState, now: float) -> Plan | None:
-        """Where a request would go from where it is."""
+        """Return the plan that the request would get on other workers."""
         return self._fleet.plan(state.current, state.hashes, now, avoid=state.avoid, tentative=True)
 
     def route(self, state: RequestState, now: float) -> None:
-        """Start a request that holds nothing, or have it wait."""
+        """Start a request that holds nothing, or park it."""
         plan = self.plan(state, now)
         if plan is None:
             self._admission.park(state.ticket)
@@ -73,7 +74,7 @@ class Placement:
             self.start(state, plan, now)
 
     def unpark(self, now: float) -> None:
-        """Those who serve have changed."""
+        """Place parked requests after the serving workers changed."""
         for ticket in self._admission.unpark(now):
             state = self._table.states[ticket.request_id]
             plan = self.plan(state, now)
@@ -84,11 +85,11 @@ class Placement:
                 self.start(state, plan, now)
 
     def start_queued(self, now: float) -> None:
-        """Start the requests whose turn in the queue has come, as far as there is room."""
+        """Start queued requests in order, while there is room."""
         lacking = self._fleet.missing() is not None
         while (ticket := self._admission.next(now)) is not None:
             state = self._table.states[ticket.request_id]
-            # What runs whole on one worker needs fewer roles than an ordinary request.
+            # A request that runs whole on one worker needs fewer roles than an ordinary one.
             plan = None if lacking and not ticket.whole else self.fitting(state, now)
             if plan is None:
                 self._admission.park(ticket)
@@ -117,9 +118,8 @@ class Placement:
             self._table.timers.set(state.hedge_at, state.request.request_id)
 
     def hand_over(self, state: RequestState, now: float) -> bool:
-        """Start the DECODE leg where that was planned, or at another worker if that one takes nothing any
-        more. A PREFILL leg that runs goes on beside it. False, and nothing has changed, where there is no
-        place."""
+        """Start the DECODE leg as planned, or on another worker if the planned one takes no new work. A
+        running PREFILL leg goes on beside it. Return False, without any change, if there is no place."""
         lease = state.lease
         if lease is None:
             raise AssertionError("nothing to hand over")
@@ -135,8 +135,8 @@ class Placement:
         return True
 
     def _as_planned(self, state: RequestState) -> bool:
-        """Whether it can be decoded where that was planned. What was planned on an earlier life of the worker
-        is no longer accounted, nor may its rank exist."""
+        """Whether the request can decode as planned. A plan on an earlier instance of the worker is not
+        accounted, and its rank may not exist."""
         target = state.planned.decode
         return target in state.charges and self._fleet.accepts(target.worker_id)
 
@@ -144,7 +144,7 @@ class Placement:
         plan = self.plan(state, now, prefilled_on=source)
         if plan is None or plan.prefill != source:
             return False
-        # The prompt's end, or a new start, is then the better moment.
+        # A later hand-off, or a restart, is better.
         if plan.decode.worker_id in state.avoid and (state.leg is not None or lease.failed):
             return False
         self._legs.discharge(state)

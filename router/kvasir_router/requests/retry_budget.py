@@ -1,19 +1,19 @@
-"""How many new starts the requests that arrive can pay for.
+"""Bounds restarts by the number of requests that arrive.
 
-A request that fails everywhere is started again everywhere: without a bound, workers that are in trouble get
-the more work the worse they are. So each arrival pays in a fraction of a start, and each new start takes a
-whole one out.
+A request that fails everywhere is restarted everywhere: without a bound, failing workers get more work the
+worse they are. Each arrival therefore deposits a fraction of a restart, and each restart withdraws a whole
+one.
 """
 
 from __future__ import annotations
 
 DEPTH = 20.0
-"""At most so many starts are saved up, so that a long good time does not pay for a storm."""
+"""Largest balance, so that a long time without faults does not pay for a storm."""
 
 
 class RetryBudget:
-    """Obligation: at any time, withdrawals granted <= `ratio` * deposits + `reserve`. The `reserve` lets a
-    router that has seen few requests find out about a failing worker at no client's expense."""
+    """Obligation: at any time, granted withdrawals <= `ratio` * deposits + `reserve`. The `reserve` lets a
+    router with little traffic discover a failing worker without failing a request."""
 
     def __init__(self, ratio: float, reserve: int = 10) -> None:
         self._ratio = ratio
@@ -21,11 +21,11 @@ class RetryBudget:
         self._depth = max(DEPTH, self._balance)
 
     def deposit(self) -> None:
-        """A request has arrived."""
+        """A request arrived."""
         self._balance = min(self._depth, self._balance + self._ratio)
 
     def withdraw(self) -> bool:
-        """Whether a request may be started once more; if so, that is paid for."""
+        """Withdraw one restart. Return whether the balance allowed it."""
         if self._balance < 1.0:
             return False
         self._balance -= 1.0

@@ -1,7 +1,7 @@
-"""When a machine has to look at its requests again: it reads no clock, so that somebody has to tell it.
+"""Timers of requests for a machine that reads no clock.
 
-Most requests end long before their time is up. Their entries are not taken out one by one, but skipped when
-they come up, and swept when they are the most.
+Most requests end long before their timers. Entries of ended requests are skipped when they are due, and swept
+when they outnumber the rest.
 """
 
 from __future__ import annotations
@@ -11,32 +11,32 @@ from collections.abc import Collection
 
 
 class Timers:
-    """When to look at which request again. The owner skips requests that have ended."""
+    """Due times by request. The owner skips requests that have ended."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[float, str]] = []
 
     def set(self, when: float, request_id: str) -> None:
-        """Look at the request at `when`."""
+        """Set a timer for the request."""
         heapq.heappush(self._heap, (when, request_id))
 
     def next(self) -> float | None:
-        """The earliest, which may turn out to be void."""
+        """Return the earliest time, which may belong to an ended request."""
         return self._heap[0][0] if self._heap else None
 
     def due(self, now: float) -> list[str]:
-        """Take all that have come up."""
+        """Remove and return the requests that are due."""
         due = []
         while self._heap and self._heap[0][0] <= now:
             due.append(heapq.heappop(self._heap)[1])
         return due
 
     def sweep(self, live: Collection[str]) -> None:
-        """Drop the entries of ended requests when they outnumber the rest."""
+        """Drop the entries of ended requests if they outnumber the rest."""
         if len(self._heap) > 64 + 4 * len(live):
             self._heap = [entry for entry in self._heap if entry[1] in live]
             heapq.heapify(self._heap)
 
     def holds(self, when: float, request_id: str) -> bool:
-        """Whether the request will be looked at at `when`; for checks."""
+        """Whether the request has a timer at `when`; for checks."""
         return (when, request_id) in self._heap
