@@ -183,7 +183,7 @@ def main() -> None:
     fresh = Texts()
     fresh.take(1)
     before, began = rss_mib(), time.process_time()
-    tokenizer = ModelTokenizer.from_folder(folder, TokenizerSpec(audit_share=0.0))
+    tokenizer = ModelTokenizer.from_folder(folder, TokenizerSpec())
     load_s, held = time.process_time() - began, rss_mib() - before
     if not tokenizer.sizes().fast:
         raise SystemExit("the fast tokenizer was not proven; see the log")

@@ -1,4 +1,4 @@
-"""Prometheus metrics of the tokenizers: which one is in use, results of audits, and the token cache."""
+"""Prometheus metrics of the tokenizers: which one is in use, its failures, and the token cache."""
 
 from __future__ import annotations
 
@@ -14,9 +14,6 @@ class TokenizerStats:
 
     fast: bool
     failures: int = 0
-    audited: int = 0
-    different: int = 0
-    audits_failed: int = 0
     cached_segments: int = 0
     cached_bytes: int = 0
     found_characters: int = 0
@@ -32,9 +29,6 @@ TOKENIZERS: SeriesTable[Mapping[str, TokenizerStats]] = SeriesTable(
     gauge("token_cache_segments", "Prompt segments in the token cache", "cached_segments"),
     gauge("token_cache_bytes", "Memory used by the token cache", "cached_bytes"),
     counter("tokenizer_failures", "Encodings that failed in the fast tokenizer", "failures"),
-    counter("tokenizer_audited", "Prompts tokenized again by the reference tokenizer", "audited"),
-    counter("tokenizer_differences", "Audited prompts whose tokens differ", "different"),
-    counter("tokenizer_audit_failures", "Audits that failed", "audits_failed"),
     counter("token_cache_found_characters", "Prompt characters found in the token cache", "found_characters"),
     counter(
         "token_cache_missed_characters", "Prompt characters not found in the token cache", "missed_characters"

@@ -190,14 +190,23 @@ FAMILIES: tuple[Callable[[], Tokenizer], ...] = (
     bert,
 )
 
+PROVABLE = tuple(make for make in FAMILIES if make not in (mistral, t5, bert, stripping))
+"""The families that the fast tokenizer reproduces."""
 
-EACH_FAMILY = pytest.mark.parametrize(
-    "make",
-    [
-        pytest.param(make, id=make.__name__, marks=() if make in (llama3, digits) else pytest.mark.slow)
-        for make in FAMILIES
-    ],
-)
+
+def _each(families: tuple[Callable[[], Tokenizer], ...]) -> pytest.MarkDecorator:
+    quick = (llama3, digits)
+    return pytest.mark.parametrize(
+        "make",
+        [
+            pytest.param(make, id=make.__name__, marks=() if make in quick else pytest.mark.slow)
+            for make in families
+        ],
+    )
+
+
+EACH_FAMILY = _each(FAMILIES)
+EACH_PROVABLE = _each(PROVABLE)
 
 WORDS = st.one_of(
     st.text(st.characters(codec="utf-8"), max_size=40),

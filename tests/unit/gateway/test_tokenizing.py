@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 from tests.kit.gateway.encoders import CHAT, TINY, Liar, ids_of, save
-from tests.kit.gateway.tokenizer_families import EACH_FAMILY, FAMILIES, RELAXED, TEXTS, digits, llama3
+from tests.kit.gateway.tokenizer_families import EACH_FAMILY, PROVABLE, RELAXED, TEXTS, digits, llama3
 from tokenizers import Tokenizer
 
 from kvasir.config.spec.edge import TokenizerSpec
@@ -24,8 +24,6 @@ from kvasir_platform.gateway.prompt import fast_tokenizer
 from kvasir_platform.gateway.prompt.fast_tokenizer import Fast, ProvenEncoder, Reference, load_encoder
 from kvasir_platform.gateway.prompt.prefix_tokens import PrefixTokens
 from kvasir_platform.gateway.prompt.tokenization import Encoding, ModelTokenizer, TokenizerPool
-
-PROVABLE = [make for make in FAMILIES if make.__name__ not in ("mistral", "t5", "bert", "stripping")]
 
 
 @pytest.fixture
@@ -100,7 +98,7 @@ def test_a_model_that_the_fast_tokenizer_does_not_know_is_served_by_the_referenc
 
 @pytest.mark.parametrize("error", [ValueError("match limit"), Panic("overflow")])
 def test_where_the_fast_tokenizer_fails_the_reference_answers(error: BaseException, tiny: Reference) -> None:
-    encoder = ProvenEncoder(Liar(tiny, wrong="boom", error=error), lambda: tiny, "")
+    encoder = ProvenEncoder(Liar(tiny, wrong="boom", error=error), lambda: tiny)
     expected = tiny.encode(["a boom"], add_special_tokens=True)
     assert encoder.encode(["a boom"], add_special_tokens=True) == expected
     assert encoder.encode(["fine"], add_special_tokens=True) == tiny.encode(["fine"], add_special_tokens=True)
@@ -115,26 +113,18 @@ def test_what_is_no_text_is_the_callers_fault(tiny: Reference) -> None:
     assert encoder.failures == 0
 
 
-def test_once_distrusted_it_is_the_reference_and_what_was_kept_is_forgotten(tiny: Reference) -> None:
-    text = "boom " * 300 + "<|end|>"
-    expected = ids_of(tiny, text)
-    tokenizer = ModelTokenizer(
-        ProvenEncoder(Liar(tiny, wrong="boom"), lambda: tiny, ""), None, PrefixTokens("<|end|>", 1 << 20)
-    )
-    assert tokenizer.encode([text], add_special_tokens=False) != expected
-    tokenizer.distrust()
-    assert tokenizer.encode([text], add_special_tokens=False) == expected
-    assert not tokenizer.sizes().fast
-
-
-def test_the_reference_does_not_come_back_from_another_file(tmp_path: Path) -> None:
-    pytest.importorskip("fastokens")
-    encoder = load_encoder(save(tmp_path, llama3), CHAT)
+def test_the_reference_does_not_come_back_from_another_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = save(tmp_path, llama3)
+    failing = Liar(Reference.from_file(path), wrong="boom", error=ValueError("match limit"))
+    monkeypatch.setattr(fast_tokenizer, "Fast", lambda _: failing)
+    encoder = load_encoder(path, CHAT)
     assert isinstance(encoder, ProvenEncoder)
     save(tmp_path, digits)
     with pytest.raises(ConfigError, match="changed"):
-        encoder.distrust()
-    assert encoder.fast
+        encoder.encode(["a boom"], add_special_tokens=False)
+    assert encoder.encode(["fine"], add_special_tokens=False)
 
 
 def test_a_broken_file_is_a_config_error(tmp_path: Path) -> None:
@@ -148,22 +138,19 @@ def test_a_model_folder_gives_all_of_it() -> None:
     tokenizer = ModelTokenizer.from_folder(TINY.parent, TokenizerSpec())
     plain = ModelTokenizer.from_folder(TINY.parent)
     slow = ModelTokenizer.from_folder(TINY.parent, TokenizerSpec(fast="never", prefix_cache_bytes=0))
-    try:
-        assert [each.sizes().fast for each in (tokenizer, plain, slow)] == [True, False, False]
-        assert tokenizer.vocabulary == plain.vocabulary == 4096
-        text = ("<|user|>" + "Once upon a time. " * 90 + "<|end|>") * 3 + "<|assistant|>"
-        for each in (tokenizer, tokenizer, slow):
-            encoded = each.encode([text, "é"], add_special_tokens=False)
-            assert encoded == plain.encode([text, "é"], add_special_tokens=False)
-            whole = each.encode([text], add_special_tokens=True)
-            assert whole == plain.encode([text], add_special_tokens=True) != encoded[:1]
-            assert each.decode(encoded[0]) == text
-            assert "<|" not in each.decode(encoded[0], skip_special_tokens=True)
-            assert each.names(encoded[0][:1]) == ["<|user|>"]
-        assert tokenizer.sizes().found_characters > 2 * len(text) / 3
-        assert slow.sizes().cached_segments == plain.sizes().cached_segments == 0
-    finally:
-        tokenizer.close()
+    assert [each.sizes().fast for each in (tokenizer, plain, slow)] == [True, False, False]
+    assert tokenizer.vocabulary == plain.vocabulary == 4096
+    text = ("<|user|>" + "Once upon a time. " * 90 + "<|end|>") * 3 + "<|assistant|>"
+    for each in (tokenizer, tokenizer, slow):
+        encoded = each.encode([text, "é"], add_special_tokens=False)
+        assert encoded == plain.encode([text, "é"], add_special_tokens=False)
+        whole = each.encode([text], add_special_tokens=True)
+        assert whole == plain.encode([text], add_special_tokens=True) != encoded[:1]
+        assert each.decode(encoded[0]) == text
+        assert "<|" not in each.decode(encoded[0], skip_special_tokens=True)
+        assert each.names(encoded[0][:1]) == ["<|user|>"]
+    assert tokenizer.sizes().found_characters > 2 * len(text) / 3
+    assert slow.sizes().cached_segments == plain.sizes().cached_segments == 0
 
 
 class Slow:
@@ -194,9 +181,6 @@ class Slow:
 
     def sizes(self) -> TokenizerStats:
         return TokenizerStats(fast=True)
-
-    def close(self) -> None:
-        pass
 
 
 class Receiver:
@@ -260,7 +244,7 @@ async def test_too_many_long_prompts_are_refused() -> None:
 
 
 def test_long_and_wide_texts_are_known_to_take_longer(tiny: Reference) -> None:
-    fast = ModelTokenizer(ProvenEncoder(Liar(tiny, wrong="\0"), lambda: tiny, ""), None)
+    fast = ModelTokenizer(ProvenEncoder(Liar(tiny, wrong="\0"), lambda: tiny), None)
     slow = ModelTokenizer(tiny, None)
 
     def work(tokenizer: ModelTokenizer, text: str) -> float:
@@ -273,7 +257,7 @@ def test_long_and_wide_texts_are_known_to_take_longer(tiny: Reference) -> None:
 def test_every_size_is_a_series_of_its_model() -> None:
     metrics = Metrics(registry := CollectorRegistry(), ["a", "b"])
     assert not [family.name for family in registry.collect() if family.name.startswith("kvasir_token")]
-    metrics.track_tokenizer("a", lambda: TokenizerStats(fast=True, audited=3))
+    metrics.track_tokenizer("a", lambda: TokenizerStats(fast=True, failures=3))
     metrics.track_tokenizer("b", lambda: TokenizerStats(fast=False, evicted_segments=5))
     found = {
         (sample.name, sample.labels["model"]): sample.value
@@ -283,5 +267,5 @@ def test_every_size_is_a_series_of_its_model() -> None:
     }
     assert found["kvasir_tokenizer_fast", "a"] == 1
     assert found["kvasir_tokenizer_fast", "b"] == 0
-    assert found["kvasir_tokenizer_audited_total", "a"] == 3
+    assert found["kvasir_tokenizer_failures_total", "a"] == 3
     assert found["kvasir_token_cache_evicted_segments_total", "b"] == 5

@@ -2,8 +2,8 @@
 
 A tokenizer that differs in one token gives worse answers without any error. So Hugging Face's library stays
 the reference: when a model is loaded both encode and decode the same texts, chosen to show where tokenizers
-differ, and any difference leaves the reference in place. The reference is let go of after the proof, since
-it takes as much memory as the fast one. It comes back if the fast one fails or is found to differ later.
+differ, and any difference leaves the reference in place. The reference is freed after the proof, since it
+takes as much memory as the fast one, and loaded again if the fast one fails.
 """
 
 from __future__ import annotations
@@ -175,18 +175,15 @@ class Fast:
 
 
 class ProvenEncoder:
-    """The fast encoder for as long as it may be trusted, then the reference for good.
+    """The fast encoder, with the reference for texts that contain one of the characters `odd` and for those
+    at which the fast one fails. `reload` loads the reference again."""
 
-    `reload` brings the reference back, and `digest` is the SHA-256 of the file that both are made of. Texts
-    with one of the characters `odd`, and those at which the fast one fails, are encoded by the reference;
-    after `distrust` all are.
-    """
+    fast = True
 
     def __init__(
         self,
         fast: Encoder,
         reload: Callable[[], Encoder],
-        digest: str,
         *,
         odd: str = "",
         reference: Encoder | None = None,
@@ -196,19 +193,12 @@ class ProvenEncoder:
         self._odd = odd
         self._reference = reference
         self._lock = threading.Lock()
-        self.digest = digest
-        self.fast = True
         self.failures = 0
 
     @property
     def vocabulary(self) -> int:
         """Ids are below this."""
         return self._fast.vocabulary
-
-    def distrust(self) -> None:
-        """Use the reference from here on."""
-        self._load()
-        self.fast = False
 
     def encode(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[bytes]:
         """See `Encoder`."""
@@ -225,15 +215,14 @@ class ProvenEncoder:
         return self._run(lambda encoder: encoder.names(ids))
 
     def _run(self, use: Callable[[Encoder], _T]) -> _T:
-        if self.fast:
-            try:
-                return use(self._fast)
-            # A panic of the library is no Exception; it says nothing of the text, which may be sound.
-            except BaseException as error:
-                if not _is_fault(error):
-                    raise
-                self.failures += 1
-                _log.warning("the fast tokenizer failed; the reference serves", extra={"error": repr(error)})
+        try:
+            return use(self._fast)
+        # A panic of the library is no Exception; it says nothing of the text, which may be sound.
+        except BaseException as error:
+            if not _is_fault(error):
+                raise
+            self.failures += 1
+            _log.warning("the fast tokenizer failed; the reference serves", extra={"error": repr(error)})
         return use(self._load())
 
     def _load(self) -> Encoder:
@@ -280,10 +269,10 @@ def load_encoder(path: Path, conversation: str, *, fast: bool = True) -> Referen
         _log.info(
             "texts with some characters are tokenized by the reference", extra={"characters": ascii(odd)}
         )
-        return ProvenEncoder(quick, reload, digest, odd=odd, reference=reference)
+        return ProvenEncoder(quick, reload, odd=odd, reference=reference)
     del reference
     return_memory()
-    return ProvenEncoder(quick, reload, digest)
+    return ProvenEncoder(quick, reload)
 
 
 def odd_characters(reference: Reference, fast: Encoder) -> str:

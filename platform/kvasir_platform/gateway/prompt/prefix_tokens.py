@@ -151,12 +151,11 @@ class _Entry:
 @dataclass(slots=True)
 class Pieces:
     """One text, cut. `known[i]` are the tokens of `texts[i]` as native uint32 bytes, None where they must
-    be made. `generation` is the cache's at the time."""
+    be made."""
 
     texts: list[str]
     known: list[bytes | None]
     salt: str
-    generation: int
 
     def missing(self) -> list[str]:
         """The texts without tokens, in order."""
@@ -171,7 +170,6 @@ class PrefixTokens:
         self._limit = limit
         self._entries: OrderedDict[tuple[str, str], _Entry] = OrderedDict()
         self._lock = threading.Lock()
-        self._generation = 0
         self._counts = PrefixCounts()
 
     def counts(self) -> PrefixCounts:
@@ -207,7 +205,7 @@ class PrefixTokens:
             known.append(None if texts[-1] else b"")
             self._counts.found += found
             self._counts.missed += len(text) - found
-            return Pieces(texts, known, salt, self._generation)
+            return Pieces(texts, known, salt)
 
     def keep(self, pieces: Pieces, made: Sequence[bytes]) -> list[bytes]:
         """The tokens of all pieces in order, `made` being those of the missing ones, which are kept unless
@@ -216,20 +214,10 @@ class PrefixTokens:
         whole = [next(remaining) if known is None else known for known in pieces.known]
         if any(known is None for known in pieces.known[:-1]):
             with self._lock:
-                if pieces.generation == self._generation:
-                    for segment, known, ids in zip(pieces.texts[:-1], pieces.known, whole, strict=False):
-                        if known is None:
-                            self._put((pieces.salt, segment), ids)
+                for segment, known, ids in zip(pieces.texts[:-1], pieces.known, whole, strict=False):
+                    if known is None:
+                        self._put((pieces.salt, segment), ids)
         return whole
-
-    def clear(self) -> None:
-        """Forget everything, and what is being tokenized at this moment."""
-        with self._lock:
-            for entry in self._entries.values():
-                entry.drop()
-            self._entries.clear()
-            self._counts.bytes = 0
-            self._generation += 1
 
     def _next(
         self, text: str, start: int, before: _Entry | None, salt: str

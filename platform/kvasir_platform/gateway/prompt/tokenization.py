@@ -8,8 +8,6 @@ lock while they work.
 from __future__ import annotations
 
 import asyncio
-import random
-import time
 from array import array
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -30,7 +28,6 @@ from kvasir_platform.gateway.prompt.prefix_tokens import (
     PrefixTokens,
     cut_marker,
 )
-from kvasir_platform.gateway.prompt.tokenizer_audit import TokenizerAudit, check_apart
 
 _INLINE_US = 500.0
 """What may be done on the event loop at once; a thread costs a fifth of that and a wake-up."""
@@ -93,10 +90,6 @@ class Tokenizer(Protocol):
         """What it did, and what it holds."""
         ...
 
-    def close(self) -> None:
-        """Let go of what runs beside it."""
-        ...
-
 
 class ModelTokenizer:
     """The tokenizer and chat template of a model folder; with `prefixes` it finds the tokens of earlier
@@ -110,14 +103,11 @@ class ModelTokenizer:
     ) -> None:
         self._encoder = encoder
         self._prefixes = prefixes
-        self._audit: TokenizerAudit | None = None
         self.template = template
         self.vocabulary = encoder.vocabulary
 
     @classmethod
-    def from_folder(
-        cls, folder: Path, spec: TokenizerSpec | None = None, now: Callable[[], float] = time.monotonic
-    ) -> ModelTokenizer:
+    def from_folder(cls, folder: Path, spec: TokenizerSpec | None = None) -> ModelTokenizer:
         """Load tokenizer.json and the chat template. Without a `spec` it is Hugging Face's tokenizer and
         nothing beside it. Raises ConfigError naming the file at fault."""
         path = folder / "tokenizer.json"
@@ -129,25 +119,7 @@ class ModelTokenizer:
         marker = cut_marker(path.read_bytes(), conversation)
         keeps = marker is not None and spec.prefix_cache_bytes > 0
         prefixes = PrefixTokens(marker, spec.prefix_cache_bytes) if marker is not None and keeps else None
-        made = cls(encoder, template, prefixes)
-        if isinstance(encoder, ProvenEncoder) and spec.audit_share:
-            check = check_apart(path, encoder.digest)
-            rng = random.Random()  # noqa: S311
-            made.audit_with(
-                TokenizerAudit(check, made.distrust, share=spec.audit_share, now=now, random=rng.random)
-            )
-        return made
-
-    def audit_with(self, audit: TokenizerAudit) -> None:
-        """Offer every encoding to `audit`, which is closed with this."""
-        self._audit = audit
-
-    def distrust(self) -> None:
-        """Use the reference from here on, and forget what the fast tokenizer made."""
-        if isinstance(self._encoder, ProvenEncoder):
-            self._encoder.distrust()
-        if self._prefixes is not None:
-            self._prefixes.clear()
+        return cls(encoder, template, prefixes)
 
     def begin(self, texts: Sequence[str], *, add_special_tokens: bool, salt: str = "") -> Encoding:
         """See `Tokenizer`."""
@@ -172,25 +144,16 @@ class ModelTokenizer:
 
     def sizes(self) -> TokenizerStats:
         """See `Tokenizer`."""
-        encoder, audit = self._encoder, self._audit
         prefixes = PrefixCounts() if self._prefixes is None else self._prefixes.counts()
         return TokenizerStats(
-            fast=encoder.fast,
-            failures=encoder.failures,
-            audited=0 if audit is None else audit.checked,
-            different=0 if audit is None else audit.different,
-            audits_failed=0 if audit is None else audit.failed,
+            fast=self._encoder.fast,
+            failures=self._encoder.failures,
             cached_segments=prefixes.entries,
             cached_bytes=prefixes.bytes,
             found_characters=prefixes.found,
             missed_characters=prefixes.missed,
             evicted_segments=prefixes.evicted,
         )
-
-    def close(self) -> None:
-        """See `Tokenizer`."""
-        if self._audit is not None:
-            self._audit.close()
 
     def _begin(self, texts: Sequence[str], add_special_tokens: bool, salt: str) -> Encoding:
         prefixes = self._prefixes
@@ -199,30 +162,20 @@ class ModelTokenizer:
             return Encoding(self._work_us(texts), lambda: self._whole(texts, add_special_tokens))
         pieces = [prefixes.cut(text, salt) for text in texts]
         missing = [part for piece in pieces for part in piece.missing()]
-        return Encoding(self._work_us(missing), lambda: self._joined(texts, prefixes, pieces, missing))
+        return Encoding(self._work_us(missing), lambda: self._joined(prefixes, pieces, missing))
 
     def _whole(self, texts: Sequence[str], add_special_tokens: bool) -> list[array[int]]:
-        return self._made(
-            texts, self._encoder.encode(texts, add_special_tokens=add_special_tokens), add_special_tokens
-        )
+        made = self._encoder.encode(texts, add_special_tokens=add_special_tokens)
+        return [array("I", ids) for ids in made]
 
     def _joined(
-        self, texts: Sequence[str], prefixes: PrefixTokens, pieces: Sequence[Pieces], missing: Sequence[str]
+        self, prefixes: PrefixTokens, pieces: Sequence[Pieces], missing: Sequence[str]
     ) -> list[array[int]]:
         remaining = iter(self._encoder.encode(missing, add_special_tokens=False) if missing else ())
-        whole = [
-            b"".join(prefixes.keep(piece, list(islice(remaining, piece.known.count(None)))))
+        return [
+            array("I", b"".join(prefixes.keep(piece, list(islice(remaining, piece.known.count(None))))))
             for piece in pieces
         ]
-        return self._made(texts, whole, add_special_tokens=False)
-
-    def _made(
-        self, texts: Sequence[str], made: Sequence[bytes], add_special_tokens: bool
-    ) -> list[array[int]]:
-        if self._audit is not None:
-            for text, ids in zip(texts, made, strict=True):
-                self._audit.offer(text, ids, add_special_tokens=add_special_tokens)
-        return [array("I", ids) for ids in made]
 
     def _work_us(self, texts: Sequence[str]) -> float:
         if not self._encoder.fast:
@@ -309,7 +262,6 @@ class TokenizerPool:
     def close(self) -> None:
         """Let the threads go; texts that wait are dropped."""
         self._threads.shutdown(wait=False, cancel_futures=True)
-        self.tokenizer.close()
 
 
 def _conversation(template: ChatTemplate | None) -> str:
