@@ -13,7 +13,8 @@ import numpy as np
 from kvasir.core.errors import TransferError
 from kvasir.core.identity import KvLayout
 from kvasir.ports.transfer import UNSHARDED, BlockPart, KvRegion, Offer, PullFailed, PullSucceeded
-from kvasir_workers.transfer.checksums import Sums
+from kvasir_workers.transfer.common.checksums import Sums
+from kvasir_workers.transfer.common.pulls import PullSpec
 from kvasir_workers.transfer.nixl import endpoint, leases
 from kvasir_workers.transfer.nixl.agent import Descriptor, Descriptors, NixlAgent, XferState
 from kvasir_workers.transfer.nixl.endpoint import NixlEndpoint
@@ -129,6 +130,27 @@ def sums_of(blocks: Sequence[int], parts: Sequence[int]) -> Sums:
     return np.array([[block + 1000 * part for part in parts] for block in blocks], dtype=np.uint64)
 
 
+class PullingSide:
+    """A NixlReceiver whose pulls are given as the port has them."""
+
+    def __init__(self, receiver: NixlReceiver) -> None:
+        self.poll, self.close = receiver.poll, receiver.close
+        self._receiver = receiver
+
+    def pull(
+        self,
+        pull_id: str,
+        offer: Offer,
+        first: int,
+        targets: Sequence[int],
+        timeout_s: float,
+        *,
+        source: BlockPart = UNSHARDED,
+        target: BlockPart = UNSHARDED,
+    ) -> None:
+        self._receiver.pull(PullSpec(pull_id, offer, first, tuple(targets), source, target, timeout_s))
+
+
 class Bench:
     """A receiving side on a fake network; `now` is the clock. The sender gives `parts` sums for a block."""
 
@@ -139,9 +161,10 @@ class Bench:
         self.parts = parts
         self.network = Network()
         self.sums = ScriptedSums()
-        self.side = NixlReceiver(
+        receiver = NixlReceiver(
             self.network.make_agent, [region], layout, self.lands([region]), self.sums, now=lambda: self.now
         )
+        self.side = PullingSide(receiver)
 
     def offer(
         self,

@@ -13,7 +13,7 @@ from kvasir_workers.connector.handoff_scheduler import HandoffScheduler
 from kvasir_workers.connector.orders import ExtendOrder, OfferOrder, Received, StepOrders, StepReport
 from kvasir_workers.connector.request_blocks import RequestProgress
 from kvasir_workers.connector.stats import TransferTotals
-from kvasir_workers.transfer.ticket import decode
+from kvasir_workers.transfer.common.ticket import decode
 
 BLOCK = 32
 LEASE = {"lease_id": "lease", "fence": 3, "ttl_s": 10.0}

@@ -30,7 +30,7 @@ from kvasir_workers.connector.orders import (
     Received,
     StepOrders,
 )
-from kvasir_workers.transfer.ticket import Ticket, encode
+from kvasir_workers.transfer.common.ticket import Ticket, encode
 
 
 @dataclass(frozen=True)

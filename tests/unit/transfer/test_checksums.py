@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from kvasir.core.errors import TransferError
 from kvasir.ports.transfer import UNSHARDED, BlockPart, KvRegion
-from kvasir_workers.transfer import checksums
-from kvasir_workers.transfer.checksums import HostSums, Sums, first_difference, require_parts
+from kvasir_workers.transfer.common import checksums
+from kvasir_workers.transfer.common.checksums import HostSums, Sums, first_difference, require_parts
 
 BLOCKS = 9
 SIZES = (48, 96, 48)
@@ -76,7 +76,7 @@ def test_much_is_summed_beside_the_caller_with_the_same_result(monkeypatch: pyte
 )
 def test_torch_finds_the_same_sums(parts: int, part: BlockPart, monkeypatch: pytest.MonkeyPatch) -> None:
     torch = pytest.importorskip("torch")
-    from kvasir_workers.transfer import cuda_sums
+    from kvasir_workers.transfer.common import cuda_sums
 
     monkeypatch.setattr(cuda_sums, "SLICE_BYTES", 100)  # two blocks at a time, or one
     kv = made()

@@ -11,13 +11,13 @@ import pytest
 
 from kvasir.core.errors import TransferError
 from kvasir.ports.transfer import KvRegion, LeaseEnded
-from kvasir_workers.transfer import checksums
-from kvasir_workers.transfer.checksums import HostSums
+from kvasir_workers.transfer.common import checksums
+from kvasir_workers.transfer.common.checksums import HostSums
+from kvasir_workers.transfer.common.leases import LeaseState
 from kvasir_workers.transfer.nixl import leases
 from kvasir_workers.transfer.nixl.agent import NixlAgent
 from kvasir_workers.transfer.nixl.leases import (
     Extent,
-    NixlLeaseState,
     NixlLeaseTable,
     TableEntry,
     bucket_offset,
@@ -33,19 +33,19 @@ def find(table: NixlLeaseTable, lease_id: str, fence: int) -> TableEntry:
     return look_up(ctypes.string_at(address, leases.BUCKET_BYTES), lease_id, fence)
 
 
-def read(table: NixlLeaseTable, lease_id: str, fence: int) -> NixlLeaseState:
+def read(table: NixlLeaseTable, lease_id: str, fence: int) -> LeaseState:
     return find(table, lease_id, fence).state
 
 
 def test_a_lease_is_absent_then_live_then_ended() -> None:
     table = NixlLeaseTable()
-    assert read(table, "a", 1) is NixlLeaseState.ABSENT
+    assert read(table, "a", 1) is LeaseState.ABSENT
     table.grant("a", 1)
-    assert read(table, "a", 1) is NixlLeaseState.LIVE
-    assert read(table, "a", 2) is NixlLeaseState.FENCED
-    assert read(table, "b", 1) is NixlLeaseState.ABSENT
+    assert read(table, "a", 1) is LeaseState.LIVE
+    assert read(table, "a", 2) is LeaseState.FENCED
+    assert read(table, "b", 1) is LeaseState.ABSENT
     table.end("a")
-    assert read(table, "a", 1) is NixlLeaseState.ENDED
+    assert read(table, "a", 1) is LeaseState.ENDED
 
 
 def test_a_lease_granted_again_is_live_under_its_new_fence_only() -> None:
@@ -53,8 +53,8 @@ def test_a_lease_granted_again_is_live_under_its_new_fence_only() -> None:
     table.grant("a", 1)
     table.end("a")
     table.grant("a", 2)
-    assert read(table, "a", 2) is NixlLeaseState.LIVE
-    assert read(table, "a", 1) is NixlLeaseState.FENCED
+    assert read(table, "a", 2) is LeaseState.LIVE
+    assert read(table, "a", 1) is LeaseState.FENCED
 
 
 def colliding(count: int) -> list[str]:
@@ -75,8 +75,8 @@ def test_a_full_bucket_refuses_another_lease_until_one_ends() -> None:
         table.grant(extra, 1)
     table.end(held[3])
     table.grant(extra, 1)
-    assert read(table, extra, 1) is NixlLeaseState.LIVE
-    assert all(read(table, lease_id, 1) is NixlLeaseState.LIVE for lease_id in held if lease_id != held[3])
+    assert read(table, extra, 1) is LeaseState.LIVE
+    assert all(read(table, lease_id, 1) is LeaseState.LIVE for lease_id in held if lease_id != held[3])
 
 
 def test_the_oldest_tombstone_makes_room_first() -> None:
@@ -86,8 +86,8 @@ def test_the_oldest_tombstone_makes_room_first() -> None:
         table.grant(lease_id, 1)
         table.end(lease_id)
     table.grant(names[-1], 1)
-    assert read(table, names[0], 1) is NixlLeaseState.ABSENT
-    assert all(read(table, lease_id, 1) is NixlLeaseState.ENDED for lease_id in names[1:-1])
+    assert read(table, names[0], 1) is LeaseState.ABSENT
+    assert all(read(table, lease_id, 1) is LeaseState.ENDED for lease_id in names[1:-1])
 
 
 def test_every_grant_has_a_number_and_says_where_its_page_is() -> None:
@@ -130,7 +130,7 @@ class Bench:
     def page(self, lease_id: str) -> Page | None:
         """What a receiver finds in the lease's page."""
         found = find(self.table, lease_id, 1)
-        assert found.state is NixlLeaseState.LIVE
+        assert found.state is LeaseState.LIVE
         if found.page is None:
             return None
         return parse(self.pages.view(found.page), lease_id, 1)
@@ -211,7 +211,7 @@ def test_without_room_for_a_page_a_lease_is_offered_when_it_is_whole(
         bench.offer("late", [1], total=2)
         bench.offer("whole", [1, 2])
     assert [record.getMessage().split()[1] for record in caplog.records] == ["late", "whole"]
-    assert find(bench.table, "late", 1).state is NixlLeaseState.ABSENT
+    assert find(bench.table, "late", 1).state is LeaseState.ABSENT
     assert bench.page("whole") is None
     bench.side.extend("late", [2], now=0.0)
     assert bench.page("late") is None

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 torch = pytest.importorskip("torch")
 
 from kvasir.ports.transfer import UNSHARDED, BlockPart, KvRegion  # noqa: E402 - after the skip
-from kvasir_workers.transfer.cuda_memory import RowsBatch  # noqa: E402
-from kvasir_workers.transfer.memory import (  # noqa: E402
+from kvasir_workers.transfer.common.cuda_memory import RowsBatch  # noqa: E402
+from kvasir_workers.transfer.common.memory import (  # noqa: E402
     CHUNK_BYTES,
     DIRECT_BYTES,
     CopyBatch,

@@ -11,8 +11,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from kvasir.core.errors import TransferError
 from kvasir.ports.transfer import UNSHARDED, BlockPart, LeaseEnded
-from kvasir_workers.transfer.checksums import Sums, known
-from kvasir_workers.transfer.nccl.leases import LeaseBook, NcclLeaseState
+from kvasir_workers.transfer.common.checksums import Sums, known
+from kvasir_workers.transfer.common.leases import LeaseState
+from kvasir_workers.transfer.nccl.leases import LeaseBook
 
 NAMES = st.sampled_from(["a", "b", "c"])
 FENCES = st.integers(1, 2)
@@ -64,9 +65,9 @@ def test_a_lease_past_its_deadline_is_over_before_anybody_polls() -> None:
     clock = Clock()
     book = LeaseBook(clock, 1)
     book.grant("l", 1, 10.0, 3)
-    assert book.look("l", 1) == (NcclLeaseState.LIVE, 3)
+    assert book.look("l", 1) == (LeaseState.LIVE, 3)
     clock.now = 10.0
-    assert book.look("l", 1)[0] is NcclLeaseState.ENDED
+    assert book.look("l", 1)[0] is LeaseState.ENDED
     assert book.take_ended() == [LeaseEnded("l", "expired")]
 
 
@@ -77,9 +78,9 @@ def test_growing_renews_a_lease() -> None:
     clock.now = 9.0
     book.add("l", [1], known(sums(1)))
     clock.now = 18.0
-    assert book.look("l", 1)[0] is NcclLeaseState.LIVE
+    assert book.look("l", 1)[0] is LeaseState.LIVE
     clock.now = 19.0
-    assert book.look("l", 1)[0] is NcclLeaseState.ENDED
+    assert book.look("l", 1)[0] is LeaseState.ENDED
 
 
 class Histories(RuleBasedStateMachine):
@@ -140,14 +141,14 @@ class Histories(RuleBasedStateMachine):
         for name in ("a", "b", "c"):
             for fence in (1, 2):
                 held = self.live[name][0] if name in self.live else self.over.get(name)
-                wanted = NcclLeaseState.ABSENT
+                wanted = LeaseState.ABSENT
                 if held is not None and held != fence:
-                    wanted = NcclLeaseState.FENCED
+                    wanted = LeaseState.FENCED
                 elif name in self.live:
                     on_time = self.clock.now < self.live[name][1]
-                    wanted = NcclLeaseState.LIVE if on_time else NcclLeaseState.ENDED
+                    wanted = LeaseState.LIVE if on_time else LeaseState.ENDED
                 elif held is not None:
-                    wanted = NcclLeaseState.ENDED
+                    wanted = LeaseState.ENDED
                 assert self.book.look(name, fence)[0] is wanted
 
 

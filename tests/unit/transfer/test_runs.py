@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvasir_workers.transfer.runs import merge
+from kvasir_workers.transfer.nixl.runs import merge
 
 
 def runs(source: Sequence[int], target: Sequence[int]) -> list[tuple[int, int, int]]:

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from kvasir.core.errors import TransferError
 from kvasir.core.identity import KvLayout
 from kvasir.ports.transfer import KvRegion
-from kvasir_workers.transfer import ticket
+from kvasir_workers.transfer.common import ticket
+from kvasir_workers.transfer.common.ticket import MAX_DECODED_BYTES, MAX_ENCODED_BYTES, Ticket, decode, encode
 from kvasir_workers.transfer.nixl import endpoint
 from kvasir_workers.transfer.nixl.endpoint import NixlEndpoint
-from kvasir_workers.transfer.ticket import MAX_DECODED_BYTES, MAX_ENCODED_BYTES, Ticket, decode, encode
 
 LAYOUT = KvLayout(32, "float32", "BHNC", 4, 4, 32, 4096)
 REGIONS = (KvRegion(2**47, 4096, 100, "cuda:3"),)

@@ -31,7 +31,7 @@ from kvasir_workers.connector.orders import (
     StepReport,
 )
 from kvasir_workers.connector.request_blocks import RequestProgress
-from kvasir_workers.transfer.ticket import Ticket, encode
+from kvasir_workers.transfer.common.ticket import Ticket, encode
 
 _log = logging.getLogger(__name__)
 

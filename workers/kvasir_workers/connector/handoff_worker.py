@@ -30,7 +30,7 @@ from kvasir_workers.connector.orders import (
     StepOrders,
     StepReport,
 )
-from kvasir_workers.transfer.ticket import decode
+from kvasir_workers.transfer.common.ticket import decode
 
 _log = logging.getLogger(__name__)
 

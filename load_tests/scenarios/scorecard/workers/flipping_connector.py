@@ -12,7 +12,7 @@ from pathlib import Path
 
 from kvasir.ports.transfer import UNSHARDED, BlockPart
 from kvasir_workers.connector.connector import KvasirConnector
-from kvasir_workers.transfer.checksums import HostSums, PendingSums
+from kvasir_workers.transfer.common.checksums import HostSums, PendingSums
 from load_tests.scenarios.scorecard.workers.flipping_worker import FLIP_FILE
 
 __all__ = ["KvasirConnector"]

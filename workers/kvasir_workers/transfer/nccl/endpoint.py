@@ -10,15 +10,15 @@ import msgspec
 
 from kvasir.core.errors import TransferError
 from kvasir.core.identity import KvLayout
-from kvasir_workers.transfer import ticket
+from kvasir_workers.transfer.common import ticket
 
 VERSION = 1
 SECRET_BYTES = 32
 
 
 class NcclEndpoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One serving agent. `device` is "cpu" or "cuda"; `block_bytes` one number per region; of its
-    addresses nobody is told, since the serving side looks them up itself."""
+    """One serving agent. `device` is "cpu" or "cuda"; `block_bytes` has one number per region. It holds no
+    memory addresses: only the serving side uses them."""
 
     version: int
     host: str
@@ -30,23 +30,19 @@ class NcclEndpoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def name(self) -> str:
-        """What to call the agent in messages."""
+        """Name of the agent in error messages."""
         return f"{self.host}:{self.port}"
 
 
 def encode(endpoint: NcclEndpoint) -> str:
-    """The text that goes into Offer.endpoint."""
-    return ticket.pack(msgspec.msgpack.encode(endpoint))
+    """Return the text of Offer.endpoint."""
+    return ticket.pack_struct(endpoint)
 
 
 def decode(text: str) -> NcclEndpoint:
-    """The inverse of `encode`. Raises TransferError."""
-    try:
-        endpoint = msgspec.msgpack.decode(ticket.unpack(text), type=NcclEndpoint)
-    except msgspec.MsgspecError as error:
-        raise TransferError(f"not an NCCL endpoint: {error}") from error
-    if endpoint.version != VERSION:
-        raise TransferError(f"endpoint version {endpoint.version} is not {VERSION}")
+    """The inverse of `encode`. Raise TransferError."""
+    endpoint = ticket.unpack_struct(text, NcclEndpoint, "NCCL endpoint")
+    ticket.require_version(endpoint.version, VERSION)
     if len(endpoint.secret) != SECRET_BYTES or not 0 < endpoint.port < 65536:
-        raise TransferError("an NCCL endpoint with an impossible port or secret")
+        raise TransferError("the NCCL endpoint has an invalid port or secret")
     return endpoint

@@ -10,28 +10,16 @@ from __future__ import annotations
 import threading
 from collections import deque
 from concurrent.futures import Future
-from dataclasses import dataclass
 from enum import Enum
+from functools import partial
 from typing import Any
 
 from kvasir.core.errors import TransferError
-from kvasir.ports.transfer import BlockPart, Offer, PullFailed, PullSucceeded
-from kvasir_workers.transfer.checksums import Sums, first_difference
-from kvasir_workers.transfer.memory import CopyBatch, Stretch
+from kvasir.ports.transfer import PullFailed, PullSucceeded
+from kvasir_workers.transfer.common.checksums import Sums, describe_difference
+from kvasir_workers.transfer.common.memory import CopyBatch, Stretch
+from kvasir_workers.transfer.common.pulls import PullSpec, PullTimer
 from kvasir_workers.transfer.nccl.local import Local
-
-
-@dataclass(frozen=True, slots=True)
-class PullSpec:
-    """What `KvTransfer.pull` is asked for."""
-
-    pull_id: str
-    offer: Offer
-    first: int
-    targets: tuple[int, ...]
-    source: BlockPart
-    target: BlockPart
-    timeout_s: float
 
 
 class CancelResult(Enum):
@@ -54,7 +42,7 @@ class NcclPull:
         self._block_bytes = block_bytes
         self._local = local
         self._ended = ended
-        self._began_s = self._moved_s = local.now()
+        self._timer = PullTimer(wanted.timeout_s, local.now)
         self._lock = threading.Lock()
         self._late = False
         self._direct = 0
@@ -66,8 +54,8 @@ class NcclPull:
 
     @property
     def late(self) -> bool:
-        """Whether nothing has come for too long."""
-        return self._local.now() - self._moved_s >= self.wanted.timeout_s
+        """Whether nothing was received for the pull's timeout."""
+        return self._timer.late
 
     @property
     def whole(self) -> bool:
@@ -103,7 +91,7 @@ class NcclPull:
         with self._lock:
             self._direct -= staged is None
             self._stored = stretch[1]
-            self._moved_s = self._local.now()
+            self._timer.restart()
             if self.over:
                 return
             if staged is not None:
@@ -117,16 +105,13 @@ class NcclPull:
     def succeed(self) -> bool:
         """All has come. False where it is not what was sent, or the pull is over already."""
         for first, mine, theirs in self._summing:
-            wrong = first_difference(mine.result(), theirs)
-            if wrong is not None:
-                row, found, sent = wrong
-                place = self.wanted.first + first + row
-                self.fail("checksum", f"block {place} was sent with the sum {sent:016x} and has {found:016x}")
+            differs = describe_difference(mine.result(), theirs, partial(self._name, first))
+            if differs:
+                self.fail("checksum", differs)
         with self._lock:
             if self.over:
                 return False
-            moved = len(self.wanted.targets) * self._block_bytes
-            self._end(PullSucceeded(self.wanted.pull_id, moved, self._local.now() - self._began_s))
+            self._end(self.wanted.succeeded(self._block_bytes, self._timer.seconds))
         return True
 
     def fail(self, reason: str, detail: str) -> None:
@@ -135,8 +120,8 @@ class NcclPull:
             if self.over:
                 return
             if self._late:
-                reason, detail = "timeout", self._lateness()
-            self._end(PullFailed(self.wanted.pull_id, reason, detail))
+                reason, detail = "timeout", self._timer.detail
+            self._end(self.wanted.failed(reason, detail))
 
     def give_up(self) -> CancelResult:
         """End as timed out, where that can be done at once."""
@@ -147,17 +132,18 @@ class NcclPull:
                 self._late = True
                 return CancelResult.EXPECTING
             if not self.over:
-                self._end(PullFailed(self.wanted.pull_id, "timeout", self._lateness()))
+                self._end(self.wanted.failed("timeout", self._timer.detail))
             return CancelResult.ENDED
         finally:
             self._lock.release()
 
+    def _name(self, first: int, row: int) -> str:
+        number = first + row
+        return f"block {self.wanted.targets[number]}, number {self.wanted.first + number} of the offer"
+
     @property
     def _outstanding(self) -> bool:
         return self._batch is not None and self._stored < self._batch.pieces
-
-    def _lateness(self) -> str:
-        return f"nothing came from the offering side for {self.wanted.timeout_s:g} s"
 
     def _end(self, event: PullSucceeded | PullFailed) -> None:
         self.over = True

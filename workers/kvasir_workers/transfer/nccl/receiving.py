@@ -15,10 +15,11 @@ import numpy as np
 
 from kvasir.core.errors import TransferError
 from kvasir.ports.transfer import PullFailed, PullSucceeded
+from kvasir_workers.transfer.common.pulls import KvShape, PullSpec, check_fits
 from kvasir_workers.transfer.nccl.control import Control, Waker
 from kvasir_workers.transfer.nccl.endpoint import NcclEndpoint, decode
 from kvasir_workers.transfer.nccl.group import NcclGroupLink
-from kvasir_workers.transfer.nccl.local import SLOTS, Local, part_bytes, tag
+from kvasir_workers.transfer.nccl.local import SLOTS, Local, tag
 from kvasir_workers.transfer.nccl.meeting import GREETING_S, meet_server
 from kvasir_workers.transfer.nccl.messages import (
     SUMS,
@@ -32,7 +33,7 @@ from kvasir_workers.transfer.nccl.messages import (
     StorePut,
     Withdraw,
 )
-from kvasir_workers.transfer.nccl.pulls import CancelResult, NcclPull, PullSpec
+from kvasir_workers.transfer.nccl.pulls import CancelResult, NcclPull
 
 MAX_AGENTS = 64
 MAX_PULLS = 1024
@@ -60,7 +61,7 @@ class NcclReceiver:
             endpoint = decode(wanted.offer.endpoint)
             size = self._check_fits(endpoint, wanted)
         except TransferError as error:
-            self._ended.append(PullFailed(wanted.pull_id, "layout", error.message))
+            self._ended.append(wanted.failed("layout", error.message))
             return
         pull = NcclPull(wanted, size, self._local, self._ended)
         agent = None if len(self._pulls) >= MAX_PULLS else self._agent(endpoint)
@@ -125,24 +126,10 @@ class NcclReceiver:
         return agent
 
     def _check_fits(self, endpoint: NcclEndpoint, wanted: PullSpec) -> int:
-        """Bytes of a block's part over all regions. Raises TransferError."""
         local = self._local
-        differences = local.layout.differences(endpoint.layout)
-        mine = part_bytes(local.block_bytes, wanted.target)
-        theirs = part_bytes(endpoint.block_bytes, wanted.source)
-        if mine != theirs:
-            differences.append(f"block_bytes: {mine} != {theirs}")
-        if endpoint.device != local.device:
-            differences.append(f"device: {local.device} != {endpoint.device}")
-        if differences:
-            raise TransferError(f"the KV of agent {endpoint.name} differs: " + "; ".join(differences))
-        end = wanted.first + len(wanted.targets)
-        if wanted.first < 0 or end > wanted.offer.total:
-            raise TransferError(
-                f"blocks {wanted.first} to {end} are not in the offer of {wanted.offer.total}"
-            )
-        local.require(wanted.targets)
-        return sum(mine)
+        devices = [] if endpoint.device == local.device else [f"device: {local.device} != {endpoint.device}"]
+        remote = KvShape(endpoint.layout, endpoint.block_bytes, 0)
+        return check_fits(wanted, local.shape, remote, endpoint.name, devices)
 
 
 class PulledAgent:

@@ -16,12 +16,14 @@ from typing import Any
 
 from kvasir.core.errors import TransferError
 from kvasir.ports.transfer import BlockPart, LeaseEnded
-from kvasir_workers.transfer.checksums import BlockSums
-from kvasir_workers.transfer.memory import CopyBatch, Stretch
+from kvasir_workers.transfer.common.checksums import BlockSums
+from kvasir_workers.transfer.common.leases import LeaseState, refusal
+from kvasir_workers.transfer.common.memory import CopyBatch, Stretch
+from kvasir_workers.transfer.common.pulls import part_bytes
 from kvasir_workers.transfer.nccl.control import Control, Waker
 from kvasir_workers.transfer.nccl.group import NcclGroupLink
-from kvasir_workers.transfer.nccl.leases import LeaseBook, NcclLeaseState
-from kvasir_workers.transfer.nccl.local import SLOTS, Local, batch_blocks, part_bytes, tag
+from kvasir_workers.transfer.nccl.leases import LeaseBook
+from kvasir_workers.transfer.nccl.local import SLOTS, Local, batch_blocks, tag
 from kvasir_workers.transfer.nccl.meeting import GREETING_S, meet_puller
 from kvasir_workers.transfer.nccl.messages import (
     SUMS,
@@ -72,16 +74,17 @@ class NcclSender:
     def offer(self, lease_id: str, fence: int, blocks: Sequence[int], *, total: int, ttl_s: float) -> None:
         """Grant a lease on `total` blocks, of which `blocks` are complete. Raises TransferError when it is
         live already, when there are too many, and for blocks that are not in the registered memory."""
-        self._local.require(blocks)
+        self._local.shape.require(blocks)
         self._book.grant(lease_id, fence, ttl_s, total)
         self.extend(lease_id, blocks)
 
     def extend(self, lease_id: str, blocks: Sequence[int]) -> None:
         """Further blocks are complete; the lease runs anew from here. Raises TransferError for blocks that
         are not in the registered memory."""
-        self._local.require(blocks)
+        self._local.shape.require(blocks)
         # One batch after the other, so that the first is on its way while the next is summed.
-        step = batch_blocks(sum(self._local.block_bytes), len(self._local.block_bytes))
+        sizes = self._local.shape.block_bytes
+        step = batch_blocks(sum(sizes), len(sizes))
         for first in range(0, len(blocks), step):
             batch = blocks[first : first + step]
             sums = self._sums.begin(batch, self._parts)
@@ -267,12 +270,11 @@ class ServedPeer:
         try:
             if min(request.first, request.blocks) < 0:
                 raise TransferError("a pull of blocks that cannot be")
-            size = sum(part_bytes(self._local.block_bytes, BlockPart(request.index, request.of)))
+            sizes = part_bytes(self._local.shape.block_bytes, BlockPart(request.index, request.of))
         except TransferError as error:
             self._control.send(End(request.number, "layout", error.message))
             return
-        most = batch_blocks(size, len(self._local.block_bytes))
-        self._turns[request.number] = _Pull(request, most)
+        self._turns[request.number] = _Pull(request, batch_blocks(sum(sizes), len(sizes)))
 
     def _send_next(self, link: NcclGroupLink) -> bool:
         """Move one pull on, each in its turn; whether there was one to move."""
@@ -285,11 +287,11 @@ class ServedPeer:
     def _advance(self, link: NcclGroupLink, number: int, pull: _Pull) -> bool:
         request = pull.request
         state, total = self._book.look(request.lease_id, request.fence)
-        if state is NcclLeaseState.ABSENT:
+        if state is LeaseState.ABSENT:
             # A ticket may overtake its offer.
             return False
-        if state is not NcclLeaseState.LIVE:
-            self._refuse(number, pull, state)
+        if state is not LeaseState.LIVE:
+            self._end(number, *refusal(state, request.lease_id))
         elif request.first + request.blocks > total:
             self._end(number, "layout", f"blocks beyond the lease's {total} are asked for")
         elif pull.chunks and pull.batch is not None:
@@ -340,13 +342,6 @@ class ServedPeer:
         if not self._staging:
             self._staging = [self._local.memory.staging(self._local.slot_bytes) for _ in range(SLOTS)]
         return self._staging[self._chunks % SLOTS]
-
-    def _refuse(self, number: int, pull: _Pull, state: NcclLeaseState) -> None:
-        lease_id = pull.request.lease_id
-        if state is NcclLeaseState.FENCED:
-            self._end(number, "fenced", f"lease {lease_id} is held under another fence")
-        else:
-            self._end(number, "expired", f"lease {lease_id} has ended")
 
     def _end(self, number: int, reason: str, detail: str) -> None:
         del self._turns[number]

@@ -94,7 +94,7 @@ class StagedLanding:
 
     def __init__(self, regions: Sequence[KvRegion]) -> None:
         # Loads torch, which reads that land in the blocks do without.
-        from kvasir_workers.transfer.memory import memory_of
+        from kvasir_workers.transfer.common.memory import memory_of
 
         self._regions = tuple(regions)
         self._kv = memory_of(regions)

@@ -19,13 +19,13 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from enum import IntEnum
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from kvasir.core.errors import TransferError
+from kvasir_workers.transfer.common.leases import LeaseState
 
 BUCKETS = 512
 WAYS = 16
@@ -43,16 +43,6 @@ BUCKET_BYTES = WAYS * ENTRY.itemsize
 TABLE_BYTES = BUCKETS * BUCKET_BYTES
 
 
-class NixlLeaseState(IntEnum):
-    """What a table says of one lease. ABSENT: not granted yet, or ended long ago. FENCED: live under
-    another fence."""
-
-    ABSENT = 0
-    LIVE = 1
-    ENDED = 2
-    FENCED = 3
-
-
 @dataclass(frozen=True, slots=True)
 class Extent:
     """Bytes of the memory that holds lease pages."""
@@ -65,7 +55,7 @@ class Extent:
 class TableEntry:
     """What a table says of a lease. `grant` numbers the grants of its table."""
 
-    state: NixlLeaseState
+    state: LeaseState
     grant: int = 0
     page: Extent | None = None
 
@@ -88,11 +78,11 @@ def look_up(bucket: bytes, lease_id: str, fence: int) -> TableEntry:
     for entry in entries:
         if entry["digest"] == wanted and entry["state"]:
             if int(entry["fence"]) != fence:
-                return TableEntry(NixlLeaseState.FENCED)
+                return TableEntry(LeaseState.FENCED)
             size = int(entry["page_bytes"])
             page = Extent(int(entry["page_offset"]), size) if size else None
-            return TableEntry(NixlLeaseState(int(entry["state"])), int(entry["grant"]), page)
-    return TableEntry(NixlLeaseState.ABSENT)
+            return TableEntry(LeaseState(int(entry["state"])), int(entry["grant"]), page)
+    return TableEntry(LeaseState.ABSENT)
 
 
 class NixlLeaseTable:
@@ -111,24 +101,24 @@ class NixlLeaseTable:
         """Publish a live lease. Raises TransferError when its bucket is full of live ones."""
         index = self._place(lease_id)
         entry = self._entries[index : index + 1]
-        entry["state"] = NixlLeaseState.ABSENT
+        entry["state"] = LeaseState.ABSENT
         entry["digest"] = digest(lease_id)
         entry["fence"] = fence
         self._grants += 1
         entry["grant"] = self._grants
         entry["page_offset"], entry["page_bytes"] = (page.offset, page.size) if page else (0, 0)
-        entry["state"] = NixlLeaseState.LIVE
+        entry["state"] = LeaseState.LIVE
 
     def end(self, lease_id: str) -> None:
         """From here on no receiver may trust what it read under this lease."""
         wanted = digest(lease_id)
         for index in self._ways(lease_id):
             if self._entries["digest"][index] == wanted:
-                self._entries["state"][index] = NixlLeaseState.ENDED
+                self._entries["state"][index] = LeaseState.ENDED
 
     def _place(self, lease_id: str) -> int:
         wanted = digest(lease_id)
-        free = [i for i in self._ways(lease_id) if self._entries["state"][i] != NixlLeaseState.LIVE]
+        free = [i for i in self._ways(lease_id) if self._entries["state"][i] != LeaseState.LIVE]
         if not free:
             raise TransferError("the lease table has no room: too many live leases")
         for index in free:

@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvasir.native import checksum_pieces
-from kvasir_workers.transfer.checksums import Sums
+from kvasir_workers.transfer.common.checksums import Sums
 from kvasir_workers.transfer.nixl.leases import Extent, digest
 
 _HEADER = struct.Struct("<16sQIIII")

@@ -27,19 +27,21 @@ import numpy.typing as npt
 
 from kvasir.core.errors import TransferError
 from kvasir.core.identity import KvLayout
-from kvasir.ports.transfer import UNSHARDED, BlockPart, KvRegion, Offer, PullFailed, PullSucceeded
-from kvasir_workers.transfer.checksums import BlockSums
+from kvasir.ports.transfer import KvRegion, PullFailed, PullSucceeded
+from kvasir_workers.transfer.common.checksums import BlockSums
+from kvasir_workers.transfer.common.leases import LeaseState, refusal
+from kvasir_workers.transfer.common.pulls import PullSpec, PullTimer, shape_of
 from kvasir_workers.transfer.nixl import leases
 from kvasir_workers.transfer.nixl.agent import NixlAgent, XferState
 from kvasir_workers.transfer.nixl.landing import Landing
-from kvasir_workers.transfer.nixl.leases import NixlLeaseState, TableEntry
+from kvasir_workers.transfer.nixl.leases import TableEntry
 from kvasir_workers.transfer.nixl.pages import PageMemory, memory_bytes, page_bytes, parse
 from kvasir_workers.transfer.nixl.peers import Peers
 from kvasir_workers.transfer.nixl.pulls import (
     LeaseReading,
     NixlPull,
     NixlRead,
-    check_fits,
+    check,
     descriptors,
     difference,
     learn,
@@ -67,9 +69,8 @@ class NixlReceiver:
         now: Callable[[], float],
     ) -> None:
         self._make_agent = make_agent
-        self._regions = tuple(regions)
+        self._shape = shape_of(regions, layout)
         self._device = regions[0].device
-        self._layout = layout
         self._landing = landing
         self._sums = sums
         self._now = now
@@ -84,48 +85,26 @@ class NixlReceiver:
         self._polls = self._steps = 0
         self._agent = self._start_agent()
 
-    def pull(
-        self,
-        pull_id: str,
-        offer: Offer,
-        first: int,
-        targets: Sequence[int],
-        timeout_s: float,
-        *,
-        source: BlockPart = UNSHARDED,
-        target: BlockPart = UNSHARDED,
-    ) -> None:
-        """Begin a pull. What is wrong with it comes as PullFailed from poll(); raises TransferError
-        only for a pull_id that is under way."""
-        if pull_id in self._pulls:
-            raise TransferError(f"pull {pull_id} is under way already")
+    def pull(self, wanted: PullSpec) -> None:
+        """Begin a pull. Errors are reported as PullFailed by `poll`. Raise TransferError only if a pull of
+        this id is running."""
+        if wanted.pull_id in self._pulls:
+            raise TransferError(f"pull {wanted.pull_id} is under way already")
         if not self._slots:
-            self._ended.append(PullFailed(pull_id, "io", f"{MAX_PULLS} pulls are under way already"))
+            self._ended.append(wanted.failed("io", f"{MAX_PULLS} pulls are under way already"))
             return
-        now = self._now()
+        timer = PullTimer(wanted.timeout_s, self._now)
         try:
-            endpoint = self._peers.endpoint(offer.endpoint)
-            pull = NixlPull(
-                pull_id,
-                offer,
-                endpoint,
-                first,
-                tuple(targets),
-                source,
-                target,
-                timeout_s,
-                started_s=now,
-                deadline_s=now + timeout_s,
-                slot=self._slots[-1],
-            )
-            check_fits(pull, self._regions, self._layout)
-            learn(pull, offer.blocks, self._regions, now)
+            endpoint = self._peers.endpoint(wanted.offer.endpoint)
+            size = check(wanted, endpoint, self._shape)
+            pull = NixlPull(wanted, endpoint, timer, size, self._slots[-1])
+            learn(pull, wanted.offer.blocks)
         except TransferError as error:
-            self._ended.append(PullFailed(pull_id, "layout", error.message))
+            self._ended.append(wanted.failed("layout", error.message))
             return
         self._slots.pop()
-        self._pulls[pull_id] = pull
-        self._advance(pull, now + POLL_BUDGET_S)
+        self._pulls[wanted.pull_id] = pull
+        self._advance(pull, self._now() + POLL_BUDGET_S)
 
     def poll(self) -> list[PullSucceeded | PullFailed]:
         """Progress every pull while there is something to progress; those that ended."""
@@ -149,14 +128,16 @@ class NixlReceiver:
         if self._sums is not None:
             self._sums.close()
         for pull in list(self._pulls.values()):
-            self._finish(pull, PullFailed(pull.pull_id, "closed", "the receiving agent was closed"))
+            self._finish(pull, pull.wanted.failed("closed", "the receiving agent was closed"))
         ended, self._ended = self._ended, []
         return ended
 
     def _advance(self, pull: NixlPull, until: float) -> None:
-        if pull.failure is None and self._now() >= pull.deadline_s:
-            missing = "" if pull.known else f": {len(pull.ids)} of {len(pull.targets)} blocks were told of"
-            pull.failure = ("timeout", f"no progress within {pull.timeout_s:g} s{missing}")
+        if pull.failure is None and pull.timer.late:
+            missing = (
+                "" if pull.known else f": {len(pull.ids)} of {len(pull.wanted.targets)} blocks were told of"
+            )
+            pull.failure = ("timeout", f"{pull.timer.detail}{missing}")
         self._end_reads(pull, until)
         self._end_copies(pull)
         self._end_look(pull)
@@ -171,7 +152,7 @@ class NixlReceiver:
             self._peers.broke_off(pull.endpoint.agent)
             pull.failure = ("unreachable", error.message)
         if pull.failure is not None and not pull.copies and (self._landing.slots or not pull.in_flight):
-            self._finish(pull, PullFailed(pull.pull_id, *pull.failure))
+            self._finish(pull, pull.wanted.failed(*pull.failure))
 
     def _end_reads(self, pull: NixlPull, until: float) -> None:
         """Copy on what has arrived while the rest is read."""
@@ -184,7 +165,7 @@ class NixlReceiver:
                 continue
             self._steps += 1
             if pull.failure is None:
-                copy = self._landing.copy_on(read.place, pull.targets[read.rows], pull.target)
+                copy = self._landing.copy_on(read.place, pull.wanted.targets[read.rows], pull.wanted.target)
                 pull.copies.append((read, copy))
             else:
                 self._landing.give(read.place)
@@ -201,8 +182,8 @@ class NixlReceiver:
             self._steps += 1
             self._landing.give(read.place)
             if pull.failure is None and self._sums is not None and self._checks(pull):
-                targets = pull.targets[read.rows]
-                pull.sums.append((read.rows, self._sums.begin(targets, pull.sub_parts, pull.target)))
+                targets = pull.wanted.targets[read.rows]
+                pull.sums.append((read.rows, self._sums.begin(targets, pull.sub_parts, pull.wanted.target)))
         pull.copies = copying
 
     def _end_left(self) -> None:
@@ -241,7 +222,7 @@ class NixlReceiver:
     def _post(self, pull: NixlPull, rows: slice) -> NixlRead | None:
         """A read that has begun; None while there is no place for it."""
         peer = pull.endpoint.agent
-        place = self._landing.take(peer, pull.targets[rows], pull.target)
+        place = self._landing.take(peer, pull.wanted.targets[rows], pull.wanted.target)
         if place is None:
             return None
         try:
@@ -261,7 +242,7 @@ class NixlReceiver:
         if pull.looked_in == self._polls or self._hangs(pull.endpoint.agent):
             return False
         if pull.arrived:
-            return not pull.good and not (self._fencing and not pull.targets)
+            return not pull.good and not (self._fencing and not pull.wanted.targets)
         if self._fencing:
             return False
         return not pull.known or (self._checks(pull) and not pull.grant)
@@ -271,7 +252,9 @@ class NixlReceiver:
         bucket = self._buckets[pull.slot]
         bucket[:] = 0
         local = [(int(bucket.ctypes.data), leases.BUCKET_BYTES, 0)]
-        remote = [(pull.endpoint.leases + leases.bucket_offset(pull.offer.lease_id), leases.BUCKET_BYTES, 0)]
+        remote = [
+            (pull.endpoint.leases + leases.bucket_offset(pull.wanted.offer.lease_id), leases.BUCKET_BYTES, 0)
+        ]
         if pull.page is not None and pull.place is None:
             pull.place = self._pages.take(pull.page.size)
         if pull.page is not None and pull.place is not None:
@@ -290,12 +273,13 @@ class NixlReceiver:
         pull.look = None
         if pull.failure is not None:
             return
-        found = leases.look_up(self._buckets[pull.slot].tobytes(), pull.offer.lease_id, pull.offer.fence)
-        if found.state is NixlLeaseState.FENCED:
-            pull.failure = ("fenced", f"lease {pull.offer.lease_id} is held under another fence")
-        elif found.state is NixlLeaseState.ENDED or (pull.grant and found.grant != pull.grant):
-            pull.failure = ("expired", f"lease {pull.offer.lease_id} has ended")
-        elif found.state is NixlLeaseState.LIVE:
+        found = leases.look_up(
+            self._buckets[pull.slot].tobytes(), pull.wanted.offer.lease_id, pull.wanted.offer.fence
+        )
+        granted_again = pull.grant and found.grant != pull.grant
+        if found.state in {LeaseState.FENCED, LeaseState.ENDED} or granted_again:
+            pull.failure = refusal(found.state, pull.wanted.offer.lease_id)
+        elif found.state is LeaseState.LIVE:
             before = pull.page, len(pull.ids), pull.good
             self._take_in(pull, look, found)
             if before != (pull.page, len(pull.ids), pull.good):
@@ -310,22 +294,22 @@ class NixlReceiver:
             if not pull.known:
                 pull.failure = ("io", "the sender had no room to tell of blocks that came after the ticket")
             return
-        size = page_bytes(pull.offer.total, pull.endpoint.parts)
+        size = page_bytes(pull.wanted.offer.total, pull.endpoint.parts)
         if found.page.size != size or found.page.offset + size > pull.endpoint.page_bytes:
             pull.failure = ("layout", f"the lease's page of {found.page.size} bytes is not one of {size}")
             return
         pull.page = found.page
         if look.page is None or pull.place is None:
             return
-        page = parse(self._pages.view(pull.place), pull.offer.lease_id, pull.offer.fence)
+        page = parse(self._pages.view(pull.place), pull.wanted.offer.lease_id, pull.wanted.offer.fence)
         if page is None:
             return
         try:
-            learn(pull, page.ids, self._regions, self._now())
+            learn(pull, page.ids)
         except TransferError as error:
             pull.failure = ("layout", error.message)
             return
-        if look.last and len(page.ids) >= pull.first + len(pull.targets):
+        if look.last and len(page.ids) >= pull.wanted.first + len(pull.wanted.targets):
             pull.good, pull.theirs = True, page
 
     def _judge(self, pull: NixlPull) -> None:
@@ -340,17 +324,20 @@ class NixlReceiver:
                 if differs:
                     pull.failure = ("checksum", differs)
                     return
-        notice = PulledNotice(pull.offer.lease_id, pull.offer.fence, pull.source.index, pull.source.of)
+        notice = PulledNotice(
+            pull.wanted.offer.lease_id,
+            pull.wanted.offer.fence,
+            pull.wanted.source.index,
+            pull.wanted.source.of,
+        )
         self._agent.notify(pull.endpoint.agent, msgspec.msgpack.encode(notice))
-        size = sum(region.block_bytes // pull.target.of for region in self._regions)
-        seconds = self._now() - pull.started_s
-        self._finish(pull, PullSucceeded(pull.pull_id, len(pull.targets) * size, seconds))
+        self._finish(pull, pull.wanted.succeeded(pull.block_bytes, pull.timer.seconds))
 
     def _checks(self, pull: NixlPull) -> bool:
-        return self._sums is not None and pull.sub_parts > 0 and bool(pull.targets)
+        return self._sums is not None and pull.sub_parts > 0 and bool(pull.wanted.targets)
 
     def _finish(self, pull: NixlPull, event: PullSucceeded | PullFailed) -> None:
-        del self._pulls[pull.pull_id]
+        del self._pulls[pull.wanted.pull_id]
         if pull.in_flight:
             self._left.append(pull)
         else:
@@ -370,15 +357,14 @@ class NixlReceiver:
             lost = sum(len(pull.reads) for pull in self._left)
             self._fencing = lost >= slots or len(self._left) >= MAX_LEFT
         else:
-            late = [p for p in self._pulls.values() if p.in_flight and self._now() >= p.deadline_s]
+            late = [p for p in self._pulls.values() if p.in_flight and p.timer.late]
             self._fencing = bool(late)
         if not self._fencing or any(p.in_flight and p not in late for p in self._pulls.values()):
             return
         self._agent.close()
         self._peers.clear()
         for pull in late:
-            reason, detail = pull.failure or ("timeout", "")
-            self._finish(pull, PullFailed(pull.pull_id, reason, detail))
+            self._finish(pull, pull.wanted.failed(*(pull.failure or ("timeout", ""))))
         for pull in self._left:
             for read in pull.reads:
                 self._landing.give(read.place)

@@ -15,8 +15,9 @@ from threading import Lock
 import msgspec
 
 from kvasir.core.errors import TransferError
-from kvasir.ports.transfer import LeaseEnded
-from kvasir_workers.transfer.checksums import BlockSums, PendingSums
+from kvasir.ports.transfer import BlockPart, LeaseEnded
+from kvasir_workers.transfer.common.checksums import BlockSums, PendingSums
+from kvasir_workers.transfer.common.leases import Lease, LiveLeases
 from kvasir_workers.transfer.nixl.agent import NixlAgent
 from kvasir_workers.transfer.nixl.leases import Extent, NixlLeaseTable
 from kvasir_workers.transfer.nixl.pages import MAX_PAGE_BYTES, PageMemory, PageWriter, page_bytes
@@ -37,19 +38,14 @@ class PulledNotice(msgspec.Struct, frozen=True, array_like=True):
 
 
 @dataclass(slots=True)
-class _Lease:
+class _Lease(Lease):
     """`unpublished` are blocks that are not in the page yet; `page` None: the lease has none."""
 
-    fence: int
-    ttl_s: float
-    deadline_s: float
-    total: int
     blocks: int = 0
     extent: Extent | None = None
     page: PageWriter | None = None
     granted: bool = False
     unpublished: deque[tuple[tuple[int, ...], PendingSums]] = field(default_factory=deque)
-    confirmed: set[int] = field(default_factory=set)
 
 
 class NixlSender:
@@ -64,36 +60,33 @@ class NixlSender:
         self._pages = pages
         self._sums = sums
         self._parts = parts
-        self._live: dict[str, _Lease] = {}
-        self._ended: list[LeaseEnded] = []
+        self._leases: LiveLeases[_Lease] = LiveLeases(self._withdraw)
         self._pages_lock = Lock()
 
     @property
     def live(self) -> int:
         """Leases that have not ended."""
-        return len(self._live)
+        return len(self._leases)
 
     def offer(
         self, lease_id: str, fence: int, blocks: Sequence[int], *, total: int, ttl_s: float, now: float
     ) -> None:
         """Publish a lease on `total` blocks of which `blocks` are complete. Raises TransferError when it is
         live already or the table is full."""
-        if lease_id in self._live:
-            raise TransferError(f"lease {lease_id} is live already")
+        self._leases.require_absent(lease_id)
         lease = _Lease(fence, ttl_s, now + ttl_s, total)
         if self._parts or len(blocks) < total:
             self._give_page(lease_id, lease)
         if lease.page is not None or len(blocks) == total:
             self._grant(lease_id, lease)
-        self._live[lease_id] = lease
+        self._leases.add(lease_id, lease)
         self._add(lease, blocks)
 
     def extend(self, lease_id: str, blocks: Sequence[int], now: float) -> None:
         """Further blocks are complete; the lease runs anew from here."""
-        lease = self._live.get(lease_id)
+        lease = self._leases.renew(lease_id, now)
         if lease is None:
             return
-        lease.deadline_s = now + lease.ttl_s
         self._add(lease, blocks)
         if not lease.granted and lease.blocks == lease.total:
             try:
@@ -104,30 +97,27 @@ class NixlSender:
 
     def end(self, lease_id: str, how: str) -> None:
         """End a lease if it is live."""
-        lease = self._live.pop(lease_id, None)
-        if lease is None:
-            return
-        if lease.granted:
-            self._table.end(lease_id)
-        self._take_page_back(lease)
-        self._ended.append(LeaseEnded(lease_id, how))
+        self._leases.end(lease_id, how)
 
     def close(self) -> list[LeaseEnded]:
         """End every lease; those that ended since the last poll."""
-        for lease_id in list(self._live):
-            self.end(lease_id, "released")
+        self._leases.release_all()
         self._sums.close()
-        ended, self._ended = self._ended, []
-        return ended
+        return self._leases.take_ended()
 
     def poll(self, now: float) -> list[LeaseEnded]:
         """Leases that ended since the last call."""
         for message in self._agent.notifications():
-            self._confirm(_parse(message))
-        for lease_id in [i for i, lease in self._live.items() if now >= lease.deadline_s]:
-            self.end(lease_id, "expired")
-        ended, self._ended = self._ended, []
-        return ended
+            notice = _parse(message)
+            if notice is not None:
+                self._leases.confirm(notice.lease_id, notice.fence, BlockPart(notice.part, notice.of))
+        self._leases.expire(now)
+        return self._leases.take_ended()
+
+    def _withdraw(self, lease_id: str, lease: _Lease) -> None:
+        if lease.granted:
+            self._table.end(lease_id)
+        self._free_page(lease)
 
     def _give_page(self, lease_id: str, lease: _Lease) -> None:
         size = page_bytes(lease.total, self._parts)
@@ -147,7 +137,7 @@ class NixlSender:
         try:
             self._table.grant(lease_id, lease.fence, lease.extent)
         except TransferError:
-            self._take_page_back(lease)
+            self._free_page(lease)
             raise
         lease.granted = True
 
@@ -166,19 +156,11 @@ class NixlSender:
                 ids, sums = lease.unpublished.popleft()
                 lease.page.add(ids, sums.result())
 
-    def _take_page_back(self, lease: _Lease) -> None:
+    def _free_page(self, lease: _Lease) -> None:
         with self._pages_lock:
             if lease.extent is not None:
                 self._pages.give(lease.extent)
             lease.extent = lease.page = None
-
-    def _confirm(self, notice: PulledNotice | None) -> None:
-        lease = self._live.get(notice.lease_id) if notice else None
-        if notice is None or lease is None or lease.fence != notice.fence:
-            return
-        lease.confirmed.add(notice.part)
-        if len(lease.confirmed) >= notice.of:
-            self.end(notice.lease_id, "pulled")
 
 
 def _parse(message: bytes) -> PulledNotice | None:

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 
 from kvasir.ports.transfer import BlockPart, KvRegion
-from kvasir_workers.transfer.cuda_sums import region_rows
-from kvasir_workers.transfer.memory import CopyBatch, Stretch, cut, row_ends
+from kvasir_workers.transfer.common.cuda_sums import region_rows
+from kvasir_workers.transfer.common.memory import CopyBatch, Stretch, cut, row_ends
 
 
 class CudaMemory:

@@ -7,7 +7,7 @@ beside the step loop: on a thread for host memory, on a stream of their own for 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Protocol
 
@@ -87,7 +87,7 @@ def block_sums(regions: Sequence[KvRegion], *, after_compute: bool) -> BlockSums
     stream was given before each call; who offers needs that, who has pulled does not."""
     if regions[0].device == "cpu":
         return HostSums(regions)
-    from kvasir_workers.transfer.cuda_sums import CudaSums  # torch only where there is a GPU
+    from kvasir_workers.transfer.common.cuda_sums import CudaSums  # torch only where there is a GPU
 
     return CudaSums(regions, after_compute=after_compute)
 
@@ -102,8 +102,18 @@ def require_parts(regions: Sequence[KvRegion], parts: int) -> None:
         )
 
 
+def describe_difference(mine: Sums, theirs: Sums, name: Callable[[int], str]) -> str:
+    """Return a description of the first difference between the sums of received and sent blocks, "" if there
+    is none. `name` names the block of a row."""
+    differ = first_difference(mine, theirs)
+    if differ is None:
+        return ""
+    row, found, sent = differ
+    return f"{name(row)}, sums up to {found:016x}, and {sent:016x} was sent"
+
+
 def first_difference(mine: Sums, theirs: Sums) -> tuple[int, int, int] | None:
-    """Row, my sum and theirs where the two first differ; None where they are alike."""
+    """Return the first row in which the sums differ, with that row's two sums; None if they are equal."""
     differ = np.argwhere(mine != theirs)
     if not len(differ):
         return None

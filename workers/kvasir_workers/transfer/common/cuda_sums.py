@@ -16,7 +16,7 @@ import torch
 
 from kvasir.native import CHECKSUM_FACTOR, CHECKSUM_SEED, checksum_weights
 from kvasir.ports.transfer import UNSHARDED, BlockPart, KvRegion
-from kvasir_workers.transfer.checksums import LANE_BYTES, PendingSums, Sums
+from kvasir_workers.transfer.common.checksums import LANE_BYTES, PendingSums, Sums
 
 SLICE_BYTES = 8 << 20
 

@@ -174,6 +174,6 @@ def memory_of(regions: Sequence[KvRegion]) -> Memory:
     """Memory for where the regions lie, which is one device."""
     if regions[0].device == "cpu":
         return HostKvMemory(regions)
-    from kvasir_workers.transfer.cuda_memory import CudaMemory  # starts CUDA
+    from kvasir_workers.transfer.common.cuda_memory import CudaMemory  # starts CUDA
 
     return CudaMemory(regions)
