@@ -1,1 +1,1 @@
-"""KV blocks between workers: adapters of `kvasir.ports.transfer`."""
+"""KV transfer between workers: the adapters of `kvasir.ports.transfer`."""

@@ -1,1 +1,1 @@
-"""What the NIXL and the NCCL transfer share: tickets, leases, pulls, checksums and access to KV memory."""
+"""Code shared by the NIXL and NCCL transfers: tickets, leases, pulls, checksums and access to KV memory."""

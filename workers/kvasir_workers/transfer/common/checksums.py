@@ -1,8 +1,8 @@
-"""Sums of KV blocks, by which a receiver knows that it holds what the sender held.
+"""Checksums of KV blocks, with which a receiver verifies that it received what the sender holds.
 
-A block's sum is taken over all its layers, part by part where tensor-parallel ranks of another size each
-read some of its KV heads. Summing takes about as long as copying, so more than a little of it is done
-beside the step loop: on a thread for host memory, on a stream of their own for a GPU's.
+A block's sum covers all its layers. It is taken in parts where tensor-parallel ranks of another size each
+read some of its KV heads. Summing takes about as long as copying, so all but small sums are taken outside the
+step loop: on a thread for host memory, on a separate stream for a GPU.
 """
 
 from __future__ import annotations
@@ -22,34 +22,34 @@ LANE_BYTES = 4
 INLINE_BYTES = 2 << 20
 
 Sums = npt.NDArray[np.uint64]
-"""One row per block, one column per part of it."""
+"""One row per block, one column per part of the block."""
 
 PendingSums = Future[Sums]
-"""Sums that are being taken. Callbacks of one may run on another thread."""
+"""Sums in progress. Callbacks may run on another thread."""
 
 
 class BlockSums(Protocol):
-    """Sums over the blocks of one rank's KV."""
+    """Checksums over the blocks of one rank's KV."""
 
     def begin(self, blocks: Sequence[int], parts: int, part: BlockPart = UNSHARDED) -> PendingSums:
-        """Sum `part` of each block, cut into `parts` equal pieces of each layer. 0 parts: no sums, but done
-        only when all that was computed before this call is in memory."""
+        """Start to sum `part` of each block, cut into `parts` equal pieces of each layer. With 0 parts it
+        takes no sums, but completes only when everything computed before the call is in memory."""
         ...
 
     def close(self) -> None:
-        """Return when nothing reads KV memory any more. Idempotent."""
+        """Return when no thread reads KV memory. Idempotent."""
         ...
 
 
 def known(sums: Sums) -> PendingSums:
-    """Sums that need no waiting for."""
+    """Return sums that are already complete."""
     found: PendingSums = Future()
     found.set_result(sums)
     return found
 
 
 class HostSums:
-    """BlockSums over host memory. Little is summed at once, more on one thread."""
+    """BlockSums over host memory. Up to INLINE_BYTES are summed in the call, more on one thread."""
 
     def __init__(self, regions: Sequence[KvRegion]) -> None:
         self._bases = np.array([region.address for region in regions], dtype=np.uint64)
@@ -83,17 +83,17 @@ class HostSums:
 
 
 def block_sums(regions: Sequence[KvRegion], *, after_compute: bool) -> BlockSums:
-    """BlockSums for where the regions lie. `after_compute`: on a GPU, wait for what the calling thread's
-    stream was given before each call; who offers needs that, who has pulled does not."""
+    """Return BlockSums for the device of the regions. `after_compute`: on a GPU, first wait for the work
+    queued on the calling thread's stream; required for offered blocks, not for pulled ones."""
     if regions[0].device == "cpu":
         return HostSums(regions)
-    from kvasir_workers.transfer.common.cuda_sums import CudaSums  # torch only where there is a GPU
+    from kvasir_workers.transfer.common.cuda_sums import CudaSums  # imports torch
 
     return CudaSums(regions, after_compute=after_compute)
 
 
 def require_parts(regions: Sequence[KvRegion], parts: int) -> None:
-    """Raises TransferError where blocks cannot be summed in so many parts."""
+    """Raise TransferError if blocks cannot be summed in that many parts."""
     odd = [region.block_bytes for region in regions if region.block_bytes % (LANE_BYTES * max(1, parts))]
     if odd:
         raise TransferError(

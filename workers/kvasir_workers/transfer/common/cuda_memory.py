@@ -1,7 +1,8 @@
-"""Blocks of a GPU's KV by way of staging on the same GPU: a gather or scatter of rows for each region.
+"""Access to KV blocks in GPU memory through a staging buffer on the same GPU: a gather or scatter of rows per
+region.
 
-Never directly: what a communicator writes when it is aborted is out of our hands, and a copy within the GPU
-costs little beside the link.
+Blocks are never sent or received directly: an aborted communicator may still write to its buffer, and a copy
+within the GPU is cheap compared with the link.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from kvasir_workers.transfer.common.memory import CopyBatch, Stretch, cut, row_e
 
 
 class CudaMemory:
-    """See memory.Memory. Copies run on a stream of their own, so that they wait for no step of the model."""
+    """See memory.Memory. Copies run on a separate stream, so that they do not wait for a model step."""
 
     def __init__(self, regions: Sequence[KvRegion]) -> None:
         self._device = torch.device(regions[0].device)
@@ -40,8 +41,8 @@ class CudaMemory:
 
 
 class RowsBatch:
-    """Pieces of blocks that are rows of matrices of bytes, one matrix per region. `run` calls what it is
-    given, and returns when that is done on the device too."""
+    """Pieces of blocks as rows of byte matrices, one matrix per region. `run` calls its argument, and returns
+    when the work is complete on the device."""
 
     def __init__(
         self,
@@ -60,26 +61,26 @@ class RowsBatch:
 
     @property
     def pieces(self) -> int:
-        """See memory.Batch."""
+        """See memory.CopyBatch."""
         return len(self._ends) - 1
 
     def chunks(self) -> list[Stretch]:
-        """See memory.Batch."""
+        """See memory.CopyBatch."""
         return cut(self._ends, range(self.pieces + 1))
 
     def size(self, stretch: Stretch) -> int:
-        """See memory.Batch."""
+        """See memory.CopyBatch."""
         return int(self._ends[stretch[1]] - self._ends[stretch[0]])
 
     def direct(self, stretch: Stretch) -> None:
-        """See memory.Batch."""
+        """See memory.CopyBatch."""
 
     def gather(self, stretch: Stretch, staging: Any) -> None:
-        """See memory.Batch."""
+        """See memory.CopyBatch."""
         self._run(lambda: self._copy(stretch, staging, gather=True))
 
     def scatter(self, staging: Any, stretch: Stretch) -> None:
-        """See memory.Batch."""
+        """See memory.CopyBatch."""
         self._run(lambda: self._copy(stretch, staging, gather=False))
 
     def _copy(self, stretch: Stretch, staging: Any, *, gather: bool) -> None:

@@ -1,8 +1,8 @@
-"""Sums of KV blocks in a GPU's memory, by torch: equal to those of `kvasir.native.checksum_pieces`.
+"""Checksums of KV blocks in GPU memory, with torch. Equal to those of `kvasir.native.checksum_pieces`.
 
-Each layer's memory is seen as a matrix of 4-byte lanes, one row per block. The rows that are wanted are
-gathered, widened to 64 bits, weighed and summed; integer arithmetic of torch wraps modulo 2**64, which is
-the checksum's own. A slice at a time, so that the scratch memory stays small beside the KV.
+Each layer's memory is viewed as a matrix of 4-byte lanes, one row per block. The requested rows are gathered,
+widened to 64 bits, weighted and summed; torch integer arithmetic wraps modulo 2**64, as the checksum does. It
+works in slices, so that scratch memory stays small.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ SLICE_BYTES = 8 << 20
 
 
 class LaneSums:
-    """Sums over layers that are matrices of 32-bit integers, one row per block; on any device of torch."""
+    """Checksums over layers given as matrices of 32-bit integers, one row per block; on any torch device."""
 
     def __init__(self, layers: Sequence[torch.Tensor]) -> None:
         self._layers = layers
         self._weights: dict[int, torch.Tensor] = {}
 
     def sums(self, blocks: Sequence[int], parts: int, part: BlockPart = UNSHARDED) -> torch.Tensor:
-        """As 64-bit integers, one row per block and one column per piece."""
+        """Return the sums as 64-bit integers, one row per block and one column per piece."""
         device = self._layers[0].device
         total = torch.full((len(blocks), parts), _signed(CHECKSUM_SEED), dtype=torch.int64, device=device)
         if not parts or not blocks:
@@ -52,7 +52,7 @@ class LaneSums:
 
 
 class CudaSums:
-    """BlockSums over memory of one GPU. `after_compute`: see `checksums.block_sums`."""
+    """BlockSums over the memory of one GPU. `after_compute`: see `checksums.block_sums`."""
 
     def __init__(self, regions: Sequence[KvRegion], *, after_compute: bool) -> None:
         self._device = torch.device(regions[0].device)
@@ -89,12 +89,12 @@ def _signed(word: int) -> int:
 
 
 def region_rows(region: KvRegion) -> torch.Tensor:
-    """A region's memory, not copied, as a matrix of bytes with one row per block."""
+    """Return a region's memory, not copied, as a matrix of bytes with one row per block."""
     return torch.as_tensor(_Rows(region), device=region.device)
 
 
 class _Rows:
-    """What torch takes device memory by address from."""
+    """Device memory by address, in the form that torch accepts."""
 
     def __init__(self, region: KvRegion) -> None:
         self.__cuda_array_interface__: dict[str, Any] = {

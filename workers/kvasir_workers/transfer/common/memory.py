@@ -1,8 +1,9 @@
-"""Blocks of an agent's KV as a row of bytes, for what moves rows: a process group, a read into staging.
+"""KV blocks as a sequence of bytes, for transports that move contiguous buffers: a process group, a read into
+staging.
 
-A batch of blocks is a row of pieces: all its blocks' parts of the first region, then of the second, and so
-on. A chunk is a stretch of that row. Where it is one stretch of memory too, as neighbouring blocks are, it
-goes from and to the KV itself; otherwise by way of a staging buffer.
+A batch of blocks is a sequence of pieces: the parts of all its blocks in the first region, then in the
+second, and so on. A chunk is a range of that sequence. A chunk that is contiguous in memory, as neighbouring
+blocks are, is sent from and received into the KV itself; others go through a staging buffer.
 """
 
 from __future__ import annotations
@@ -20,36 +21,37 @@ from kvasir.native import copy_pieces
 from kvasir.ports.transfer import BlockPart, KvRegion
 
 CHUNK_BYTES = 4 << 20
-"""Chunks are at most so long, or one piece where that is longer."""
+"""Maximum size of a chunk; a single longer piece is one chunk."""
 DIRECT_BYTES = 512 << 10
-"""A stretch of neighbouring blocks from here on makes chunks of its own; shorter ones are put together."""
+"""Contiguous ranges of at least this size form chunks of their own; shorter ones are combined."""
 
 Stretch = tuple[int, int]
-"""Pieces of a batch's row, from the first number up to the second, which is not included."""
+"""A range of pieces of a batch: first number, and end number (exclusive)."""
 
 
 class CopyBatch(Protocol):
-    """The pieces of some blocks. Copies are whole when they return, and may run in any thread."""
+    """The pieces of some blocks. Copies are complete on return, and may run in any thread."""
 
     @property
     def pieces(self) -> int:
-        """How many there are."""
+        """Number of pieces."""
         ...
 
     def chunks(self) -> list[Stretch]:
-        """All pieces, in stretches that suit this side to send."""
+        """Return all pieces, in ranges that this side can send efficiently."""
         ...
 
     def size(self, stretch: Stretch) -> int:
-        """Bytes."""
+        """Return the size of a range in bytes."""
         ...
 
     def direct(self, stretch: Stretch) -> Any | None:
-        """The KV itself as a uint8 tensor, where the stretch may be sent or received without staging."""
+        """Return the KV itself as a uint8 tensor if the range can be sent or received without staging, else
+        None."""
         ...
 
     def gather(self, stretch: Stretch, staging: Any) -> None:
-        """Copy into a uint8 tensor that is exactly as long."""
+        """Copy the range into a uint8 tensor of exactly its size."""
         ...
 
     def scatter(self, staging: Any, stretch: Stretch) -> None:
@@ -61,16 +63,16 @@ class Memory(Protocol):
     """One rank's KV."""
 
     def batch(self, blocks: Sequence[int], part: BlockPart) -> CopyBatch:
-        """The pieces of `part` of these blocks."""
+        """Return the pieces of `part` of these blocks."""
         ...
 
     def staging(self, size: int) -> Any:
-        """A uint8 tensor of `size` bytes on the device of the KV."""
+        """Return a uint8 tensor of `size` bytes on the device of the KV."""
         ...
 
 
 class HostKvMemory:
-    """Memory of the CPU."""
+    """Memory in host memory."""
 
     def __init__(self, regions: Sequence[KvRegion]) -> None:
         self._bases = np.array([region.address for region in regions], dtype=np.uint64)
@@ -89,7 +91,7 @@ class HostKvMemory:
 
 
 class HostBatch:
-    """Pieces by address and length."""
+    """CopyBatch of pieces given by address and length."""
 
     def __init__(self, at: npt.NDArray[np.uint64], lengths: npt.NDArray[np.uint64]) -> None:
         self._at = at
@@ -99,19 +101,19 @@ class HostBatch:
 
     @property
     def pieces(self) -> int:
-        """See Batch."""
+        """See CopyBatch."""
         return len(self._at)
 
     def chunks(self) -> list[Stretch]:
-        """See Batch."""
+        """See CopyBatch."""
         return cut(self._ends, [0, *self._breaks.tolist(), self.pieces])
 
     def size(self, stretch: Stretch) -> int:
-        """See Batch."""
+        """See CopyBatch."""
         return int(self._ends[stretch[1]] - self._ends[stretch[0]])
 
     def direct(self, stretch: Stretch) -> Any | None:
-        """See Batch."""
+        """See CopyBatch."""
         start, stop = stretch
         following = int(np.searchsorted(self._breaks, start, side="right"))
         if following < len(self._breaks) and self._breaks[following] < stop:
@@ -120,12 +122,12 @@ class HostBatch:
         return torch.frombuffer(memory, dtype=torch.uint8)
 
     def gather(self, stretch: Stretch, staging: Any) -> None:
-        """See Batch."""
+        """See CopyBatch."""
         kv, lengths = self._pieces(stretch)
         copy_pieces(kv.data, self._staged(stretch, staging).data, lengths.data)
 
     def scatter(self, staging: Any, stretch: Stretch) -> None:
-        """See Batch."""
+        """See CopyBatch."""
         kv, lengths = self._pieces(stretch)
         copy_pieces(self._staged(stretch, staging).data, kv.data, lengths.data)
 
@@ -140,12 +142,13 @@ class HostBatch:
 
 
 def row_ends(lengths: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """Where each piece begins within the row, and where the last one ends."""
+    """Return the offset of each piece within the batch, followed by the batch's total size."""
     return np.concatenate((np.zeros(1, dtype=np.uint64), np.cumsum(lengths, dtype=np.uint64)))
 
 
 def cut(ends: npt.NDArray[np.uint64], bounds: Sequence[int]) -> list[Stretch]:
-    """A row in chunks. `bounds` are the pieces before which memory breaks off, and the row's two ends."""
+    """Return a batch's chunks. `bounds` are the numbers of the pieces before which memory is not contiguous,
+    and the batch's two ends."""
     chunks: list[Stretch] = []
     start = 0
     for first, last in pairwise(bounds):
@@ -171,9 +174,9 @@ def _cut_one(chunks: list[Stretch], ends: npt.NDArray[np.uint64], start: int, la
 
 
 def memory_of(regions: Sequence[KvRegion]) -> Memory:
-    """Memory for where the regions lie, which is one device."""
+    """Return the Memory for the device of the regions, which must all be on one device."""
     if regions[0].device == "cpu":
         return HostKvMemory(regions)
-    from kvasir_workers.transfer.common.cuda_memory import CudaMemory  # starts CUDA
+    from kvasir_workers.transfer.common.cuda_memory import CudaMemory  # initializes CUDA
 
     return CudaMemory(regions)

@@ -1,7 +1,7 @@
-"""The control connection of two agents: who may speak, framed messages, and waits that can be cut short.
+"""The control connection of two agents: authentication, framed messages, and waits that can be interrupted.
 
-One thread per connection does all reading, writing and waiting. Others only wake or stop it, through a file
-descriptor that it waits for together with the socket.
+One thread per connection does all reading, writing and waiting. Other threads only wake or stop it, through
+an eventfd that it polls together with the socket.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ LENGTH_BYTES = 4
 READ_BYTES = 256 << 10
 SEND_S = 10.0
 KEEPALIVE = {socket.TCP_KEEPIDLE: 20, socket.TCP_KEEPINTVL: 10, socket.TCP_KEEPCNT: 4}
-"""A host that is gone is noticed within a minute."""
+"""Detects an unreachable host within a minute."""
 CHECK_S = 1.0
-"""How often one that waits for an answer reads its clock."""
+"""Interval at which a thread that waits for an answer checks its deadline."""
 
 
 class Waker:
-    """Cuts another thread's wait short, once per `wake`, or for good with `stop`."""
+    """Interrupts another thread's wait: once per `wake`, permanently with `stop`."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -39,29 +39,29 @@ class Waker:
         self.stopped = False
 
     def fileno(self) -> int:
-        """What to wait for."""
+        """Return the file descriptor to poll."""
         return self._event
 
     def wake(self) -> None:
-        """End the wait that is under way, or else the next one."""
+        """End the current wait, or the next one."""
         with self._lock:
             if self._open:
                 os.eventfd_write(self._event, 1)
 
     def stop(self) -> None:
-        """End all waits from here on."""
+        """End the current and all further waits."""
         self.stopped = True
         self.wake()
 
     def clear(self) -> None:
-        """The waiting thread has seen it."""
+        """Reset after a wake-up; called by the waiting thread."""
         try:
             os.eventfd_read(self._event)
         except BlockingIOError:
             return
 
     def close(self) -> None:
-        """Only by the waiting thread, when it waits no more."""
+        """Close the file descriptor. Called by the waiting thread after its last wait."""
         with self._lock:
             if self._open:
                 self._open = False
@@ -69,8 +69,8 @@ class Waker:
 
 
 class Control:
-    """A connected socket and its waker. Whatever goes wrong with the connection is a TransferError, after
-    which it is of no use. `now` reads a monotonic clock in seconds."""
+    """A connected socket and its waker. Every connection error is raised as TransferError, after which the
+    connection cannot be used. `now` reads a monotonic clock in seconds."""
 
     def __init__(self, connection: socket.socket, waker: Waker, now: Callable[[], float]) -> None:
         connection.setblocking(False)
@@ -84,7 +84,7 @@ class Control:
         self._received = bytearray()
 
     def connect(self, address: tuple[str, int], deadline_s: float) -> None:
-        """Reach the other side. Raises TransferError."""
+        """Connect to the other side. Raise TransferError."""
         try:
             self._socket.connect(address)
         except BlockingIOError:
@@ -96,34 +96,36 @@ class Control:
             raise TransferError(f"cannot be reached: {os.strerror(code)}")
 
     def admit(self, secret: bytes, deadline_s: float) -> None:
-        """Let in who knows the secret, and prove that it is known here. Raises TransferError."""
+        """Authenticate a puller by the secret, and prove to it that this agent has the secret. Raise
+        TransferError."""
         mine = os.urandom(NONCE_BYTES)
         self._write(MAGIC + mine)
         answer = self._read_exactly(NONCE_BYTES + MAC_BYTES, deadline_s)
         nonces = mine + answer[:NONCE_BYTES]
         if not hmac.compare_digest(answer[NONCE_BYTES:], _mac(secret, b"pull", nonces)):
-            raise TransferError("a peer does not know this agent's secret")
+            raise TransferError("a peer does not have this agent's secret")
         self._write(_mac(secret, b"serve", nonces))
 
     def enter(self, secret: bytes, deadline_s: float) -> None:
-        """The other side of `admit`. Raises TransferError."""
+        """The puller's side of `admit`. Raise TransferError."""
         greeting = self._read_exactly(len(MAGIC) + NONCE_BYTES, deadline_s)
         if not greeting.startswith(MAGIC):
-            raise TransferError("what answers there is no transfer agent of this version")
+            raise TransferError("the peer at this address is not a transfer agent of this version")
         mine = os.urandom(NONCE_BYTES)
         nonces = greeting[len(MAGIC) :] + mine
         self._write(mine + _mac(secret, b"pull", nonces))
         proof = self._read_exactly(MAC_BYTES, deadline_s)
         if not hmac.compare_digest(proof, _mac(secret, b"serve", nonces)):
-            raise TransferError("what answers there does not know the secret of the endpoint")
+            raise TransferError("the peer at this address does not have the endpoint's secret")
 
     def send(self, message: Message) -> None:
-        """Write one message. Raises TransferError, also when the other side does not read for SEND_S."""
+        """Write one message. Raise TransferError, also if the other side does not read for SEND_S."""
         payload = encode(message)
         self._write(len(payload).to_bytes(LENGTH_BYTES, "little") + payload)
 
     def take(self) -> list[Message]:
-        """Messages that have come, without waiting. Raises TransferError when the connection is over."""
+        """Return received messages without waiting. Raise TransferError if the connection is closed or
+        broken."""
         try:
             received = self._socket.recv(READ_BYTES)
         except BlockingIOError:
@@ -145,11 +147,12 @@ class Control:
         return messages
 
     def wait(self, seconds: float) -> None:
-        """Return when there is something to take, when woken, or after `seconds`."""
+        """Return when there is something to read, when woken, or after `seconds`."""
         self._poll(select.POLLIN, seconds)
 
     def receive(self, deadline_s: float) -> list[Message]:
-        """At least one message. Raises TransferError, also when woken for good or late."""
+        """Wait for and return at least one message. Raise TransferError, also when stopped or past the
+        deadline."""
         while True:
             messages = self.take()
             if messages:
@@ -157,7 +160,7 @@ class Control:
             self._ready(select.POLLIN, deadline_s)
 
     def close(self) -> None:
-        """Cut the connection. The waker is its owner's to close."""
+        """Close the connection. The waker's owner closes the waker."""
         self._socket.close()
 
     def _ready(self, event: int, deadline_s: float) -> None:
@@ -165,10 +168,10 @@ class Control:
             if self._waker.stopped:
                 raise TransferError("this agent ended the connection")
             if self._now() >= deadline_s:
-                raise TransferError("the other side does not answer")
+                raise TransferError("the other side did not answer before the deadline")
 
     def _poll(self, event: int, seconds: float) -> bool:
-        """Whether the socket is ready for it."""
+        """Return whether the socket is ready for the event."""
         poller = select.poll()
         poller.register(self._socket, event)
         poller.register(self._waker, select.POLLIN)
@@ -189,7 +192,7 @@ class Control:
                 raise TransferError(f"the control connection broke: {error}") from error
 
     def _read_exactly(self, length: int, deadline_s: float) -> bytes:
-        """For the greeting alone: nothing is framed or decoded before the other side is known."""
+        """Read bytes of the greeting; nothing is framed or decoded before authentication."""
         data = b""
         while len(data) < length:
             try:
@@ -200,7 +203,7 @@ class Control:
             except OSError as error:
                 raise TransferError(f"the control connection broke: {error}") from error
             if not received:
-                raise TransferError("the other side closed the connection before it was let in")
+                raise TransferError("the other side closed the connection before authentication")
             data += received
         return data
 

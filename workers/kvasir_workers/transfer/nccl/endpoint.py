@@ -1,7 +1,6 @@
-"""How a puller finds a serving agent: its control address, the secret that opens it, and what its KV is like.
+"""Endpoint of a serving agent: its control address, its secret, and the shape of its KV.
 
-The secret is what lets a peer in, so an endpoint must travel over authenticated sessions alone and is never
-logged.
+The secret authenticates pullers, so an endpoint is sent only over authenticated sessions and is never logged.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Process groups of two ranks, one for each pair of agents: torch.distributed, NCCL or gloo.
+"""Process groups of two ranks, one for each pair of agents: torch.distributed with NCCL or gloo.
 
-A group of all workers would end with its first member. Groups of two are made when a pair first meets and
-die with either side, and the default group stays the engine's own. Their store is relayed over the control
-connection, so that no further port is open for the rendezvous.
+A single group of all workers would end with its first member. A group of two is created when a pair first
+connects and ends with either side; the default group remains the engine's. Its store is relayed over the
+control connection, so that the rendezvous needs no further port.
 
-Only this module touches torch.distributed.
+Only this module imports torch.distributed.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from kvasir.core.errors import TransferError
 
 SERVER, PULLER = 0, 1
 LINK_TIMEOUT_S = 60.0
-"""A message that the other side announced and does not send for so long ends the group. Pulls have deadlines
-of their own; this is for chunks of those that were given up."""
+"""A message that the other side announced but does not send within this time ends the group. Pulls have their
+own deadlines; this one covers chunks of abandoned pulls."""
 ABORT_TAG = 1 << 20
 NCCL_PAUSE_S = 0.00005
 NCCL_ENVIRONMENT = {
-    # NCCL's watchdog ends the whole process when a peer dies, unless told to clean up alone.
+    # NCCL's watchdog ends the whole process when a peer dies, unless it is configured to only clean up.
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "2",
     "TORCH_NCCL_ENABLE_MONITORING": "0",
 }
@@ -37,19 +37,19 @@ _environment_lock = threading.Lock()
 
 
 class StoreRelay(Protocol):
-    """The control connection, as far as a store needs it. Both may raise TransferError."""
+    """The part of the control connection that a store uses. Both methods may raise TransferError."""
 
     def put(self, key: str, value: bytes) -> None:
-        """Tell the other side."""
+        """Send a key to the other side."""
         ...
 
     def next(self) -> tuple[str, bytes]:
-        """Wait for the next key that the other side puts."""
+        """Wait for the next key from the other side."""
         ...
 
 
 class RelayedStore(distributed.Store):  # type: ignore[misc]
-    """A key-value store of two sides over their control connection, for the time of the rendezvous."""
+    """A key-value store of two sides over their control connection, used during the rendezvous."""
 
     def __init__(self, relay: StoreRelay) -> None:
         super().__init__()
@@ -59,7 +59,7 @@ class RelayedStore(distributed.Store):  # type: ignore[misc]
         self._closed = False
 
     def set(self, key: str, value: bytes | str) -> None:
-        """Here and on the other side."""
+        """Set a key on both sides."""
         raw = value.encode() if isinstance(value, str) else bytes(value)
         with self._lock:
             self._values[key] = raw
@@ -67,30 +67,30 @@ class RelayedStore(distributed.Store):  # type: ignore[misc]
                 self._relay.put(key, raw)
 
     def get(self, key: str) -> bytes:
-        """Waits for it. Raises TransferError."""
+        """Return a key, waiting for it. Raise TransferError."""
         with self._lock:
             while key not in self._values:
                 if self._closed:
-                    raise TransferError(f"the group asks for {key!r} after its rendezvous")
+                    raise TransferError(f"the group requested {key!r} after its rendezvous")
                 name, value = self._relay.next()
                 self._values[name] = value
             return self._values[key]
 
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
-        """The relay has the deadline."""
+        """Wait for keys. The relay has the deadline."""
         for key in keys:
             self.get(key)
 
     def check(self, keys: list[str]) -> bool:
-        """Whether all are here."""
+        """Return whether all keys are present."""
         with self._lock:
             return all(key in self._values for key in keys)
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """The relay has the deadline."""
+        """Ignored: the relay has the deadline."""
 
     def close(self) -> None:
-        """The rendezvous is over: from here on the control connection has other readers."""
+        """End the rendezvous. After this the control connection has other readers."""
         with self._lock:
             self._closed = True
 
@@ -98,22 +98,23 @@ class RelayedStore(distributed.Store):  # type: ignore[misc]
 class NcclGroupLink(Protocol):
     """One pair's group as seen by one rank. One thread sends and receives; another may `abort`.
 
-    Errors are TransferErrors, after which the link is of no use."""
+    Errors are raised as TransferError, after which the link cannot be used.
+    """
 
     def send(self, tensor: Any, tag: int) -> Any:
-        """Start to send; the tensor must stay as it is until `finish`."""
+        """Start to send; the tensor must not change until `finish`."""
         ...
 
     def receive(self, tensor: Any, tag: int) -> Any:
-        """Start to receive messages of the tag, in their order."""
+        """Start to receive the next message with the tag."""
         ...
 
     def finish(self, work: Any) -> None:
-        """Wait for a receive, LINK_TIMEOUT_S at most, or for a send that the other side has received."""
+        """Wait for a receive, at most LINK_TIMEOUT_S, or for a send that the other side has received."""
         ...
 
     def abort(self) -> None:
-        """Fail what runs and what comes."""
+        """Fail current and later operations."""
         ...
 
     def close(self) -> None:
@@ -122,7 +123,7 @@ class NcclGroupLink(Protocol):
 
 
 class Fabric:
-    """What one agent's groups share. `device` is "cpu" or "cuda:N"; gloo binds `host` and nothing else."""
+    """State shared by one agent's groups. `device` is "cpu" or "cuda:N"; gloo binds only `host`."""
 
     def __init__(self, host: str, device: str) -> None:
         self._device = device
@@ -136,27 +137,29 @@ class Fabric:
             except RuntimeError as error:
                 raise TransferError(f"gloo cannot bind {host}: {error}") from error
         elif not distributed.is_nccl_available():
-            raise TransferError(f"KV is on {device}, and this build of torch has no NCCL")
+            raise TransferError(f"KV is on {device}, but this build of torch has no NCCL")
 
     def link(self, rank: int, relay: StoreRelay) -> NcclGroupLink:
-        """Meet the other side. Raises TransferError."""
+        """Connect to the other side. Raise TransferError."""
         store = RelayedStore(relay)
         try:
             if self._device == "cpu":
                 return GlooLink(store, rank, self._gloo_device)
             return NcclLink(store, rank, self._device)
         except RuntimeError as error:
-            raise TransferError(f"no process group with the other side: {_gist(error)}") from error
+            raise TransferError(
+                f"cannot create a process group with the other side: {_gist(error)}"
+            ) from error
         finally:
             store.close()
 
 
 class GlooLink:
-    """See Link. gloo closes all of a group's connections when a wait runs out of time.
+    """See NcclGroupLink. gloo closes all connections of a group when a wait times out.
 
-    When a connection breaks, it forgets the receive that is half done and all sends that have begun, and who
-    waits for one of those waits on. So an empty message follows each tensor and is waited for first, since it
-    is never half done; and nobody waits for a send before the other side said that it has arrived.
+    When a connection breaks, gloo drops the receive in progress and all started sends, and a wait for one of
+    them never returns. So each tensor is followed by an empty message, which is waited for first because it
+    is never partly received; and a send is waited for only after the other side confirmed its arrival.
     """
 
     def __init__(self, store: RelayedStore, rank: int, device: Any) -> None:
@@ -170,26 +173,26 @@ class GlooLink:
         self._group: Any = distributed.ProcessGroupGloo(store, rank, 2, options)
 
     def send(self, tensor: Any, tag: int) -> Any:
-        """See Link."""
+        """See NcclGroupLink."""
         with _translated():
             data = self._group.send([tensor], self._other, 2 * tag)
             return data, self._group.send([self._nothing], self._other, 2 * tag + 1)
 
     def receive(self, tensor: Any, tag: int) -> Any:
-        """See Link."""
+        """See NcclGroupLink."""
         with _translated():
             data = self._group.recv([tensor], self._other, 2 * tag)
             return data, self._group.recv([self._nothing], self._other, 2 * tag + 1)
 
     def finish(self, work: Any) -> None:
-        """See Link."""
+        """See NcclGroupLink."""
         data, end = work
         with _translated():
             end.wait()
             data.wait()
 
     def abort(self) -> None:
-        """See Link. A receive that nobody answers runs out of time, which ends the group's connections."""
+        """See NcclGroupLink. An unanswered receive times out, which ends the group's connections."""
         with self._lock:
             if self._group is None:
                 return
@@ -200,14 +203,14 @@ class GlooLink:
                 return
 
     def close(self) -> None:
-        """See Link."""
+        """See NcclGroupLink."""
         self.abort()
         with self._lock:
             self._group = None
 
 
 class NcclLink:
-    """See Link. Waits poll, since nothing else can end a wait for a peer that hangs."""
+    """See NcclGroupLink. Waits poll, since nothing else can end a wait for a peer that hangs."""
 
     def __init__(self, store: RelayedStore, rank: int, device: str) -> None:
         options = distributed.ProcessGroupNCCL.Options()
@@ -227,22 +230,22 @@ class NcclLink:
                         del os.environ[name]
                     else:
                         os.environ[name] = value
-        # NCCL makes its communicator with the first message, and needs the store for it.
+        # NCCL creates its communicator with the first message, and needs the store for it.
         first = torch.zeros(1, dtype=torch.uint8, device=self._device)
         self.finish(self.send(first, 0) if rank == SERVER else self.receive(first, 0))
 
     def send(self, tensor: Any, tag: int) -> Any:
-        """See Link."""
+        """See NcclGroupLink."""
         with _translated():
             return self._group.send([tensor], self._other, tag)
 
     def receive(self, tensor: Any, tag: int) -> Any:
-        """See Link."""
+        """See NcclGroupLink."""
         with _translated():
             return self._group.recv([tensor], self._other, tag)
 
     def finish(self, work: Any) -> None:
-        """See Link."""
+        """See NcclGroupLink."""
         deadline_s = time.monotonic() + LINK_TIMEOUT_S
         with _translated():
             while not work.is_completed():
@@ -254,13 +257,13 @@ class NcclLink:
             torch.cuda.current_stream(self._device).synchronize()
 
     def abort(self) -> None:
-        """See Link."""
+        """See NcclGroupLink."""
         if not self._aborted.is_set():
             self._aborted.set()
             self._group.abort()
 
     def close(self) -> None:
-        """See Link."""
+        """See NcclGroupLink."""
         self.abort()
         self._group = None
 
@@ -274,6 +277,6 @@ def _translated() -> Iterator[None]:
 
 
 def _gist(error: Exception) -> str:
-    """gloo puts its source line before, and advice behind."""
+    """Return the error's core text: gloo puts its source line before it, and advice behind it."""
     text = str(error).partition("\n")[0].partition(". ")[0]
     return text.partition(".cc:")[2].partition("] ")[2] or text or type(error).__name__

@@ -1,6 +1,6 @@
-"""How two agents meet: the greeting on the control connection, then a process group over it.
+"""Connection setup of two agents: the greeting on the control connection, then a process group over it.
 
-Both sides do the same but for who proves first, and either gives up at one deadline.
+Both sides run the same steps, except for which one proves its secret first, and have one deadline.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ GREETING_S = 10.0
 
 @dataclass(slots=True)
 class _Relay:
-    """Keys of the store between other messages, which are kept in their order."""
+    """Relays store keys, and queues other messages in order."""
 
     control: Control
     deadline_s: float
@@ -40,7 +40,7 @@ class _Relay:
 def meet_puller(
     control: Control, secret: bytes, fabric: Fabric, deadline_s: float
 ) -> tuple[NcclGroupLink, list[Message]]:
-    """The serving side's link, and what the puller has said already. Raises TransferError."""
+    """Return the serving side's link, and the messages the puller has already sent. Raise TransferError."""
     control.admit(secret, deadline_s)
     relay = _Relay(control, deadline_s)
     return fabric.link(SERVER, relay), relay.others
@@ -49,7 +49,7 @@ def meet_puller(
 def meet_server(
     control: Control, secret: bytes, fabric: Fabric, deadline_s: float
 ) -> tuple[NcclGroupLink, list[Message]]:
-    """The pulling side's link, and what the server has said already. Raises TransferError."""
+    """Return the pulling side's link, and the messages the server has already sent. Raise TransferError."""
     control.enter(secret, deadline_s)
     relay = _Relay(control, deadline_s)
     return fabric.link(PULLER, relay), relay.others

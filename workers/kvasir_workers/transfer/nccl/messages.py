@@ -1,7 +1,8 @@
-"""What two agents say to each other on their control connection.
+"""Messages between two agents on their control connection.
 
-Blocks go through the process group; here go the requests, the order in which chunks of blocks will come,
-and how each pull ended on the serving side. Numbers of pulls are the puller's own, unique per connection.
+Blocks are sent through the process group. The control connection carries the requests, the order of the
+chunks, and the result of each pull on the serving side. Pull numbers are chosen by the puller, unique per
+connection.
 """
 
 from __future__ import annotations
@@ -16,14 +17,14 @@ SUMS = np.dtype("<u8")
 
 
 class StorePut(msgspec.Struct, frozen=True, array_like=True, tag="s"):
-    """A key of the process group's store, for the other side's copy of it."""
+    """A key of the process group's store, to set in the other side's copy."""
 
     key: str
     value: bytes
 
 
 class PullRequest(msgspec.Struct, frozen=True, array_like=True, tag="p"):
-    """The `blocks` blocks of a lease from number `first` on, of each part `index` of `of`."""
+    """Requests `blocks` blocks of a lease from number `first` on, of each the part `index` of `of`."""
 
     number: int
     lease_id: str
@@ -35,24 +36,24 @@ class PullRequest(msgspec.Struct, frozen=True, array_like=True, tag="p"):
 
 
 class Withdraw(msgspec.Struct, frozen=True, array_like=True, tag="w"):
-    """The puller wants no more of this pull."""
+    """The puller cancels this pull."""
 
     number: int
 
 
 class Confirm(msgspec.Struct, frozen=True, array_like=True, tag="c"):
-    """The puller holds all that it wanted of this pull."""
+    """The puller has received this pull completely."""
 
     number: int
 
 
 class ChunkReceived(msgspec.Struct, frozen=True, array_like=True, tag="a"):
-    """The oldest chunk of this connection that was not told of so far has arrived whole."""
+    """The oldest unacknowledged chunk of this connection has been received."""
 
 
 class Opening(msgspec.Struct, frozen=True, array_like=True, tag="o"):
-    """The next chunks of this pull hold `blocks` blocks, from the pull's own number `first` on. `sums` are
-    their checksums, equally many for each block, or none, as SUMS."""
+    """The next chunks of this pull hold `blocks` blocks, from number `first` of the pull on. `sums` are their
+    checksums, the same number for each block or none, encoded as SUMS."""
 
     number: int
     first: int
@@ -61,8 +62,8 @@ class Opening(msgspec.Struct, frozen=True, array_like=True, tag="o"):
 
 
 class Chunk(msgspec.Struct, frozen=True, array_like=True, tag="d"):
-    """The next message of the process group carries the pieces from `start` up to `stop` of the batch of this
-    pull that was opened last: see memory.py."""
+    """The next message of the process group carries the pieces from `start` up to `stop` of this pull's last
+    opened batch: see common/memory.py."""
 
     number: int
     start: int
@@ -70,8 +71,8 @@ class Chunk(msgspec.Struct, frozen=True, array_like=True, tag="d"):
 
 
 class End(msgspec.Struct, frozen=True, array_like=True, tag="e"):
-    """Nothing more comes for this pull. With `reason` "", the lease was live after its last byte was read;
-    otherwise `reason` is one of PullFailed's words."""
+    """The end of this pull. With `reason` "", the lease was live after its last byte was read; otherwise
+    `reason` is one of PullFailed's reasons."""
 
     number: int
     reason: str
@@ -84,7 +85,7 @@ _decoder = msgspec.msgpack.Decoder(Message)
 
 
 def encode(message: Message) -> bytes:
-    """One frame's payload. Raises TransferError for one that the other side would refuse."""
+    """Return one frame's payload. Raise TransferError if it exceeds MAX_FRAME_BYTES."""
     payload = msgspec.msgpack.encode(message)
     if len(payload) > MAX_FRAME_BYTES:
         raise TransferError(f"a control message of {len(payload)} bytes exceeds {MAX_FRAME_BYTES}")
@@ -92,7 +93,7 @@ def encode(message: Message) -> bytes:
 
 
 def decode(payload: bytes) -> Message:
-    """The inverse of `encode`. Raises TransferError."""
+    """The inverse of `encode`. Raise TransferError."""
     try:
         message: Message = _decoder.decode(payload)
     except msgspec.MsgspecError as error:

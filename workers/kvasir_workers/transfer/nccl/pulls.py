@@ -1,7 +1,8 @@
-"""One pull as its two threads see it: the step loop, which may give it up, and the one that fills its blocks.
+"""The state of one pull, shared by two threads: the step loop, which may cancel it, and the thread that fills
+its blocks.
 
-Blocks are written in two ways. Copies out of staging are made under the pull's lock and never after the pull
-has ended. A chunk that the process group writes by itself can only be stopped by ending the group, so a pull
+Blocks are written in two ways. Copies from staging are made under the pull's lock, and never after the pull
+has ended. A chunk that the process group writes directly can be stopped only by ending the group, so a pull
 that expects one does not end before.
 """
 
@@ -23,7 +24,7 @@ from kvasir_workers.transfer.nccl.local import Local
 
 
 class CancelResult(Enum):
-    """ENDED: nothing is written any more. COPYING: try again. EXPECTING: the group must be ended first."""
+    """ENDED: no further writes. COPYING: try again. EXPECTING: end the group first."""
 
     ENDED = "ended"
     COPYING = "copying"
@@ -31,8 +32,8 @@ class CancelResult(Enum):
 
 
 class NcclPull:
-    """One pull. `block_bytes` of each target block over all regions come from the other side. How it ended
-    goes to `ended`, once."""
+    """One pull of `block_bytes` per target block over all regions. Its result is appended to `ended`,
+    once."""
 
     def __init__(
         self, wanted: PullSpec, block_bytes: int, local: Local, ended: deque[PullSucceeded | PullFailed]
@@ -59,24 +60,25 @@ class NcclPull:
 
     @property
     def whole(self) -> bool:
-        """Whether every block has come."""
+        """Whether every block was received."""
         return self._blocks[1] == len(self.wanted.targets) and not self._outstanding
 
     def open(self, first: int, theirs: Sums) -> None:
-        """Blocks from number `first` on come next, one for each row of their sums. Raises TransferError."""
+        """Begin a batch of blocks from number `first` on, one for each row of their sums. Raise
+        TransferError."""
         end = first + len(theirs)
         if first != self._blocks[1] or self._outstanding or not first < end <= len(self.wanted.targets):
-            raise TransferError("it sends blocks that were not asked for, or not in their order")
+            raise TransferError("the sender sends blocks that were not requested, or are out of order")
         self._blocks, self._theirs = (first, end), theirs
         self._batch = self._local.memory.batch(self.wanted.targets[first:end], self.wanted.target)
         self._stored = self._expected = 0
 
     def expect(self, stretch: Stretch) -> tuple[Any | None, int]:
-        """A chunk is about to come: the KV to receive it into, or else None, and its bytes. Raises
+        """Expect a chunk: return the KV to receive it into, or None for staging, and its size in bytes. Raise
         TransferError."""
         batch = self._batch
         if batch is None or stretch[0] != self._expected or not stretch[0] < stretch[1] <= batch.pieces:
-            raise TransferError("it sends a chunk that does not fit the pull")
+            raise TransferError("the sender sends a chunk that does not fit the pull")
         self._expected = stretch[1]
         with self._lock:
             direct = None if self.over else batch.direct(stretch)
@@ -84,7 +86,7 @@ class NcclPull:
         return direct, batch.size(stretch)
 
     def store(self, stretch: Stretch, staged: Any | None) -> None:
-        """A chunk is here, in staging or else in the KV itself."""
+        """Store a received chunk, which is in staging, or (None) in the KV itself."""
         batch, theirs = self._batch, self._theirs
         if batch is None or theirs is None:
             return
@@ -103,7 +105,7 @@ class NcclPull:
             self._summing.append((first, mine, theirs))
 
     def succeed(self) -> bool:
-        """All has come. False where it is not what was sent, or the pull is over already."""
+        """End a pull that was received. Return False if a checksum differs, or the pull has already ended."""
         for first, mine, theirs in self._summing:
             differs = describe_difference(mine.result(), theirs, partial(self._name, first))
             if differs:
@@ -115,7 +117,8 @@ class NcclPull:
         return True
 
     def fail(self, reason: str, detail: str) -> None:
-        """End badly, unless it is over; waits for a copy that is under way. Not while the group may write."""
+        """End with a failure, unless the pull has ended; waits for a running copy. Must not be called while
+        the group may write."""
         with self._lock:
             if self.over:
                 return
@@ -124,7 +127,7 @@ class NcclPull:
             self._end(self.wanted.failed(reason, detail))
 
     def give_up(self) -> CancelResult:
-        """End as timed out, where that can be done at once."""
+        """End with a timeout, if that is possible at once."""
         if not self._lock.acquire(blocking=False):
             return CancelResult.COPYING
         try:

@@ -1,7 +1,7 @@
-"""The pulling side: one thread for each agent that is pulled from.
+"""The receiver side: one thread for each agent that is pulled from.
 
-The step loop hands pulls over and collects how they ended. The threads meet the other side, receive chunks
-into staging and copy them into blocks: see pulls.py for why a late one harms nobody.
+The step loop hands over pulls and collects results. The threads connect to the sender, receive chunks into
+staging and copy them into blocks: see pulls.py for why a late chunk is harmless.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ JOIN_S = 0.05
 
 
 class NcclReceiver:
-    """Pulls under way."""
+    """The running pulls."""
 
     def __init__(self, local: Local) -> None:
         self._local = local
@@ -53,8 +53,8 @@ class NcclReceiver:
         self._ended: deque[PullSucceeded | PullFailed] = deque()
 
     def pull(self, wanted: PullSpec) -> None:
-        """Begin a pull. What is wrong with it comes as PullFailed from poll(); raises TransferError
-        only for a pull_id that is under way."""
+        """Begin a pull. Errors are reported as PullFailed by `poll`. Raise TransferError only if a pull of
+        this id is running."""
         if wanted.pull_id in self._pulls:
             raise TransferError(f"pull {wanted.pull_id} is under way already")
         try:
@@ -66,18 +66,18 @@ class NcclReceiver:
         pull = NcclPull(wanted, size, self._local, self._ended)
         agent = None if len(self._pulls) >= MAX_PULLS else self._agent(endpoint)
         if agent is None:
-            detail = f"{len(self._pulls)} pulls from {len(self._agents)} agents are under way already"
+            detail = f"{len(self._pulls)} pulls from {len(self._agents)} agents are running already"
             pull.fail("io", detail)
             return
         self._pulls[wanted.pull_id] = (pull, agent)
         agent.begin(pull)
 
     def poll(self) -> list[PullSucceeded | PullFailed]:
-        """Pulls that ended since the last call."""
+        """Return the pulls that ended since the last call."""
         for pull, agent in self._pulls.values():
             if pull.over or not pull.late:
                 continue
-            # An agent that let a pull run out of time may be wedged: the next pull meets it afresh.
+            # An agent that let a pull time out may hang: the next pull makes a fresh connection.
             match pull.give_up():
                 case CancelResult.ENDED:
                     agent.retire()
@@ -93,7 +93,7 @@ class NcclReceiver:
         return ended
 
     def close(self) -> list[PullSucceeded | PullFailed]:
-        """Fail what is left, and return when no thread writes to KV memory any more; the pulls that ended
+        """Fail the running pulls, and return when no thread writes to KV memory. Returns the pulls that ended
         since the last poll."""
         agents = [*self._agents.values(), *self._retired]
         for agent in agents:
@@ -104,7 +104,7 @@ class NcclReceiver:
         return self.poll()
 
     def _agent(self, endpoint: NcclEndpoint) -> PulledAgent | None:
-        """The thread for an endpoint, or None where there are too many."""
+        """Return the thread for an endpoint, or None if there are too many."""
         self._retired = [agent for agent in self._retired if agent.alive]
         found = self._agents.get(endpoint)
         if found is not None and found.open:
@@ -133,7 +133,7 @@ class NcclReceiver:
 
 
 class PulledAgent:
-    """One serving agent and the thread that pulls from it, until it is retired, breaks or idles."""
+    """One serving agent and the thread that pulls from it, until it is retired, breaks or is idle."""
 
     def __init__(self, endpoint: NcclEndpoint, local: Local) -> None:
         self._endpoint = endpoint
@@ -157,7 +157,7 @@ class PulledAgent:
 
     @property
     def open(self) -> bool:
-        """Whether it takes more pulls."""
+        """Whether it accepts pulls."""
         return self._open
 
     @property
@@ -171,7 +171,7 @@ class PulledAgent:
         return bool(self._begun or self._pulls)
 
     def begin(self, pull: NcclPull) -> None:
-        """Take a pull on, which ends in any case."""
+        """Accept a pull; the pull ends in any case."""
         with self._lock:
             if self._open:
                 self._begun.append(pull)
@@ -180,28 +180,28 @@ class PulledAgent:
         pull.fail("io", f"agent {self._endpoint.name}: the connection broke")
 
     def retire(self) -> None:
-        """Take no more pulls; the thread ends with the last that runs."""
+        """Accept no more pulls; the thread ends with the last one."""
         with self._lock:
             self._open = False
         self._waker.wake()
 
     def stop(self) -> None:
-        """Begin to end."""
+        """Signal the thread to end."""
         self._stopping = ("closed", "the pulling agent was closed")
         self._waker.stop()
 
     def abandon(self) -> None:
-        """Cut the connection without waiting; the thread then fails the pulls that it has."""
+        """Cut the connection without waiting; the thread then fails its pulls."""
         self.retire()
         link = self._link
         if link is not None and self._stopping is None:
-            self._stopping = ("io", "the connection was cut, since another pull ran out of time")
+            self._stopping = ("io", "the connection was cut because another pull timed out")
             self._waker.stop()
-            # Not here, since it takes longer than the step loop may wait.
+            # On a thread, since it takes longer than the step loop may wait.
             threading.Thread(target=link.abort, name="kv-nccl-abort", daemon=True).start()
 
     def end(self) -> None:
-        """Return when the thread is over, after `stop`."""
+        """Wait for the thread to end, after `stop`."""
         self._thread.join(JOIN_S)
         if self._thread.is_alive() and self._link is not None:
             self._link.abort()
@@ -250,7 +250,7 @@ class PulledAgent:
                 return
 
     def _tell(self, control: Control) -> None:
-        """Ask for pulls that were begun, and withdraw those that were given up."""
+        """Send requests for new pulls, and withdraw the cancelled ones."""
         while self._begun:
             pull = self._begun[0]
             if not pull.over:
@@ -273,7 +273,7 @@ class PulledAgent:
                 control.send(Withdraw(number))
 
     def _take(self, control: Control, link: NcclGroupLink) -> bool:
-        """Act on messages, in their order, as far as chunks on their way allow; whether there was one."""
+        """Handle messages in order, as far as the chunks in flight allow. Return whether there was one."""
         acted = False
         while self._inbox:
             message = self._inbox[0]
@@ -293,7 +293,7 @@ class PulledAgent:
                 case StorePut():
                     pass
                 case _:
-                    raise TransferError(f"it said {type(message).__name__}")
+                    raise TransferError(f"the sender sent an unexpected {type(message).__name__}")
             self._inbox.popleft()
             acted = True
         return acted
@@ -301,12 +301,12 @@ class PulledAgent:
     def _pull(self, number: int) -> NcclPull:
         pull = self._pulls.get(number)
         if pull is None:
-            raise TransferError("it sends or ends a pull that is not under way")
+            raise TransferError("the sender sends or ends a pull that is not running")
         return pull
 
     def _open_batch(self, opening: Opening) -> None:
         if opening.blocks < 1 or len(opening.sums) % (SUMS.itemsize * opening.blocks):
-            raise TransferError("it sends blocks or sums that cannot be")
+            raise TransferError("the sender sends an invalid number of blocks or sums")
         sums = opening.sums if self._local.compares else b""
         theirs = np.frombuffer(sums, dtype=SUMS).reshape(opening.blocks, -1)
         self._pull(opening.number).open(opening.first, theirs)
@@ -317,7 +317,9 @@ class PulledAgent:
         staged = None
         if tensor is None:
             if size > self._local.slot_bytes:
-                raise TransferError(f"it sends a chunk of {size} bytes")
+                raise TransferError(
+                    f"the sender sends a chunk of {size} bytes, more than {self._local.slot_bytes}"
+                )
             if not self._staging:
                 self._staging = [self._local.memory.staging(self._local.slot_bytes) for _ in range(SLOTS)]
             tensor = staged = self._staging[slot][:size]
@@ -327,7 +329,7 @@ class PulledAgent:
         self._arriving.append((chunk, slot, staged, work))
 
     def _arrive(self, control: Control, link: NcclGroupLink) -> None:
-        """Wait for the oldest chunk, have the next ones come meanwhile, and store it."""
+        """Wait for the oldest chunk while receives of the next ones run, and store it."""
         chunk, slot, staged, work = self._arriving[0]
         link.finish(work)
         control.send(ChunkReceived())
@@ -341,7 +343,7 @@ class PulledAgent:
         pull = self._pull(end.number)
         known = end.number in self._withdrawn
         if not end.reason and not pull.over and not pull.whole:
-            raise TransferError("it ends a pull of which blocks are missing")
+            raise TransferError("the sender ends a pull with missing blocks")
         del self._pulls[end.number]
         self._withdrawn.discard(end.number)
         if end.reason:
@@ -353,7 +355,7 @@ class PulledAgent:
             control.send(Withdraw(end.number))
 
     def _rest(self, control: Control, idle_since: float) -> bool:
-        """Wait until something happens; False where the thread has no more to do."""
+        """Wait for an event. Return False if the thread should end."""
         with self._lock:
             at_rest = not self._begun and not self._pulls
             if at_rest and (not self._open or self._local.now() - idle_since >= IDLE_S):
@@ -367,9 +369,9 @@ class PulledAgent:
 
 
 def _socket_for(host: str) -> socket.socket:
-    """Raises TransferError."""
+    """Return a socket of the host's address family. Raise TransferError."""
     try:
         family = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0][0]
         return socket.socket(family, socket.SOCK_STREAM)
     except OSError as error:
-        raise TransferError(f"its host cannot be resolved: {error}") from error
+        raise TransferError(f"the endpoint's host cannot be resolved: {error}") from error

@@ -1,7 +1,7 @@
-"""The offering side: one thread for each peer that pulls, which sends it blocks.
+"""The sender side: one thread for each peer that pulls, which sends it blocks.
 
-A thread sends what is complete of its peer's pulls in turns, and waits for leases and blocks that are not
-there yet. The order of reading blocks and looking at the lease is what makes bytes good: see leases.py.
+A thread sends the complete blocks of its peer's pulls in turns, and waits for leases and blocks that are not
+there yet. Blocks are read before the lease is checked, which makes the bytes valid: see leases.py.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ WAITING_S = 1.0
 
 
 class NcclSender:
-    """Listens, and serves blocks of its leases to who knows `secret`, with `parts` sums of each, which `sums`
-    finds. Raises TransferError where it cannot listen."""
+    """Listens, and serves the blocks of its leases to peers that have `secret`, with `parts` checksums of
+    each, computed by `sums`. Raise TransferError if it cannot listen."""
 
     def __init__(self, local: Local, secret: bytes, sums: BlockSums, parts: int) -> None:
         self._local = local
@@ -72,17 +72,17 @@ class NcclSender:
         self._thread.start()
 
     def offer(self, lease_id: str, fence: int, blocks: Sequence[int], *, total: int, ttl_s: float) -> None:
-        """Grant a lease on `total` blocks, of which `blocks` are complete. Raises TransferError when it is
-        live already, when there are too many, and for blocks that are not in the registered memory."""
+        """Grant a lease on `total` blocks, of which `blocks` are complete. Raise TransferError if it is live,
+        if there are too many leases, or for blocks outside the registered memory."""
         self._local.shape.require(blocks)
         self._book.grant(lease_id, fence, ttl_s, total)
         self.extend(lease_id, blocks)
 
     def extend(self, lease_id: str, blocks: Sequence[int]) -> None:
-        """Further blocks are complete; the lease runs anew from here. Raises TransferError for blocks that
-        are not in the registered memory."""
+        """Add complete blocks and restart the lease's deadline. Raise TransferError for blocks outside the
+        registered memory."""
         self._local.shape.require(blocks)
-        # One batch after the other, so that the first is on its way while the next is summed.
+        # In batches, so that the first is sent while the next is summed.
         sizes = self._local.shape.block_bytes
         step = batch_blocks(sum(sizes), len(sizes))
         for first in range(0, len(blocks), step):
@@ -97,15 +97,15 @@ class NcclSender:
         self._wake()
 
     def poll(self) -> list[LeaseEnded]:
-        """Leases that ended since the last call."""
+        """Return the leases that ended since the last call."""
         ended = self._book.take_ended()
         if ended:
             self._wake()
         return ended
 
     def close(self) -> list[LeaseEnded]:
-        """End every lease and cut every peer; when this returns, no thread reads KV memory any more. The
-        leases that ended since the last poll."""
+        """End every lease and disconnect every peer. When this returns, no thread reads KV memory. Returns
+        the leases that ended since the last poll."""
         self._book.close()
         self._waker.stop()
         self._thread.join()
@@ -119,7 +119,7 @@ class NcclSender:
         return self._book.take_ended()
 
     def _wake(self) -> None:
-        """Something changed about leases."""
+        """Wake the threads that wait for leases."""
         with self._lock:
             for peer in self._peers:
                 if peer.waits:
@@ -137,7 +137,7 @@ class NcclSender:
                 connection, _ = self._listener.accept()
             except OSError as error:
                 if not isinstance(error, BlockingIOError):
-                    _log.warning("a peer could not be accepted: %s", error)
+                    _log.warning("cannot accept a peer: %s", error)
                 continue
             self._accept(connection)
 
@@ -147,7 +147,7 @@ class NcclSender:
             idle = [peer for peer in self._peers if not peer.waits]
         if len(self._peers) >= MAX_PEERS:
             if not idle:
-                _log.warning("a peer is turned away: %d others pull at this moment", MAX_PEERS)
+                _log.warning("rejected a peer: %d others are pulling", MAX_PEERS)
                 connection.close()
                 return
             longest = min(idle, key=lambda peer: peer.busy_s)
@@ -159,8 +159,8 @@ class NcclSender:
 
 
 class _Pull:
-    """One pull of a peer. Of its blocks `opened` were announced; `chunks` of the last batch are to come.
-    A batch has `batch_blocks` blocks at most."""
+    """One pull of a peer. `opened` of its blocks were announced; `chunks` of the last batch are to be sent. A
+    batch has at most `batch_blocks` blocks."""
 
     def __init__(self, request: PullRequest, most: int) -> None:
         self.request = request
@@ -198,15 +198,15 @@ class ServedPeer:
         return self._thread.is_alive()
 
     def wake(self) -> None:
-        """Look at the leases again."""
+        """Check the leases again."""
         self._waker.wake()
 
     def stop(self) -> None:
-        """Begin to end."""
+        """Signal the thread to end."""
         self._waker.stop()
 
     def end(self) -> None:
-        """Return when the thread is over, after `stop`."""
+        """Wait for the thread to end, after `stop`."""
         self._thread.join()
 
     def _run(self) -> None:
@@ -216,7 +216,7 @@ class ServedPeer:
             )
             self._serve(self._link, messages)
         except TransferError as error:
-            _log.info("a peer that pulls is gone: %s", error.message)
+            _log.info("a pulling peer disconnected: %s", error.message)
         finally:
             self.waits = False
             if self._link is not None:
@@ -259,17 +259,19 @@ class ServedPeer:
             case StorePut():
                 pass
             case _:
-                raise TransferError(f"a peer that pulls said {type(message).__name__}")
+                raise TransferError(f"a pulling peer sent an unexpected {type(message).__name__}")
 
     def _begin(self, request: PullRequest) -> None:
         if request.number in self._turns or request.number in self._unconfirmed:
-            raise TransferError(f"pull {request.number} is under way already")
+            raise TransferError(f"pull {request.number} is running already")
         if len(self._turns) + len(self._unconfirmed) >= MAX_PULLS:
-            self._control.send(End(request.number, "io", f"{MAX_PULLS} pulls of one peer are under way"))
+            self._control.send(
+                End(request.number, "io", f"{MAX_PULLS} pulls of one peer are running already")
+            )
             return
         try:
             if min(request.first, request.blocks) < 0:
-                raise TransferError("a pull of blocks that cannot be")
+                raise TransferError(f"invalid pull of {request.blocks} blocks from {request.first}")
             sizes = part_bytes(self._local.shape.block_bytes, BlockPart(request.index, request.of))
         except TransferError as error:
             self._control.send(End(request.number, "layout", error.message))
@@ -277,7 +279,7 @@ class ServedPeer:
         self._turns[request.number] = _Pull(request, batch_blocks(sum(sizes), len(sizes)))
 
     def _send_next(self, link: NcclGroupLink) -> bool:
-        """Move one pull on, each in its turn; whether there was one to move."""
+        """Advance one pull, round robin. Return whether one could advance."""
         for number in list(self._turns):
             self._turns.move_to_end(number)
             if self._advance(link, number, self._turns[number]):
@@ -288,12 +290,12 @@ class ServedPeer:
         request = pull.request
         state, total = self._book.look(request.lease_id, request.fence)
         if state is LeaseState.ABSENT:
-            # A ticket may overtake its offer.
+            # A ticket may arrive before its offer is made.
             return False
         if state is not LeaseState.LIVE:
             self._end(number, *refusal(state, request.lease_id))
         elif request.first + request.blocks > total:
-            self._end(number, "layout", f"blocks beyond the lease's {total} are asked for")
+            self._end(number, "layout", f"the pull requests blocks beyond the lease's {total}")
         elif pull.chunks and pull.batch is not None:
             return self._send_chunk(link, number, pull, pull.batch)
         elif pull.opened < request.blocks:
@@ -301,13 +303,14 @@ class ServedPeer:
         elif pull.on_their_way:
             return False
         else:
-            # What is sent may be read until it has arrived, and is good since the lease is live by then.
+            # Blocks in flight may still be read until they arrive; they are valid because the lease is live
+            # by then.
             self._end(number, "", "")
             self._unconfirmed[number] = request
         return True
 
     def _open_batch(self, number: int, pull: _Pull) -> bool:
-        """Announce the blocks that are complete; whether there are any."""
+        """Announce the complete blocks. Return whether there are any."""
         request = pull.request
         first, left = request.first + pull.opened, request.blocks - pull.opened
         blocks, sums = self._book.complete(request.lease_id, first, min(left, pull.batch_blocks))
@@ -323,7 +326,7 @@ class ServedPeer:
         return True
 
     def _send_chunk(self, link: NcclGroupLink, number: int, pull: _Pull, batch: CopyBatch) -> bool:
-        """Whether there was room for one more chunk on its way."""
+        """Send the next chunk. Return False if too many are in flight."""
         if len(self._sends) == SLOTS:
             return False
         stretch = pull.chunks.popleft()
@@ -338,7 +341,7 @@ class ServedPeer:
         return True
 
     def _slot(self) -> Any:
-        """Staging that no send uses: those on their way are the SLOTS - 1 last at most."""
+        """Return a staging buffer that no send uses: at most the last SLOTS - 1 are in flight."""
         if not self._staging:
             self._staging = [self._local.memory.staging(self._local.slot_bytes) for _ in range(SLOTS)]
         return self._staging[self._chunks % SLOTS]

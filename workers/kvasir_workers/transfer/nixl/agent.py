@@ -1,13 +1,12 @@
-"""A NIXL agent whose progress thread sleeps.
+"""A NIXL agent whose progress thread sleeps between events.
 
-NIXL's Python wrapper fixes the progress thread's delay at 0, which burns a core per idle engine; without
-the thread, an idle prefill worker never answers a read over TCP. So the agent is built here, on NIXL's
-own bindings, with a delay: UCX wakes the thread when something arrives, and the delay only bounds how
-long it may oversleep a wake-up that UCX lost (NIXL rounds it up to whole milliseconds). At one
-millisecond an idle agent takes 0.01 core; ten take a fifth of that and add nothing to a pull over shared
-memory, half a millisecond over TCP.
+NIXL's Python wrapper fixes the progress thread's delay at 0, which uses a full core per idle engine; without
+the thread, an idle prefill worker never answers a read over TCP. So the agent is built on NIXL's own
+bindings, with a delay: UCX wakes the thread when something arrives, and the delay only bounds how late the
+thread notices a lost wake-up (NIXL rounds it up to whole milliseconds). At 1 ms an idle agent takes 0.01
+core; 10 ms takes a fifth of that and adds nothing to a pull over shared memory, 0.5 ms over TCP.
 
-Only this module touches NIXL.
+Only this module imports NIXL.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ Descriptor = tuple[int, int, int]
 """Address, length in bytes, device ordinal."""
 
 Descriptors = npt.NDArray[np.uint64]
-"""One row per Descriptor: NIXL takes an array in a thirtieth of the time that a list costs."""
+"""One row per Descriptor: NIXL accepts an array in a thirtieth of the time of a list."""
 
 
 _MOVERS_WITHIN = {"all", "sm", "shm", "cma", "xpmem", "knem", "cuda", "cuda_ipc"}
@@ -38,7 +37,7 @@ _MOVERS_BEYOND = {"all", "ib", "rc", "rc_x", "rc_v", "rc_mlx5", "rc_verbs", "dc"
 
 
 class XferState(Enum):
-    """How a posted transfer stands."""
+    """State of a posted transfer."""
 
     RUNNING = "running"
     DONE = "done"
@@ -46,17 +45,18 @@ class XferState(Enum):
 
 
 def device_ordinal(device: str) -> int:
-    """0 for "cpu", N for "cuda:N"."""
+    """Return 0 for "cpu", N for "cuda:N"."""
     return int(device.partition(":")[2] or 0)
 
 
 class NixlAgent:
-    """One UCX worker with its registered memory and known peers. Not thread-safe.
+    """One UCX worker with its registered memory and connected peers. Not thread-safe.
 
-    Errors of NIXL come out as TransferError."""
+    NIXL's errors are raised as TransferError.
+    """
 
     def __init__(self, name: str, host: str) -> None:
-        # Loads CUDA and UCX libraries, which importing this module must not.
+        # Loads the CUDA and UCX libraries, which importing this module must not do.
         import nixl
 
         self._nixl: Any = nixl._bindings
@@ -75,7 +75,7 @@ class NixlAgent:
         self._registered: list[Any] = []
 
     def register(self, regions: Sequence[Descriptor], device: str) -> None:
-        """Make memory known to the fabric. `device` is "cpu" or "cuda:N"."""
+        """Register memory with the fabric. `device` is "cpu" or "cuda:N"."""
         descriptors = self._nixl.nixlRegDList(
             self._memory(device), [(address, length, ordinal, "") for address, length, ordinal in regions]
         )
@@ -86,11 +86,11 @@ class NixlAgent:
         self._registered.append(descriptors)
 
     def metadata(self) -> bytes:
-        """What a peer needs to read from this agent's registered memory."""
+        """Return what a peer needs to read from this agent's registered memory."""
         return bytes(self._agent.getLocalMD())
 
     def add_peer(self, metadata: bytes, name: str) -> None:
-        """Know a peer. Raises TransferError when it is unreachable or is not who it should be."""
+        """Add a peer. Raise TransferError if it is unreachable or its metadata is another agent's."""
         try:
             loaded = self._agent.loadRemoteMD(metadata)
         except self._errors as error:
@@ -101,14 +101,14 @@ class NixlAgent:
             raise TransferError(f"endpoint of agent {name} carries the metadata of {loaded}")
 
     def forget_peer(self, name: str) -> None:
-        """Drop the connection to a peer, if there is one."""
+        """Drop the connection to a peer, if any."""
         try:
             self._agent.invalidateRemoteMD(name)
         except self._errors:
             return
 
     def read(self, peer: str, local: Descriptors, remote: Descriptors, device: str) -> int:
-        """Start to copy `remote` into `local`, pairwise; both lie on `device`. Returns a handle."""
+        """Start to copy `remote` into `local`, pairwise; both are on `device`. Return a handle."""
         memory = self._memory(device)
         try:
             handle = self._agent.createXferReq(
@@ -129,7 +129,7 @@ class NixlAgent:
         return int(handle)
 
     def state(self, handle: int) -> XferState:
-        """How a read stands; progresses it. FAILED means that nothing more will be written."""
+        """Progress a read and return its state. After FAILED nothing more is written."""
         try:
             status = self._agent.getXferStatus(handle)
         except self._errors:
@@ -139,7 +139,7 @@ class NixlAgent:
         return XferState.RUNNING if status == self._nixl.NIXL_IN_PROG else XferState.FAILED
 
     def release(self, handle: int) -> None:
-        """Give a handle back. A read that runs is not stopped by it: see receiver.py."""
+        """Release a handle. This does not stop a running read: see receiving.py."""
         try:
             self._agent.releaseXferReq(handle)
         except self._errors:
@@ -153,7 +153,7 @@ class NixlAgent:
             raise TransferError(f"agent {peer} could not be notified: {error!r}") from error
 
     def notifications(self) -> list[bytes]:
-        """Messages that came in since the last call."""
+        """Return the messages received since the last call."""
         try:
             arrived: dict[str, list[bytes]] = self._agent.getNotifs({}, [self._backend])
         except self._errors:
@@ -161,7 +161,7 @@ class NixlAgent:
         return [message for messages in arrived.values() for message in messages]
 
     def close(self) -> None:
-        """Cut all connections; when this returns, nothing writes to registered memory any more."""
+        """Close all connections. When this returns, nothing writes to registered memory."""
         for descriptors in self._registered:
             try:
                 self._agent.deregisterMem(descriptors, [self._backend])
@@ -175,16 +175,17 @@ class NixlAgent:
 
 
 def backend_options(host: str) -> dict[str, str]:
-    """UCX settings that follow from the host to serve on: loopback binds nothing else. UCX_* variables
-    in the environment go first."""
+    """Return the UCX settings for the host to serve on: a loopback address binds only the loopback interface.
+    UCX_* environment variables take precedence."""
     if is_loopback(host) and "UCX_NET_DEVICES" not in os.environ:
         return {"engine_config": "NET_DEVICES=lo"}
     return {}
 
 
 def senders_answer(host: str, *, rdma: bool) -> bool:
-    """Whether the sender's process has to answer each read, as over TCP, as far as one can tell. Otherwise
-    bytes are moved by the reader's kernel, on one machine, or by RDMA devices, if `rdma`: there are any."""
+    """Return whether the sender's process has to answer each read, as over TCP, as far as can be determined.
+    Otherwise the reader's kernel moves the bytes (same machine), or RDMA devices, if `rdma` says that there
+    are any."""
     if not is_loopback(host) and not rdma:
         return True
     named = os.environ.get("UCX_TLS", "all")
@@ -193,7 +194,7 @@ def senders_answer(host: str, *, rdma: bool) -> bool:
 
 
 def has_rdma() -> bool:
-    """Whether this machine has RDMA devices."""
+    """Return whether this machine has RDMA devices."""
     return any(Path("/sys/class/infiniband").glob("*"))
 
 

@@ -1,8 +1,8 @@
-"""Where reads land: straight in the blocks, or in staging memory from which they are copied on.
+"""Targets of reads: the blocks themselves, or staging memory from which they are copied to the blocks.
 
-A read that its sender has to answer ends when the sender pleases, and nothing may call it back (see
-receiving.py). Staged, a late one writes into a slot that waits for it, and into no block of anybody's. A
-sender gets a share of the slots, so that some that hang leave enough to the others.
+A read that its sender has to answer ends when the sender answers, and cannot be cancelled (see receiving.py).
+With staging, a late answer is written to a slot reserved for it, and not to a block that may have been
+reused. Each sender has a limited share of the slots, so that senders that hang do not block the others.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from kvasir.ports.transfer import UNSHARDED, BlockPart, KvRegion
 from kvasir_workers.transfer.nixl.agent import Descriptor, device_ordinal
 
 BATCH_BYTES = 8 << 20
-"""About as much is one read."""
+"""Approximate size of one read."""
 SLOTS = 32
 PEER_SLOTS = 8
 
 
 @dataclass(frozen=True, slots=True)
 class ReadTarget:
-    """What a read goes into: `part` of the blocks `targets` of `regions`, which are all of `slot`."""
+    """Target of a read: `part` of the blocks `targets` of `regions`; the regions are all of `slot`."""
 
     slot: int
     regions: Sequence[KvRegion]
@@ -33,34 +33,34 @@ class ReadTarget:
 
 
 class Landing(Protocol):
-    """Places for the reads of one agent. `slots` is how many reads that ended for nobody may run on; 0: a
-    read's place is not free before the read has ended."""
+    """Read targets of one agent. `slots` is how many reads of ended pulls may continue; with 0, a target is
+    free only when its read has ended."""
 
     slots: int
 
     def memory(self) -> list[Descriptor]:
-        """What is to be registered."""
+        """Return the memory to register."""
         ...
 
     def take(self, peer: str, targets: Sequence[int], part: BlockPart) -> ReadTarget | None:
-        """A place for a read from `peer` that is for `part` of these blocks; None while there is none."""
+        """Return a target for a read from `peer` of `part` of these blocks; None if there is none."""
         ...
 
     def give(self, place: ReadTarget) -> None:
-        """Take a place back that nothing writes to any more."""
+        """Return a target to which nothing writes any more."""
         ...
 
     def copy_on(self, place: ReadTarget, targets: Sequence[int], part: BlockPart) -> Future[None]:
-        """Begin to bring what was read to where `take` was told that it is for."""
+        """Start to copy what was read to the blocks for which `take` returned the target."""
         ...
 
     def close(self) -> None:
-        """Return when nothing is copied any more. Idempotent."""
+        """Return when no copy runs. Idempotent."""
         ...
 
 
 class DirectLanding:
-    """See Landing: in the blocks themselves."""
+    """See Landing: reads go into the blocks themselves."""
 
     slots = 0
 
@@ -87,13 +87,13 @@ class DirectLanding:
 
 
 class StagedLanding:
-    """See Landing: in slots of one batch each, on the device of the regions. Host memory is taken as slots
-    are first used."""
+    """See Landing: reads go into slots of one batch each, on the device of the regions. Host memory is
+    allocated as slots are first used."""
 
     slots = SLOTS
 
     def __init__(self, regions: Sequence[KvRegion]) -> None:
-        # Loads torch, which reads that land in the blocks do without.
+        # Imports torch, which DirectLanding does not need.
         from kvasir_workers.transfer.common.memory import memory_of
 
         self._regions = tuple(regions)
@@ -135,7 +135,7 @@ class StagedLanding:
         """See Landing."""
         if self._regions[0].device != "cpu":
             return self._copying.submit(self._copy, place, targets, part)
-        # Another thread would wait for Python's lock longer than the copy takes.
+        # A thread would wait for the GIL longer than the copy takes.
         self._copy(place, targets, part)
         return _done()
 

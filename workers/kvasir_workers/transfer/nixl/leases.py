@@ -1,17 +1,17 @@
 """The table in which a serving agent publishes its leases for receivers to read over the fabric.
 
-Reading remote memory tells nobody whether that memory still held the right blocks: clocks of two hosts
-do not compare, and asking the serving process would wait for its engine step. So a lease is a word in
-registered memory, as in a sequence lock. A receiver reads the blocks first and the lease afterwards; the
-sender takes the lease out of the table before its blocks are reused. A lease found live after the last
-byte arrived was live while the bytes were read. No clock is compared and no guard time is needed.
+A read of remote memory does not show whether that memory still held the right blocks: clocks of two hosts
+cannot be compared, and a request to the serving process would wait for its engine step. So a lease is a word
+in registered memory, as in a sequence lock. A receiver reads the blocks first and the lease afterwards; the
+sender removes the lease from the table before its blocks are reused. A lease that is live after the last byte
+arrived was live while the bytes were read. No clocks are compared and no guard time is needed.
 
-A lease may be granted again after it ended, on other blocks. Who read blocks under the first grant must not
-take the second for it, so every grant has a number.
+A lease may be granted again after it ended, on other blocks. Grants are numbered, so that a reader of blocks
+of the first grant does not accept the second for it.
 
 Layout: BUCKETS buckets of WAYS entries; an entry is digest (16 bytes), fence (8), state (8), number of the
-grant (8), offset and bytes of the lease's page (4 + 4, see pages.py; no bytes: no page), little-endian. A
-lease's bucket follows from its digest, so that no slot has to be agreed upon.
+grant (8), offset and bytes of the lease's page (4 + 4, see pages.py; 0 bytes: no page), little-endian. A
+lease's bucket follows from its digest, so that the sides need not agree on a slot.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ TABLE_BYTES = BUCKETS * BUCKET_BYTES
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """Bytes of the memory that holds lease pages."""
+    """A range of the memory that holds lease pages."""
 
     offset: int
     size: int
@@ -53,7 +53,7 @@ class Extent:
 
 @dataclass(frozen=True, slots=True)
 class TableEntry:
-    """What a table says of a lease. `grant` numbers the grants of its table."""
+    """A table's entry for a lease. `grant` numbers the grants of its table."""
 
     state: LeaseState
     grant: int = 0
@@ -61,18 +61,18 @@ class TableEntry:
 
 
 def digest(lease_id: str) -> bytes:
-    """16 bytes that stand for a lease; the last is odd, since numpy strips zero bytes off the end."""
+    """Return 16 bytes that identify a lease; the last is odd, since numpy strips trailing zero bytes."""
     raw = hashlib.sha256(lease_id.encode()).digest()[:16]
     return raw[:15] + bytes([raw[15] | 1])
 
 
 def bucket_offset(lease_id: str) -> int:
-    """Byte offset of the bucket that a lease is in, if anywhere."""
+    """Return the byte offset of a lease's bucket."""
     return int.from_bytes(digest(lease_id)[:4], "little") % BUCKETS * BUCKET_BYTES
 
 
 def look_up(bucket: bytes, lease_id: str, fence: int) -> TableEntry:
-    """What one bucket, as read from a table, says of a lease."""
+    """Return the entry of a lease in a bucket read from a table."""
     entries = np.frombuffer(bucket, dtype=ENTRY)
     wanted = digest(lease_id)
     for entry in entries:
@@ -86,7 +86,7 @@ def look_up(bucket: bytes, lease_id: str, fence: int) -> TableEntry:
 
 
 class NixlLeaseTable:
-    """The serving side's table. An ended lease leaves a tombstone until a newer one needs its place."""
+    """The serving side's table. An ended lease leaves a tombstone until its entry is needed."""
 
     def __init__(self) -> None:
         self._entries: npt.NDArray[Any] = np.zeros(BUCKETS * WAYS, dtype=ENTRY)
@@ -94,11 +94,11 @@ class NixlLeaseTable:
 
     @property
     def address(self) -> int:
-        """Where TABLE_BYTES bytes are to be registered."""
+        """Address of TABLE_BYTES bytes to register."""
         return int(self._entries.ctypes.data)
 
     def grant(self, lease_id: str, fence: int, page: Extent | None = None) -> None:
-        """Publish a live lease. Raises TransferError when its bucket is full of live ones."""
+        """Publish a live lease. Raise TransferError if its bucket is full of live leases."""
         index = self._place(lease_id)
         entry = self._entries[index : index + 1]
         entry["state"] = LeaseState.ABSENT
@@ -110,7 +110,7 @@ class NixlLeaseTable:
         entry["state"] = LeaseState.LIVE
 
     def end(self, lease_id: str) -> None:
-        """From here on no receiver may trust what it read under this lease."""
+        """Mark a lease as ended. A receiver discards what it read under a lease that ended."""
         wanted = digest(lease_id)
         for index in self._ways(lease_id):
             if self._entries["digest"][index] == wanted:
@@ -120,7 +120,7 @@ class NixlLeaseTable:
         wanted = digest(lease_id)
         free = [i for i in self._ways(lease_id) if self._entries["state"][i] != LeaseState.LIVE]
         if not free:
-            raise TransferError("the lease table has no room: too many live leases")
+            raise TransferError("the lease table has no room: too many leases are live")
         for index in free:
             if self._entries["digest"][index] == wanted:
                 return index

@@ -1,16 +1,16 @@
-"""Lease pages: beside the lease table, what each lease covers, for receivers to read over the fabric.
+"""Lease pages: the blocks that each lease covers, in memory that receivers read over the fabric.
 
-A receiver that comes before the sender has computed everything needs the ids of blocks that were complete
-only after its ticket was written, and one that checks what it read needs their sums. Both are in the lease's
-page: how many blocks are complete of how many, their ids, and a sum for each part of each.
+A receiver that starts before the sender has computed everything needs the ids of blocks completed after its
+ticket was written, and a receiver that verifies what it read needs their checksums. The lease's page has
+both: the number of complete blocks and of all blocks, the ids, and a checksum for each part of each block.
 
-A page grows while it is read, and nothing orders the two. So it carries a sum of itself: one that was read
-half old and half new does not add up, and is read again. Nor does one of a lease that ended and whose place
-was given away, since the lease's digest and fence are within.
+A page may be read while it is written, without any ordering. So it carries a checksum of itself: a page that
+was read half updated fails verification and is read again. The page of a lease that ended and whose memory
+was reused fails too, because the page includes the lease's digest and fence.
 
-Layout, little-endian: sum of all that follows (8 bytes), digest (16), fence (8), blocks in all, blocks that
-are complete, parts (4 + 4 + 4), 4 unused; block ids (4 each, filled up to 8 bytes); then the sums (8 each),
-those of one block together.
+Layout, little-endian: checksum of all that follows (8 bytes), digest (16), fence (8), total blocks, complete
+blocks, parts (4 + 4 + 4), 4 unused; block ids (4 each, padded to 8 bytes); then the checksums (8 each),
+grouped by block.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ MAX_PAGE_BYTES = 16 << 20
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """A page as it was read: the ids and sums of the blocks that are complete, the first of `total`."""
+    """A page that was read: ids and checksums of the complete blocks, the first of `total`."""
 
     total: int
     ids: tuple[int, ...]
@@ -44,7 +44,7 @@ class Page:
 
 
 class PageMemory:
-    """Registered memory of a bounded number of bytes, given out in extents: the first that fits."""
+    """Registered memory of fixed size, allocated in extents, first fit."""
 
     def __init__(self, size: int) -> None:
         self.bytes: npt.NDArray[np.uint8] = np.zeros(size // _UNIT * _UNIT, dtype=np.uint8)
@@ -52,11 +52,11 @@ class PageMemory:
 
     @property
     def address(self) -> int:
-        """Where the memory is to be registered."""
+        """Address of the memory to register."""
         return int(self.bytes.ctypes.data)
 
     def take(self, size: int) -> Extent | None:
-        """An extent of so many bytes, or None where no room is left."""
+        """Allocate an extent of `size` bytes; None if there is no room."""
         whole = -(-size // _UNIT) * _UNIT
         for index, (offset, length) in enumerate(self._free):
             if length >= whole:
@@ -66,7 +66,7 @@ class PageMemory:
         return None
 
     def give(self, extent: Extent) -> None:
-        """Take an extent back."""
+        """Free an extent."""
         insort(self._free, (extent.offset, -(-extent.size // _UNIT) * _UNIT))
         joined: list[tuple[int, int]] = []
         for offset, length in self._free:
@@ -77,23 +77,23 @@ class PageMemory:
         self._free = joined
 
     def view(self, extent: Extent) -> npt.NDArray[np.uint8]:
-        """The extent's bytes, not copied."""
+        """Return the extent's bytes, not copied."""
         return self.bytes[extent.offset : extent.offset + extent.size]
 
 
 def page_bytes(total: int, parts: int) -> int:
-    """The size of a page for a lease on so many blocks."""
+    """Return the size of a page for a lease on `total` blocks."""
     return _sums_at(total) + _SUM_BYTES * total * parts
 
 
 def memory_bytes(blocks: int, parts: int) -> int:
-    """Page memory for an agent with so many blocks: every block on lease twice over, as blocks that prompts
-    share are, and room for many short leases."""
+    """Return the page memory for an agent with `blocks` blocks: enough for every block in two leases (prompts
+    share blocks), and for many short leases."""
     return (1 << 20) + 2 * page_bytes(blocks, max(1, parts))
 
 
 class PageWriter:
-    """One lease's page in `memory`, written by the side that offers."""
+    """One lease's page in `memory`, written by the sender."""
 
     def __init__(
         self, memory: npt.NDArray[np.uint8], lease_id: str, fence: int, total: int, parts: int
@@ -107,10 +107,10 @@ class PageWriter:
         self.add((), np.zeros((0, parts), dtype=np.uint64))
 
     def add(self, ids: Sequence[int], sums: Sums) -> None:
-        """Tell of further blocks that are complete. Raises ValueError for more than the lease has."""
+        """Add complete blocks. Raise ValueError for more blocks than the lease has."""
         after = self.complete + len(ids)
         if after > self._total:
-            raise ValueError(f"{after} blocks are more than the {self._total} which the lease has")
+            raise ValueError(f"{after} blocks exceed the lease's {self._total}")
         self._ids[self.complete : after] = ids
         self._sums[self.complete : after] = sums
         self.complete = after
@@ -120,7 +120,8 @@ class PageWriter:
 
 
 def parse(memory: npt.NDArray[np.uint8], lease_id: str, fence: int) -> Page | None:
-    """A page that was read into `memory`; None for one that does not add up or is another lease's."""
+    """Return a page that was read into `memory`; None if its checksum does not match or it is another
+    lease's."""
     if len(memory) < _IDS or int(memory[:_SUM_BYTES].view("<u8")[0]) != _sum(memory):
         return None
     found, holder, total, complete, parts, _ = _HEADER.unpack(memory[_SUM_BYTES:_IDS].tobytes())

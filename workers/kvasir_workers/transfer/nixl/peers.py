@@ -1,5 +1,5 @@
-"""The agents that a receiving agent reads from: a bounded number, connected to when first needed, and anew
-after one broke off."""
+"""The agents that a receiving agent reads from: bounded, connected on first use, and reconnected after a
+failure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MAX_PEERS = 256
 
 
 class Peers:
-    """Peers of an agent; a fresh one begins with `clear`."""
+    """Peers of an agent; `clear` resets it for a new agent."""
 
     def __init__(self) -> None:
         self._known: OrderedDict[str, None] = OrderedDict()
@@ -22,7 +22,8 @@ class Peers:
         self._broken: set[str] = set()
 
     def endpoint(self, text: str) -> NixlEndpoint:
-        """Decoded once, since every ticket of an engine carries it. Raises TransferError."""
+        """Return a decoded endpoint, cached because every ticket of an engine carries it. Raise
+        TransferError."""
         found = self._endpoints.pop(text, None) or decode(text)
         self._endpoints[text] = found
         if len(self._endpoints) > MAX_PEERS:
@@ -30,11 +31,12 @@ class Peers:
         return found
 
     def connect(self, agent: NixlAgent, endpoint: NixlEndpoint, busy: Container[str]) -> None:
-        """See that `agent` knows the peer. `busy` are peers that are read from. Raises TransferError."""
+        """Connect `agent` to the peer unless it is connected. `busy` are peers with running reads. Raise
+        TransferError."""
         peer = endpoint.agent
         if peer in self._broken:
             if peer in busy:
-                raise TransferError(f"agent {peer} is broken off")
+                raise TransferError(f"the connection to agent {peer} is broken")
             self._forget(agent, peer)
         if peer in self._known:
             self._known.move_to_end(peer)
@@ -42,17 +44,17 @@ class Peers:
         while len(self._known) >= MAX_PEERS:
             idle = next((name for name in self._known if name not in busy), None)
             if idle is None:
-                raise TransferError(f"{MAX_PEERS} other agents are being read from")
+                raise TransferError(f"reads from {MAX_PEERS} other agents are running")
             self._forget(agent, idle)
         agent.add_peer(endpoint.metadata, peer)
         self._known[peer] = None
 
     def broke_off(self, peer: str) -> None:
-        """The connection to a peer is of no more use."""
+        """Mark a peer's connection as broken."""
         self._broken.add(peer)
 
     def clear(self) -> None:
-        """Nobody is known."""
+        """Forget all peers."""
         self._known.clear()
         self._broken.clear()
 

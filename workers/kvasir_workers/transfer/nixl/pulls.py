@@ -1,4 +1,5 @@
-"""One pull as the receiving side keeps it: what it wants, what has come, and which bytes go where."""
+"""The state of one pull on the receiver side: its arguments, its progress, and the source and target of each
+read."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ from kvasir_workers.transfer.nixl.runs import Numbers, Runs, merge
 
 @dataclass(frozen=True, slots=True)
 class NixlRead:
-    """A read of the wanted blocks number `rows`, all layers, into `place`."""
+    """A read of the pull's blocks number `rows`, all layers, into `place`."""
 
     handle: int
     rows: slice
@@ -32,8 +33,8 @@ class NixlRead:
 
 @dataclass(frozen=True, slots=True)
 class LeaseReading:
-    """A reading of the lease and, where its place was known, of its page. `last`: begun when the last byte
-    had arrived."""
+    """A read of the lease and, if its place was known, of its page. `last`: started after the last byte had
+    arrived."""
 
     handle: int
     page: Extent | None
@@ -42,9 +43,9 @@ class LeaseReading:
 
 @dataclass(slots=True)
 class NixlPull:
-    """`ids` are the source's blocks as far as they are known, for the first of `targets`. `page` is where the
-    sender has the lease's page, `place` where it is read to; `looked_in` is the poll of the last look.
-    `batches` are rows that are yet to be read; `copies` are reads that have ended and are copied on."""
+    """`ids` are the known source blocks, for the first of `targets`. `page` is the location of the lease's
+    page at the sender, `place` the local copy; `looked_in` is the poll of the last lease read. `batches` are
+    rows still to be read; `copies` are completed reads that are being copied to the blocks."""
 
     wanted: PullSpec
     endpoint: NixlEndpoint
@@ -77,12 +78,12 @@ class NixlPull:
 
     @property
     def arrived(self) -> bool:
-        """Whether the last byte is in place."""
+        """Whether the last byte is in its block."""
         return self.known and not (self.batches or self.reads or self.copies)
 
     @property
     def sub_parts(self) -> int:
-        """How many sums the sender gives for the part of a block that is pulled; 0: none that fits."""
+        """Number of the sender's checksums for the pulled part of a block; 0 if they do not divide evenly."""
         parts = self.endpoint.parts
         return 0 if parts % self.wanted.source.of else parts // self.wanted.source.of
 
@@ -98,16 +99,16 @@ def check(wanted: PullSpec, endpoint: NixlEndpoint, shape: KvShape) -> int:
 
 
 def learn(pull: NixlPull, ids: Sequence[int]) -> None:
-    """Take in the ids of the lease's first blocks: those that are wanted and were not known are to be read,
-    all layers of a block at once, so that it can be summed while the next is read, about BATCH_BYTES in each
-    read. Raises TransferError for ids that cannot be."""
+    """Record the ids of the lease's first blocks, and queue reads of those that are wanted and were not
+    known. A read covers all layers of its blocks, so that they can be summed while the next are read, and
+    about BATCH_BYTES. Raise TransferError for invalid ids."""
     first = pull.wanted.first
     wanted = list(ids[first : first + len(pull.wanted.targets)])
     begin = len(pull.ids)
     if wanted[:begin] != pull.ids[: len(wanted)]:
-        raise TransferError("the lease's blocks are not those of its ticket")
+        raise TransferError("the lease's blocks differ from those of its ticket")
     if _outside(wanted[begin:], pull.endpoint.regions):
-        raise TransferError("the offer names blocks outside the offering side's memory")
+        raise TransferError("the offer has blocks outside the sender's memory")
     if len(wanted) > begin:
         pull.ids = wanted
         step = max(1, BATCH_BYTES // pull.block_bytes)
@@ -117,16 +118,16 @@ def learn(pull: NixlPull, ids: Sequence[int]) -> None:
 
 
 def descriptors(pull: NixlPull, rows: slice, place: ReadTarget) -> tuple[Descriptors, Descriptors]:
-    """Of `place` and of the sender's memory, pairwise: what a read of the wanted blocks number `rows` moves,
-    neighbours together."""
+    """Return the descriptors of `place` and of the sender's memory, pairwise, for a read of the pull's blocks
+    number `rows`. Neighbouring blocks share one descriptor."""
     ids, part = pull.ids[rows], place.part
-    if pull.wanted.source.of > 1 or part.of > 1:  # parts of neighbours are no neighbours
+    if pull.wanted.source.of > 1 or part.of > 1:  # parts of neighbouring blocks are not contiguous
         runs = Runs(np.array(ids), np.array(place.targets), np.ones(len(ids), dtype=np.int64))
     else:
         runs = merge(ids, place.targets)
     pairs = list(zip(place.regions, pull.endpoint.regions, strict=True))
     local, remote = [], []
-    for size in {region.block_bytes for region in place.regions}:  # mostly one
+    for size in {region.block_bytes for region in place.regions}:  # usually one
         alike = [pair for pair in pairs if pair[0].block_bytes == size]
         lengths = runs.blocks * (size // part.of)
         local.append(_descriptors([mine for mine, _ in alike], runs.target, lengths, part))
@@ -135,8 +136,8 @@ def descriptors(pull: NixlPull, rows: slice, place: ReadTarget) -> tuple[Descrip
 
 
 def difference(pull: NixlPull, rows: slice, mine: Sums, page: Page) -> str:
-    """What was sent and what has come of the wanted blocks number `rows`, where the two first differ; empty
-    where they are alike."""
+    """Return a description of the first checksum difference in the pull's blocks number `rows`, "" if there
+    is none."""
     sent = page.sums[pull.wanted.first + rows.start : pull.wanted.first + rows.stop]
     columns = slice(
         pull.wanted.source.index * pull.sub_parts, (pull.wanted.source.index + 1) * pull.sub_parts
@@ -150,14 +151,14 @@ def difference(pull: NixlPull, rows: slice, mine: Sums, page: Page) -> str:
 
 
 def _outside(blocks: Sequence[int], regions: Sequence[KvRegion]) -> bool:
-    """Whether one of the blocks lies in none of the memory."""
+    """Return whether a block is outside the memory of any region."""
     return bool(blocks) and (min(blocks) < 0 or max(blocks) >= min(region.blocks for region in regions))
 
 
 def _descriptors(
     regions: Sequence[KvRegion], blocks: Numbers, lengths: Numbers, part: BlockPart
 ) -> Descriptors:
-    """Those of regions that are alike but for their addresses, one region after the other."""
+    """Return the descriptors for regions that differ only in their addresses, ordered by region."""
     size = regions[0].block_bytes
     bases = np.array([region.address for region in regions], dtype=np.int64)[:, None]
     found = np.empty((len(regions), len(blocks), 3), dtype=np.uint64)

@@ -1,19 +1,19 @@
-"""The pulling side.
+"""The receiver side.
 
-A pull reads the blocks, then the lease, then tells the sender. Where the sender had not computed all blocks
-when it wrote the ticket, their ids are read from the lease's page as they come. With the lease's last reading
-comes the page that holds the blocks' sums, against which what arrived is summed.
+A pull reads the blocks, then the lease, then notifies the sender. If the sender had not computed all blocks
+when it wrote the ticket, their ids are read from the lease's page as blocks complete. The last read of the
+lease includes the page with the blocks' checksums, which the received bytes are compared with.
 
 A pull's end is reported only when nothing can write to its target blocks any more, because the engine reuses
-them at once. That is the hard part: a read that was posted cannot be called back. Neither releasing the
-handle nor dropping the peer stops it over TCP (measured: a sender that was stopped and continued filled
-memory seconds after both). Only closing the receiving agent does; but a sender that has yet to answer a read
-over TCP ends its process when it finds the reader gone (UCX aborts).
+them at once. This is difficult because a posted read cannot be cancelled. Neither releasing the handle nor
+dropping the peer stops it over TCP (measured: a sender that was stopped and continued filled memory seconds
+after both). Only closing the receiving agent does; but a sender that has yet to answer a read over TCP ends
+its process when it finds the reader gone (UCX aborts).
 
-So where senders answer reads themselves, these go into staging memory. A pull that is late fails at once and
-leaves its reads behind; its sender is asked for nothing more until it has answered them. Only where too much
-was left behind, and where devices move the bytes without the sender, who then loses nothing by it, the agent
-is replaced: when the healthy pulls are through, which their own deadlines bound. The late pulls fail then.
+So where senders answer reads themselves, reads go into staging memory. A late pull fails at once and abandons
+its reads; its sender gets no more reads until it has answered them. The agent is replaced only if too many
+reads were abandoned, or if devices move the bytes without the sender, which is then not affected. It is
+replaced when the healthy pulls have ended, which their own deadlines bound; the late pulls fail then.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ MAX_LEFT = MAX_PULLS // 2
 
 
 class NixlReceiver:
-    """Pulls under way over one NIXL agent, which is replaced when a pull cannot be stopped otherwise. `sums`
-    is what to check with, None not to."""
+    """Running pulls over one NIXL agent, which is replaced when a pull cannot be stopped otherwise. `sums`
+    verifies received blocks; None disables verification."""
 
     def __init__(
         self,
@@ -107,7 +107,7 @@ class NixlReceiver:
         self._advance(pull, self._now() + POLL_BUDGET_S)
 
     def poll(self) -> list[PullSucceeded | PullFailed]:
-        """Progress every pull while there is something to progress; those that ended."""
+        """Advance the pulls until none can advance. Return the pulls that ended."""
         self._polls += 1
         until = self._now() + POLL_BUDGET_S
         for _ in range(POLL_PASSES):
@@ -122,7 +122,7 @@ class NixlReceiver:
         return ended
 
     def close(self) -> list[PullSucceeded | PullFailed]:
-        """Fail what is left; the pulls that ended since the last poll."""
+        """Fail the running pulls. Return the pulls that ended since the last poll."""
         self._agent.close()
         self._landing.close()
         if self._sums is not None:
@@ -155,10 +155,10 @@ class NixlReceiver:
             self._finish(pull, pull.wanted.failed(*pull.failure))
 
     def _end_reads(self, pull: NixlPull, until: float) -> None:
-        """Copy on what has arrived while the rest is read."""
+        """Start to copy completed reads while the rest is read."""
         running = []
         for read in pull.reads:
-            # What was read straight into the blocks costs no time to take.
+            # Completing a read into the blocks themselves takes no time.
             waits = self._landing.slots and pull.failure is None and self._now() >= until
             if waits or self._settled(pull, read.handle) is None:
                 running.append(read)
@@ -172,7 +172,7 @@ class NixlReceiver:
         pull.reads = running
 
     def _end_copies(self, pull: NixlPull) -> None:
-        """Sum what is in place."""
+        """Start checksums of copied blocks."""
         copying = []
         for read, copy in pull.copies:
             if not copy.done():
@@ -187,7 +187,7 @@ class NixlReceiver:
         pull.copies = copying
 
     def _end_left(self) -> None:
-        """What pulls left behind when they failed is given back as it comes in."""
+        """Free the resources of abandoned reads that have ended."""
         for pull in self._left:
             self._end_reads(pull, 0.0)
             self._end_look(pull)
@@ -196,14 +196,15 @@ class NixlReceiver:
         self._left = [pull for pull in self._left if pull.in_flight]
 
     def _settled(self, pull: NixlPull, handle: int) -> XferState | None:
-        """How a read ended, or None while it runs. A failed one marks the pull and the peer."""
+        """Return how a read ended, or None while it runs. A failed read fails the pull and marks the peer as
+        broken."""
         state = self._agent.state(handle)
         if state is XferState.RUNNING:
             return None
         self._agent.release(handle)
         if state is XferState.FAILED:
             self._peers.broke_off(pull.endpoint.agent)
-            pull.failure = pull.failure or ("io", f"agent {pull.endpoint.agent} broke off")
+            pull.failure = pull.failure or ("io", f"the connection to agent {pull.endpoint.agent} broke")
         return state
 
     def _post_reads(self, pull: NixlPull, until: float) -> None:
@@ -220,7 +221,7 @@ class NixlReceiver:
                 return
 
     def _post(self, pull: NixlPull, rows: slice) -> NixlRead | None:
-        """A read that has begun; None while there is no place for it."""
+        """Start a read; None if there is no target for it."""
         peer = pull.endpoint.agent
         place = self._landing.take(peer, pull.wanted.targets[rows], pull.wanted.target)
         if place is None:
@@ -233,12 +234,13 @@ class NixlReceiver:
         return NixlRead(handle, rows, place)
 
     def _hangs(self, peer: str) -> bool:
-        """Whether a peer still owes bytes to a pull that has failed."""
+        """Return whether a peer has abandoned reads to answer."""
         return any(pull.endpoint.agent == peer for pull in self._left)
 
     def _should_look(self, pull: NixlPull) -> bool:
-        """After the last byte; for ids that are missing; and once beside the blocks to learn where the page
-        is, which spares the last look a second one. Once in a poll, unless that brought something."""
+        """Return whether to read the lease: after the last byte; for missing ids; and once beside the blocks
+        to learn the page's place, which saves a second read at the end. Once per poll, unless the last read
+        brought progress."""
         if pull.looked_in == self._polls or self._hangs(pull.endpoint.agent):
             return False
         if pull.arrived:
@@ -284,19 +286,19 @@ class NixlReceiver:
             self._take_in(pull, look, found)
             if before != (pull.page, len(pull.ids), pull.good):
                 pull.looked_in = -1
-        # An absent lease is looked up again until the deadline: a ticket may overtake its offer.
+        # An absent lease is looked up again until the deadline: a ticket may arrive before its offer is made.
 
     def _take_in(self, pull: NixlPull, look: LeaseReading, found: TableEntry) -> None:
-        """What a look at a live lease says."""
+        """Process the entry of a live lease, and its page if it was read."""
         pull.grant = found.grant
         if found.page is None:
             pull.good = look.last
             if not pull.known:
-                pull.failure = ("io", "the sender had no room to tell of blocks that came after the ticket")
+                pull.failure = ("io", "the sender had no page for blocks completed after the ticket")
             return
         size = page_bytes(pull.wanted.offer.total, pull.endpoint.parts)
         if found.page.size != size or found.page.offset + size > pull.endpoint.page_bytes:
-            pull.failure = ("layout", f"the lease's page of {found.page.size} bytes is not one of {size}")
+            pull.failure = ("layout", f"the lease's page has {found.page.size} bytes, not {size}")
             return
         pull.page = found.page
         if look.page is None or pull.place is None:
@@ -313,7 +315,7 @@ class NixlReceiver:
             pull.good, pull.theirs = True, page
 
     def _judge(self, pull: NixlPull) -> None:
-        """End a pull whose bytes have arrived, if its lease was good afterwards and the sums agree."""
+        """End a pull whose bytes have arrived, if the lease was live afterwards and the checksums agree."""
         if not pull.good:
             return
         if pull.theirs is not None:
@@ -351,7 +353,7 @@ class NixlReceiver:
             self._pages.give(pull.place)
 
     def _fence_late(self) -> None:
-        """Replace the agent where reads cannot be left behind, or too many were, once no others run."""
+        """Replace the agent if reads cannot be abandoned, or too many were, once no other pull has reads."""
         if slots := self._landing.slots:
             late = []
             lost = sum(len(pull.reads) for pull in self._left)

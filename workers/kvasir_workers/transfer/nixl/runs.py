@@ -1,6 +1,6 @@
-"""Neighbouring blocks as runs: one descriptor moves what would otherwise take one per block.
+"""Runs of neighbouring blocks, which take one descriptor instead of one per block.
 
-In arrays, since a long prompt has thousands of blocks and the engine's step waits meanwhile.
+Computed with arrays, because a long prompt has thousands of blocks and the engine's step waits for it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Numbers = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Runs:
-    """Run number i is `blocks[i]` blocks that lie next to each other on both sides, from `source[i]` to
+    """Run number i is `blocks[i]` blocks that are contiguous on both sides, from `source[i]` to
     `target[i]`."""
 
     source: Numbers
@@ -25,7 +25,8 @@ class Runs:
 
 
 def merge(source: Sequence[int], target: Sequence[int]) -> Runs:
-    """Pairs (source[i], target[i]) as runs, in the given order. Raises ValueError when the lengths differ."""
+    """Return pairs (source[i], target[i]) as runs, in the given order. Raise ValueError if the lengths
+    differ."""
     if len(source) != len(target):
         raise ValueError(f"{len(source)} source blocks for {len(target)} target blocks")
     of, to = np.asarray(source, dtype=np.int64), np.asarray(target, dtype=np.int64)

@@ -1,7 +1,7 @@
-"""The offering side: leases that end exactly once, by notifications, a release or their deadline.
+"""The sender side: leases, which end by notifications, a release or their deadline.
 
-A lease's page is written as soon as the sums of further blocks are known, by whichever thread knows them:
-receivers wait for it, and the step loop may be busy with a forward of seconds.
+A lease's page is updated as soon as the checksums of further blocks are known, on the thread that computes
+them: receivers wait for it, and the step loop may be busy with a forward pass for seconds.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ MAX_READERS = 1024
 
 
 class PulledNotice(msgspec.Struct, frozen=True, array_like=True):
-    """What a receiver tells when it holds every block that it wanted: part number `part` of `of`."""
+    """A receiver's notification that it holds every block it pulled: part number `part` of `of`."""
 
     lease_id: str
     fence: int
@@ -39,7 +39,7 @@ class PulledNotice(msgspec.Struct, frozen=True, array_like=True):
 
 @dataclass(slots=True)
 class _Lease(Lease):
-    """`unpublished` are blocks that are not in the page yet; `page` None: the lease has none."""
+    """`unpublished` are blocks that are not in the page yet. `page` is None if the lease has none."""
 
     blocks: int = 0
     extent: Extent | None = None
@@ -49,8 +49,8 @@ class _Lease(Lease):
 
 
 class NixlSender:
-    """Leases on local blocks, published in a table and in pages that receivers read. `parts` sums are given
-    for a block, 0 for none."""
+    """Leases on local blocks, published in a table and in pages that receivers read. `parts` is the number of
+    checksums per block, 0 for none."""
 
     def __init__(
         self, agent: NixlAgent, table: NixlLeaseTable, pages: PageMemory, sums: BlockSums, parts: int
@@ -65,14 +65,14 @@ class NixlSender:
 
     @property
     def live(self) -> int:
-        """Leases that have not ended."""
+        """Number of live leases."""
         return len(self._leases)
 
     def offer(
         self, lease_id: str, fence: int, blocks: Sequence[int], *, total: int, ttl_s: float, now: float
     ) -> None:
-        """Publish a lease on `total` blocks of which `blocks` are complete. Raises TransferError when it is
-        live already or the table is full."""
+        """Publish a lease on `total` blocks of which `blocks` are complete. Raise TransferError if it is live
+        or the table is full."""
         self._leases.require_absent(lease_id)
         lease = _Lease(fence, ttl_s, now + ttl_s, total)
         if self._parts or len(blocks) < total:
@@ -83,7 +83,7 @@ class NixlSender:
         self._add(lease, blocks)
 
     def extend(self, lease_id: str, blocks: Sequence[int], now: float) -> None:
-        """Further blocks are complete; the lease runs anew from here."""
+        """Add complete blocks and restart the lease's deadline."""
         lease = self._leases.renew(lease_id, now)
         if lease is None:
             return
@@ -92,7 +92,7 @@ class NixlSender:
             try:
                 self._grant(lease_id, lease)
             except TransferError as error:
-                _log.warning("lease %s cannot be published: %s", lease_id, error.message)
+                _log.warning("cannot publish lease %s: %s", lease_id, error.message)
                 self.end(lease_id, "released")
 
     def end(self, lease_id: str, how: str) -> None:
@@ -100,13 +100,13 @@ class NixlSender:
         self._leases.end(lease_id, how)
 
     def close(self) -> list[LeaseEnded]:
-        """End every lease; those that ended since the last poll."""
+        """End every lease. Return the leases that ended since the last poll."""
         self._leases.release_all()
         self._sums.close()
         return self._leases.take_ended()
 
     def poll(self, now: float) -> list[LeaseEnded]:
-        """Leases that ended since the last call."""
+        """Return the leases that ended since the last call."""
         for message in self._agent.notifications():
             notice = _parse(message)
             if notice is not None:
@@ -124,8 +124,8 @@ class NixlSender:
         lease.extent = self._pages.take(size) if size <= MAX_PAGE_BYTES else None
         if lease.extent is None:
             _log.warning(
-                "lease %s on %d blocks has no page, since too many are out: it is offered when all of it is "
-                "computed, and without checksums",
+                "lease %s on %d blocks has no page because page memory is full: it is published when it is "
+                "complete, without checksums",
                 lease_id,
                 lease.total,
             )
