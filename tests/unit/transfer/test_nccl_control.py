@@ -95,10 +95,10 @@ def test_who_knows_the_secret_is_let_in_and_both_understand_each_other(ends: End
 
 def test_who_does_not_know_the_secret_is_refused_by_both(ends: Ends) -> None:
     thread, refused = in_thread(lambda: _admit_and_close(ends))
-    with pytest.raises(TransferError, match="before it was let in"):
+    with pytest.raises(TransferError, match="before authentication"):
         ends.second.enter(b"x" * 32, soon())
     thread.join()
-    assert refused == ["a peer does not know this agent's secret"]
+    assert refused == ["a peer does not have this agent's secret"]
 
 
 def _admit_and_close(ends: Ends) -> None:
@@ -112,12 +112,12 @@ def test_a_server_that_does_not_know_the_secret_is_refused(ends: Ends) -> None:
     entering, refused = in_thread(lambda: ends.first.enter(SECRET, soon()))
     ends.raw.sendall(MAGIC + bytes(32) + bytes(32))
     entering.join()
-    assert refused == ["what answers there does not know the secret of the endpoint"]
+    assert refused == ["the peer at this address does not have the endpoint's secret"]
 
 
 def test_another_protocol_is_recognised(ends: Ends) -> None:
     ends.raw.sendall(b"HTTP/1.1 400 Bad Request\r\n" + bytes(64))
-    with pytest.raises(TransferError, match="no transfer agent"):
+    with pytest.raises(TransferError, match="not a transfer agent"):
         ends.first.enter(SECRET, soon())
 
 
@@ -168,5 +168,5 @@ def _receive(control: Control) -> None:
 
 
 def test_an_answer_that_does_not_come_is_waited_for_until_the_deadline(ends: Ends) -> None:
-    with pytest.raises(TransferError, match="does not answer"):
+    with pytest.raises(TransferError, match="did not answer"):
         ends.first.receive(time.monotonic() + 0.05)

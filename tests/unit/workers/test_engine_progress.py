@@ -104,7 +104,7 @@ def request(name: str) -> EngineRequest:
 async def test_an_engine_with_requests_that_does_nothing_is_stuck(stage: Stage) -> None:
     stage.watched.submit([request("a"), request("b")])
     assert stage.after(STUCK_S - 2) is None
-    assert stage.after(3) == "the engine has done nothing for 61 s, with 2 requests live"
+    assert stage.after(3) == "the engine has made no progress for 61 s, with 2 requests live"
 
 
 async def test_an_idle_engine_is_not_stuck_however_long(stage: Stage) -> None:

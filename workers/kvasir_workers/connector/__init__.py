@@ -1,1 +1,1 @@
-"""vLLM's connector: hand-offs between workers, and tiers below the device, behind vLLM's one seam."""
+"""vLLM's KV connector: hand-offs between workers, and tiers below the device."""

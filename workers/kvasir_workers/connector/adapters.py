@@ -1,4 +1,4 @@
-"""The adapters of the transfer port by their names in the deployment spec. Only the one that is chosen is
+"""The adapters of the transfer port, by their names in the deployment spec. Only the selected one is
 imported."""
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from kvasir.ports.transfer import KvTransfer
 
 
 def make_transfer(kind: str, host: str, checksum_parts: int) -> KvTransfer:
-    """An agent that serves on `host` and gives `checksum_parts` sums for each block, 0 for none. `kind` is
-    TransferSpec.kind. Raises ConfigError for any other."""
+    """Return an agent that serves on `host`, with `checksum_parts` checksums per block, 0 for none. `kind` is
+    TransferSpec.kind. Raise ConfigError for any other."""
     match kind:
         case "nixl":
             from kvasir_workers.transfer.nixl.adapter import NixlTransfer

@@ -1,10 +1,10 @@
-"""vLLM's connector for all of Kvasir's KV: handed from prefill to decode, and kept in tiers below the device.
+"""vLLM's connector for all of Kvasir's KV: hand-offs from prefill to decode, and tiers below the device.
 
 vLLM loads it by name (`kv_connector="KvasirConnector"`, `kv_connector_module_path` of this module) and
-makes one in the scheduler and one in each worker. This class is only the seam: decisions are in
-handoff_scheduler.py and tier_scheduler.py, movement in handoff_worker.py and tier_worker.py. A request that
-has something to pull pulls it; tiers are asked for what is missing otherwise, after a failed pull too.
-`kv_connector_extra_config` holds the fields of settings.Settings.
+creates one in the scheduler and one in each worker. This class only forwards calls: decisions are made in
+handoff_scheduler.py and tier_scheduler.py, and data is moved in handoff_worker.py and tier_worker.py. A
+request with a hand-off pulls it; other missing blocks are loaded from tiers, also after a failed pull.
+`kv_connector_extra_config` has the fields of settings.Settings.
 
     PREFILL request   kv_transfer_params = {"offer": {lease_id, fence, ttl_s}}
       its output      {lease_id, fence, ttl_s, blocks, ticket}; with `overlap` and a prompt of several steps
@@ -71,7 +71,7 @@ if TYPE_CHECKING:
 
 
 class KvasirConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
-    """See the module. Raises ConfigError for engines whose KV it cannot move."""
+    """See the module. Raise ConfigError for engines whose KV cannot be moved."""
 
     def __init__(
         self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig
@@ -81,7 +81,7 @@ class KvasirConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         self._blocks = kv_cache_config.num_blocks
         self._ranks: int = vllm_config.parallel_config.tensor_parallel_size
         if vllm_config.parallel_config.pipeline_parallel_size > 1:
-            raise ConfigError("KV cannot be moved from or to engines with pipeline parallelism")
+            raise ConfigError("KV transfer and tiers need pipeline_parallel_size: 1")
         try:
             self._settings = msgspec.convert(
                 dict(vllm_config.kv_transfer_config.kv_connector_extra_config), Settings
@@ -101,13 +101,13 @@ class KvasirConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
     @property
     def requires_kv_delivery(self) -> bool:
-        """A tier that misses a block has lost nothing; a hand-off must have all of them."""
+        """A tier that misses a block loses nothing; a hand-off needs all ranks."""
         return bool(self._settings.transfer) and bool(super().requires_kv_delivery)
 
     # Worker half
 
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
-        """Once, after vLLM allocated its KV cache."""
+        """Called once, after vLLM allocated its KV cache."""
         regions = regions_of(kv_caches, self._blocks)
         layout = layout_of(kv_caches, regions, self._spec, self._ranks)
         rank, endpoint = get_tensor_model_parallel_rank(), ""
@@ -123,29 +123,29 @@ class KvasirConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
                 pause=time.sleep,
             )
         if self._settings.tiers is not None:
-            # Not imported by engines without tiers, whose start would pay for it.
+            # Imported only by engines with tiers, because it lengthens the start.
             from kvasir_workers.connector.tier_setup import make_tier_worker
 
             self._tier_worker = make_tier_worker(kv_caches, regions, rank * layout.bytes_per_block)
         self._endpoint = RankEndpoint(endpoint, layout)
 
     def get_handshake_metadata(self) -> RankEndpoint | None:
-        """This rank's part of every ticket, and its layout."""
+        """Return this rank's part of every ticket, and its KV layout."""
         return self._endpoint
 
     def handle_preemptions(self, kv_connector_metadata: KVConnectorMetadata) -> None:
-        """Before anything is overwritten in this step."""
+        """Save blocks before this step overwrites them."""
         if self._tier_worker is not None and isinstance(kv_connector_metadata, StepMetadata):
             self._tier_worker.before_forward(kv_connector_metadata.orders.tiers or TierOrders())
 
     def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
-        """Runs before the forward, and so are leases published."""
+        """Publish leases: vLLM calls this before the forward pass."""
         super().bind_connector_metadata(connector_metadata)
         if self._worker is not None:
             self._worker.lease(self._orders())
 
     def start_load_kv(self, forward_context: ForwardContext, **kwargs: Any) -> None:
-        """Begin this step's pulls and loads."""
+        """Start this step's pulls and loads."""
         orders = self._orders()
         if self._worker is not None:
             self._worker.pull(orders.pulls)
@@ -153,19 +153,19 @@ class KvasirConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             self._tier_worker.load(orders.tiers)
 
     def wait_for_layer_load(self, layer_name: str) -> None:
-        """Loads are asynchronous."""
+        """Do nothing: loads are asynchronous."""
 
     def save_kv_layer(self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any) -> None:
-        """KV is read in place."""
+        """Do nothing: KV is read in place."""
 
     def wait_for_save(self) -> None:
-        """The step's blocks are full: begin to keep them. What overwrites them waits for it."""
+        """Start to store the step's full blocks. A later overwrite waits for the stores."""
         orders = self._orders()
         if self._tier_worker is not None and orders.tiers is not None:
             self._tier_worker.after_forward(orders.tiers)
 
     def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
-        """Requests whose leases ended, and requests whose pulls and loads ended, or failed."""
+        """Return requests whose leases ended, and requests whose pulls and loads ended or failed."""
         results = KVConnectorTransferResults()
         idle = self._orders().idle
         if self._tier_worker is not None:
@@ -178,7 +178,7 @@ class KvasirConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         return results
 
     def build_connector_worker_meta(self) -> RankReport | None:
-        """What was moved in this step."""
+        """Return what this step moved."""
         report = None if self._worker is None else self._worker.take_report()
         tiers = None if self._tier_worker is None else self._tier_worker.take_report()
         if tiers:
@@ -187,12 +187,12 @@ class KvasirConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         return None if report is None else RankReport(report)
 
     def release_leases(self, lease_ids: Iterable[str]) -> None:
-        """Free KV that was offered and will not be pulled; the blocks are free after the next step."""
+        """Release offered KV that will not be pulled; the blocks are free after the next step."""
         if self._worker is not None:
             self._worker.release(lease_ids)
 
     def shutdown(self) -> None:
-        """End everything."""
+        """Close transfer and tiers."""
         if self._worker is not None:
             self._worker.close()
         if self._tiers is not None:
@@ -201,7 +201,7 @@ class KvasirConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     # Scheduler half
 
     def set_xfer_handshake_metadata(self, metadata: dict[int, KVConnectorHandshakeMetadata]) -> None:
-        """Every rank's endpoint and layout, once, before the first request."""
+        """Store every rank's endpoint and layout; called once, before the first request."""
         ordered = [each for _, each in sorted(metadata.items()) if isinstance(each, RankEndpoint)]
         if self._scheduler is not None:
             self._scheduler.set_endpoints([each.endpoint for each in ordered])
@@ -213,11 +213,11 @@ class KvasirConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             )
 
     def bind_gpu_block_pool(self, gpu_block_pool: BlockPool) -> None:
-        """What the device's prefix cache holds can be looked up from here on."""
+        """Keep the device's prefix cache for lookups."""
         self._pool = gpu_block_pool
 
     def on_new_request(self, request: Request) -> None:
-        """A request is queued."""
+        """Handle a request that was queued."""
         if self._scheduler is not None:
             self._scheduler.arrived(request)
         if self._tiers is not None:
@@ -226,8 +226,8 @@ class KvasirConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     def get_num_new_matched_tokens(
         self, request: Request, num_computed_tokens: int
     ) -> tuple[int | None, bool]:
-        """Tokens to pull, or else to load; the request is parked until they are here. None while tiers are
-        being asked."""
+        """Return how many tokens to pull, or to load; the request is parked until they have arrived. None
+        while tiers are being queried."""
         if self._scheduler is not None:
             tokens = self._scheduler.matched_tokens(request, num_computed_tokens)
             if tokens > 0:
@@ -238,14 +238,14 @@ class KvasirConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     def update_state_after_alloc(
         self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int
     ) -> None:
-        """The targets of the pull or load are known."""
+        """Record the target blocks of the pull or load."""
         ids = blocks.get_block_ids()[0]
         loaded = self._tiers is not None and self._tiers.allocated(request, ids, num_external_tokens)
         if self._scheduler is not None:
             self._scheduler.allocated(request, ids, 0 if loaded else num_external_tokens)
 
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> StepMetadata:
-        """This step's orders."""
+        """Return this step's orders."""
         idle = scheduler_output.total_num_scheduled_tokens == 0
         preempted = scheduler_output.preempted_req_ids or ()
         orders = StepOrders(idle=idle)
@@ -259,7 +259,7 @@ class KvasirConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     def request_finished_all_groups(
         self, request: Request, block_ids: tuple[list[int], ...]
     ) -> tuple[bool, dict[str, Any] | None]:
-        """Offer the KV of a prefilled request; say what was moved for it."""
+        """Offer the KV of a prefilled request; return the transfer fields of its output."""
         completed = request.status in (
             RequestStatus.FINISHED_LENGTH_CAPPED,
             RequestStatus.FINISHED_STOPPED,
@@ -271,7 +271,7 @@ class KvasirConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         return pinned, {**(moved or {}), **(loaded or {})} or None
 
     def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
-        """The step's report."""
+        """Process the step's report."""
         meta = connector_output.kv_connector_worker_meta
         report = meta.report if isinstance(meta, RankReport) else None
         received = set(connector_output.finished_recving or ())
@@ -281,24 +281,24 @@ class KvasirConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             self._scheduler.update(report, connector_output.finished_sending or (), received)
 
     def take_events(self) -> Iterable[KVCacheEvent]:
-        """What has changed in tiers."""
+        """Return the changes of tiers."""
         return [] if self._tiers is None else [KvasirTierChanged(log=log) for log in self._tiers.take_logs()]
 
     def reset_cache(self) -> bool:
-        """Whoever follows the events begins anew: say what tiers hold."""
+        """Announce the complete contents of tiers to subscribers that restart."""
         if self._tiers is not None:
             self._tiers.announce()
         return True
 
     def has_pending_push_work(self) -> bool:
-        """Keeps an engine without requests stepping until senders know that they can free blocks, and
-        routers what tiers hold."""
+        """Return whether an engine without requests must keep stepping, until senders can free blocks and
+        routers have received the tiers' changes."""
         return (self._scheduler is not None and self._scheduler.has_pending_work()) or (
             self._tiers is not None and self._tiers.has_pending_work()
         )
 
     def get_kv_connector_stats(self) -> TransferStats | None:
-        """Figures since the last step; of the scheduler half, which sees every rank."""
+        """Return statistics since the last step; from the scheduler half, which sees every rank."""
         moved = None if self._scheduler is None else self._scheduler.take_stats()
         kept = None if self._tiers is None else self._tiers.take_stats()
         if moved is None and kept is None:
@@ -307,13 +307,14 @@ class KvasirConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
     @classmethod
     def get_required_kvcache_layout(cls, vllm_config: VllmConfig) -> str | None:
-        """Heads outermost within a block where ranks of another number read it; else vLLM chooses."""
+        """Return a layout with heads outermost within a block if ranks of another number read it, else None
+        for vLLM's choice."""
         config = vllm_config.kv_transfer_config
         return "HND" if config and config.kv_connector_extra_config.get("head_major") else None
 
     @classmethod
     def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> TransferStats | None:
-        """For vLLM's loggers."""
+        """Return statistics for vLLM's loggers."""
         return TransferStats(data=data or {})
 
     def _orders(self) -> StepOrders:
@@ -329,6 +330,6 @@ def _only_group(kv_cache_config: KVCacheConfig) -> Any:
     if len(specs) != 1 or not isinstance(specs[0], FullAttentionSpec):
         kinds = ", ".join(type(spec).__name__ for spec in specs) or "none"
         raise ConfigError(
-            f"KV can be moved for models of full attention alone; the KV groups of this one are: {kinds}"
+            f"KV transfer and tiers support only full-attention models; this model's KV groups are: {kinds}"
         )
     return specs[0]

@@ -1,13 +1,14 @@
-"""The connector's half in the scheduler: which blocks are offered, which are missing, who waits.
+"""The hand-off half of the connector in the scheduler: which blocks are offered and pulled, and which
+requests wait.
 
-A prompt of n tokens needs the KV of its first n - 1 from elsewhere; the last token is computed here in any
-case, since its logits start the decode. So a pull covers the blocks of the first n - 1 tokens, a partly
-filled tail block included, less those that the local prefix cache holds. That computes one token per
+A decode request with a prompt of n tokens needs the KV of the first n - 1; the last token is computed locally
+in any case, since its logits start the decode. So a pull covers the blocks of the first n - 1 tokens,
+including a partly filled last block, except those in the local prefix cache. That computes one token per
 request and moves no block that is not read.
 
-A prompt that takes several steps is offered with the first of them, and its blocks are named as they become
-full. What a step computes is named to receivers before the next one's forward. A request that loses its
-blocks in between, by preemption or abort, loses the lease before anything else is written to them.
+A prompt that takes several steps is offered with the first of them, and its blocks are announced as they
+become full. Blocks computed in one step are announced before the next step's forward pass. A request that
+loses its blocks in between, by preemption or abort, loses the lease before its blocks are overwritten.
 """
 
 from __future__ import annotations
@@ -38,14 +39,14 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class _Pulling:
-    """A pull that a request waits for, until the request ends. `received` adds up over ranks."""
+    """A pull that a request waits for, until the request ends. `received` is summed over ranks."""
 
     blocks: int
     tokens: int
     received: Received | None = None
 
     def account(self) -> dict[str, int | float | str]:
-        """What the request's output carries about it."""
+        """Return the pull's fields for the request's output."""
         received = self.received or Received(0, 0.0, "closed")
         arrived = not received.failure
         return {
@@ -60,8 +61,8 @@ class _Pulling:
 
 @dataclass(slots=True)
 class _Prefilling:
-    """A PREFILL request that runs. `named` of its blocks are named to receivers, None before it is offered.
-    `preempted`: it is offered only at its end."""
+    """A running PREFILL request. `named` of its blocks were announced to receivers, None before it is
+    offered. `preempted`: it is offered only at its end."""
 
     lease: OfferParams
     tokens: int
@@ -73,7 +74,7 @@ Params = TypeVar("Params", OfferParams, PullParams)
 
 
 class HandoffRequest(Protocol):
-    """The part of vLLM's Request that is read here."""
+    """The part of vLLM's Request that this module reads."""
 
     request_id: str
     num_prompt_tokens: int
@@ -81,8 +82,8 @@ class HandoffRequest(Protocol):
 
 
 class HandoffScheduler:
-    """State of offers and pulls by request. `block_size` in tokens; `overlap` says whether prompts are
-    offered before they are computed."""
+    """State of offers and pulls by request. `block_size` is in tokens; `overlap` offers prompts before they
+    are computed."""
 
     def __init__(self, block_size: int, max_lease_s: float, *, overlap: bool) -> None:
         self._block_size = block_size
@@ -102,17 +103,17 @@ class HandoffScheduler:
         self._reported_leased = 0
 
     def set_endpoints(self, endpoints: Sequence[str]) -> None:
-        """One agent endpoint per tensor-parallel rank, in rank order."""
+        """Set one agent endpoint per tensor-parallel rank, in rank order."""
         self._endpoints = tuple(endpoints)
 
     def arrived(self, request: HandoffRequest) -> None:
-        """A request is queued."""
+        """Handle a request that was queued."""
         lease = self._lease(request) if self._overlap and self._endpoints else None
         if lease is not None:
             self._prefilling[request.request_id] = _Prefilling(lease, request.num_prompt_tokens)
 
     def matched_tokens(self, request: HandoffRequest, local_tokens: int) -> int:
-        """Tokens to load beyond the `local_tokens` that the prefix cache has."""
+        """Return how many tokens to pull beyond the `local_tokens` in the prefix cache."""
         if self._untaken_pull(request) is None:
             return 0
         return max(0, request.num_prompt_tokens - 1 - local_tokens)
@@ -135,8 +136,8 @@ class HandoffScheduler:
     def take_orders(
         self, progress: Iterable[RequestProgress], preempted: Iterable[str], *, idle: bool
     ) -> StepOrders:
-        """What the worker half has to do in this step, in which requests come as far as `progress` says and
-        which `preempted` ones lost their blocks to."""
+        """Return the worker half's orders for this step. `progress` is what the step computes; `preempted`
+        requests lost their blocks."""
         for request_id in preempted:
             self._withdraw(request_id)
         for each in progress if self._prefilling else ():
@@ -148,7 +149,7 @@ class HandoffScheduler:
     def finished(
         self, request: HandoffRequest, block_ids: Sequence[int], completed: bool
     ) -> tuple[bool, dict[str, Any] | None]:
-        """Whether the blocks stay pinned, and what the request's output carries."""
+        """Return whether the blocks stay pinned, and the fields of the request's output."""
         never_pulled = self._untaken_pull(request)
         self._taken.discard(request.request_id)
         if never_pulled is not None:
@@ -174,7 +175,7 @@ class HandoffScheduler:
         return True, self._handoff(lease, blocks, len(blocks))
 
     def update(self, report: StepReport | None, sent: Iterable[str], received: Iterable[str]) -> None:
-        """Take in what the worker half did: requests whose leases ended, and whose pulls did."""
+        """Process the worker half's report: requests whose leases ended, and requests whose pulls ended."""
         for request_id in sent:
             self._leased.pop(request_id, None)
         if report is not None:
@@ -193,11 +194,11 @@ class HandoffScheduler:
                 self._counts[stats.BYTES_RECEIVED] += total.bytes_moved
 
     def has_pending_work(self) -> bool:
-        """Whether the engine must keep stepping though it has no request."""
+        """Return whether the engine must keep stepping without a request."""
         return bool(self._confirming or self._pulls or self._offers or self._releases)
 
     def take_stats(self) -> dict[str, Any] | None:
-        """Increments, levels and early hand-offs since the last call; None when nothing changed."""
+        """Return increments, levels and early hand-offs since the last call; None if nothing changed."""
         leased = sum(self._leased.values())
         if leased == self._reported_leased and not any(self._counts.values()) and not self._early:
             return None
@@ -209,7 +210,7 @@ class HandoffScheduler:
         return report
 
     def _name_blocks(self, progress: RequestProgress) -> None:
-        """Offer a prompt that this step does not finish, or name what the steps before it computed."""
+        """Offer a prompt that this step does not finish, or announce what earlier steps computed."""
         request_id = progress.request_id
         prefilling = self._prefilling.get(request_id)
         if prefilling is None or prefilling.preempted:
@@ -221,7 +222,7 @@ class HandoffScheduler:
             lease, total = prefilling.lease, _blocks(prefilling.tokens, self._block_size)
             blocks = tuple(progress.block_ids()[:full])
             self._offers.append(OfferOrder(request_id, lease, blocks, total, final=False))
-            # No block in the ticket: it may be read before this step's forward is through.
+            # The ticket has no blocks: it may be read before this step's forward pass has ended.
             self._early[request_id] = self._handoff(lease, (), total)
         elif full > prefilling.named:
             blocks = tuple(progress.block_ids()[prefilling.named : full])
@@ -229,8 +230,8 @@ class HandoffScheduler:
         prefilling.named = full
 
     def _withdraw(self, request_id: str) -> None:
-        """End the lease of a request that loses its blocks. It is not offered early again: a receiver may
-        still hold the first ticket, and would have to be told apart from one of the second."""
+        """End the lease of a request that loses its blocks. The request is not offered early again: a
+        receiver may still hold the first ticket, and could not tell it from a second one."""
         prefilling = self._prefilling.get(request_id)
         if prefilling is None:
             return
@@ -256,13 +257,13 @@ class HandoffScheduler:
         }
 
     def _untaken_pull(self, request: HandoffRequest) -> PullParams | None:
-        """The hand-off, until it is ordered: a request that is computed again must not pull again."""
+        """Return the hand-off, until it is ordered: a request that is recomputed must not pull again."""
         if request.request_id in self._taken:
             return None
         return _params(request, "pull", PullParams)
 
     def _confirm(self, request_id: str, handoff: PullParams) -> None:
-        """Let the sender free blocks that are not needed here."""
+        """Confirm a lease without a pull, so that the sender frees its blocks."""
         pull_id = f"{request_id}/confirm"
         self._confirming[pull_id] = 0
         self._pulls.append(PullOrder(pull_id, handoff, 0, (), parked=False))

@@ -1,8 +1,7 @@
-"""The connector's half beside the model: carries out the scheduler half's orders on one rank.
+"""The hand-off half of the connector in the worker: executes the scheduler half's orders on one rank.
 
-Called from the engine's step loop, one rank per process. It never raises into a step: an exception there
-ends the engine, so whatever goes wrong with a transfer becomes a failed pull, which the engine recomputes
-or refuses as configured.
+Called from the engine's step loop, one process per rank. It never raises into a step, which would end the
+engine: a transfer error becomes a failed pull, which the engine recomputes or rejects as configured.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ MAX_EARLY_RELEASES = 1024
 
 @dataclass(slots=True)
 class _Lease:
-    """`final`: the request has finished, and its blocks wait for the lease's end."""
+    """`final`: the request has finished, and its blocks stay pinned until the lease ends."""
 
     request_id: str
     final: bool
@@ -52,8 +51,8 @@ class _Lease:
 
 @dataclass(slots=True)
 class _Pull:
-    """An order, of which `pieces` are under way. `early`: its ticket was written before all was computed.
-    `received` adds up over pieces."""
+    """An order with `pieces` running. `early`: its ticket was written before all blocks were computed.
+    `received` is summed over pieces."""
 
     order: PullOrder
     pieces: int
@@ -63,7 +62,7 @@ class _Pull:
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """What is pulled from one rank of the offering side."""
+    """The part of a pull that comes from one rank of the sender."""
 
     pull_id: str
     offer: Offer
@@ -72,7 +71,7 @@ class _Piece:
 
 
 class HandoffWorker:
-    """Offers and pulls of one rank. `pause` sleeps; `rank` of `ranks` is the tensor-parallel one."""
+    """Offers and pulls of one rank. `pause` sleeps; `rank` of `ranks` is the tensor-parallel rank."""
 
     def __init__(
         self, transfer: KvTransfer, *, rank: int, ranks: int, timeout_s: float, pause: Callable[[float], None]
@@ -93,8 +92,8 @@ class HandoffWorker:
         self._report = StepReport()
 
     def lease(self, orders: StepOrders) -> None:
-        """End, publish and extend leases; before the step's forward, since tickets may already be on their
-        way, and blocks of ended leases are about to be overwritten."""
+        """End, publish and extend leases. Called before the step's forward pass, since tickets may already be
+        in flight and blocks of ended leases are about to be overwritten."""
         for lease_id in orders.releases:
             if lease_id in self._leases:
                 self._transfer.release(lease_id)
@@ -105,7 +104,7 @@ class HandoffWorker:
                 self._extend(order)
 
     def pull(self, orders: Iterable[PullOrder]) -> None:
-        """Begin pulls."""
+        """Start pulls."""
         for order in orders:
             self._fruitless = 0
             try:
@@ -132,7 +131,7 @@ class HandoffWorker:
                     self._refused.append(PullFailed(piece.pull_id, "layout", error.message))
 
     def release(self, lease_ids: Iterable[str]) -> None:
-        """End leases that nobody will pull. One that is not offered yet ends when it is."""
+        """Release leases that will not be pulled. A lease that is not offered yet ends when it is."""
         for lease_id in lease_ids:
             if lease_id in self._leases:
                 self._transfer.release(lease_id)
@@ -142,11 +141,12 @@ class HandoffWorker:
                 self._early_releases.popitem(last=False)
 
     def poll(self, idle: bool) -> tuple[set[str], set[str]]:
-        """Requests whose leases ended, and requests whose pulls ended, well or badly.
+        """Return requests whose leases ended, and requests whose pulls ended or failed.
 
-        An idle step naps here until something happens, some milliseconds at most: the engine's loop would
-        otherwise spin while a request waits or a lease is out. A pull that waits for a prompt to be computed
-        is looked at less often, since each look takes time from whoever computes."""
+        An idle step sleeps here until an event, at most some milliseconds: otherwise the engine's loop would
+        spin while a request waits or a lease is live. A pull that waits for a prompt to be computed is polled
+        less often, since each poll takes time from the computation.
+        """
         events = self._refused + self._transfer.poll()
         self._refused = []
         for nap_s in self._nap_times() if idle and not events else ():
@@ -165,19 +165,19 @@ class HandoffWorker:
         return sent, received
 
     def take_failed(self) -> set[str]:
-        """Requests whose pulls failed since the last call."""
+        """Return requests whose pulls failed since the last call."""
         failed, self._failed = self._failed, set()
         return failed
 
     def take_report(self) -> StepReport | None:
-        """What was moved since the last call; None when nothing was."""
+        """Return what was moved since the last call; None if nothing was."""
         if not self._report.received and not self._report.confirmed:
             return None
         report, self._report = self._report, StepReport()
         return report
 
     def close(self) -> None:
-        """End everything."""
+        """Close the transfer."""
         self._transfer.close()
 
     def _nap_times(self) -> Sequence[float]:
@@ -197,7 +197,7 @@ class HandoffWorker:
                 self._leases[lease.lease_id] = _Lease(order.request_id, order.final)
                 return
             except TransferError as error:
-                _log.error("request %s: its KV cannot be offered: %s", order.request_id, error)
+                _log.error("request %s: cannot offer its KV: %s", order.request_id, error)
         if order.final:
             self._sent.add(order.request_id)
 
@@ -210,13 +210,13 @@ class HandoffWorker:
             self._sent.add(order.request_id)
 
     def _pieces(self, order: PullOrder) -> list[_Piece]:
-        """This rank's pulls: one where the offering side has as many ranks or fewer, else one from each that
-        holds some of this rank's heads. Raises TransferError."""
+        """Return this rank's pulls: one if the sender has as many ranks or fewer, else one from each rank
+        that holds some of this rank's heads. Raise TransferError."""
         handoff = order.handoff
         ticket = decode(handoff.ticket)
         mine, theirs = self._ranks, len(ticket.ranks)
         if order.first_block + len(order.targets) > ticket.total:
-            raise TransferError(f"{ticket.total} blocks are offered, and more are missing here")
+            raise TransferError(f"the pull needs more blocks than the {ticket.total} offered")
 
         def piece(
             name: str, rank: int, source: BlockPart = UNSHARDED, target: BlockPart = UNSHARDED
@@ -249,7 +249,7 @@ class HandoffWorker:
             _log.warning("lease %s expired: its KV was offered and never pulled", event.lease_id)
 
     def _end_pull(self, event: PullSucceeded | PullFailed) -> set[str]:
-        """Take in the end of a pull or of a piece of one; the request whose pull has ended with it."""
+        """Process the end of a pull or of a piece; return the request whose pull has ended."""
         pull_id = self._pull_of.pop(event.pull_id, event.pull_id)
         pull = self._pulls[pull_id]
         if isinstance(event, PullFailed):

@@ -1,4 +1,4 @@
-"""vLLM's KV cache tensors as regions and a layout that two engines can compare."""
+"""vLLM's KV cache tensors as regions, and as a layout that two engines can compare."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ if TYPE_CHECKING:
 
 
 def regions_of(kv_caches: Mapping[str, torch.Tensor], blocks: int) -> tuple[KvRegion, ...]:
-    """One region per distinct tensor, in layer order; layers that share KV share a region.
+    """Return one region per distinct tensor, in layer order; layers that share KV share a region.
 
-    Raises ConfigError when blocks are not what the tensors are made of, outermost."""
+    Raise ConfigError if blocks are not the tensors' outermost dimension.
+    """
     regions: dict[int, KvRegion] = {}
     for name, tensor in kv_caches.items():
         rows, stride = tensor.shape[0], tensor.stride(0)
@@ -34,7 +35,7 @@ def regions_of(kv_caches: Mapping[str, torch.Tensor], blocks: int) -> tuple[KvRe
 def layout_of(
     kv_caches: Mapping[str, torch.Tensor], regions: tuple[KvRegion, ...], spec: Any, ranks: int
 ) -> KvLayout:
-    """`spec` is vLLM's KVCacheSpec of the only group."""
+    """Return the layout of the KV cache. `spec` is vLLM's KVCacheSpec of the only group."""
     sample = next(iter(kv_caches.values()))
     return KvLayout(
         block_size=spec.block_size,
@@ -49,6 +50,7 @@ def layout_of(
 
 
 def memory_order(cache: torch.Tensor) -> str:
-    """A layer's axes by falling stride: B blocks, H heads, N tokens, C contents where it has these four."""
+    """Return a layer's axes by falling stride: B blocks, H heads, N tokens, C contents if it has these
+    four."""
     names = HEAD_MAJOR if cache.dim() == len(HEAD_MAJOR) else "0123456789"
     return "".join(names[axis] for axis in sorted(range(cache.dim()), key=lambda axis: -cache.stride(axis)))

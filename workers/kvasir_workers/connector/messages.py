@@ -1,5 +1,5 @@
-"""What the connector hands to vLLM, in the classes that vLLM asks for: orders, reports, endpoints, events and
-figures. vLLM carries them between the halves, and out of the engine."""
+"""The values that the connector passes to vLLM, as vLLM's own classes: orders, reports, endpoints, events and
+statistics. vLLM carries them between the halves, and out of the engine."""
 
 from __future__ import annotations
 
@@ -19,28 +19,27 @@ from kvasir_workers.connector.orders import StepOrders, StepReport
 
 
 class StepMetadata(KVConnectorMetadata):  # type: ignore[misc]
-    """One step's orders, on their way to the workers."""
+    """One step's orders, from the scheduler to the workers."""
 
     def __init__(self, orders: StepOrders) -> None:
         self.orders = orders
 
 
 class RankReport(KVConnectorWorkerMetadata):  # type: ignore[misc]
-    """One step's report, on its way to the scheduler."""
+    """One step's report, from the workers to the scheduler."""
 
     def __init__(self, report: StepReport) -> None:
         self.report = report
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> RankReport:
-        """Both ranks' reports as one."""
+        """Merge another rank's report into this one."""
         if isinstance(other, RankReport):
             self.report.merge(other.report)
         return self
 
 
 class RankEndpoint(KVConnectorHandshakeMetadata):  # type: ignore[misc]
-    """Where one rank's agent is reached, "" for none, and how its KV lies in memory, on their way to the
-    scheduler."""
+    """One rank's agent endpoint, "" for none, and its KV layout, sent to the scheduler."""
 
     def __init__(self, endpoint: str, layout: KvLayout) -> None:
         self.endpoint = endpoint
@@ -48,22 +47,22 @@ class RankEndpoint(KVConnectorHandshakeMetadata):  # type: ignore[misc]
 
 
 class KvasirTierChanged(KVCacheEvent, tag="KvasirTierChanged"):  # type: ignore[misc, call-arg]
-    """What tiers below the device hold has changed; `log` as in kvasir.core.kv.KvEventKind."""
+    """Changes of the tiers below the device; `log` as in kvasir.core.kv.KvEventKind."""
 
     log: bytes
 
 
 class TransferStats(KVConnectorStats):  # type: ignore[misc]
-    """Transfer figures of some steps, keyed as in stats.py."""
+    """Transfer statistics of some steps, with the keys of stats.py."""
 
     data: dict[str, Any]
 
     def reset(self) -> None:
-        """Forget all."""
+        """Clear the statistics."""
         self.data = {}
 
     def aggregate(self, other: KVConnectorStats) -> TransferStats:
-        """Counters add up; the newer level stays."""
+        """Add counters; keep the newer level."""
         counters = (*stats.COUNTERS, *stats.TIER_COUNTERS)
         sums = {name: self.data.get(name, 0) + other.data.get(name, 0) for name in counters}
         early = {**self.data.get(stats.EARLY_HANDOFFS, {}), **other.data.get(stats.EARLY_HANDOFFS, {})}
@@ -71,9 +70,9 @@ class TransferStats(KVConnectorStats):  # type: ignore[misc]
         return self
 
     def reduce(self) -> dict[str, int | float]:
-        """For vLLM's log line."""
+        """Return the values for vLLM's log line."""
         return dict(self.data)
 
     def is_empty(self) -> bool:
-        """Whether there is nothing to tell."""
+        """Return whether there is nothing to report."""
         return not self.data

@@ -1,7 +1,7 @@
-"""What the connector's two halves say to each other, once per engine step.
+"""The messages between the connector's two halves, once per engine step.
 
-The scheduler half decides (which blocks are offered, which are pulled where) and the worker half, one per
-rank and perhaps in another process, moves bytes. So these values must pickle, and carry no engine types.
+The scheduler half decides which blocks are offered and where pulled blocks go. The worker half, one per rank
+and perhaps in another process, moves bytes. So these values must pickle, and carry no engine types.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class OfferOrder:
 
 @dataclass(frozen=True, slots=True)
 class ExtendOrder:
-    """Further blocks of a lease are complete. `final`: as with OfferOrder."""
+    """Further blocks of a lease are complete. `final`: as in OfferOrder."""
 
     request_id: str
     lease_id: str
@@ -57,8 +57,8 @@ class ExtendOrder:
 class PullOrder:
     """Pull blocks `first_block`, `first_block + 1`, … of the hand-off into `targets`.
 
-    `parked` says that the request waits for it. One that does not wait has nothing to load, and only
-    ends the lease.
+    `parked`: the request waits for the pull. Otherwise there is nothing to load, and the pull only ends the
+    lease.
     """
 
     pull_id: str
@@ -70,8 +70,9 @@ class PullOrder:
 
 @dataclass(frozen=True, slots=True)
 class StepOrders:
-    """Scheduler half to worker half. `idle`: the step computes no token. `releases` are ids of leases whose
-    requests came to nothing, and go first: their blocks may be used anew in this step."""
+    """Orders from the scheduler half to the worker half. `idle`: the step computes no token. `releases` are
+    ids of leases whose requests ended early; they are processed first, because this step may reuse their
+    blocks."""
 
     releases: tuple[str, ...] = ()
     offers: tuple[OfferOrder | ExtendOrder, ...] = ()
@@ -82,14 +83,15 @@ class StepOrders:
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """What one rank moved for one request; `bytes_moved` is 0 when the pull failed."""
+    """What one rank moved for one request; `bytes_moved` is 0 if the pull failed."""
 
     bytes_moved: int
     seconds: float
     failure: str = ""
 
     def plus(self, other: Received) -> Received:
-        """The same pull over two ranks: bytes add up, the slower one counts, one failure fails both."""
+        """Merge the same pull of two ranks: bytes are added, the longer time counts, and one failure fails
+        both."""
         return Received(
             self.bytes_moved + other.bytes_moved,
             max(self.seconds, other.seconds),
@@ -99,14 +101,15 @@ class Received:
 
 @dataclass(slots=True)
 class StepReport:
-    """Worker half to scheduler half. `received` by request; `confirmed` counts ranks by pull."""
+    """Report from the worker half to the scheduler half. `received` is by request; `confirmed` counts ranks
+    by pull."""
 
     received: dict[str, Received] = field(default_factory=dict)
     confirmed: dict[str, int] = field(default_factory=dict)
     tiers: TierReport = field(default_factory=TierReport)
 
     def merge(self, other: StepReport) -> None:
-        """Take another rank's report in."""
+        """Merge another rank's report."""
         for request_id, received in other.received.items():
             mine = self.received.get(request_id)
             self.received[request_id] = received if mine is None else mine.plus(received)

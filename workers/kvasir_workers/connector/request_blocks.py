@@ -1,8 +1,8 @@
-"""How far each scheduled request's KV comes with one step, and in which blocks.
+"""The progress of each scheduled request's KV in one step, and its blocks.
 
-vLLM tells a connector of new blocks only as increments; but while a step's orders are made, its scheduler
-resolves a request's whole block table on demand. So nothing is tracked here that could go out of step with
-preemption or copies on write.
+vLLM reports new blocks to a connector only as increments; but while a step's orders are made, its scheduler
+resolves a request's whole block table on demand. So this module keeps no copy, which preemption or
+copy-on-write could invalidate.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class RequestProgress(NamedTuple):
-    """One request in one step: tokens with KV `before` it, and `after` its forward. `resolve` finds a
+    """One request in one step: tokens with KV `before` it, and `after` its forward pass. `resolve` returns a
     request's block ids by KV cache group."""
 
     request_id: str
@@ -24,14 +24,15 @@ class RequestProgress(NamedTuple):
     resolve: Callable[[str], tuple[list[int], ...]]
 
     def block_ids(self) -> list[int]:
-        """All of the request's blocks in order; only while the step's orders are being made."""
+        """Return all of the request's blocks in order. Valid only while the step's orders are being made."""
         return self.resolve(self.request_id)[0]
 
 
 def progress_of(scheduler_output: SchedulerOutput) -> Iterator[RequestProgress]:
-    """Every request that the step computes, of an engine with one KV cache group.
+    """Return every request that the step computes, for an engine with one KV cache group.
 
-    With asynchronous scheduling `before` counts steps that are still under way on the device."""
+    With asynchronous scheduling `before` includes steps that still run on the device.
+    """
     state = scheduler_output.kv_connector_block_state
     if state is None:
         return

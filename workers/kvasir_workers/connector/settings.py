@@ -1,4 +1,4 @@
-"""What the connector is told by whoever starts the engine: `kv_connector_extra_config`."""
+"""Configuration of the connector, from `kv_connector_extra_config`."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ import msgspec
 
 
 class Settings(msgspec.Struct, frozen=True):
-    """`transfer` is "" where nothing is handed over; `lease_s` bounds every
-    lease, `timeout_s` every pull that makes no progress. `checksum_parts` sums are given for each block that
-    is offered, 0 for none; `head_major` asks for KV whose heads lie outermost within a block, which ranks of
-    another number can read; `overlap` offers prompts before they are computed. `tiers` are the fields of
-    kvasir.config.spec.tiers.TiersSpec, None without tiers; `model`, `revision` and `adapters` (folders by
-    name) say whose KV it is."""
+    """`transfer` is "" if nothing is handed off; `lease_s` bounds every lease, `timeout_s` every pull without
+    progress. `checksum_parts` is the number of checksums per offered block, 0 for none; `head_major` requests
+    KV with heads outermost within a block, which ranks of another number can read; `overlap` offers prompts
+    before they are computed. `tiers` are the fields of kvasir.config.spec.tiers.TiersSpec, None without
+    tiers; `model`, `revision` and `adapters` (folders by name) identify the KV."""
 
     transfer: str = ""
     host: str = "127.0.0.1"

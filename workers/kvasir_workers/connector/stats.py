@@ -1,11 +1,11 @@
-"""Names of the figures of transfers and tiers that the connector reports with an engine's step statistics.
+"""Names of the transfer and tier statistics that the connector reports with an engine's step statistics.
 
-They travel in `SchedulerStats.kv_connector_stats`, a plain dict, and the engine adapter turns them into
-an EngineLoad. Counters are increments since the previous report; the others are levels. A step in which
-nothing changed carries no dict.
+They are sent in `SchedulerStats.kv_connector_stats`, a plain dict, and the engine adapter converts them to an
+EngineLoad. Counters are increments since the previous report; the others are levels. A step without changes
+has no dict.
 
-`EARLY_HANDOFFS` maps requests, by the engine's own id, to the hand-off that their output will carry at its
-end: their KV can be pulled while it is computed. Each is told once.
+`EARLY_HANDOFFS` maps requests, by the engine's own id, to the hand-off that their output will have at its
+end: their KV can be pulled while it is computed. Each is reported once.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ TIER_COUNTERS = (SWAPPED_IN, RECOMPUTED)
 
 @dataclass(slots=True)
 class TransferTotals:
-    """The reports of one engine, summed: what EngineLoad's fields of transfers and tiers hold."""
+    """The reports of one engine, summed: the transfer and tier fields of EngineLoad."""
 
     bytes_received: int = 0
     transfers_received: int = 0
@@ -46,7 +46,7 @@ class TransferTotals:
     tiers: tuple[TierLoad, ...] = ()
 
     def add(self, report: Mapping[str, Any]) -> None:
-        """Take one step's dict in."""
+        """Add one step's dict."""
         self.bytes_received += int(report.get(BYTES_RECEIVED, 0))
         self.transfers_received += int(report.get(TRANSFERS_RECEIVED, 0))
         self.transfers_failed += int(report.get(TRANSFERS_FAILED, 0))
@@ -58,13 +58,13 @@ class TransferTotals:
 
 
 def tier_as_dict(load: TierLoad) -> dict[str, Any]:
-    """Plain data that `TransferTotals` reads."""
+    """Return the plain data that `TransferTotals` reads."""
     return {**asdict(load), "medium": int(load.medium)}
 
 
 def all_ranks(tiers: Iterable[TierLoad]) -> tuple[TierLoad, ...]:
-    """The tiers of an engine's data-parallel ranks as one engine's, fastest first: what is wrong
-    on one rank, is."""
+    """Return the tiers of an engine's data-parallel ranks combined, fastest first. A problem on one rank is a
+    problem of the engine."""
     found: dict[int, TierLoad] = {}
     for tier in tiers:
         before = found.get(tier.medium)

@@ -1,6 +1,6 @@
-"""What the tier halves of the connector say to each other, once per engine step.
+"""The messages between the tier halves of the connector, once per engine step.
 
-As in orders.py: the scheduler half decides, the worker half of every rank copies, and these values pickle.
+As in orders.py, the scheduler half decides, the worker half of every rank copies, and these values pickle.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class StoreOrder:
-    """Copy `blocks` of the device into `slots`; the scheduler half knows it as `batch`."""
+    """Copy `blocks` of the device into `slots`; `batch` is the scheduler half's id of the store."""
 
     batch: int
     blocks: tuple[int, ...]
@@ -32,8 +32,9 @@ class LoadOrder:
 
 @dataclass(frozen=True, slots=True)
 class TierOrders:
-    """Scheduler half to worker half. `early` comes before the step's forward, which may overwrite these
-    blocks; `late` after it, which fills them. `memory` is what slots are in, said once, with the first."""
+    """Orders from the scheduler half to the worker half. `early` stores run before the step's forward pass,
+    which may overwrite these blocks; `late` ones after it, which fills them. `memory` is the arena's memory,
+    sent once, with the first orders."""
 
     memory: SharedName | None = None
     early: tuple[StoreOrder, ...] = ()
@@ -43,8 +44,8 @@ class TierOrders:
 
 @dataclass(slots=True)
 class TierReport:
-    """Worker half to scheduler half: ranks that have ended each store, by batch, and how long each load took
-    on the slowest rank, by request."""
+    """Report from the worker half to the scheduler half: ranks that have ended each store, by batch, and
+    seconds of each load on the slowest rank, by request."""
 
     stored: dict[int, int] = field(default_factory=dict)
     loaded: dict[str, float] = field(default_factory=dict)
@@ -53,7 +54,7 @@ class TierReport:
         return bool(self.stored or self.loaded)
 
     def merge(self, other: TierReport) -> None:
-        """Take another rank's report in."""
+        """Merge another rank's report."""
         for batch, ranks in other.stored.items():
             self.stored[batch] = self.stored.get(batch, 0) + ranks
         for request_id, seconds in other.loaded.items():

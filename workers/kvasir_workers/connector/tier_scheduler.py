@@ -1,12 +1,13 @@
-"""The connector's tier half in the scheduler: which blocks are kept below the device, and which come back.
+"""The tier half of the connector in the scheduler: which blocks are stored below the device, and which are
+loaded.
 
 A block is copied into the arena after the step that fills it, unless it came from there or from another
-worker. A request that waits is promised what lies in the arena already; while tiers below it are being
-asked, vLLM is told to ask again. The last token of a request is computed in any case, since its logits are
-needed, so that at most the blocks before it are loaded.
+worker. A waiting request is promised the blocks that are in the arena; while lower tiers are being queried,
+vLLM is told to ask again. The last token of a request is computed in any case, since its logits are needed,
+so at most the blocks before it are loaded.
 
-What a preempted request held is saved before others overwrite it, as far as it is not in the arena, and kept
-there until the request is back.
+The blocks of a preempted request that are not in the arena are saved before they are overwritten, and stay
+there until the request is scheduled again.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ NOTHING = range(0)
 
 
 class TierRequest(Protocol):
-    """The part of vLLM's Request that is read here."""
+    """The part of vLLM's Request that this module reads."""
 
     request_id: str
     num_prompt_tokens: int
@@ -56,10 +57,11 @@ class TierRequest(Protocol):
 class _Tracked:
     """One request from its arrival to its end.
 
-    `blocks` are the device's ids of its leading full blocks, the first `given` of which were not computed by
-    it; `given` is None until it is scheduled. `fetch_from` is the first block of its fetch, None without one;
-    `promised` are the blocks that vLLM was told of, `loading` how many are being loaded, and `since` is when
-    it began to wait. `returning`: it was preempted and is not back. `ended`: it is gone but for its load.
+    `blocks` are the device's ids of its leading full blocks, the first `given` of which it did not compute;
+    `given` is None until it is scheduled. `fetch_from` is the first block of its fetch, None without one;
+    `promised` is the number of blocks promised to vLLM, `loading` the number being loaded, `since` the time
+    when it began to wait. `returning`: it was preempted and is not scheduled yet. `ended`: only its load
+    still runs.
     """
 
     request: TierRequest
@@ -79,7 +81,7 @@ class _Tracked:
 
 @dataclass(slots=True)
 class _Batch:
-    """A store that ranks are busy with. `below`: its blocks go on to lower tiers."""
+    """A store that ranks are executing. `below`: its blocks are also stored in lower tiers."""
 
     slots: list[int]
     below: bool
@@ -87,9 +89,9 @@ class _Batch:
 
 
 class TierScheduler:
-    """State of stores and loads by request. `block_size` in tokens, `ranks` tensor-parallel ones.
+    """State of stores and loads by request. `block_size` is in tokens, `ranks` the tensor-parallel size.
 
-    `on_device(key)` says whether the device's prefix cache has a block.
+    `on_device(key)` returns whether the device's prefix cache has a block.
     """
 
     def __init__(
@@ -125,7 +127,7 @@ class TierScheduler:
     # -- a request's way ---------------------------------------------------------------------------
 
     def arrived(self, request: TierRequest) -> None:
-        """A request is queued: fetch what the router believes to be in tiers while it waits."""
+        """Handle a queued request: fetch what the router expects in tiers while the request waits."""
         params = request.kv_transfer_params or {}
         if params.get("tiers") is False:
             return
@@ -138,7 +140,8 @@ class TierScheduler:
                 self._fetch(tracked, there, self._last_block(tracked))
 
     def matched_tokens(self, request: TierRequest, local_tokens: int) -> int | None:
-        """Tokens to load beyond the `local_tokens` that the device has; None while that is found out."""
+        """Return how many tokens to load beyond the `local_tokens` on the device; None while tiers are
+        queried."""
         tracked = self._tracked.get(request.request_id)
         if tracked is None or request.skip_reading_prefix_cache:
             return 0
@@ -158,8 +161,8 @@ class TierScheduler:
         return len(tracked.promised) * self._block_size
 
     def allocated(self, request: TierRequest, block_ids: Sequence[int], load_tokens: int) -> bool:
-        """Order the load of what was promised, or let go of what was fetched; whether a load was ordered.
-        `block_ids` are all of the request's blocks."""
+        """Order the load of what was promised, or release what was fetched. Return whether a load was
+        ordered. `block_ids` are all of the request's blocks."""
         tracked = self._tracked.get(request.request_id)
         if tracked is None:
             return False
@@ -179,7 +182,7 @@ class TierScheduler:
         return True
 
     def finished(self, request: TierRequest) -> dict[str, int | float] | None:
-        """The request is over: what its output carries. Its load, if there is one, goes on to its end."""
+        """End a request and return its output's fields. A running load of it continues."""
         tracked = self._tracked.get(request.request_id)
         if tracked is None:
             return None
@@ -196,8 +199,8 @@ class TierScheduler:
     def take_orders(
         self, progress: Iterable[RequestProgress], preempted: Iterable[str], *, idle: bool
     ) -> TierOrders | None:
-        """What the worker half has to do in this step; None for nothing. An idle step naps here while
-        somebody waits for a tier."""
+        """Return the worker half's orders for this step; None if there are none. An idle step sleeps here
+        while a request waits for a tier."""
         self._idle = idle
         if idle and self._store.fetching:
             self._store.nap(NAP_S)
@@ -212,7 +215,7 @@ class TierScheduler:
         return orders
 
     def update(self, report: TierReport, received: Iterable[str]) -> set[str]:
-        """Take in what the worker half did; which of the `received` requests were loads of tiers."""
+        """Process the worker half's report. Return which of the `received` requests were tier loads."""
         for batch_id, ranks in report.stored.items():
             batch = self._batches[batch_id]
             batch.ranks += ranks
@@ -225,19 +228,20 @@ class TierScheduler:
         return ours
 
     def has_pending_work(self) -> bool:
-        """Whether the engine must keep stepping though it has no request."""
+        """Return whether the engine must keep stepping without a request."""
         return bool(self._early or self._batches or self._loads) or self._store.unsettled
 
     def take_logs(self) -> list[bytes]:
-        """What has changed of what tiers hold, as logs of bounded size."""
+        """Return the changes of tiers, as logs of bounded size."""
         return self._store.take_logs(LOGS_AT_ONCE)
 
     def announce(self) -> None:
-        """Say from the beginning what tiers hold."""
+        """Announce the complete contents of tiers."""
         self._store.announce()
 
     def take_stats(self) -> dict[str, Any] | None:
-        """Increments and levels since the last call; None when nothing changed, or not for long."""
+        """Return increments and levels since the last call; None if nothing changed, or if the last call was
+        too recent."""
         counted = any(self._counts.values())
         if not counted and not self._idle and self._now() - self._reported_at < REPORT_S:
             return None
@@ -251,13 +255,13 @@ class TierScheduler:
         return report
 
     def close(self) -> None:
-        """End everything."""
+        """Close the tiers."""
         self._store.close()
 
     # -- inside ------------------------------------------------------------------------------------
 
     def _last_block(self, tracked: _Tracked) -> int:
-        """The end of the blocks that may be loaded."""
+        """Return the end of the blocks that may be loaded."""
         request = tracked.request
         return min((request.num_tokens - 1) // self._block_size, len(request.block_hashes))
 
@@ -266,7 +270,8 @@ class TierScheduler:
         self._store.begin(tracked.request.request_id, self._named(tracked, first, last))
 
     def _named(self, tracked: _Tracked, first: int, last: int) -> list[TierBlock]:
-        """Blocks `first`, …, `last - 1` of a request, with the engine's keys and the routers' names."""
+        """Return blocks `first`, …, `last - 1` of a request, with the engine's keys and the routers' block
+        hashes."""
         request, size, names = tracked.request, self._block_size, tracked.names
         adapter = request.lora_request.lora_name if request.lora_request else ""
         root = root_hash(self._model, request.cache_salt or "", adapter)
@@ -279,7 +284,7 @@ class TierScheduler:
         ]
 
     def _filled(self, progress: RequestProgress) -> list[StoreOrder]:
-        """Stores of the blocks that are full after this step."""
+        """Return the stores of blocks that are full after this step."""
         tracked = self._tracked.get(progress.request_id)
         if tracked is None:
             return []
@@ -287,7 +292,7 @@ class TierScheduler:
         if tracked.given is None:
             tracked.given = progress.before // size
             self._store.touch(request.block_hashes[: tracked.given])
-        # With speculation and asynchronous scheduling a step reaches beyond the tokens that are known.
+        # With speculation and asynchronous scheduling a step covers more than the known tokens.
         full = min(progress.after // size, len(request.block_hashes))
         seen = len(tracked.blocks)
         if full <= seen:
@@ -299,7 +304,7 @@ class TierScheduler:
         return [] if order is None else [order]
 
     def _save(self, tracked: _Tracked, first: int, last: int, *, below: bool) -> StoreOrder | None:
-        """Have blocks `first`, …, `last - 1` copied into the arena, those that it lacks."""
+        """Copy those of blocks `first`, …, `last - 1` into the arena that it lacks."""
         if first >= last:
             return None
         slots = self._store.reserve(self._named(tracked, first, last))
@@ -315,7 +320,7 @@ class TierScheduler:
         return StoreOrder(self._batch, tuple(block for block, _ in pairs), tuple(slot for _, slot in pairs))
 
     def _note_preemption(self, tracked: _Tracked) -> None:
-        """Save what a request held when it was preempted, and keep it in the arena."""
+        """Save a preempted request's blocks, and keep them in the arena."""
         if tracked.request.num_preemptions == tracked.preemptions:
             return
         tracked.preemptions = tracked.request.num_preemptions
@@ -350,7 +355,7 @@ class TierScheduler:
             self._let_go(tracked)
 
     def _count_wait(self, tracked: _Tracked) -> None:
-        """Time that a request waited for tiers before its first token."""
+        """Count the time that a request waited for tiers before its first token."""
         if tracked.since is not None and not tracked.preemptions:
             tracked.tier_s += self._now() - tracked.since
         tracked.since = None

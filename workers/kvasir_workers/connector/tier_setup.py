@@ -1,6 +1,6 @@
-"""The connector's tier halves, made for one engine.
+"""Construction of the connector's tier halves for one engine.
 
-Only engines with tiers import this, and with it what moves and keeps blocks.
+Imported only by engines with tiers, as it imports all that stores and moves blocks.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 def make_tier_worker(
     kv_caches: Mapping[str, torch.Tensor], regions: Sequence[KvRegion], offset: int
 ) -> TierWorker:
-    """For the rank whose part of each slot begins `offset` bytes into it; `regions` are those of
-    `kv_caches`."""
+    """Return the worker half of the rank whose part of each slot begins at byte `offset`; `regions` are those
+    of `kv_caches`."""
     layers = list({tensor.data_ptr(): tensor for tensor in kv_caches.values()}.values())
 
     def copier(name: SharedName) -> BlockCopier:
@@ -46,9 +46,10 @@ def make_tier_worker(
 def make_tier_scheduler(
     settings: Settings, config: VllmConfig, layout: KvLayout, *, on_device: Callable[[bytes], bool]
 ) -> TierScheduler:
-    """Over the tiers of `settings`, for KV that lies as `layout` says. Raises ConfigError as open_store."""
+    """Return the scheduler half over the tiers of `settings`, for KV of this `layout`. Raise ConfigError as
+    open_store."""
     spec = TiersSpec.model_validate(settings.tiers)
-    # Bytes of a quantized cache do not say what they mean.
+    # A quantized cache reports its dtype as bytes, without the format.
     name = f"{settings.model} {config.cache_config.cache_dtype} {config.model_config.dtype}"
     folder = Path(config.model_config.model)
     mark = mark_of(name, settings.revision, layout, folder, settings.adapters)

@@ -1,7 +1,7 @@
-"""The connector's tier half beside the model: copies blocks of one rank between the device and the arena.
+"""The tier half of the connector in the worker: copies blocks of one rank between the device and the arena.
 
-Nothing here can fail: the slots of a load were verified and pinned before it was ordered, and a store goes
-where nobody else writes.
+Copies cannot fail: the slots of a load were verified and pinned before it was ordered, and a store has its
+slots exclusively.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class TierWorker:
         self._report = TierReport()
 
     def before_forward(self, orders: TierOrders) -> None:
-        """Save what the forward may overwrite, and let it wait for what is still being saved."""
+        """Save what the forward pass may overwrite, and make it wait for running saves."""
         if orders.memory is not None:
             self._copier = self._open_copier(orders.memory)
         if self._copier is None:
@@ -39,17 +39,17 @@ class TierWorker:
         self._copier.fence()
 
     def load(self, orders: TierOrders) -> None:
-        """Begin this step's loads."""
+        """Start this step's loads."""
         if self._copier is not None:
             for order in orders.loads:
                 self._loads[self._copier.load(order.slots, order.blocks)] = order.request_id
 
     def after_forward(self, orders: TierOrders) -> None:
-        """Save what the forward has filled."""
+        """Save what the forward pass has filled."""
         self._store(orders.late)
 
     def poll(self, idle: bool) -> set[str]:
-        """Requests whose loads have ended. An idle step naps here while a load is under way."""
+        """Return requests whose loads have ended. An idle step sleeps here while a load runs."""
         loaded = self._take_ended()
         for _ in range(NAPS if idle and self._loads and not loaded else 0):
             self._pause(NAP_S)
@@ -58,7 +58,7 @@ class TierWorker:
         return loaded
 
     def take_report(self) -> TierReport:
-        """What has ended since the last call."""
+        """Return what ended since the last call."""
         report, self._report = self._report, TierReport()
         return report
 

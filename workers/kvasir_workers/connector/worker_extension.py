@@ -1,4 +1,4 @@
-"""A method on vLLM's workers, so that a lease can be ended from outside the engine's step loop.
+"""A method on vLLM's workers that ends a lease from outside the engine's step loop.
 
 Named in `worker_extension_cls`; the engine adapter calls it by `collective_rpc`.
 """
@@ -11,10 +11,10 @@ from kvasir_workers.connector.connector import KvasirConnector
 
 
 class TransferExtension:
-    """Mixed into vLLM's Worker class."""
+    """Mixin of vLLM's Worker class."""
 
     def kvasir_release_leases(self, lease_ids: list[str]) -> None:
-        """Free KV that was offered under these leases; unknown ids are ignored."""
+        """Release the KV that was offered under these leases; unknown ids are ignored."""
         if has_kv_transfer_group():
             connector = get_kv_transfer_group()
             if isinstance(connector, KvasirConnector):

@@ -1,4 +1,4 @@
-"""Keeps a worker's membership record in Ray's key-value store, for as long as it lives."""
+"""Maintains a worker's membership record in Ray's key-value store."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ log = logging.getLogger(__name__)
 
 
 class Announcer:
-    """Writes the record at once and again every BEAT_S with a higher beat; withdraws it when stopped. A
-    head that is away for some time does not end it. `on_leave` is told the reason, once, when the worker is
-    asked to leave there; without it nobody looks."""
+    """Writes the record at start and every BEAT_S with a higher beat, and removes it when stopped. It
+    continues while Ray's head is unavailable. `on_leave` is called once with the reason if the record asks
+    the worker to leave; None disables the check."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class Announcer:
                 await self._look()
             except Exception as error:  # noqa: BLE001 - Ray raises several private types; the next beat tries again
                 if heard:
-                    log.warning("cannot tell Ray's head that this worker lives, and go on trying: %s", error)
+                    log.warning("cannot write this worker's membership record to Ray; retrying: %s", error)
                 heard = False
             else:
                 heard = True
@@ -64,7 +64,8 @@ class Announcer:
         _internal_kv_put(self._key, value, overwrite=True, namespace=NAMESPACE)
 
     async def withdraw(self) -> None:
-        """Stop and remove the record, which goes stale by itself where the head is away. Idempotent."""
+        """Stop and remove the record, which becomes stale by itself if the head is unavailable.
+        Idempotent."""
         if self._task is None:
             return
         task, self._task = self._task, None
@@ -75,4 +76,4 @@ class Announcer:
                 await asyncio.to_thread(_internal_kv_del, self._key, namespace=NAMESPACE)
                 await asyncio.to_thread(_internal_kv_del, self._leave_key, namespace=NAMESPACE)
         except Exception as error:  # noqa: BLE001 - as above
-            log.warning("cannot remove the record of this worker, which goes stale by itself: %s", error)
+            log.warning("cannot remove this worker's membership record, which will become stale: %s", error)

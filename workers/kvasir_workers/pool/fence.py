@@ -1,8 +1,8 @@
 """Which replicas may serve side by side during an upgrade.
 
-A rolling restart ends an old replica as soon as its successor is up, and "up" is Ray's word: routers may
-refuse the successor. So a replica compares itself with the first one of this run before it counts as up. One
-that does not fit fails its start, the restart ends there, and the old ones keep serving.
+A rolling restart ends an old replica as soon as Ray reports its successor as up, but routers may reject the
+successor. So a replica compares itself with the first one of this run before it reports that it is up. A
+replica that does not fit fails its start; the restart stops there, and the old ones keep serving.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from kvasir.core.membership import NAMESPACE
 
 
 def fence_of(identity: WorkerIdentity) -> dict[str, Any]:
-    """What must be equal in all replicas of one run that serve one model."""
+    """Return the values that must be equal in all replicas of one run that serve one model."""
     kv = {f"kv.{name}": value for name, value in asdict(identity.kv).items()}
     return {
         "protocol_version": identity.protocol_version,
@@ -33,7 +33,7 @@ def fence_of(identity: WorkerIdentity) -> dict[str, Any]:
 
 
 def fence_conflicts(mine: dict[str, Any], first: dict[str, Any]) -> list[str]:
-    """Each difference as `name: mine != first's`."""
+    """Return each difference as `name: mine != first's`."""
     names = [*first, *(name for name in mine if name not in first)]
     return [
         f"{name}: {mine.get(name)} != {first.get(name)}"
@@ -43,14 +43,14 @@ def fence_conflicts(mine: dict[str, Any], first: dict[str, Any]) -> list[str]:
 
 
 def fence_name(deployment: Deployment, pool: str) -> str:
-    """Under which name the replicas of `pool` are compared: those of one model are alike."""
+    """Return the name under which the replicas of `pool` are compared; pools of one model share it."""
     of_model = [pool in {each.name for each in view.pools} for view in deployment.views()]
     place = of_model.index(True)
     return f"kvasir/{deployment.name}/fence" + (f"-{place}" if place else "")
 
 
 def claim_fence(name: str, identity: WorkerIdentity) -> list[str]:
-    """Compare with the first replica of this run, or become it; returns the conflicts. Blocks: asks Ray's
+    """Compare with the first replica of this run, or become it. Return the conflicts. Blocks on Ray's
     key-value store, which lives as long as the head's state."""
     key, mine = name.encode(), fence_of(identity)
     _internal_kv_put(key, json.dumps(mine).encode(), overwrite=False, namespace=NAMESPACE)

@@ -1,9 +1,9 @@
-"""The further nodes of an engine as Ray actors, which are there as long as the replica that they belong to.
+"""The further nodes of an engine as Ray actors, with the lifetime of the replica that they belong to.
 
-Half an engine is none, and its ranks do not notice: they wait for each other for ever. Ray does. It ends an
-actor when the process that made it is gone, and tells that process when the actor is. So the replica, which
-is the first node, makes the others, and leaves when one of them is lost; what Ray Serve starts in its place
-makes its own.
+An engine that lost a node cannot run, and its ranks do not notice: they wait for each other forever. Ray
+does: it ends an actor when the process that created it ends, and reports to that process when the actor ends.
+So the replica, which is the first node, creates the others, and leaves when one of them is lost; the replica
+that Ray Serve starts in its place creates its own.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from kvasir_workers.pool.sigterm import on_sigterm
 log = logging.getLogger(__name__)
 
 STARTED_S = 120.0
-"""How long Ray may take to start a process where room is reserved for it."""
+"""How long Ray may take to start a process for which resources are reserved."""
 
 FollowerFactory = Callable[[Deployment, str, int, NodePlace], Awaitable[str]]
 
@@ -33,8 +33,8 @@ FollowerFactory = Callable[[Deployment, str, int, NodePlace], Awaitable[str]]
 @dataclass(frozen=True, slots=True)
 class NodePlan:
     """How an engine gets its nodes, named by the composition root. `follow(deployment, pool, rank, leader)`
-    runs the ranks of a node and returns why they ended; `lead(deployment)` is the place of the first node, in
-    the process that calls it."""
+    runs the ranks of a node and returns why they ended; `lead(deployment)` returns the place of the first
+    node, in the calling process."""
 
     follow: FollowerFactory
     lead: Callable[[Deployment], NodePlace]
@@ -60,19 +60,19 @@ class EngineFollower:
             log.warning("SIGTERM ends this node at once: this version of Ray leaves no way to drain on it")
 
     async def started(self) -> None:
-        """Answer, which tells that this process is there."""
+        """Return, which shows that this process has started."""
 
     async def run(self, leader: NodePlace) -> str:
-        """Run this node's ranks; returns why they ended. Raises what the factory raises."""
+        """Run this node's ranks; return why they ended. Raise what the factory raises."""
         return await self._follow(self._deployment, self._pool, self._rank, leader)
 
     async def asked_to_end(self) -> None:
-        """Return when this process is asked to end, which is left to the first node: streams are there."""
+        """Return when this process receives SIGTERM; the first node drains, since it has the streams."""
         await self._asked.wait()
 
 
 class Followers:
-    """All nodes of one engine but the first, which is where this is. They end with this process."""
+    """All nodes of one engine but the first, whose process this is. They end with this process."""
 
     def __init__(self, actors: list[Any]) -> None:
         self._actors = actors
@@ -82,8 +82,8 @@ class Followers:
     async def place(
         cls, plan: NodePlan, deployment: Deployment, pool: str, *, patience_s: float = STARTED_S
     ) -> Followers:
-        """Start their processes, each in the bundle of its rank: Ray Serve has reserved all of them with the
-        replica. Raises RuntimeError when they are not there within `patience_s` seconds, or cannot start."""
+        """Start their processes, each in the bundle of its rank: Ray Serve has reserved all bundles with the
+        replica. Raise RuntimeError if they are not up within `patience_s` seconds, or cannot start."""
         room = await asyncio.to_thread(_reserved)
         kind = ray.remote(EngineFollower)
         spec = deployment.model_dump_json()
@@ -99,8 +99,8 @@ class Followers:
         except TimeoutError:
             followers.end()
             raise RuntimeError(
-                f"the further nodes of an engine of {pool} did not start within {patience_s:.0f} s; Ray's "
-                "logs in their pods say why"
+                f"the further nodes of an engine of {pool} did not start within {patience_s:.0f} s; see "
+                "Ray's logs in their pods"
             ) from None
         except ray.exceptions.RayError as error:
             followers.end()
@@ -108,25 +108,25 @@ class Followers:
         return followers
 
     def start(self, leader: NodePlace) -> None:
-        """Have them start their ranks, which wait for the leader's."""
+        """Start their ranks, which wait for the leader's."""
         self._running = [asyncio.create_task(_answer(actor.run.remote(leader))) for actor in self._actors]
 
     async def lost(self) -> str:
-        """Return why the engine is one no more, when a node of it ends."""
+        """Wait for the end of a node, and return why the engine cannot run."""
         ended, _ = await asyncio.wait(self._running, return_when=asyncio.FIRST_COMPLETED)
         (first, *_) = ended
         error = first.exception()
         return first.result() if error is None else f"a further node of the engine was lost: {error}"
 
     async def asked_to_end(self) -> None:
-        """Return when the process of one of them is asked to end."""
+        """Return when the process of one of them receives SIGTERM."""
         asked = [asyncio.create_task(_answer(actor.asked_to_end.remote())) for actor in self._actors]
         try:
             while asked:
                 ended, waiting = await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)
                 if any(each.exception() is None for each in ended):
                     return
-                # A node that is lost asks for nothing; that is told by `lost`.
+                # The loss of a node is reported by `lost`.
                 asked = list(waiting)
             await asyncio.get_running_loop().create_future()
         finally:
@@ -143,7 +143,7 @@ class Followers:
 
 
 def _reserved() -> list[dict[str, Any]]:
-    """Of each node but the first, the options of an actor that takes all that is reserved for it. Blocks."""
+    """Return the options of an actor that takes the whole bundle, for each node but the first. Blocks."""
     group: Any = get_current_placement_group()
     made = []
     for rank, bundle in enumerate(group.bundle_specs[1:], start=1):

@@ -1,7 +1,7 @@
-"""Whether an engine that has work gets on with it.
+"""Detects an engine that has work and makes no progress.
 
-A dead engine says so (`Engine.wait_failed`). One that hangs, with its process and event loop alive, says
-nothing: its requests wait for ever, and it looks healthy.
+A dead engine reports its failure (`Engine.wait_failed`). An engine that hangs, with its process and event
+loop alive, reports nothing: its requests wait forever, and it appears healthy.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ STUCK_S = 60.0
 
 class WatchedEngine:
     """An Engine whose progress is watched (port: kvasir.ports.engine). Progress is a step that delivers
-    something or a load that changes, as it does with each chunk of a long prompt."""
+    output, or a load that changes, as it does with each chunk of a long prompt."""
 
     def __init__(self, engine: Engine, clock: Clock, *, stuck_s: float = STUCK_S) -> None:
         self._engine = engine
@@ -29,15 +29,16 @@ class WatchedEngine:
         self._moved_s = clock.now()
 
     def stuck(self) -> str | None:
-        """Why the engine is taken to hang: it has had requests and has done nothing for `stuck_s` seconds.
-        None while it does something, or has nothing to do. Ask at least a few times within `stuck_s`."""
+        """Return why the engine is considered hung: it has had requests without progress for `stuck_s`
+        seconds. None if it makes progress or has no requests. Call it at least a few times within
+        `stuck_s`."""
         now, load = self._clock.now(), self._engine.load()
         if load != self._load or not self._live:
             self._load, self._moved_s = load, now
         silent_s = now - self._moved_s
         if silent_s < self._stuck_s:
             return None
-        return f"the engine has done nothing for {silent_s:.0f} s, with {len(self._live)} requests live"
+        return f"the engine has made no progress for {silent_s:.0f} s, with {len(self._live)} requests live"
 
     async def start(self, sink: StepSink, *, worker_id: str, epoch: int) -> WorkerIdentity:
         """See Engine."""

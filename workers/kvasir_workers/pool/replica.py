@@ -1,8 +1,8 @@
 """One engine replica as a Ray Serve replica.
 
 Ray Serve places, health-checks and replaces replicas; no request passes through it, so that a replica full of
-streams looks idle to it. The replica runs its own session server on Serve's event loop, tells the router of
-it through a membership record, and drains by itself on every planned end.
+streams appears idle to it. The replica runs its own session server on Serve's event loop, announces it to
+routers through a membership record, and drains by itself on every planned end.
 """
 
 from __future__ import annotations
@@ -34,24 +34,24 @@ class Node(Protocol):
 
     @property
     def endpoint(self) -> Endpoint:
-        """Where routers reach it."""
+        """The address at which routers reach it."""
         ...
 
     @property
     def identity(self) -> WorkerIdentity:
-        """What it says of itself to routers."""
+        """The identity it sends to routers."""
         ...
 
     def stuck(self) -> str | None:
-        """Why its engine is taken to hang; None while it works or has nothing to do."""
+        """Why its engine is considered hung; None otherwise."""
         ...
 
     async def failed(self) -> str:
-        """Return why the worker can serve no more, when that happens."""
+        """Wait until the worker cannot serve, and return why."""
         ...
 
     async def stop(self, reason: str, grace_s: float) -> None:
-        """Let streams come to their end within `grace_s` seconds, then end."""
+        """Let streams end within `grace_s` seconds, then stop."""
         ...
 
 
@@ -62,9 +62,9 @@ class PoolReplica:
     """The class that Ray Serve instantiates.
 
     `start_node(deployment, pool, token, place)` builds the worker; it is named by the composition root, so
-    that this module knows no engine. `token` is the shared secret of sessions. An engine of several nodes
-    gets them by the plan `nodes`, and its worker is the one at `place`. The constructor raises where the
-    worker does not fit those that run (kvasir_workers.pool.fence), or does not come up.
+    that this module imports no engine. `token` is the shared secret of sessions. An engine of several nodes
+    gets them by the plan `nodes`, and its worker is the one at `place`. The constructor raises if the worker
+    does not fit the running ones (kvasir_workers.pool.fence), or does not start.
     """
 
     async def __init__(  # type: ignore[misc]  # Ray Serve awaits it
@@ -92,10 +92,10 @@ class PoolReplica:
             self._followers.start(place)
             node = await _started_with(self._followers, start_node(spec, pool, token, place))
         if conflicts := await asyncio.to_thread(claim_fence, fence_name(spec, pool), node.identity):
-            await node.stop("it does not fit the replicas that run", 0.0)
+            await node.stop("it does not fit the running replicas", 0.0)
             raise RuntimeError(
-                f"a new replica of {pool} does not fit those that run, which go on serving: "
-                f"{'; '.join(conflicts)}. Start the deployment anew to change this for all"
+                f"a new replica of {pool} does not fit the running ones, which keep serving: "
+                f"{'; '.join(conflicts)}. Restart the deployment to change this for all"
             )
         endpoint = node.endpoint
         record = MemberRecord(
@@ -106,7 +106,7 @@ class PoolReplica:
             beat=0,
             replica=_own_name(),
         )
-        # Whoever gets `scaling` later is not started anew for it, and has to heed it all the same.
+        # A change of `scaling` does not restart this replica, but applies to it too.
         self._announcer = Announcer(spec.name, record, clock, self._leave_when_asked)
         self._announcer.start()
         self._node = node
@@ -123,10 +123,10 @@ class PoolReplica:
             log.warning("SIGTERM ends this replica at once: this version of Ray leaves no way to drain on it")
 
     async def _leave_on_failure(self, failed: Coroutine[Any, Any, str]) -> None:
-        # A replica whose engine is dead would fail three health checks before Serve replaced it;
-        # leaving at once saves those seconds, and closes every session so that routers know too.
+        # A replica with a dead engine would fail three health checks before Serve replaced it; leaving at
+        # once saves those seconds, and closes every session so that routers learn of it.
         self._failure = await failed
-        log.error("the engine failed, leaving so that a new replica takes over: %s", self._failure)
+        log.error("the engine failed; leaving, so that a new replica replaces this one: %s", self._failure)
         os._exit(1)
 
     async def _leave_with(self, followers: Followers) -> None:
@@ -143,7 +143,7 @@ class PoolReplica:
         self._stop(reason).add_done_callback(_leave)
 
     async def check_health(self) -> None:
-        """Ray Serve's health check: the engine's own. A replica that drains is not ill."""
+        """Ray Serve's health check: that of the engine. A replica that drains is healthy."""
         if self._failure is not None:
             raise RuntimeError(self._failure)
         if self._node is not None and self._stopping is None and (reason := self._node.stuck()) is not None:
@@ -171,7 +171,7 @@ class PoolReplica:
 
 
 def _own_name() -> str:
-    """What Serve calls this replica; "" outside of it."""
+    """Return Serve's name of this replica; "" outside of Serve."""
     try:
         return str(serve.get_replica_context().replica_id.unique_id)
     except RayServeException:
@@ -179,8 +179,8 @@ def _own_name() -> str:
 
 
 async def _started_with(followers: Followers, start: Awaitable[Node]) -> Node:
-    """The worker, whose ranks and the followers' wait for each other. Raises RuntimeError when one of the
-    followers is lost meanwhile."""
+    """Start the worker, whose ranks and the followers' wait for each other. Raise RuntimeError if a follower
+    is lost meanwhile."""
     starting, losing = asyncio.ensure_future(start), asyncio.create_task(followers.lost())
     await asyncio.wait((starting, losing), return_when=asyncio.FIRST_COMPLETED)
     if not starting.done():
@@ -191,6 +191,6 @@ async def _started_with(followers: Followers, start: Awaitable[Node]) -> Node:
 
 def _leave(drained: asyncio.Task[None]) -> None:
     if not drained.cancelled() and (error := drained.exception()) is not None:
-        log.error("the drain failed, leaving all the same: %r", error)
+        log.error("the drain failed; leaving: %r", error)
     # Not through Ray's exit, which would wait for Serve's own tasks.
     os._exit(0)

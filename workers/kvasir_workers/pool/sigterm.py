@@ -1,8 +1,8 @@
-"""SIGTERM to a Ray worker process as a request to drain, instead of its end at once.
+"""Treats SIGTERM to a Ray worker process as a request to drain, instead of its immediate end.
 
-Python lets only the main thread set a signal's handler. Ray runs an actor's code on other threads, and its
-own handler, set on the main thread, exits. That handler calls one function of its module by name: this is
-where we come in. It is Ray's internals, so the module checks that they are as it knows them.
+Python lets only the main thread set a signal handler. Ray runs an actor's code on other threads, and its own
+handler, set on the main thread, exits the process. That handler calls one function of its module by name,
+which this module replaces. Since these are Ray internals, the module checks that they are as expected.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ _EXIT = "raise_sys_exit_with_custom_error_message"
 
 
 def on_sigterm(asked: Callable[[], None]) -> bool:
-    """Call `asked`, on the main thread, whenever SIGTERM arrives; it must return at once. False: this Ray
-    does it another way, and SIGTERM ends the process as before."""
+    """Call `asked`, on the main thread, whenever SIGTERM arrives; it must return at once. Return False if
+    this version of Ray is different, and SIGTERM ends the process as before."""
     handler: Any = signal.getsignal(signal.SIGTERM)
     code = getattr(handler, "__code__", None)
     if code is None or _EXIT not in code.co_names or not hasattr(ray_worker, _EXIT):

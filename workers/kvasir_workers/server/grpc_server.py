@@ -1,11 +1,11 @@
-"""Listens for routers over gRPC, and answers health checks: the worker's end of the wire.
+"""The worker's gRPC server for routers, which also answers health checks.
 
-It knows connections and not sessions: each one that has said Hello is handed to `on_connection`, and ends
-when that returns. Snapshots are bulk, and travel on calls of their own that delay no session's tokens.
+It handles connections, not sessions: each connection that has sent Hello is passed to `on_connection`, and
+ends when that returns. Snapshots are large, and have calls of their own that delay no session's tokens.
 
-With TLS, whoever has no certificate of this deployment's authorities does not get as far as a call, and who
-has one that is no router's gets neither a session nor a snapshot. Each handshake uses the newest
-certificates; connections that exist go on.
+With TLS, a caller without a certificate of this deployment's authorities cannot make a call, and a caller
+whose certificate is not a router's gets neither a session nor a snapshot. Each handshake uses the newest
+certificates; existing connections are kept.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ _BROKEN = (grpc.RpcError, grpc.aio.BaseError, asyncio.InvalidStateError)
 
 @dataclass(frozen=True, slots=True)
 class GrpcServerLimits:
-    """Bounds of one server. A peer that does not answer a keepalive ping within `keepalive_timeout_s`
-    is gone; one that does not say Hello within `hello_timeout_s` is turned away, and one that does not
-    read a snapshot to its end within `snapshot_timeout_s` is cut off."""
+    """Bounds of one server. A peer that does not answer a keepalive ping within `keepalive_timeout_s` is
+    disconnected, as is one that does not send Hello within `hello_timeout_s`, or does not read a whole
+    snapshot within `snapshot_timeout_s`."""
 
     max_message_bytes: int = 96 << 20
     max_concurrent_rpcs: int = 256
@@ -56,13 +56,13 @@ class GrpcServerLimits:
     keepalive_s: float = 2.0
     keepalive_timeout_s: float = 2.0
     min_ping_s: float = 0.5
-    """Routers that ping more often than this are cut off; gRPC's own limit of five minutes would cut off
-    ours."""
+    """Routers that ping more often than this are disconnected; gRPC's default of five minutes would
+    disconnect ours."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServerTls:
-    """What a worker shows, and the URI that a router's certificate must have."""
+    """The worker's certificate, and the URI that a router's certificate must have."""
 
     files: TlsFiles
     router: str
@@ -116,7 +116,7 @@ class GrpcWorkerConnection:
         self.end("closed")
 
     def end(self, reason: str) -> None:
-        """Whatever waits on this connection gets ConnectionLost. Idempotent."""
+        """Raise ConnectionLost in all that waits on this connection. Idempotent."""
         if not self._ended.is_set():
             self._reason = reason
             self._ended.set()
@@ -124,7 +124,7 @@ class GrpcWorkerConnection:
                 self._reading.cancel()
 
     async def wait_ended(self) -> None:
-        """Return once this end has closed or refused, or the RPC broke."""
+        """Return when this end has closed or refused, or the RPC broke."""
         await self._ended.wait()
 
     async def _write(self, data: bytes) -> None:
@@ -138,7 +138,7 @@ class GrpcWorkerConnection:
             self._raise_unless_cancelled()
 
     def _raise_unless_cancelled(self) -> NoReturn:
-        # gRPC reports a dead RPC with this too; only a cancelled task may pass it on.
+        # gRPC also reports a dead RPC as CancelledError; only a cancelled task may re-raise it.
         task = asyncio.current_task()
         if task is not None and task.cancelling():
             raise  # noqa: PLE0704 - called from an except block only
@@ -146,13 +146,13 @@ class GrpcWorkerConnection:
 
 
 class GrpcServer:
-    """One listening address. Methods run on one event loop.
+    """One listening address. All methods run on one event loop.
 
-    `token` is the deployment's session secret, None where it has none: sessions and snapshots without
-    it end with UNAUTHENTICATED. With `tls`, callers that are no routers of this deployment end with
-    PERMISSION_DENIED, and those without a certificate before that; None is plain text. Health needs no token;
-    at `health_bind` it is also answered in plain text, for probes that have no certificate. `snapshot` begins
-    one, as kvasir_workers.server.kv_feed.KvFeed does.
+    `token` is the deployment's session secret, or None; sessions and snapshots without it end with
+    UNAUTHENTICATED. With `tls`, callers that are no routers of this deployment end with PERMISSION_DENIED,
+    and callers without a certificate fail the handshake; None is plain text. Health checks need no token;
+    `health_bind` also answers them in plain text, for probes without a certificate. `snapshot` begins a
+    snapshot, as kvasir_workers.server.kv_feed.KvFeed does.
     """
 
     def __init__(
@@ -178,8 +178,8 @@ class GrpcServer:
         self._sessions: set[asyncio.Task[None]] = set()
 
     async def start(self) -> int:
-        """Bind and listen; returns the port, which the machine chose if `bind` ends with `:0`. Not yet
-        serving for health. Raises ConfigError when the address cannot be bound."""
+        """Bind and listen; return the port, which the system chooses if `bind` ends with `:0`. Health checks
+        do not report SERVING yet. Raise ConfigError if the address cannot be bound."""
         server = grpc.aio.server(
             options=self._options(), maximum_concurrent_rpcs=self._limits.max_concurrent_rpcs
         )
@@ -221,7 +221,7 @@ class GrpcServer:
             ) from error
 
     async def set_serving(self, serving: bool) -> None:
-        """What health checks answer from here on, for the server and for the service."""
+        """Set the answer of health checks, for the server and for the service."""
         status = (
             health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
         )
@@ -229,7 +229,7 @@ class GrpcServer:
             await self._health.set(service, status)
 
     async def follow(self, wait_failed: Callable[[], Awaitable[str]]) -> str:
-        """Serve until the engine dies, then say so to health checks; returns why it died."""
+        """Serve until the engine fails, then report it to health checks; return why it failed."""
         await self.set_serving(True)
         try:
             return await wait_failed()
@@ -237,7 +237,8 @@ class GrpcServer:
             await self.set_serving(False)
 
     async def stop(self, grace_s: float) -> None:
-        """Take no new connections, give those that there are `grace_s` seconds, end them. Idempotent."""
+        """Accept no more connections, let the open ones end within `grace_s` seconds, then close them.
+        Idempotent."""
         if not self._servers:
             return
         servers, self._servers = self._servers, []
@@ -284,23 +285,23 @@ class GrpcServer:
             async with asyncio.timeout(self._limits.hello_timeout_s):
                 data = await context.read()
         except TimeoutError:
-            await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "no Hello came")
+            await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "no Hello was received in time")
         try:
             message = decode_to_worker(data) if isinstance(data, bytes) else None
         except ProtocolError as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, error.message)
         if not isinstance(message, Hello):
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the first message is no Hello")
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the first message is not a Hello")
         return message
 
     async def _session(self, _requests: object, context: Context) -> None:
         await self._authenticate(context)
         connection = GrpcWorkerConnection(context, await self._hello(context))
-        # Else it would go with the first message, and an RPC that ends in the middle of that one would try
-        # to send it again, fail inside gRPC, and leave its peer waiting for ever.
+        # Otherwise it would be sent with the first message, and an RPC that ends in the middle of that
+        # message would try to send it again, fail inside gRPC, and leave its peer waiting forever.
         await context.send_initial_metadata(())
-        # A task of its own: gRPC cancels this one when the RPC breaks, and a session must not be cancelled
-        # by its connection.
+        # A separate task: gRPC cancels this one when the RPC breaks, and a session must not be cancelled by
+        # its connection.
         session = asyncio.ensure_future(self._on_connection(connection))
         self._sessions.add(session)
         session.add_done_callback(self._sessions.discard)
@@ -339,7 +340,8 @@ class GrpcServer:
 
 
 def _credentials(files: TlsFiles) -> grpc.ServerCredentials:
-    """Certificates for each handshake, from the newest good files. gRPC asks on threads of its own."""
+    """Return certificates for each handshake, from the newest valid files. gRPC calls this on its own
+    threads."""
     served = files.current()
 
     def newer() -> grpc.ServerCertificateConfiguration | None:

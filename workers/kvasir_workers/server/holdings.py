@@ -1,8 +1,8 @@
-"""A worker's own record of the KV blocks that its engine holds, and what routers are told of it.
+"""A worker's own record of the KV blocks that its engine holds, and its announcement to routers.
 
-The engine says what it stores and evicts while it computes; routers want one batch for each step, numbered,
-and a snapshot when they have missed one. Between the two stands a shadow of the cache, which names blocks
-as routers do. Engines write to it, sessions read from it.
+The engine reports what it stores and evicts while it computes; routers need one numbered batch for each step,
+and a snapshot when they have missed one. A shadow of the cache stands between the two, and translates blocks
+to block hashes. Engines write to it, sessions read from it.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ _RECORD_BYTES = 16
 class Holdings:
     """`kvasir.ports.engine.KvSource` over a shadow of `ranks` data-parallel ranks.
 
-    `root_of(salt, adapter)` is where chains begin. A change is handed over `delay_s` after it was written
-    at the latest, and at once when about `max_log_bytes` wait. Parts of snapshots have about `part_blocks`
-    blocks. All methods are called on one event loop.
+    `root_of(salt, adapter)` returns the root of a chain of hashes. A change is published at the latest
+    `delay_s` after it was written, and at once when about `max_log_bytes` are pending. Parts of snapshots
+    have about `part_blocks` blocks. All methods are called on one event loop.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class Holdings:
     async def snapshot(self) -> AsyncGenerator[KvSnapshotPart, None]:
         """See KvSource."""
         self._refuse_while_incomplete()
-        # What waits in the log is in the parts too; whoever applies it again changes nothing by that.
+        # Pending changes are in the parts too; applying them again has no effect.
         epoch, sequence = self._epoch, self._sequence
         for rank in range(self._ranks):
             cursor = 0
@@ -97,8 +97,8 @@ class Holdings:
     # -- what the engine says ----------------------------------------------------------------------
 
     def begin(self, epoch: int, *, incomplete: str | None = None) -> None:
-        """Number batches from 1 in `epoch`, the worker's own, before anything is written. `incomplete` says
-        why the record cannot be believed until `restore`."""
+        """Number batches from 1 in `epoch`, the worker's own, before anything is written. `incomplete` is why
+        the record is invalid until `restore`."""
         self._epoch, self._sequence = epoch, 0
         self._incomplete = incomplete
 
@@ -114,30 +114,31 @@ class Holdings:
         adapter: str = "",
         medium: Medium = Medium.DEVICE,
     ) -> None:
-        """Blocks that the engine holds from here on; see kvasir.native.Shadow."""
+        """Record blocks that the engine stored; see kvasir.native.Shadow."""
         stored = self._shadow.store(rank, medium, parent, keys, tokens, block_size, salt, adapter)
         self._note(_RECORD_BYTES + _NAME_BYTES * stored)
 
     def remove(self, rank: int, keys: Buffer, medium: Medium = Medium.DEVICE) -> None:
-        """Blocks of which the engine holds one copy less."""
+        """Record that the engine holds one copy less of each block."""
         removed = self._shadow.remove(rank, medium, keys)
         self._note(_RECORD_BYTES + _NAME_BYTES * removed)
 
     def clear(self, rank: int, medium: Medium = Medium.DEVICE) -> None:
-        """The engine holds nothing on one medium of this rank."""
+        """Record that the engine holds nothing on one medium of this rank."""
         self._shadow.clear(rank, medium)
         self._note(_RECORD_BYTES)
 
     def ingest(self, rank: int, payload: bytes) -> None:
-        """One message of vLLM's KV event stream, in which our tiers' changes may be; see
-        kvasir.native.Shadow. Raises ValueError, with nothing recorded, when it is malformed."""
+        """Record one message of vLLM's KV event stream, which may include changes of our tiers; see
+        kvasir.native.Shadow. Raise ValueError, with nothing recorded, if it is malformed."""
         self._shadow.ingest(rank, payload)
-        # Tokens take more room in a message than names do in a log.
+        # Tokens take more space in a message than block hashes do in a log.
         self._note(len(payload))
 
     def lose(self, reason: str) -> None:
-        """Some of what the engine said is lost: a new epoch begins, in which nothing is told until
-        `restore`. Whoever follows learns it at once, by a batch of the new epoch without changes."""
+        """Mark the record as incomplete because events were lost: a new epoch begins, in which nothing is
+        published until `restore`. Subscribers are notified at once, by a batch of the new epoch without
+        changes."""
         if self._incomplete is not None:
             return
         self._incomplete = reason
@@ -146,7 +147,7 @@ class Holdings:
         self._hand_over(b"")
 
     def restore(self) -> None:
-        """The record says all that is held again."""
+        """Mark the record as complete again."""
         self._shadow.take_log()
         self._incomplete = None
 
@@ -159,11 +160,11 @@ class Holdings:
 
     @property
     def unnamed(self) -> int:
-        """Blocks that could not be recorded, since what comes before them was unknown."""
+        """Number of blocks that could not be recorded, since their parent was unknown."""
         return self._shadow.unnamed
 
     def held(self, rank: int, medium: Medium = Medium.DEVICE) -> int:
-        """Different blocks recorded on one medium of one rank."""
+        """Return the number of distinct blocks recorded on one medium of one rank."""
         return self._shadow.held(rank, medium)
 
     # -- inside ------------------------------------------------------------------------------------

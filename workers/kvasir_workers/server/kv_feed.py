@@ -1,4 +1,4 @@
-"""What sessions get of the engine's record of its blocks: batches to pass on, and snapshots, not too many."""
+"""The KV events that sessions send to routers: batches, and a bounded number of snapshots."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ KV_UNREPORTED = "kv_unreported"
 class KvFeed:
     """Follows `source` until `close`; None for an engine that keeps no record.
 
-    A batch waits until the end of the tick for a step to take it along, then goes to `broadcast` alone.
+    A batch waits until the end of the event loop's iteration to be sent with a step, then is passed to
+    `broadcast` alone.
     """
 
     def __init__(
@@ -32,13 +33,13 @@ class KvFeed:
             source.subscribe(self._take_in)
 
     def take(self) -> KvBatch | None:
-        """The batch that waits; the caller passes it on."""
+        """Return the waiting batch; the caller sends it."""
         batch, self._waiting = self._waiting, None
         return batch
 
     async def snapshot(self) -> AsyncGenerator[KvSnapshotPart, None]:
-        """All that the engine holds; see KvSource. Raises ProtocolError when it keeps no record, and
-        CapacityError while the record is incomplete or too many read it (`too_many_snapshots`)."""
+        """Return all that the engine holds; see KvSource. Raise ProtocolError if it keeps no record, and
+        CapacityError while the record is incomplete or too many snapshots are read (`too_many_snapshots`)."""
         if self._source is None:
             raise ProtocolError("this worker keeps no record of the blocks that it holds", code=KV_UNREPORTED)
         if self._snapshots >= self._max_snapshots:
@@ -54,7 +55,7 @@ class KvFeed:
             self._snapshots -= 1
 
     def close(self) -> None:
-        """Pass nothing on any more. Idempotent."""
+        """Stop. Idempotent."""
         self._waiting = None
         if self._source is not None:
             self._source.subscribe(None)

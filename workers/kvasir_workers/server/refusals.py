@@ -1,4 +1,4 @@
-"""When a worker takes no more legs, and what it says then."""
+"""When a worker refuses legs, and the refusal it sends."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ ON_REQUEST = "drained on request"
 
 
 class DrainState:
-    """Whether the worker drains, and for whom: an operator can take a drain back, a stop is final."""
+    """Whether the worker drains, and why: an operator can cancel a drain, a stop is final."""
 
     def __init__(self) -> None:
         self.said: Draining | None = None
-        """What routers were told; None while legs are taken."""
+        """The drain message sent to routers; None while legs are accepted."""
         self._stopping = False
 
     def stop(self, reason: str, grace_s: float) -> Draining:
-        """The worker is being stopped; returns what to tell every router."""
+        """Begin the worker's stop; return the message for every router."""
         self._stopping = True
         self.said = Draining(reason, grace_s)
         return self.said
 
     def ask(self, message: SetDraining) -> Draining | Serving | None:
-        """An operator's wish; returns what to tell every router, None where it changes nothing."""
+        """Apply an operator's request; return the message for every router, None if nothing changes."""
         if self._stopping:
             return None
         wanted = Draining(message.reason or ON_REQUEST, message.grace_s) if message.draining else None
@@ -36,7 +36,7 @@ class DrainState:
 
 
 def refusal(request: EngineRequest, code: str, message: str) -> Delta:
-    """The only delta of a leg that was not taken."""
+    """Return the only delta of a refused leg."""
     return Delta(
         request_id=request.request_id,
         offset=0,

@@ -1,6 +1,6 @@
-"""What a worker says when its streams say nothing: how busy it is, and that it lives.
+"""Load reports and heartbeats that a worker sends when its streams send nothing.
 
-A router cannot tell an idle worker from a frozen one by what does not come, so that something has to come.
+A router cannot distinguish an idle worker from a frozen one without messages.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ async def report(
     interval_s: float,
     heartbeat_s: float,
 ) -> NoReturn:
-    """Tell changes of `load` every `interval_s`, and the load as it is whenever nothing was said for
-    `heartbeat_s`. Runs while the session has a connection. A router that has enough to read gets no
-    heartbeats on top: they must not be what its session is lost of."""
+    """Report changes of `load` every `interval_s`, and the current load if nothing was sent for
+    `heartbeat_s`. Runs while the session has a connection. A router with pending frames gets no heartbeats:
+    they must not overflow its session."""
     while True:
         current, kv = load(), session.take_deferred()
         due = clock.now() + _GRAIN_S >= session.said_s + heartbeat_s and not session.link.half_full

@@ -1,4 +1,4 @@
-"""What of a session outlives its connections."""
+"""The state of a session that outlives its connections."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ from kvasir.wire.pump import SessionPump
 class RouterSession:
     """One router's session on this worker.
 
-    `live` maps the router's request ids to the engine's, `leases` ids to when they end; `load` is what the
-    router was told last, and `said_s` when it was told anything. `window` runs while there is no connection.
+    `live` maps the router's request ids to the engine's, `leases` maps ids to when they end; `load` is the
+    last load sent to the router, `said_s` the time of the last message to it. `window` runs while there is no
+    connection.
     """
 
     def __init__(self, session_id: str, router_id: str, limits: LinkLimits) -> None:
@@ -33,7 +34,7 @@ class RouterSession:
         self._deferred: KvBatch | None = None
 
     def hold(self, handoff: KvHandoff, now: float) -> None:
-        """Remember a lease, from here on for its time, and forget those that have ended."""
+        """Record a lease with its deadline, and remove those that have ended."""
         self.leases.pop(handoff.lease_id, None)
         for lease_id, ends in list(self.leases.items()):
             if ends > now:
@@ -42,7 +43,8 @@ class RouterSession:
         self.leases[handoff.lease_id] = now + handoff.ttl_s
 
     def defer_if_slow(self, kv: KvBatch | None) -> KvBatch | None:
-        """`kv`, or None for a router that has enough to read: it sees the gap, and takes a snapshot."""
+        """Return `kv`, or None for a router with too many unread frames: it detects the gap, and takes a
+        snapshot."""
         if kv is None:
             return None
         if self.link.half_full:
@@ -52,6 +54,6 @@ class RouterSession:
         return kv
 
     def take_deferred(self) -> KvBatch | None:
-        """The newest batch that the router was spared, once it can read on: with nothing after it, the gap
-        would not be seen."""
+        """Return the newest deferred batch once the router can read again: without a later batch, it would
+        not detect the gap."""
         return self.defer_if_slow(self._deferred)

@@ -1,12 +1,12 @@
-"""The worker's end of sessions: which router owns which request, however connections come and go.
+"""The worker's end of sessions: which router owns which request, across connections.
 
 The engine's step batches are split by owner and kept in each session's bounded tail until its router has
-acknowledged them. A broken connection costs nothing while the resume window lasts; a router that does not
-come back, or does not read, loses its session: its requests are aborted, its leases released, and nobody
-else notices.
+acknowledged them. A broken connection has no effect within the resume window. A router that does not
+reconnect, or does not read, loses its session: its requests are aborted and its leases released, without
+effect on other sessions.
 
-What changes in the engine's prefix cache goes to every session, on the step batch of its step where there is
-one. Routers can have it again by a snapshot, so that it is never the reason why a slow session is lost.
+Changes of the engine's prefix cache are sent to every session, with the batch of their step if there is one.
+Routers can recover them by a snapshot, so they are never the reason why a slow session is lost.
 """
 
 from __future__ import annotations
@@ -53,21 +53,21 @@ class SessionHostLimits:
     resume_window_s: float = 10.0
     max_sessions: int = 64
     max_live_requests: int = 8192
-    """Legs of one session that may be live; more are refused with `worker_overloaded`."""
+    """Live legs per session; more are refused with `worker_overloaded`."""
     load_interval_s: float = 0.25
-    """How often changes of the load are looked for, for a router whose own deltas do not carry them."""
+    """Interval at which changes of the load are reported to a router whose deltas do not carry them."""
     heartbeat_s: float = 0.5
-    """The longest time for which a connected router hears nothing."""
+    """The longest time without a message to a connected router."""
     max_snapshots: int = 8
-    """Snapshots that may be read at once."""
+    """Concurrent snapshots."""
     drain_poll_s: float = 0.02
 
 
 class SessionHost:
     """All sessions of one worker. Methods are called on the engine's event loop.
 
-    `deliver` is the engine's sink. Two routers may use one request id: inside the worker each live leg
-    has an id of its own, which is the router's where that is free.
+    `deliver` is the engine's sink. Two routers may use the same request id: inside the worker each live leg
+    has a unique id, which is the router's if that is free.
     """
 
     def __init__(
@@ -82,8 +82,8 @@ class SessionHost:
         self._clock = clock
         self._limits = limits or SessionHostLimits()
         self._sessions: dict[str, RouterSession] = {}
-        # Engine's id -> (owner, router's id), until the leg's last delta, even if the owner has ended: an
-        # aborted leg's last words must not reach another session that uses the id again.
+        # Engine's id -> (owner, router's id), until the leg's last delta, even if the owner has ended: the
+        # last deltas of an aborted leg must not reach another session that reuses the id.
         self._owners: dict[str, tuple[RouterSession, str]] = {}
         self._opened = 0
         self._drain = DrainState()
@@ -100,7 +100,7 @@ class SessionHost:
         clock: Clock,
         limits: SessionHostLimits | None = None,
     ) -> SessionHost:
-        """Start the engine with its sessions. Raises ConfigError when the engine cannot start."""
+        """Start the engine with its sessions. Raise ConfigError if the engine cannot start."""
         hosts: list[SessionHost] = []
 
         def sink(batch: StepBatch) -> None:
@@ -113,26 +113,26 @@ class SessionHost:
 
     @property
     def identity(self) -> WorkerIdentity:
-        """What every Welcome says."""
+        """The identity in every Welcome."""
         return self._identity
 
     @property
     def sessions(self) -> int:
-        """Sessions that exist, connected or within their window."""
+        """Number of sessions, connected or within their resume window."""
         return len(self._sessions)
 
     @property
     def live_requests(self) -> int:
-        """Legs whose last delta has not come from the engine."""
+        """Number of legs whose last delta the engine has not delivered."""
         return len(self._owners)
 
     @property
     def held_leases(self) -> int:
-        """Leases granted to sessions that exist, which have not been released and may not have ended."""
+        """Number of leases of open sessions that were not released and may not have ended."""
         return sum(len(session.leases) for session in self._sessions.values())
 
     def deliver(self, batch: StepBatch) -> None:
-        """Pass on what one engine step produced."""
+        """Send what one engine step produced."""
         parts: dict[RouterSession, list[Delta]] = {}
         for delta in batch.deltas:
             owner = self._owners.get(delta.request_id)
@@ -148,7 +148,7 @@ class SessionHost:
             parts.setdefault(session, []).append(delta)
         kv, load = self._kv.take(), batch.load
         if load is not None and load.tiers:
-            # They would cost as much again as all else of a step; `report` tells them a few times a second.
+            # Load changes would double the cost of a step; `report` sends them a few times a second.
             load = replace(load, tiers=())
         for session, deltas in parts.items():
             session.load = load or session.load
@@ -157,7 +157,7 @@ class SessionHost:
             self._broadcast(kv, beside=parts)
 
     def snapshot(self) -> AsyncGenerator[KvSnapshotPart, None]:
-        """All that the engine holds; see KvFeed.snapshot."""
+        """Return all that the engine holds; see KvFeed.snapshot."""
         return self._kv.snapshot()
 
     async def serve(self, connection: WorkerConnection) -> None:
@@ -185,8 +185,8 @@ class SessionHost:
             await connection.close()
 
     async def drain(self, reason: str, grace_s: float) -> bool:
-        """Tell routers to send no more, refuse what comes, and wait until every stream has ended and its
-        end was acknowledged. False: `grace_s` was not enough. Sessions stay until `close`."""
+        """Send routers a drain, refuse further legs, and wait until every stream has ended and its end was
+        acknowledged. Return False if `grace_s` was not enough. Sessions remain until `close`."""
         self._tell(self._drain.stop(reason, grace_s))
         deadline = self._clock.now() + grace_s
         while not (quiet := self._quiet()) and self._clock.now() < deadline:
@@ -194,11 +194,11 @@ class SessionHost:
         return quiet
 
     async def close(self) -> None:
-        """End every session and abort what runs in it; newcomers are refused. Idempotent."""
+        """End every session, abort its requests, and refuse further connections. Idempotent."""
         self._closed = True
         self._kv.close()
         for session in list(self._sessions.values()):
-            self._end(session, "the worker stops")
+            self._end(session, "the worker is stopping")
 
     def _tell(self, message: WorkerMessage) -> None:
         for session in list(self._sessions.values()):
@@ -214,7 +214,7 @@ class SessionHost:
         return not self._owners and all(s.link.unacknowledged == 0 for s in self._sessions.values())
 
     def _admit(self, hello: Hello) -> tuple[RouterSession, bool] | str:
-        """The session that this connection is for and whether it is resumed, or why there is none."""
+        """Return the session for this connection and whether it is resumed, or why there is none."""
         if hello.protocol_version != PROTOCOL_VERSION:
             return f"protocol_version: {hello.protocol_version} != {PROTOCOL_VERSION} (worker)"
         if self._closed:
@@ -223,9 +223,9 @@ class SessionHost:
         if session is not None and session.router_id == hello.router_id and self._resume(session, hello):
             return session, True
         for earlier in [s for s in self._sessions.values() if s.router_id == hello.router_id]:
-            self._end(earlier, "its router began a new one")
+            self._end(earlier, "its router opened a new session")
         if len(self._sessions) >= self._limits.max_sessions:
-            return f"the worker has {self._limits.max_sessions} sessions, which is its limit"
+            return f"the worker has reached its limit of {self._limits.max_sessions} sessions"
         return self._open(hello.router_id), False
 
     def _open(self, router_id: str) -> RouterSession:
@@ -238,7 +238,7 @@ class SessionHost:
         return session
 
     def _resume(self, session: RouterSession, hello: Hello) -> bool:
-        # The router may be back before the break was noticed here.
+        # The router may reconnect before this side has detected the break.
         if session.pump is not None:
             session.pump.stop()
         try:
@@ -286,12 +286,12 @@ class SessionHost:
         self._free(session)
 
     def _leave(self, session: RouterSession, reason: str) -> None:
-        """Nothing more goes to the session or comes from it. Idempotent."""
+        """Detach the session from requests and connections. Idempotent."""
         if session.ended:
             return
         session.ended = True
         del self._sessions[session.session_id]
-        log.info("session %s of %s ends: %s", session.session_id, session.router_id, reason)
+        log.info("session %s of %s ended: %s", session.session_id, session.router_id, reason)
         if session.window is not None:
             session.window.cancel()
             session.window = None
@@ -313,7 +313,7 @@ class SessionHost:
             session.link.push(message, payload_bytes(message))
         except ProtocolError as error:
             self._leave(session, error.message)
-            # Not at once: this may be the engine's own call, which must not call the engine.
+            # Deferred: this may be called by the engine, which must not be called from its own call.
             asyncio.get_running_loop().call_soon(self._free, session)
         if session.pump is not None:
             session.pump.wake()
@@ -344,7 +344,7 @@ class SessionHost:
                     log.info("%s of %s: %s", session.session_id, session.router_id, notice)
                     self._tell(notice)
             case Goodbye():
-                self._end(session, "its router said goodbye")
+                self._end(session, "its router closed it")
 
     def _submit(self, session: RouterSession, requests: Sequence[EngineRequest]) -> None:
         ids = [request.request_id for request in requests]
@@ -379,7 +379,7 @@ class SessionHost:
 
     def _hold(self, session: RouterSession, handoff: KvHandoff) -> None:
         if session.ended:
-            # Not at once: this is the engine's own call.
+            # Deferred: this is called by the engine.
             asyncio.get_running_loop().call_soon(self._engine.release, [handoff.lease_id])
             return
         session.hold(handoff, self._clock.now())
