@@ -151,7 +151,7 @@ def test_a_login_that_is_refused_is_told_and_a_changed_password_is_read_again(
         secret = tmp_path / "password"
         tier = redis_tier(server.url, password_file=str(secret))
         assert asked_in_vain(tier) == LIMITS.failures
-        assert "see to password_file" in tier.load().trouble
+        assert "check password_file" in tier.load().trouble
         secret.write_text("wrong battery\n")
         tend_until(tier, lambda: "refuses the login" in tier.load().trouble)
         secret.write_text("right horse\n")

@@ -1,1 +1,1 @@
-"""KV below the device: adapters of `kvasir.ports.tier`, and what moves blocks between them and the engine."""
+"""KV tiers below the device: adapters of `kvasir.ports.tier`, and the copies between them and the engine."""

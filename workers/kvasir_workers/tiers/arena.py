@@ -1,14 +1,13 @@
-"""Which block is in which slot of host memory, and which may give way to another.
+"""Allocation of host memory slots to blocks, and eviction.
 
-The arena is where every tier's blocks pass through: the engine copies into it and out of it, and the lower
-tiers are written from it and read into it. All that is decided here is who holds a slot; the bytes are
-elsewhere, and so are the threads.
+Blocks of every tier pass through the arena: the engine copies into it and out of it, and the lower tiers are
+written from it and read into it. This module only tracks slots; other modules hold the bytes and the threads.
 
     free --reserve--> filling --commit--> ready --evicted--> free
                          '-----abandon----> free
 
-A block is found once it is ready. A pin keeps a ready block's slot from being given to another: whoever
-reads it holds one for as long as it reads.
+A block is found once it is ready. A pin prevents the eviction of a ready block; every reader holds one while
+it reads.
 """
 
 from __future__ import annotations
@@ -27,10 +26,10 @@ class _State(IntEnum):
 
 
 class Arena:
-    """`slots` places, numbered from 0. `policy` says which ready block gives way; it belongs to the arena.
+    """`slots` slots, numbered from 0. `policy` selects the ready block to evict; the arena owns it.
 
-    All calls are O(1), amortised, and from one thread. A slot in a state that a call does not allow is a
-    ValueError, and nothing changes.
+    All calls are O(1), amortized, and must come from one thread. A call that a slot's state does not allow
+    raises ValueError, and changes nothing.
     """
 
     def __init__(self, slots: int, policy: Eviction[bytes]) -> None:
@@ -40,7 +39,7 @@ class Arena:
         self._states = [_State.FREE] * slots
         self._blocks: list[TierBlock | None] = [None] * slots
         self._pins = [0] * slots
-        # Neighbours are handed out one after the other: copies merge what lies side by side.
+        # Slots are allocated in order: copies merge neighbouring slots.
         self._free = list(range(slots - 1, -1, -1))
         self._slots: dict[bytes, int] = {}
         self._ready = 0
@@ -53,37 +52,37 @@ class Arena:
 
     @property
     def capacity(self) -> int:
-        """Slots in all."""
+        """Number of slots."""
         return len(self._states)
 
     @property
     def ready(self) -> int:
-        """Blocks that can be found."""
+        """Number of ready blocks."""
         return self._ready
 
     @property
     def evicted(self) -> int:
-        """Blocks that gave way to others so far."""
+        """Number of blocks evicted so far."""
         return self._evicted
 
     def find(self, key: bytes) -> int | None:
-        """The slot of a ready block."""
+        """Return the slot of a ready block, or None."""
         slot = self._slots.get(key)
         return slot if slot is not None and self._states[slot] is _State.READY else None
 
     def holds(self, key: bytes) -> bool:
-        """Whether the block is ready or on its way."""
+        """Return whether the block is ready or being filled."""
         return key in self._slots
 
     def block(self, slot: int) -> TierBlock:
-        """Which block the slot is for: filling or ready."""
+        """Return the block that a filling or ready slot is for."""
         block = self._blocks[slot]
         if block is None:
             raise ValueError(f"slot {slot} is free")
         return block
 
     def blocks(self) -> Iterator[TierBlock]:
-        """Every ready block, in the order of slots. Nothing may change meanwhile."""
+        """Return every ready block, in slot order. The arena must not change meanwhile."""
         for state, block in zip(self._states, self._blocks, strict=True):
             if state is _State.READY and block is not None:
                 yield block
@@ -91,8 +90,8 @@ class Arena:
     # -- how it comes and goes ---------------------------------------------------------------------
 
     def reserve(self, block: TierBlock) -> int | None:
-        """A slot to fill with a block that is not held, another's if need be. None while every slot is
-        pinned or filling. The slot stays the caller's until `commit` or `abandon`."""
+        """Allocate a slot for a block that is not held, evicting another if necessary. None while every slot
+        is pinned or filling. The slot stays the caller's until `commit` or `abandon`."""
         if block.key in self._slots:
             raise ValueError(f"block {block.key.hex()} is held already")
         if not self._free and not self._evict():
@@ -104,7 +103,7 @@ class Arena:
         return slot
 
     def commit(self, slot: int) -> None:
-        """The slot holds its block's bytes: the block is ready."""
+        """Mark the slot's block as ready."""
         self._must_be(slot, _State.FILLING)
         block = self.block(slot)
         self._states[slot] = _State.READY
@@ -115,20 +114,20 @@ class Arena:
             self._stored[block.key] = block
 
     def abandon(self, slot: int) -> None:
-        """The block will not come. Nobody may write to the slot any more."""
+        """Free a slot that will not be filled. Nothing may write to it after this."""
         self._must_be(slot, _State.FILLING)
         del self._slots[self.block(slot).key]
         self._release(slot)
 
     def pin(self, slot: int) -> None:
-        """Keep a ready block where it is. Pins are counted."""
+        """Keep a ready block in its slot. Pins are counted."""
         self._must_be(slot, _State.READY)
         if not self._pins[slot]:
             self._idle -= 1
         self._pins[slot] += 1
 
     def unpin(self, slot: int) -> None:
-        """Take one pin back."""
+        """Remove one pin."""
         if not self._pins[slot]:
             raise ValueError(f"slot {slot} is not pinned")
         self._pins[slot] -= 1
@@ -136,15 +135,15 @@ class Arena:
             self._idle += 1
 
     def touch(self, keys: Sequence[bytes]) -> None:
-        """A request used these blocks, named in the order of its prompt. Once for each request, since
-        policies count uses; those too that it found on the device, which are as much in use. Blocks that
-        are not ready are ignored."""
+        """Record that a request used these blocks, given in the order of its prompt. Call it once per
+        request, since policies count uses, and include blocks that it found on the device. Blocks that are
+        not ready are ignored."""
         for key in reversed(keys):
             self._policy.touch(key)
 
     def take_changes(self) -> TierChange:
-        """How what is ready differs from what it was at the last call. At most `capacity` blocks each way,
-        however much came and went."""
+        """Return the difference of the ready blocks to those at the last call: at most `capacity` blocks
+        added and removed, however many changed in between."""
         change = TierChange(tuple(self._stored.values()), tuple(self._removed.values()))
         self._stored.clear()
         self._removed.clear()

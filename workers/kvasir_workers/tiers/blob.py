@@ -1,9 +1,9 @@
-"""The form of a block outside memory, the same on disk and in Redis, so that what comes back can be judged.
+"""The format of a block on disk and in Redis, with which a block is verified when it is read.
 
-A file may be torn, a server may hold what another version, another model or a stray program wrote under our
-key. So a blob says in its header what it is, and carries checksums of its header and of its bytes; what does
-not say exactly what is expected is a miss, with the reason as a stable word. The checksums find accidents.
-They are no seal against somebody who may write to the disk or the server.
+A file may be torn, and a server may hold what another version, another model or an unrelated program wrote
+under the same key. So a blob's header identifies the block, and has checksums of the header and of the
+payload; any mismatch is a miss, with a stable reason. The checksums detect accidents. They do not protect
+against someone with write access to the disk or the server.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ Bytes = bytes | bytearray | memoryview
 VERSION = 1
 MAGIC = b"KvasirKV"
 FINGERPRINT_BYTES = 16
-# Magic, version, flags, header bytes; fingerprint; key; name, parent, payload bytes, payload checksum.
+# Magic, version, flags, header bytes; fingerprint; key; block hash, parent, payload bytes, payload checksum.
 _FIELDS = Struct(f"<8sHHI{FINGERPRINT_BYTES}s{KEY_BYTES}sQQQQ")
 _SUM = Struct("<Q")
 HEADER_BYTES = _FIELDS.size + _SUM.size
 LANE_BYTES = 4
-"""Payloads are whole numbers of these: the checksum's lanes."""
+"""Payloads are a multiple of this size: the checksum's lanes."""
 
 TRUNCATED = "truncated"
 FOREIGN_MAGIC = "magic"
@@ -42,7 +42,7 @@ BAD_CHECKSUM = "checksum"
 
 
 class Header(NamedTuple):
-    """What a sound header says of its payload: whose it is, how many bytes, and their checksum."""
+    """The content of a valid header: the block, its payload size, and the payload's checksum."""
 
     block: TierBlock
     length: int
@@ -50,31 +50,31 @@ class Header(NamedTuple):
 
 
 def fingerprint(model: str, revision: str, layout: KvLayout) -> bytes:
-    """What all blobs of one kind have in common: FINGERPRINT_BYTES bytes over the model, the layout of its
-    KV and how blocks are named. LoRA adapters and salts are part of every block's key."""
+    """Return the FINGERPRINT_BYTES bytes common to all blobs of one kind: a digest of the model, its KV
+    layout and the block hash scheme. LoRA adapters and salts are part of every block's key."""
     parts = [model, revision, *map(str, astuple(layout)), str(HASH_VERSION), str(VERSION)]
-    # With their lengths, so that no two rows of parts read alike.
+    # With their lengths, so that different parts never yield the same input.
     raw = b"".join(pack("<I", len(part)) + part for part in (text.encode() for text in parts))
     return blake2b(raw, digest_size=FINGERPRINT_BYTES, person=b"kvasir-kv-blob").digest()
 
 
 def checksum(data: Bytes) -> int:
-    """Of one contiguous buffer of a multiple of LANE_BYTES bytes. Without Python's lock."""
+    """Return the checksum of one contiguous buffer of a multiple of LANE_BYTES bytes. Releases the GIL."""
     view = np.frombuffer(data, np.uint8)
     address = int(view.__array_interface__["data"][0])
     return checksum_pieces(array("Q", [address]), array("Q", [view.nbytes]), 1)[0]
 
 
 def make_header(fingerprint: bytes, block: TierBlock, data: Bytes) -> bytes:
-    """The HEADER_BYTES bytes that go before `data`. Reads all of `data`, for its checksum."""
+    """Return the HEADER_BYTES bytes that precede `data`. Reads all of `data`, for its checksum."""
     length = memoryview(data).nbytes
     fields = _FIELDS.pack(MAGIC, VERSION, 0, HEADER_BYTES, fingerprint, *block, length, checksum(data))
     return fields + _SUM.pack(checksum(fields))
 
 
 def verify(header: Bytes, size: int, key: bytes, fingerprint: bytes, length: int) -> str | None:
-    """Why `size` bytes that begin so are not such a blob with `length` bytes behind its header, as one of the
-    words above; None when they may be, since what is behind the header is for `verify_payload`."""
+    """Return why `size` bytes that start with this header are not such a blob with `length` payload bytes, as
+    one of the reasons above; None if the header is valid. `verify_payload` checks the payload."""
     raw = memoryview(header).cast("B")
     if raw.nbytes < HEADER_BYTES:
         return TRUNCATED
@@ -93,13 +93,13 @@ def verify(header: Bytes, size: int, key: bytes, fingerprint: bytes, length: int
 
 
 def read_header(header: Bytes) -> Header:
-    """What a header says that `verify` found nothing wrong with."""
+    """Return the content of a header that `verify` accepted."""
     *_, key, name, parent, length, total = _FIELDS.unpack_from(header)
     return Header(TierBlock(key, name, parent), length, total)
 
 
 def verify_payload(header: Header, data: Bytes) -> str | None:
-    """Why these are not the bytes that the header speaks of; None when they are."""
+    """Return why these are not the payload of the header; None if they are."""
     if memoryview(data).nbytes != header.length:
         return TRUNCATED
     return None if checksum(data) == header.checksum else BAD_CHECKSUM

@@ -1,8 +1,9 @@
-"""A circuit breaker: what failed is left alone for a while, and asked again off any request's path.
+"""A circuit breaker: after a failure a service is not called for a while, and is retried off any request's
+path.
 
-A server that hangs costs each who asks it a whole deadline. After one of these, or a few failures in a row,
-the breaker opens and nobody asks; a single trial after a pause, made by whoever has time, closes it again.
-Pure: time and randomness are arguments.
+A server that hangs costs every caller a full deadline. After one timeout, or a few failures in a row, the
+breaker opens and calls stop; after a pause a single trial, made outside requests, closes it again. Pure: time
+and randomness are arguments.
 """
 
 from __future__ import annotations
@@ -14,8 +15,9 @@ from kvasir.ports.clock import Rng
 
 @dataclass(frozen=True, slots=True)
 class BreakerLimits:
-    """`failures` in a row open it. The first pause is `backoff_s`, each further one twice as long up to
-    `backoff_max_s`, all of them longer by up to the fraction `jitter`: workers shall not ask together."""
+    """`failures` in a row open it. The first pause is `backoff_s`, and each further one is twice as long, up
+    to `backoff_max_s`. Each is lengthened by up to the fraction `jitter`, so that workers do not retry
+    together."""
 
     failures: int = 3
     backoff_s: float = 0.25
@@ -24,10 +26,10 @@ class BreakerLimits:
 
 
 class Breaker:
-    """Closed: used. Open: left alone until a pause has passed; then one trial is due at a time.
+    """Closed: in use. Open: not used until a pause has passed; then one trial is due at a time.
 
-    A breaker that opens soon after it closed pauses longer than before: to answer a trial and to be of use
-    are two things.
+    A breaker that opens soon after it closed pauses longer than before: a service that answers a trial may
+    still fail under load.
     """
 
     def __init__(self, rng: Rng, limits: BreakerLimits | None = None) -> None:
@@ -41,12 +43,12 @@ class Breaker:
 
     @property
     def closed(self) -> bool:
-        """Whether it is used."""
+        """Whether the service is used."""
         return self._trial_at is None
 
     def due(self, now: float) -> bool:
-        """Whether to make a trial. True gives it to the caller, and to nobody else for as long as the pause
-        before it was: a caller that never says how it ended holds up no further one."""
+        """Return whether to make a trial. True gives the trial to this caller only, for as long as the last
+        pause: a caller that never reports its result does not block further trials."""
         if self._trial_at is None or now < self._trial_at:
             return False
         self._trial_at = now + self._pause
@@ -54,8 +56,8 @@ class Breaker:
         return True
 
     def failed(self, now: float, *, at_once: bool = False) -> bool:
-        """A call, or the trial, failed; `at_once` for what must not happen twice, like a deadline that
-        passed. True when this opened it."""
+        """Record a failed call or trial; `at_once` opens the breaker on the first failure, as for a timeout.
+        Return whether this opened it."""
         if self._trial_at is not None:
             if self._trying:
                 self._open(now)
@@ -69,7 +71,7 @@ class Breaker:
         return True
 
     def succeeded(self, now: float) -> bool:
-        """A call, or the trial, went well. True when this closed it."""
+        """Record a successful call or trial. Return whether this closed it."""
         self._failures = 0
         self._trying = False
         if self._trial_at is None:

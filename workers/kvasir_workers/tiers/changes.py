@@ -1,5 +1,5 @@
-"""What tiers hold, told to routers as logs of names (kvasir.core.kv.KvEventKind), in pieces of bounded
-size."""
+"""Changes of the tiers' contents, sent to routers as logs of block hashes (kvasir.core.kv.KvEventKind), in
+pieces of bounded size."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ _NO_NAMES = array("Q")
 
 
 class ChangeLog:
-    """Changes of one engine's tiers in the order in which they came about, until they are taken.
+    """Changes of one engine's tiers in order, until they are taken.
 
-    The rank in every record is 0: whoever hears of it knows which rank spoke.
+    The rank in every record is 0: the receiver knows which rank sent it.
     """
 
     def __init__(self) -> None:
         self._pieces: deque[bytes] = deque()
 
     def __len__(self) -> int:
-        """Pieces that wait."""
+        """Number of pending pieces."""
         return len(self._pieces)
 
     def add(self, medium: Medium, change: TierChange) -> None:
-        """What one call changed of one tier. What it removed was there before what it stored."""
+        """Record the changes of one call on one tier; its removals precede its additions."""
         for start in range(0, len(change.removed), PIECE_BLOCKS):
             names = array("Q", (block.name for block in change.removed[start : start + PIECE_BLOCKS]))
             self._pieces.append(record(KvEventKind.REMOVED, medium, 0, 0, names))
@@ -37,7 +37,7 @@ class ChangeLog:
             self._pieces.append(b"".join(_stored(medium, change.stored[start : start + PIECE_BLOCKS])))
 
     def restart(self) -> None:
-        """Nothing is held in any tier, whatever was said before."""
+        """Record that all tiers are empty."""
         self._pieces.clear()
         below = [medium for medium in Medium if medium is not Medium.DEVICE]
         self._pieces.append(
@@ -45,12 +45,12 @@ class ChangeLog:
         )
 
     def take(self, most: int) -> list[bytes]:
-        """The oldest pieces, at most that many."""
+        """Return up to `most` of the oldest pieces."""
         return [self._pieces.popleft() for _ in range(min(most, len(self._pieces)))]
 
 
 def in_chains(blocks: Iterable[TierBlock]) -> list[TierBlock]:
-    """The same blocks with each after its parent where that is among them, so that their log is short."""
+    """Return the blocks with each after its parent if that is among them, which shortens their log."""
     held = {block.name: block for block in blocks}
     children: dict[int, list[TierBlock]] = {}
     roots: list[TierBlock] = []

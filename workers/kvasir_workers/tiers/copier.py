@@ -1,9 +1,9 @@
-"""Blocks between the engine's KV cache and the arena, on one rank.
+"""Copies of blocks between the engine's KV cache and the arena, on one rank.
 
-A slot holds a block over all layers and all ranks: the parts of the ranks one after the other, in each part
-the layers in order. In host memory that is a copy of pieces, done when the call returns. On a device, blocks
-are gathered into a bounded buffer there and cross the bus in one piece each, on a stream of their own beside
-the computation.
+A slot holds a block over all layers and all ranks: the parts of the ranks in order, each with the layers in
+order. In host memory this is a copy of pieces, complete when the call returns. On a device, blocks are
+gathered into a bounded device buffer and cross the bus in one piece each, on a stream separate from the
+computation.
 """
 
 from __future__ import annotations
@@ -28,36 +28,38 @@ STAGING_BYTES = 64 << 20
 
 
 class Copied(NamedTuple):
-    """A copy has ended. `seconds` from its beginning."""
+    """A copy that has ended, `seconds` after it began."""
 
     ticket: int
     seconds: float
 
 
 class BlockCopier(Protocol):
-    """All calls come from the step loop's thread, and none waits for the device."""
+    """Copies between blocks and slots. All calls come from the step loop's thread, and none waits for the
+    device."""
 
     def store(self, blocks: Sequence[int], slots: Sequence[int]) -> int:
-        """Begin to copy blocks as the work so far leaves them into slots; returns the copy's ticket."""
+        """Start to copy blocks, as they are after the work queued so far, into slots. Return the copy's
+        ticket."""
         ...
 
     def load(self, slots: Sequence[int], blocks: Sequence[int]) -> int:
-        """Begin to copy slots into blocks that no work to come reads before the copy has ended; returns the
+        """Start to copy slots into blocks that no queued work reads before the copy has ended. Return the
         copy's ticket."""
         ...
 
     def fence(self) -> None:
-        """Work that is queued from here on finds every block of earlier `store`s read."""
+        """Make all work queued after this call wait for the reads of earlier `store`s."""
         ...
 
     def poll(self) -> list[Copied]:
-        """Copies that have ended since the last call."""
+        """Return copies that have ended since the last call."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class SlotPart:
-    """One rank's part of each slot: what begins `offset` bytes after the slot does."""
+    """One rank's part of each slot, which begins `offset` bytes after the slot."""
 
     memory: SharedMemory
     offset: int
@@ -83,7 +85,7 @@ class HostCopier:
         return self._copy(self._of_slots(slots), self._of_blocks(blocks), len(blocks))
 
     def fence(self) -> None:
-        """See BlockCopier. Every copy has ended already."""
+        """See BlockCopier. Every copy is already complete."""
 
     def poll(self) -> list[Copied]:
         """See BlockCopier."""
@@ -111,10 +113,10 @@ class HostCopier:
 
 
 class DeviceCopier:
-    """`BlockCopier` for KV on a device, through at most `staging_bytes` of it.
+    """`BlockCopier` for KV on a device, with at most `staging_bytes` of device buffer.
 
-    `layers` are the KV tensors, one per region and in their order, with `blocks` blocks each, outermost in
-    memory. On the CPU, where there are no streams, the same copies are made at once.
+    `layers` are the KV tensors, one per region in order, each with `blocks` blocks as the outermost
+    dimension. On the CPU, which has no streams, the same copies are made synchronously.
     """
 
     def __init__(
@@ -135,7 +137,8 @@ class DeviceCopier:
         arena = torch.frombuffer(part.memory.view, dtype=torch.int32).view(part.memory.slots, -1)
         first = part.offset // LANE_BYTES
         self._slots = arena[:, first : first + width]
-        # A copy across the bus is of contiguous memory: of neighbours only where all of each slot is ours.
+        # A copy across the bus is of contiguous memory: neighbouring slots only if the whole of each slot is
+        # this rank's.
         self._runs = runs_of if width == arena.shape[1] else _one_by_one
         device = layers[0].device
         depth = max(1, staging_bytes // (width * LANE_BYTES))
@@ -179,7 +182,7 @@ class DeviceCopier:
         if self._stream is None:
             self._in_chunks(blocks, slots, chunk)
         else:
-            # What was queued so far fills the blocks of a store, and may still use those of a load.
+            # The work queued so far fills the blocks of a store, and may still use those of a load.
             self._stream.wait_stream(self._torch.cuda.current_stream(self._device))
             with self._torch.cuda.stream(self._stream):
                 self._in_chunks(blocks, slots, chunk)
@@ -222,7 +225,8 @@ class DeviceCopier:
 
 
 def page_lock(memory: SharedMemory) -> None:
-    """Let devices read and write the memory by themselves. Raises ConfigError when the driver refuses."""
+    """Page-lock the memory, so that devices can access it directly. Raise ConfigError if the driver
+    refuses."""
     import torch
 
     failed = int(torch.cuda.cudart().cudaHostRegister(memory.address, memory.view.nbytes, 0))
@@ -233,7 +237,7 @@ def page_lock(memory: SharedMemory) -> None:
 
 
 def runs_of(slots: Sequence[int]) -> list[tuple[int, int, int]]:
-    """Slots that follow each other, as (index of the first, its slot, how many)."""
+    """Return consecutive slots as (index of the first, its slot, count)."""
     breaks = [at for at, (one, other) in enumerate(pairwise(slots), start=1) if other != one + 1]
     starts = [0, *breaks] if slots else []
     return [
@@ -246,7 +250,7 @@ def _one_by_one(slots: Sequence[int]) -> list[tuple[int, int, int]]:
 
 
 def _by_blocks(layer: torch.Tensor, blocks: int) -> torch.Tensor:
-    """A layer's memory as `blocks` rows of 4-byte lanes, whatever its axes mean."""
+    """Return a layer's memory as `blocks` rows of 4-byte lanes, regardless of its axes."""
     import torch
 
     flat = layer.as_strided((layer.numel(),), (1,))

@@ -1,8 +1,8 @@
-"""Which block gives way when a tier is full, from what was asked for before.
+"""Eviction policies: which block is evicted when a tier is full, based on past uses.
 
-A block is worth nothing once a block before it is gone. No policy here knows of chains: whoever touches the
-blocks of a prompt does so from its end to its beginning, and then LRU and LFU let go of a prompt's end
-before its beginning. What each policy is worth is in docs/adr/0012-eviction-is-lfu-with-ageing.md.
+A block is useless without the blocks before it. The policies here do not know about chains: callers touch the
+blocks of a prompt from its end to its beginning, so that LRU and LFU evict a prompt's end before its
+beginning. docs/adr/0012-eviction-is-lfu-with-ageing.md compares the policies.
 """
 
 from __future__ import annotations
@@ -17,45 +17,45 @@ Skip = Callable[[K], bool]
 
 
 def nothing(_key: object) -> bool:
-    """Skip none."""
+    """Skip no key."""
     return False
 
 
 class Eviction(Protocol[K]):
-    """The order in which keys give way. Every call is O(1), amortised; memory is O(capacity)."""
+    """The order in which keys are evicted. Every call is O(1), amortized; memory is O(capacity)."""
 
     def insert(self, key: K) -> None:
-        """The key is held from here on. For one that is held already this is a touch."""
+        """Add a key. For a key that is held this is a touch."""
         ...
 
     def touch(self, key: K) -> None:
-        """The key was used. Ignored when it is not held."""
+        """Record a use of the key. Ignored if it is not held."""
         ...
 
     def remove(self, key: K) -> None:
-        """Forget the key and its uses. Ignored when it is not held, as of a victim."""
+        """Remove the key and its uses. Ignored if it is not held, as after `victim`."""
         ...
 
     def victim(self, skip: Skip[K] = nothing) -> K | None:
-        """Take out the key that gives way first of those that may: it is held no longer. None, where every
-        key is to be skipped. A key that was skipped gets a respite, so that the next call need not pass it
-        again: while few keys are skipped, passing them costs O(1) too."""
+        """Remove and return the first key in eviction order that `skip` does not exclude; None if it excludes
+        all. A skipped key moves back in the order, so that the next call need not skip it again: with few
+        skipped keys, this is amortized O(1) too."""
         ...
 
     def __len__(self) -> int:
-        """How many keys are held."""
+        """Number of held keys."""
         ...
 
 
 def eviction(kind: EvictionKind, capacity: int) -> Eviction[bytes]:
-    """The policy of that name for about `capacity` keys, at least one."""
+    """Return the policy of that name for about `capacity` keys, at least one."""
     if kind == "lru":
         return Lru()
     return Lfu(capacity) if kind == "lfu" else S3Fifo(capacity)
 
 
 class Lru(Generic[K]):
-    """What was used least recently gives way."""
+    """Evicts the least recently used key."""
 
     def __init__(self) -> None:
         self._order: OrderedDict[K, None] = OrderedDict()
@@ -93,12 +93,12 @@ class Lru(Generic[K]):
 
 
 class Lfu(Generic[K]):
-    """What was used least often gives way, the least recent of these first; old use fades.
+    """Evicts the least frequently used key, the least recently used first among equals; old uses age.
 
-    LFU with dynamic ageing (Arlitt et al., 1999): a key's rank is its uses, plus the rank of the newest
-    victim when the key was last used. So a key that is used no more is overtaken after as many generations
-    of victims as it had uses, of which at most MOST_USES count. The uses of the newest victims are kept, two
-    for each key of the capacity: who comes back has them again, and RETURN more, since it should have stayed.
+    LFU with dynamic ageing (Arlitt et al., 1999): a key's rank is its uses, plus the rank of the latest
+    victim when the key was last used. So an unused key is overtaken after as many generations of victims as
+    it had uses, of which at most MOST_USES count. The uses of the latest victims are kept, two per key of the
+    capacity: a key that returns gets them back, and RETURN more, since its eviction was a mistake.
     """
 
     MOST_USES = 15
@@ -109,7 +109,7 @@ class Lfu(Generic[K]):
             raise ValueError(f"a capacity of {capacity}; at least 1")
         self._age = 0
         self._held: dict[K, tuple[int, int]] = {}
-        """Uses and rank. Ranks lie between the age and MOST_USES above it."""
+        """Uses and rank. Ranks are between the age and MOST_USES above it."""
         self._buckets: dict[int, OrderedDict[K, None]] = {}
         self._ghosts: OrderedDict[K, int] = OrderedDict()
         self._ghosts_at_most = 2 * capacity
@@ -174,11 +174,12 @@ class Lfu(Generic[K]):
 
 
 class S3Fifo(Generic[K]):
-    """Three queues (Yang et al., SOSP 2023): what is not used again while it passes the small one gives way.
+    """Three queues (Yang et al., SOSP 2023): a key that is not used again while in the small queue is
+    evicted.
 
-    A key comes into the small queue, a tenth of the capacity. At its end it moves on to the main one when it
-    was used more than once, else it gives way and its name stays in the ghost queue; who comes back from
-    there goes to the main queue at once. The main queue passes what was used since it last came round.
+    A key enters the small queue, a tenth of the capacity. At its end it moves to the main queue if it was
+    used more than once, else it is evicted and remembered in the ghost queue; a key that returns from there
+    enters the main queue at once. The main queue skips keys that were used since the last round.
     """
 
     def __init__(self, capacity: int, *, small: float = 0.1) -> None:

@@ -1,7 +1,7 @@
-"""What a durable tier holds as far as it knows, and what of that has changed since it was last told.
+"""The blocks that a durable tier is known to hold, and their changes since the last report.
 
-Blocks are found to be gone in calls that tell nothing (a read finds a torn file, a server has evicted), and
-come back before anybody asked. Told are only the differences: who adds up all changes has what is held.
+Blocks are found missing in calls that report nothing (a read finds a torn file, a server has evicted), and
+may return before the next report. Only differences are reported: the sum of all changes is what is held.
 """
 
 from __future__ import annotations
@@ -12,13 +12,14 @@ from kvasir.ports.tier import TierBlock, TierChange
 
 
 class BlockLedger:
-    """At most `most` blocks by their keys, the least recently used first, and the changes since the last
-    `take`. Of more, the least recently used is forgotten, and told to be gone."""
+    """At most `most` blocks by key, ordered by last use, and the changes since the last `take`. Beyond
+    `most`, the least recently used block is forgotten, and reported as removed."""
 
     def __init__(self, most: int) -> None:
         self._most = most
         self._blocks: OrderedDict[bytes, TierBlock] = OrderedDict()
-        # What was told of each key that is no longer so: the block, or None for not held.
+        # For each key whose state differs from the last report, the reported state: the block, or None for
+        # not held.
         self._changed: dict[bytes, TierBlock | None] = {}
 
     def __contains__(self, key: bytes) -> bool:
@@ -28,7 +29,7 @@ class BlockLedger:
         return len(self._blocks)
 
     def add(self, block: TierBlock) -> None:
-        """It is held, and has just been used."""
+        """Record that the block is held and was just used."""
         before = self._blocks.pop(block.key, None)
         self._blocks[block.key] = block
         self._note(block.key, before, block)
@@ -36,28 +37,28 @@ class BlockLedger:
             self.remove(next(iter(self._blocks)))
 
     def remove(self, key: bytes) -> None:
-        """It is not held; unknown keys are ignored."""
+        """Record that the block is not held; unknown keys are ignored."""
         self._note(key, self._blocks.pop(key, None), None)
 
     def clear(self) -> None:
-        """Nothing is held."""
+        """Record that nothing is held."""
         for key in self.keys():
             self.remove(key)
 
     def newest(self) -> bytes | None:
-        """The key that was used last; None when nothing is held."""
+        """Return the most recently used key; None if nothing is held."""
         return next(reversed(self._blocks), None)
 
     def keys(self) -> list[bytes]:
-        """All keys, the least recently used first."""
+        """Return all keys, the least recently used first."""
         return list(self._blocks)
 
     def blocks(self) -> list[TierBlock]:
-        """All blocks, the least recently used first."""
+        """Return all blocks, the least recently used first."""
         return list(self._blocks.values())
 
     def take(self) -> TierChange:
-        """What differs from what was told before."""
+        """Return the difference to the last report."""
         stored = tuple(self._blocks[key] for key in self._changed if key in self._blocks)
         removed = tuple(block for block in self._changed.values() if block is not None)
         self._changed.clear()

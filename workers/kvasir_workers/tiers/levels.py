@@ -1,7 +1,8 @@
-"""A tier below the arena with its thread: what waits to be written to it, and what it tells of itself.
+"""One tier below the arena with its thread: its queue of writes, and the reports of its contents.
 
-Writes are pinned in the arena until they are done, so they are bounded: what does not fit is not written, and
-counted. A tier that does not return is passed by, and said to be in trouble, until it returns.
+Blocks to be written are pinned in the arena until they are written, so their number is bounded: what exceeds
+it is not written, and counted. A tier with a call that does not return is skipped, and reported as in
+trouble, until the call returns.
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ _log = logging.getLogger(__name__)
 
 READ_BYTES = 2 << 20
 WRITE_BYTES = 1 << 20
-"""What one call reads or writes at most. Between two calls a lane turns to whoever waits, and questions wait
-for a few milliseconds only."""
+"""Maximum bytes of one call. Between two calls the thread runs jobs by urgency, and lookups wait only a few
+milliseconds."""
 CHUNK_BLOCKS = 64
 MARGIN_S = 0.002
-"""What a call may take beyond the tier's own deadline, for the threads to be scheduled."""
+"""Time that a call may take beyond the tier's own deadline, for thread scheduling."""
 SHARE = 4
-"""What waits for one tier may take one part of the arena in so many."""
+"""Pending writes of one tier may take one in this many slots of the arena."""
 
 
 MakeLane = Callable[[str, Callable[[], float], Tend], TierThread]
@@ -36,8 +37,8 @@ MakeLane = Callable[[str, Callable[[], float], Tend], TierThread]
 
 @dataclass(frozen=True, slots=True)
 class LowerTierSettings:
-    """A tier below the arena. A question that takes longer than `lookup_s`, or a read that takes longer than
-    `timeout_s`, is a miss; at most `write_bytes` wait to be written."""
+    """A tier below the arena. A lookup that takes longer than `lookup_s`, or a read that takes longer than
+    `timeout_s`, is a miss; at most `write_bytes` may wait to be written."""
 
     tier: KvTier
     lookup_s: float
@@ -47,7 +48,7 @@ class LowerTierSettings:
 
 @dataclass(frozen=True, slots=True)
 class TierContext:
-    """What an engine's tiers share, and the lock that guards it. `view(slot)` is a slot's bytes,
+    """State shared by an engine's tiers, and the lock that guards it. `view(slot)` returns a slot's bytes,
     `block_bytes` of them."""
 
     arena: Arena
@@ -57,13 +58,13 @@ class TierContext:
     changes: ChangeLog
 
     def chunk(self, most_bytes: int) -> int:
-        """Blocks of one call."""
+        """Number of blocks in one call."""
         return max(1, min(CHUNK_BLOCKS, most_bytes // self.block_bytes))
 
 
 class LowerTier:
-    """One lower tier, `number` of which are before it. Methods whose name ends in `_locked` are called with
-    the lock held."""
+    """One lower tier; `number` tiers are before it. Methods whose name ends in `_locked` are called with the
+    lock held."""
 
     def __init__(
         self,
@@ -94,23 +95,23 @@ class LowerTier:
 
     @property
     def stuck(self) -> bool:
-        """Whether a call has not returned long after its deadline; a change is logged."""
+        """Return whether a call has not returned long after its deadline; changes are logged."""
         stuck = self.lane.stuck(self.lower.timeout_s + self.lower.lookup_s + MARGIN_S)
         if stuck != self._was_stuck:
             self._was_stuck = stuck
             if stuck:
-                _log.warning("tier %s: a call does not return; it is not used until it does", self._name)
+                _log.warning("tier %s: a call does not return; it is disabled until it does", self._name)
             else:
-                _log.warning("tier %s: the call has returned; it is used again", self._name)
+                _log.warning("tier %s: the call has returned; the tier is used again", self._name)
         return stuck
 
     @property
     def unsettled(self) -> bool:
-        """Whether what it holds will change soon of itself."""
+        """Whether its reported contents will soon change."""
         return bool(self._writes or self._writing or not self.lane.tended) and not self.stuck
 
     def write_locked(self, slots: Sequence[int]) -> None:
-        """Queue what lies in these slots to be written, as far as it fits."""
+        """Queue the blocks of these slots to be written, up to the limit."""
         taken = slots[: max(0, self._most_writes - len(self._writes))]
         for slot in taken:
             self._context.arena.pin(slot)
@@ -120,20 +121,20 @@ class LowerTier:
             self._writing = self.lane.add(Urgency.WRITE, self._write)
 
     def announce(self) -> None:
-        """Say everything that it holds."""
+        """Report all that it holds."""
         self.lane.add(Urgency.LOOKUP, self._announce)
 
     def load(self) -> TierLoad:
-        """See KvTier, with what was never handed to the tier."""
+        """See KvTier, including blocks that were never passed to the tier."""
         load = self.tier.load()
         load = replace(load, dropped_blocks=load.dropped_blocks + self._dropped)
         if self.stuck:
-            trouble = f"a call has not returned for over {self.lower.timeout_s:g} s: look at the medium"
+            trouble = f"a call has not returned for over {self.lower.timeout_s:g} s: check the medium"
             load = replace(load, trouble=trouble, readable=False)
         return load
 
     def close(self, drain_s: float) -> None:
-        """Write what can be written in that time, and free everything but what a call still hangs in."""
+        """Write what can be written within `drain_s`, and free everything except what a hanging call uses."""
         if self.lane.close(drain_s):
             self.tier.close()
 

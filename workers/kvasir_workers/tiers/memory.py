@@ -1,8 +1,8 @@
-"""Host memory that one engine's processes share: the bytes behind the arena.
+"""Host memory shared by one engine's processes: the bytes of the arena.
 
-With tensor parallelism every rank is a process of its own, and fills its part of each slot. The memory has no
-name in any file system: whoever makes it tells the others which descriptor of which process it is, and the
-kernel frees it with the last of them.
+With tensor parallelism every rank is a separate process, and fills its part of each slot. The memory has no
+name in any file system: its creator passes its process id and file descriptor to the others, and the kernel
+frees the memory with the last of them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from kvasir.core.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class SharedName:
-    """How another process of the same user opens the memory: `path` is valid while its maker lives."""
+    """How another process of the same user opens the memory: `path` is valid while its creator lives."""
 
     path: str
     slots: int
@@ -28,7 +28,7 @@ class SharedName:
 class SharedMemory:
     """`slots` slots of `slot_bytes` bytes each, mapped into this process until the last view of it is gone.
 
-    Pages are taken from the system when they are first written.
+    Pages are allocated when they are first written.
     """
 
     def __init__(self, fd: int, slots: int, slot_bytes: int) -> None:
@@ -45,33 +45,35 @@ class SharedMemory:
 
     @classmethod
     def create(cls, slots: int, slot_bytes: int) -> SharedMemory:
-        """New memory. Raises ConfigError when the system has none to give."""
+        """Create memory. Raise ConfigError if the system has not enough."""
         fd = os.memfd_create("kvasir-tiers", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             os.ftruncate(fd, slots * slot_bytes)
-            # A process that made it shorter would kill the others at their next access.
+            # A process that truncated it would kill the others at their next access.
             fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
         except OSError as error:
             os.close(fd)
-            raise ConfigError(f"tiers.cpu.bytes: {slots * slot_bytes} B cannot be had: {error}") from error
+            raise ConfigError(
+                f"tiers.cpu.bytes: {slots * slot_bytes} B cannot be allocated: {error}"
+            ) from error
         return cls(fd, slots, slot_bytes)
 
     @classmethod
     def open(cls, name: SharedName) -> SharedMemory:
-        """Another process's memory. Raises OSError when that process is gone."""
+        """Open another process's memory. Raise OSError if that process has ended."""
         return cls(os.open(name.path, os.O_RDWR | os.O_CLOEXEC), name.slots, name.slot_bytes)
 
     @property
     def name(self) -> SharedName:
-        """What `open` wants elsewhere."""
+        """Return what `open` needs in another process."""
         return SharedName(f"/proc/{os.getpid()}/fd/{self._fd}", self.slots, self.slot_bytes)
 
     def slot_view(self, slot: int) -> memoryview:
-        """One slot's bytes, writable."""
+        """Return one slot's bytes, writable."""
         return self.view[slot * self.slot_bytes : (slot + 1) * self.slot_bytes]
 
     def close(self) -> None:
-        """Let go of the descriptor; views stay valid. Idempotent."""
+        """Close the descriptor; views stay valid. Idempotent."""
         fd, self._fd = self._fd, -1
         if fd >= 0:
             os.close(fd)

@@ -1,6 +1,6 @@
-"""The tiers of one engine, made from the deployment spec.
+"""The tiers of one engine, created from the deployment spec.
 
-The only place that knows which adapters there are. An engine loads the client libraries of those that it has.
+The only module that selects adapters. An engine imports the client libraries of its own tiers only.
 """
 
 from __future__ import annotations
@@ -26,19 +26,20 @@ _WEIGHTS = ("*.json", "*.safetensors", "*.bin", "*.gguf", "*.pt")
 
 
 def block_bytes(layout: KvLayout) -> int:
-    """Of one block over all layers and tensor-parallel ranks."""
+    """Return the bytes of one block over all layers and tensor-parallel ranks."""
     return layout.bytes_per_block * layout.tensor_parallel_size
 
 
 def open_store(
     spec: TiersSpec, layout: KvLayout, mark: bytes, now: Callable[[], float]
 ) -> tuple[TierStore, SharedMemory]:
-    """The store and the memory of its arena. Blocks of another `mark` are never read.
+    """Return the store and the memory of its arena. Blocks of another `mark` are never read.
 
-    Raises ConfigError when the memory cannot be had, or holds too few blocks to be of use."""
+    Raise ConfigError if the memory cannot be allocated, or holds too few blocks.
+    """
     size = block_bytes(layout)
     if size % LANE_BYTES:
-        raise ConfigError(f"tiers: blocks of {size} B, and only multiples of {LANE_BYTES} can be kept")
+        raise ConfigError(f"tiers: blocks have {size} B, which is not a multiple of {LANE_BYTES}")
     slots = spec.memory.bytes // size
     if slots < 4:
         raise ConfigError(f"tiers.cpu.bytes: {spec.memory.bytes} holds {slots} blocks of {size} B; raise it")
@@ -65,8 +66,8 @@ def open_store(
 
 
 def mark_of(name: str, revision: str, layout: KvLayout, folder: Path, adapters: Mapping[str, str]) -> bytes:
-    """What KV must have in common to be exchanged through a tier: the model's name, revision and weights, the
-    layout, and the weights of the adapters by name."""
+    """Return the mark that KV must share to be exchanged through a tier: the model's name, revision and
+    weights, the layout, and the weights of the adapters by name."""
     weights = [
         _weights_digest(folder),
         *(f"{at}={_weights_digest(Path(adapters[at]))}" for at in sorted(adapters)),
@@ -75,8 +76,8 @@ def mark_of(name: str, revision: str, layout: KvLayout, folder: Path, adapters: 
 
 
 def shared_tier(spec: RedisTierSpec | None, mark: bytes) -> str:
-    """For WorkerIdentity.shared_tier: equal where workers find each other's blocks, and "" without a shared
-    tier. Holds no secret."""
+    """Return WorkerIdentity.shared_tier: equal for workers that find each other's blocks, "" without a shared
+    tier. Contains no secret."""
     if spec is None:
         return ""
     where = f"{spec.url} {spec.namespace} {mark.hex()}"
@@ -84,9 +85,9 @@ def shared_tier(spec: RedisTierSpec | None, mark: bytes) -> str:
 
 
 def _weights_digest(folder: Path) -> str:
-    """Of names, sizes and samples of a model's files: what tells one set of weights from another without
-    reading all of it. Training moves nearly every weight, and samples from end to end meet some of them.
-    Where the folder is does not matter."""
+    """Return a digest of names, sizes and samples of a model's files, which distinguishes weights without
+    reading all of them. Training changes nearly every weight, and the samples are spread over each file. The
+    folder's path is not included."""
     digest = blake2b(digest_size=16)
     for path in sorted({path for pattern in _WEIGHTS for path in folder.glob(pattern)}):
         size = path.stat().st_size

@@ -1,12 +1,12 @@
-"""Where an engine's blocks go below the device, and come back from: one arena, and lower tiers behind it.
+"""The store of an engine's blocks below the device: one arena, and lower tiers below it.
 
-The step loop asks and is answered at once; threads, one for each lower tier, find, fetch and write. A request
-is promised a block only once it lies in the arena, verified and pinned, so that the copy onto the device that
-follows cannot fail. Whatever is slow, full or broken below is a block that is not there.
+Calls of the step loop return at once; threads, one for each lower tier, look up, fetch and write. A request
+is promised a block only once the block is in the arena, verified and pinned, so that the following copy to
+the device cannot fail. A lower tier that is slow, full or broken is a miss.
 
-One lock guards the books. It is held for bookkeeping alone and never while a tier is called; a slot that a
-thread may still write to is in no one else's hands until the thread has come back, however long ago its
-request has gone.
+One lock guards the state. It is held only for bookkeeping, never during a call of a tier. A slot that a
+thread may still write to is not reused until the thread's call has returned, even if its request ended long
+ago.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ class _State(Enum):
 
 @dataclass(slots=True, eq=False)
 class _Fetch:
-    """Blocks that one request wants. `slots` are those of the leading ones, pinned for it; `tier` is the
-    lower tier that is asked for the next one, by one job at a time. WAITING is for a slot that somebody else
-    fills."""
+    """Blocks that one request needs. `slots` are those of the leading ones, pinned for it; `tier` is the
+    lower tier queried for the next one, by one job at a time. WAITING: another fetch is filling the next
+    slot."""
 
     blocks: tuple[TierBlock, ...]
     slots: list[int] = field(default_factory=list)
@@ -56,9 +56,9 @@ class _Fetch:
 
 
 class TierStore:
-    """See the module. All methods are called from the step loop's thread; none of them waits for a tier.
+    """See the module. All methods are called from the step loop's thread; none waits for a tier.
 
-    `view(slot)` is a slot's bytes, `block_bytes` of them. `lower` is in the order in which tiers are asked.
+    `view(slot)` returns a slot's bytes, `block_bytes` of them. `lower` are the tiers in the order of lookup.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class TierStore:
     # -- fetching ----------------------------------------------------------------------------------
 
     def begin(self, request_id: str, blocks: Sequence[TierBlock]) -> None:
-        """Find these blocks, which follow each other, and keep the leading ones that there are in the arena
+        """Start to fetch these consecutive blocks, and keep the leading ones that are found in the arena
         until `end`."""
         self.end(request_id)
         fetch = _Fetch(tuple(blocks))
@@ -100,8 +100,8 @@ class TierStore:
             self._advance(fetch)
 
     def ready(self, request_id: str) -> int | None:
-        """How many leading blocks lie in the arena; None while that is still being found out, which it is
-        until the deadline of the tier that is asked. Raises KeyError for what has not begun."""
+        """Return how many leading blocks are in the arena; None while the fetch runs, at most until the
+        deadline of the queried tier. Raise KeyError if `begin` was not called."""
         with self._lock:
             fetch = self._fetches[request_id]
             if fetch.state is not _State.DONE and self._now() > fetch.deadline:
@@ -109,12 +109,12 @@ class TierStore:
             return len(fetch.slots) if fetch.state is _State.DONE else None
 
     def slots(self, request_id: str, first: int, count: int) -> list[int]:
-        """Where the blocks `first`, `first + 1`, … of those that are ready lie."""
+        """Return the slots of `count` ready blocks from number `first` on."""
         with self._lock:
             return self._fetches[request_id].slots[first : first + count]
 
     def end(self, request_id: str) -> None:
-        """Nobody needs what was fetched any more. Unknown ids are ignored."""
+        """End a fetch and unpin its blocks. Unknown ids are ignored."""
         with self._lock:
             fetch = self._fetches.pop(request_id, None)
             if fetch is None:
@@ -125,21 +125,20 @@ class TierStore:
 
     @property
     def fetching(self) -> bool:
-        """Whether somebody waits for a lower tier."""
+        """Whether a fetch waits for a lower tier."""
         with self._lock:
             return any(fetch.state is not _State.DONE for fetch in self._fetches.values())
 
     def nap(self, seconds: float) -> None:
-        """Return when a fetch has come on, and after that time at the latest: for a step loop with nothing
-        else to do."""
+        """Return when a fetch has progressed, or after `seconds`: for a step loop without other work."""
         with self._progress:
             self._progress.wait(seconds)
 
     # -- writing -----------------------------------------------------------------------------------
 
     def reserve(self, blocks: Sequence[TierBlock]) -> list[int | None]:
-        """Slots to fill with these blocks, which follow each other; None for one that is held, which counts
-        as used, and for one that has no room, whose followers get none either."""
+        """Return slots to fill with these consecutive blocks; None for a block that is held, which counts as
+        a use, and for one without room, after which all are None."""
         slots: list[int | None] = [None] * len(blocks)
         held: list[bytes] = []
         with self._lock:
@@ -158,7 +157,8 @@ class TierStore:
         return slots
 
     def committed(self, slots: Sequence[int], *, below: bool = True) -> None:
-        """These slots are filled, and go on to the lower tiers in the background unless `below` is False."""
+        """Mark these slots as filled, and write them to the lower tiers in the background unless `below` is
+        False."""
         with self._lock:
             for slot in slots:
                 self._commit(slot)
@@ -168,18 +168,18 @@ class TierStore:
         self._cpu.stored(len(slots))
 
     def touch(self, keys: Sequence[bytes]) -> None:
-        """A request uses these blocks, wherever it has them from; named in the order of its prompt."""
+        """Record that a request uses these blocks, wherever they come from; in the order of its prompt."""
         with self._lock:
             self._arena.touch(keys)
 
     # -- what others are told ----------------------------------------------------------------------
 
     def loaded(self, blocks: int, seconds: float) -> None:
-        """So many blocks were copied from the arena onto the device in that time."""
+        """Count blocks that were copied from the arena to the device in that time."""
         self._cpu.loaded(blocks, seconds)
 
     def loads(self) -> tuple[TierLoad, ...]:
-        """Every tier, fastest first."""
+        """Return the load of every tier, fastest first."""
         with self._lock:
             held, evicted = self._arena.ready, self._arena.evicted
         cpu = replace(
@@ -188,14 +188,14 @@ class TierStore:
         return (cpu, *(level.load() for level in self._levels))
 
     def take_logs(self, most: int) -> list[bytes]:
-        """What has changed of what the tiers hold, as at most that many logs of bounded size; the rest comes
-        with the next calls."""
+        """Return the changes of the tiers' contents, as at most `most` logs of bounded size; the rest is
+        returned by later calls."""
         with self._lock:
             self._take_arena_changes()
             return self._changes.take(most)
 
     def announce(self) -> None:
-        """Say from the beginning what every tier holds."""
+        """Report the complete contents of every tier."""
         with self._lock:
             self._take_arena_changes()
             self._changes.restart()
@@ -205,8 +205,8 @@ class TierStore:
 
     @property
     def unsettled(self) -> bool:
-        """Whether changes wait to be told, or will soon come about: blocks wait to be written to a tier that
-        answers, or a tier has not read all that it kept from before."""
+        """Whether changes are pending or will soon occur: blocks wait to be written to a tier that answers,
+        or a tier has not read all of its earlier contents."""
         with self._lock:
             waiting = bool(self._changes)
         return waiting or any(level.unsettled for level in self._levels)
@@ -220,7 +220,7 @@ class TierStore:
     # -- the course of a fetch (with the lock held) --------------------------------------------------
 
     def _advance(self, fetch: _Fetch) -> None:
-        """Pin what lies in the arena, and see to the first block that does not."""
+        """Pin the blocks that are in the arena, and handle the first one that is not."""
         self._pin(fetch)
         at = len(fetch.slots)
         if at == len(fetch.blocks):
@@ -240,13 +240,13 @@ class TierStore:
 
     def _await(self, fetch: _Fetch, key: bytes) -> None:
         fetch.state = _State.WAITING
-        # What comes from the device is there when the step that copies it has ended, however long that takes.
+        # A block from the device is ready when the step that copies it has ended, however long that takes.
         longest = math.inf if key in self._storing else max(lv.lower.timeout_s for lv in self._levels)
         fetch.deadline = self._now() + longest + MARGIN_S
         self._waiters.setdefault(key, []).append(fetch)
 
     def _ask(self, fetch: _Fetch) -> None:
-        """Have the next tier that answers look for what is missing."""
+        """Look up the missing blocks in the next tier that answers."""
         fetch.state = _State.ASKING
         for level in self._levels[fetch.tier :]:
             fetch.tier = level.number
@@ -261,7 +261,7 @@ class TierStore:
         self._progress.notify_all()
 
     def _missing(self, fetch: _Fetch, most: int) -> list[TierBlock]:
-        """The next blocks of a fetch that are neither in the arena nor on their way."""
+        """Return the next blocks of a fetch that are neither in the arena nor being fetched."""
         found: list[TierBlock] = []
         at = len(fetch.slots)
         for block in fetch.blocks[at : at + most]:
@@ -313,11 +313,11 @@ class TierStore:
         found = level.tier.lookup([block.key for block in missing])
         with self._lock:
             if fetch.state is _State.ASKING:
-                # What follows a gap in this tier may be in the next one, with what fills the gap.
+                # Blocks after a gap in this tier may be in the next one, as may the gap's.
                 self._read_on(fetch, level, found, more=found == len(missing))
 
     def _read_on(self, fetch: _Fetch, level: LowerTier, left: int, *, more: bool) -> None:
-        """Have the next `left` blocks read from a tier; `more` says that it may have what follows them."""
+        """Read the next `left` blocks from a tier; `more` says that it may have further ones."""
         fetch.deadline = self._now() + level.lower.timeout_s + MARGIN_S
         if left > 0 and level.lane.add(Urgency.READ, partial(self._read, fetch, level, left, more)):
             return
@@ -336,9 +336,9 @@ class TierStore:
                 if left <= 0:
                     self._read_on(fetch, level, 0, more=more)
                 elif self._missing(fetch, 1):
-                    self._finish(fetch)  # nothing in the arena can give way
+                    self._finish(fetch)  # nothing in the arena can be evicted
                 else:
-                    self._advance(fetch)  # somebody else fetches the next one
+                    self._advance(fetch)  # another fetch reads the next one
                 return
             reads = [TierRead(self._filling[slot].key, self._view(slot)) for slot in slots]
         whole = level.tier.get(reads)
@@ -347,7 +347,7 @@ class TierStore:
                 self._commit(slot)
             for slot in slots[whole:]:
                 self._abandon(slot)
-            # A hit goes to the faster tiers too, and is never written back to where it was.
+            # A hit is also written to the faster tiers, but never back to its own.
             for faster in self._levels[: level.number]:
                 faster.write_locked(slots[:whole])
             self._progress.notify_all()

@@ -1,8 +1,8 @@
-"""One thread for each tier below the arena, so that no disk and no network is ever waited for in a step loop.
+"""One thread for each tier below the arena, so that a step loop never waits for disk or network.
 
-Questions go before reads and reads before writes: a request waits for the former two, and nobody for a write.
-A call into a medium that hangs cannot be taken back. The lane then says that it is stuck, and is passed by
-until the call returns.
+Lookups run before reads, and reads before writes: a request waits for the former two, but not for a write. A
+call into a medium that hangs cannot be cancelled. The thread then reports that it is stuck, and its tier is
+skipped until the call returns.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ TEND_S = 1.0
 
 
 class Urgency(IntEnum):
-    """What goes first."""
+    """Priority of a job, the most urgent first."""
 
     LOOKUP = 0
     READ = 1
@@ -31,10 +31,10 @@ class Urgency(IntEnum):
 
 
 class TierThread:
-    """Runs jobs one after the other, the more urgent first, those of one urgency in turn.
+    """Runs jobs one at a time by urgency, first in first out within one urgency.
 
-    `maintain` runs soon after the start and then when nothing else waits: again at once while it returns
-    True, else every TEND_S. At most MAX_WAITING jobs of each urgency wait. Jobs are expected not to raise.
+    `maintain` runs soon after the start and then when no job waits: again at once while it returns True, else
+    every TEND_S. At most MAX_WAITING jobs of each urgency wait. Jobs should not raise.
     """
 
     def __init__(self, name: str, now: Callable[[], float], maintain: Tend) -> None:
@@ -50,7 +50,7 @@ class TierThread:
         self._thread.start()
 
     def add(self, urgency: Urgency, job: Job) -> bool:
-        """Queue a job; False when too many wait, or the lane is closed."""
+        """Queue a job. Return False if too many wait, or the thread is closed."""
         with self._wake:
             queue = self._queues[urgency]
             if self._closing_at is not None or len(queue) >= MAX_WAITING:
@@ -60,18 +60,18 @@ class TierThread:
             return True
 
     def stuck(self, seconds: float) -> bool:
-        """Whether one call has lasted for longer than that."""
+        """Return whether a call has lasted longer than `seconds`."""
         since = self._busy_since
         return since is not None and self._now() - since > seconds
 
     @property
     def tended(self) -> bool:
-        """Whether the newest `maintain` that has ended had nothing more to do at once."""
+        """Whether the last completed `maintain` had no more work."""
         return self._tended
 
     def close(self, drain_s: float) -> bool:
-        """Run what waits for at most `drain_s`, then end the thread; False when a call still hangs, and is
-        left behind. Idempotent."""
+        """Run waiting jobs for at most `drain_s`, then end the thread. Return False if a call still hangs;
+        its thread is left running. Idempotent."""
         with self._wake:
             self._closing_at = self._now() + drain_s
             self._wake.notify()

@@ -1,7 +1,7 @@
-"""What the disk and Redis tiers have in common: blobs of one kind, whether the medium is of use, and what is
-known to be there.
+"""The common part of the disk and Redis tiers: blobs of one kind, the health of the medium, and the ledger of
+blocks known to be there.
 
-How blobs are found, read and written is each tier's own; what is believed, and what is told of it, is not.
+Each tier implements lookup, read and write; verification and reporting are the same for both.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ _log = logging.getLogger(__name__)
 class BlobTier:
     """The part of a `kvasir.ports.tier.KvTier` that does not depend on the medium.
 
-    `what` names the tier in the log. `block_bytes` is a multiple of blob.LANE_BYTES, `fingerprint` from
-    blob.fingerprint. A block takes `footprint` bytes there of `capacity`, 0 where that is not ours to say;
-    at most `most_blocks` are known. `_reads` is whether the medium answers, `_writes` whether it takes more.
+    `what` names the tier in the log. `block_bytes` is a multiple of blob.LANE_BYTES, `fingerprint` is from
+    blob.fingerprint. A block takes `footprint` bytes of `capacity`, which is 0 if the tier does not limit it;
+    the ledger has at most `most_blocks` blocks. `_reads` is the health of reads, `_writes` of writes.
     """
 
     def __init__(
@@ -82,25 +82,25 @@ class BlobTier:
         return make_header(self._fingerprint, write.block, write.data)
 
     def _judge(self, key: bytes, header: bytes, size: int) -> str | None:
-        """What is wrong with a blob of `size` bytes that begins so."""
+        """Return why a blob of `size` bytes with this header is invalid, or None."""
         return verify(header, size, key, self._fingerprint, self._block_bytes)
 
     def _refuse(self, reason: str, where: str) -> None:
-        """A blob at `where` was not believed, and is deleted there. Each reason, one of the words of
-        `blob.verify` or the tier's own, is logged once."""
+        """Count an invalid blob, which is deleted at `where`. Each reason, from `blob.verify` or the tier's
+        own, is logged once."""
         self._tally.add(corrupt_blocks=1)
         if reason not in self._reasons:
             self._reasons.add(reason)
             _log.warning(
                 "%s: deleted %s, which is not the block it should be (%s); its prompt is computed again. "
-                "Further ones are only counted: many of them mean a failing medium or a foreign writer",
+                "Further ones are only counted: many of them mean a failing medium or another writer",
                 self._what,
                 where,
                 reason,
             )
 
     def _count_dropped(self, blocks: Sequence[TierWrite]) -> None:
-        """Of what was to be kept, what is not there."""
+        """Count the blocks to be stored that were not."""
         dropped = sum(write.block.key not in self._held for write in blocks)
         if dropped:
             self._tally.add(dropped_blocks=dropped)

@@ -1,8 +1,8 @@
-"""The disk tier: blocks as files that outlive the worker, bounded, and never believed unless they verify.
+"""The disk tier: blocks as files that outlive the worker, bounded, and verified when read.
 
-A block's file is named by its key, so that an index in memory is all there is to look up. After a start it is
-filled from the folder in small steps; until then what is not in it is a miss, and nothing is written. A disk
-that is full or read-only goes on being read; a disk that fails or hangs is left alone.
+A block's file is named by its key, so a lookup needs only an index in memory. After a start the index is
+filled from the folder in small steps; until then a block that is not in it is a miss, and nothing is written.
+A disk that is full or read-only is still read; a disk that fails or hangs is not used.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ _REMEDIES = {
     ENOSPC: "free space there, or lower tiers.disk.bytes",
     EDQUOT: "raise the quota, or lower tiers.disk.bytes",
     EROFS: "mount it writable",
-    EACCES: "give the worker's user alone access to it",
-    EPERM: "give the worker's user alone access to it",
-    ENOENT: "mount or make it",
-    EIO: "look at the kernel's log; replace the disk",
+    EACCES: "give access to the worker's user only",
+    EPERM: "give access to the worker's user only",
+    ENOENT: "mount or create it",
+    EIO: "check the kernel's log; replace the disk",
 }
 
 
@@ -72,7 +72,7 @@ class DiskTier(BlobTier):
         self._try_writing()
 
     def lookup(self, keys: Sequence[bytes]) -> int:
-        """See KvTier. Answered from memory."""
+        """See KvTier. Does no I/O."""
         if self._folder is None or not self._reads.usable:
             return 0
         return next((at for at, key in enumerate(keys) if key not in self._held), len(keys))
@@ -87,7 +87,7 @@ class DiskTier(BlobTier):
                     break
                 loaded += 1
         except OSError as error:
-            # What read nothing in all its time is not asked twice.
+            # A read that returned nothing within its timeout is not retried.
             self._failed(self._reads, error, at_once=not loaded and isinstance(error, TimeoutError))
         else:
             if loaded:
@@ -144,7 +144,7 @@ class DiskTier(BlobTier):
     # -- the folder --------------------------------------------------------------------------------
 
     def _open(self) -> None:
-        """Claim the folder, where it is not ours or no longer the one that was."""
+        """Claim the folder, unless the one that is locked is still there."""
         try:
             if self._folder is None or not self._folder.alive():
                 self._leave()
@@ -187,12 +187,12 @@ class DiskTier(BlobTier):
                 f"a read took longer than {self._spec.timeout_s:g} s: use a faster disk, or raise timeout_s"
             )
         else:
-            remedy = _REMEDIES.get(error.errno or 0, "see to the disk")
+            remedy = _REMEDIES.get(error.errno or 0, "check the disk")
             trouble = f"{error.strerror or error} ({error.filename or self._spec.path}): {remedy}"
         health.failed(trouble, at_once=at_once)
 
     def _settled(self) -> bool:
-        """Go on for a while with what is to be done before the first write; whether it is all done."""
+        """Run pending work before the first write for a limited time. Return whether all of it is done."""
         until = self._now() + _TEND_S
         folder = self._folder
         try:
@@ -207,7 +207,7 @@ class DiskTier(BlobTier):
         return folder is not None and self._reads.usable and self._chores is None
 
     def _begin(self, folder: BlobFolder) -> Iterator[None]:
-        """Make room for ourselves, and find what was kept; in small steps."""
+        """Delete foreign blobs and index the existing ones, in small steps."""
         yield from folder.purge()
         for fan in range(FANS):
             for key in folder.keys(fan):
@@ -220,7 +220,7 @@ class DiskTier(BlobTier):
         try:
             header, size = folder.read_header(key)
         except OSError:
-            # One bad file shall not keep all others from being found.
+            # One bad file must not prevent the others from being found.
             self._tally.add(failures=1)
             self._forget(key)
             return
@@ -257,7 +257,7 @@ class DiskTier(BlobTier):
         return reason is None
 
     def _keep(self, write: TierWrite) -> bool:
-        """Whether the block is there afterwards. Blocks of the same call do not give way to each other."""
+        """Store a block and return whether it is there. Blocks of the same call do not evict each other."""
         if write.block.key in self._held:
             return True
         if self._folder is None or not self._make_room():
@@ -286,7 +286,7 @@ class DiskTier(BlobTier):
         self._order.remove(key)
 
     def _delete(self, key: bytes) -> None:
-        """The policy may remember it: what comes back after it gave way was worth keeping."""
+        """The policy may remember the key: a block that returns after its eviction was worth keeping."""
         if self._folder is not None:
             self._folder.delete(key)
         self._held.remove(key)

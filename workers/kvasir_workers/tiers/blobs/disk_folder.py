@@ -1,12 +1,12 @@
-"""One engine's folder of blobs on a disk: who owns it, how files get in whole, and how they are found again.
+"""One engine's folder of blobs on a disk: its lock, atomic writes, and the listing of its files.
 
     PATH/slot-K/lock                    held locked by the engine that uses the folder
     PATH/slot-K/kv1-FINGERPRINT/ab/KEY  a blob, in one of 256 folders by the first byte of its key
     PATH/slot-K/kv1-FINGERPRINT/incoming
 
-The lock goes with its process, so that an engine that starts takes over what a killed one left: a folder with
-its own fingerprint first, else any that nobody uses, whose blobs of other kinds it deletes. A file is written
-under another name and renamed, and not synced: a power failure may tear it, which its checksums show.
+The lock ends with its process, so that an engine that starts takes over the folder of a killed one: a folder
+with its own fingerprint first, else any unused one, whose blobs of other kinds it deletes. A file is written
+under another name and renamed, but not synced: a power failure may tear it, which its checksums detect.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ class BlobFolder:
 
     @classmethod
     def claim(cls, path: str, fingerprint: bytes) -> BlobFolder:
-        """Take a folder under `path`, making what is missing with access for this user alone. Raises OSError,
-        also where others could write to it."""
+        """Claim a folder under `path`, creating what is missing with access for this user only. Raise
+        OSError, also if others could write to it."""
         root = Path(path)
         root.mkdir(0o700, parents=True, exist_ok=True)
         kind = f"kv{VERSION}-{fingerprint.hex()}"
@@ -62,11 +62,11 @@ class BlobFolder:
 
     @property
     def path(self) -> Path:
-        """Where its blobs are."""
+        """The folder of its blobs."""
         return self._kind
 
     def alive(self) -> bool:
-        """Whether the folder is still the one that was locked, and can be listed."""
+        """Return whether the folder is still the one that was locked, and can be listed."""
         try:
             os.listdir(self._kind)
             return os.path.samestat(os.stat(self._slot / "lock"), os.fstat(self._lock))
@@ -74,7 +74,7 @@ class BlobFolder:
             return False
 
     def write(self, key: bytes, header: bytes, data: memoryview) -> None:
-        """Keep a blob under its key. After an error nothing of it remains."""
+        """Store a blob under its key. After an error no part of it remains."""
         try:
             with _opened(self._incoming, os.O_WRONLY | os.O_CREAT | os.O_TRUNC) as file:
                 _write_all(file, header, data)
@@ -89,7 +89,7 @@ class BlobFolder:
             raise
 
     def try_room(self, size: int) -> None:
-        """Whether a file of so many bytes could be written; raises OSError when not."""
+        """Raise OSError if a file of this size cannot be written."""
         try:
             with _opened(self._incoming, os.O_WRONLY | os.O_CREAT | os.O_TRUNC) as file:
                 os.posix_fallocate(file, 0, size)
@@ -97,14 +97,13 @@ class BlobFolder:
             self._discard()
 
     def read_header(self, key: bytes) -> tuple[bytes, int]:
-        """A blob's first bytes, and how long its file is."""
+        """Return a blob's header, and the size of its file."""
         with _opened(self._file(key), os.O_RDONLY) as file:
             return os.read(file, HEADER_BYTES), os.fstat(file).st_size
 
     def read(self, key: bytes, target: memoryview, check: Callable[[], None]) -> tuple[bytes, int]:
-        """Fill `target` with what follows the header, where the file is exactly as long as the two, in
-        bounded pieces with a `check` before each, which may raise. Returns the header and how long the file
-        is."""
+        """Fill `target` with what follows the header, if the file has exactly the size of both, in bounded
+        pieces with a `check` before each, which may raise. Return the header and the size of the file."""
         with _opened(self._file(key), os.O_RDONLY) as file:
             header, size = os.read(file, HEADER_BYTES), os.fstat(file).st_size
             at = 0 if size == HEADER_BYTES + target.nbytes else target.nbytes
@@ -117,12 +116,13 @@ class BlobFolder:
             return header, size
 
     def delete(self, key: bytes) -> None:
-        """Forget a blob, also where that fails: what cannot be deleted is not believed either."""
+        """Delete a blob, ignoring errors: a blob that cannot be deleted is not used either."""
         with contextlib.suppress(OSError):
             self._file(key).unlink()
 
     def keys(self, fan: int) -> list[bytes]:
-        """The keys of all blobs whose key begins with that byte. Deletes files that no blob is named like."""
+        """Return the keys of all blobs whose key begins with this byte. Deletes files whose name is not a
+        blob's."""
         found = []
         try:
             names = os.listdir(self._kind / f"{fan:02x}")
@@ -140,8 +140,7 @@ class BlobFolder:
         return found
 
     def purge(self) -> Iterator[None]:
-        """Delete what is left of blobs of other kinds, and of a write that was cut off, yielding now and
-        then."""
+        """Delete blobs of other kinds, and remains of interrupted writes, yielding periodically."""
         self._discard()
         for kind in self._slot.iterdir():
             if kind == self._kind or not _KIND.fullmatch(kind.name):
@@ -157,7 +156,7 @@ class BlobFolder:
             kind.rmdir()
 
     def close(self) -> None:
-        """Let go of the folder; what it holds stays."""
+        """Release the folder; its contents remain."""
         os.close(self._lock)
 
     def _file(self, key: bytes) -> Path:
@@ -170,10 +169,10 @@ class BlobFolder:
 
 
 def _lock(slot: Path) -> int | None:
-    """The lock of this slot; None when another engine has it."""
+    """Lock this slot and return the lock; None if another engine has it."""
     _own_folder(slot)
-    # Open for reading, it does not keep a disk from being made read-only, and can be had on one that is.
-    # Only NFS wants its locks opened for writing.
+    # Opened for reading, it does not prevent a remount as read-only, and works on one. Only NFS requires
+    # opening for writing to lock.
     for mode in (os.O_RDONLY, os.O_RDWR):
         lock = os.open(slot / "lock", mode | os.O_CREAT | _NO_LINKS, 0o600)
         try:
@@ -191,12 +190,12 @@ def _lock(slot: Path) -> int | None:
 
 
 def _own_folder(path: Path) -> None:
-    """Make the folder where it is missing, and see to it that nobody else may write to it."""
+    """Create the folder if it is missing, and make sure that only this user can write to it."""
     with contextlib.suppress(FileExistsError):
         path.mkdir(0o700)
     found = path.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o022:
-        raise PermissionError(EPERM, "not a folder of this user's that nobody else may write to", str(path))
+        raise PermissionError(EPERM, "not a folder of this user that nobody else may write to", str(path))
 
 
 @contextlib.contextmanager

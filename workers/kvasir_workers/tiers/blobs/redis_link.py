@@ -1,9 +1,9 @@
-"""Connections to one Redis on which every wait ends: the only place that knows the client library.
+"""Connections to one Redis on which every wait has a deadline. The only module that uses the client library.
 
-The library's timeouts are for single reads of the socket, so that a server which trickles holds its caller
-for ever; and it has one timeout for each connection, where a question on a request's path may wait some
-milliseconds and a block half a second. Here a line has a deadline, set for each use, that covers connecting,
-logging in, sending and receiving together. Only the look-up of the server's name is the system's to bound.
+The library's timeouts are per socket read, so a server that sends slowly blocks its caller indefinitely; and
+it has one timeout per connection, while a lookup on a request's path may wait some milliseconds and a block
+half a second. Here a connection has a deadline, set for each use, that covers connect, login, send and
+receive together. Only the DNS lookup of the server is bounded by the system instead.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from redis.retry import Retry
 
 from kvasir.config.spec.tiers import RedisTierSpec
 
-# Past its deadline a line still takes what has come already: the caller may have waited for a processor.
+# Past its deadline a connection still reads what has already arrived: the caller may have waited for a CPU.
 _GRACE_S = 0.005
 _READ_BYTES = 128 << 10
 _SEND_BYTES = 1 << 20
@@ -39,8 +39,7 @@ _REMEDIES = {
 
 
 class LinkError(Exception):
-    """The server cannot be used as things are. `trouble` says why and what to do; `timed_out`, that a
-    deadline passed."""
+    """The server cannot be used. `trouble` is the reason and the remedy; `timed_out`: a deadline passed."""
 
     def __init__(self, trouble: str, *, timed_out: bool = False) -> None:
         super().__init__(trouble)
@@ -50,21 +49,20 @@ class LinkError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class RedisRefusal:
-    """What the server answered to a command that it did not carry out: a word like OOM or READONLY, and its
-    own explanation."""
+    """An error reply of the server: a code such as OOM or READONLY, and its explanation."""
 
     code: str
     text: str
 
     @property
     def moved(self) -> bool:
-        """Whether this is no server to ask at all."""
+        """Whether the server cannot be used at all."""
         return self.code in _CLUSTER
 
     @property
     def trouble(self) -> str:
-        """What it said, and what to do."""
-        return f"{self.text} ({self.code}): {_REMEDIES.get(self.code, 'see to the server')}"
+        """The error and its remedy."""
+        return f"{self.text} ({self.code}): {_REMEDIES.get(self.code, 'check the server')}"
 
 
 Reply = bytes | int | None | RedisRefusal
@@ -72,40 +70,40 @@ Piece = bytes | memoryview
 
 
 def command(*parts: bytes) -> bytes:
-    """A command as the server reads it."""
+    """Return an encoded command."""
     head = b"*%d\r\n" % len(parts)
     return head + b"".join(b"$%d\r\n%b\r\n" % (len(part), part) for part in parts)
 
 
 def set_command(key: bytes, header: bytes, data: memoryview, ttl_s: int) -> tuple[Piece, ...]:
-    """SET of a value that is made of two pieces, which are not copied, with a time to live."""
+    """Return a SET of a value made of two pieces, which are not copied, with a time to live."""
     length = len(header) + data.nbytes
     head = b"*5\r\n$3\r\nSET\r\n$%d\r\n%b\r\n$%d\r\n" % (len(key), key, length)
     ttl = b"%d" % ttl_s
     return head + header, data, b"\r\n$2\r\nEX\r\n$%d\r\n%b\r\n" % (len(ttl), ttl)
 
 
-# The library leaves the functions untyped whose calls say so below.
+# The library's functions are untyped where the calls below say so.
 
 
 class RedisConnection:
-    """One connection. Answers come in the order of what was sent. Every method raises LinkError, after which
-    the line is of no more use."""
+    """One connection. Replies arrive in the order of the commands. Every method raises LinkError, after which
+    the connection cannot be used."""
 
     def __init__(self, connection: _Connection) -> None:
         self._connection = connection
 
     def until(self, deadline: float) -> None:
-        """Wait for nothing beyond that time."""
+        """Set the deadline of all further waits."""
         self._connection.set_deadline(deadline)
 
     def send(self, pieces: Sequence[Piece]) -> None:
-        """Send commands that are packed already."""
+        """Send encoded commands."""
         with self._connection.explained():
             self._connection.send_packed_command(pieces, check_health=False)  # type: ignore[no-untyped-call]
 
     def receive(self) -> Reply:
-        """The next answer."""
+        """Return the next reply."""
         with self._connection.explained():
             try:
                 reply: Reply = self._connection.read_response(disable_decoding=True)
@@ -116,7 +114,7 @@ class RedisConnection:
         return reply
 
     def whole(self) -> bool:
-        """Whether it is open and nothing lies in it that nobody asked for."""
+        """Return whether it is open and has no unexpected input."""
         try:
             return self._connection.is_connected and not self._connection.can_read(0)
         except exceptions.RedisError:
@@ -128,7 +126,7 @@ class RedisConnection:
 
 
 class RedisLink:
-    """At most `spec.connections` lines to the server that the spec names. For one thread."""
+    """At most `spec.connections` connections to the server of the spec. For one thread."""
 
     def __init__(self, spec: RedisTierSpec, now: Callable[[], float]) -> None:
         self._spec = spec
@@ -136,8 +134,7 @@ class RedisLink:
         self._lines: list[RedisConnection] = []
 
     def take(self, at_least: int, deadline: float) -> list[RedisConnection]:
-        """All lines that are open, up to `at_least` of them opened for this, until that deadline. Raises
-        LinkError."""
+        """Return all open connections, opening up to `at_least` before the deadline. Raise LinkError."""
         lines, self._lines = self._lines, []
         for line in lines:
             if line.whole():
@@ -150,7 +147,7 @@ class RedisLink:
         return self._lines
 
     def hang_up(self) -> None:
-        """Close all lines: some may owe answers that nobody waits for any more."""
+        """Close all connections: some may have outstanding replies."""
         for line in self._lines:
             line.close()
         self._lines = []
@@ -178,7 +175,7 @@ class _Credentials(CredentialProvider):
 
 
 class _Connection(Connection):
-    """The library's connection over sockets with a deadline."""
+    """The library's connection, over sockets with a deadline."""
 
     def __init__(self, spec: RedisTierSpec, now: Callable[[], float]) -> None:
         url = urlsplit(spec.url)
@@ -190,7 +187,7 @@ class _Connection(Connection):
             socket_read_size=_READ_BYTES,
             retry=Retry(NoBackoff(), 0),
             credential_provider=_Credentials(spec) if logs_in else None,
-            # What every server since 6 speaks, and the fewest round trips to begin with.
+            # RESP2 is supported by all servers since version 6, and takes the fewest round trips to connect.
             protocol=2,
             driver_info=None,
         )
@@ -200,14 +197,14 @@ class _Connection(Connection):
         self._wire: _Wire | None = None
 
     def set_deadline(self, deadline: float) -> None:
-        """For everything from here on."""
+        """Set the deadline of all further operations."""
         self._deadline = deadline
         if self._wire is not None:
             self._wire.deadline = deadline
 
     @contextlib.contextmanager
     def explained(self) -> Iterator[None]:
-        """Turns what the library raises into LinkError."""
+        """Convert the library's exceptions to LinkError."""
         where = f"{self.host}:{self.port}"
         try:
             yield
@@ -215,21 +212,21 @@ class _Connection(Connection):
             trouble = f"{where} did not answer in time: see that it runs, look at its load and at the network"
             raise LinkError(trouble, timed_out=True) from error
         except (exceptions.AuthenticationError, exceptions.AuthorizationError) as error:
-            trouble = f"{where} refuses the login ({error}): see to username and password_file"
+            trouble = f"{where} refuses the login ({error}): check username and password_file"
             raise LinkError(trouble) from error
         except exceptions.BusyLoadingError as error:
             raise LinkError(f"{where} is still loading its data: wait for it") from error
         except exceptions.ConnectionError as error:
             raise LinkError(
-                f"{where} cannot be reached ({error}): see that it runs, and to its url"
+                f"{where} cannot be reached ({error}): see that it runs, and check its url"
             ) from error
         except exceptions.RedisError as error:
-            raise LinkError(f"{where} does not answer like a Redis ({error}): see to its url") from error
+            raise LinkError(f"{where} does not answer like a Redis ({error}): check its url") from error
         except OSError as error:
-            raise LinkError(f"{error.strerror} ({error.filename}): see to password_file") from error
+            raise LinkError(f"{error.strerror} ({error.filename}): check password_file") from error
 
     def _connect(self) -> _Wire:
-        """What the library calls for a socket; raises OSError."""
+        """Return a connected socket for the library; raise OSError."""
         failed: OSError | None = None
         for family, kind, protocol, _, address in socket.getaddrinfo(
             self.host, self.port, 0, socket.SOCK_STREAM
@@ -253,7 +250,7 @@ class _Connection(Connection):
 
 
 class _Wire:
-    """A socket, plain or with TLS, as far as the library uses one; every call ends by `deadline`."""
+    """A socket, plain or with TLS, with the methods that the library uses; every call ends by `deadline`."""
 
     def __init__(self, raw: socket.socket, now: Callable[[], float], deadline: float) -> None:
         self._raw = raw
@@ -280,7 +277,7 @@ class _Wire:
                 raise TimeoutError from None
 
     def settimeout(self, timeout: float | None) -> None:
-        """The deadline rules."""
+        """Ignored: the deadline applies."""
 
     def pending(self) -> int:
         return self._raw.pending() if isinstance(self._raw, ssl.SSLSocket) else 0

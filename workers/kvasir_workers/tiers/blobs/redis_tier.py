@@ -1,9 +1,9 @@
-"""The shared tier: blocks in a Redis that all workers read and write, of use while it is quick and well.
+"""The shared tier: blocks in a Redis that all workers read and write, used while it answers quickly.
 
-A server that is down, hangs, loads, is full or was emptied is a miss. What is asked for a request waits for
-one deadline at most before the tier is left alone; whether the server is back, and quick enough to be of use,
-is found out by `maintain`. What is there changes without our doing (other workers write, the server lets go),
-so `held` is what this instance has stored or seen, gone over again in idle moments.
+A server that is down, hangs, loads, is full or was emptied is a miss. A call for a request waits for at most
+one deadline before the tier is disabled; `maintain` finds out whether the server is available again, and fast
+enough. Its contents change without this worker (other workers write, the server evicts), so `held` has the
+blocks that this instance has stored or found, rechecked when idle.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from kvasir_workers.tiers.blobs.redis_link import (
 from kvasir_workers.tiers.breaker import BreakerLimits
 
 MOST_BLOCKS = 1 << 18
-"""So that the index of a router has room for what many workers tell of."""
+"""Bounded so that a router's index has room for the blocks of many workers."""
 _MOST_KEYS = 4096
 _CHUNK_KEYS = 64
 _RECHECKED_KEYS = 256
@@ -37,8 +37,8 @@ _WINDOW_BYTES = 8 << 20
 
 
 class RedisTier(BlobTier):
-    """See `kvasir.ports.tier.KvTier` and BlobTier. Changes tell of at most `most_blocks` blocks, the latest
-    that were used, and also of blocks that another worker stored, once this one has seen them."""
+    """See `kvasir.ports.tier.KvTier` and BlobTier. Changes cover at most the `most_blocks` most recently used
+    blocks, including blocks that another worker stored, once this one has found them."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class RedisTier(BlobTier):
             self._writes.failed(self._too_large(), at_once=True)
 
     def lookup(self, keys: Sequence[bytes]) -> int:
-        """See KvTier. Of the first 4,096 keys."""
+        """See KvTier. Checks the first 4,096 keys."""
         if self._closed or not self._reads.usable or not keys:
             return 0
         try:
@@ -94,7 +94,7 @@ class RedisTier(BlobTier):
         try:
             self._fetch(self._link.take(1, began + self._spec.timeout_s), wanted, loaded)
         except LinkError as error:
-            # A server that is only too slow for so much is not one that hangs.
+            # A server that is too slow for the whole read, but sent some of it, does not hang.
             self._failed(error, at_once=error.timed_out and not loaded)
         else:
             self._reads.succeeded()
@@ -113,7 +113,7 @@ class RedisTier(BlobTier):
         return self._held.take()
 
     def drop(self, keys: Sequence[bytes]) -> TierChange:
-        """See KvTier. For all workers."""
+        """See KvTier. Applies to all workers."""
         if not self._closed and self._reads.usable:
             try:
                 line = self._link.take(1, self._now() + self._spec.timeout_s)[0]
@@ -147,8 +147,8 @@ class RedisTier(BlobTier):
     # -- reading -----------------------------------------------------------------------------------
 
     def _leading(self, line: RedisConnection, keys: Sequence[bytes]) -> int:
-        """How many of the leading keys there are: first by the chunk, then within the first that has a
-        hole."""
+        """Return how many of the leading keys exist: first by chunks, then within the first incomplete
+        chunk."""
         chunks = [keys[at : at + _CHUNK_KEYS] for at in range(0, len(keys), _CHUNK_KEYS)]
         line.send([b"".join(command(b"EXISTS", *map(self._name, chunk)) for chunk in chunks)])
         whole = [_number(line.receive()) == len(chunk) for chunk in chunks]
@@ -169,8 +169,8 @@ class RedisTier(BlobTier):
     def _fetch(
         self, lines: Sequence[RedisConnection], wanted: Sequence[TierRead], loaded: list[TierRead]
     ) -> None:
-        """Read over all lines in turn, with few answers under way, until one is not to be believed; what is
-        under way then is let pass."""
+        """Read over all connections in turn, with a bounded number of outstanding replies, until a blob is
+        invalid; the outstanding replies are then read and dropped."""
         sent = 0
         window = max(self._window, len(lines))
         refused: list[bytes] = []
@@ -199,15 +199,16 @@ class RedisTier(BlobTier):
             self._unlink(lines[0], refused)
 
     def _ask(self, key: bytes) -> bytes:
-        """Read a value, and let it live on. One byte more than a blob has shows that it is longer, and
-        nothing that lies there can be larger than that."""
+        """Return commands that read a value and renew its time to live. The read is one byte longer than a
+        blob, which detects longer values and bounds the reply."""
         name = self._name(key)
         return command(b"GETRANGE", name, b"0", b"%d" % self._blob_bytes) + command(
             b"EXPIRE", name, self._ttl
         )
 
     def _take(self, read: TierRead, value: Reply) -> str | None:
-        """None when the block is in its target; else why not, with no word for what is simply not there."""
+        """Copy the block into its target and return None; else return why it is invalid, "" if it does not
+        exist."""
         if isinstance(value, RedisRefusal) and value.code == "WRONGTYPE":
             return "type"
         if not isinstance(value, bytes):
@@ -242,7 +243,8 @@ class RedisTier(BlobTier):
         self._writes.succeeded()
 
     def _touch(self, line: RedisConnection, blocks: Sequence[TierWrite]) -> list[TierWrite] | None:
-        """Let those live on that are there; returns the others, or None when the server takes no writes."""
+        """Renew the time to live of existing blocks. Return the missing ones, or None if the server accepts
+        no writes."""
         missing = []
         refusal = None
         for at in range(0, len(blocks), _CHUNK_KEYS):
@@ -263,7 +265,7 @@ class RedisTier(BlobTier):
         return None
 
     def _write(self, lines: Sequence[RedisConnection], batch: Sequence[TierWrite]) -> bool:
-        """False when the server takes no more."""
+        """Write a batch. Return False if the server accepts no more."""
         refusal = None
         for at, write in enumerate(batch):
             name, header = self._name(write.block.key), self._header(write)
@@ -293,7 +295,7 @@ class RedisTier(BlobTier):
     # -- standing ----------------------------------------------------------------------------------
 
     def _try(self, deadline: float) -> None:
-        """Keep the lines open, try what is left alone, and look whether what is believed to be there is."""
+        """Keep the connections open, try what is disabled, and recheck blocks believed to exist."""
         trial = self._reads.due()
         if not trial and not self._reads.usable:
             return
@@ -308,7 +310,7 @@ class RedisTier(BlobTier):
             self._exist(lines[0], keys)
 
     def _try_answers(self, line: RedisConnection, deadline: float) -> None:
-        """A question and a block, each in its time."""
+        """Send one lookup and one block read, each within its timeout."""
         name = self._name(self._held.newest() or self._fingerprint)
         line.until(min(self._now() + self._spec.lookup_timeout_s, deadline))
         line.send([command(b"EXISTS", name)])
@@ -341,7 +343,7 @@ class RedisTier(BlobTier):
         self._writes.failed(refusal.trouble, at_once=True)
 
     def _too_large(self) -> str:
-        return f"a block has {self._blob_bytes} bytes there: raise tiers.redis.max_value_bytes"
+        return f"a block has {self._blob_bytes} bytes: raise tiers.redis.max_value_bytes"
 
     def _name(self, key: bytes) -> bytes:
         return self._prefix + key.hex().encode()
@@ -350,7 +352,7 @@ class RedisTier(BlobTier):
 def _unexpected(reply: Reply) -> LinkError:
     if isinstance(reply, RedisRefusal):
         return LinkError(reply.trouble)
-    return LinkError(f"an answer of {type(reply).__name__} where none is possible: see to its url")
+    return LinkError(f"unexpected reply of type {type(reply).__name__}: check its url")
 
 
 def _number(reply: Reply) -> int:
