@@ -168,7 +168,7 @@ class TierScheduler:
             return False
         promised, tracked.promised = tracked.promised, NOTHING
         if not load_tokens or not promised:
-            self._let_go(tracked)
+            self._end_fetch(tracked)
             self._returned(tracked, stats.RECOMPUTED)
             return False
         slots = self._store.slots(
@@ -352,7 +352,7 @@ class TierScheduler:
         if tracked.ended:
             self._forget(tracked)
         else:
-            self._let_go(tracked)
+            self._end_fetch(tracked)
 
     def _count_wait(self, tracked: _Tracked) -> None:
         """Count the time that a request waited for tiers before its first token."""
@@ -360,10 +360,10 @@ class TierScheduler:
             tracked.tier_s += self._now() - tracked.since
         tracked.since = None
 
-    def _let_go(self, tracked: _Tracked) -> None:
+    def _end_fetch(self, tracked: _Tracked) -> None:
         self._store.end(tracked.request.request_id)
         tracked.fetch_from = None
 
     def _forget(self, tracked: _Tracked) -> None:
-        self._let_go(tracked)
+        self._end_fetch(tracked)
         del self._tracked[tracked.request.request_id]

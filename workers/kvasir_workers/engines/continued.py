@@ -1,4 +1,4 @@
-"""What every engine asks of a leg that goes on where a lost worker stopped."""
+"""Checks of a leg that continues the output of a lost worker, shared by all engines."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from kvasir.core.requests import EngineRequest, Leg
 
 
 def continued_tokens(request: EngineRequest) -> int:
-    """How many of the leg's tokens are output that the client has: its first delta's offset."""
+    """Return how many of the leg's tokens are output that the client has: its first delta's offset."""
     return 0 if request.continuation is None else request.continuation.output_tokens
 
 
 def continuation_fault(request: EngineRequest) -> str | None:
-    """Why `request` cannot go on from what its continuation says, or None."""
+    """Return why `request` cannot be continued, or None."""
     continuation = request.continuation
     if continuation is None:
         return None
@@ -19,7 +19,7 @@ def continuation_fault(request: EngineRequest) -> str | None:
     if request.leg is Leg.PREFILL:
         return "a prefill leg has no output to continue: send the tokens without a continuation"
     if sampling.n > 1:
-        return f"a continuation has one choice, and n is {sampling.n}: start the request anew"
+        return f"a continuation has one choice, and n is {sampling.n}: restart the request"
     if not 0 < output < len(request.tokens) or continuation.text_length < 0:
         return (
             f"{output} tokens with {continuation.text_length} characters cannot be the output that ends the "
@@ -27,13 +27,13 @@ def continuation_fault(request: EngineRequest) -> str | None:
         )
     if sampling.max_tokens is not None and output >= sampling.max_tokens:
         return (
-            f"{output} tokens of output are there and max_tokens is {sampling.max_tokens}: "
+            f"the continuation has {output} tokens of output and max_tokens is {sampling.max_tokens}: "
             "nothing is left to generate"
         )
     return None
 
 
 def text_fault(text_length: int, known: int) -> str:
-    """The refusal of a continuation whose client has `text_length` characters, where its tokens have only
-    `known`."""
+    """Return the refusal of a continuation whose client has `text_length` characters but whose tokens have
+    only `known`."""
     return f"the client has {text_length} characters, and the tokens of the continuation only {known}"

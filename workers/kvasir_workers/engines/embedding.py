@@ -1,4 +1,4 @@
-"""What engines of pools of role embed have in common, whatever they compute with."""
+"""Checks and deltas shared by all engines of embed pools."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from kvasir.core.requests import Delta, EngineRequest, FinishReason, Leg, Timing
 
 
 def refusal(request: EngineRequest, *, adapters: Container[str], max_tokens: int) -> tuple[str, str] | None:
-    """The code and the message of the first rule that `request` breaks, None if it breaks none."""
+    """Return the code and the message of the first rule that `request` breaks, None if it breaks none."""
     if request.leg is not Leg.EMBED:
         return "invalid_request", f"this worker makes embeddings, and runs no {request.leg} leg"
     if not request.tokens:
@@ -26,7 +26,7 @@ def refusal(request: EngineRequest, *, adapters: Container[str], max_tokens: int
 def ended(
     request: EngineRequest, finish: FinishReason, code: str | None = None, message: str | None = None
 ) -> Delta:
-    """The last delta of an input that was refused, stopped or lost."""
+    """Return the last delta of an input that was refused, stopped or lost."""
     return Delta(
         request_id=request.request_id,
         offset=0,

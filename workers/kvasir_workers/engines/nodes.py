@@ -1,7 +1,7 @@
-"""Which part of an engine a process runs, where one engine is spread over several nodes.
+"""The place of a process in an engine that is spread over several nodes.
 
-The first node's process is the worker: it schedules, answers sessions, and has the first ranks below it. The
-others' have ranks below them and nothing else.
+The first node's process is the worker: it schedules, serves sessions, and has the first ranks as children.
+The other nodes' processes only have ranks.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class NodePlace:
-    """One node's. `rank` counts nodes from 0, which leads; `address` is this node's own; all ranks meet at
-    `leader` and `port`."""
+    """One node's place. `rank` counts nodes from 0, the leader; `address` is this node's own; all ranks
+    connect at `leader` and `port`."""
 
     rank: int
     address: str
@@ -22,7 +22,7 @@ class NodePlace:
 
 
 def leading(address: str) -> NodePlace:
-    """The place of the node that leads, at `address`, with a port that is free there at this moment. Raises
+    """Return the place of the leading node, at `address`, with a port that is free at the moment. Raise
     OSError for an address that is not this machine's."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with socket.socket(family) as probe:

@@ -1,4 +1,4 @@
-"""What a choice's text is taken apart into, whichever engine made it."""
+"""The parts into which a choice's text is parsed, for all engines."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from kvasir.core.requests import Delta, ToolCallDelta
 
 @dataclass(frozen=True, slots=True)
 class StepParts:
-    """What one step of a choice says. `taken` is how many characters of its text have been taken in; what is
-    held back because it may be the beginning of a mark counts among them."""
+    """The parsed output of one step of a choice. `taken` is the number of characters of its text that were
+    consumed, including those held back because they may begin a mark."""
 
     text: str = ""
     reasoning: str = ""
@@ -24,17 +24,17 @@ class PartsParser(Protocol):
     """The parser of one choice, from its first token to its last."""
 
     def take(self, text: str, token_ids: Sequence[int], *, finished: bool) -> StepParts:
-        """The step's text and tokens, which may be about different parts of the output; after the step with
-        `finished` there is no other. Never raises: what cannot be taken apart is content."""
+        """Parse a step's text and tokens, which may cover different parts of the output; no step follows the
+        one with `finished`. Never raises: text that cannot be parsed is content."""
         ...
 
     def reasoning_tokens(self) -> int:
-        """How many of the tokens so far were reasoning."""
+        """Return how many of the tokens so far were reasoning."""
         ...
 
 
 def taken_apart(delta: Delta, parser: PartsParser) -> Delta:
-    """`delta`, with its text as `parser` takes it apart."""
+    """Return `delta` with its text parsed by `parser`."""
     ended = delta.finish is not None
     parts = parser.take(delta.text, delta.token_ids, finished=ended)
     return replace(

@@ -62,12 +62,12 @@ class KvFeed:
 
     def _take_in(self, batch: KvBatch) -> None:
         if self._waiting is None:
-            asyncio.get_running_loop().call_soon(self._let_go)
+            asyncio.get_running_loop().call_soon(self._send_waiting)
         else:
-            self._let_go()
+            self._send_waiting()
         self._waiting = batch
 
-    def _let_go(self) -> None:
+    def _send_waiting(self) -> None:
         batch = self.take()
         if batch is not None:
             self._broadcast(batch)

@@ -1,9 +1,9 @@
-"""The batch: which sequences run, which wait and for what, and what the next step computes.
+"""The batch: which sequences run, which wait and why, and what the next step computes.
 
-The policy is vLLM's: running sequences first, each with the tokens that it lacks; then sequences whose
-KV has arrived; then waiting ones, prompts in chunks, until the step's token budget, the batch or the
-blocks are used up. When a running sequence finds no block, the last in order gives all of its own back
-and starts again later.
+The policy is vLLM's: running sequences first, each with its missing tokens; then sequences whose KV has
+arrived; then waiting ones, prompts in chunks, until the step's token budget, the batch or the blocks are used
+up. When a running sequence finds no free block, the last in order is preempted: it frees its blocks and
+restarts later.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from kvasir_workers.engines.sim.state import Sequence, SequenceQueue, SequenceSt
 
 @dataclass(slots=True)
 class PlannedStep:
-    """What one engine step computes, the pulls that begin with it, and who had to give its blocks back.
+    """What one engine step computes, the pulls that begin with it, and the sequences it preempted.
 
-    `work` pairs sequences with their token counts; `prefill_tokens` are those of prompts.
+    `work` pairs sequences with their token counts; `prefill_tokens` are the prompt tokens among them.
     """
 
     work: list[tuple[Sequence, int]] = field(default_factory=list)
@@ -41,7 +41,7 @@ class PlannedStep:
 
 @dataclass(slots=True)
 class Counters:
-    """What only grows; see EngineLoad."""
+    """Monotonic counters; see EngineLoad."""
 
     queries_tokens: int = 0
     hits_tokens: int = 0
@@ -52,7 +52,7 @@ class Counters:
 
 
 class RunningBatch:
-    """The queues of one engine and the memory of what lies in them."""
+    """The queues of one engine and the memory of their sequences."""
 
     def __init__(self, limits: SimLimits, pool: BlockPool, report: CacheReport | None) -> None:
         self.counters = Counters()
@@ -75,22 +75,22 @@ class RunningBatch:
         return len(self._waiting) + len(self._ready) + len(self._pulling)
 
     def add(self, sequence: Sequence) -> None:
-        """Let a sequence wait for its turn."""
+        """Queue a sequence."""
         self._waiting.add(sequence, SequenceState.WAITING)
 
     def remove(self, sequence: Sequence) -> None:
-        """Take a sequence from wherever it is and free its blocks."""
+        """Remove a sequence from its queue and free its blocks."""
         for queue, state in self._queues():
             if sequence.state is state:
                 queue.remove(sequence)
         if sequence.state is SequenceState.PULLING:
             del self._pulling[sequence.live.request.request_id]
-        self._memory.let_go(sequence)
+        self._memory.free(sequence)
         sequence.state = SequenceState.DONE
 
     def schedule(self, now: float) -> PlannedStep:
-        """Decide what the next step computes. An empty step means: nothing can run until a request,
-        a pull or the end of a lease changes something."""
+        """Decide what the next step computes. After an empty step nothing can run until a request, a pull or
+        the end of a lease changes the state."""
         limits = self._limits
         whole = 0 if limits.chunked_prefill else limits.max_model_len
         step = PlannedStep(budget=max(limits.step_tokens, whole))
@@ -101,7 +101,7 @@ class RunningBatch:
         return step
 
     def pulled(self, order: SimPullOrder, seconds: float) -> None:
-        """The blocks of a pull have arrived. A request that has ended meanwhile is ignored."""
+        """Handle a pull whose blocks have arrived. Ignored if the request has ended."""
         leader = self._pulling.pop(order.request_id, None)
         if leader is None:
             return
@@ -123,8 +123,7 @@ class RunningBatch:
             self._ready.add(other, SequenceState.READY)
 
     def pull_failed(self, order: SimPullOrder, seconds: float) -> bool:
-        """The blocks of a pull have not arrived: the prompt is to be computed. False when the request
-        has ended meanwhile."""
+        """Handle a failed pull: the prompt is computed. Return False if the request has ended."""
         leader = self._pulling.pop(order.request_id, None)
         if leader is None:
             return False
@@ -136,16 +135,16 @@ class RunningBatch:
         return True
 
     def check_integrity(self, sequences: Iterable[Sequence]) -> None:
-        """Every unfinished one of `sequences` is in exactly one place. Raises AssertionError."""
+        """Check that every unfinished one of `sequences` is in exactly one queue. Raise AssertionError."""
         unfinished = [s for s in sequences if s.state is not SequenceState.DONE]
         placed = [(queue[at], state) for queue, state in self._queues() for at in range(len(queue))]
         placed += [(sequence, SequenceState.PULLING) for sequence in self._pulling.values()]
         placed += [(s, SequenceState.HELD) for s in unfinished if s.state is SequenceState.HELD]
         if sorted(map(id, unfinished)) != sorted(id(s) for s, _ in placed):
-            raise AssertionError("an unfinished sequence is nowhere, or in two places")
+            raise AssertionError("an unfinished sequence is in no queue, or in two")
         for sequence, state in placed:
             if sequence.state is not state:
-                raise AssertionError(f"{sequence.key} is {sequence.state} and lies among {state}")
+                raise AssertionError(f"{sequence.key} is {sequence.state} but in the queue of {state}")
             if sequence.computed > len(sequence.blocks) * self._limits.block_size:
                 raise AssertionError(f"{sequence.key} has more KV than blocks")
         if len(self._running) > self._limits.max_seqs:
@@ -183,7 +182,7 @@ class RunningBatch:
                 self._running.add(sequence, SequenceState.RUNNING)
                 step.add(sequence, tokens)
             elif len(self._running) == 0:
-                # Nobody runs who could free a block: the last in order gives its own back.
+                # No running sequence can free a block, so the last in order is preempted.
                 self._preempt(self._ready[len(self._ready) - 1], self._ready, step)
             else:
                 return
@@ -229,12 +228,12 @@ class RunningBatch:
         fresh = self._limits.blocks_for(prompt) - first
         if request.handoff is None or not self._pool.can_take(fresh, keeping=found):
             return False
-        # A block that holds nothing but the last token is not worth moving: that token is computed anyway.
+        # A block with only the last token is not pulled: that token is computed anyway.
         missing = max(0, self._limits.blocks_for(prompt - 1) - first)
         self._memory.hold(sequence, found)
         self._note_admission(sequence, sequence.computed, now)
         self._memory.extend(sequence, fresh)
-        # If the pull fails, what was found serves, up to the token that must be computed.
+        # If the pull fails, the cached prefix is used, up to the token that must be computed.
         sequence.computed = min(sequence.computed, prompt - 1)
         self._waiting.remove(sequence)
         sequence.state = SequenceState.PULLING
@@ -261,7 +260,7 @@ class RunningBatch:
 
     def _preempt(self, sequence: Sequence, queue: SequenceQueue, step: PlannedStep) -> None:
         queue.remove(sequence)
-        self._memory.let_go(sequence)
+        self._memory.free(sequence)
         self.counters.preemptions += 1
         step.preempted.append(sequence)
         self._waiting.add(sequence, SequenceState.WAITING)

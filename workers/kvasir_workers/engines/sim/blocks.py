@@ -1,8 +1,8 @@
-"""Paged KV memory: blocks, who holds them, and the prefix cache over those that nobody holds.
+"""Paged KV memory: blocks, their holders, and the prefix cache over free blocks.
 
-A block is free when no request and no lease holds it. A free block that still carries a known prefix
-is kept as long as possible: the least recently freed is evicted first, and blocks without a known
-prefix go before all others. As in vLLM, prompts that were computed side by side leave copies of one block.
+A block is free when no request and no lease holds it. A free block with a known prefix is kept as long as
+possible: the least recently freed is evicted first, and blocks without a known prefix before all others. As
+in vLLM, prompts that were computed concurrently leave copies of a block.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from collections.abc import Callable, Iterable, Sequence
 
 
 def root_hash(salt: str, adapter: str | None) -> bytes:
-    """Where a chain begins: KV under another salt or adapter is never shared."""
+    """Return the root of a hash chain: KV under another salt or adapter is never shared."""
     return hashlib.blake2b(f"{len(salt)}/{salt}/{adapter or ''}".encode(), digest_size=16).digest()
 
 
 def chain_hash(parent: bytes, tokens: array[int]) -> bytes:
-    """The identity of one block's KV: its tokens and, through `parent`, all before them."""
+    """Return the hash of one block's KV: of its tokens and, through `parent`, all tokens before them."""
     return hashlib.blake2b(parent + tokens.tobytes(), digest_size=16).digest()
 
 
 def hash_prompt(root: bytes, tokens: array[int], block_size: int) -> list[bytes]:
-    """One chained hash per block of `tokens`, a last partial block included."""
+    """Return one chained hash per block of `tokens`, including a last partial block."""
     hashes: list[bytes] = []
     parent = root
     for begin in range(0, len(tokens), block_size):
@@ -34,9 +34,9 @@ def hash_prompt(root: bytes, tokens: array[int], block_size: int) -> list[bytes]
 
 
 class BlockPool:
-    """`total` blocks with reference counts by requests and by leases. All methods are O(blocks named).
+    """`total` blocks with reference counts by requests and by leases. All methods are O(blocks given).
 
-    With `caching` False nothing is ever found again. `evicted` is told the hashes that taken blocks carried.
+    With `caching` False no block is ever found. `evicted` is called with the hashes of reused blocks.
     """
 
     def __init__(
@@ -56,21 +56,21 @@ class BlockPool:
 
     @property
     def free(self) -> int:
-        """Blocks that could be taken at once."""
+        """Number of blocks that could be taken at once."""
         return len(self._free)
 
     @property
     def active(self) -> int:
-        """Blocks held by at least one request."""
+        """Number of blocks held by at least one request."""
         return self._active
 
     @property
     def leased(self) -> int:
-        """Blocks held by at least one lease."""
+        """Number of blocks held by at least one lease."""
         return self._leased
 
     def lookup(self, hashes: Sequence[bytes]) -> list[int]:
-        """The blocks of the longest known prefix of `hashes`. Holds nothing."""
+        """Return the blocks of the longest known prefix of `hashes`, without holding them."""
         found: list[int] = []
         for digest in hashes:
             copies = self._blocks_of.get(digest)
@@ -80,11 +80,11 @@ class BlockPool:
         return found
 
     def can_take(self, count: int, keeping: Sequence[int] = ()) -> bool:
-        """Whether `count` blocks could be taken while `keeping` stay what they are."""
+        """Return whether `count` blocks can be taken without reusing `keeping`."""
         return count <= len(self._free) - sum(1 for block in keeping if block in self._free)
 
     def take(self, count: int) -> list[int]:
-        """Hold `count` free blocks for a request; ask `can_take` first."""
+        """Hold `count` free blocks for a request; check `can_take` first."""
         taken: list[int] = []
         evicted: list[bytes] = []
         for _ in range(count):
@@ -101,7 +101,7 @@ class BlockPool:
         return taken
 
     def share(self, blocks: Sequence[int]) -> None:
-        """Let one more request hold these."""
+        """Hold these blocks for one more request."""
         for block in blocks:
             self._free.pop(block, None)
             if self._requests[block] == 0:
@@ -109,7 +109,7 @@ class BlockPool:
             self._requests[block] += 1
 
     def drop(self, blocks: Sequence[int]) -> None:
-        """A request lets go of these, in the prompt's order; the tail is evicted before the head."""
+        """Release a request's blocks, in the prompt's order; the tail is evicted before the head."""
         for block in reversed(blocks):
             self._requests[block] -= 1
             if self._requests[block] == 0:
@@ -117,7 +117,7 @@ class BlockPool:
                 self._free_if_unheld(block)
 
     def lease(self, blocks: Sequence[int]) -> None:
-        """Let a lease hold these."""
+        """Hold these blocks for a lease."""
         for block in blocks:
             self._free.pop(block, None)
             if self._leases[block] == 0:
@@ -125,7 +125,7 @@ class BlockPool:
             self._leases[block] += 1
 
     def unlease(self, blocks: Sequence[int]) -> None:
-        """A lease lets go of these."""
+        """Release a lease's blocks."""
         for block in reversed(blocks):
             self._leases[block] -= 1
             if self._leases[block] == 0:
@@ -133,7 +133,7 @@ class BlockPool:
                 self._free_if_unheld(block)
 
     def store(self, block: int, digest: bytes) -> None:
-        """Say what a held block without a hash carries, so that it can be found."""
+        """Record the hash of a held block without one, so that it can be found."""
         if self._caching:
             self._blocks_of.setdefault(digest, {})[block] = None
             self._hash_of[block] = digest
@@ -152,7 +152,7 @@ class BlockPool:
                 self._free.move_to_end(block, last=False)
 
     def check_integrity(self, held: Iterable[Sequence[int]], leased: Iterable[Sequence[int]]) -> None:
-        """Compare with what requests and leases say they hold. Raises AssertionError with what differs."""
+        """Compare with the blocks that requests and leases hold. Raise AssertionError with the difference."""
         by_requests = Counter(block for blocks in held for block in blocks)
         by_leases = Counter(block for blocks in leased for block in blocks)
         for block in range(self.total):
@@ -175,5 +175,5 @@ class BlockPool:
             raise AssertionError("a block carries a hash under which it is not found")
 
     def known(self) -> set[bytes]:
-        """Every hash under which a block is found."""
+        """Return every hash under which a block is found."""
         return set(self._blocks_of)

@@ -1,6 +1,5 @@
-"""The simulated engine of a pool of role embed: vectors that follow from the tokens alone, in the time that
-prompts of their length take.
-"""
+"""The simulated engine of an embed pool: vectors that depend only on the tokens, after the time that a prompt
+of their length takes."""
 
 from __future__ import annotations
 
@@ -19,14 +18,14 @@ from kvasir.ports.engine import KvSource, StepSink
 from kvasir_workers.engines.embedding import ended, refusal
 
 DIMENSIONS = 256
-"""Of kvasir-tiny."""
+"""Dimensions of kvasir-tiny."""
 _VERSION = "1"
 _MAX_LIVE = 65_536
 _HALF = 1 << 31
 
 
 def simulated_embedding(tokens: array[int], adapter: str | None = None) -> array[float]:
-    """A vector of length 1, the same for the same tokens everywhere."""
+    """Return a vector of length 1, the same for the same tokens on every worker."""
     seed = f"{adapter or ''}/".encode() + tokens.tobytes()
     drawn = array("I", hashlib.shake_128(seed).digest(DIMENSIONS * array("I").itemsize))
     values = [number / _HALF - 1.0 for number in drawn]
@@ -37,9 +36,9 @@ def simulated_embedding(tokens: array[int], adapter: str | None = None) -> array
 class SimEmbeddingEngine:
     """`kvasir.ports.engine.Engine` that embeds, without a model; timing comes from `pool.engine.sim`.
 
-    A batch is what fits into `max_num_seqs` and `max_num_batched_tokens`, in the order of priority and
-    arrival, and lasts `decode_step_s` + `decode_step_per_seq_s` for each input + tokens /
-    `prefill_tokens_per_s`. `tokenizer_digest` and `golden` are what the router will compare.
+    A batch has the inputs that fit into `max_num_seqs` and `max_num_batched_tokens`, in the order of priority
+    and arrival, and takes `decode_step_s` + `decode_step_per_seq_s` for each input + tokens /
+    `prefill_tokens_per_s`. `tokenizer_digest` and `golden` are compared by the router.
     """
 
     def __init__(
@@ -134,7 +133,7 @@ class SimEmbeddingEngine:
         self._live.clear()
 
     def crash(self, reason: str) -> None:
-        """Die as an engine does: every request ends with ERROR `engine_dead`, and what comes later too."""
+        """Fail as an engine does: every request, and every later one, ends with ERROR `engine_dead`."""
         if self._failed is not None and not self._failed.done():
             self._failed.set_result(reason)
         self._deltas += [

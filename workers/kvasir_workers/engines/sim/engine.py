@@ -1,4 +1,4 @@
-"""The simulated engine: pure schedulers, one for each data-parallel rank, stepped under a clock."""
+"""The simulated engine: pure schedulers, one for each data-parallel rank, stepped by a clock."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ _MAX_LIVE = 65_536
 class SimEngine:
     """`kvasir.ports.engine.Engine` without a model; timing comes from `pool.engine.sim`.
 
-    A step lasts `decode_step_s` + `decode_step_per_seq_s` for each sequence + prompt tokens /
-    `prefill_tokens_per_s`. Engines of one `fabric` pull from each other and end each other's leases;
-    without one, KV offered by an engine in another process is taken on its ticket. `tokenizer_digest` and
-    `golden` are what the router will compare; tokens and text are simulated whatever the tokenizer. Each
-    data-parallel rank steps by itself and has its own KV blocks and `max_live` legs; a leg that names no
-    rank goes to the one with the fewest.
+    A step takes `decode_step_s` + `decode_step_per_seq_s` for each sequence + prompt tokens /
+    `prefill_tokens_per_s`. Engines of one `fabric` pull from each other and end each other's leases; without
+    a fabric, KV offered by an engine in another process is accepted on its ticket alone. `tokenizer_digest`
+    and `golden` are compared by the router; tokens and text are simulated whatever the tokenizer. Each
+    data-parallel rank steps by itself and has its own KV blocks and `max_live` legs; a leg without a rank
+    runs on the one with the fewest.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class SimEngine:
     # -- the port ----------------------------------------------------------------------------------
 
     async def start(self, sink: StepSink, *, worker_id: str, epoch: int) -> WorkerIdentity:
-        """See Engine. Raises ConfigError for what the simulation does not model."""
+        """See Engine. Raise ConfigError for settings that the simulation does not model."""
         self._refuse_unmodelled()
         layout = self._layout()
         limits = self._limits(layout)
@@ -170,8 +170,8 @@ class SimEngine:
     # -- for tests and fault injection -------------------------------------------------------------
 
     def crash(self, reason: str) -> None:
-        """Die as an engine does: every request ends with ERROR `engine_dead`, nothing more is
-        computed, peers cannot pull, and `wait_failed` returns `reason`."""
+        """Fail as an engine does: every request ends with ERROR `engine_dead`, computation stops, peers
+        cannot pull, and `wait_failed` returns `reason`."""
         for rank in self._started:
             rank.crash(reason)
         if self._fabric is not None:
@@ -180,8 +180,8 @@ class SimEngine:
             self._failed.set_result(reason)
 
     def check_integrity(self) -> None:
-        """Raises AssertionError when blocks, leases and requests do not account for each other, or the
-        record of what is cached says something else than the cache."""
+        """Raise AssertionError if blocks, leases and requests are inconsistent, or the record of cached
+        blocks differs from the cache."""
         for number, rank in enumerate(self._started):
             rank.scheduler.check_integrity()
             if self._holdings is not None:
@@ -218,7 +218,7 @@ class SimEngine:
                 return rank
         named = request.data_parallel_rank
         if named is not None:
-            # One that does not exist is refused by whichever scheduler is asked.
+            # A rank that does not exist is refused by any scheduler.
             return ranks[named] if 0 <= named < len(ranks) else ranks[0]
         return min(ranks, key=lambda rank: rank.scheduler.live)
 
@@ -273,7 +273,7 @@ class SimEngine:
             seed=engine.seed,
             adapters=frozenset(lora.name for lora in self._deployment.lora),
             ranks=engine.data_parallel_size,
-            # Without a fabric a puller could not tell what is computed.
+            # Without a fabric a puller could not know what is computed.
             overlap=transfer.overlap != "never" and engine.chunked_prefill and self._fabric is not None,
         )
 

@@ -1,7 +1,8 @@
-"""How simulated KV travels: tickets, leases that must outlive the transfer, and links that fill up.
+"""Transfers of simulated KV: tickets, leases that must outlive the transfer, and links with limited
+bandwidth.
 
-Nothing is copied, since the simulated model's tokens follow from the prompt alone; what is simulated is
-time, the bytes counted, and every way in which a transfer can fail.
+Nothing is copied, since the simulated model's tokens depend on the prompt alone; time, byte counts, and every
+failure of a transfer are simulated.
 """
 
 from __future__ import annotations
@@ -21,20 +22,20 @@ from kvasir_workers.engines.sim.state import SimPullOrder
 
 @dataclass(frozen=True, slots=True)
 class SimTicket:
-    """What a hand-off's opaque bytes say: who offers, and the chained hash of each block of the prompt,
-    the last partial one included."""
+    """The content of a hand-off's opaque bytes: the sender, and the chained hash of each block of the prompt,
+    including a last partial one."""
 
     worker_id: str
     epoch: int
     hashes: tuple[bytes, ...]
 
     def encode(self) -> bytes:
-        """As bytes for KvHandoff.ticket."""
+        """Return the bytes of KvHandoff.ticket."""
         return msgspec.msgpack.encode(self)
 
     @classmethod
     def decode(cls, data: bytes) -> SimTicket:
-        """Raises TransferError (`layout`) for bytes that `encode` did not write."""
+        """The inverse of `encode`. Raise TransferError (`layout`) for other bytes."""
         try:
             return msgspec.msgpack.decode(data, type=cls)
         except msgspec.MsgspecError as error:
@@ -42,7 +43,7 @@ class SimTicket:
 
 
 class Offerer(Protocol):
-    """The side of an engine that the fabric shows to its peers."""
+    """The methods of an engine that the fabric exposes to its peers."""
 
     @property
     def epoch(self) -> int:
@@ -50,15 +51,15 @@ class Offerer(Protocol):
         ...
 
     def lease_problem(self, lease_id: str, fence: int) -> str | None:
-        """None while the lease lives, else `expired` or `fenced`."""
+        """Return None while the lease is live, else `expired` or `fenced`."""
         ...
 
     def lease_pulled(self, lease_id: str) -> None:
-        """A peer has all blocks: the lease ends."""
+        """End the lease: a peer has all blocks."""
         ...
 
     def complete(self, lease_id: str) -> int:
-        """How many blocks of the prompt are computed under a live lease."""
+        """Return how many blocks of the prompt are computed under a live lease."""
         ...
 
     async def progressed(self) -> None:
@@ -67,7 +68,7 @@ class Offerer(Protocol):
 
 
 class SimFabric:
-    """The simulated workers of one process, as they reach each other. A worker can be cut off."""
+    """The simulated workers of one process, which can reach each other. A worker can be cut off."""
 
     def __init__(self) -> None:
         self._offerers: dict[str, Offerer] = {}
@@ -75,17 +76,17 @@ class SimFabric:
         self._busy_until: dict[str, float] = {}
 
     def join(self, worker_id: str, offerer: Offerer) -> None:
-        """Let peers pull from a worker; a restarted worker replaces its earlier life."""
+        """Let peers pull from a worker; a restarted worker replaces its earlier instance."""
         self._offerers[worker_id] = offerer
 
     def leave(self, worker_id: str, offerer: Offerer) -> None:
-        """The worker is gone; what others pull from it fails. A successor stays."""
+        """Remove a worker, which fails the pulls from it. A successor stays."""
         if self._offerers.get(worker_id) is offerer:
             del self._offerers[worker_id]
             self._busy_until.pop(worker_id, None)
 
     def cut(self, worker_id: str) -> None:
-        """Make a worker unreachable for transfers, though it lives."""
+        """Make a live worker unreachable for transfers."""
         self._cut.add(worker_id)
 
     def heal(self, worker_id: str) -> None:
@@ -93,20 +94,20 @@ class SimFabric:
         self._cut.discard(worker_id)
 
     def offerer(self, ticket: SimTicket, handoff: KvHandoff) -> Offerer:
-        """The worker that offers these blocks. Raises TransferError with the reason why they cannot be
-        pulled at this moment."""
+        """Return the worker that offers these blocks. Raise TransferError with the reason if they cannot be
+        pulled."""
         offerer = self._offerers.get(ticket.worker_id)
         if offerer is None or ticket.worker_id in self._cut:
             raise TransferError(f"{ticket.worker_id} cannot be reached", code="unreachable")
         if offerer.epoch != ticket.epoch:
-            raise TransferError(f"{ticket.worker_id} has started anew", code="fenced")
+            raise TransferError(f"{ticket.worker_id} has restarted", code="fenced")
         problem = offerer.lease_problem(handoff.lease_id, handoff.fence)
         if problem is not None:
             raise TransferError(f"lease {handoff.lease_id} is {problem}", code=problem)
         return offerer
 
     def occupy(self, worker_id: str, now: float, seconds: float) -> float:
-        """Queue `seconds` of sending on a worker's link; returns when they will have passed."""
+        """Queue `seconds` of sending on a worker's link; return when it ends."""
         done = max(now, self._busy_until.get(worker_id, now)) + seconds
         self._busy_until[worker_id] = done
         return done
@@ -116,7 +117,7 @@ class SimLink:
     """The pulling side of one engine.
 
     Without a fabric, as between processes, the ticket suffices: time and bytes are simulated, and the
-    offering worker's lease ends by release or by its deadline.
+    sender's lease ends by release or by its deadline.
     """
 
     def __init__(self, clock: Clock, timing: SimSpec, timeout_s: float, fabric: SimFabric | None) -> None:
@@ -127,9 +128,9 @@ class SimLink:
         self._busy_until = 0.0
 
     async def pull(self, order: SimPullOrder) -> None:
-        """Take the time that the transfer takes: blocks move as they are computed, in as many parts as that
-        takes. Raises TransferError, whose code is a reason of PullFailed: unreachable, layout, expired,
-        fenced, or timeout where nothing has moved for too long."""
+        """Wait for as long as the transfer takes: blocks move as they are computed, in as many parts as
+        needed. Raise TransferError, whose code is a reason of PullFailed: unreachable, layout, expired,
+        fenced, or timeout if nothing has moved for too long."""
         ticket = SimTicket.decode(order.handoff.ticket)
         if ticket.hashes != order.hashes:
             raise TransferError("the hand-off is for another prompt or block size", code="layout")
@@ -143,11 +144,11 @@ class SimLink:
             if moved == order.missing:
                 break
         if self._fabric is not None:
-            # The blocks are good only if the lease has lived through the whole transfer.
+            # The blocks are valid only if the lease was live through the whole transfer.
             self._fabric.offerer(ticket, order.handoff).lease_pulled(order.handoff.lease_id)
 
     async def _ready(self, fabric: SimFabric, ticket: SimTicket, order: SimPullOrder, moved: int) -> int:
-        """How many of the missing blocks are computed, once more of them are than have `moved`."""
+        """Return how many of the missing blocks are computed, once there are more than `moved`."""
         while True:
             offerer = fabric.offerer(ticket, order.handoff)
             ready = min(order.missing, offerer.complete(order.handoff.lease_id) - order.first)

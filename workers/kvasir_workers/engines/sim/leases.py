@@ -1,4 +1,4 @@
-"""Leases on prefilled KV: blocks wait under a deadline for the worker that decodes."""
+"""Leases on prefilled KV: blocks wait until a deadline for the worker that decodes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from kvasir_workers.engines.sim.blocks import BlockPool
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """Blocks pinned until `deadline_s`. A puller must name the same `fence`."""
+    """Blocks pinned until `deadline_s`. A puller must have the same `fence`."""
 
     lease_id: str
     fence: int
@@ -24,27 +24,27 @@ class SimLeaseTable:
     def __init__(self, pool: BlockPool, ttl_s: float) -> None:
         self._pool = pool
         self._ttl_s = ttl_s
-        # All have the same time to live, so that the order in which it began is deadline order.
+        # All have the same time to live, so the order of their last extension is deadline order.
         self._live: dict[str, Lease] = {}
 
     def __len__(self) -> int:
         return len(self._live)
 
     def grant(self, lease_id: str, fence: int, blocks: list[int], now: float) -> Lease:
-        """Pin `blocks`. Lease ids are never used twice."""
+        """Pin `blocks`. Lease ids are never reused."""
         lease = Lease(lease_id, fence, tuple(blocks), now + self._ttl_s)
         self._pool.lease(blocks)
         self._live[lease_id] = lease
         return lease
 
     def extend(self, lease_id: str, blocks: Sequence[int], now: float) -> None:
-        """Pin more blocks under a live lease, which follow those before; its time to live begins anew."""
+        """Pin more blocks under a live lease, which follow the earlier ones, and restart its time to live."""
         lease = self._live.pop(lease_id)
         self._pool.lease(blocks)
         self._live[lease_id] = replace(lease, blocks=(*lease.blocks, *blocks), deadline_s=now + self._ttl_s)
 
     def find(self, lease_id: str) -> Lease | None:
-        """The lease, if it lives."""
+        """Return the lease if it is live."""
         return self._live.get(lease_id)
 
     def end(self, lease_id: str) -> None:
@@ -54,7 +54,7 @@ class SimLeaseTable:
             self._pool.unlease(lease.blocks)
 
     def expire(self, now: float) -> None:
-        """End the leases whose deadline has passed."""
+        """End the leases past their deadline."""
         while self._live:
             lease = next(iter(self._live.values()))
             if lease.deadline_s > now:
@@ -62,11 +62,11 @@ class SimLeaseTable:
             self.end(lease.lease_id)
 
     def next_deadline(self) -> float | None:
-        """When the next lease ends by itself."""
+        """Return the earliest deadline, None without leases."""
         return next(iter(self._live.values())).deadline_s if self._live else None
 
     def blocks(self) -> list[tuple[int, ...]]:
-        """What each live lease holds."""
+        """Return the blocks of each live lease."""
         return [lease.blocks for lease in self._live.values()]
 
     def clear(self) -> None:

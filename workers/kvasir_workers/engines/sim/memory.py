@@ -1,4 +1,4 @@
-"""A sequence's share of paged KV: which blocks it holds, finds and makes known."""
+"""A sequence's part of paged KV: the blocks it holds, finds and caches."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from kvasir_workers.engines.sim.state import Sequence, SimLimits
 
 
 class SequenceMemory:
-    """Moves sequences in and out of a BlockPool and keeps their `blocks`, `stored` and `computed`. What
-    becomes known goes to `report` too, where there is one."""
+    """Moves sequences in and out of a BlockPool and keeps their `blocks`, `stored` and `computed`. Cached
+    blocks are also passed to `report`, if given."""
 
     def __init__(self, pool: BlockPool, limits: SimLimits, report: CacheReport | None) -> None:
         self._pool = pool
@@ -17,25 +17,25 @@ class SequenceMemory:
         self._report = report
 
     def find(self, sequence: Sequence, blocks: int) -> list[int]:
-        """The known blocks among the first `blocks` full ones of a sequence. Holds nothing."""
+        """Return the cached blocks among the first `blocks` full ones of a sequence, without holding them."""
         if not self._limits.prefix_caching:
             return []
         sequence.hash_up_to(blocks, self._limits.block_size)
         return self._pool.lookup(sequence.hashes[:blocks])
 
     def hold(self, sequence: Sequence, found: list[int]) -> None:
-        """Begin a sequence's memory with blocks that others wrote."""
+        """Start a sequence with cached blocks."""
         self._pool.share(found)
         sequence.blocks = found
         sequence.stored = len(found)
         sequence.computed = len(found) * self._limits.block_size
 
     def extend(self, sequence: Sequence, blocks: int) -> None:
-        """Hold `blocks` empty ones more; they must be free."""
+        """Hold `blocks` more empty blocks, which must be free."""
         sequence.blocks += self._pool.take(blocks)
 
     def grow(self, sequence: Sequence, tokens: int) -> bool:
-        """Hold the blocks for `tokens` more; False when there are too few."""
+        """Hold the blocks for `tokens` more; return False if there are too few."""
         reach = sequence.computed + tokens
         short = self._limits.blocks_for(reach) - len(sequence.blocks)
         if short > 0:
@@ -46,8 +46,8 @@ class SequenceMemory:
         return True
 
     def store(self, sequence: Sequence, reach: int) -> None:
-        """Make the blocks that are full with `reach` tokens known. Steps run in order, so that whoever
-        finds one reads it after it was written."""
+        """Cache the blocks that are full with `reach` tokens. Steps run in order, so a block is read only
+        after it was written."""
         full = reach // self._limits.block_size
         if not self._limits.prefix_caching or full <= sequence.stored:
             return
@@ -66,8 +66,8 @@ class SequenceMemory:
                 request.adapter or "",
             )
 
-    def let_go(self, sequence: Sequence) -> None:
-        """Give all blocks back: the sequence has ended, or starts again."""
+    def free(self, sequence: Sequence) -> None:
+        """Free all blocks: the sequence has ended, or restarts."""
         self._pool.drop(sequence.blocks)
         sequence.blocks = []
         sequence.stored = 0

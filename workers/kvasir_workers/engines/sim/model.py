@@ -1,8 +1,8 @@
-"""The simulated model: which token follows a context, and how a token reads.
+"""The simulated model: which token follows a context, and each token's text.
 
-The next token is a hash of the whole context, so that a request gives the same tokens on every worker,
-in every batch, prefilled here or elsewhere, and when it is continued from prompt + emitted tokens. A
-platform that loses, repeats or reorders a token therefore gives visibly other output.
+The next token is a hash of the whole context, so that a request gets the same tokens on every worker, in
+every batch, whether prefilled locally or by another worker, and when it is continued from prompt + output. A
+platform that loses, repeats or reorders a token therefore returns visibly different output.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ _SYLLABLES = [c + v for c in _CONSONANTS for v in _VOWELS]
 
 @dataclass(frozen=True, slots=True)
 class SimModel:
-    """The shape of the model that is simulated; the defaults are those of kvasir-tiny.
+    """The shape of the simulated model; the defaults are those of kvasir-tiny.
 
-    `element_bytes` is the size of one KV element at the engine's own KV dtype, `kv_layout` the
-    name of its order in memory.
+    `element_bytes` is the size of one KV element at the engine's own KV dtype, `kv_layout` the name of its
+    order in memory.
     """
 
     vocab_size: int = 4096
@@ -36,12 +36,12 @@ class SimModel:
     kv_layout: str = "sim"
 
     def bytes_per_token(self, *, fp8: bool) -> int:
-        """KV bytes of one token, keys and values of all layers."""
+        """Return the KV bytes of one token, keys and values of all layers."""
         element = 1 if fp8 else self.element_bytes
         return 2 * self.layers * self.kv_heads * self.head_size * element
 
     def text(self, token: int) -> str:
-        """How a token reads: a word of its own, with the space before it."""
+        """Return a token's text: a distinct word, with a leading space."""
         if token == self.eos_token_id:
             return "<eos>"
         word = ""
@@ -55,8 +55,8 @@ class SimModel:
 class Context:
     """A running digest of everything before the next token.
 
-    Greedy requests depend on the engine's seed and the adapter only; sampled ones also on the
-    request's seed and the choice.
+    Greedy requests depend only on the engine's seed and the adapter; sampled ones also on the request's seed
+    and the choice.
     """
 
     __slots__ = ("_digest",)
@@ -74,16 +74,16 @@ class Context:
         self._digest.update(token.to_bytes(4, sys.byteorder))
 
     def draw(self) -> tuple[int, int]:
-        """Two independent 64-bit numbers that depend on the whole context."""
+        """Return two independent 64-bit numbers that depend on the whole context."""
         digest = self._digest.digest()
         return int.from_bytes(digest[:8], "big"), int.from_bytes(digest[8:], "big")
 
 
 def sample(model: SimModel, context: Context, sampling: Sampling, banned: frozenset[int]) -> int:
-    """The next token. `banned` tokens are never chosen while any other is left.
+    """Return the next token. `banned` tokens are chosen only if no other is left.
 
-    Of the sampling parameters, `logit_bias` counts at ±100 (force and ban), as there is no
-    distribution that top_p, top_k, min_p or penalties could cut.
+    Of the sampling parameters, only `logit_bias` at ±100 (force and ban) has an effect: there is no
+    distribution for top_p, top_k, min_p or penalties.
     """
     barred = banned
     if sampling.logit_bias:
@@ -100,8 +100,8 @@ def sample(model: SimModel, context: Context, sampling: Sampling, banned: frozen
 
 
 def logprobs(model: SimModel, context: Context, token: int, top: int) -> PositionLogprobs:
-    """Log-probabilities at the position that `context` precedes, a proper distribution's head:
-    the sampled token is the likeliest, and each of the `top` alternatives halves what is left."""
+    """Return log-probabilities at the position that `context` precedes, as the head of a proper distribution:
+    the sampled token is the likeliest, and each of the `top` alternatives has half of the rest."""
     chance = context.draw()[1]
     sampled = _candidate(model, token, -0.05 - (chance % 600) / 1000)
     rest = -1.0 - (chance % 500) / 1000

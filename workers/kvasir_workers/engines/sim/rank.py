@@ -1,4 +1,4 @@
-"""One data-parallel rank of the simulated engine: its scheduler, stepped under a clock, and its pulls."""
+"""One data-parallel rank of the simulated engine: its scheduler, stepped by a clock, and its pulls."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from kvasir_workers.engines.sim.state import SimPullOrder
 
 
 class SimRank:
-    """Steps `scheduler` from `start` to `stop`; see SimEngine for how long a step lasts.
+    """Steps `scheduler` from `start` to `stop`; see SimEngine for the duration of a step.
 
-    `deliver` takes what each step produced, `broke` why the loop ended if that was an error.
+    `deliver` is called with each step's output, `broke` with the reason if the loop ended by an error.
     """
 
     def __init__(
@@ -43,11 +43,11 @@ class SimRank:
         self._pulls: dict[str, asyncio.Task[None]] = {}
 
     def start(self, name: str) -> None:
-        """Begin to step."""
+        """Start to step."""
         self._steps = asyncio.create_task(self._run(), name=name)
 
     async def stop(self) -> None:
-        """End all tasks; what was not delivered is not delivered any more."""
+        """End all tasks; undelivered output is dropped."""
         tasks = list(self._pulls.values())
         self._pulls.clear()
         if self._steps is not None:
@@ -77,20 +77,20 @@ class SimRank:
         self._wake.set()
 
     def crash(self, reason: str) -> None:
-        """End every leg with ERROR `engine_dead` and take no more."""
+        """End every leg with ERROR `engine_dead` and refuse later ones."""
         self.scheduler.close("engine_dead", reason, self._clock.now())
         for request_id in list(self._pulls):
             self._cancel_pull(request_id)
         self._wake.set()
 
     async def progressed(self) -> None:
-        """Return when a step has ended, or what this rank offers has changed otherwise."""
+        """Return when a step has ended, or this rank's offers have changed otherwise."""
         await self._progress.wait()
 
     async def _run(self) -> None:
         try:
             await self._step_forever()
-        except Exception as error:  # noqa: BLE001 - whatever breaks the loop is the engine's death
+        except Exception as error:  # noqa: BLE001 - any error of the loop is the engine's failure
             self._broke(f"the step loop broke: {error!r}")
         while True:
             self._deliver()
@@ -129,7 +129,7 @@ class SimRank:
         )
 
     async def _wait(self, deadline: float | None) -> None:
-        """Until something changes, or a lease ends by itself."""
+        """Wait until the state changes, or a lease expires."""
         if deadline is None:
             await self._wake.wait()
             return

@@ -1,4 +1,4 @@
-"""What the simulated cache stores and evicts, as the worker's record takes it."""
+"""Reports of stored and evicted blocks of the simulated cache to the worker's record."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _KEY_BYTES = 8
 
 
 class CacheReport:
-    """One rank's part of a worker's record. An engine's digest of a block is cut to the 64 bits of a key."""
+    """One rank's part of a worker's record. A block's digest is truncated to a 64-bit key."""
 
     def __init__(self, holdings: Holdings, rank: int, block_size: int) -> None:
         self._holdings = holdings
@@ -22,15 +22,15 @@ class CacheReport:
     def stored(
         self, parent: bytes | None, digests: Iterable[bytes], tokens: array[int], salt: str, adapter: str
     ) -> None:
-        """Full blocks that follow each other can be found, each under one more block of memory. `parent`
-        is what comes before the first, None at the beginning of a prompt."""
+        """Record consecutive full blocks as cached, each with one more block of memory. `parent` is the block
+        before the first, None at the beginning of a prompt."""
         above = None if parent is None else _key(parent)
         self._holdings.store(
             self._rank, above, _keys(digests), tokens, self._block_size, salt=salt, adapter=adapter
         )
 
     def evicted(self, digests: Iterable[bytes]) -> None:
-        """One block of memory under each of these has been given to another use."""
+        """Record that one block of memory with each of these digests was reused."""
         self._holdings.remove(self._rank, _keys(digests))
 
 

@@ -1,7 +1,7 @@
 """The simulated engine's decisions as a state machine, without I/O, clock or tasks.
 
-The shell alternates `schedule(now)`, the passing of the step's time, and `complete(now)`; requests may
-come and go at any moment between.
+The shell alternates `schedule(now)`, waiting for the step's time, and `complete(now)`; requests may be
+submitted and aborted at any moment between.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from kvasir_workers.engines.sim.state import (
 
 
 class Scheduler:
-    """One rank's requests, blocks and leases. `worker_id` and `epoch` name the worker in tickets, `rank`
-    tells its leases from those of its other ranks; what its prefix cache holds goes to `report`."""
+    """One rank's requests, blocks and leases. `worker_id` and `epoch` identify the worker in tickets, `rank`
+    distinguishes its leases from those of other ranks; changes of its prefix cache are passed to `report`."""
 
     def __init__(
         self,
@@ -92,11 +92,11 @@ class Scheduler:
                 self._batch.add(other)
 
     def abort(self, request_id: str, now: float) -> bool:
-        """End a leg with ABORT and free what it holds; False when it is not live."""
+        """End a leg with ABORT and free its blocks; return False if it is not live."""
         return self._end_all(request_id, FinishReason.ABORT, now)
 
     def close(self, code: str, message: str, now: float) -> None:
-        """The engine dies: every leg ends with ERROR, leases end, and what comes later is refused."""
+        """Fail the engine: every leg ends with ERROR, leases end, and later legs are refused."""
         self._closed = (code, message)
         self.leases.clear()
         for request_id in list(self._live):
@@ -107,23 +107,23 @@ class Scheduler:
         self.leases.end(lease_id)
 
     def expire(self, now: float) -> None:
-        """End the leases whose time has passed."""
+        """End the leases past their deadline."""
         self.leases.expire(now)
 
     # -- one step ----------------------------------------------------------------------------------
 
     def schedule(self, now: float) -> PlannedStep:
-        """Decide what the next step computes. An empty step means: nothing can run until a request,
-        a pull or the end of a lease changes something."""
+        """Decide what the next step computes. After an empty step nothing can run until a request, a pull or
+        the end of a lease changes the state."""
         self._step = self._batch.schedule(now)
         for sequence in self._step.preempted:
-            # What was offered of it is given back with the rest.
+            # Its offered blocks are freed with the others.
             if sequence.live.offered is not None:
                 self.leases.end(sequence.live.offered.lease_id)
         return self._step
 
     def complete(self, now: float) -> None:
-        """The scheduled step has been computed: sequences without missing KV emit a token."""
+        """Complete the scheduled step: sequences without missing KV emit a token."""
         step, self._step = self._step, PlannedStep()
         for sequence, tokens in step.work:
             if sequence.state is not SequenceState.RUNNING:
@@ -135,18 +135,18 @@ class Scheduler:
                 self._offer_early(sequence, now)
 
     def take_deltas(self) -> tuple[Delta, ...]:
-        """What is to be delivered, once."""
+        """Return the deltas to be delivered, once."""
         deltas, self._deltas = tuple(self._deltas), []
         return deltas
 
     # -- KV from another worker --------------------------------------------------------------------
 
     def pulled(self, order: SimPullOrder, seconds: float) -> None:
-        """The blocks of a pull have arrived. A request that has ended meanwhile is ignored."""
+        """Handle a pull whose blocks have arrived. Ignored if the request has ended."""
         self._batch.pulled(order, seconds)
 
     def pull_failed(self, order: SimPullOrder, seconds: float, reason: str, now: float) -> None:
-        """A pull ended badly: compute the prompt here, or fail, as the deployment says."""
+        """Handle a failed pull: compute the prompt here, or fail, as the deployment configures."""
         if self._batch.pull_failed(order, seconds) and not self.limits.recompute_on_failure:
             message = f"the prompt's KV did not arrive: {reason}"
             self._end_all(order.request_id, FinishReason.ERROR, now, "transfer_failed", message)
@@ -155,15 +155,15 @@ class Scheduler:
 
     @property
     def live(self) -> int:
-        """Requests that have not ended, in whatever state."""
+        """Number of requests that have not ended, in any state."""
         return len(self._live)
 
     def is_live(self, request_id: str) -> bool:
-        """Whether this request has not ended."""
+        """Return whether this request has not ended."""
         return request_id in self._live
 
     def cached(self) -> set[bytes]:
-        """The chained hashes of all blocks that the prefix cache can find."""
+        """Return the chained hashes of all blocks in the prefix cache."""
         return self._pool.known()
 
     def load(self) -> EngineLoad:
@@ -184,8 +184,9 @@ class Scheduler:
         )
 
     def check_integrity(self) -> None:
-        """Blocks are held exactly by live sequences and live leases, what a live sequence offers is computed,
-        and every unfinished sequence is in exactly one place. Raises AssertionError with what differs."""
+        """Check that blocks are held exactly by live sequences and live leases, that the offered blocks of a
+        live sequence are computed, and that every unfinished sequence is in exactly one queue. Raise
+        AssertionError with the difference."""
         sequences = [s for live in self._live.values() for s in live.sequences]
         for sequence in sequences:
             offered = sequence.live.offered
@@ -261,7 +262,7 @@ class Scheduler:
             self._deltas.append(Delta(request_id=live.request.request_id, offset=0, handoff=live.offered))
 
     def _offer_whole(self, sequence: Sequence, now: float) -> KvHandoff:
-        """Offer the whole prompt, under the lease that it has already if that lives."""
+        """Offer the whole prompt, under the lease that it already has if that is live."""
         offered, blocks = sequence.live.offered, self.limits.blocks_for(sequence.computed)
         if offered is not None and self._extend(offered, sequence, blocks, now):
             return offered
@@ -275,7 +276,7 @@ class Scheduler:
         return True
 
     def _offer(self, sequence: Sequence, complete: int, now: float) -> KvHandoff:
-        """Hold the first `complete` blocks for whoever pulls."""
+        """Hold the first `complete` blocks for pullers."""
         request = sequence.live.request
         self._granted += 1
         lease_id = f"{self._worker_id}/{self._epoch}/{self._rank}/{self._granted}"
@@ -294,7 +295,7 @@ class Scheduler:
         )
 
     def _finish(self, sequence: Sequence) -> None:
-        """Take a sequence from wherever it is and free its blocks."""
+        """Remove a sequence from its queue and free its blocks."""
         live = sequence.live
         self._batch.remove(sequence)
         live.unfinished -= 1
@@ -309,7 +310,7 @@ class Scheduler:
         error: str | None = None,
         message: str | None = None,
     ) -> bool:
-        """End every unfinished choice of a leg; False when it is not live."""
+        """End every unfinished choice of a leg; return False if it is not live."""
         live = self._live.get(request_id)
         if live is None:
             return False

@@ -1,9 +1,9 @@
-"""What the simulated model says where a request wants it taken apart, and how that is taken apart.
+"""The simulated model's reasoning and tool calls, and their parser.
 
-Real engines leave this to the model and to vLLM's parsers. Here a request gets reasoning and calls on demand,
-at fixed places of the output, so that everything above an engine can be tried with them: reasoning where the
-template variables say `enable_thinking`, one call where one is forced, two where several are required, and
-one at every other prompt where the model may choose.
+In a real engine these come from the model and vLLM's parsers. Here a request gets reasoning and calls on
+demand, at fixed positions of the output, so that everything above an engine can be tested with them:
+reasoning if the template variables have `enable_thinking`, one call if one is forced, two if several are
+required, and one at every other prompt if the model may choose.
 
     <think> ba be bi bo</think> bu ...            or, with a call,
     <think> ba be bi bo</think><call> da de di</call>
@@ -29,7 +29,7 @@ _ARGUMENT_WORDS = 6
 
 
 class Speech:
-    """Which token comes where in the output of a request, and how marks read."""
+    """Positions of tokens in the output of a request, and the text of marks."""
 
     def __init__(self, model: SimModel, parsing: OutputParsing, prompt: array[int], *, ends: bool) -> None:
         first = model.vocab_size - len(_MARKS)
@@ -46,7 +46,7 @@ class Speech:
             self._forced[self._at] = model.eos_token_id
 
     def token(self, position: int) -> int | None:
-        """What must come there; None where the model is free, but for marks."""
+        """Return the token at a position; None if it is free, except for marks."""
         return self._forced.get(position)
 
     def _between(self, begin: str, words: int, end: str) -> None:
@@ -98,7 +98,8 @@ class SpeechParser:
         return min(found, default=None)
 
     def _parts(self, said: list[tuple[str, str | None]], taken: int) -> StepParts:
-        """Of texts, each with the mark that it follows, and of marks, which have no text."""
+        """Return the parts of `said`: texts, each with the mark that precedes it, and marks, which have no
+        text."""
         content = reasoning = ""
         calls: list[ToolCallDelta] = []
         for state, text in said:
@@ -142,7 +143,7 @@ def _functions(parsing: OutputParsing) -> list[str]:
 
 
 def _beginning(text: str) -> int:
-    """How many of the last characters may be the beginning of a mark."""
+    """Return how many of the last characters may begin a mark."""
     longest = max(len(mark) for mark in _MARKS) - 1
     for length in range(min(longest, len(text)), 0, -1):
         if any(mark.startswith(text[-length:]) for mark in _MARKS):

@@ -1,4 +1,4 @@
-"""What the simulated scheduler knows of a request while it lives, and which requests it refuses."""
+"""The state of a request in the simulated scheduler, and the requests that it refuses."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from kvasir_workers.engines.sim.speech import Speech, SpeechParser
 
 @dataclass(frozen=True, slots=True)
 class SimLimits:
-    """The scheduler's bounds. Lengths and `step_tokens` in tokens, `blocks` of `block_size` tokens,
-    `lease_s` in seconds; `max_live` is the number of requests held at once, waiting ones included. `ranks`
-    is how many such schedulers the engine has. With `overlap`, a prompt of several chunks is offered after
-    its first one."""
+    """The scheduler's limits. Lengths and `step_tokens` in tokens, `blocks` of `block_size` tokens, `lease_s`
+    in seconds; `max_live` is the number of requests held at once, including waiting ones. `ranks` is the
+    number of such schedulers in the engine. With `overlap`, a prompt of several chunks is offered after its
+    first one."""
 
     block_size: int
     blocks: int
@@ -48,13 +48,13 @@ class SimLimits:
             )
 
     def blocks_for(self, tokens: int) -> int:
-        """Blocks that `tokens` tokens need."""
+        """Return the number of blocks for `tokens` tokens."""
         return -(-tokens // self.block_size)
 
 
 class SequenceState(StrEnum):
-    """Where a sequence is. PULLING waits for KV from another worker, HELD for the choice that pulls;
-    READY holds its prompt's KV and waits for a place in the batch."""
+    """State of a sequence. PULLING waits for KV from another worker, HELD for the choice that pulls; READY
+    has its prompt's KV and waits for a place in the batch."""
 
     WAITING = "waiting"
     PULLING = "pulling"
@@ -81,7 +81,7 @@ class Live:
     offered: KvHandoff | None = None
 
     def usage(self) -> Usage:
-        """The counts, as they are."""
+        """Return the current token counts."""
         prefill = self.request.leg is Leg.PREFILL
         return Usage(
             prompt_tokens=len(self.request.tokens),
@@ -92,7 +92,7 @@ class Live:
         )
 
     def timings(self, now: float) -> Timings:
-        """The durations of the last delta; a request that ends early has no later parts."""
+        """Return the durations of the last delta; a request that ends early has no later stages."""
         admitted = now if self.admitted_s is None else self.admitted_s
         first = now if self.first_token_s is None else self.first_token_s
         return Timings(
@@ -105,9 +105,9 @@ class Live:
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """One choice of a request: its tokens, the blocks that it holds, and how much KV is computed.
+    """One choice of a request: its tokens, its blocks, and how much KV is computed.
 
-    `hashes` are the chained hashes of its full blocks, as far as they were needed.
+    `hashes` are the chained hashes of its full blocks, computed as needed.
     """
 
     live: Live
@@ -150,18 +150,18 @@ class SequenceQueue:
         return self._items[at][1]
 
     def add(self, sequence: Sequence, state: SequenceState) -> None:
-        """Insert, and say so in the sequence."""
+        """Insert a sequence and set its state."""
         sequence.state = state
         insort(self._items, (sequence.key, sequence))
 
     def remove(self, sequence: Sequence) -> None:
-        """Take out one that is in the queue."""
+        """Remove a sequence that is in the queue."""
         at = bisect_left(self._items, sequence.key, key=lambda item: item[0])
         del self._items[at]
 
 
 def make_sequences(live: Live, model: SimModel, limits: SimLimits, arrival: int) -> list[Sequence]:
-    """The choices of a request; a prefill leg has one, whatever `n` says."""
+    """Return the choices of a request; a prefill leg has one, whatever `n` is."""
     request = live.request
     sampling = request.sampling
     resumed = continued_tokens(request)
@@ -205,7 +205,7 @@ def _speech(request: EngineRequest, model: SimModel) -> Speech | None:
 
 
 def refusal(request: EngineRequest, limits: SimLimits, model: SimModel) -> tuple[str, str] | None:
-    """The stable code and the message with which a request is refused, or None."""
+    """Return the stable code and the message with which a request is refused, or None."""
     prompt = len(request.tokens)
     if prompt == 0:
         return "invalid_request", "the prompt has no tokens"
@@ -254,7 +254,7 @@ def _bad_sampling(sampling: Sampling) -> tuple[str, str] | None:
 
 
 def refused(request: EngineRequest, code: str, message: str) -> Delta:
-    """The one delta of a request that is not taken."""
+    """Return the only delta of a refused request."""
     return Delta(
         request_id=request.request_id,
         offset=continued_tokens(request),
@@ -269,8 +269,8 @@ def refused(request: EngineRequest, code: str, message: str) -> Delta:
 
 @dataclass(frozen=True, slots=True)
 class SimPullOrder:
-    """Fetch `missing` blocks of a prompt from number `first` on, each of `block_bytes`; `hashes` has one
-    entry per block of the prompt."""
+    """Pull `missing` blocks of a prompt from number `first` on, each of `block_bytes`; `hashes` has one entry
+    per block of the prompt."""
 
     request_id: str
     handoff: KvHandoff
@@ -281,5 +281,5 @@ class SimPullOrder:
 
     @property
     def bytes(self) -> int:
-        """All that is to be moved."""
+        """Total bytes to be moved."""
         return self.missing * self.block_bytes

@@ -1,8 +1,8 @@
 """vLLM's pooling runner behind the engine port: inputs in, one vector each out.
 
-A class of its own beside the one that generates: nothing here is handed over, kept, continued, reported or
-streamed. vLLM batches what waits by itself, at every step, so that no window of our own is needed: what
-arrives while a batch is computed is the next one.
+A class separate from the generating engine, because an embedding needs no hand-off, tiers, continuation,
+events or streaming. vLLM batches waiting inputs at every step, so no batching window is needed here: inputs
+that arrive while a batch is computed form the next one.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ def embedding_arguments(
     platform: str,
     place: NodePlace | None = None,
 ) -> dict[str, Any]:
-    """Keyword arguments of vLLM's AsyncEngineArgs for a pool of role embed. A model that was trained to
-    generate is made to embed: by its last hidden state, normalized."""
+    """Return keyword arguments of vLLM's AsyncEngineArgs for an embed pool. A generative model embeds by its
+    last hidden state, normalized."""
     arguments = engine_arguments(deployment, pool, model_path=model_path, platform=platform, place=place)
     arguments |= {"runner": "pooling", "convert": "embed"}
     for name in ("enable_prefix_caching", "enable_chunked_prefill"):
-        # Models that look both ways can do neither; vLLM knows which they are.
+        # Models with bidirectional attention support neither; vLLM detects them.
         arguments[name] = None if arguments[name] else False
     return arguments
 
@@ -60,7 +60,7 @@ class VllmEmbeddingEngine(VllmReplica[_Input]):
     _max_tokens = 0
 
     def submit(self, requests: Sequence[EngineRequest]) -> None:
-        """Queue inputs; what cannot run is refused by a delta."""
+        """Queue inputs; an input that cannot run is refused by a delta."""
         now = self._clock.now()
         for request in requests:
             why = self._refusal(request)
@@ -76,7 +76,7 @@ class VllmEmbeddingEngine(VllmReplica[_Input]):
 
     @property
     def kv(self) -> KvSource | None:
-        """None: what is cached is the engine's own affair."""
+        """None: the prefix cache is not reported."""
         return None
 
     # -- inside ------------------------------------------------------------------------------------
@@ -117,7 +117,7 @@ class VllmEmbeddingEngine(VllmReplica[_Input]):
         return self._full(request) or refusal(request, adapters=self._adapters, max_tokens=self._max_tokens)
 
     async def _pump(self) -> None:
-        """Feed vLLM, in the order of arrival: admissions, then aborts."""
+        """Pass work to vLLM, in order of arrival: admissions, then aborts."""
         while True:
             await self._wake.wait()
             self._wake.clear()
@@ -144,12 +144,12 @@ class VllmEmbeddingEngine(VllmReplica[_Input]):
     async def _stop_one(self, ending: _Input) -> None:
         if self._live.get(ending.request.request_id) is not ending:
             return
-        # Before vLLM is told, which answers with an empty vector.
+        # Before the abort in vLLM, which answers with an empty vector.
         self._end(ending, FinishReason.ABORT)
         await self._llm.abort(ending.collector.request_id, internal=True)
 
     def _deliver(self, done: _Input, output: Any) -> None:
-        """Runs inside vLLM's output handler, once per input."""
+        """Called by vLLM's output handler, once per input."""
         if self._live.get(done.request.request_id) is not done:
             return
         if isinstance(output, Exception):

@@ -1,7 +1,7 @@
-"""vLLM's asynchronous engine behind the engine port: legs in, what they say out.
+"""vLLM's asynchronous engine behind the engine port: legs in, deltas out.
 
-Beside what every replica does, legs of this one may have to be prepared, offer and pull KV, and go on with
-what others began; and its prefix cache is reported, which has to be known exactly before it is.
+Beside the common functions of a replica, legs of this engine may need preparation, offer and pull KV, and
+continue the output of other workers; and its prefix cache is reported, which requires an exact record first.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class VllmEngine(VllmReplica[LegStream]):
         self._legs_seen = 0
 
     def submit(self, requests: Sequence[EngineRequest]) -> None:
-        """Queue legs; what cannot run is refused by a delta."""
+        """Queue legs; a leg that cannot run is refused by a delta."""
         for request in requests:
             stream = LegStream(request)
             refusal = self._refusal(request)
@@ -78,18 +78,18 @@ class VllmEngine(VllmReplica[LegStream]):
                 self._ready(stream)
 
     def release(self, lease_ids: Sequence[str]) -> None:
-        """Free KV that was offered under these leases."""
+        """Free the KV offered under these leases."""
         if self._deployment.disaggregated:
             self._leases.update(dict.fromkeys(lease_ids))
             self._wake.set()
 
     @property
     def kv(self) -> KvSource | None:
-        """What the prefix cache holds; None where there is none, or the spec wants no reports."""
+        """Return the record of the prefix cache; None if there is no cache, or the spec disables reports."""
         return None if self._record is None else self._record.holdings
 
     async def stop(self) -> None:
-        """Abort what is left, end the processes below. Idempotent."""
+        """Abort running legs and end the child processes. Idempotent."""
         await self._end_tasks()
         await self._preparing.stop()
         await self._shut_down()
@@ -152,7 +152,7 @@ class VllmEngine(VllmReplica[LegStream]):
         )
 
     async def _begin_empty(self) -> None:
-        """Forget the warm-up. Raises RuntimeError when the record does not hear of it."""
+        """Empty the cache after the warm-up. Raise RuntimeError if the record does not receive the event."""
         if self._record is None:
             await self._llm.reset_prefix_cache()
             return
@@ -160,7 +160,7 @@ class VllmEngine(VllmReplica[LegStream]):
             async with asyncio.timeout(_EVENTS_S):
                 await self._record.make_exact(self._control())
         except TimeoutError as error:
-            remedy = "set engine.kv_events to false to go without them"
+            remedy = "set engine.kv_events to false to disable them"
             raise RuntimeError(f"its KV events did not arrive in {_EVENTS_S:.0f} s; {remedy}") from error
 
     def _control(self) -> CacheControl:
@@ -178,7 +178,7 @@ class VllmEngine(VllmReplica[LegStream]):
         return control
 
     def _refusal(self, request: EngineRequest) -> tuple[str, str] | None:
-        """The code and the message of the first rule that `request` breaks."""
+        """Return the code and the message of the first rule that `request` breaks."""
         if full := self._full(request):
             return full
         limit, length = self._deployment.model.max_model_len, len(request.tokens)
@@ -197,7 +197,7 @@ class VllmEngine(VllmReplica[LegStream]):
         self._end(stream, stream.fail(code, message))
 
     async def _pump(self) -> None:
-        """Feed vLLM, in the order of arrival: admissions, then aborts, then lease releases."""
+        """Pass work to vLLM, in order of arrival: admissions, then aborts, then lease releases."""
         while True:
             await self._wake.wait()
             self._wake.clear()
@@ -241,7 +241,7 @@ class VllmEngine(VllmReplica[LegStream]):
         if stream.ended:
             return
         if stream.collector is None:
-            # It is being prepared, or newcomers are held: it need not wait for the engine.
+            # It is being prepared, or admissions are held: vLLM does not have it.
             with contextlib.suppress(ValueError):
                 self._admissions.remove(stream)
             self._end(stream, stream.abort())
@@ -249,7 +249,7 @@ class VllmEngine(VllmReplica[LegStream]):
         await self._llm.abort(stream.collector.request_id, internal=True)
 
     def _deliver(self, stream: LegStream, output: Any) -> None:
-        """Runs inside vLLM's output handler, once per request and step."""
+        """Called by vLLM's output handler, once per request and step."""
         if stream.ended:
             return
         if isinstance(output, Exception):
@@ -261,7 +261,8 @@ class VllmEngine(VllmReplica[LegStream]):
             self._forget(stream)
 
     def _offered(self, moved: Mapping[str, Any]) -> None:
-        """Runs inside vLLM's output handler too. What a lost race brings is not taken for another leg's."""
+        """Also called by vLLM's output handler. A hand-off that arrives late is not attributed to another
+        leg."""
         request_id, _, _ = str(moved.get("lease_id", "")).rpartition("#")
         stream = self._live.get(request_id)
         delta = None if stream is None else stream.offered(moved)

@@ -1,8 +1,8 @@
-"""The part of an engine on a node that does not lead: vLLM's ranks, and nothing that talks to routers.
+"""The part of an engine on a node other than the first: vLLM's ranks, without sessions.
 
-vLLM starts its executor here as on the first node, and the ranks of all nodes find each other through torch's
-store, which the first one opens. They never end by themselves when another node is gone: a rank waits for its
-next step for ever. Whoever runs this has to end the process with the engine (kvasir_workers.pool.followers).
+vLLM starts its executor here as on the first node, and the ranks of all nodes connect through torch's store,
+which the first node opens. They do not end when another node is lost: a rank waits for its next step
+indefinitely. The caller has to end the process with the engine (kvasir_workers.pool.followers).
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from kvasir_workers.engines.vllm.setup.arguments import engine_arguments, enviro
 def follower_arguments(
     deployment: Deployment, pool: PoolSpec, *, model_path: str, platform: str, place: NodePlace
 ) -> dict[str, Any]:
-    """The leader's, with another place: ranks must agree on all that shapes what they compute."""
+    """Return the leader's arguments with another place: ranks must agree on all that shapes what they
+    compute."""
     makes = embedding_arguments if pool.role is Role.EMBED else engine_arguments
     return makes(deployment, pool, model_path=model_path, platform=platform, place=place)
 
@@ -38,7 +39,7 @@ async def follow(
     model_path: str,
     cache_folder: Path = CACHE_FOLDER,
 ) -> str:
-    """Run this node's ranks until one of them ends; returns why that ends the engine. Raises ConfigError when
+    """Run this node's ranks until one of them ends; return why that ends the engine. Raise ConfigError if
     they do not start."""
     cpus = len(os.sched_getaffinity(0))
     os.environ.update(environment(deployment, pool, cpus=cpus, platform="cpu", place=place))

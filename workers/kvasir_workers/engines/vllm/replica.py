@@ -1,11 +1,11 @@
-"""What the engines on vLLM have in common: how one is started, watched and ended, and how its deltas leave.
+"""The common part of the engines on vLLM: start, supervision and end, and delivery of deltas.
 
-vLLM gives every request a collector and expects a task that waits on it: with 64 streams, 64 wake-ups
-per step. Here the collectors' `put` leads into one list that is delivered once per tick of the loop,
+vLLM gives every request a collector and expects a task that waits on it: with 64 streams, 64 wake-ups per
+step. Here the collectors' `put` appends to one list that is delivered once per iteration of the event loop,
 so that an engine step stays one batch from vLLM's output handler to the wire.
 
-An engine owns its process: it sets environment variables before it imports vLLM. The engine core
-and the ranks run in processes below it and leave when it does.
+An engine owns its process: it sets environment variables before it imports vLLM. The engine core and the
+ranks run in child processes that end with it.
 """
 
 from __future__ import annotations
@@ -49,7 +49,8 @@ CACHE_FOLDER = Path.home() / ".cache" / "kvasir"
 
 
 def served_weights(deployment: Deployment, model_path: Path, cache_folder: Path) -> Path:
-    """The folder that vLLM loads: the model's own, or its quantized copy, which may have to be made."""
+    """Return the folder that vLLM loads: the model's own, or its quantized copy, which may have to be
+    created."""
     if deployment.model.quantization == "int8":
         return quantized_folder(model_path, cache_folder / "int8")
     return model_path
@@ -58,9 +59,9 @@ def served_weights(deployment: Deployment, model_path: Path, cache_folder: Path)
 class VllmReplica(ABC, Generic[EnteredT]):
     """One replica of `pool`, loaded from the folder `model_path`.
 
-    `place` is the first node's, of an engine that has several: the ranks of the others have to be started
-    beside this one (follower.py). `cache_folder` keeps quantized copies of models. `max_live` bounds the
-    requests held at once; more are refused with `no_capacity`.
+    `place` is the first node's, for an engine that has several: the ranks of the others have to be started
+    separately (follower.py). `cache_folder` keeps quantized copies of models. `max_live` bounds the requests
+    held at once; more are refused with `no_capacity`.
     """
 
     def __init__(
@@ -96,9 +97,9 @@ class VllmReplica(ABC, Generic[EnteredT]):
         self._kv_blocks = 0
 
     async def start(self, sink: StepSink, *, worker_id: str, epoch: int) -> WorkerIdentity:
-        """Load the model and warm up. Raises ConfigError with the reason and the remedy."""
+        """Load the model and warm up. Raise ConfigError with the reason and the remedy."""
         self._failed = asyncio.get_running_loop().create_future()
-        # vLLM reads part of its environment at import, and which platform it runs on is known after.
+        # vLLM reads part of its environment at import, and its platform is known only after that.
         cpus = len(os.sched_getaffinity(0))
         os.environ.update(
             environment(self._deployment, self._pool, cpus=cpus, platform="cpu", place=self._place)
@@ -127,7 +128,7 @@ class VllmReplica(ABC, Generic[EnteredT]):
         return identity
 
     def abort(self, request_ids: Sequence[str]) -> None:
-        """Stop these; each live one ends with finish=ABORT."""
+        """Stop these requests; each live one ends with finish=ABORT."""
         for request_id in request_ids:
             entered = self._live.get(request_id)
             if entered is not None:
@@ -135,19 +136,19 @@ class VllmReplica(ABC, Generic[EnteredT]):
         self._wake.set()
 
     def load(self) -> EngineLoad:
-        """The load after the newest step."""
+        """Return the load after the latest step."""
         if self._recorder is None:
             return EngineLoad()
         return self._recorder.newest(kv_blocks_total=self._kv_blocks, idle=not self._live)
 
     async def wait_failed(self) -> str:
-        """Return why the engine died, when it does."""
+        """Wait for the engine's failure and return its reason."""
         if self._failed is None:
             raise RuntimeError("the engine has not been started")
         return await asyncio.shield(self._failed)
 
     async def stop(self) -> None:
-        """Abort what is left, end the processes below. Idempotent."""
+        """Abort running requests and end the child processes. Idempotent."""
         await self._end_tasks()
         await self._shut_down()
 
@@ -156,27 +157,27 @@ class VllmReplica(ABC, Generic[EnteredT]):
     @staticmethod
     @abstractmethod
     def _import_runtime() -> ModuleType:
-        """What touches vLLM, imported only once its environment is set."""
+        """Import the module that touches vLLM, once vLLM's environment is set."""
 
     @abstractmethod
     def _arguments(self, folder: str, platform: str, epoch: int) -> dict[str, Any]:
-        """What vLLM is built with, its weights in `folder`."""
+        """Return vLLM's arguments, with the weights in `folder`."""
 
     @abstractmethod
     async def _introduce(self, worker_id: str, epoch: int, digest: str) -> WorkerIdentity:
-        """Warm up, and say who is there. Raises ValueError, RuntimeError, OSError or vLLM's DEAD."""
+        """Warm up, and return the identity. Raise ValueError, RuntimeError, OSError or vLLM's DEAD."""
 
     @abstractmethod
     def _endless(self) -> list[asyncio.Task[None]]:
-        """Begin what goes on until the end."""
+        """Start the tasks that run until the end."""
 
     @abstractmethod
     async def _give(self, entered: EnteredT) -> Any:
-        """Give it to vLLM; returns vLLM's collector. Raises one of its REFUSED or DEAD."""
+        """Pass it to vLLM and return vLLM's collector. Raise one of its REFUSED or DEAD."""
 
     @abstractmethod
     def _deliver(self, entered: EnteredT, output: Any) -> None:
-        """vLLM's output handler has an output, or an exception, for it."""
+        """Handle an output, or an exception, of vLLM's output handler."""
 
     @abstractmethod
     def _fail(self, entered: EnteredT, code: str, message: str) -> None:
@@ -185,7 +186,7 @@ class VllmReplica(ABC, Generic[EnteredT]):
     # -- inside --------------------------------------------------------------------------------------
 
     async def _load_adapters(self) -> None:
-        """Also has the processes below leave when this one does."""
+        """Also makes the child processes end with this one."""
         await self._llm.collective_rpc("kvasir_leave_with", args=(os.getpid(),))
         lora = self._deployment.lora
         self._adapters = self._vllm().lora_requests({each.name: each.path for each in lora})
@@ -193,17 +194,17 @@ class VllmReplica(ABC, Generic[EnteredT]):
             await self._llm.add_lora(adapter)
 
     def _full(self, request: EngineRequest) -> tuple[str, str] | None:
-        """The code and the message of why nothing like `request` can be taken, whatever it asks for."""
+        """Return the code and the message if `request` must be refused regardless of its parameters."""
         if self._failed is not None and self._failed.done():
             return "engine_dead", self._failed.result()
         if request.request_id in self._live:
             return "duplicate_request", f"request {request.request_id} is still running on this worker"
         if len(self._live) >= self._max_live:
-            return "no_capacity", f"the worker holds {len(self._live)} requests already"
+            return "no_capacity", f"the worker has {len(self._live)} requests already"
         return None
 
     async def _enter(self, entered: EnteredT) -> None:
-        """Give it to vLLM, and have its output delivered."""
+        """Pass it to vLLM, with its output delivered here."""
         runtime = self._vllm()
         try:
             collector = await self._give(entered)
@@ -218,13 +219,13 @@ class VllmReplica(ABC, Generic[EnteredT]):
             return
         entered.collector = collector
         early = collector.output
-        # vLLM calls `put` for every output of this request and never looks at the collector again.
+        # vLLM calls `put` for every output of this request and never reads the collector again.
         collector.put = partial(self._deliver, entered)
         if early is not None:
             self._deliver(entered, early)
 
     def _broken(self, entered: EnteredT, error: Exception) -> None:
-        """vLLM gave an exception in place of output."""
+        """Handle an exception of vLLM in place of output."""
         code = "engine_dead" if isinstance(error, self._vllm().DEAD) else "worker_failed"
         self._fail(entered, code, f"{type(error).__name__}: {error}")
 
@@ -241,7 +242,8 @@ class VllmReplica(ABC, Generic[EnteredT]):
             self._sink(StepBatch(deltas, self.load()))
 
     async def _watch(self, endless: list[asyncio.Task[None]]) -> None:
-        """vLLM's output handler ends only when the engine core is gone, and our own tasks never."""
+        """Fail when a task ends: vLLM's output handler ends only with the engine core, and our own tasks
+        never end."""
         handler = self._llm.output_handler
         ended, _ = await asyncio.wait([handler, *endless], return_when=asyncio.FIRST_COMPLETED)
         cause = next((task.exception() for task in endless if task in ended), self._llm.dead_error)

@@ -1,1 +1,1 @@
-"""vLLM's KV events, and the record of its prefix cache that they keep exact."""
+"""vLLM's KV events, and the exact record of its prefix cache built from them."""

@@ -1,4 +1,4 @@
-"""The record of what vLLM's prefix cache holds, kept exact from the engine's start to its end."""
+"""The record of vLLM's prefix cache, kept exact from the engine's start to its end."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from kvasir_workers.server.holdings import Holdings
 
 _POLICY = RecoveryPolicy()
 _ENDPOINT_BYTES = len("ipc://") + 107
-"""The scheme, and what fits in the address of a Unix socket."""
+"""The scheme, and the maximum length of a Unix socket's address."""
 
 
 class CacheRecord:
-    """`holdings` of one engine, fed from `open` to `close`.
+    """The `holdings` of one engine, updated from `open` to `close`.
 
-    `backlog` bounds the messages that may wait on the way.
+    `backlog` bounds the messages in flight.
     """
 
     def __init__(
@@ -38,8 +38,8 @@ class CacheRecord:
         self.holdings = Holdings(self._ranks, partial(root_hash, deployment.model.name))
 
     def open(self, epoch: int) -> EventEndpoints:
-        """Listen, before the engine starts; returns where it has to publish. Raises ConfigError when the
-        sockets cannot be had."""
+        """Listen, before the engine starts; return the endpoints to publish to. Raise ConfigError if the
+        sockets cannot be created."""
         self._directory = Path(tempfile.mkdtemp(prefix="kvasir-kv-"))
         endpoints = EventEndpoints(self._directory)
         if max(map(len, endpoints.of_rank(self._ranks))) > _ENDPOINT_BYTES:
@@ -50,23 +50,23 @@ class CacheRecord:
         return endpoints
 
     def flush(self) -> None:
-        """Hand over what has arrived of the step that is about to be delivered; never waits for more."""
+        """Publish the events that have arrived of the step about to be delivered; never waits for more."""
         if self._events is not None:
             self._events.drain()
         self.holdings.flush()
 
     async def make_exact(self, control: CacheControl) -> None:
-        """Return once the record says what the engine holds."""
+        """Return once the record matches the engine's cache."""
         await make_exact(self._listening, control, self._clock, _POLICY)
 
     async def keep_exact(self, control: CacheControl) -> None:
-        """Make it exact again whenever events were lost."""
+        """Restore the record whenever events were lost."""
         while True:
             await self._listening.lost.wait()
             await self.make_exact(control)
 
     def close(self) -> None:
-        """Listen no more. Idempotent."""
+        """Stop listening. Idempotent."""
         events, self._events = self._events, None
         if events is not None:
             events.close()

@@ -1,8 +1,8 @@
-"""The messages of one publisher in the order of their numbers, whatever became of some on their way.
+"""Restores the order of one publisher's messages, and requests lost ones.
 
-vLLM numbers what a rank publishes from 0 and keeps the newest messages for those who ask again. Both can be
-lost: live ones when the subscriber joins late or lags, answers when too many come at once. There is no I/O
-here, so that every order of arrival can be tested.
+vLLM numbers a rank's messages from 0 and keeps the latest for replay. Both can be lost: live messages when
+the subscriber joins late or lags, replayed ones when too many arrive at once. This module does no I/O, so
+that every order of arrival can be tested.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ _MAX_TRIES = 5
 
 
 class EventOrder:
-    """Calls `take(payload)` once for each message, in order, and `ask(number)` for those from a number on.
+    """Calls `take(payload)` once for each message, in order, and `ask(number)` to replay from a number on.
 
-    What can be had no more is reported to `lost` with the reason, and skipped. At most `max_waiting` live
-    messages wait for answers; those beyond are asked for again.
+    Messages that cannot be replayed are reported to `lost` with the reason, and skipped. At most
+    `max_waiting` live messages wait for a replay; those beyond are requested again.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class EventOrder:
         self._tries = 0
 
     def live(self, number: int, payload: bytes) -> None:
-        """A message has been published."""
+        """Handle a published message."""
         if number == self._next:
             self._advance(payload)
         elif number > self._next and len(self._waiting) < self._max_waiting:
@@ -48,19 +48,19 @@ class EventOrder:
                 self._begin()
 
     def answer(self, number: int, payload: bytes) -> None:
-        """A message that was asked for."""
+        """Handle a replayed message."""
         if not self._asking or number < self._next:
             return
         if number > self._next:
             if self._answered:
-                # Dropped on its way: it is asked for again when the answer ends.
+                # Lost in the replay: it is requested again when the replay ends.
                 return
             self._skip_to(number)
         self._answered = True
         self._advance(payload)
 
     def answer_ended(self) -> None:
-        """All that was asked for, and could be had, has come."""
+        """Handle the end of a replay."""
         if not self._asking:
             return
         self._asking = False
@@ -71,12 +71,12 @@ class EventOrder:
             self.live(number, payload)
 
     def unanswered(self) -> None:
-        """The answer has not come in time."""
+        """Handle a replay that timed out."""
         if self._asking:
             self._begin()
 
     def probe(self) -> None:
-        """Ask whether there is anything newer: a message that was lost and followed by none shows no gap."""
+        """Request messages after the last one: a lost message that is followed by none leaves no gap."""
         if not self._asking:
             self._begin()
 
@@ -92,7 +92,7 @@ class EventOrder:
 
     def _give_up(self) -> None:
         if not self._waiting:
-            # Nothing says that there was anything to have.
+            # It is not known whether there was any message.
             return
         self._skip_to(self._waiting[0][0])
         waiting, self._waiting = self._waiting, deque()

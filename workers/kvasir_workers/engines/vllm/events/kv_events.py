@@ -1,11 +1,11 @@
-"""vLLM's KV events as they come from its ranks over ZeroMQ, into the worker's record.
+"""Receives vLLM's KV events from its ranks over ZeroMQ, and writes them to the worker's record.
 
-The sockets are read on the engine's own loop: a thread would add a switch between it and the step whose
-blocks the events name, and `zmq.asyncio` a future for every message. ZeroMQ's descriptor tells of changes and
-not of states, so that whoever is woken reads until nothing is left.
+The sockets are read on the engine's own event loop: a thread would add a switch between the events and their
+step, and `zmq.asyncio` a future for every message. ZeroMQ's descriptor is edge-triggered, so each wake-up
+reads until nothing is left.
 
-A record that has lost events is exact again from where a rank says that its cache is empty; see
-kvasir_workers.engines.vllm.events.kv_recovery for how it is brought to say so.
+A record that has lost events is exact again after a rank reports that its cache is empty; see
+kvasir_workers.engines.vllm.events.kv_recovery for how the cache is emptied.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ _RECONNECT_MS = 10
 class KvEvents:
     """Subscribes to `ranks` publishers and writes to `holdings`. All methods run on one event loop.
 
-    `lost` is set while some of what a rank holds is unknown, as it is in the beginning; `holdings` are to be
-    incomplete then. `backlog` messages of a rank may wait here.
+    `lost` is set while the contents of a rank are partly unknown, as at the start; `holdings` must then be
+    incomplete. `backlog` bounds the pending messages of a rank.
     """
 
     def __init__(
@@ -68,18 +68,17 @@ class KvEvents:
         ]
 
     def drain(self) -> None:
-        """Write down whatever has arrived; never waits."""
+        """Record all messages that have arrived; never waits."""
         for rank in self._ranks:
             rank.read_live()
 
     def probe(self) -> None:
-        """Ask every rank for what may have been lost without a trace."""
+        """Request possibly lost messages from every rank."""
         for rank in self._ranks:
             rank.order.probe()
 
     async def exact_within(self, seconds: float) -> bool:
-        """Whether every rank has said within that time that its cache is empty, and nothing was lost
-        since."""
+        """Return whether every rank has reported an empty cache within `seconds`, without a later loss."""
         try:
             async with asyncio.timeout(seconds):
                 await self._exact.wait()
@@ -88,7 +87,7 @@ class KvEvents:
         return True
 
     def close(self) -> None:
-        """Free the sockets. Idempotent."""
+        """Close the sockets. Idempotent."""
         ranks, self._ranks = self._ranks, []
         for rank in ranks:
             rank.close()
@@ -98,11 +97,11 @@ class KvEvents:
         try:
             self._holdings.ingest(rank, payload)
         except ValueError as error:
-            self._lose(rank, f"vLLM sent KV events that cannot be read: {error}")
+            self._lose(rank, f"vLLM sent invalid KV events: {error}")
             return
         if self._holdings.unnamed > self._warned and rank not in self._doubtful:
             self._warned = self._holdings.unnamed
-            log.warning("%d cached blocks could not be named: their beginnings are unknown", self._warned)
+            log.warning("%d cached blocks could not be recorded: their parents are unknown", self._warned)
         if rank in self._doubtful and _says_empty(payload):
             self._doubtful.discard(rank)
             if not self._doubtful:
@@ -111,7 +110,7 @@ class KvEvents:
                 self._exact.set()
 
     def _lose(self, rank: int, reason: str) -> None:
-        log.warning("rank %d: %s; routers predict what it holds until its cache was emptied", rank, reason)
+        log.warning("rank %d: %s; routers predict its contents until its cache was emptied", rank, reason)
         self._doubtful.add(rank)
         self._exact.clear()
         self.lost.set()
@@ -119,7 +118,7 @@ class KvEvents:
 
 
 class _RankSockets:
-    """One rank's publisher, heard live and asked again."""
+    """One rank's publisher: live messages and replays."""
 
     def __init__(
         self,
@@ -136,7 +135,7 @@ class _RankSockets:
         self._live = context.socket(zmq.SUB)
         self._live.setsockopt(zmq.SUBSCRIBE, b"")
         self._replay = context.socket(zmq.DEALER)
-        # What is asked while nobody is there is not asked later.
+        # Requests made without a peer are dropped, not queued.
         self._replay.setsockopt(zmq.IMMEDIATE, 1)
         self._unanswered: asyncio.TimerHandle | None = None
         self._heard = False
@@ -146,13 +145,13 @@ class _RankSockets:
             (self._replay, replay, self._read_answers),
         ):
             socket.setsockopt(zmq.RCVHWM, backlog)
-            # The engine binds seconds after this, and what it publishes before we are there is asked for.
+            # The engine binds seconds later; messages published before this side is connected are replayed.
             socket.setsockopt(zmq.RECONNECT_IVL, _RECONNECT_MS)
             socket.connect(endpoint)
             self._loop.add_reader(int(socket.getsockopt(zmq.FD)), read)
 
     def read_live(self) -> None:
-        """Take in what has been published; never waits."""
+        """Handle the published messages; never waits."""
         for _ in range(_AT_ONCE):
             frames = _receive(self._live)
             if frames is None:
@@ -163,7 +162,7 @@ class _RankSockets:
         self._loop.call_soon(self.read_live)
 
     def close(self) -> None:
-        """Hear no more."""
+        """Close the sockets."""
         self._cancel_timeout()
         self._quiet.cancel()
         for socket in (self._live, self._replay):
@@ -188,7 +187,7 @@ class _RankSockets:
         self._unanswered = self._loop.call_later(_ANSWER_S, self.order.unanswered)
         with contextlib.suppress(zmq.Again):
             self._replay.send_multipart([b"", number.to_bytes(_NUMBER_BYTES, "big")], zmq.NOBLOCK)
-        # Sending may use up the wake-up of an answer that has come meanwhile.
+        # Sending may consume the notification of a reply that has arrived meanwhile.
         self._loop.call_soon(self._read_answers)
 
     def _cancel_timeout(self) -> None:
@@ -197,7 +196,7 @@ class _RankSockets:
             self._unanswered = None
 
     def _probe_when_quiet(self) -> None:
-        # What was lost with nothing after it leaves no gap to be seen.
+        # A lost message that is followed by none leaves no gap.
         if self._heard:
             self._heard = False
         else:
@@ -206,7 +205,7 @@ class _RankSockets:
 
 
 def _receive(socket: zmq.Socket[bytes]) -> list[bytes] | None:
-    """The next message, or None when none has arrived or the socket is closed."""
+    """Return the next message, None if there is none or the socket is closed."""
     if socket.closed:
         return None
     try:
@@ -217,6 +216,6 @@ def _receive(socket: zmq.Socket[bytes]) -> list[bytes] | None:
 
 
 def _says_empty(payload: bytes) -> bool:
-    """Whether one of the message's events is that the cache has been cleared."""
+    """Return whether one of the message's events is that the cache was cleared."""
     _ts, events, *_ = msgspec.msgpack.decode(payload)
     return any(event.get("type") == _CLEARED for event in events if isinstance(event, dict))

@@ -1,12 +1,12 @@
-"""How a record of vLLM's blocks becomes exact again after events were lost.
+"""Recovery of an exact record of vLLM's blocks after events were lost.
 
-vLLM cannot be asked what its cache holds, but it can be told to empty it, and says so in the order of its
-events: from there on both sides agree. Emptying needs that nothing is in use. An idle engine is emptied at
-once. One that is not idle within `patience_s` is made so: newcomers wait for at most `hold_s`, and what runs
-is preempted and computed again. KV that waits to be pulled, or is being pulled, ends in that time by itself.
-If it does not, the engine goes on, and the next attempt comes after a pause twice as long.
+vLLM cannot report the contents of its cache, but it can empty it, and publishes that in the order of its
+events, after which both sides agree. Emptying requires that no block is in use. An idle engine is emptied at
+once. If an engine is not idle within `patience_s`, admissions are held for at most `hold_s`, and running
+requests are preempted and recomputed. KV that waits to be pulled, or is being pulled, ends within that time.
+If it does not, the engine continues, and the next attempt follows after twice the pause.
 
-A loss takes a subscriber that lags by more messages than the backlog holds, so that this hardly ever runs.
+Events are lost only if the subscriber lags by more messages than the backlog holds, so this rarely runs.
 """
 
 from __future__ import annotations
@@ -18,28 +18,29 @@ from kvasir.ports.clock import Clock
 
 
 class CacheControl(Protocol):
-    """The engine, as far as its cache can be emptied."""
+    """The operations on an engine's cache."""
 
     @property
     def idle(self) -> bool:
-        """Whether nothing is known to use the cache."""
+        """Whether no known request uses the cache."""
         ...
 
     async def reset(self, *, preempt: bool) -> bool:
-        """Empty the cache of every rank, with `preempt` whatever runs; False when something is in use."""
+        """Empty the cache of every rank; with `preempt`, preempt running requests. Return False if a block is
+        in use."""
         ...
 
     def hold(self, held: bool) -> None:
-        """Let newcomers wait, or go on."""
+        """Hold or resume admissions."""
         ...
 
     async def nudge(self) -> None:
-        """Have every rank take a step, with which it publishes its events."""
+        """Make every rank take a step, with which it publishes its events."""
         ...
 
 
 class Doubt(Protocol):
-    """Whether the record may be believed; see kvasir_workers.engines.vllm.events.kv_events.KvEvents."""
+    """Whether the record is exact; see kvasir_workers.engines.vllm.events.kv_events.KvEvents."""
 
     def probe(self) -> None: ...
 
@@ -48,7 +49,8 @@ class Doubt(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RecoveryPolicy:
-    """Seconds; see above. `publish_s` is how long an emptied cache may take to be heard of."""
+    """Times in seconds; see above. `publish_s` is how long the event of an emptied cache may take to
+    arrive."""
 
     patience_s: float = 5.0
     max_patience_s: float = 60.0
@@ -58,7 +60,7 @@ class RecoveryPolicy:
 
 
 async def make_exact(doubt: Doubt, control: CacheControl, clock: Clock, policy: RecoveryPolicy) -> None:
-    """Return once the record can be believed; tries for as long as it takes."""
+    """Return once the record is exact; retries indefinitely."""
     patience_s = policy.patience_s
     while True:
         emptied = await _empty_when_idle(control, clock, policy, patience_s)
@@ -70,7 +72,8 @@ async def make_exact(doubt: Doubt, control: CacheControl, clock: Clock, policy: 
 
 
 async def publish(doubt: Doubt, control: CacheControl, policy: RecoveryPolicy) -> bool:
-    """Have an emptied cache heard of; False when it was not, or something was lost since."""
+    """Wait for the event of an emptied cache. Return False if it did not arrive, or events were lost
+    since."""
     await control.nudge()
     doubt.probe()
     return await doubt.exact_within(policy.publish_s)

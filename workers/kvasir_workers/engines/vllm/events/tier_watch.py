@@ -1,8 +1,8 @@
-"""Keeps what an idle engine says of its tiers from going stale.
+"""Keeps the tier state reported by an idle engine current.
 
-An engine without requests takes no step, and only a step tells what has become of its tiers. Routers pass
-by a tier that cannot be read, and with it the worker, which then stays idle. So while a tier is in trouble,
-an idle engine is made to take a step now and then.
+An engine without requests takes no step, and only a step reports the state of its tiers. Routers avoid a tier
+that cannot be read, and with it the worker, which then stays idle. So while a tier is in trouble, an idle
+engine takes a step periodically.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from kvasir.ports.clock import Clock
 
 FIRST_S = 1.0
 LONGEST_S = 30.0
-"""About the longest pause between two trials of a tier in trouble."""
+"""Approximately the longest pause between two trials of a tier in trouble."""
 
 
 class Nudged(Protocol):
-    """The engine, as far as it can be made to take a step."""
+    """An engine that can be made to take a step."""
 
     @property
     def idle(self) -> bool: ...
@@ -28,7 +28,8 @@ class Nudged(Protocol):
 
 
 async def watch_tiers(load: Callable[[], EngineLoad], engine: Nudged, clock: Clock) -> None:
-    """Runs as long as the engine. Pauses grow from FIRST_S to LONGEST_S while nothing gets better."""
+    """Watch the tiers for the life of the engine. Pauses grow from FIRST_S to LONGEST_S while no tier
+    recovers."""
     pause_s = FIRST_S
     while True:
         await clock.sleep(pause_s)

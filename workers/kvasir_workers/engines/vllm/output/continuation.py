@@ -1,24 +1,23 @@
-"""How vLLM goes on with output that another worker began: its prompt ends with that output, and its front
-must count and read it as output.
+"""Continues another worker's output in vLLM: the prompt ends with that output, and vLLM's front must treat it
+as output.
 
-The engine core needs nothing: the next token depends on the tokens before it. Where it depends on more,
-the leg is refused (refusals.py). Limits are lowered by the output that is there (runtime.py).
+The engine core needs no change: the next token depends on the tokens before it. If it depends on more, the
+leg is refused (refusals.py). Limits are reduced by the existing output (runtime.py).
 
-The front detokenizes. Text that the lost worker held back, because it might begin a stop string or was half
-a character, must come out as if nothing had happened, so a continued request is given vLLM's own
-detokenizer, fed with the output so far. vLLM has no door for that. These of its private parts are used, and
-tests/contract/test_vllm_continuation_hooks.py holds each of them:
+The front detokenizes. Text that the lost worker held back, because it might begin a stop string or was half a
+character, must be emitted as without a failure, so a continued request gets vLLM's own detokenizer, fed with
+the output so far. vLLM has no interface for that. These private parts are used, and
+tests/contract/test_vllm_continuation_hooks.py checks each of them:
 
     OutputProcessor.add_request(request, ...)        replaced on the instance
     OutputProcessor.request_states, .tokenizer       the request's state, right after it was added
-    RequestState.detokenizer, .logprobs_processor    and `stream_interval` 1: every step is put out whole
+    RequestState.detokenizer, .logprobs_processor    and `stream_interval` 1: every step is emitted whole
     IncrementalDetokenizer.from_new_request(tokenizer, request), .update, .min_tokens, .output_text,
         ._last_output_text_offset
     LogprobsProcessor.logprobs                       whose last tokens complete the characters that follow
 
-A parser is told the output so far as the lost worker told it, step by step (`replay`), and what it makes of
-that is dropped. A grammar is advanced over it in the engine core (core_grammars.py).
-"""
+A parser is fed the output so far in the lost worker's steps (`replay`), and its results are dropped. A
+grammar is advanced over it in the engine core (core_grammars.py). """
 
 from __future__ import annotations
 
@@ -37,21 +36,21 @@ from kvasir.core.requests import Continuation
 from kvasir_workers.engines.continued import text_fault
 
 ARGUMENT = "kvasir_continuation"
-"""Names the continuation among a request's `SamplingParams.extra_args`, which vLLM passes on unread."""
+"""Key of the continuation in a request's `SamplingParams.extra_args`, which vLLM passes on unread."""
 
-# What vLLM looks back at to complete a character whose bytes are tokens of their own.
+# Number of tokens that vLLM reads back to complete a character whose bytes are separate tokens.
 _LOGPROBS_CONTEXT = 4
 
 
 def as_argument(continuation: Continuation) -> list[int]:
-    """The value of ARGUMENT."""
+    """Return the value of ARGUMENT."""
     return [continuation.output_tokens, continuation.text_length]
 
 
 def install(processor: OutputProcessor) -> None:
-    """Have `processor` continue requests that carry ARGUMENT. Once per engine.
+    """Make `processor` continue requests that have ARGUMENT. Call once per engine.
 
-    `add_request` then raises ValueError, and adds nothing, for a continuation that its tokens contradict.
+    `add_request` then raises ValueError, and adds nothing, for a continuation that contradicts its tokens.
     """
     processor.add_request = partial(_add_request, processor, processor.add_request)
 
@@ -59,7 +58,7 @@ def install(processor: OutputProcessor) -> None:
 def replay(
     tokenizer: Any, params: SamplingParams, prompt: Sequence[int], output: Sequence[int]
 ) -> Iterator[tuple[int, str]]:
-    """Each token of `output`, which followed `prompt`, with the text that its step gave out."""
+    """Return each token of `output`, which followed `prompt`, with the text that its step emitted."""
     detokenizer = _detokenizer(tokenizer, params, prompt, len(output))
     for token in output:
         detokenizer.update([token], False)
@@ -91,7 +90,7 @@ def _add_request(
 
 @dataclass
 class _Began:
-    """What a detokenizer reads of the request that the lost worker had."""
+    """The attributes of the lost worker's request that a detokenizer reads."""
 
     sampling_params: Any
     prompt_token_ids: list[int]
@@ -100,9 +99,9 @@ class _Began:
 
 
 def _detokenizer(tokenizer: Any, params: Any, prompt: Sequence[int], there: int) -> Any:
-    """One that will read `there` tokens of output before any that is generated here."""
+    """Return a detokenizer for `there` tokens of existing output."""
     began: Any = _Began(params, list(prompt))
     detokenizer: Any = IncrementalDetokenizer.from_new_request(tokenizer=tokenizer, request=began)
-    # Counted with the output so far; nor is a stop string looked for before it, where there was none.
+    # It counts the output so far; stop strings are not searched before it, if there was no text.
     detokenizer.min_tokens += there
     return detokenizer

@@ -1,13 +1,13 @@
-"""What Kvasir adds to vLLM's structured outputs, in the engine core.
+"""Kvasir's extension of vLLM's structured outputs, in the engine core.
 
-vLLM compiles every rule with whatever compiled the first one of the engine's life, although its front may
-have chosen another compiler for one whose schema the first does not wholly know: such a schema would then be
-followed in part, silently. Here each request gets the compiler that its rule was judged for. And output that
-another worker began is accepted by the fresh grammar, so that a constrained stream goes on where it stopped.
+vLLM compiles every rule with the compiler of the engine's first rule, although its front may have chosen
+another one for a schema that the first does not fully support: such a schema would then be enforced only in
+part, silently. Here each request gets the compiler that its rule was validated for. And a grammar accepts
+another worker's output first, so that a constrained stream continues where it stopped.
 
-vLLM's structured output manager imports this module by its name when it is made (`reasoning_parser_plugin` of
+vLLM's structured output manager imports this module by name when it is created (`reasoning_parser_plugin` of
 its configuration), in the process of the engine core. These of its private parts are used, and
-tests/contract/test_vllm_structured_hooks.py holds each of them:
+tests/contract/test_vllm_structured_hooks.py checks each of them:
 
     StructuredOutputManager._create_grammar(request)    replaced; runs in the manager's threads
     StructuredOutputManager.backend, .accept_tokens, .tokenizer, .vllm_config
@@ -36,13 +36,13 @@ _MAKING = threading.Lock()
 
 
 def install() -> None:
-    """Have every manager of this process make its grammars here. Idempotent."""
+    """Make every manager of this process create its grammars here. Idempotent."""
     if not isinstance(StructuredOutputManager._create_grammar, _Created):
         StructuredOutputManager._create_grammar = _Created(StructuredOutputManager._create_grammar)
 
 
 class _Created:
-    """Stands for the manager's method, as which it is bound."""
+    """Replaces the manager's method, and binds as one."""
 
     def __init__(self, create: Any) -> None:
         self._create = create
@@ -51,8 +51,8 @@ class _Created:
         return self if manager is None else partial(self._grammar, manager)
 
     def _grammar(self, manager: Any, request: Any) -> Any:
-        """The request's grammar, advanced over the output that is there. Whatever it raises ends the request
-        alone."""
+        """Return the request's grammar, advanced over the existing output. An exception ends only the
+        request."""
         grammar = self._compiled(manager, request)
         said = (request.sampling_params.extra_args or {}).get(ARGUMENT)
         if said is not None:
@@ -70,7 +70,7 @@ class _Created:
 
 @dataclass
 class _Past:
-    """A request as the engine core of the lost worker knew it, while its output grew."""
+    """A request as the lost worker's engine core had it, while its output grew."""
 
     request_id: str
     prompt_token_ids: list[int]
@@ -80,8 +80,8 @@ class _Past:
 
 
 def _advance(manager: Any, request: Any, grammar: Any, count: int) -> None:
-    """Have `grammar` accept the last `count` tokens of the request's prompt, each as if it had been generated
-    here. Raises ValueError when they do not follow it."""
+    """Make `grammar` accept the last `count` tokens of the request's prompt, as if each had been generated
+    here. Raise ValueError if it rejects one."""
     now = request.structured_output_request
     then = StructuredOutputRequest(
         now.params,
@@ -94,15 +94,14 @@ def _advance(manager: Any, request: Any, grammar: Any, count: int) -> None:
     for token in request.prompt_token_ids[-count:]:
         past.all_token_ids.append(token)
         if not manager.accept_tokens(past, [token]):
-            raise ValueError(
-                f"token {token} of the output that is there does not follow the request's grammar"
-            )
-    # Nobody reads it before this grammar is there.
+            raise ValueError(f"token {token} of the existing output does not follow the request's grammar")
+    # Not read before this grammar is complete.
     now.reasoning_ended = then.reasoning_ended
 
 
 def _other_backend(manager: Any, name: str) -> Any:
-    """Beside the manager's own. Raises ValueError when their masks do not fit into one tensor."""
+    """Return another backend beside the manager's own. Raise ValueError if their masks do not fit into one
+    tensor."""
     with _MAKING:
         others = manager.__dict__.setdefault("kvasir_backends", {})
         if name not in others:
@@ -113,7 +112,7 @@ def _other_backend(manager: Any, name: str) -> Any:
             )
             widths = [each.allocate_token_bitmask(1).shape for each in (manager.backend, made)]
             if widths[0] != widths[1]:
-                raise ValueError(f"{name} has masks of {widths[1]} words, and this engine's have {widths[0]}")
+                raise ValueError(f"{name} has masks of {widths[1]} words, but this engine's have {widths[0]}")
             others[name] = made
         return others[name]
 

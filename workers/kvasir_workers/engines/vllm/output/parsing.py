@@ -1,11 +1,11 @@
-"""vLLM's own parsers on the worker: what a model said, taken apart into content, reasoning and tool calls.
+"""vLLM's own parsers on the worker: they split a model's output into content, reasoning and tool calls.
 
-A parser has the state of one choice. It is made from a request in the words of OpenAI's API, which here is
-put together from `OutputParsing`, and it may change what the engine is asked for: special tokens shown as
-text, and forced or strict tool calls as a grammar. Parsers of vLLM's older kind read all of the output again
-at every step: long outputs give them several tokens at once, so that no token costs more than a bound.
+A parser has the state of one choice. It is created from a request of OpenAI's API, which is built here from
+`OutputParsing`, and it may change the engine's parameters: special tokens shown as text, and forced or strict
+tool calls as a grammar. vLLM's older parsers reread all of the output at every step: with long outputs they
+get several tokens at once, which bounds the cost per token.
 
-These of vLLM's parts are used, and tests/contract/test_vllm_parsing_hooks.py holds each of them:
+These parts of vLLM are used, and tests/contract/test_vllm_parsing_hooks.py checks each of them:
 
     ParserManager.get_parser(...), Parser(tokenizer, tools, model_config=, chat_template_kwargs=)
     Parser.adjust_request, .set_prompt_token_ids, .is_reasoning_end, .parse_delta, .count_reasoning_tokens,
@@ -36,13 +36,13 @@ from kvasir_workers.engines.vllm.output.structured import FAULTS, words
 _log = logging.getLogger(__name__)
 
 _PACE_TOKENS = 4096
-"""A parser that reads everything again gets one token more at once for each so many that it has."""
+"""A parser that rereads all output gets one more token at once for each of this many tokens."""
 
 
 @dataclass(frozen=True, slots=True)
 class Understanding:
-    """One way of asking, as vLLM's parsers understand it: the request that they want with every step, and
-    what the engine is asked for because of it. Shared by all requests that ask in this way."""
+    """A set of parsing options in the form that vLLM's parsers need: the request for each step, and the
+    resulting engine parameters. Shared by all requests with the same options."""
 
     request: Any
     parser: type[Any] | None
@@ -53,7 +53,7 @@ class Understanding:
 
 
 class Parsers:
-    """The parsers of one engine. Raises ValueError when they do not work with its tokenizer."""
+    """The parsers of one engine. Raise ValueError if they do not work with its tokenizer."""
 
     def __init__(
         self,
@@ -83,7 +83,7 @@ class Parsers:
         reasoning = None if self._kind is None else self._kind.reasoning_parser_cls
 
         class ForcedCalls(DelegatingParser):  # type: ignore[misc]  # vLLM ships no type information here
-            """Of a model whose own way to write calls is not known: a grammar makes it write them as JSON."""
+            """Calls of a model without a known call format: a grammar makes it write them as JSON."""
 
             reasoning_parser_cls = reasoning
             tool_parser_cls = ToolParser
@@ -93,14 +93,15 @@ class Parsers:
     def understand(
         self, parsing: OutputParsing, sampling: Sampling, structured: StructuredOutputsParams | None
     ) -> Understanding:
-        """Takes up to milliseconds: not for an event loop. Raises ValueError for what vLLM refuses."""
+        """Takes up to milliseconds: do not call it on an event loop. Raise ValueError for what vLLM
+        rejects."""
         try:
             return self._understand(parsing, sampling, structured)
         except FAULTS as error:
             raise ValueError(words(error)) from error
 
     def choice(self, understood: Understanding, prompt: list[int]) -> ChoiceParser:
-        """The parser of one choice of a request whose prompt is `prompt`."""
+        """Return the parser of one choice of a request with this prompt."""
         request, parser = understood.request, None
         if understood.parser is not None:
             parser = self._new(understood.parser, request, understood.template_kwargs)
@@ -114,7 +115,7 @@ class Parsers:
         if parsing.tools and not self._tools:
             if parsing.tool_choice == "auto":
                 raise ValueError(
-                    "tool_choice auto needs a parser of the calls that this model writes, and the pool has "
+                    "tool_choice auto needs a parser of the model's calls, and the pool has "
                     "none: set engine.tool_parser, or force a call by tool_choice required or a name"
                 )
             kind = kind if parsing.tool_choice == "none" else self._forced
@@ -137,7 +138,7 @@ class Parsers:
 
 
 class ChoiceParser:
-    """See kvasir_workers.engines.parts.PartsParser; of a model without parsers, all is content."""
+    """See kvasir_workers.engines.parts.PartsParser. Without parsers, all text is content."""
 
     def __init__(self, parser: Any, request: Any, prompt: list[int]) -> None:
         self._parser = parser
@@ -165,11 +166,12 @@ class ChoiceParser:
         """See PartsParser."""
         if self._parser is None or self._parser.reasoning_parser is None:
             return self._reasoning_ids
-        # Some count from the mark that begins the reasoning, which may be in the prompt.
+        # Some parsers count from the mark that begins the reasoning, which may be in the prompt.
         return self._parser.count_reasoning_tokens(self._ids) or self._reasoning_ids
 
     def reasoning_ended(self, prompt: list[int]) -> bool | None:
-        """Whether a grammar applies from the first token of output after `prompt` on; None: vLLM sees."""
+        """Return whether a grammar applies from the first token of output after `prompt` on; None: vLLM
+        decides."""
         ended: bool | None = self._request.resolve_reasoning_ended(self._parser, prompt)
         return ended
 
@@ -179,8 +181,8 @@ class ChoiceParser:
         return self._parser is not None and self._parser.reasoning_parser is not None
 
     def prime(self, steps: Iterable[tuple[int, str]], text_length: int) -> None:
-        """Take in what a lost worker took in: `text_length` characters of `steps`, which are its tokens, each
-        with the text of its step. The text of the rest comes with the first step here."""
+        """Consume what a lost worker consumed: `text_length` characters of `steps`, its tokens, each with the
+        text of its step. The remaining text is parsed with the first step here."""
         had = 0
         behind: list[int] = []
         for token, text in steps:
@@ -203,7 +205,7 @@ class ChoiceParser:
                 text, fresh, self._request, prompt_token_ids=self._prompt, finished=finished
             )
             parts = self._parts(message, len(text))
-        except Exception:  # noqa: BLE001 - there are as many ways to fail on what models say as parsers
+        except Exception:  # noqa: BLE001 - parsers raise many types for what models write
             _log.exception("%s failed: the rest of the choice is plain text", type(self._parser).__name__)
             self._ids += fresh
             self._parser = None
@@ -241,7 +243,7 @@ def _call(made: Any) -> ToolCallDelta:
 
 
 def _adjusts(kind: type[Any], request: Any) -> bool:
-    """Whether vLLM's own front would ask the parser."""
+    """Whether vLLM's own front would call the parser."""
     return bool(
         kind.always_adjust_request or kind.reasoning_parser_cls is not None or request.tool_choice != "none"
     )
@@ -253,7 +255,8 @@ def _as_vllm(
     structured: StructuredOutputsParams | None,
     kwargs: dict[str, Any],
 ) -> Any:
-    """A request such as vLLM's own front would have got. Raises ValueError (pydantic's) for a bad one."""
+    """Return the request that vLLM's own front would have. Raise ValueError (pydantic's) for an invalid
+    one."""
     fields: dict[str, Any] = {
         "messages": [{"role": "user", "content": ""}],
         "include_reasoning": parsing.reasoning,

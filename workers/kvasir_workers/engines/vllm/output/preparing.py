@@ -1,8 +1,8 @@
-"""What a leg with parsing or with a rule for its output needs before vLLM has it: parsers, and a judged rule.
+"""Preparation of legs with parsing or an output rule: their parsers, and a validated rule.
 
-Most of that is slow at its first time and may be made slow by whoever writes the schema, so it is done in
-threads, for a limited time, and kept for the next request that asks in the same way; an agent asks with the
-same tools at every turn. What is known already costs microseconds and keeps a request's place in the queue.
+Most of this is slow the first time, and a client's schema can make it slow, so it runs in threads, with a
+timeout, and is cached for requests with the same options; an agent sends the same tools at every turn. A
+cached preparation takes microseconds and keeps a request's place in the queue.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ _MAX_INLINE_CHOICES = 4
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """What is asked of vLLM for a leg besides its sampling, and the parser of each of its choices, none for a
-    leg without parsing. `reasoning_ended` and `reasoning_parser_kwargs` are for AsyncLLM.add_request: whether
-    the rule applies from the first token on, and what the engine core's own reasoning parser is made with."""
+    """The parameters of vLLM for a leg besides its sampling, and the parsers of its choices, none for a leg
+    without parsing. `reasoning_ended` and `reasoning_parser_kwargs` are for AsyncLLM.add_request: whether the
+    rule applies from the first token on, and the arguments of the engine core's own reasoning parser."""
 
     parsers: tuple[ChoiceParser, ...] = ()
     structured: StructuredOutputsParams | None = None
@@ -48,7 +48,7 @@ class Prepared:
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """Further keyword arguments of AsyncLLM.add_request."""
+        """Return further keyword arguments of AsyncLLM.add_request."""
         if self.structured is None:
             return {}
         return {
@@ -57,7 +57,7 @@ class Prepared:
         }
 
     def applied(self, params: dict[str, Any]) -> dict[str, Any]:
-        """Keyword arguments of SamplingParams, with what the parsers and the rule make of them."""
+        """Return keyword arguments of SamplingParams, as modified by the parsers and the rule."""
         changed = {
             "structured_outputs": self.structured,
             "skip_special_tokens": self.skip_special_tokens,
@@ -77,7 +77,7 @@ class Preparer:
         self._understood: _Kept[Understanding] = _Kept()
 
     def at_once(self, request: EngineRequest) -> Prepared | None:
-        """If it takes microseconds, as for a way of asking that is known; None otherwise."""
+        """Return the preparation if it takes microseconds, as for cached options; None otherwise."""
         if request.continuation is not None or request.sampling.n > _MAX_INLINE_CHOICES:
             return None
         if request.parsing is None:
@@ -88,8 +88,8 @@ class Preparer:
         return None if understood is None else self._prepared(request, understood, understood.structured)
 
     async def prepare(self, request: EngineRequest) -> Prepared:
-        """Raises ValueError with the compiler's words for what vLLM refuses, TimeoutError for what took too
-        long, and Busy when others did."""
+        """Raise ValueError with the compiler's message for what vLLM rejects, TimeoutError if it took too
+        long, and Busy if others did."""
         begun = threading.Event()
 
         def work() -> Prepared:
@@ -102,10 +102,10 @@ class Preparer:
         except TimeoutError:
             if begun.is_set():
                 raise
-            raise Busy("others' tools and schemas keep this worker busy") from None
+            raise Busy("the worker is busy with tools and schemas of other requests") from None
 
     def close(self) -> None:
-        """Wait for nothing: a thread may be in a compiler that does not end."""
+        """Do not wait: a thread may be in a compiler that does not end."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _work(self, request: EngineRequest) -> Prepared:
@@ -137,7 +137,7 @@ class Preparer:
         structured: StructuredOutputsParams | None,
     ) -> Prepared:
         if understood is None:
-            # Nobody takes reasoning apart, so there is none that a rule could wait for.
+            # No reasoning is parsed, so the rule must not wait for its end.
             return Prepared(structured=structured, reasoning_ended=True)
         there = continued_tokens(request)
         tokens = request.tokens.tolist()
@@ -171,7 +171,7 @@ class Preparer:
 
 
 class _Kept(Generic[T]):
-    """The newest of what was found out, bounded in number and in the bytes of what it was found out about."""
+    """The latest results, bounded in number and in the bytes of their inputs."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -1,7 +1,7 @@
-"""Legs that wait to be prepared (preparing.py), beside those that wait for the engine.
+"""Legs that wait to be prepared (preparing.py), separate from those that wait for the engine.
 
-One whose schema takes long to understand must not hold up those behind it, so what is not known already is
-prepared outside the queue, and its leg joins the queue when it is ready. Nothing of vLLM is imported.
+A leg with a slow schema must not delay those behind it, so a leg that is not cached is prepared outside the
+queue, and joins the queue when it is ready. Nothing of vLLM is imported.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from kvasir_workers.engines.vllm.output.stream import LegStream
 
 
 class Busy(Exception):
-    """A leg waited too long for its turn to be prepared."""
+    """A leg waited too long to be prepared."""
 
 
 class LegPreparer(Protocol):
-    """What is used of kvasir_workers.engines.vllm.output.preparing.Preparer."""
+    """The used methods of kvasir_workers.engines.vllm.output.preparing.Preparer."""
 
     def at_once(self, request: EngineRequest) -> Any: ...
 
@@ -29,8 +29,8 @@ class LegPreparer(Protocol):
 
 
 class Preparing:
-    """`ready` takes a leg that is prepared, `fail` one that cannot be, with a code and a message. A leg that
-    ended meanwhile is given to neither."""
+    """`ready` is called with a prepared leg, `fail` with one that cannot be prepared, a code and a message.
+    Neither is called for a leg that ended meanwhile."""
 
     def __init__(
         self, ready: Callable[[LegStream], None], fail: Callable[[LegStream, str, str], None]
@@ -42,11 +42,11 @@ class Preparing:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def start(self, preparer: LegPreparer, refused: tuple[type[BaseException], ...]) -> None:
-        """Once, before any leg; `refused` is what it raises for what a client did wrong."""
+        """Call once, before any leg; `refused` are the exception types for client errors."""
         self._preparer, self._refused = preparer, refused
 
     async def stop(self) -> None:
-        """Forget all that wait. Idempotent."""
+        """Drop all waiting legs. Idempotent."""
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
@@ -56,7 +56,7 @@ class Preparing:
             preparer.close()
 
     def begin(self, stream: LegStream) -> None:
-        """Prepare a leg: at once where that costs little, which keeps its place in the queue."""
+        """Prepare a leg: at once if that is fast, which keeps its place in the queue."""
         if self._preparer is None:
             raise RuntimeError("nothing has been started")
         prepared = self._preparer.at_once(stream.request)
@@ -77,7 +77,7 @@ class Preparing:
             fault = "worker_overloaded", str(error)
         except self._refused as error:
             fault = "invalid_value", str(error)
-        except Exception as error:  # noqa: BLE001 - what vLLM trips over in one request must not end others
+        except Exception as error:  # noqa: BLE001 - an error in one request must not end others
             fault = "worker_failed", f"{type(error).__name__}: {error}"
         else:
             if not stream.ended:

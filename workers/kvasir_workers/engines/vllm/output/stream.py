@@ -1,7 +1,7 @@
-"""One leg inside the engine: vLLM's outputs for it in, deltas with contiguous offsets out.
+"""One leg inside the engine: converts vLLM's outputs to deltas with contiguous offsets.
 
-Nothing of vLLM is imported: an output is read by its attributes, so that every rule here is tested
-without an engine.
+Nothing of vLLM is imported: an output is read by its attributes, so that every rule here is tested without an
+engine.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _FINISH = {
 
 
 class VllmCompletion(Protocol):
-    """What is read of vllm.outputs.CompletionOutput (output kind DELTA)."""
+    """The used attributes of vllm.outputs.CompletionOutput (output kind DELTA)."""
 
     index: int
     text: str
@@ -45,7 +45,7 @@ class VllmCompletion(Protocol):
 
 
 class VllmOutput(Protocol):
-    """What is read of vllm.outputs.RequestOutput."""
+    """The used attributes of vllm.outputs.RequestOutput."""
 
     outputs: list[Any]
     finished: bool
@@ -56,11 +56,11 @@ class VllmOutput(Protocol):
 
 
 class LegStream:
-    """The life of one submitted leg. `ended` is True once its last delta has been made.
+    """One submitted leg. `ended` is True once its last delta was created.
 
     `collector` is vLLM's handle of the request, once it has one, and `lease_id` the lease under which a
-    PREFILL leg offers its KV. `prepared` is what the adapter made ready for a leg that wants that, and
-    `parsers` take its choices apart.
+    PREFILL leg offers its KV. `prepared` is the preparation of a leg that needs one, and `parsers` parse its
+    choices.
     """
 
     __slots__ = (
@@ -94,14 +94,14 @@ class LegStream:
 
     @property
     def wants_preparing(self) -> bool:
-        """A prefill leg generates nothing that could follow a rule or be taken apart."""
+        """A prefill leg generates nothing that could follow a rule or be parsed."""
         request = self.request
         if request.leg not in (Leg.FULL, Leg.DECODE):
             return False
         return request.parsing is not None or request.sampling.structured is not None
 
     def deltas(self, output: VllmOutput) -> list[Delta]:
-        """What `output` adds. Empty after the end, and for a step that only advanced a prefill."""
+        """Return the deltas of `output`: none after the end, and for a step that only advanced a prefill."""
         if self.ended:
             return []
         made = []
@@ -123,18 +123,18 @@ class LegStream:
         return made
 
     def offered(self, moved: Mapping[str, Any]) -> Delta | None:
-        """The hand-off of a PREFILL leg that still computes; None for one that is not this leg's."""
+        """Return the hand-off of a PREFILL leg that still computes; None for one that is not this leg's."""
         handoff = handoff_of(moved)
         if self.ended or handoff is None or handoff.lease_id != self.lease_id:
             return None
         return Delta(request_id=self.request.request_id, offset=self._begin, handoff=handoff)
 
     def abort(self) -> Delta:
-        """The last delta of a leg that was stopped before the engine had it."""
+        """Return the last delta of a leg that was stopped before the engine had it."""
         return self._end(FinishReason.ABORT, None, None)
 
     def fail(self, code: str, message: str) -> Delta:
-        """The last delta of a leg that was refused or lost."""
+        """Return the last delta of a leg that was refused or lost."""
         return self._end(FinishReason.ERROR, code, message)
 
     def _end(self, finish: FinishReason, code: str | None, message: str | None) -> Delta:
@@ -205,7 +205,7 @@ class LegStream:
         transferred = int(moved.get("transferred_tokens", 0))
         return Usage(
             prompt_tokens=len(self.request.tokens),
-            # vLLM counts as cached what was pulled too. After a failed pull it counts anew.
+            # vLLM counts pulled tokens as cached too. After a failed pull it recounts.
             cached_tokens=max(0, cached - transferred),
             transferred_tokens=transferred,
             transferred_bytes=int(moved.get("transferred_bytes", 0)),
@@ -222,7 +222,7 @@ class LegStream:
         )
 
     def _prompt_positions(self, logprobs: Any) -> tuple[PositionLogprobs | None, ...]:
-        """Once: every choice of the request brings them."""
+        """Once: every choice of the request has them."""
         wanted, self._prompt_logprobs = self._prompt_logprobs, None
         return tuple(
             None if candidates is None else _position(token, candidates, wanted or 0)
@@ -231,7 +231,8 @@ class LegStream:
 
 
 def handoff_of(moved: Mapping[str, Any]) -> KvHandoff | None:
-    """The hand-off that the connector returned with a PREFILL leg's last output; None if it made none."""
+    """Return the hand-off that the connector returned with a PREFILL leg's last output; None if there is
+    none."""
     if "ticket" not in moved:
         return None
     return KvHandoff(
@@ -244,7 +245,7 @@ def handoff_of(moved: Mapping[str, Any]) -> KvHandoff | None:
 
 
 def pull_of(handoff: KvHandoff) -> dict[str, Any]:
-    """The same hand-off, as the connector of the decoding engine reads it."""
+    """Return the same hand-off in the form that the decoding engine's connector reads."""
     return {
         "lease_id": handoff.lease_id,
         "fence": handoff.fence,
@@ -271,8 +272,8 @@ def _logprob(token_id: int, candidate: Any) -> TokenLogprob:
 
 
 def _timings(metrics: Any, transfer_s: float, tier_s: float) -> Timings:
-    """Durations between the engine core's timestamps (vllm.v1.metrics.stats.RequestStateStats); a
-    stage that was not reached has no timestamp and counts zero."""
+    """Return durations between the engine core's timestamps (vllm.v1.metrics.stats.RequestStateStats); a
+    stage that was not reached has no timestamp and counts as zero."""
     if metrics is None:
         return Timings(transfer_s=transfer_s, tier_s=tier_s)
 

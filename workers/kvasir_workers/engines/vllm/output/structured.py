@@ -1,13 +1,13 @@
-"""Rules that output must follow, in vLLM's terms, and judged before the engine sees them.
+"""Output rules in vLLM's form, validated before the engine has them.
 
-vLLM judges a rule where a request is added: on the event loop, where a large schema would stop every stream
-of the worker for as long as it takes. Here it is judged in a thread of ours, by the same code of vLLM's,
-which then is told so (`VettedParams`). What compiles is the engine core, also in a thread of its own.
+vLLM validates a rule when a request is added: on the event loop, where a large schema would stop every stream
+of the worker meanwhile. Here the same code of vLLM validates it in a thread, and is skipped later
+(`VettedParams`). The engine core compiles it, also in a thread.
 
-These of vLLM's private parts are used, and tests/contract/test_vllm_structured_hooks.py holds each of them:
+These private parts of vLLM are used, and tests/contract/test_vllm_structured_hooks.py checks each of them:
 
-    SamplingParams._validate_structured_outputs    called by verify(); rewrites the rule, names who compiles
-    StructuredOutputsParams._backend               who compiles: the engine core reads it (core_grammars.py)
+    SamplingParams._validate_structured_outputs    called by verify(); rewrites the rule, selects the compiler
+    StructuredOutputsParams._backend               the compiler: the engine core reads it (core_grammars.py)
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from vllm.v1.structured_output.utils import grammar_is_likely_lark
 from kvasir.core.requests import Constraint, StructuredOutput
 
 MAX_SPEC_BYTES = 65_536
-"""Of a rule in the words of its client, and again of what a tool parser made of tools. A schema of this size
-may take seconds of a core to compile."""
+"""Limit of a rule as sent by its client, and of what a tool parser makes of tools. A schema of this size may
+take seconds of a core to compile."""
 
 MAX_CHOICES = 1024
 
@@ -37,7 +37,7 @@ _MAX_CAUSES = 4
 _MAX_WORDS = 1000
 
 FAULTS = (VLLMClientError, ValueError, TypeError, KeyError, AttributeError, RecursionError, RuntimeError)
-"""How vLLM and its compilers and parsers complain of what a client wrote."""
+"""Exceptions of vLLM, its compilers and parsers for invalid client input."""
 
 _FIELDS = {
     Constraint.JSON_SCHEMA: "json",
@@ -48,14 +48,14 @@ _FIELDS = {
 
 
 class VettedParams(SamplingParams):  # type: ignore[misc]  # vLLM ships no type information here
-    """Sampling parameters whose rule has been judged already."""
+    """Sampling parameters whose rule was already validated."""
 
     def _validate_structured_outputs(self, *_args: Any) -> None:
         """See the module."""
 
 
 def structured_params(structured: StructuredOutput) -> StructuredOutputsParams:
-    """The same rule as vLLM writes it. Raises ValueError for one that is too large or not well-formed."""
+    """Return the rule in vLLM's form. Raise ValueError if it is too large or malformed."""
     if structured.constraint is Constraint.JSON_OBJECT:
         return StructuredOutputsParams(json_object=True)
     size = len(structured.spec.encode())
@@ -71,30 +71,31 @@ def structured_params(structured: StructuredOutput) -> StructuredOutputsParams:
         raise ValueError("the choices are not an array of strings that are not empty")
     if not 0 < len(choices) <= MAX_CHOICES:
         raise ValueError(
-            f"there are {len(choices)} choices; at least one and at most {MAX_CHOICES} can be had"
+            f"there are {len(choices)} choices; at least one and at most {MAX_CHOICES} are supported"
         )
     return StructuredOutputsParams(choice=choices)
 
 
 class StructuredRules:
-    """Judges rules for one engine: `compilers` are asked in their order, with vLLM's `config` else."""
+    """Validates rules for one engine: `compilers` are tried in order, with vLLM's `config` otherwise."""
 
     def __init__(
         self, config: StructuredOutputsConfig, compilers: Sequence[str], *, model_config: Any, tokenizer: Any
     ) -> None:
         self._configs = {name: replace(config, backend=name) for name in compilers}
-        # Of the tags which tool parsers write, only this one knows all.
+        # Only this one supports all tags that tool parsers write.
         self._tags = replace(config, backend="xgrammar")
         self._model_config = model_config
         self._tokenizer = tokenizer
 
     def vetted(self, params: StructuredOutputsParams) -> StructuredOutputsParams:
-        """What the engine core is to compile, with the name of who does. Takes microseconds to seconds: not
-        for an event loop. Raises ValueError with the compilers' words."""
+        """Return what the engine core compiles, with the name of the compiler. Takes microseconds to seconds:
+        do not call it on an event loop. Raise ValueError with the compilers' messages."""
         if params.structural_tag is None:
             configs = list(self._configs.values())
             if is_mistral_tokenizer(self._tokenizer) and grammar_is_likely_lark(params.grammar or ""):
-                # As Mistral's tool parser writes it; of these tokenizers the first knows no special token.
+                # The form of Mistral's tool parser; the first compiler supports no special token of these
+                # tokenizers.
                 configs.reverse()
             return self._first(params, configs)
         size = len(params.structural_tag.encode())
@@ -114,15 +115,15 @@ class StructuredRules:
             judged._validate_structured_outputs(self._model_config, configs[0], self._tokenizer)
         except FAULTS as error:
             if len(configs) > 1:
-                # What the first one only does not know may be known to the next.
+                # The next compiler may support what this one does not.
                 return self._first(params, configs[1:])
             raise ValueError(words(error)) from error
         return judged.structured_outputs
 
 
 def _compact(tag: str) -> str:
-    """`tag` with the least white space that can be asked of tags: one character between the parts of JSON.
-    Raises ValueError for what is no JSON."""
+    """Return `tag` with the least white space that tags can require: one character between the parts of JSON.
+    Raise ValueError if it is not JSON."""
     whole = json.loads(tag)
     formats = [whole.get("format")] if isinstance(whole, dict) else []
     while formats:
@@ -137,7 +138,7 @@ def _compact(tag: str) -> str:
 
 
 def words(error: BaseException) -> str:
-    """Everything that was said, from vLLM's summary down to the compiler's complaint, each once."""
+    """Return all messages of an error, from vLLM's summary down to the compiler's, each once."""
     said: list[str] = []
     cause: BaseException | None = error
     while cause is not None and len(said) < _MAX_CAUSES:

@@ -1,1 +1,1 @@
-"""What touches vLLM's own classes. Imported only after vLLM's environment is set."""
+"""The modules that use vLLM's own classes. Imported only after vLLM's environment is set."""

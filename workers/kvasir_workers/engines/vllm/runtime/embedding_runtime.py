@@ -1,4 +1,4 @@
-"""What embedding touches of vLLM's own classes. Imported only after vLLM's environment has been set."""
+"""The embedding engine's use of vLLM's own classes. Imported only after vLLM's environment is set."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def build(arguments: Mapping[str, Any]) -> AsyncLLM:
 
 
 async def add(llm: AsyncLLM, request: EngineRequest, lora: Any = None) -> Any:
-    """Give an input to the engine; returns vLLM's collector of its output. Raises one of REFUSED or DEAD."""
+    """Pass an input to the engine; return vLLM's collector of its output. Raise one of REFUSED or DEAD."""
     return await llm.add_request(
         request.request_id,
         runtime.prompt(request),
@@ -41,7 +41,7 @@ async def add(llm: AsyncLLM, request: EngineRequest, lora: Any = None) -> Any:
 
 
 async def warm_up(llm: AsyncLLM, tokens: int) -> None:
-    """Embed an input of so many tokens, and forget it."""
+    """Embed an input of `tokens`, and discard the result."""
     request = EngineRequest("kvasir-warm-up", token_ids([1] * tokens), EMPTY_SAMPLING)
     collector = await add(llm, request)
     await collector.get()
@@ -49,5 +49,5 @@ async def warm_up(llm: AsyncLLM, tokens: int) -> None:
 
 
 def vector(output: Any) -> array[float]:
-    """The embedding in a vllm.outputs.PoolingRequestOutput, as float32."""
+    """Return the embedding in a vllm.outputs.PoolingRequestOutput, as float32."""
     return array("f", output.outputs.data.float().cpu().contiguous().numpy().tobytes())

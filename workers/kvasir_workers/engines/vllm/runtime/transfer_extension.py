@@ -1,6 +1,6 @@
-"""The worker extension of an engine whose KV moves.
+"""The worker extension of an engine with a KV connector.
 
-Apart from `worker_extension`, so that an aggregated engine does not import a transfer library.
+Separate from `worker_extension`, so that an aggregated engine does not import a transfer library.
 """
 
 from __future__ import annotations
@@ -10,4 +10,4 @@ from kvasir_workers.engines.vllm.runtime.worker_extension import EngineExtension
 
 
 class TransferEngineExtension(EngineExtension, TransferExtension):
-    """Both sets of methods: vLLM takes one extension class."""
+    """Combines both sets of methods, because vLLM accepts one extension class."""

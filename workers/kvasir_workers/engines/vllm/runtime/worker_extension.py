@@ -1,7 +1,7 @@
-"""What Kvasir adds to vLLM's worker class, in the process that holds the KV cache.
+"""Kvasir's extension of vLLM's worker class, in the process that holds the KV cache.
 
-vLLM mixes this class into its worker and lets the front call its methods with `collective_rpc`.
-Attribute names carry the prefix `kvasir_`, because vLLM refuses an extension that shadows the worker.
+vLLM mixes this class into its worker and lets the front call its methods with `collective_rpc`. Names have
+the prefix `kvasir_`, because vLLM rejects an extension that shadows an attribute of the worker.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ class EngineExtension:
     device: Any
 
     def kvasir_kv_layout(self) -> dict[str, Any]:
-        """This rank's KV as it lies in memory: the fields of kvasir.core.identity.KvLayout but for
-        `tensor_parallel_size`. `layout` reads kinds of layers : shape of one block without its heads : axes
-        by falling stride. Models that mix kinds of layers name the first one's heads."""
+        """Return this rank's KV layout in memory: the fields of kvasir.core.identity.KvLayout except
+        `tensor_parallel_size`. `layout` is kinds of layers : shape of one block without its heads : axes by
+        falling stride. Models that mix kinds of layers report the first one's heads."""
         groups = self.model_runner.kv_cache_config.kv_cache_groups
         spec = groups[0].kv_cache_spec
         first = self.model_runner.kv_caches[0]
         shape = "x".join(str(extent) for extent in first.shape[2 if first.dim() == len(HEAD_MAJOR) else 1 :])
-        # Quantized KV lies in memory as plain bytes; what they mean is in the configuration.
+        # Quantized KV is stored as plain bytes; its format is in the configuration.
         stored = str(first.dtype).removeprefix("torch.")
         dtype = stored if self.cache_config.cache_dtype == "auto" else str(self.cache_config.cache_dtype)
         kinds = "+".join(type(group.kv_cache_spec).__name__ for group in groups)
@@ -52,8 +52,8 @@ class EngineExtension:
         }
 
     def kvasir_model(self) -> dict[str, Any]:
-        """This rank's share of the weights, `parameters` and `bytes`; the size of most of them,
-        `element_bytes`; and what `device` its driver calls the one that it computes on."""
+        """Return this rank's share of the weights, `parameters` and `bytes`; the size of most of them,
+        `element_bytes`; and the driver's name of its `device`."""
         weights = list(self.model_runner.model.parameters())
         sizes: Counter[int] = Counter()
         for weight in weights:
@@ -66,16 +66,16 @@ class EngineExtension:
         }
 
     def kvasir_leave_with(self, front_pid: int) -> int:
-        """End this rank's process, and the engine core above it, when process `front_pid` is gone.
+        """End this rank's process, and the engine core above it, when process `front_pid` has ended.
 
-        A front that is killed cannot tell its core, which would otherwise keep its memory for good. On a node
-        that has no front, the process above is what this one leaves with. Returns this process's id.
+        A killed front cannot notify its core, which would otherwise keep its memory. On a node without a
+        front, this process leaves with its parent. Returns this process's id.
         """
         if self.parallel_config.node_rank:
             front_pid = os.getppid()
         front = os.pidfd_open(front_pid)
-        # Held from here on: once a parent is gone its child belongs to whoever reaps orphans, and that
-        # may be the supervisor of the whole deployment.
+        # Opened at once: an orphan is adopted by a reaper, which may be the supervisor of the whole
+        # deployment.
         above = os.getppid()
         core = None if above == front_pid else os.pidfd_open(above)
         threading.Thread(

@@ -1,1 +1,1 @@
-"""What an engine is started with: arguments, environment, hardware, quantized weights, identity."""
+"""Start of an engine: arguments, environment, hardware, quantized weights, identity."""

@@ -1,7 +1,7 @@
-"""The deployment spec, translated into vLLM's arguments and environment. Pure, and without vLLM.
+"""Translates the deployment spec into vLLM's arguments and environment. Pure, and without vLLM.
 
-vLLM has hundreds of options; the ones written here are those that Kvasir decides, so that what an
-engine runs with can be read, tested and shown without starting it.
+Of vLLM's hundreds of options, the ones set here are those that Kvasir decides, so that an engine's
+configuration can be read, tested and shown without starting it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ CORE_GRAMMARS = "kvasir_workers.engines.vllm.output.core_grammars"
 TRANSFER_EXTENSION = "kvasir_workers.engines.vllm.runtime.transfer_extension.TransferEngineExtension"
 
 EVENT_BACKLOG = 8192
-"""Messages of KV events that a rank keeps for who asks again, and that may wait on either side."""
+"""KV event messages that a rank keeps for replay, and that may wait on either side."""
 
 _KV_ROLES = {Role.PREFILL: "kv_producer", Role.DECODE: "kv_consumer", Role.BOTH: "kv_both"}
 _LOG_LEVELS = {"debug": "DEBUG", "info": "WARNING", "warning": "WARNING", "error": "ERROR"}
@@ -30,11 +30,11 @@ _LOG_LEVELS = {"debug": "DEBUG", "info": "WARNING", "warning": "WARNING", "error
 
 @dataclass(frozen=True, slots=True)
 class EventEndpoints:
-    """Where the ranks of one engine publish their KV events, and answer who missed some: Unix sockets in a
-    directory of the worker's own, since the events tell every token of every prompt.
+    """Endpoints at which the ranks of one engine publish and replay their KV events: Unix sockets in a
+    private directory of the worker, since events contain every token of every prompt.
 
-    vLLM gives each rank but the first an endpoint of its own only where the name has `inproc` or `tcp` in
-    it, and of those it binds only what begins with `ipc://`.
+    vLLM gives each rank but the first an endpoint of its own only if the name contains `inproc` or `tcp`, and
+    binds only those that begin with `ipc://`.
     """
 
     directory: Path
@@ -46,28 +46,28 @@ class EventEndpoints:
 
     @property
     def replay(self) -> str:
-        """The first rank's answers."""
+        """The first rank's replay endpoint."""
         return f"ipc://{self.directory}/inproc-replay"
 
     def of_rank(self, rank: int) -> tuple[str, str]:
-        """`events` and `replay` of a data-parallel rank."""
+        """Return `events` and `replay` of a data-parallel rank."""
         suffix = f"_dp{rank}" if rank else ""
         return self.events + suffix, self.replay + suffix
 
 
 def compilers(engine: EngineSpec) -> tuple[str, ...]:
-    """Who may compile a rule for the output, in the order of preference."""
+    """Return the compilers of output rules, in order of preference."""
     return ("xgrammar", "guidance") if engine.structured_outputs == "auto" else (engine.structured_outputs,)
 
 
 def ranks(pool: PoolSpec) -> int:
-    """Processes that compute, per replica of `pool`."""
+    """Return the number of compute processes per replica of `pool`."""
     engine = pool.engine
     return engine.tensor_parallel_size * engine.pipeline_parallel_size * engine.data_parallel_size
 
 
 def threads_per_rank(deployment: Deployment, pool: PoolSpec, *, cpus: int) -> int:
-    """CPU threads of each rank: what the spec says, or an equal share of `cpus` among all replicas."""
+    """Return the CPU threads of each rank: the spec's, or an equal share of `cpus` among all replicas."""
     if pool.engine.threads is not None:
         return pool.engine.threads
     sharing = sum(ranks(each) * each.most for each in deployment.pools if each.engine.kind == "vllm")
@@ -83,13 +83,13 @@ def engine_arguments(
     events: EventEndpoints | None = None,
     place: NodePlace | None = None,
 ) -> dict[str, Any]:
-    """Keyword arguments of vLLM's AsyncEngineArgs, but for `structured_outputs_config`, `kv_transfer_config`
-    and `kv_events_config`, which are dicts of keyword arguments of StructuredOutputsConfig, KVTransferConfig
-    and KVEventsConfig; the last two are absent when KV neither moves nor is kept below the device, or no
-    `events` are wanted.
+    """Return keyword arguments of vLLM's AsyncEngineArgs, except that `structured_outputs_config`,
+    `kv_transfer_config` and `kv_events_config` are dicts of keyword arguments of StructuredOutputsConfig,
+    KVTransferConfig and KVEventsConfig; the last two are absent if KV is neither transferred nor tiered, or
+    without `events`.
 
-    `model_path` is the folder to load (already quantized where the spec asks for it); `platform` is cpu or
-    cuda; `place` is this process's among the nodes of its engine, where that has several.
+    `model_path` is the folder to load (already quantized if the spec requires it); `platform` is cpu or cuda;
+    `place` is this process's place among the nodes of its engine, if it has several.
     """
     engine = pool.engine
     arguments: dict[str, Any] = {
@@ -109,7 +109,7 @@ def engine_arguments(
         "pipeline_parallel_size": engine.pipeline_parallel_size,
         "data_parallel_size": engine.data_parallel_size,
         "enable_expert_parallel": engine.expert_parallel,
-        # Compiling costs 25 s of every start on a CPU, and gains nothing on the models that run there.
+        # Compilation adds 25 s to every start on a CPU, without a gain for the models that run there.
         "enforce_eager": platform == "cpu",
         "scheduling_policy": "priority",
         "disable_log_stats": True,
@@ -145,7 +145,7 @@ def engine_arguments(
             "prompt_lookup_min": engine.speculative.lookup_min,
         }
     if deployment.tiers.configured:
-        # Blocks are found by it outside this process too. It costs several times what vLLM's own choice does.
+        # Block hashes are used outside this process too. This one costs several times vLLM's default.
         arguments["prefix_caching_hash_algo"] = "sha256_cbor"
     if deployment.moves_kv:
         arguments["kv_transfer_config"] = _connector(deployment, pool, platform)
@@ -165,24 +165,24 @@ def engine_arguments(
 def environment(
     deployment: Deployment, pool: PoolSpec, *, cpus: int, platform: str, place: NodePlace | None = None
 ) -> dict[str, str]:
-    """Variables to set before vLLM is imported; `cpus` is how many this machine lets us use, and `place` is
-    as in `engine_arguments`."""
+    """Return the variables to set before vLLM is imported; `cpus` is the number of usable CPUs, and `place`
+    is as in `engine_arguments`."""
     variables = {
-        # The core process then holds the worker itself: one process less, and it idles at 0.02 core.
+        # The core process then also is the worker: one process less, and it idles at 0.02 core.
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_LOGGING_LEVEL": _LOG_LEVELS[deployment.telemetry.log_level],
-        # One engine step is handled in one tick, so that it becomes one message.
+        # One engine step is handled in one event loop iteration, so that it becomes one message.
         "VLLM_V1_OUTPUT_PROC_CHUNK_SIZE": str(max(128, 2 * pool.engine.max_num_seqs)),
-        # Where the ranks of one replica find each other: nowhere outside, while they are on one node.
+        # The address where the ranks of one replica connect: local while they are on one node.
         "VLLM_HOST_IP": "127.0.0.1" if place is None else place.address,
         "HF_HUB_OFFLINE": "1",
         "TOKENIZERS_PARALLELISM": "false",
     }
     if platform == "cpu":
-        # Bound threads of several replicas would land on the same cores.
+        # Bound threads of several replicas would share the same cores.
         variables["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
-        # The first request for logprobs would otherwise stop every stream for 3 s while a compiler runs.
+        # Otherwise the first request for logprobs stops every stream for 3 s while a compiler runs.
         variables["TORCH_COMPILE_DISABLE"] = "1"
         variables["OMP_NUM_THREADS"] = str(threads_per_rank(deployment, pool, cpus=cpus))
     return variables
@@ -218,11 +218,11 @@ def _connector(deployment: Deployment, pool: PoolSpec, platform: str) -> dict[st
 
 
 def _part(deployment: Deployment, pool: PoolSpec) -> Role:
-    """What an engine has to be able to do: both, where the planner may have it do another pool's work."""
+    """Return the roles that an engine must support: both, if the planner may lend it to another pool."""
     return pool.role if deployment.partner(pool.name) is None else Role.BOTH
 
 
 def _parts(deployment: Deployment, pool: PoolSpec) -> int:
-    """In how many parts other pools' ranks read what one rank of `pool` has of a block."""
+    """Return in how many parts other pools' ranks read a block of one rank of `pool`."""
     mine = pool.engine.tensor_parallel_size
     return max(1, *(each.engine.tensor_parallel_size // mine for each in deployment.pools))

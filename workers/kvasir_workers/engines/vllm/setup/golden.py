@@ -1,7 +1,7 @@
-"""The golden prompts as vLLM makes them: its renderer, its tokenizer, transformers' templates.
+"""The golden prompts as vLLM renders and tokenizes them, with transformers' templates.
 
-Nothing here is shared with the router's edge but the prompts, so that agreement means something.
-Imported only after vLLM's environment has been set.
+Only the prompts are shared with the router's edge, so that agreement is meaningful. Imported only after
+vLLM's environment is set.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from kvasir.native import chain_hashes, root_hash
 
 
 def engine_golden(model: str, renderer: BaseRenderer) -> tuple[GoldenPrompt, ...]:
-    """What this engine makes of the golden prompts under the served name `model`; empty where it was
-    started without a tokenizer. Takes milliseconds, and leaves the engine as it was."""
+    """Return the engine's results for the golden prompts under the served name `model`; empty if it was
+    started without a tokenizer. Takes milliseconds, and does not change the engine."""
     tokenizer = renderer.tokenizer
     if tokenizer is None:
         return ()
-    # For some models without a template vLLM has one of its own, which the edge does not know of.
+    # For some models without a template vLLM has a built-in one, which the edge does not have.
     has_template = bool(getattr(tokenizer, "chat_template", None))
 
     def render(messages: Sequence[Message], tools: Sequence[Tool] | None) -> str | None:
@@ -43,7 +43,7 @@ def engine_golden(model: str, renderer: BaseRenderer) -> tuple[GoldenPrompt, ...
                     strftime_now=golden_date,
                 )
             )
-        # A template is the model's code: whatever it raises means that it does not take this chat.
+        # A template is the model's code: any exception means that it does not support this chat.
         except Exception:  # noqa: BLE001
             return None
 

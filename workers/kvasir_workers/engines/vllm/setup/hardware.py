@@ -1,7 +1,8 @@
-"""What the engine computes on, in the figures that a roofline needs.
+"""The hardware that the engine computes on, in the figures of a roofline model.
 
-Peaks are those of the makers' data sheets, dense, at the base specification: the router's model applies what
-of them engines reach. A CPU's are left open: what a small model costs there is overhead, which no peak tells.
+Peaks are from the manufacturers' data sheets, dense, at the base specification: the router's model applies
+the fraction that engines reach. A CPU has no peaks: for a small model its time is overhead, which no peak
+describes.
 """
 
 from __future__ import annotations
@@ -16,14 +17,14 @@ _CPU_INFO = Path("/proc/cpuinfo")
 
 @dataclass(frozen=True, slots=True)
 class _Peak:
-    """Operations per second at 16 and at 32 bits, and bytes per second from memory."""
+    """Operations per second at 16 and at 32 bits, and memory bytes per second."""
 
     half: float
     single: float
     bytes_per_s: float
 
 
-# By a part of the name that the driver reports; the first that fits counts.
+# By a part of the driver's device name; the first match counts.
 _PEAKS: tuple[tuple[str, _Peak], ...] = (
     ("B200", _Peak(2250e12, 75e12, 8.0e12)),
     ("H200", _Peak(989e12, 67e12, 4.8e12)),
@@ -47,8 +48,8 @@ _PEAKS: tuple[tuple[str, _Peak], ...] = (
 
 
 def hardware_of(device: str, *, devices: int, element_bytes: int) -> Hardware:
-    """`devices` devices of one replica, each called `device` by its driver, computing with elements of
-    `element_bytes` bytes. Peaks are 0 for a device that is not in the table."""
+    """Return the hardware of `devices` devices of one replica, each named `device` by its driver, with
+    elements of `element_bytes` bytes. Peaks are 0 for a device that is not in the table."""
     for part, peak in _PEAKS:
         if part in device:
             flops = peak.half if element_bytes <= 2 else peak.single
@@ -57,7 +58,7 @@ def hardware_of(device: str, *, devices: int, element_bytes: int) -> Hardware:
 
 
 def cpu_name() -> str:
-    """How the processor calls itself, or `cpu`."""
+    """Return the processor's model name, or `cpu`."""
     try:
         text = _CPU_INFO.read_text()
     except OSError:

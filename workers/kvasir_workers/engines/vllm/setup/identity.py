@@ -1,4 +1,4 @@
-"""Who a started engine is: what routers, other workers and operators are told of it, once."""
+"""The identity of a started engine, sent once to routers, other workers and operators."""
 
 from __future__ import annotations
 
@@ -26,8 +26,9 @@ async def identity_of(
     tokenizer_digest: str,
     reports_kv: bool,
 ) -> WorkerIdentity:
-    """Of `llm`, vLLM's AsyncLLM, by what its ranks say. `runtime` is the engine's module that touches it, and
-    `model_path` the model's own folder, before any quantization. Of a pool that embeds no KV is known."""
+    """Return the identity of `llm`, vLLM's AsyncLLM, as reported by its ranks. `runtime` is the engine's
+    module that uses it, and `model_path` the model's own folder, before any quantization. An embed pool
+    reports no KV."""
     copies = pool.engine.data_parallel_size
     embeds = pool.role is Role.EMBED
     layout = NO_KV if embeds else await _layout(llm, pool)
@@ -42,7 +43,7 @@ async def identity_of(
         tokenizer_digest=tokenizer_digest,
         max_model_len=llm.model_config.max_model_len,
         kv=layout,
-        # vLLM's front adds up the blocks of all data-parallel ranks.
+        # vLLM's front sums the blocks of all data-parallel ranks.
         kv_blocks=0 if embeds else llm.vllm_config.cache_config.num_gpu_blocks // copies,
         engine="vllm",
         engine_version=runtime.engine_version(),
@@ -71,7 +72,7 @@ def _shared_tier(deployment: Deployment, layout: KvLayout, model_path: Path) -> 
     remote, model = deployment.tiers.redis, deployment.model
     if remote is None:
         return ""
-    # Not imported by engines without that tier, whose start would pay for it.
+    # Imported only by engines with that tier, because it lengthens the start.
     from kvasir_workers.tiers.setup import mark_of, shared_tier
 
     adapters = {each.name: each.path for each in deployment.lora}

@@ -1,4 +1,4 @@
-"""The engine's load, read from the statistics that vLLM hands to its loggers after every step."""
+"""The engine's load, from the statistics that vLLM passes to its loggers after every step."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from kvasir_workers.connector.stats import EARLY_HANDOFFS, TransferTotals, all_r
 
 @dataclass(slots=True)
 class _Rank:
-    """What one data-parallel rank reported: its newest gauges and the sums of its counters."""
+    """The reports of one data-parallel rank: its latest gauges and the sums of its counters."""
 
     running: int = 0
     waiting: int = 0
@@ -28,7 +28,7 @@ class _Rank:
     moved: TransferTotals = field(default_factory=TransferTotals)
 
     def add(self, stats: Any) -> None:
-        """Take one step's vllm.v1.metrics.stats.SchedulerStats in."""
+        """Add one step's vllm.v1.metrics.stats.SchedulerStats."""
         self.running = stats.num_running_reqs
         self.waiting = stats.num_waiting_reqs + stats.num_skipped_waiting_reqs
         self.kv_usage = stats.kv_cache_usage
@@ -43,15 +43,15 @@ class _Rank:
 
 
 def _unobserved(_handoff: Mapping[str, Any]) -> None:
-    """Nobody is told."""
+    """Ignore the hand-off."""
 
 
 class LoadRecorder(PrometheusStatLogger):  # type: ignore[misc]  # vLLM ships no type information here
-    """Keeps an EngineLoad instead of exporting metrics, and tells `on_early_handoff` of KV that is offered
+    """Keeps an EngineLoad instead of exporting metrics, and calls `on_early_handoff` for KV that is offered
     before its prompt is computed.
 
-    It derives from vLLM's Prometheus logger and overrides all of it, because vLLM adds a Prometheus
-    logger of its own unless it is given one, and that one costs more per step than the step's tokens.
+    It derives from vLLM's Prometheus logger and overrides all of it, because vLLM otherwise adds a Prometheus
+    logger of its own, which costs more per step than the step's tokens.
     """
 
     def __init__(self, vllm_config: VllmConfig, engine_indexes: list[int] | None = None) -> None:
@@ -76,8 +76,8 @@ class LoadRecorder(PrometheusStatLogger):  # type: ignore[misc]  # vLLM ships no
                     self.on_early_handoff(handoff)
 
     def newest(self, *, kv_blocks_total: int, idle: bool) -> EngineLoad:
-        """The load after the last step. `idle` says that no request is left, which vLLM does not report
-        when a stop string or an abort ended the last one: no step follows that would tell."""
+        """Return the load after the last step. `idle`: no request is left, which vLLM does not report if a
+        stop string or an abort ended the last one, since no step follows."""
         ranks = self._ranks.values()
         return EngineLoad(
             running=0 if idle else sum(rank.running for rank in ranks),
@@ -99,19 +99,19 @@ class LoadRecorder(PrometheusStatLogger):  # type: ignore[misc]  # vLLM ships no
         )
 
     def reset(self) -> None:
-        """Forget what the warm-up counted. It uses no tiers, and what these hold may be from before."""
+        """Clear the counters after the warm-up, which uses no tiers; their contents may be from before."""
         self._ranks = {
             index: _Rank(moved=TransferTotals(tiers=rank.moved.tiers)) for index, rank in self._ranks.items()
         }
 
     def log_engine_initialized(self) -> None:
-        """Nothing is exported."""
+        """Does nothing: metrics are not exported."""
 
     def log(self) -> None:
-        """Nothing is exported."""
+        """Does nothing: metrics are not exported."""
 
     def record_sleep_state(self, sleep: int = 0, level: int = 0) -> None:
-        """Engines do not sleep here."""
+        """Does nothing: engines do not sleep here."""
 
     def record_admission_rejection(self, reason: str) -> None:
-        """vLLM's own queue limits are off: admission is the router's."""
+        """Does nothing: vLLM's queue limits are off, since the router admits requests."""

@@ -1,9 +1,9 @@
-"""int8 weights made at load: a compressed-tensors copy of a model folder, written once into a cache.
+"""int8 weights created at load: a compressed-tensors copy of a model folder, written once into a cache.
 
-vLLM quantizes Linear layers to int8 online only inside mixtures of experts, but it loads W8A8
-checkpoints in the compressed-tensors format on CPU and GPU. This writes that format: int8 weights with
-one scale per output channel, activations quantized per token while running.
-Format: https://github.com/vllm-project/compressed-tensors
+vLLM quantizes Linear layers to int8 online only inside mixtures of experts, but it loads W8A8 checkpoints in
+the compressed-tensors format on CPU and GPU. This module writes that format: int8 weights with one scale per
+output channel, and activations quantized per token at run time. Format:
+https://github.com/vllm-project/compressed-tensors
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ _SCHEME = {
 
 
 def quantized_folder(source: Path, cache: Path) -> Path:
-    """A folder under `cache` with `source`'s model in int8, made on the first call.
+    """Return a folder under `cache` with `source`'s model in int8, created on the first call.
 
-    Safe when several workers ask at once: each writes its own copy and the first rename wins.
-    Raises ConfigError for a model that is already quantized or has no safetensors.
+    Safe when several workers call it at once: each writes its own copy and the first rename wins. Raise
+    ConfigError for a model that is already quantized or has no safetensors.
     """
     config = json.loads((source / "config.json").read_text(encoding="utf-8"))
     if "quantization_config" in config:
@@ -76,7 +76,7 @@ def quantized_folder(source: Path, cache: Path) -> Path:
 
 
 def is_linear(name: str, dimensions: int) -> bool:
-    """Whether a checkpoint's tensor is the weight of a Linear inside a decoder layer."""
+    """Return whether a checkpoint's tensor is the weight of a Linear inside a decoder layer."""
     return dimensions == 2 and ".layers." in name and name.endswith(("_proj.weight", "_fc.weight"))
 
 
@@ -90,7 +90,7 @@ def _key(source: Path, shards: list[Path]) -> str:
 
 
 def _write(source: Path, shards: list[Path], config: dict[str, Any], draft: Path) -> None:
-    # Imported here: this module is loaded with the engine, and torch only by a worker that quantizes.
+    # Imported here: this module is loaded with the engine, but torch only by a worker that quantizes.
     from safetensors import safe_open
     from safetensors.torch import save_file
 
@@ -117,7 +117,7 @@ def _write(source: Path, shards: list[Path], config: dict[str, Any], draft: Path
 
 
 def quantize_channels(weight: Any) -> tuple[Any, Any]:
-    """Symmetric int8 of a `[out, in]` weight, and its scales `[out, 1]` in the weight's dtype."""
+    """Return the symmetric int8 of a `[out, in]` weight, and its scales `[out, 1]` in the weight's dtype."""
     import torch
 
     values = weight.float()

@@ -1,4 +1,4 @@
-"""Which legs vLLM is not asked to run, and what is said about them."""
+"""Legs that vLLM cannot run, and their error messages."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from kvasir_workers.engines.continued import continuation_fault
 def invalid(
     request: EngineRequest, *, adapters: Container[str], disaggregated: bool, reasons: bool = False
 ) -> str | None:
-    """The first rule that `request` breaks on a worker with these adapters, or None; `reasons` is whether it
-    has a parser of reasoning."""
+    """Return the first rule that `request` breaks on a worker with these adapters, or None; `reasons`: it has
+    a parser of reasoning."""
     if request.adapter is not None and request.adapter not in adapters:
         return f"adapter {request.adapter!r} is not loaded on this worker"
     return (
@@ -46,22 +46,23 @@ def _unanswerable(request: EngineRequest, *, reasons: bool) -> str | None:
 
 
 def _inexact(request: EngineRequest) -> str | None:
-    """Why vLLM cannot go on exactly: what the next token depends on besides the tokens before it.
+    """Return why vLLM cannot continue the leg exactly: what the next token depends on besides the tokens
+    before it.
 
-    The state of a seeded generator is the number of its draws, and nobody can set it from outside. Presence
-    and frequency penalties count output only, and vLLM takes for prompt what another worker generated; a
-    repetition penalty counts both alike. A word that is forbidden is looked for in the output too, and so is
-    the mark that ends bounded reasoning, of which the client may have a part.
+    The state of a seeded generator is its number of draws, which cannot be set from outside. Presence and
+    frequency penalties count only output, and vLLM treats another worker's output as prompt; a repetition
+    penalty counts both alike. Forbidden words are searched in the output too, as is the mark that ends
+    bounded reasoning, of which the client may have a part.
     """
     sampling = request.sampling
     if request.continuation is None:
         return None
     if sampling.seed is not None and sampling.temperature > 0:
-        return "seeded draws cannot be continued: start the request anew"
+        return "seeded draws cannot be continued: restart the request"
     if sampling.presence_penalty or sampling.frequency_penalty:
-        return "presence and frequency penalties cannot be continued: start the request anew"
+        return "presence and frequency penalties cannot be continued: restart the request"
     if sampling.bad_words:
-        return "bad_words cannot be continued: start the request anew"
+        return "bad_words cannot be continued: restart the request"
     if sampling.thinking_tokens is not None:
-        return "bounded reasoning cannot be continued: start the request anew"
+        return "bounded reasoning cannot be continued: restart the request"
     return None
