@@ -94,7 +94,7 @@ class PoolReplica:
         if conflicts := await asyncio.to_thread(claim_fence, fence_name(spec, pool), node.identity):
             await node.stop("it does not fit the running replicas", 0.0)
             raise RuntimeError(
-                f"a new replica of {pool} does not fit the running ones, which keep serving: "
+                f"a new replica of {pool} does not fit the running ones, which go on serving: "
                 f"{'; '.join(conflicts)}. Restart the deployment to change this for all"
             )
         endpoint = node.endpoint
