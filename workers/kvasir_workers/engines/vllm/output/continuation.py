@@ -17,7 +17,8 @@ tests/contract/test_vllm_continuation_hooks.py checks each of them:
     LogprobsProcessor.logprobs                       whose last tokens complete the characters that follow
 
 A parser is fed the output so far in the lost worker's steps (`replay`), and its results are dropped. A
-grammar is advanced over it in the engine core (core_grammars.py). """
+grammar is advanced over it in the engine core (core_grammars.py).
+"""
 
 from __future__ import annotations
 
