@@ -29,7 +29,7 @@ def refusal(state: LeaseState, lease_id: str) -> tuple[str, str]:
 
 
 @dataclass(slots=True)
-class Lease:
+class TransferLease:
     """A lease on `total` blocks. `confirmed` are the parts whose readers have confirmed."""
 
     fence: int
@@ -39,7 +39,7 @@ class Lease:
     confirmed: set[BlockPart] = field(default_factory=set)
 
 
-LeaseT = TypeVar("LeaseT", bound=Lease)
+LeaseT = TypeVar("LeaseT", bound=TransferLease)
 
 
 class LiveLeases(Generic[LeaseT]):

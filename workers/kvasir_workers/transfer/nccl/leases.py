@@ -17,14 +17,14 @@ import numpy as np
 from kvasir.core.errors import TransferError
 from kvasir.ports.transfer import BlockPart, LeaseEnded
 from kvasir_workers.transfer.common.checksums import Sums
-from kvasir_workers.transfer.common.leases import Lease, LeaseState, LiveLeases
+from kvasir_workers.transfer.common.leases import LeaseState, LiveLeases, TransferLease
 
 MAX_LEASES = 8192
 MAX_ENDED = 8192
 
 
 @dataclass(slots=True)
-class _Lease(Lease):
+class _Lease(TransferLease):
     sums: Sums = field(kw_only=True)
     blocks: list[int] = field(default_factory=list)
     summing: deque[tuple[tuple[int, ...], Future[Sums]]] = field(default_factory=deque)

@@ -17,7 +17,7 @@ import msgspec
 from kvasir.core.errors import TransferError
 from kvasir.ports.transfer import BlockPart, LeaseEnded
 from kvasir_workers.transfer.common.checksums import BlockSums, PendingSums
-from kvasir_workers.transfer.common.leases import Lease, LiveLeases
+from kvasir_workers.transfer.common.leases import LiveLeases, TransferLease
 from kvasir_workers.transfer.nixl.agent import NixlAgent
 from kvasir_workers.transfer.nixl.leases import Extent, NixlLeaseTable
 from kvasir_workers.transfer.nixl.pages import MAX_PAGE_BYTES, PageMemory, PageWriter, page_bytes
@@ -38,7 +38,7 @@ class PulledNotice(msgspec.Struct, frozen=True, array_like=True):
 
 
 @dataclass(slots=True)
-class _Lease(Lease):
+class _Lease(TransferLease):
     """`unpublished` are blocks that are not in the page yet. `page` is None if the lease has none."""
 
     blocks: int = 0
