@@ -75,8 +75,8 @@ def test_a_worker_whose_prefix_cache_is_silently_off_is_named_and_nothing_is_for
         (worker_id,) = {str(each.prefill_worker) for each in made}
         kv = seen(cluster, worker_id)
         assert kv.state is KvState.PREDICTED
-        assert "foreseen and found cached tokens differ by " in kv.reason
-        assert "0 found in each; it seems to cache nothing" in kv.reason
+        assert "predicted and found cached tokens differ by " in kv.reason
+        assert "0 found in each; it appears to cache nothing" in kv.reason
         assert kv.error_ratio > 0.5
         assert kv.error_tokens > 1000
         misled = [each.predicted_cached_tokens > 0 for each in made]

@@ -1,1 +1,1 @@
-"""What the router knows of workers: load, health, roles, and the record of each decision."""
+"""The router's view of its workers: load, health, roles, and the record of each decision."""

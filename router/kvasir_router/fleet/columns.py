@@ -1,7 +1,7 @@
-"""The places of the fleet as columns that are changed in place, one row for each rank of each worker.
+"""The places of the fleet as arrays that are updated in place, one row for each rank of each worker.
 
-Policies read them as they are: building an object for each place of a fleet of hundreds would take longer
-than deciding.
+Policies read the arrays directly: building an object per place in a fleet of hundreds would take longer than
+the decision.
 """
 
 from __future__ import annotations
@@ -23,19 +23,18 @@ QUEUED, WAITING, STREAMS, RESERVED, HELD, KV_TOKENS, BLOCK_SIZE, WORKER, TROUBLE
 _INTS = 9
 TOKEN_BYTES, HEAD_TOKENS, HEAD_SINCE, TOKENS_PER_S = range(RATE_ROWS, RATE_ROWS + 4)
 _FLOATS = RATE_ROWS + 4
-# Faster than any engine, so that dividing by a rate of nothing gives a number.
+# Faster than any engine, so that division by an unknown rate is defined.
 _FASTEST_TOKEN_S = 1e-12
-# Of the column TROUBLED: a bit for each lower tier.
+# A bit for each lower tier, in the column TROUBLED.
 _TIER_BITS = 1 << np.arange(LOWER_TIERS)
 
 
 @dataclass(slots=True)
 class ColumnRow:
-    """One row. `own` is what is accounted there, `unreported` the part of it that was sent after the
-    worker's last report, `computed_tokens` a running count of prompt tokens that were computed there.
-    `prompts` are those that are not, in the order in which they were sent: uncached tokens by the identity
-    of the charge. `head_since_s` is when the first of them came to be that.
-    `kv_tokens` is its capacity, `ranks` the number of its worker's places."""
+    """One row. `own` is the work accounted there, `unreported` the part of it sent after the worker's last
+    report, `computed_tokens` the running count of prompt tokens computed there. `prompts` are the pending
+    prompts in the order of sending: uncached tokens by the identity of the charge. `head_since_s` is when the
+    first of them became first. `kv_tokens` is the capacity, `ranks` the number of the worker's places."""
 
     target: RoutingTarget
     worker: Worker
@@ -56,8 +55,8 @@ class ColumnRow:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Selection:
-    """Some rows, with all of them that does not change from one decision to the next. `rows` is None for
-    all rows in their order, whose columns need no copy."""
+    """Some rows, with everything about them that is constant between decisions. `rows` is None for all rows
+    in order, whose columns need no copy."""
 
     rows: IntColumn | None
     targets: tuple[RoutingTarget, ...]
@@ -69,7 +68,7 @@ class Selection:
     rates: RateColumns
 
     def without(self, worker_ids: Set[str], but: RoutingTarget | None = None) -> Selection:
-        """The rows that are not these workers', and in any case `but`."""
+        """Return the rows of other workers, and always `but`."""
         stay = [target.worker_id not in worker_ids or target == but for target in self.targets]
         if all(stay):
             return self
@@ -86,9 +85,9 @@ class Selection:
     def candidates(
         self, depths: NDArray[np.uint32], prompt_tokens: int, now: float, prefilled_on: int | None = None
     ) -> Candidates:
-        """The rows as a policy sees them. `depths` are the index's, by group and medium, in blocks. Of the
-        prompt that a place is at, the part is taken off that it should have computed by now.
-        `prefilled_on` is the row, in this selection, where the KV lies already: only it may prefill."""
+        """Return the rows as a policy sees them. `depths` are those of the index, by group and medium, in
+        blocks. From the prompt that a place computes, the part is subtracted that it should have computed by
+        now. `prefilled_on` is the row, in this selection, that has the KV: only it may prefill."""
         ints, floats, rates = self.ints, self.floats, self.rates
         if self.rows is not None:
             ints, floats = ints.take(self.rows, 1), floats.take(self.rows, 1)
@@ -97,7 +96,7 @@ class Selection:
         done = now - floats[HEAD_SINCE]
         done *= floats[TOKENS_PER_S]
         np.minimum(done, floats[HEAD_TOKENS], out=done)
-        # Engines compute at least the last prompt token, to have something to sample from.
+        # Engines compute at least the last prompt token, because they sample from it.
         whole_blocks = (prompt_tokens - 1) // size
         reach: IntColumn = depths.take(self.groups, 0).astype(np.int64)
         np.minimum(reach, whole_blocks[:, None], out=reach)
@@ -130,15 +129,14 @@ class Selection:
 
 
 def _without(below: IntColumn, troubled: IntColumn) -> None:
-    """Take off what tiers in trouble add, and what lies behind it: no prefix goes on after a block that is
-    not to be had."""
+    """Subtract what troubled tiers add, and what follows it: a prefix ends at a block that cannot be read."""
     lacking = (below > 0) & ((troubled[:, None] & _TIER_BITS) > 0)
     below[np.logical_or.accumulate(lacking, axis=1)] = 0
 
 
 class Columns:
-    """Places by target, and the arrays in which row i is of `targets[i]`. Rows are as many as places, and
-    are numbered anew when workers join or leave."""
+    """Places by target, and arrays in which row i belongs to `targets[i]`. There are as many rows as places;
+    they are renumbered when workers join or leave."""
 
     def __init__(self) -> None:
         self.targets: tuple[RoutingTarget, ...] = ()
@@ -149,7 +147,7 @@ class Columns:
         self._joined = 0
 
     def join(self, worker: Worker, rates: CostRates) -> None:
-        """Rows for every rank of a worker of which there are none."""
+        """Add rows for every rank of a new worker."""
         identity = worker.identity
         ranks = identity.data_parallel_size
         first = len(self.targets)
@@ -170,7 +168,7 @@ class Columns:
         self.floats = np.concatenate((self.floats, floats), axis=1)
 
     def leave(self, worker_id: str) -> None:
-        """A worker's rows are gone."""
+        """Remove the rows of a worker."""
         kept = [row for row, target in enumerate(self.targets) if target.worker_id != worker_id]
         for place in self._of_workers.pop(worker_id, ()):
             del self.places[place.target]
@@ -181,25 +179,25 @@ class Columns:
             self.places[target].row = row
 
     def of_worker(self, worker_id: str) -> list[ColumnRow]:
-        """The places of a worker, by rank; not to be changed."""
+        """Return the places of a worker, by rank; read-only."""
         return self._of_workers.get(worker_id, [])
 
     def write_rates(self, worker_ids: Iterable[str], rates: CostRates) -> None:
-        """Another estimate of what work costs on some workers."""
+        """Set the estimated costs of work on some workers."""
         theirs = [place.row for each in worker_ids for place in self.of_worker(each)]
-        # Most often it is everybody's, and a slice takes half as long.
+        # Usually all workers change, and a slice takes half as long.
         everybody = len(theirs) == len(self.targets)
         rows = slice(None) if everybody else np.array(theirs, dtype=np.int64)
         write_rates(self.floats, rows, rates)
         self.floats[TOKENS_PER_S, rows] = 1.0 / max(rates.prefill_token_s, _FASTEST_TOKEN_S)
 
     def write_troubled(self, worker_id: str, media: Iterable[int]) -> None:
-        """Which of a worker's lower tiers (kvasir.core.kv.Medium) are not used for the time being."""
+        """Set which lower tiers (kvasir.core.kv.Medium) of a worker are not used for now."""
         rows = [place.row for place in self.of_worker(worker_id)]
         self.ints[TROUBLED, rows[0] : rows[-1] + 1] = sum(1 << (medium - 1) for medium in media)
 
     def select(self, rows: Sequence[int], group: Callable[[RoutingTarget], int]) -> Selection:
-        """These rows, until workers join or leave, or groups change."""
+        """Return these rows; valid until workers join or leave, or groups change."""
         targets = tuple(self.targets[row] for row in rows)
         roles = [self.places[target].worker.role for target in targets]
         whole = len(rows) == len(self.targets) and list(rows) == list(range(len(rows)))

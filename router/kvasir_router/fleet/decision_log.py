@@ -1,8 +1,8 @@
-"""Why each request ran where it ran: kept for `kvasir explain`, and told to nobody else.
+"""Records why each request ran where it ran, for `kvasir explain`.
 
-People ask about a few of thousands of decisions, so a decision is kept as the arrays that it was made of,
-of many places trimmed to the best, and becomes a record of words and numbers when somebody asks. Of a
-request in flight it is always kept, of those that ended as many as the deployment spec says.
+Few of many decisions are ever looked up, so a decision is kept as its arrays, trimmed to the best places, and
+is converted to a record on request. Decisions of requests in flight are always kept, and of ended ones as
+many as the deployment spec says.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from kvasir.ports.routing import (
 from kvasir.telemetry.reasons import OK
 
 PLACES = 16
-"""Places of one part that are kept."""
+"""Number of places kept per part."""
 
 _FACTS = (
     "cached_tokens",
@@ -44,12 +44,12 @@ _FACTS_OF = attrgetter(*_FACTS)
 _TIERS = ("cpu_tokens", "disk_tokens", "remote_tokens")
 
 About = Callable[[str], tuple[str, str]]
-"""A worker's pool and the state of the router's picture of its cache."""
+"""A worker's pool, and how well the router knows its cache."""
 
 
 class Decided(NamedTuple):
-    """When a request came and when it was decided, as readings of the router's clock, and what deciding
-    took, in seconds of the stopwatch."""
+    """Arrival and decision of a request on the router's clock, and the duration of the decision in seconds of
+    the stopwatch."""
 
     arrival_s: float
     now_s: float
@@ -57,7 +57,7 @@ class Decided(NamedTuple):
 
 
 class _Entry:
-    """One decision. The rows of its tables are places in `targets`; of the same places `about` has the pool
+    """One decision. The rows of its tables are places in `targets`. For the same places, `about` has the pool
     and the KV state, `facts` a row for each of _FACTS, and `tiers` a column for each of _TIERS."""
 
     __slots__ = (
@@ -86,7 +86,7 @@ class _Entry:
         attempt: int,
         about: About,
     ) -> None:
-        # The request itself must not live on in here: its block names are as long as its prompt.
+        # The request itself is not kept: its block hashes are as long as its prompt.
         self.prompt_tokens: int = request.prompt_tokens
         self.output_tokens: int = request.output_tokens
         self.slo: SloClass = request.slo
@@ -99,7 +99,7 @@ class _Entry:
         self.tiers = candidates.tier_tokens.copy()
         self.targets = candidates.targets
         if len(candidates) > PLACES:
-            # What is kept must not be as large as the fleet.
+            # The kept arrays must not grow with the fleet.
             tables = tuple([_trimmed(table, candidates, plan) for table in tables])
             rows = np.concatenate([table.rows for table in tables])
             self.facts, self.tiers = self.facts[:, rows], self.tiers[rows]
@@ -112,10 +112,10 @@ class _Entry:
 
 
 class DecisionLog:
-    """Bounded by the requests in flight and `capacity` that ended; 0 keeps nothing at all.
+    """Holds the requests in flight and up to `capacity` ended ones; 0 keeps nothing at all.
 
-    `policy` is the name of the one that decides. `stopwatch` reads seconds, for how long a decision
-    takes; `on_decision` is told of each, whatever is kept.
+    `policy` is the name of the deciding policy. `stopwatch` returns seconds, to time a decision;
+    `on_decision` receives each duration, even if nothing is kept.
     """
 
     def __init__(
@@ -144,8 +144,8 @@ class DecisionLog:
         decided: Decided,
         about: About,
     ) -> None:
-        """A request is to run as `plan` says; an earlier decision for it is only counted. `candidates` are
-        not kept."""
+        """Record `plan` for a request; an earlier decision for it is only counted. `candidates` are not
+        kept."""
         self._on_decision(decided.took_s)
         if not self._capacity:
             return
@@ -156,7 +156,7 @@ class DecisionLog:
         )
 
     def ended(self, summary: RequestSummary) -> None:
-        """What came of it; requests that were never decided are ignored."""
+        """Record the outcome; requests without a decision are ignored."""
         entry = self._live.pop(summary.request_id, None)
         if entry is None:
             return
@@ -167,13 +167,13 @@ class DecisionLog:
             self._ended.popitem(last=False)
 
     def explain(self, request_id: str) -> DecisionRecord | None:
-        """The record of a request in flight or among those that ended last; None for another."""
+        """Return the record of a request in flight or recently ended; None for another."""
         entry = self._live.get(request_id) or self._ended.get(request_id)
         return None if entry is None else _record(request_id, self._policy, entry)
 
 
 def _unscored(candidates: Candidates, plan: Plan) -> tuple[TermTable, ...]:
-    """Tables without terms, of who was eligible, for a policy that makes none."""
+    """Tables of the eligible places without terms, for a policy that makes none."""
     if plan.prefill is None:
         parts = [("whole", candidates.decodes)]
     else:
@@ -183,20 +183,20 @@ def _unscored(candidates: Candidates, plan: Plan) -> tuple[TermTable, ...]:
 
 
 def _chosen(part: str, plan: Plan) -> RoutingTarget | None:
-    """Whom the plan takes for a part; None for a part that is not run."""
+    """Return the target that the plan chose for a part; None for a part that is not run."""
     if part == "prefill":
         return plan.prefill
     return plan.decode if (part == "whole") == (plan.prefill is None) else None
 
 
 def _costs(table: TermTable) -> FloatColumn:
-    """The sums of the terms, so that the smallest is best."""
+    """Return the sums of the terms; the smallest is best."""
     totals: FloatColumn = table.values.sum(axis=1)
     return -totals if table.unit == SCORE else totals
 
 
 def _trimmed(table: TermTable, candidates: Candidates, plan: Plan) -> TermTable:
-    """The table with its best rows, the chosen one always among them."""
+    """Return the table with its best rows, which always include the chosen one."""
     if len(table.rows) <= PLACES:
         return table
     best = np.argpartition(_costs(table), PLACES - 1)[:PLACES]
@@ -208,7 +208,7 @@ def _trimmed(table: TermTable, candidates: Candidates, plan: Plan) -> TermTable:
 
 
 def _renumbered(tables: tuple[TermTable, ...]) -> tuple[TermTable, ...]:
-    """The tables with rows that count on from one to the next."""
+    """Return the tables with rows numbered consecutively."""
     ends = np.cumsum([len(table.rows) for table in tables]).tolist()
     return tuple(
         [

@@ -1,7 +1,7 @@
-"""What the router knows of its workers, and what it has put on them: the ground that policies decide on.
+"""The router's view of its workers, and the work that it has put on them: the basis of routing decisions.
 
-Workers tell of themselves too late to decide by their word alone, so every decision is accounted here as it
-is made, and what it was made for gives it back piece by piece.
+Reports of workers lag behind decisions, so every decision is accounted as it is made, and released step by
+step as its request progresses.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ HashBlocks = Callable[[Request, int], "array[int]"]
 
 
 class Fleet:
-    """Workers, their accounted work, what they hold and what work costs on them.
+    """Workers, their accounted work, their caches and their costs.
 
-    `hash_blocks(request, block_size)` names the prompt's whole blocks as array('Q'); it is asked only for
-    requests that do not carry their names. `index_modes` are by pool, HYBRID for one that is not named.
-    `decisions` is told of every plan, and `decided_s` is what the last one took. `eased` counts what may have
-    made room, and `changed` what has changed of who serves; both only grow.
+    `hash_blocks(request, block_size)` returns the hashes of the prompt's whole blocks as array('Q'); it is
+    called only for requests without hashes. `index_modes` are by pool, with HYBRID as the default.
+    `decisions` records every plan, and `decided_s` is the duration of the last decision. `eased` counts
+    events that may have made room, and `changed` the changes of the serving workers; both only grow.
     """
 
     def __init__(
@@ -66,25 +66,25 @@ class Fleet:
         self._selections = Selections(self._columns, self.workers, index)
         self._reconciler = Reconciler()
         self._predicted: dict[str, dict[RoutingTarget, int]] = {}
-        # The newest reading of the clock that anybody came with.
+        # The latest time that a caller passed.
         self._now = 0.0
         self.eased = self.changed = 0
         self.decided_s = 0.0
 
     @property
     def policy(self) -> RoutingPolicy:
-        """Who decides."""
+        """The routing policy."""
         return self._policy
 
     @property
     def columns(self) -> Columns:
-        """What is known of every place; to be read only."""
+        """The state of every place; read-only."""
         return self._columns
 
     # -- workers ---------------------------------------------------------------------------------
 
     def add(self, worker_id: str, identity: WorkerIdentity, now: float) -> None:
-        """A worker that nothing was known of."""
+        """Add an unknown worker."""
         mode = self._index_modes.get(identity.pool, IndexMode.HYBRID)
         self.index.add(worker_id, identity, mode, now)
         worker = self.workers[worker_id] = Worker(worker_id, identity)
@@ -93,7 +93,7 @@ class Fleet:
         self._serving_changed()
 
     def remove(self, worker_id: str) -> Worker | None:
-        """Forget a worker, its cache and all work accounted there."""
+        """Remove a worker, its cache and all work accounted there."""
         worker = self.workers.pop(worker_id, None)
         if worker is None:
             return None
@@ -114,8 +114,8 @@ class Fleet:
         draining: str | None = None,
         now: float | None = None,
     ) -> None:
-        """Whether new work may be sent to a worker, in the words of Worker; None leaves it as it is. Without
-        `now`, this is as of the last decision."""
+        """Set whether new work may be sent to a worker (see Worker); None keeps a value. Without `now`, the
+        time of the last decision is used."""
         worker = self.workers[worker_id]
         now = self._now if now is None else now
         if interrupted is not None:
@@ -125,8 +125,8 @@ class Fleet:
         self._serving_changed()
 
     def assign(self, roles: Mapping[str, Role]) -> None:
-        """Have workers do another part of the work than their pool's, and all others their pool's. What they
-        run ends where it is."""
+        """Set the roles of workers that differ from their pools' roles; all others get their pool's. Running
+        legs end where they are."""
         changed = False
         for worker_id, worker in self.workers.items():
             role = roles.get(worker_id)
@@ -136,7 +136,7 @@ class Fleet:
             self._serving_changed()
 
     def rates(self, worker_id: str) -> CostRates:
-        """What work costs there, as far as is known. Raises KeyError for a worker that is not known."""
+        """Return the learned costs of work there. Raises KeyError for an unknown worker."""
         return self._rates.rates(worker_id)
 
     def _serving_changed(self) -> None:
@@ -145,7 +145,7 @@ class Fleet:
         self.eased += 1
 
     def report(self, worker_id: str, load: EngineLoad) -> None:
-        """Take in a load that was measured by the worker, after all deltas of the same step."""
+        """Store a load that the worker measured, after all deltas of the same step."""
         self.eased += 1
         worker = self.workers[worker_id]
         self._loads.report(worker, load)
@@ -157,11 +157,11 @@ class Fleet:
             self._loads.write(place)
 
     def succeeded(self, worker_id: str, now: float, slowness: float | None = None) -> None:
-        """A leg on the worker gave its first token; see Health."""
+        """A leg on the worker gave its first token; see FleetHealth."""
         self.health.succeeded(worker_id, now, slowness)
 
     def late(self, worker_id: str, now: float, slowness: float) -> None:
-        """A leg on the worker was taken back for having given nothing; see Health."""
+        """A leg on the worker was taken back without a token; see FleetHealth."""
         self.health.late(worker_id, now, slowness)
 
     def accepts(self, worker_id: str) -> bool:
@@ -172,7 +172,8 @@ class Fleet:
     # -- decisions -------------------------------------------------------------------------------
 
     def hashes(self, request: Request) -> array[int]:
-        """The names of the prompt's whole blocks; none while no worker has told the block size."""
+        """Return the hashes of the prompt's whole blocks; empty until a worker has reported its block
+        size."""
         worker = next(iter(self.workers.values()), None)
         if request.block_hashes or worker is None:
             return request.block_hashes
@@ -188,9 +189,9 @@ class Fleet:
         prefilled_on: RoutingTarget | None = None,
         tentative: bool = False,
     ) -> Plan | None:
-        """Decide; a `tentative` plan is only looked at and leaves no record. Workers in `avoid`, and those of
-        doubtful health, are taken only where no others serve. With `prefilled_on` the KV lies there already:
-        only that place may prefill, and a plan that has it do so needs to decode only."""
+        """Return a plan; a `tentative` one leaves no record. Workers in `avoid`, and those that health
+        avoids, are chosen only if no others serve. With `prefilled_on`, that place has the KV: only it may
+        prefill, and a plan in which it does needs only to decode."""
         log = None if tentative else self._decisions
         began = 0.0 if log is None else log.stopwatch()
         view = RequestView(
@@ -222,7 +223,7 @@ class Fleet:
         return self.workers[worker_id].identity.pool, self.index.state(worker_id)
 
     def missing(self) -> str | None:
-        """What is lacking to serve an ordinary request at once, in words."""
+        """Return what is missing to serve an ordinary request at once, in words; None if nothing is."""
         ready = [worker for worker in self.workers.values() if worker.state is WorkerState.READY]
         roles = [worker.role for worker in ready]
         return self._policy.missing(
@@ -231,11 +232,11 @@ class Fleet:
             range(len(ready)),
         )
 
-    # -- accounts --------------------------------------------------------------------------------
+    # -- accounting ------------------------------------------------------------------------------
 
     def commit(self, request: Request, names: array[int], plan: Plan, now: float) -> Charges:
-        """Account the plan's work and predict its blocks; returns what to give back to `settle`. What was
-        predicted for the request is to be ended by `confirm` or `abandon`."""
+        """Account the plan's work and predict its blocks. Return the charges, for `settle`; the predictions
+        end with `confirm` or `abandon`."""
         self._now = now
         self.abandon(request.request_id)
         uncached = len(request.tokens) - plan.predicted_cached_tokens
@@ -260,25 +261,25 @@ class Fleet:
         return charges
 
     def cached_tokens(self, names: array[int]) -> int:
-        """How much of a prompt the worker that has the most of it has, in any tier; 0 while there is none."""
+        """Return the most tokens of a prompt that any worker has cached, in any tier; 0 without workers."""
         worker = next(iter(self.workers.values()), None)
         if worker is None or not names:
             return 0
         depths = self.index.match(names)
-        # Where the most is, and then how much: numpy takes three times as long over the greatest itself.
+        # argmax and then item: numpy's max takes three times as long.
         return int(depths.item(depths.argmax())) * worker.identity.kv.block_size if depths.size else 0
 
     def kv_need(self, request: Request, plan: Plan) -> tuple[int, int]:
-        """The KV tokens that a plan takes where it decodes, and where it prefills if that is elsewhere. A
-        prefix that is cached there may be in use by others already: it is not counted for each of them. What
-        is in use in truth is in the worker's reports."""
+        """Return the KV tokens that a plan takes where it decodes, and where it prefills if that is another
+        worker. A cached prefix is not counted, since other requests may share it; the worker's reports have
+        the true use."""
         prompt = len(request.tokens)
         uncached = prompt - plan.predicted_cached_tokens
         output = self.output_tokens(request) * request.sampling.n
         return (uncached + output, 0) if plan.prefill is None else (prompt + output, uncached)
 
     def settle(self, charges: Charges, target: RoutingTarget, done: TargetLoad) -> None:
-        """Take `done` off what `charges` account at `target`; nothing where the target is gone."""
+        """Subtract `done` from `charges` at `target`; does nothing if the target is gone."""
         charged = charges.get(target)
         if charged is None:
             return
@@ -301,8 +302,8 @@ class Fleet:
                 self._count(place.worker, -1)
 
     def confirm(self, request_id: str, target: RoutingTarget, now: float) -> None:
-        """The request's prompt has been computed at `target`, or has arrived there: what it was predicted
-        to leave in the cache is there."""
+        """The request's prompt was computed at `target`, or arrived there: its predicted blocks are
+        cached."""
         self._now = now
         predicted = self._predicted.get(request_id, {})
         prediction = predicted.pop(target, 0)
@@ -312,7 +313,7 @@ class Fleet:
             self._predicted.pop(request_id, None)
 
     def abandon(self, request_id: str) -> None:
-        """What is still predicted for the request will not come to pass."""
+        """Drop the predictions for the request that have not been confirmed."""
         for target, prediction in self._predicted.pop(request_id, {}).items():
             if prediction:
                 self.index.forget(target, prediction)
@@ -320,8 +321,8 @@ class Fleet:
     def measured(
         self, target: RoutingTarget, usage: Usage, timings: Timings, charges: Charges | None = None
     ) -> None:
-        """Learn rates from a leg that ended well, before its `charges` are settled: they tell which other
-        prompts were computed beside it."""
+        """Update rates from a leg that ended well. Call before its `charges` are settled: they show which
+        other prompts were computed beside it."""
         place = self._columns.places[target]
         charged = None if charges is None else charges.get(target)
         beside = 0 if charged is None or charged.waiting else place.computed_tokens - charged.mark
@@ -333,11 +334,11 @@ class Fleet:
         )
 
     def reconcile(self, request: Request, plan: Plan, usage: Usage, now: float) -> None:
-        """Compare the hit that was foreseen for a request that ended well with the one that its engine
-        found; a worker on which they stay apart is demoted."""
+        """Compare the predicted hit of a request that ended well with the one that its engine found; a worker
+        on which they keep differing is demoted."""
         worker_id = plan.prefill_target.worker_id
         picture = self.index.picture(worker_id)
-        # Of several choices the later ones find what the first has computed.
+        # Later choices of a request hit what the first one computed.
         if picture is None or request.sampling.n > 1:
             return
         verdict = self._reconciler.observe(
@@ -352,7 +353,7 @@ class Fleet:
             self.index.demote(worker_id, verdict.reason, now, void=verdict.void)
 
     def kv_status(self, worker_id: str) -> KvStatus | None:
-        """The worker's cache as it is seen here, and how well; None for one that is not known."""
+        """Return the worker's cache as the router tracks it; None for an unknown worker."""
         status, errors = self.index.status(worker_id), self._reconciler.errors(worker_id)
         if status is None:
             return None
@@ -370,11 +371,11 @@ class Fleet:
 
     @property
     def predicted(self) -> int:
-        """Requests with predictions that have been neither confirmed nor abandoned; for checks."""
+        """Number of requests with predictions that are neither confirmed nor abandoned; for checks."""
         return len(self._predicted)
 
     def _believe(self, workers: Set[str]) -> None:
-        """Other rates are thought to be theirs, most often the same for all."""
+        """Write changed rates to the columns, usually those of all workers."""
         alike: dict[CostRates, list[str]] = {}
         for worker_id in workers:
             alike.setdefault(self._rates.rates(worker_id), []).append(worker_id)
@@ -386,7 +387,7 @@ class Fleet:
         self.health.loaded(worker.worker_id, worker.charged, self._now)
 
     def output_tokens(self, request: Request) -> int:
-        """How much each choice is expected to say."""
+        """Expected output tokens of each choice."""
         limit = request.sampling.max_tokens
         expected = self._expected_output_tokens
         return expected if limit is None else min(limit, expected)

@@ -1,13 +1,13 @@
-"""Which workers answer badly, and how much they are given meanwhile.
+"""Detects workers that answer badly, and limits the work that they get.
 
     healthy ──failures, slowness──▶ ejected ──time──▶ probing ──success──▶ slow_start ──time──▶ healthy
        ▲                                                                       ▲
-       └───────────── silent, where the connection is broken ──────────────────┘ after more than a moment
+       └──────── unresponsive, while the connection is broken ─────────────────┘ after more than a moment
 
-A worker is judged by what it does to requests, not by what it says of itself: failures in a row and times
-to first token that are far from those foreseen eject it for a while, each time longer; after that, and when
-it joins, it gets its share by and by. What half a fleet has in common is no worker's fault, so that a signal
-which says it of too many is not believed: all are used then, evenly. Pure: no clock, no chance.
+A worker is judged by its effect on requests, not by its own reports: consecutive failures, and times to first
+token far above the predicted ones, eject it, longer each time. After that, and when it joins, its share grows
+gradually. A fault that half a fleet shares is not the fault of a worker: if a signal would eject too many, it
+is ignored and all workers are used evenly. Pure: no clock, no randomness.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ NOBODY: frozenset[str] = frozenset()
 
 OVERLOADED = "worker_overloaded"
 BREAK_S = 0.5
-"""A worker that says itself that it is full is left alone so long, and is not the worse for it."""
+"""Pause for a worker that reports that it is full, which does not count as a failure."""
 FIRST_SHARE = 0.1
-"""What a worker begins with that has done nothing yet, or nothing well."""
+"""First share of a worker that has served nothing, or has failed."""
 SHARE_ON_RETURN = 0.5
-"""What a worker begins with that could not be reached; its cache and its engine are as they were."""
+"""First share of a worker that could not be reached; its cache and its engine are unchanged."""
 RETURN_RATIO = 0.25
-"""How long it takes to its full share then, as a part of a slow start."""
+"""Duration of its ramp to the full share, as a fraction of a slow start."""
 BLIP_S = 0.5
-"""A connection that is back sooner finds its requests where they were: there is no gap to fill slowly."""
+"""A connection that resumes within this time needs no ramp: its requests still run."""
 
 
 class FleetHealth:
-    """The health of all workers, by the id of their sessions. Times are readings of one clock, in seconds.
+    """The health of all workers, by session id. Times are readings of one clock, in seconds.
 
-    Obligations: of a pool, at most the fraction `max_ejected` is avoided for being ejected; a worker to which
-    nothing bad happens any more is healthy again after its ejection, one success and a slow start.
+    Obligations: at most the fraction `max_ejected` of a pool is avoided for ejections; a worker without
+    further faults is healthy again after its ejection, one success and a slow start.
     """
 
     def __init__(self, spec: HealthSpec) -> None:
@@ -54,17 +54,17 @@ class FleetHealth:
         self._pools: dict[str, Pool] = {}
         self._crowded: set[str] = set()
         self._troubled: dict[str, WorkerHealth] = {}
-        # Made from the troubled ones when they are asked for after a change.
+        # Derived from the troubled workers on the first read after a change.
         self._stale = False
         self._ejected = NOBODY
         self._limited: list[WorkerHealth] = []
         self._due = math.inf
 
-    # -- what happens ----------------------------------------------------------------------------
+    # -- events ----------------------------------------------------------------------------------
 
     def join(self, worker_id: str, pool: str, now: float) -> None:
-        """A worker's session is up. It starts slowly where others of its pool have served for as long as that
-        takes; those that come up together are all as cold."""
+        """A worker's session is up. It starts slowly if others of its pool have served for at least a slow
+        start; workers that come up together are equally cold."""
         self.leave(worker_id)
         peers = self._pools.setdefault(pool, Pool(pool))
         member = WorkerHealth(worker_id, peers, joined_s=now, good_since_s=now)
@@ -75,7 +75,7 @@ class FleetHealth:
         self._note(member)
 
     def leave(self, worker_id: str) -> None:
-        """The worker is gone. Harmless for one that is not known."""
+        """Remove a worker; harmless for an unknown one."""
         member = self._members.pop(worker_id, None)
         if member is None:
             return
@@ -90,7 +90,7 @@ class FleetHealth:
             del self._pools[pool.name]
 
     def loaded(self, worker_id: str, legs: int, now: float) -> None:
-        """How many requests this router has on the worker; to be told of every change."""
+        """Set the number of this router's requests on the worker; call it on every change."""
         member = self._members.get(worker_id)
         if member is None:
             return
@@ -107,8 +107,8 @@ class FleetHealth:
             self._crowded.discard(worker_id)
 
     def succeeded(self, worker_id: str, now: float, slowness: float | None = None) -> None:
-        """A leg gave its first token, or ended well. `slowness` is what it took over what was foreseen, None
-        where nothing was."""
+        """A leg gave its first token, or ended well. `slowness` is the time it took over the predicted time,
+        or None without a prediction."""
         member = self._members.get(worker_id)
         if member is None:
             return
@@ -122,13 +122,13 @@ class FleetHealth:
             self._place(member)
 
     def late(self, worker_id: str, now: float, slowness: float) -> None:
-        """A leg was taken back that had given nothing in `slowness` times what was foreseen."""
+        """A leg was taken back that gave no token in `slowness` times the predicted time."""
         member = self._members.get(worker_id)
         if member is not None:
             self._judge(member, slowness, now)
 
     def failed(self, worker_id: str, code: str, now: float) -> None:
-        """A leg failed by the worker's fault. One that is overloaded is only left alone for a moment."""
+        """A leg failed by the worker's fault. A worker that reports overload is only paused."""
         member = self._members.get(worker_id)
         if member is None:
             return
@@ -140,7 +140,7 @@ class FleetHealth:
                 self._place(member)
             return
         if out and not member.brief:
-            # Of a request from before it was ejected.
+            # A leg from before the ejection.
             return
         member.failures += 1
         if member.probing:
@@ -149,14 +149,14 @@ class FleetHealth:
             self._eject(member, f"{member.failures} requests in a row failed, the last with {code}", now)
 
     def interrupted(self, worker_id: str, now: float) -> None:
-        """Its connection broke, or it fell silent."""
+        """The worker's connection broke, or no message came in time."""
         member = self._members.get(worker_id)
         if member is not None and member.silent_since_s is None:
             member.silent_since_s = now
             self._place(member)
 
     def resumed(self, worker_id: str, now: float) -> None:
-        """Its connection is back, with everything that ran there."""
+        """The worker's connection resumed, with everything that ran there."""
         member = self._members.get(worker_id)
         if member is None or member.silent_since_s is None:
             return
@@ -170,7 +170,7 @@ class FleetHealth:
         self._place(member)
 
     def tick(self, now: float) -> None:
-        """Time has passed; due whenever `next_due` is reached."""
+        """Time has passed; due when `next_due` is reached."""
         for member in [each for each in self._troubled.values() if each.next_due <= now]:
             if member.out_until_s is not None and member.out_until_s <= now:
                 member.out_until_s = None
@@ -181,17 +181,17 @@ class FleetHealth:
                 member.ramp = None
             self._place(member)
 
-    # -- what follows ----------------------------------------------------------------------------
+    # -- results ---------------------------------------------------------------------------------
 
     def next_due(self) -> float | None:
-        """When a `tick` will change something; None when nothing waits for time."""
+        """Return when a `tick` will change something; None if time alone changes nothing."""
         if self._stale:
             self._sort_out()
         return None if self._due == math.inf else self._due
 
     def avoided(self, now: float) -> frozenset[str]:
-        """Workers that are to be given nothing while others can take it. Cheap, and always the same empty
-        set, while all is well."""
+        """Return the workers that get no work while others can take it. Cheap while all are healthy, and then
+        always the same empty set."""
         if not (self._troubled or self._crowded):
             return NOBODY
         if self._stale:
@@ -205,12 +205,12 @@ class FleetHealth:
         return self._ejected.union(full, self._crowded)
 
     def panicking(self, pool: str) -> bool:
-        """Whether the signal is not believed there, because it says too much."""
+        """Whether ejections of the pool are ignored because there are too many."""
         known = self._pools.get(pool)
         return known is not None and known.panics(self._spec.max_ejected)
 
     def view(self, worker_id: str, now: float) -> HealthView:
-        """As status and metrics show it; a healthy one for a worker that is not known."""
+        """Return the health for status and metrics; that of a healthy worker for an unknown one."""
         member = self._members.get(worker_id)
         if member is None:
             return HealthView()
@@ -225,13 +225,13 @@ class FleetHealth:
         elif member.ramp is not None:
             for_s, why = max(0.0, member.ramp.until_s - now), member.ramp.why
         elif worker_id in self._crowded:
-            why = f"{member.legs} requests run there, the most that one router gives a worker"
+            why = f"{member.legs} requests run there, which is one router's limit for a worker"
         return HealthView(level, why, for_s, share, member.ejections, panic)
 
-    # -- verdicts --------------------------------------------------------------------------------
+    # -- judgement -------------------------------------------------------------------------------
 
     def _judge(self, member: WorkerHealth, slowness: float, now: float) -> None:
-        """Eject a worker that is far slower than foreseen, unless its peers are too."""
+        """Eject a worker that is far slower than predicted, unless its peers are too."""
         if member.out_until_s is not None:
             return
         member.slowness.observe(slowness)
@@ -240,7 +240,7 @@ class FleetHealth:
             return
         peers = member.pool.slowness_of_peers(member)
         if peers is not None and mean >= most * peers:
-            why = f"first tokens took {mean:.1f} times what was foreseen, and {peers:.1f} times on its peers"
+            why = f"first tokens took {mean:.1f} times the predicted time, and {peers:.1f} times on its peers"
             self._eject(member, why, now)
 
     def _eject(self, member: WorkerHealth, why: str, now: float) -> None:
@@ -259,7 +259,7 @@ class FleetHealth:
         self._place(member)
 
     def _ration(self, member: WorkerHealth, started: int, now: float) -> None:
-        """What healthy workers begin is what others may begin as much of, or a part."""
+        """Grant rationed workers their part of the requests that healthy workers start."""
         pool = member.pool
         if member.level in RATIONED:
             member.spend(started)
@@ -274,14 +274,14 @@ class FleetHealth:
         return Ramp(share, now, now + lasts_s, why) if lasts_s > 0.0 else None
 
     def _place(self, member: WorkerHealth) -> None:
-        """Let a member's standing follow what has become of it."""
+        """Update a member's level from its record."""
         member.pool.quit(member)
         member.pool.enter(member)
         self._note(member)
         self._promote(member.pool)
 
     def _promote(self, pool: Pool) -> None:
-        """Where nobody has a full share, there is nobody to have patience for."""
+        """Raise members to healthy if no member of the pool has a full share."""
         if not pool.counts[HealthLevel.HEALTHY]:
             for member in pool.slow_starters():
                 member.ramp = None
@@ -297,7 +297,7 @@ class FleetHealth:
             self._troubled[member.worker_id] = member
 
     def _sort_out(self) -> None:
-        """Whom to avoid, whom to ration, and when to look again."""
+        """Recompute the avoided and the rationed workers, and the next due time."""
         self._stale = False
         panics = {pool.name: pool.panics(self._spec.max_ejected) for pool in self._pools.values()}
         ejected = frozenset(

@@ -1,9 +1,9 @@
-"""How much work each place is supposed to have: what was sent from here, and what others are thought to add.
+"""Estimates the work at each place: what this router sent, and what other routers are expected to add.
 
-Reported loads lag by a step and a network, so the router counts its own work from the moment it decides; a
-report only adds what other routers have put there. Until the next report those are supposed to send in the
-proportion in which they have sent so far: several routers that see the same idle worker would otherwise all
-take it. So a report counts for less the more has happened since it was made.
+Reported loads lag by a step and a network delay, so the router counts its own work from the decision on; a
+report adds only what other routers sent. Until the next report, the others are assumed to send in the same
+proportion as before: otherwise several routers that see the same idle worker would all choose it. A report
+therefore counts for less the more was sent since it was made.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from kvasir_router.fleet.columns import (
 from kvasir_router.fleet.work import Worker
 
 _MOST_OTHERS = 8.0
-"""At most so many times our own requests are others' supposed to have been sent since a report."""
+"""Upper limit of the work assumed of other routers since a report, as a multiple of our own."""
 _TYPICAL_WEIGHT = 0.05
 
 
 class PlaceLoads:
-    """Writes work to `columns`. `held_blocks` tells how many blocks a place's cache holds."""
+    """Writes work to `columns`. `held_blocks` returns the number of blocks in a place's cache."""
 
     def __init__(self, columns: Columns, held_blocks: Callable[[RoutingTarget], int]) -> None:
         self._columns = columns
@@ -40,23 +40,24 @@ class PlaceLoads:
         self._foreign = self._own_at_reports = 0
 
     def sent(self, uncached_tokens: int) -> None:
-        """A prompt with so much to compute was sent somewhere: it is typical for others' too."""
+        """Update the typical prompt length with a prompt that was sent; it is used for other routers'
+        prompts."""
         self._typical_prefill_tokens += _TYPICAL_WEIGHT * (uncached_tokens - self._typical_prefill_tokens)
 
     def report(self, worker: Worker, load: EngineLoad) -> None:
-        """Take in a worker's own word; its places are still to be written."""
+        """Store a worker's report; its places are written by the caller."""
         self.forget(worker)
         worker.report(load)
         self._foreign += worker.foreign
         self._own_at_reports += worker.own_at_report
 
     def forget(self, worker: Worker) -> None:
-        """What the worker last reported counts no more."""
+        """Drop what the worker last reported."""
         self._foreign -= worker.foreign
         self._own_at_reports -= worker.own_at_report
 
     def write(self, place: ColumnRow) -> None:
-        """Write what is known of a place to its columns."""
+        """Write the work at a place to its columns."""
         worker, own, unreported = place.worker, place.own, place.unreported
         foreign, waiting = share(worker.foreign, place), share(worker.foreign_waiting, place)
         if worker.role is Role.PREFILL:
@@ -66,7 +67,7 @@ class PlaceLoads:
         ints, floats, row = self._columns.ints, self._columns.floats, place.row
         floats[HEAD_TOKENS, row] = next(iter(place.prompts.values()), 0)
         floats[HEAD_SINCE, row] = place.head_since_s
-        # Of a foreign request nothing is known but that it waits: suppose that it is a typical one.
+        # Of a foreign request only its wait is known: assume a typical one.
         ints[QUEUED, row] = (
             own.prefill_tokens + unreported.prefill_tokens * others + waiting * self._typical_prefill_tokens
         )
@@ -77,5 +78,5 @@ class PlaceLoads:
 
 
 def share(requests: int, place: ColumnRow) -> int:
-    """One rank's part of what a worker reports for all."""
+    """One rank's part of a worker's total."""
     return -(-requests // place.ranks)

@@ -1,8 +1,8 @@
-"""What was foreseen of workers' caches against what their engines found: the last check of the whole chain.
+"""Compares predicted cache hits with those that engines report, as the last check of the prefix index.
 
-A digest that agrees, golden prompts that agree and a log without holes still do not prove that a hit which
-the index promises is one that the engine gives. So the two are compared for each request, and a worker on
-which they stay apart is not believed any more, with the figures said.
+Matching digests, matching golden prompts and a log without gaps do not prove that the engine delivers the
+hits that the index promises. The two are compared for each request, and a worker on which they keep differing
+is demoted, with the figures.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from kvasir_router.index import IndexViewId
 
 @dataclass(frozen=True, slots=True)
 class ReconcileLimits:
-    """`threshold` is the error that is too much, as a fraction of the prompt, and `patience` the requests in
-    a row over which the mean has to stay above it. The mean forgets by a factor of e within `memory`
-    requests. Where less than `void` of what was foreseen is found, the worker caches nothing."""
+    """`threshold` is the allowed error as a fraction of the prompt, and `patience` the number of consecutive
+    requests with a mean above it before the verdict. The mean decays by a factor of e within `memory`
+    requests. If less than the fraction `void` of the prediction is found, the worker caches nothing."""
 
     threshold: float = 0.2
     patience: int = 32
@@ -27,7 +27,7 @@ class ReconcileLimits:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Do not believe what is known of a worker. `void`: nor what is foreseen, for it keeps nothing."""
+    """Demote a worker. `void`: drop its predictions too, since it caches nothing."""
 
     reason: str
     void: bool
@@ -35,8 +35,8 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Errors:
-    """A worker's record: the mean relative error lately, and since its session began the requests that were
-    judged and the tokens by which they were misjudged."""
+    """A worker's record: the recent mean relative error, and since its session began the number of judged
+    requests and the tokens by which predictions differed."""
 
     ratio: float = 0.0
     requests: int = 0
@@ -45,7 +45,7 @@ class Errors:
 
 @dataclass(slots=True)
 class _Record:
-    """Sums that fade: each judged request weighs 1, and less with every one after it."""
+    """Decaying sums: each judged request weighs 1, and less with every later one."""
 
     picture: IndexViewId
     weight: float = 0.0
@@ -57,7 +57,7 @@ class _Record:
 
 
 class Reconciler:
-    """Judges workers by their finished requests. Memory is a few numbers for each worker."""
+    """Judges workers by their finished requests. Memory is a few numbers per worker."""
 
     def __init__(self, limits: ReconcileLimits | None = None) -> None:
         self._limits = limits or ReconcileLimits()
@@ -75,13 +75,12 @@ class Reconciler:
         found: int,
         remote: int = 0,
     ) -> Verdict | None:
-        """A prompt was computed on the worker: `predicted` of its tokens were to be cached there, and `found`
-        were. The last `remote` of the former were to come from a remote store: what that has dropped
-        meanwhile is not held against the worker. Returns a verdict once, when its error has stayed too
-        high."""
+        """A prompt was computed on the worker: `predicted` of its tokens were expected to be cached there,
+        and `found` were. The last `remote` of the former were expected in a remote store, whose evictions do
+        not count against the worker. Return a verdict once, when the error has stayed too high."""
         predicted = max(predicted - remote, min(predicted, found))
-        # Of a cache that is not known at the time nothing was promised; and no hit where none was foreseen
-        # is what any worker does, so that it would only water down the mean.
+        # Without a known cache nothing was promised, and no hit where none was predicted is
+        # what any worker does, so counting it would only dilute the mean.
         if picture.state is KvState.CATCHING_UP or prompt_tokens <= 0 or not (predicted or found):
             return None
         record = self._records.get(worker_id)
@@ -99,11 +98,11 @@ class Reconciler:
         return self._verdict(record, ratio)
 
     def errors(self, worker_id: str) -> Errors:
-        """The worker's record."""
+        """Return the worker's record."""
         return self._totals.get(worker_id, Errors())
 
     def forget(self, worker_id: str) -> None:
-        """The worker's session is over."""
+        """The worker's session ended."""
         self._records.pop(worker_id, None)
         self._totals.pop(worker_id, None)
 
@@ -117,8 +116,8 @@ class Reconciler:
         predicted, found = record.predicted / record.weight, record.found / record.weight
         void = found < self._limits.void * predicted
         return Verdict(
-            f"foreseen and found cached tokens differ by {ratio:.0%} of the prompt, as they have over "
-            f"{record.above} requests: lately {predicted:.0f} foreseen and {found:.0f} found in each"
-            + ("; it seems to cache nothing" if void else ""),
+            f"predicted and found cached tokens differ by {ratio:.0%} of the prompt, as they have over "
+            f"{record.above} requests: recently {predicted:.0f} predicted and {found:.0f} found in each"
+            + ("; it appears to cache nothing" if void else ""),
             void,
         )

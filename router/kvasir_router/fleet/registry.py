@@ -1,7 +1,7 @@
-"""Which workers are known, which of them may serve, and why the others may not.
+"""The known workers, which of them may serve, and why the others may not.
 
-A worker that does not fit (another model, tokenizer, block size, KV dtype or layout) is refused with both
-sides shown, because serving with it would give wrong tokens or a silently cold cache.
+A worker that does not match (another model, tokenizer, block size, KV dtype or layout) is refused with both
+sides shown, because serving with it would give wrong tokens or a cold cache without an error.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Registration:
 
     @property
     def serves(self) -> bool:
-        """Whether it was accepted and its session lives."""
+        """Whether the worker was accepted and its session is up."""
         return self.identity is not None and self.state != REFUSED
 
     def view(
@@ -44,7 +44,7 @@ class Registration:
         health: HealthView | None = None,
         assigned: Role | None = None,
     ) -> WorkerView:
-        """As status and metrics show it."""
+        """Return the view for status and metrics."""
         return WorkerView(
             worker_id=self.endpoint.worker_id,
             address=self.endpoint.address,
@@ -61,8 +61,8 @@ class Registration:
 
 
 class Registry:
-    """All workers of one model, by the id of their endpoint. `golden` are the edge's golden prompts;
-    `embeds`: the model makes embeddings."""
+    """All workers of one model, by endpoint id. `golden` are the edge's golden prompts; `embeds`: the model
+    makes embeddings."""
 
     def __init__(
         self,
@@ -79,30 +79,30 @@ class Registry:
         self._known: dict[str, Registration] = {}
 
     def __getitem__(self, worker_id: str) -> Registration:
-        """Raises KeyError for a worker that is not known."""
+        """Return the view of a worker. Raises KeyError for an unknown one."""
         return self._known[worker_id]
 
     def all(self) -> list[Registration]:
-        """By pool and id."""
+        """Return all views, by pool and id."""
         return sorted(self._known.values(), key=lambda r: (r.endpoint.pool, r.endpoint.worker_id))
 
     def add(self, endpoint: Endpoint) -> None:
-        """Discovery names a worker; its session is being tried."""
+        """Discovery reports a worker; its session is connecting."""
         self._known[endpoint.worker_id] = Registration(endpoint)
 
     def remove(self, worker_id: str) -> None:
-        """The worker is no longer of interest."""
+        """Discovery no longer reports the worker."""
         self._known.pop(worker_id, None)
 
     def note(self, worker_id: str, state: str, reason: str = "") -> None:
-        """Another state of a known worker."""
+        """Set the state of a known worker."""
         known = self._known[worker_id]
         known.state, known.reason = state, reason
         if state == CONNECTING:
             known.identity = None
 
     def register(self, worker_id: str, identity: WorkerIdentity) -> bool:
-        """Accept or refuse what a session's worker says it is; the reasons stand in the view."""
+        """Accept or refuse a worker by its identity; the view has the reasons."""
         known = self._known[worker_id]
         peers = tuple(
             other.identity
@@ -123,7 +123,7 @@ class Registry:
         return not conflicts
 
     def refused(self) -> list[tuple[str, WorkerIdentity]]:
-        """Workers with a live session that were not accepted: to be asked again when a peer leaves."""
+        """Return workers with a session that were refused: they are checked again when a peer leaves."""
         return [
             (worker_id, known.identity)
             for worker_id, known in self._known.items()

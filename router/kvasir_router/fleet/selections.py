@@ -1,7 +1,7 @@
-"""Which places of the fleet a request is decided among: those that serve it, without those to be avoided.
+"""The places among which a request is placed: those that serve it, without those to be avoided.
 
-What does not change from one decision to the next is kept, since a worker may be avoided for a minute, and a
-decision takes microseconds.
+Selections are cached between decisions, since a worker may be avoided for a minute and a decision takes
+microseconds.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _Key = tuple[str, str | None, frozenset[str]]
 
 
 class Selections:
-    """Selections of `columns`, of workers that are READY."""
+    """Selections of `columns`, from workers that are READY."""
 
     def __init__(self, columns: Columns, workers: Mapping[str, Worker], index: FleetIndex) -> None:
         self._columns = columns
@@ -31,7 +31,7 @@ class Selections:
         self._revision = -1
 
     def forget(self) -> None:
-        """Workers have joined or left, or take work that took none, or the reverse."""
+        """Drop the cache: workers joined or left, or began or stopped taking work."""
         self._kept.clear()
 
     def of(
@@ -41,9 +41,8 @@ class Selections:
         unwell: frozenset[str],
         prefilled_on: RoutingTarget | None,
     ) -> Iterator[Selection]:
-        """Places that serve this request, in the order in which they are to be tried: first without the
-        workers of both sets, then with those in `avoid`, at last with all. With `prefilled_on`, that place
-        and those that decode."""
+        """Return the places that serve this request, in the order to try: without the workers of both sets,
+        then with those in `avoid`, then with all. With `prefilled_on`, that place and those that decode."""
         if self._revision != self._index.revision:
             self._kept.clear()
             self._revision = self._index.revision

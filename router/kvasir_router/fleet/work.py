@@ -1,4 +1,4 @@
-"""Workers as the router keeps them, and what it has put on them."""
+"""Workers as the router sees them, and the work that it has put on them."""
 
 from __future__ import annotations
 
@@ -21,9 +21,8 @@ class WorkerState(StrEnum):
 
 @dataclass(slots=True)
 class TargetLoad:
-    """What is accounted at one target: prompt tokens to prefill and the requests that they belong to,
-    streams to decode, KV tokens. `mark` is the reading of the place's count of computed prompt tokens when
-    this prompt was done."""
+    """Work accounted at one target: prompt tokens to prefill and their requests, streams to decode, KV
+    tokens. `mark` is the place's count of computed prompt tokens when this prompt was done."""
 
     prefill_tokens: int = 0
     waiting: int = 0
@@ -32,14 +31,14 @@ class TargetLoad:
     mark: int = field(default=0, compare=False)
 
     def add(self, other: TargetLoad, sign: int = 1) -> None:
-        """Add, or with sign -1 take away."""
+        """Add, or with sign -1 subtract."""
         self.prefill_tokens += sign * other.prefill_tokens
         self.waiting += sign * other.waiting
         self.streams += sign * other.streams
         self.kv_tokens += sign * other.kv_tokens
 
     def at_most(self, other: TargetLoad) -> None:
-        """Cut down to what `other` has."""
+        """Reduce each number to at most that of `other`."""
         self.prefill_tokens = min(self.prefill_tokens, other.prefill_tokens)
         self.waiting = min(self.waiting, other.waiting)
         self.streams = min(self.streams, other.streams)
@@ -47,15 +46,15 @@ class TargetLoad:
 
     @property
     def nothing(self) -> bool:
-        """Whether none of it is left."""
+        """Whether all numbers are zero."""
         return not (self.prefill_tokens or self.waiting or self.streams or self.kv_tokens)
 
     def copy(self) -> TargetLoad:
-        """As much again, without the mark."""
+        """Return a copy without the mark."""
         return TargetLoad(self.prefill_tokens, self.waiting, self.streams, self.kv_tokens)
 
     def prompt(self) -> TargetLoad:
-        """The part of it that is over once the prompt is computed, where the request stays."""
+        """Return the part that ends when the prompt is computed and the request stays."""
         return TargetLoad(prefill_tokens=self.prefill_tokens, waiting=self.waiting)
 
 
@@ -63,19 +62,19 @@ Charges = dict[RoutingTarget, TargetLoad]
 
 
 def runs_whole(sampling: Sampling) -> bool:
-    """Whether a request has to run on one worker: a hand-off feeds one sequence, and what the prompt's tokens
-    were worth is told by whoever computes them."""
+    """Whether a request has to run on one worker: a hand-off feeds one sequence, and the worker that computes
+    the prompt reports its logprobs."""
     return sampling.n > 1 or sampling.prompt_logprobs is not None
 
 
 @dataclass(slots=True)
 class Worker:
-    """One worker's session. `legs` maps what runs there to requests; `ghosts` are aborted legs whose
-    last delta has not come, with the time of the abort. `reported` is the worker's last word on itself,
-    `tiers` its last on those. `foreign` is the number of requests there that are not ours,
-    `foreign_waiting` those of them that have not begun. `charged` counts our requests that run there or are
-    to. `assigned` is a role that it is given in place of its own, `draining` says why it takes nothing new,
-    "" if it does. The fleet keeps columns of all this: tell it of every change but of legs."""
+    """One worker's session. `legs` maps what runs there to requests; `ghosts` are aborted legs whose last
+    delta has not come, with the time of the abort. `reported` is the worker's last load, `tiers` its last
+    state of tiers. `foreign` is the number of requests of other routers there, `foreign_waiting` those of
+    them that have not started. `charged` counts our requests that run there or will. `assigned` is a role
+    that replaces its own; `draining` says why it takes no new work, "" if it does. The fleet keeps columns of
+    all this: report every change to it, except of legs."""
 
     worker_id: str
     identity: WorkerIdentity
@@ -93,7 +92,7 @@ class Worker:
 
     @property
     def role(self) -> Role:
-        """The part of the work that it is given."""
+        """The role in use."""
         return self.identity.role if self.assigned is None else self.assigned
 
     @property
@@ -105,28 +104,28 @@ class Worker:
 
     @property
     def load(self) -> EngineLoad | None:
-        """What it has reported, with the last word on tiers; made anew by each call."""
+        """The reported load with the last state of tiers; a new object for each call."""
         return None if self.reported is None else replace(self.reported, tiers=self.tiers)
 
     def free_leg_id(self, request_id: str, attempt: int) -> str:
-        """A name for a leg of the request that no other has here; of its first attempt, the request's own."""
+        """Return an unused name for a leg of the request; the request's own for its first attempt."""
         leg_id = f"{request_id}~{attempt}" if attempt else request_id
         while leg_id in self.legs or leg_id in self.ghosts:
             leg_id += "~"
         return leg_id
 
     def abandon(self, leg_id: str, now: float) -> None:
-        """The leg is no longer ours, and will still say its last."""
+        """The leg is aborted, and its last delta is still to come."""
         del self.legs[leg_id]
         self.ghosts[leg_id] = now
 
     def forget_ghosts(self, before: float) -> None:
-        """Give up on legs that were aborted until `before` and never said their last."""
+        """Drop legs that were aborted until `before` and whose last delta never came."""
         for leg_id in [leg_id for leg_id, since in self.ghosts.items() if since <= before]:
             del self.ghosts[leg_id]
 
     def report(self, load: EngineLoad) -> None:
-        """Take in a load that was measured by the worker. What it says nothing of, tiers, is as before."""
+        """Store a load that the worker measured. Tiers that it leaves out keep their state."""
         self.reported = load
         self.tiers = load.tiers or self.tiers
         self.own_at_report = len(self.legs) + len(self.ghosts)

@@ -1,4 +1,4 @@
-"""Which worker holds which prefix: the router's picture of every KV cache in the fleet."""
+"""The prefix index: which worker holds which prefix, over all KV caches of the fleet."""
 
 from kvasir_router.index.contract import (
     CancelSnapshot,

@@ -1,4 +1,4 @@
-"""What the index is told and what it wants done about workers' snapshots; free of the tree behind it."""
+"""Inputs of the index, and its effects on workers' snapshots; independent of the tree."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from kvasir.core.kv import KvState
 
 
 class IndexMode(StrEnum):
-    """How a worker's cache is known: from both sources, from what it reports, or from what was foreseen."""
+    """Source of a worker's cache contents: reports and predictions, reports only, or predictions only."""
 
     HYBRID = "hybrid"
     REPORTED = "reported"
@@ -18,7 +18,7 @@ class IndexMode(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class IndexViewId:
-    """Which view of a worker's cache a prediction came from. Another one has errors of its own."""
+    """The source of a prediction; each source has errors of its own."""
 
     state: KvState
     epoch: int
@@ -27,8 +27,8 @@ class IndexViewId:
 
 @dataclass(frozen=True, slots=True)
 class FetchSnapshot:
-    """Ask the worker for all that it holds; replaces an earlier attempt. `epoch` is the newest that is
-    known of it, 0 for none."""
+    """Fetch a snapshot of all that the worker holds; replaces an earlier attempt. `epoch` is the newest
+    known, 0 for none."""
 
     worker_id: str
     attempt: int
@@ -37,7 +37,7 @@ class FetchSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class CancelSnapshot:
-    """The worker's snapshot is not wanted any more."""
+    """Cancel the fetch of the worker's snapshot."""
 
     worker_id: str
 
@@ -47,12 +47,12 @@ IndexEffect = FetchSnapshot | CancelSnapshot
 
 @dataclass(frozen=True, slots=True)
 class CatchUpLimits:
-    """Bounds of one worker's way back to EXACT.
+    """Bounds of one worker's return to EXACT.
 
-    Batches that arrive while its snapshot is on the way wait, up to `pending_batches` and `pending_bytes`;
-    beyond that the snapshot begins again. Bulk work is done in slices of `slice_blocks`, `pace_s` apart, so
-    that decisions come in between. Attempts that failed, and those that follow soon upon each other, are
-    `backoff_min_s` apart, then twice as far each time, up to `backoff_max_s`.
+    Batches that arrive during the snapshot are buffered, up to `pending_batches` and `pending_bytes`; beyond
+    that the snapshot restarts. Bulk work is done in slices of `slice_blocks`, `pace_s` apart, so that
+    decisions run in between. Failed attempts, and attempts in quick succession, are `backoff_min_s` apart,
+    doubling up to `backoff_max_s`.
     """
 
     pending_batches: int = 4096

@@ -1,7 +1,7 @@
-"""Which worker holds which prefix: every worker's reports and the router's own predictions, in one tree.
+"""The prefix index of the fleet: every worker's reports and the router's own predictions, in one tree.
 
-It is pure: time comes in with each call, and what has to be fetched goes out as effects. Whatever state a
-worker is in, a prefix can be looked up; what may not be trusted is simply not found.
+It is pure: each call passes the time, and fetches are returned as effects. Lookups work in every state of a
+worker; untrusted contents are not found.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ class _Known:
 
 
 class FleetIndex:
-    """The whole fleet's caches.
+    """The caches of the whole fleet.
 
-    `capacity_blocks` bounds what is held in all, counted once for each worker and medium, and
-    `predicted_blocks` the predictions among it, which live for `predicted_ttl_s`. What a worker computed is
-    expected in its reports within `confirm_s`. What one that left had reported of a store that others read
-    too is believed for `shared_keep_s` more. No call but `status`, `stats` and `check_integrity` does more
-    than a slice of work (see CatchUpLimits); `tick`, due at `next_due`, does the rest.
+    `capacity_blocks` bounds the blocks held, counted once for each worker and medium, and `predicted_blocks`
+    the predictions among them, which live for `predicted_ttl_s`. What a worker computed is expected in its
+    reports within `confirm_s`. Reports of a shared store outlive their worker by `shared_keep_s`. No call but
+    `status`, `stats` and `check_integrity` does more than a slice of work (see CatchUpLimits); `tick`, due at
+    `next_due`, does the rest.
     """
 
     def __init__(
@@ -68,23 +68,23 @@ class FleetIndex:
         )
         self._shared = SharedTiers(self._places, keep_s=shared_keep_s)
         self._workers: dict[str, _Known] = {}
-        # Those of the workers that wait for time to pass.
+        # Workers with a timer.
         self._timed: dict[str, WorkerReports] = {}
-        # The last word for each worker: a later one takes the place of an earlier.
+        # The last effect for each worker; a later one replaces it.
         self._effects: dict[str, IndexEffect] = {}
         self._attempts = itertools.count(1)
         self._not_before = 0.0
-        # The newest reading of the clock.
+        # The latest time that a caller passed.
         self._now = 0.0
-        # Whether a worker has left since those that did not fit in were tried again.
+        # Whether a worker left since workers that did not fit were last retried.
         self._left = False
         self.revision = 0
-        """Grows whenever the answer of `group` may have changed for some place."""
+        """Grows whenever the result of `group` may have changed for some place."""
 
     # -- workers ---------------------------------------------------------------------------------
 
     def add(self, worker_id: str, identity: WorkerIdentity, mode: IndexMode, now: float) -> None:
-        """A new session of a worker; nothing is known of what it holds."""
+        """Add a worker's new session; its cache is unknown."""
         self.remove(worker_id)
         self._now = now
         store, ranks = identity.shared_tier, identity.data_parallel_size
@@ -119,8 +119,8 @@ class FleetIndex:
         self._time(worker_id, reports)
 
     def remove(self, worker_id: str) -> None:
-        """The session is over: what the worker holds vanishes at once, but for what is in a store that others
-        read. Takes the same time whatever it held; what is left of it is reclaimed in slices."""
+        """The session ended: drop what the worker holds, except in a store that others share. Takes constant
+        time; memory is reclaimed in slices."""
         known = self._workers.pop(worker_id, None)
         if known is None:
             return
@@ -133,8 +133,8 @@ class FleetIndex:
         self.revision += 1
 
     def demote(self, worker_id: str, reason: str, now: float, *, void: bool = False) -> None:
-        """Believe the worker's reports no longer, until its next epoch; with `void` foresee nothing of it
-        either. One that is not believed anyhow is only named."""
+        """Stop using the worker's reports until its next epoch; with `void`, predict nothing of it either. If
+        its reports are not in use, only the reason changes."""
         known = self._workers.get(worker_id)
         if known is None:
             return
@@ -145,7 +145,7 @@ class FleetIndex:
             known.reports.reason = reason
 
     def apply(self, worker_id: str, batch: KvBatch, now: float) -> None:
-        """What has changed on a worker; ignored for one that is not known or not asked."""
+        """Apply a batch of cache changes; ignored for a worker that is unknown or not tracked by reports."""
         self._now = now
         known = self._workers.get(worker_id)
         if known is not None:
@@ -153,7 +153,7 @@ class FleetIndex:
             self._time(worker_id, known.reports)
 
     def snapshot_part(self, worker_id: str, attempt: int, part: KvSnapshotPart, now: float) -> None:
-        """A part of what FetchSnapshot asked for, in order."""
+        """Apply a part of a fetched snapshot, in order."""
         known = self._workers.get(worker_id)
         if known is not None:
             known.reports.part(attempt, part, now)
@@ -162,14 +162,14 @@ class FleetIndex:
     def snapshot_ended(
         self, worker_id: str, attempt: int, error: str | None, now: float, *, final: bool = False
     ) -> None:
-        """The call is over, well or with an error; `final`: it is of no use to ask again."""
+        """The call for a snapshot ended; `final`: after this error, a retry is useless."""
         known = self._workers.get(worker_id)
         if known is not None:
             known.reports.ended(attempt, error, now, final=final)
             self._time(worker_id, known.reports)
 
     def take_effects(self) -> list[IndexEffect]:
-        """What is to be done since the last call, at most one effect for each worker."""
+        """Return the effects since the last call, at most one for each worker."""
         if not self._effects:
             return []
         effects = list(self._effects.values())
@@ -179,39 +179,38 @@ class FleetIndex:
     # -- decisions -------------------------------------------------------------------------------
 
     def group(self, target: RoutingTarget) -> int:
-        """The row of `match` for this place; for one of which nothing may be used a row that is always 0.
-        The same as long as `revision` is."""
+        """Return the row of `match` for this place; a row of zeros if nothing there may be used. Valid until
+        `revision` changes."""
         known = self._workers.get(target.worker_id)
         if known is None or not 0 <= target.rank < len(known.reports.groups):
             return self._places.nowhere
         return known.reports.groups[target.rank]
 
     def match(self, names: array[int]) -> NDArray[np.uint32]:
-        """How much of a prompt each place holds: item [group, m] is the length in blocks of the longest
-        prefix whose every block is in medium m (kvasir.core.kv.Medium) or a faster one, predictions
-        counting as device, and what is in a store that several workers share counting for each of them.
-        Valid until the next call."""
+        """Return how much of a prompt each place holds: item [group, m] is the length, in blocks, of the
+        longest prefix whose every block is in medium m (kvasir.core.kv.Medium) or a faster one. Predictions
+        count as device; blocks in a shared store count for each of its workers. Valid until the next call."""
         depths = self._places.match(names)
         if self._shared:
             self._shared.extend(names, depths)
         return depths
 
     def held_blocks(self, target: RoutingTarget) -> int:
-        """Blocks that are on the device there, or about to be."""
+        """Number of blocks on the device there, or predicted to be."""
         group, tree = self.group(target), self._places.tree
         return tree.held(group, Medium.DEVICE) + tree.held(group, PREDICTED)
 
     def predict(self, target: RoutingTarget, names: array[int], now: float) -> int:
-        """The place will hold this prefix. Returns the prediction, to be ended by `settle` or `forget`; 0
-        where nothing is predicted."""
+        """Predict that the place will hold this prefix. Return the prediction, to be ended by `settle` or
+        `forget`, or 0 if nothing is predicted."""
         group = self.group(target)
         if group == self._places.nowhere or not names or self._mode(target) is IndexMode.REPORTED:
             return 0
         return self._predictions.add(target.worker_id, target.rank, group, names, now)
 
     def settle(self, target: RoutingTarget, prediction: int, now: float) -> None:
-        """The prefix has been computed there. A worker that reports will have said so in a moment; of
-        another the prediction stands until it is old."""
+        """The prefix was computed there. If the worker reports, the prediction ends soon after; if not, it
+        stays until it expires."""
         known = self._workers.get(target.worker_id)
         if known is None or not prediction:
             return
@@ -227,8 +226,7 @@ class FleetIndex:
     # -- time ------------------------------------------------------------------------------------
 
     def tick(self, now: float) -> list[IndexEffect]:
-        """Do what has come up: snapshots that are tried again, slices of bulk work. Returns
-        `take_effects`."""
+        """Do what is due: retries of snapshots, slices of bulk work. Return `take_effects`."""
         self._now = now
         for worker_id, reports in list(self._timed.items()):
             reports.tick(now)
@@ -239,7 +237,7 @@ class FleetIndex:
         return self.take_effects()
 
     def next_due(self) -> float | None:
-        """When `tick` is due next; None when nothing waits for time."""
+        """Return when `tick` is due; None if no time is set."""
         due = self._predictions.next_due()
         if self._places.unswept:
             due = self._not_before
@@ -251,11 +249,11 @@ class FleetIndex:
     # -- views -----------------------------------------------------------------------------------
 
     def state(self, worker_id: str) -> KvState:
-        """How far the picture of the worker's cache can be trusted. Raises KeyError."""
+        """Return how exact the view of the worker's cache is. Raises KeyError."""
         return self._workers[worker_id].reports.state
 
     def status(self, worker_id: str) -> KvStatus | None:
-        """The worker's cache as it is seen here; None for one that is not known."""
+        """Return the worker's cache as it is known here; None for an unknown worker."""
         known = self._workers.get(worker_id)
         if known is None:
             return None
@@ -272,32 +270,32 @@ class FleetIndex:
         )
 
     def picture(self, worker_id: str) -> IndexViewId | None:
-        """Which view of the worker's cache is in use; None for one that is not known."""
+        """Return the source of predictions for the worker; None for an unknown worker."""
         known = self._workers.get(worker_id)
         if known is None:
             return None
         return IndexViewId(known.reports.state, known.reports.epoch, known.reports.resyncs)
 
     def stats(self) -> TreeStats:
-        """Sizes of the tree, and what has been dropped since the start."""
+        """Return the sizes of the tree, and the drops since the start."""
         return self._places.tree.stats()
 
     def check_integrity(self) -> None:
-        """Raises AssertionError, naming what is wrong, unless every invariant holds."""
+        """Raise AssertionError, naming the fault, unless every invariant holds."""
         self._places.tree.check_integrity()
-        require(self._places.predicted((self._places.nowhere,)) == 0, "something is foreseen nowhere")
-        require(self._places.reported((self._places.nowhere,)) == 0, "something is held nowhere")
+        require(self._places.predicted((self._places.nowhere,)) == 0, "a prediction in the empty group")
+        require(self._places.reported((self._places.nowhere,)) == 0, "a block in the empty group")
         groups = [group for known in self._workers.values() for group in known.reports.all_groups]
         groups += self._shared.kept_groups
         opened = [group for group in groups if group != self._places.nowhere]
         require(len(set(opened)) == len(opened), "two places share a group")
-        require(self.stats().groups == len(opened) + 1, "groups that belong to nobody")
+        require(self.stats().groups == len(opened) + 1, "groups without an owner")
         for worker_id, known in self._workers.items():
-            require((known.reports.due is not None) == (worker_id in self._timed), "nobody watches the time")
+            require((known.reports.due is not None) == (worker_id in self._timed), "a timer is not tracked")
             known.reports.check_integrity()
         require(self._predictions.workers <= self._workers.keys(), "predictions of a worker that is gone")
 
-    # -- inside ----------------------------------------------------------------------------------
+    # -- internals -------------------------------------------------------------------------------
 
     def _bulk(self, now: float) -> None:
         for worker_id, prediction in self._predictions.confirmed(now):

@@ -1,4 +1,4 @@
-"""The tree's groups as places in the fleet: rows to look a prefix up in, opened and given up at will."""
+"""The tree's groups as places of the fleet: rows for lookups, opened and closed on demand."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ _FIRST_ROWS = 16
 
 
 class RankGroups(NamedTuple):
-    """Groups of one worker by rank: what it holds itself, and what it has reported of a store that it shares
-    with others; none of the latter where it shares none, or is not asked."""
+    """Groups of one worker by rank: what it holds itself, and what it reported of a store that it shares. The
+    latter is empty if it shares none, or is not tracked."""
 
     own: tuple[int, ...]
     remote: tuple[int, ...] = ()
 
 
 class Places:
-    """Groups of one tree. `nowhere` is a group that never holds anything."""
+    """Groups of one tree. `nowhere` is a group that is always empty."""
 
     def __init__(self, *, capacity_blocks: int, predicted_blocks: int) -> None:
         self.tree = PrefixTree(capacity_blocks, predicted_blocks)
@@ -34,7 +34,7 @@ class Places:
         self._make_room(_FIRST_ROWS)
 
     def open(self, count: int) -> tuple[int, ...]:
-        """New groups. Raises OverflowError, with none opened, when the tree has no more."""
+        """Open groups. Raises OverflowError, with none opened, if the tree has no more."""
         groups: list[int] = []
         try:
             for _ in range(count):
@@ -47,35 +47,35 @@ class Places:
         return tuple(groups)
 
     def close(self, groups: Sequence[int]) -> None:
-        """They vanish at once; what they held is reclaimed by `sweep`."""
+        """Close groups: their contents disappear at once, and `sweep` reclaims the memory."""
         for group in groups:
             if group != self.nowhere:
                 self.tree.drop_group(group)
                 self.unswept = True
 
     def sweep(self, blocks: int) -> None:
-        """Reclaim about so many blocks of groups that were closed."""
+        """Reclaim about `blocks` blocks of closed groups."""
         self.unswept = self.tree.sweep(blocks) > 0
 
     def match(self, names: array[int]) -> NDArray[np.uint32]:
-        """For each group and medium, how many leading blocks are held there or faster; valid until the
-        next call."""
+        """Return, for each group and medium, the number of leading blocks held there or in a faster medium;
+        valid until the next call."""
         self.tree.match(names, self._buffer)
         return self._depths
 
     def match_from(self, names: array[int], first: int) -> NDArray[np.uint32]:
-        """The same for the names from `first` on, beside what `match` has answered."""
+        """As `match`, for the hashes from `first` on, beside the result of `match`."""
         if len(self._beyond) != len(self._buffer):
             self._beyond = array("I", bytes(4 * len(self._buffer)))
         self.tree.match(memoryview(names)[first:], self._beyond)
         return np.frombuffer(self._beyond, np.uint32).reshape(-1, MEDIA)
 
     def reported(self, groups: Sequence[int]) -> int:
-        """Blocks that are reported, over all media."""
+        """Number of reported blocks, over all media."""
         return sum(self.tree.held(group, medium) for group in groups for medium in Medium)
 
     def predicted(self, groups: Sequence[int]) -> int:
-        """Blocks that are foreseen."""
+        """Number of predicted blocks."""
         return sum(self.tree.held(group, PREDICTED) for group in groups)
 
     def _make_room(self, rows: int) -> None:

@@ -1,7 +1,8 @@
-"""What workers will hold because of what they were sent: kept until their reports say so, or until it is old.
+"""Predictions of what workers will hold because of requests sent to them, kept until reports confirm them or
+they expire.
 
-A prediction covers the time between a decision and the worker's own report, so that requests of one group
-that arrive together find each other. Of a worker that reports nothing it is all there is to go by.
+A prediction covers the time between a decision and the worker's report, so that requests with a common prefix
+that arrive together find each other. For a worker without reports, predictions are all there is.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ _MAX_AGES = 4096
 
 @dataclass(slots=True)
 class _Live:
-    """One prediction whose request has not ended. `number` is the tree's for it."""
+    """A prediction whose request has not ended. `number` is the tree's number for it."""
 
     group: int
     rank: int
@@ -31,7 +32,7 @@ class _Live:
 
 @dataclass(slots=True)
 class _Age:
-    """Predictions of one stretch of time, about as many blocks as one slice of work."""
+    """Predictions of one period, about as many blocks as one slice of work."""
 
     first_s: float
     last_s: float
@@ -41,8 +42,8 @@ class _Age:
 class Predictions:
     """Predictions of one tree, by worker.
 
-    One lives for `ttl_s`, or up to a sixteenth longer, unless it is settled. `slice_blocks` says how much of
-    it ends at once. Handles are the tree's numbers at the time of `add`.
+    A prediction lives for `ttl_s`, or up to a sixteenth longer, unless it is settled. `slice_blocks` bounds
+    how much expires at once. Handles are the tree's numbers at the time of `add`.
     """
 
     def __init__(self, tree: PrefixTree, *, ttl_s: float, confirm_s: float, slice_blocks: int) -> None:
@@ -55,30 +56,31 @@ class Predictions:
         self._ages: deque[_Age] = deque()
 
     def add(self, worker_id: str, rank: int, group: int, names: array[int], now: float) -> int:
-        """`group`, where this rank of the worker is kept, will hold `names`; returns the handle."""
+        """Predict that `group`, this rank of the worker, will hold `names`. Return the handle."""
         number = self._tree.predict(group, names, now)
         self._live.setdefault(worker_id, OrderedDict())[number] = _Live(group, rank, names, number, now)
         self._age(len(names), now)
         return number
 
     def forget(self, worker_id: str, handle: int) -> None:
-        """It will not come to pass: forget of it what nothing else foresees."""
+        """Drop a prediction, except for blocks that another one predicts."""
         live = self._take(worker_id, handle)
         if live is not None:
             self._tree.settle(live.group, live.names, live.number)
 
     def keep(self, worker_id: str, handle: int) -> None:
-        """It has come to pass, and nobody will report it: it stands until it is old."""
+        """A prediction came true without a report to come: it stays until it expires."""
         self._take(worker_id, handle)
 
     def confirm(self, worker_id: str, handle: int, now: float) -> None:
-        """It has come to pass, and the report is on its way: `confirmed` returns it when that was due."""
+        """A prediction came true, and the report is on its way: `confirmed` returns it when the report was
+        due."""
         self._confirming.append((now + self._confirm_s, worker_id, handle))
         if len(self._confirming) > _MAX_CONFIRMING:
             self.forget(*self._confirming.popleft()[1:])
 
     def confirmed(self, now: float) -> list[tuple[str, int]]:
-        """Worker and handle of predictions whose report should be in; a slice of them."""
+        """Return worker and handle of predictions whose report was due; at most a slice."""
         due: list[tuple[str, int]] = []
         budget = self._slice_blocks
         while self._confirming and self._confirming[0][0] <= now and budget > 0:
@@ -90,8 +92,7 @@ class Predictions:
         return due
 
     def carry(self, worker_id: str, groups: tuple[int, ...], now: float) -> None:
-        """The worker's ranks are kept in other groups: foresee there what is still to come, the newest
-        first, as much as one slice of work allows."""
+        """Move a worker's pending predictions to other groups, the newest first, up to one slice."""
         budget = self._slice_blocks
         for live in reversed(self._live.get(worker_id, {}).values()):
             live.group = groups[live.rank]
@@ -101,11 +102,11 @@ class Predictions:
                 self._age(len(live.names), now)
 
     def drop(self, worker_id: str) -> None:
-        """The worker's groups are gone, and nothing is to be settled any more."""
+        """Drop a worker's predictions with its groups."""
         self._live.pop(worker_id, None)
 
     def expire(self, now: float) -> None:
-        """Forget a slice of what is old."""
+        """Drop a slice of the expired predictions."""
         if not self._ages or self._ages[0].last_s + self._ttl_s > now:
             return
         before = math.nextafter(self._ages.popleft().last_s, math.inf)
@@ -117,7 +118,7 @@ class Predictions:
                 del self._live[worker_id]
 
     def next_due(self) -> float | None:
-        """When `confirmed` or `expire` has something to do."""
+        """Return when `confirmed` or `expire` is due."""
         expiry = self._ages[0].last_s + self._ttl_s if self._ages else None
         if self._confirming and (expiry is None or self._confirming[0][0] < expiry):
             return self._confirming[0][0]
@@ -149,5 +150,5 @@ class Predictions:
         else:
             ages.append(_Age(now, now, blocks))
             if len(ages) > _MAX_AGES:
-                # The next one's expiry takes what is older along.
+                # They expire with the next period.
                 ages.popleft()

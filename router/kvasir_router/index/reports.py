@@ -1,10 +1,11 @@
-"""Following one worker's reports: exact while no batch is missing, and back to it by snapshot and suffix.
+"""Follows one worker's reports: exact while no batch is missing, and exact again through a snapshot and its
+suffix.
 
     EXACT ── gap, new epoch ──▶ CATCHING_UP ── last part, then every batch after it ──▶ EXACT
-      └────────── a log that makes no sense, no room ──────▶ PREDICTED ── new epoch ──▶ CATCHING_UP
+      └────────── malformed log, no room ──────────────────▶ PREDICTED ── new epoch ──▶ CATCHING_UP
 
-What was known before a gap is dropped at once, since some of it is gone. A snapshot is laid out in groups
-that nobody looks up; they take the worker's place when nothing is missing any more.
+Contents from before a gap are dropped at once, since some of them are gone. A snapshot is stored in groups
+that lookups do not use; they replace the worker's groups when nothing is missing.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ _NAME_BYTES = 8
 class WorkerReports:
     """One worker's log, from the beginning of a session.
 
-    `held` is what may be looked up; `moved(now)` is called after it has changed. With `predicts` there are
-    groups of its own at any time, to keep predictions in; else only while EXACT. `attempts` numbers
-    snapshots over all workers, `emit` takes what is to be done, `make_room` says whether it could give up
-    anything in a full index. A worker that `shares` a store has groups for that too while EXACT, and
-    `missing` is told of the blocks that it says are gone from there.
+    `held` is what lookups may use; `moved(now)` is called after it has changed. With `predicts` there are
+    always groups for predictions; without, only while EXACT. `attempts` numbers snapshots over all workers,
+    `emit` receives effects, `make_room` returns whether it freed anything in a full index. A worker that
+    `shares` a store has groups for that too while EXACT, and `missing` receives the blocks that the worker
+    reports as gone from the store.
     """
 
     def __init__(
@@ -78,7 +79,7 @@ class WorkerReports:
         self._pending_bytes = 0
 
     def begin(self, now: float, *, unreported: str | None) -> None:
-        """A session begins. `unreported` says why nothing is expected of it, None when it reports."""
+        """Begin a session. `unreported` says why no reports are expected, None if they are."""
         if unreported is not None:
             self._renew(KvState.PREDICTED, unreported, now)
             return
@@ -86,8 +87,8 @@ class WorkerReports:
         self._stand_by("the session has begun", now)
 
     def end(self) -> tuple[int, ...]:
-        """The session is over; nothing is held here any more. Returns the groups of what it has reported of a
-        store that it shares, which are the caller's to close."""
+        """End the session and drop what is held. Return the groups of the shared store, which the caller
+        closes."""
         self._abandon_attempt()
         self._places.close(self.held.own)
         remote = self.held.remote
@@ -96,20 +97,19 @@ class WorkerReports:
         return remote
 
     def doubt(self, reason: str, now: float, *, void: bool = False) -> None:
-        """Do not believe the worker until its next epoch; with `void` not even that it keeps what it is
-        sent."""
+        """Stop using the worker's reports until its next epoch; with `void`, drop its predictions too."""
         self._abandon_attempt()
         self._void = void
         self._renew(KvState.PREDICTED, reason, now)
 
     def retry(self, now: float) -> None:
-        """There is room again: if it was that which was lacking, try once more, at the slowest pace."""
+        """Room was freed: retry if the index was full, at the slowest pace."""
         if self._follows and self.state is KvState.PREDICTED and self.reason == FULL:
             self._renew(KvState.CATCHING_UP, self.reason, now)
             self.due = now + self._limits.backoff_max_s
 
     def batch(self, batch: KvBatch, now: float) -> None:
-        """The worker says what has changed."""
+        """Handle a batch of changes."""
         if not self._follows or batch.epoch < self.epoch:
             return
         renewed = batch.epoch > self.epoch
@@ -125,7 +125,7 @@ class WorkerReports:
                 self.sequence = batch.sequence
 
     def part(self, attempt: int, part: KvSnapshotPart, now: float) -> None:
-        """A part of the snapshot that was asked for; parts of earlier attempts are ignored."""
+        """Handle a part of the fetched snapshot; parts of earlier attempts are ignored."""
         if attempt != self._attempt or self._complete:
             return
         if self._base is None:
@@ -148,7 +148,7 @@ class WorkerReports:
             self._complete = part.last
 
     def ended(self, attempt: int, error: str | None, now: float, *, final: bool) -> None:
-        """The snapshot's call is over; with `final` asking again is of no use."""
+        """The snapshot's call ended; `final`: a retry is useless."""
         if attempt != self._attempt:
             return
         self._attempt = None
@@ -164,7 +164,7 @@ class WorkerReports:
             self._drain(now)
 
     def tick(self, now: float) -> None:
-        """Go on where time was to pass; due at `due`."""
+        """Continue after a delay; due at `due`."""
         if self.due is None or self.due > now:
             return
         self.due = None
@@ -181,27 +181,27 @@ class WorkerReports:
 
     @property
     def all_groups(self) -> tuple[int, ...]:
-        """Every group in use here, looked up or not."""
+        """Every group in use here, in lookups or not."""
         return (*self.held.own, *self.held.remote, *self._hidden.own, *self._hidden.remote)
 
     def check_integrity(self) -> None:
-        """Raises AssertionError, naming what is wrong, unless every invariant holds."""
+        """Raise AssertionError, naming the fault, unless every invariant holds."""
         fetching = self._attempt is not None
         if self.state is not KvState.CATCHING_UP:
             require(
                 not (fetching or self._draining or self._hidden.own or self._pending),
-                "catches up for nothing",
+                "catches up without a snapshot",
             )
-            require(self.due is None, "waits for nothing")
+            require(self.due is None, "a timer that is not needed")
         else:
-            require(fetching or self.due is not None, "would never be exact again")
-        require(len(self._pending) <= self._limits.pending_batches, "too many batches wait")
-        require(self._pending_bytes == sum(len(b.log) for b in self._pending), "waiting bytes are miscounted")
-        require(self._pending_bytes <= self._limits.pending_bytes, "too many bytes wait")
+            require(fetching or self.due is not None, "neither a fetch nor a timer")
+        require(len(self._pending) <= self._limits.pending_batches, "too many pending batches")
+        require(self._pending_bytes == sum(len(b.log) for b in self._pending), "pending bytes are miscounted")
+        require(self._pending_bytes <= self._limits.pending_bytes, "too many pending bytes")
         if self.state is KvState.EXACT:
-            require(self._places.nowhere not in self.groups, "exact about nothing")
+            require(self._places.nowhere not in self.groups, "exact without groups")
         shared = self._ranks if self._shares and self.state is KvState.EXACT else 0
-        require(len(self.held.remote) == shared, "a shared store is known of who is not believed")
+        require(len(self.held.remote) == shared, "reports of a shared store without trust")
 
     # -- states ----------------------------------------------------------------------------------
 
@@ -212,7 +212,7 @@ class WorkerReports:
         self._stand_by(reason, now)
 
     def _stand_by(self, reason: str, now: float) -> None:
-        """Nothing is known, and a snapshot will be asked for."""
+        """Nothing is known; a snapshot will be fetched."""
         self._void = False
         self.sequence = 0
         self._renew(KvState.CATCHING_UP, reason, now)
@@ -226,7 +226,7 @@ class WorkerReports:
             try:
                 self.held = RankGroups(self._places.open(self._ranks))
             except OverflowError:
-                # Then nothing is foreseen of it either; a decision treats it as cold.
+                # Without groups nothing is predicted either, and decisions treat the worker as cold.
                 reason = FULL
         self._enter(state, reason, now)
         self._moved(now)
@@ -245,7 +245,7 @@ class WorkerReports:
         limits = self._limits
         wait_s = 0.0
         if self._failures:
-            # The exponent is bounded before it is used.
+            # Bound the exponent before the power.
             wait_s = min(limits.backoff_max_s, limits.backoff_min_s * 2.0 ** min(self._failures - 1, 16))
         self._failures += 1
         self.due = now + wait_s
@@ -266,7 +266,7 @@ class WorkerReports:
         self._pending_bytes = 0
 
     def _wait(self, batch: KvBatch, renewed: bool, now: float) -> None:
-        """Keep a batch for after the snapshot. What comes before it is asked for is in it."""
+        """Buffer a batch during the snapshot. Earlier batches are part of it."""
         if renewed:
             if self._base is not None:
                 self._again(f"epoch {batch.epoch} has begun", now)
@@ -282,7 +282,7 @@ class WorkerReports:
                 if self._base is not None and self._base < batch.sequence - 1:
                     self._again(_hole(last, batch.sequence), now)
                     return
-                # The snapshot has yet to begin, and may well be newer than the hole.
+                # The snapshot has not begun, and may be newer than the gap.
                 self._forget_pending()
         self._pending.append(batch)
         self._pending_bytes += len(batch.log)
@@ -291,7 +291,7 @@ class WorkerReports:
             self._again("more has changed than may wait for a snapshot", now)
 
     def _drain(self, now: float) -> None:
-        """Apply some of what has changed since the snapshot; with all of it applied the state is exact."""
+        """Apply some of the changes since the snapshot; with all of them applied the state is exact."""
         budget = self._limits.slice_blocks * _NAME_BYTES
         while self._pending and budget > 0:
             batch = self._pending.popleft()
@@ -321,12 +321,12 @@ class WorkerReports:
                     self.doubt(FULL, now)
                     return False
         except (ValueError, KeyError) as error:
-            self.doubt(f"its log makes no sense: {error}", now)
+            self.doubt(f"its log is malformed: {error}", now)
             return False
         return True
 
     def _lay(self, held: RankGroups, log: bytes) -> bool:
-        """False where there is no room for all of it. It says what is, and may be laid again."""
+        """Apply a log. Return False if the index has no room for all of it; the log may be applied again."""
         tree = self._places.tree
         try:
             if not self._shares:

@@ -1,13 +1,12 @@
-"""Remote stores that several workers read and write: what any of them reported there serves all of them.
+"""Remote stores that several workers read and write: what any of them reports there is usable by all.
 
-What a worker says of such a store is kept beside what it holds itself, in groups of its own, and the union is
-made where a prefix is looked up. So each worker's view stays exact, by the same batches and snapshots as
-everything else; a block is in the store until the last who reported it says that it is gone.
+A worker's reports of such a store are kept in groups of their own, beside what it holds itself, and lookups
+form the union. Each worker's view stays exact, by the same batches and snapshots as everything else; a block
+is in the store until the last worker that reported it reports its removal.
 
-A store outlives the workers that wrote it. What one has reported by the time it leaves stays for `keep_s`,
-the store's own time to live, since nobody looks for blocks that are not known to be there. It cannot be
-corrected by who is gone: any other member that finds one of its blocks missing takes it off. It is the first
-to go when the index is full.
+A store outlives its writers. The reports of a worker that leaves stay for `keep_s`, the store's own time to
+live, since nobody looks for blocks that are not known to be there. The worker cannot correct them any more:
+another member that finds a block missing removes it. They are evicted first when the index is full.
 """
 
 from __future__ import annotations
@@ -27,14 +26,14 @@ from kvasir_router.index.places import Places, RankGroups
 _HEADER = struct.Struct("<BBHI")
 _NAME_BYTES = 8
 _MOST_TURNS = 32
-"""How often a prefix may change between what a worker holds and what others have stored. Beyond that it is
-taken to end, which is never more than there is."""
+"""How often a prefix may alternate between a worker's own blocks and the store's. Beyond that it is taken to
+end, which can only underestimate it."""
 _MOST_KEPT = 16
-"""Workers that left, of each store, whose reports are kept."""
+"""Number of departed workers whose reports are kept, per store."""
 
 
 class SplitLog(NamedTuple):
-    """A log by where its records belong. `missing` are those records of `remote` that take something away."""
+    """A log split by destination. `missing` has those records of `remote` that remove blocks."""
 
     own: bytes
     remote: bytes
@@ -42,7 +41,7 @@ class SplitLog(NamedTuple):
 
 
 def split_log(log: bytes) -> SplitLog:
-    """Tell records of the remote medium from others. Raises ValueError where the log is malformed."""
+    """Split a log into records of the remote medium and others. Raises ValueError for a malformed log."""
     own, remote, missing = bytearray(), bytearray(), bytearray()
     start = at = 0
     taken = Medium.DEVICE
@@ -67,7 +66,7 @@ def split_log(log: bytes) -> SplitLog:
 
 @dataclass(frozen=True, slots=True)
 class _Kept:
-    """What a worker had reported when it left."""
+    """The reports of a worker that left."""
 
     until_s: float
     worker_id: str
@@ -81,8 +80,8 @@ def _no_cells() -> NDArray[np.int64]:
 
 @dataclass(slots=True)
 class _Store:
-    """One store: its members' groups by worker, and those that are kept. `own` and `reports` are where a
-    lookup finds how far each member gets without a remote store, and how far each who reported gets there."""
+    """One store: its members' groups by worker, and the kept ones. For lookups, `own` has how far each member
+    gets without a remote store, and `reports` how far each reporter gets in the store."""
 
     members: dict[str, RankGroups] = field(default_factory=dict)
     kept: deque[_Kept] = field(default_factory=deque)
@@ -90,7 +89,7 @@ class _Store:
     reports: NDArray[np.int64] = field(default_factory=_no_cells)
 
     def renew(self, nowhere: int) -> None:
-        """Groups have changed."""
+        """Recompute the arrays after groups changed."""
         own = [group for held in self.members.values() for group in held.own if group != nowhere]
         groups = [group for held in self.members.values() for group in held.remote]
         groups += [group for kept in self.kept for group in kept.groups]
@@ -99,7 +98,7 @@ class _Store:
 
 
 class SharedTiers:
-    """Every store by the name that its members' identities give it."""
+    """All stores, by the name in their members' identities."""
 
     def __init__(self, places: Places, *, keep_s: float) -> None:
         self._places = places
@@ -112,7 +111,7 @@ class SharedTiers:
     # -- members ---------------------------------------------------------------------------------
 
     def join(self, name: str, worker_id: str, epoch: int) -> None:
-        """A worker's session begins. One that was here in the same life says again what it said then."""
+        """A worker's session begins. One that resumes the same instance repeats its reports."""
         store = self._stores.setdefault(name, _Store())
         again = [each for each in store.kept if (each.worker_id, each.epoch) == (worker_id, epoch)]
         for each in again:
@@ -122,13 +121,14 @@ class SharedTiers:
         store.renew(self._places.nowhere)
 
     def moved(self, name: str, worker_id: str, held: RankGroups) -> None:
-        """Other groups are a member's."""
+        """Replace a member's groups."""
         store = self._stores[name]
         store.members[worker_id] = held
         store.renew(self._places.nowhere)
 
     def leave(self, name: str, worker_id: str, epoch: int, reports: tuple[int, ...], now: float) -> None:
-        """A member's session is over; `reports` are its groups of this store, which go over to it."""
+        """A member's session ended; `reports` are its groups of this store, whose ownership moves to the
+        store."""
         store = self._stores[name]
         del store.members[worker_id]
         if reports:
@@ -138,13 +138,13 @@ class SharedTiers:
         self._tidy(name, store)
 
     def missing(self, name: str, log: bytes, ranks: int) -> None:
-        """A member has found these blocks missing: those that cannot speak for themselves held them too."""
+        """A member reported blocks as missing: remove them from the reports of departed workers too."""
         for kept in self._stores[name].kept:
             for group in kept.groups:
                 self._places.tree.apply((group,) * ranks, log)
 
     def make_room(self) -> bool:
-        """Give up the oldest of what is kept; whether there was any."""
+        """Drop the oldest kept reports. Return whether there were any."""
         kept = [(store.kept[0].until_s, name) for name, store in self._stores.items() if store.kept]
         if kept:
             name = min(kept)[1]
@@ -154,13 +154,13 @@ class SharedTiers:
     # -- time ------------------------------------------------------------------------------------
 
     def expire(self, now: float) -> None:
-        """Forget what was kept for long enough."""
+        """Drop kept reports that expired."""
         for name, store in list(self._stores.items()):
             while store.kept and store.kept[0].until_s <= now:
                 self._drop_oldest(name, store)
 
     def next_due(self) -> float | None:
-        """When `expire` has something to do."""
+        """Return when `expire` is due."""
         return min((store.kept[0].until_s for store in self._stores.values() if store.kept), default=None)
 
     # -- lookups ---------------------------------------------------------------------------------
@@ -181,7 +181,7 @@ class SharedTiers:
                 break
             found = self._places.match_from(names, at).ravel()
             further = found.take(store.own)
-            # Of what several have stored this is no more than the longest part that one of them has.
+            # At most the longest part that a single member reported.
             np.maximum(further, found.take(store.reports).max(), out=further)
             further *= reach == at
             reach += further
@@ -195,10 +195,10 @@ class SharedTiers:
 
     @property
     def kept_groups(self) -> tuple[int, ...]:
-        """Every group that belongs to no session."""
+        """All groups that belong to no session."""
         return tuple(group for store in self._stores.values() for kept in store.kept for group in kept.groups)
 
-    # -- inside ----------------------------------------------------------------------------------
+    # -- internals -------------------------------------------------------------------------------
 
     def _drop_oldest(self, name: str, store: _Store) -> None:
         self._places.close(store.kept.popleft().groups)

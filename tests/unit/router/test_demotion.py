@@ -32,7 +32,7 @@ def hit(index: FleetIndex) -> int:
 def test_of_one_that_keeps_nothing_nothing_is_foreseen(index: FleetIndex) -> None:
     index.predict(TARGET, PROMPT, 1.0)
     assert hit(index) == 3
-    index.demote("w", "it seems to cache nothing", 2.0, void=True)
+    index.demote("w", "it appears to cache nothing", 2.0, void=True)
     assert hit(index) == 0
     assert index.predict(TARGET, PROMPT, 3.0) == 0
     assert hit(index) == 0

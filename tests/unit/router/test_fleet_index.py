@@ -251,7 +251,7 @@ def test_snapshots_that_fail_are_tried_again_at_a_slower_pace_that_has_a_floor(b
 
 @pytest.mark.parametrize(
     ("log", "why"),
-    [(b"\x07", "its log makes no sense"), (stored(CHAIN[:1], rank=2), "its log makes no sense")],
+    [(b"\x07", "its log is malformed"), (stored(CHAIN[:1], rank=2), "its log is malformed")],
     ids=["noise", "a rank it does not have"],
 )
 def test_a_worker_that_makes_no_sense_is_not_believed_until_its_next_epoch(

@@ -162,7 +162,7 @@ def test_a_worker_far_slower_than_foreseen_and_than_its_peers_is_ejected(four: F
         four.succeeded("a", 1.0, 20.0)
     assert four.avoided(1.0) == {"a"}
     assert four.view("a", 1.0).reason == (
-        "first tokens took 20.0 times what was foreseen, and 1.2 times on its peers"
+        "first tokens took 20.0 times the predicted time, and 1.2 times on its peers"
     )
 
 
@@ -385,7 +385,7 @@ def test_panic_of_one_pool_does_not_help_another() -> None:
 def test_a_worker_with_all_that_one_router_gives_is_passed_over_in_panic_too(four: FleetHealth) -> None:
     four.loaded("d", SPEC.max_legs, 0.0)
     assert four.avoided(0.0) == {"d"}
-    assert four.view("d", 0.0).reason == "40 requests run there, the most that one router gives a worker"
+    assert four.view("d", 0.0).reason == "40 requests run there, which is one router's limit for a worker"
     for worker_id in "abc":
         fail(four, worker_id, 0.0)
     assert four.avoided(0.0) == {"d"}

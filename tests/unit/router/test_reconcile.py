@@ -47,8 +47,8 @@ def test_a_worker_that_never_hits_what_was_foreseen_is_named_after_so_many_reque
     assert number == PATIENCE
     assert verdict.void
     assert verdict.reason == (
-        "foreseen and found cached tokens differ by 90% of the prompt, as they have over 32 requests: "
-        "lately 900 foreseen and 0 found in each; it seems to cache nothing"
+        "predicted and found cached tokens differ by 90% of the prompt, as they have over 32 requests: "
+        "recently 900 predicted and 0 found in each; it appears to cache nothing"
     )
 
 

@@ -230,7 +230,7 @@ def test_a_log_that_makes_no_sense_is_not_believed_where_a_store_is_shared(fleet
     status = fleet.index.status("a")
     assert status is not None
     assert status.state is KvState.PREDICTED
-    assert status.reason.startswith("its log makes no sense")
+    assert status.reason.startswith("its log is malformed")
 
 
 RECORDS = st.lists(
