@@ -42,13 +42,13 @@ async def test_no_impostor_has_a_session_or_a_snapshot_and_each_is_told_why() ->
     other, ours = "spiffe://kvasir.local/other/router", "spiffe://kvasir.local/shop/router"
     assert f"certificate is of {other}, and only {ours} may call" in refusals["router of another deployment"]
     assert "shop/worker/decode, and only" in refusals["worker posing as a router, snapshot"]
-    assert "hung up in the handshake" in refusals["router with an expired certificate"]
+    assert "closed the connection in the handshake" in refusals["router with an expired certificate"]
     assert "certificate has expired; renew it" in refusals["worker with an expired certificate"]
     assert "not yet valid" in refusals["worker with a certificate of tomorrow, snapshot"]
-    assert "authorities have certified it" in refusals["worker of a foreign authority"]
+    assert "an authority that the router trusts has signed it" in refusals["worker of a foreign authority"]
     assert "has no certificate of decode.worker.shop.kvasir.local" in refusals["worker of another pool"]
     assert "'prefill', and its certificate is of pool 'decode'" in refusals["worker that claims another pool"]
-    assert "speaks plain text" in refusals["worker in plain text"]
+    assert "uses plain text" in refusals["worker in plain text"]
 
 
 async def test_streams_outlive_changes_of_certificates_and_authorities(tmp_path: Path) -> None:
@@ -66,7 +66,7 @@ async def test_a_router_whose_own_certificate_has_expired_says_so_before_it_dial
 
     issuers = Issuers(time.time())
     tls = DialTls(Expired(issuers.ours.pem, issuers.router(age_h=3)), NAMES, POOL)
-    with pytest.raises(ProtocolError, match=r"cannot prove who it is: router\.pem expired at noon"):
+    with pytest.raises(ProtocolError, match=r"cannot prove its identity: router\.pem expired at noon"):
         await GrpcDialer(TOKEN, LIMITS, tls=tls).dial("127.0.0.1:1", Hello("r", "", 0))
 
 

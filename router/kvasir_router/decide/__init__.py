@@ -1,4 +1,4 @@
-"""Where a request runs: pure policies behind the RoutingPolicy port."""
+"""Routing policies: pure decisions behind the RoutingPolicy port."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _POLICIES: dict[str, Callable[[Disaggregation, Rng], RoutingPolicy]] = {
 
 
 def make_policy(name: str, disaggregation: str, rng: Rng) -> RoutingPolicy:
-    """The policy of that name. Raises ConfigError, listing the names there are."""
+    """Return the policy with this name. Raises ConfigError, listing the names, for an unknown one."""
     if name not in _POLICIES:
         raise ConfigError(f"routing policy {name!r} is none of {', '.join(_POLICIES)}")
     return _POLICIES[name](Disaggregation(disaggregation), rng)

@@ -1,4 +1,4 @@
-"""Policies that look at no prefix: a baseline to compare with, and for workloads without reuse."""
+"""Policies that ignore prefixes: baselines, and choices for workloads without reuse."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kvasir_router.decide.eligible import Choose, Disaggregation, missing_role, 
 
 
 class RoundRobin:
-    """Each part of the fleet in turn, in the order of their names."""
+    """Round robin over each part of the fleet, in the order of target names."""
 
     name = "round_robin"
 
@@ -47,7 +47,7 @@ class RoundRobin:
 
 
 class LeastLoaded:
-    """The fewest queued prompt tokens to prefill, the fewest running streams to decode; ties at random."""
+    """Fewest queued prompt tokens for prefill, fewest running streams for decode; ties at random."""
 
     name = "least_loaded"
 

@@ -1,30 +1,30 @@
-"""The cost model: every consideration is a number of seconds, and the smallest sum wins.
+"""The cost model: every term is a number of seconds, and the smallest sum wins.
 
 Until the first token, what the client waits for:
-    queue     prompts that were sent there before and are not computed yet, in steps shared with what decodes
-    memory    KV beyond capacity waits for streams to end; only what the queue does not hide
-    load      the prefix that is fetched from CPU memory, disk or a remote store, where that is faster
+    queue     prompts sent there before that are not computed yet, in steps shared with decoding streams
+    memory    KV beyond capacity waits for streams to end; only the part that the queue does not hide
+    load      the prefix that is loaded from CPU memory, disk or a remote store, where that is faster
     prefill   the rest of the prompt
-    transfer  the bytes that are missing where it is decoded, and the step that they begin with
-A second of that wait counts for more the more of the promised TTFT it uses up (`slo`): little while there is
-slack, so that slack is spent on cache hits and on streams, and four times that once the promise is broken.
+    transfer  the bytes that the decode place lacks, and the step that their transfer begins with
+The weight of a second of that wait grows with the part of the promised TTFT that it uses up (`slo`): low
+while there is slack, so that slack is spent on cache hits and on streams, and four times that once the
+promise is broken.
 
-What it costs others:
-    work      its prefill once more, for whoever comes next. Without it, waiting for a neighbour's identical
-              prefix and computing it a second time elsewhere would cost the same, and affinity would be lost
-              exactly when many requests of one prefix come at once
-    displace  what its blocks push out of a cache, weighted with how full the cache is: spreads distinct
-              prefixes over the fleet even when nobody is busy, and puts copies of a hot one where they
-              displace least
-    link      its transfer once more, for those whose KV waits behind it
-    stall     the streams that wait while this prompt is computed among them, each for all of that time
+What it costs other requests:
+    work      its prefill once more, for the next requests. Without it, waiting for a neighbour's identical
+              prefix and computing it on another worker would cost the same, and affinity would be lost
+              exactly when many requests of one prefix arrive at once
+    displace  what its blocks evict from a cache, weighted with how full the cache is: spreads distinct
+              prefixes over an idle fleet, and puts copies of a hot one where they evict least
+    link      its transfer once more, for requests whose KV waits behind it
+    stall     the streams that wait while this prompt is computed beside them, each for all of that time
     decode    its own tokens at the ITL of the batch that it joins, and the ITL that it adds to others
-A second that a stream loses counts for more the closer it is to the promised ITL.
+The weight of a second that a stream loses grows as the stream nears its promised ITL.
 
-A hot prefix gets a second copy when the wait for its holder costs more than computing it elsewhere. Running
-apart is right when the transfer costs less than the stall and the queue that it avoids. Places that differ
-by less than a part of what this request adds to them are equal for all that is known, and several routers
-must not all choose the same one: of two drawn at random the cheaper is taken.
+A hot prefix gets a second copy when the wait for its holder costs more than computing it on another worker.
+Disaggregation is right when the transfer costs less than the stall and the queue that it avoids. Places that
+differ by less than a part of what this request adds to them count as equal, and several routers must not all
+choose the same one: the cheaper of two sampled at random is chosen.
 """
 
 from __future__ import annotations
@@ -62,31 +62,31 @@ TERMS: tuple[str, ...] = (
     "displace_s",
     "stall_s",
 )
-# The terms of each part lie side by side, and are cut out at once.
+# The terms of each part are adjacent, so that one slice returns them.
 _DECODE, _WHOLE, _PREFILL = slice(0, 6), slice(4, 13), slice(6, 13)
 _SLO = 3
-"""Where `slo_s` is in either part that runs apart."""
+"""The column of `slo_s` in either part of a disaggregated request."""
 _MISSING = len(TERMS)
-"""Behind the terms: the prompt tokens that are neither cached nor fetched."""
+"""The row after the terms: prompt tokens that are neither cached nor fetched."""
 
 _SHORTEST_S = 1e-9
-"""Keeps a promise of no time from dividing by zero; no clock can tell it apart from nothing."""
+"""Avoids division by zero for a promised time of zero; too short to be measured."""
 
 
 @dataclass(frozen=True, slots=True)
 class CostWeights:
-    """What the model cannot measure.
+    """Weights that the model cannot measure.
 
-    within: what a second of waiting counts for when none of the promise is used up; it grows by 1 until
+    within: weight of a second of waiting when none of the promised time is used up; it grows by 1 until
         the promised time has passed.
-    steepest: the promised times after which it grows no more: what is hopelessly late must not hide what
-        it does to others.
-    streams: by how much more a second counts for that streams lose, which each of them may lose many times.
-    work: seconds of those who come next, per second of prefill.
-    reuse: how likely a block that is pushed out of a full cache would have been used again.
+    steepest: multiple of the promised time after which the weight stops growing: a request that is
+        hopelessly late must not hide its effect on others.
+    streams: additional weight of a second that streams lose, which each may lose many times.
+    work: seconds of later requests, per second of prefill.
+    reuse: probability that a block evicted from a full cache would have been used again.
     tie: places whose costs differ by less than this part of the request's own engine time are equal.
     chunk_tokens: prompt tokens that engines compute in one step beside their streams.
-    pairs: most pairs of places that are weighed together; of larger fleets the best of each side are.
+    pairs: most pairs of places that are compared; in larger fleets, pairs of the best of each side.
     """
 
     within: float = 0.3
@@ -113,7 +113,7 @@ class _Choice(NamedTuple):
 
 
 class CostPolicy:
-    """Choose what costs the fewest seconds; among near equals, the cheaper of two drawn at random."""
+    """Chooses the lowest cost in seconds; among near equals, the cheaper of two sampled at random."""
 
     name = "cost"
 
@@ -123,7 +123,7 @@ class CostPolicy:
         self._disaggregation = disaggregation
         self._rng = rng
         self._weights = weights
-        # Arrays without dimensions: numpy takes half as long over them as over numbers.
+        # 0-d arrays: numpy takes half as long with them as with numbers.
         self._one, self._per_chunk = np.array(1.0), np.array(1.0 / weights.chunk_tokens)
         self._within, self._steepest = np.array(weights.within), np.array(weights.steepest)
         self._work, self._reuse = np.array(weights.work), np.array(weights.reuse)
@@ -149,7 +149,7 @@ class CostPolicy:
         return missing_role(prefills, decodes, worker, self._disaggregation)
 
     def _terms(self, request: RequestView, candidates: Candidates, *, whole: bool) -> FloatColumn:
-        """What every place would cost in whichever mode, a row for each of TERMS but `slo_s`, and a last one
+        """Return the cost of every place in any mode: a row for each of TERMS except `slo_s`, and a last one
         of tokens (_MISSING). `whole`: prompts may be computed where streams decode."""
         rates, one = candidates.rates, self._one
         prompt, output = float(request.prompt_tokens), float(request.output_tokens)
@@ -187,8 +187,8 @@ class CostPolicy:
 
         np.add(running, rates.step_stream_s * choices, out=step)
         if whole:
-            # Those that decode there lose what waits before this prompt as well: it brings them nearer to the
-            # end of their patience, and all of it is spread over an output like this one.
+            # Streams there also wait for what is queued before this prompt: that brings them nearer to their
+            # promised ITL, and all of it is spread over an output like this one.
             backlog = queue + prefill
             backlog *= 1.0 / max(output, 1.0)
             backlog += step
@@ -204,13 +204,13 @@ class CostPolicy:
         excess -= kv_tokens
         memory.fill(0.0)
         if excess.item(excess.argmax()) > 0.0:
-            # Streams end, and free what they hold, about once in the time that an output takes.
+            # Streams end, and free their KV, about once in the time of an output.
             np.multiply(np.maximum(excess, 0.0) / kv_tokens, step * output, out=memory)
         return terms
 
     def _of_streams(self, streams: FloatColumn, step: FloatColumn, promised_s: float) -> float:
-        """What a second that any stream loses counts for, by the ITL that streams have on average: were it
-        by each place's own, requests would leave their prefixes for the batches that are less full."""
+        """Return the weight of a second that any stream loses, by the mean ITL of all streams: by each
+        place's own, requests would leave their prefixes for emptier batches."""
         running = float(np.add.reduce(streams))
         itl_s = float(np.dot(streams, step)) / running if running else 0.0
         weights = self._weights
@@ -218,7 +218,7 @@ class CostPolicy:
         return weights.streams * (weights.within + used)
 
     def _urgency(self, seconds: FloatColumn, promised_s: float) -> FloatColumn:
-        """What each of these seconds counts for."""
+        """Return the weight of each of these waits."""
         used = seconds * (1.0 / max(promised_s, _SHORTEST_S))
         np.minimum(used, self._steepest, out=used)
         used += self._within
@@ -242,7 +242,7 @@ class CostPolicy:
     def _apart(
         self, request: RequestView, candidates: Candidates, may: Eligible, terms: FloatColumn
     ) -> _Choice | None:
-        """The best pair on two different workers."""
+        """Return the best pair on two different workers."""
         transfer, step, link, _, memory, decode, queue, load, prefill, _, work, displace, stall, _ = terms
         before, others = queue + load + prefill, work + displace + stall
         after, output = transfer + memory + step, link + decode
@@ -257,7 +257,7 @@ class CostPolicy:
         costs = waits + others[prefills][:, None]
         costs += output[decodes]
         if len(may.prefill) + len(may.decode) > len(candidates):
-            # Some may do either part.
+            # Some places may do either part.
             worker = candidates.worker
             costs[worker[prefills][:, None] == worker[decodes]] = np.inf
         flat, width = costs.ravel(), len(decodes)
@@ -276,12 +276,12 @@ class CostPolicy:
         return _Choice(prefills.item(i), decodes.item(j), flat.item(at), ttft.item(i, j), tables)
 
     def _engine_s(self, request: RequestView, candidates: Candidates, prefill_s: float, decode: int) -> float:
-        """The time of engines that this request takes, with what it adds to the steps of others."""
+        """Engine time of this request, with what it adds to the steps of others."""
         streams = request.output_tokens * request.choices
         return prefill_s + streams * candidates.rates.step_stream_s.item(decode)
 
     def _among_equals(self, costs: FloatColumn, best: int, engine_s: float) -> int:
-        """The power of two choices among what is as good as the best."""
+        """Sample two of the places that are as good as the best, and return the cheaper."""
         equal = (costs <= costs.item(best) + self._weights.tie * engine_s).nonzero()[0]
         if len(equal) < 2:
             return best
@@ -293,15 +293,15 @@ class CostPolicy:
 
 
 def _table(part: str, cells: slice, rows: IntColumn, terms: FloatColumn, slo: FloatColumn) -> TermTable:
-    """What each place would cost beside the chosen one of the other part, whose wait is in `slo`."""
+    """Return the cost of each place beside the chosen one of the other part, whose wait is in `slo`."""
     values: FloatColumn = terms[cells].take(rows, 1)
     values[_SLO] = slo
     return TermTable(part, "s", rows, TERMS[cells], values.T)
 
 
 def _from_tiers(candidates: Candidates, token_s: FloatColumn, load: FloatColumn) -> IntColumn:
-    """How many tokens are worth fetching from lower tiers, each only below the ones above it; writes the
-    seconds that this takes to `load`."""
+    """Return how many tokens are worth fetching from lower tiers, each considered only below the ones above
+    it; writes the seconds that this takes to `load`."""
     tokens, rates = candidates.tier_tokens, candidates.rates
     seconds = tokens * candidates.kv_token_bytes[:, None] * rates.tier_byte_s
     seconds += rates.tier_fixed_s * np.minimum(tokens, 1)
@@ -314,7 +314,7 @@ def _from_tiers(candidates: Candidates, token_s: FloatColumn, load: FloatColumn)
 
 
 def _cheapest(rows: IntColumn, costs: FloatColumn, most: int) -> IntColumn:
-    """At most so many of the rows, in their order."""
+    """Return at most `most` of the rows, in order."""
     if len(rows) <= most:
         return rows
     best: IntColumn = np.sort(np.argpartition(costs[rows], most - 1)[:most])
@@ -338,7 +338,7 @@ def _plan(request: RequestView, candidates: Candidates, choice: _Choice, terms: 
 
 
 def _by_tier(candidates: Candidates, row: int, tokens: int) -> tuple[int, ...]:
-    """How many of so many tokens come from each tier: the faster ones are asked first."""
+    """Return how many of the tokens come from each tier, the faster ones first."""
     parts = []
     for held in candidates.tier_tokens[row].tolist():
         parts.append(min(held, tokens))

@@ -1,4 +1,4 @@
-"""Which places may do which part of a request: the one filter that every policy begins with."""
+"""Which places may run which part of a request: the filter that every policy starts with."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NO_ROWS: IntColumn = np.empty(0, dtype=np.int64)
 
 
 class Disaggregation(StrEnum):
-    """Whether prefill and decode run apart: by rule, by cost, or not at all."""
+    """Whether requests are disaggregated: always, by cost, or never."""
 
     ALWAYS = "always"
     AUTO = "auto"
@@ -25,8 +25,8 @@ class Disaggregation(StrEnum):
 
 
 class Eligible(NamedTuple):
-    """Rows of the candidates. Any of `full` may run the whole request; one of `prefill` and one of
-    `decode` on another worker may share it."""
+    """Rows of the candidates. Any of `full` may run the whole request; one of `prefill` and one of `decode`
+    on another worker may share it."""
 
     full: IntColumn
     prefill: IntColumn
@@ -34,7 +34,7 @@ class Eligible(NamedTuple):
 
 
 def apart_or_whole(candidates: Candidates, disaggregation: Disaggregation, whole: bool) -> Eligible:
-    """Which places may do which part. `whole`: the request has to run on one worker."""
+    """Return the places by part. `whole`: the request has to run on one worker."""
     if disaggregation is Disaggregation.NEVER:
         return Eligible(_rows(candidates.prefills & candidates.decodes), NO_ROWS, NO_ROWS)
     decode = _rows(candidates.decodes)
@@ -47,7 +47,7 @@ def apart_or_whole(candidates: Candidates, disaggregation: Disaggregation, whole
 
 
 def other_rows(candidates: Candidates, rows: IntColumn, row: int) -> IntColumn:
-    """Those of `rows` that are on another worker than `row`."""
+    """Return those of `rows` that are on another worker than `row`."""
     worker = candidates.worker
     others: IntColumn = rows[worker[rows] != worker[row]]
     return others
@@ -63,8 +63,8 @@ def plan_by_parts(
     full: Choose,
     reason: str,
 ) -> Plan | None:
-    """A plan by separate rules for separate parts: apart where that is possible and allowed, the place of
-    the prefill being chosen first, else whole; None where neither is."""
+    """Plan with a separate rule for each part: disaggregated if possible and allowed, with the prefill place
+    chosen first, else whole; None if neither is possible."""
     may = apart_or_whole(candidates, disaggregation, whole)
     prefills = with_a_partner(candidates, may)
     if len(prefills):
@@ -77,7 +77,7 @@ def plan_by_parts(
 
 
 def plan_of(candidates: Candidates, prefill: int | None, decode: int, reason: str) -> Plan:
-    """The plan that names these rows. What lower tiers hold is no less of a hit."""
+    """Return the plan of these rows. Blocks in lower tiers count as hits."""
     row = decode if prefill is None else prefill
     below = tuple(candidates.tier_tokens[row].tolist())
     return Plan(
@@ -92,7 +92,7 @@ def plan_of(candidates: Candidates, prefill: int | None, decode: int, reason: st
 def missing_role(
     prefills: Sequence[bool], decodes: Sequence[bool], worker: Sequence[int], disaggregation: Disaggregation
 ) -> str | None:
-    """What has to join before an ordinary request can run, in words; None when nothing."""
+    """Return what has to join before an ordinary request can run, in words; None if nothing."""
     if disaggregation is Disaggregation.NEVER:
         both = any(p and d for p, d in zip(prefills, decodes, strict=True))
         return None if both else "no worker of role both"
@@ -110,7 +110,7 @@ def missing_role(
 
 
 def with_a_partner(candidates: Candidates, may: Eligible) -> IntColumn:
-    """The rows that may prefill and have a place on another worker to decode at."""
+    """Return the rows that may prefill and have a decode place on another worker."""
     if not len(may.prefill) or not len(may.decode):
         return NO_ROWS
     decoding = candidates.worker[may.decode]

@@ -1,4 +1,4 @@
-"""The arithmetic of learned rates: a line through measurements of which older ones count for less."""
+"""Fits of learned rates: a line through measurements with decaying weights."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ PRIOR_WEIGHT = 0.25
 class LinearFit:
     """Exponentially weighted least squares of two non-negative numbers.
 
-    `scale` is a typical number of units: it makes the two numbers comparable, both in seconds. What is
-    believed without measurements counts for as much as `weight` of them.
+    `scale` is a typical number of units, which makes the two numbers comparable, both in seconds. The prior
+    counts as much as `weight` measurements.
     """
 
     def __init__(self, fixed_s: float, per_unit_s: float, scale: float, weight: float = PRIOR_WEIGHT) -> None:
@@ -20,7 +20,7 @@ class LinearFit:
         self.draw_to(fixed_s, per_unit_s)
 
     def draw_to(self, fixed_s: float, per_unit_s: float) -> None:
-        """Believe something else where there are no measurements."""
+        """Set another prior."""
         self._prior = (fixed_s, per_unit_s * self._scale)
         if self._n:
             self._solve()
@@ -28,7 +28,7 @@ class LinearFit:
             self.fixed_s, self.per_unit_s = fixed_s, per_unit_s
 
     def observe(self, units: float, seconds: float, drawn_to: LinearFit | None = None) -> None:
-        """One measurement. Both are non-negative. With `drawn_to`, believe that where there are none."""
+        """Add a measurement, non-negative in both numbers. With `drawn_to`, set that as the prior first."""
         if drawn_to is not None:
             self._prior = (drawn_to.fixed_s, drawn_to.per_unit_s * self._scale)
         x = units / self._scale

@@ -1,14 +1,12 @@
-"""What work costs on each worker, learned from what workers measure.
+"""The costs of work on each worker, learned from workers' measurements.
 
-Prefill, transfer, decode step and loads from each lower tier follow `seconds = fixed + per unit * units`.
-The two numbers are fitted by least squares in which older measurements weigh exponentially less, drawn
-towards what is believed without any. For a pool on its hardware that is the roofline; for a worker it is what
-its pool has measured.
+Prefill, transfer, decode step and loads from each lower tier follow `seconds = fixed + per unit * units`. The
+two numbers are fitted by least squares with exponentially decaying weights, drawn towards a prior: for a pool
+on its hardware that is the roofline, for a worker the rates of its pool.
 
-Of a worker that has measured nothing, or about the same as its pool, what the pool has measured is believed,
-to the last digit. Were a newcomer at the roofline, whichever was measured first would look better, or worse,
-than all others, and get everything, or nothing; and where nobody waits, so would whichever looks better by a
-hair.
+A worker without measurements, or with about the same as its pool, has exactly the rates of its pool. If a new
+worker had the roofline's rates, the worker measured first would look better or worse than all others, and get
+all requests or none; and in an idle fleet, so would the one that looks better by a rounding error.
 """
 
 from __future__ import annotations
@@ -26,22 +24,22 @@ from kvasir_router.decide.fits import PRIOR_WEIGHT, LinearFit
 from kvasir_router.decide.roofline import CostRates, rates_of
 
 POOL_WEIGHT = 2.0
-"""What a pool has measured counts for as much as so many measurements of a worker's own."""
+"""Weight of a pool's rates as a worker's prior, in measurements."""
 PREFILL_SCALE_TOKENS = 1024.0
 TRANSFER_SCALE_BYTES = float(16 << 20)
 STEP_SCALE_STREAMS = 16.0
 CHUNK_TOKENS = 2048
-"""Prompt tokens that an engine computes in one step, beside the streams that decode (chunked prefill):
-the default of vLLM's max_num_batched_tokens on servers."""
+"""Prompt tokens that an engine computes in one step, beside decoding streams (chunked prefill): the default
+of vLLM's max_num_batched_tokens on servers."""
 
 LARGEST_STALL = 0.9
-"""The part of a stream's decode that may be put down to prompts computed beside it."""
+"""The part of a stream's decode time that may be attributed to prompts computed beside it."""
 
 RATE_ROWS = 6 + 2 * LOWER_TIERS
-"""Numbers that make up one worker's rates: the fields of RateColumns in order, tiers one by one."""
+"""The numbers of one worker's rates: the fields of RateColumns in order, tiers one by one."""
 
 _PREFILL, _STEP, _TRANSFER, _TIERS = range(4)
-"""Which fit is whose; those of tiers follow each other, in the order of media."""
+"""Indexes of the fits; those of tiers are adjacent, in the order of media."""
 _SCALES = (
     PREFILL_SCALE_TOKENS,
     STEP_SCALE_STREAMS,
@@ -50,10 +48,10 @@ _SCALES = (
 )
 _KINDS = range(len(_SCALES))
 _APART = 0.15
-"""A worker that differs from its pool by more than this part goes by its own measurements."""
+"""A worker that differs from its pool by more than this fraction uses its own measurements."""
 _NEWS_PER_WORKER, _MOST_UNTOLD = 0.0005, 0.05
-"""What a pool believes is told its workers once it has changed by this part for each of them, and by the
-latter at most: the more are to be told, the longer that takes."""
+"""A pool publishes its rates to its workers once they changed by this fraction for each of them, and by the
+latter at most, since publishing takes longer with more workers."""
 _MOST_IDLE_POOLS = 64
 
 _PoolKey = tuple[str, str, Hardware, KvLayout]
@@ -85,7 +83,7 @@ def _rates(fits: list[LinearFit]) -> CostRates:
 
 
 def _differ(one: LinearFit, other: LinearFit, scale: float, part: float) -> bool:
-    """Whether they are apart by more than this part of the latter, for little or for much."""
+    """Whether two fits differ by more than this fraction of the latter, for few or for many units."""
     for units in (scale / 8, scale):
         seconds = other.fixed_s + units * other.per_unit_s
         if abs(one.fixed_s + units * one.per_unit_s - seconds) > part * seconds:
@@ -95,8 +93,8 @@ def _differ(one: LinearFit, other: LinearFit, scale: float, part: float) -> bool
 
 @dataclass(slots=True)
 class _Pool:
-    """What all workers of one pool on one hardware have measured together. `published` is what decisions
-    use, with `rates` as its numbers."""
+    """The joint measurements of all workers of one pool on one hardware. `published` is what decisions use,
+    with `rates` as its numbers."""
 
     fits: list[LinearFit]
     published: list[LinearFit]
@@ -106,7 +104,7 @@ class _Pool:
 
 @dataclass(slots=True)
 class _Worker:
-    """`apart` are the fits in which it differs from its pool."""
+    """One worker. `apart` are the fits in which it differs from its pool."""
 
     pool: _Pool
     fits: list[LinearFit]
@@ -115,7 +113,7 @@ class _Worker:
     tiers: dict[int, TierLoad] = field(default_factory=dict)
 
     def renew(self) -> bool:
-        """Go by what is known now; whether that is anything else."""
+        """Use the newest rates. Return whether they changed."""
         before, published = self.rates, self.pool.published
         self.rates = self.pool.rates
         if self.apart:
@@ -124,8 +122,8 @@ class _Worker:
 
 
 class RateBook:
-    """The rates of every worker that is known; bounded by `forget`. `priors(identity)` is where the first
-    worker of a pool begins, by default at the roofline of its hardware."""
+    """The rates of every known worker; bounded by `forget`. `priors(identity)` returns the prior of the first
+    worker of a pool, by default the roofline of its hardware."""
 
     def __init__(self, priors: Callable[[WorkerIdentity], CostRates] = rates_of) -> None:
         self._priors = priors
@@ -133,7 +131,7 @@ class RateBook:
         self._workers: dict[str, _Worker] = {}
 
     def join(self, worker_id: str, identity: WorkerIdentity) -> CostRates:
-        """A worker of which nothing has been measured, under the id of its session."""
+        """Add a worker without measurements, under its session id."""
         key = (identity.pool, identity.model, identity.hardware, identity.kv)
         pool = self._pools.get(key)
         if pool is None:
@@ -144,11 +142,11 @@ class RateBook:
         return pool.rates
 
     def rates(self, worker_id: str) -> CostRates:
-        """The present estimate for a worker that has joined. Raises KeyError for another."""
+        """Return the current estimate for a worker that has joined. Raises KeyError for another."""
         return self._workers[worker_id].rates
 
     def forget(self, worker_id: str) -> None:
-        """The worker is gone. What it has measured stays with its pool."""
+        """Remove a worker. Its measurements stay with its pool."""
         worker = self._workers.pop(worker_id, None)
         if worker is None:
             return
@@ -160,10 +158,9 @@ class RateBook:
     def observe(
         self, worker_id: str, usage: Usage, timings: Timings, *, streams: int, beside_tokens: int = 0
     ) -> set[str]:
-        """Learn from a leg that ended well while `streams` were decoding on its worker, itself included
-        if it decoded, and `beside_tokens` of other prompts were computed there during its decode.
-        Returns the workers of which something else is believed. Raises KeyError for one that has not
-        joined."""
+        """Learn from a leg that ended well while `streams` were decoding on its worker, itself included if it
+        decoded, and `beside_tokens` of other prompts were computed there during its decode. Return the
+        workers whose rates changed. Raises KeyError for a worker that has not joined."""
         known = self._workers[worker_id].rates
         computed = usage.prompt_tokens - usage.cached_tokens - usage.transferred_tokens
         news: set[str] = set()
@@ -180,8 +177,8 @@ class RateBook:
         return self._renewed(news)
 
     def loaded(self, worker_id: str, tiers: Iterable[TierLoad]) -> set[str]:
-        """Learn from what the worker's tiers have loaded since the last call. Returns the workers of which
-        something else is believed. Raises KeyError for one that has not joined."""
+        """Learn from the loads of the worker's tiers since the last call. Return the workers whose rates
+        changed. Raises KeyError for a worker that has not joined."""
         worker = self._workers[worker_id]
         news: set[str] = set()
         for tier in tiers:
@@ -191,7 +188,7 @@ class RateBook:
             worker.tiers[tier.medium] = tier
             loads, loaded = tier.loads - last.loads, tier.loaded_bytes - last.loaded_bytes
             seconds = tier.load_s - last.load_s
-            # Less than nothing where the worker counts anew.
+            # Negative if the worker restarted its counters.
             if loads > 0 and loaded > 0 and seconds > 0.0:
                 kind = _TIERS + tier.medium - 1
                 self._learn(worker_id, kind, loaded / loads, seconds / loads, news)
@@ -216,7 +213,7 @@ class RateBook:
 
 
 def contention(rates: CostRates, streams: int) -> float:
-    """How many times longer a prompt takes while `streams` decode on the same worker: each chunk of it
+    """Return how many times longer a prompt takes while `streams` decode on the same worker: each chunk of it
     shares its step with one token of every stream."""
     alone = rates.prefill_token_s * CHUNK_TOKENS
     if streams <= 0 or alone <= 0.0:
@@ -225,13 +222,13 @@ def contention(rates: CostRates, streams: int) -> float:
 
 
 def write_rates(table: FloatColumn, rows: slice | IntColumn, rates: CostRates) -> None:
-    """Put rates into some columns of a table of shape RATE_ROWS x places."""
+    """Write rates to some columns of a table of shape RATE_ROWS x places."""
     values = (*rates[:6], *rates.tier_fixed_s, *rates.tier_byte_s)
     table[:RATE_ROWS, rows] = np.array(values)[:, None]
 
 
 def rate_columns(table: FloatColumn) -> RateColumns:
-    """A table of shape RATE_ROWS x places as columns, without a copy."""
+    """Return a table of shape RATE_ROWS x places as columns, without a copy."""
     tiers = 6 + LOWER_TIERS
     prefill_fixed, prefill_token, step_fixed, step_stream, transfer_fixed, transfer_byte = table[:6]
     return RateColumns(

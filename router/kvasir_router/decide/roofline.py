@@ -1,9 +1,9 @@
-"""What work should cost on a worker of which nothing has been measured yet, from what its hardware can do.
+"""Estimated costs on a worker without measurements, from its hardware.
 
-Prefill is bound by arithmetic: two operations per parameter and token, and attention's share, over the part
-of the peak that engines reach. A decode step is bound by memory: it reads all weights once, and the KV of
-every stream (Pope et al., Efficiently Scaling Transformer Inference, 2022, section 2). The first
-measurements correct what is wrong with that, so the figures need the right order only.
+Prefill is compute-bound: two operations per parameter and token, and attention's share, over the part of the
+peak that engines reach. A decode step is memory-bound: it reads all weights once, and the KV of every stream
+(Pope et al., Efficiently Scaling Transformer Inference, 2022, section 2). The first measurements correct the
+estimates, so only the order of magnitude matters.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ TierSeconds = tuple[float, float, float]
 
 
 class CostRates(NamedTuple):
-    """What work costs on one worker, as kvasir.ports.routing.RateColumns has it, in seconds. The defaults
-    are those of a small model on a CPU, for workers that do not say what they run on."""
+    """Costs of work on one worker in seconds, with the fields of kvasir.ports.routing.RateColumns. The
+    defaults are those of a small model on a CPU, for workers that do not report their hardware."""
 
     prefill_fixed_s: float = 0.005
     prefill_token_s: float = 1 / 20_000
@@ -33,13 +33,13 @@ class CostRates(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Efficiency:
-    """How much of what the data sheet says is reached, and the paths that it does not speak of.
+    """Fractions of the nominal performance that are reached, and the paths that data sheets leave out.
 
     Large prefills reach about half of the peak (Pope et al. report 0.4 to 0.76), decode steps about 0.6 of
     the bandwidth (Databricks, LLM Inference Performance Engineering, 2023). `context_tokens` is the typical
-    length of a stream. Launching a step costs `step_overhead_s`. Transfer is one 100 Gbit/s RDMA port;
+    length of a stream. `step_overhead_s` is the launch time of a step. Transfer is one 100 Gbit/s RDMA port;
     the tiers are PCIe 4.0 x16, an NVMe drive and a store behind 10 Gbit/s Ethernet, each a little below its
-    nominal bandwidth (bytes a second).
+    nominal bandwidth (bytes per second).
     """
 
     arithmetic: float = 0.5
@@ -54,7 +54,7 @@ class Efficiency:
 
 
 def rates_of(identity: WorkerIdentity, efficiency: Efficiency | None = None) -> CostRates:
-    """The priors for a worker; `CostRates()` where it does not know its hardware or its model."""
+    """Return the priors for a worker; `CostRates()` if it does not report its hardware or its model."""
     hardware, parameters = identity.hardware, identity.model_parameters
     known = (hardware.flops, hardware.bytes_per_s, parameters, identity.model_bytes, identity.kv.layers)
     if min(known) <= 0:

@@ -1,11 +1,11 @@
-"""Reaches workers over gRPC: `kvasir.ports.session.Dialer` for production.
+"""Connections to workers over gRPC: `kvasir.ports.session.Dialer` for production.
 
-One channel for each connection, closed with it: a shared one would hand its own back-off and its broken
-state to the next attempt, and reconnecting is the session's business. So is each connection's TLS handshake,
-which the certificates on disk at that moment take part in.
+Each connection has a channel of its own, closed with it: a shared channel would pass its back-off and its
+broken state to the next attempt, and the session controls reconnects. Each connection also does its own TLS
+handshake, with the certificates on disk at that moment.
 
-gRPC shows its Python user no certificate of the server, but it compares one name in it. So a worker's DNS
-name tells deployment and pool, whatever its address: a connection exists only where both are proven.
+gRPC gives Python no access to the server's certificate, but it checks one name in it. A worker's DNS name
+therefore encodes deployment and pool, whatever its address: a connection exists only if both are proven.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ _REFUSALS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class GrpcDialLimits:
-    """`connect_timeout_s` is for the whole dial, Welcome included, and `part_timeout_s` for each part of
-    a snapshot. A peer that does not answer a keepalive ping within `keepalive_timeout_s` is gone."""
+    """`connect_timeout_s` covers the whole dial including Welcome, and `part_timeout_s` each part of a
+    snapshot. A peer that does not answer a keepalive ping within `keepalive_timeout_s` is disconnected."""
 
     connect_timeout_s: float = 1.0
     part_timeout_s: float = 5.0
@@ -66,7 +66,7 @@ class GrpcDialLimits:
 
 @dataclass(frozen=True, slots=True)
 class DialTls:
-    """What a router shows, and what a worker of `pool` has to prove."""
+    """The certificates of the router, and the name that a worker of `pool` must prove."""
 
     files: TlsFiles
     names: TlsNames
@@ -79,7 +79,7 @@ class DialTls:
 
 
 class GrpcRouterConnection:
-    """`kvasir.ports.session.RouterConnection` over one RPC on a channel of its own."""
+    """`kvasir.ports.session.RouterConnection` over one RPC on its own channel."""
 
     def __init__(self, channel: grpc.aio.Channel, call: Call) -> None:
         self._channel = channel
@@ -93,7 +93,7 @@ class GrpcRouterConnection:
         return self._welcome
 
     async def handshake(self, hello: Hello) -> None:
-        """Exchange Hello and Welcome. Raises ConnectionLost, and ProtocolError for a refusal."""
+        """Exchange Hello and Welcome. Raises ConnectionLost, or ProtocolError for a refusal."""
         await self._guard(self._call.write(encode_to_worker(hello)))
         answer = await self._read()
         if not isinstance(answer, Welcome):
@@ -126,7 +126,7 @@ class GrpcRouterConnection:
             await self._raise_lost(error)
         except asyncio.CancelledError:
             task = asyncio.current_task()
-            # A call that was cancelled by `close` raises this as well; only a cancelled task may pass it on.
+            # `close` cancels the call, which raises this too; only a cancelled task may propagate it.
             if task is not None and task.cancelling():
                 raise
             raise ConnectionLost("closed") from None
@@ -138,7 +138,7 @@ class GrpcRouterConnection:
 async def _ended(
     call: Call | grpc.aio.UnaryStreamCall[bytes, bytes], error: BaseException
 ) -> ConnectionLost | ProtocolError:
-    """What became of a call that broke."""
+    """Return the error of a broken call."""
     if not call.done():
         return ConnectionLost(str(error))
     code, details = await call.code(), await call.details()
@@ -148,37 +148,37 @@ async def _ended(
 
 
 def _handshake_failure(lost: ConnectionLost, address: str, tls: DialTls) -> ConnectionLost | ProtocolError:
-    """The same loss, or the refusal that gRPC's words about the TLS handshake amount to."""
+    """Return the same loss, or the refusal that gRPC's text about the TLS handshake means."""
     said = str(lost)
     if "Hostname Verification Check failed" in said:
         return ProtocolError(
             f"{address} has no certificate of {tls.expected}, but one of another pool, deployment or trust "
-            "domain, or a router's; correct discovery, or issue that worker's certificate anew",
+            "domain, or a router's; correct discovery, or issue that worker's certificate again",
             code=WRONG_IDENTITY,
         )
     if failure := _VERIFY_FAILED.search(said):
         return ProtocolError(
-            f"the certificate of the worker at {address} is not accepted: {failure[1]}; renew it, and see "
-            "that the router's certificate authorities have certified it",
+            f"the certificate of the worker at {address} is not accepted: {failure[1]}; renew it, and check "
+            "that an authority that the router trusts has signed it",
             code=UNTRUSTED,
         )
     if "WRONG_VERSION_NUMBER" in said:
         return ProtocolError(
-            f"the worker at {address} speaks plain text, and this router speaks TLS only; "
-            "set tls alike for both",
+            f"the worker at {address} uses plain text, and this router uses TLS only; "
+            "set tls to the same value for both",
             code=UNTRUSTED,
         )
     if "Socket closed" in said or "Connection reset" in said:
         return ConnectionLost(
-            f"{said}: {address} hung up in the handshake; if that lasts, it does not accept the router's "
-            "certificate, and its log says why"
+            f"{said}: {address} closed the connection in the handshake; if that persists, it does not accept "
+            "the router's certificate, and its log has the reason"
         )
     return lost
 
 
 class GrpcDialer:
-    """Dials `host:port`. `token` is the deployment's session secret, None where it has none. With `tls`
-    it reaches workers of one pool; without, it speaks plain text."""
+    """Dials `host:port`. `token` is the deployment's session secret, or None. With `tls` it connects to
+    workers of one pool; without, it uses plain text."""
 
     def __init__(
         self, token: str | None, limits: GrpcDialLimits | None = None, *, tls: DialTls | None = None
@@ -188,8 +188,8 @@ class GrpcDialer:
         self._tls = tls
 
     async def dial(self, address: str, hello: Hello) -> GrpcRouterConnection:
-        """Connect and exchange Hello and Welcome. Raises ConnectionLost when nobody answers in time,
-        and ProtocolError when the worker refuses, with its reason, or is not who it should be."""
+        """Connect, and exchange Hello and Welcome. Raises ConnectionLost on a timeout, and ProtocolError if
+        the worker refuses, with its reason, or has the wrong identity."""
         channel = self._channel(address)
         method = channel.stream_stream(
             f"/{SERVICE}/Session", request_serializer=None, response_deserializer=None
@@ -214,7 +214,7 @@ class GrpcDialer:
         return connection
 
     async def snapshot(self, address: str, epoch: int) -> AsyncGenerator[KvSnapshotPart, None]:
-        """All that the worker holds; see kvasir.ports.session.Dialer."""
+        """Yield all that the worker holds; see kvasir.ports.session.Dialer."""
         limits = self._limits
         async with self._snapshot_call(address, epoch) as call:
             while True:
@@ -251,7 +251,7 @@ class GrpcDialer:
         if tls is None:
             return grpc.aio.insecure_channel(address, options=options)
         if problem := tls.files.invalid():
-            raise ProtocolError(f"this router cannot prove who it is: {problem}", code=UNTRUSTED)
+            raise ProtocolError(f"this router cannot prove its identity: {problem}", code=UNTRUSTED)
         own = tls.files.current()
         credentials = grpc.ssl_channel_credentials(own.ca, own.key, own.chain)
         options.append(("grpc.ssl_target_name_override", tls.expected))
@@ -260,7 +260,7 @@ class GrpcDialer:
     def _check_pool(self, address: str, welcome: Welcome) -> None:
         if self._tls is not None and welcome.identity.pool != self._tls.pool:
             raise ProtocolError(
-                f"{address} says that it is of pool {welcome.identity.pool!r}, and its certificate is of "
+                f"{address} reports pool {welcome.identity.pool!r}, and its certificate is of "
                 f"pool {self._tls.pool!r}; start it with the certificate of its pool",
                 code=WRONG_IDENTITY,
             )

@@ -1,8 +1,8 @@
-"""Tells a worker that has fallen silent from a router that was too busy to listen.
+"""Distinguishes an unresponsive worker from a router whose own event loop was blocked.
 
-A frozen process, a partition and a dead link all look alike from here: the connection stands and nothing
-comes. A router whose own loop stood still sees exactly the same when it wakes, and must not take every
-worker for dead. So the wait is cut into slices, and time in which this loop did not run is nobody's silence.
+A frozen process, a partition and a dead link look alike: the connection stands and nothing arrives. A router
+whose loop was blocked sees the same when it resumes, and must not declare every worker dead. The wait is
+therefore cut into slices, and time in which this loop did not run does not count.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ _GRAIN_S = 1e-6
 async def wait_inactive(
     last_received_s: Callable[[], float], liveness_timeout_s: float, clock: Clock
 ) -> None:
-    """Return once nothing was heard for `liveness_timeout_s` seconds in which this loop was awake.
+    """Return once nothing arrived for `liveness_timeout_s` seconds in which this loop ran.
 
-    `last_received_s` gives `clock`'s reading when something was heard last. After a stall of the loop, what
-    came meanwhile gets at least a slice of the time to be read before it counts as missing.
+    `last_received_s` returns `clock`'s reading at the last arrival. After a stall of the loop, messages that
+    arrived meanwhile get at least a slice of time to be read before they count as missing.
     """
     slice_s = liveness_timeout_s / _SLICES
     since = clock.now()

@@ -1,8 +1,8 @@
-"""The fleet as it comes and goes: discovery says who should exist, sessions say who is alive.
+"""The members of the fleet: discovery says which workers should exist, sessions say which are alive.
 
-A worker that discovery no longer names is not cut off: it gets nothing new, and its session ends when the
-last of its streams has. A worker that does not fit is kept connected and unused, so that it can be taken
-in as soon as what it conflicts with has gone.
+A worker that discovery no longer reports keeps its streams: it gets no new work, and its session ends after
+the last of them. A worker that does not match stays connected and unused, so that it can be accepted once the
+worker that it conflicts with is gone.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ from kvasir_router.sessions.session import (
 
 LEFT = "no longer a member"
 _NAMED = 32
-"""How many workers an error lists."""
+"""Number of workers that an error lists."""
 
 
 class MemberSession(Protocol):
-    """What is needed of kvasir_router.sessions.session.WorkerSession."""
+    """The interface that members need of kvasir_router.sessions.session.WorkerSession."""
 
     def send(self, message: RouterMessage) -> None: ...
 
@@ -63,8 +63,8 @@ Spawn = Callable[[Coroutine[Any, Any, None], str], asyncio.Task[None]]
 
 @dataclass(slots=True)
 class SessionMember:
-    """One worker's session and what waits to be said in it. `left` means that discovery has dropped
-    it; `draining` is what the worker itself says."""
+    """One worker's session and its outbox. `left`: discovery has dropped the worker; `draining` is the
+    worker's own report."""
 
     session: MemberSession
     outbox: Outbox = field(default_factory=Outbox)
@@ -73,11 +73,11 @@ class SessionMember:
 
 
 class SessionMembers:
-    """Keeps a session with every worker that discovery names.
+    """Keeps a session with every worker that discovery reports.
 
-    `feed` takes what the request machine has to know, and `rest` tells what of a worker's step is left for
-    it; `busy` tells how many legs run on a worker; `changed` is told of every change of a worker's state;
-    `spawn` runs a task whose failure is the router's.
+    `feed` passes events to the request machine, and `rest` handles the remainder of a worker's step; `busy`
+    returns the number of legs on a worker; `changed` is called on every change of a worker's state; `spawn`
+    runs a task whose failure is the router's.
     """
 
     def __init__(
@@ -102,15 +102,15 @@ class SessionMembers:
         self._ending: set[asyncio.Task[None]] = set()
 
     def get(self, worker_id: str) -> SessionMember | None:
-        """A member that discovery names, or that still has streams."""
+        """Return a member that discovery reports, or that still has streams."""
         return self._members.get(worker_id)
 
     def all(self) -> list[tuple[str, SessionMember]]:
-        """Every member with its id."""
+        """Return every member with its id."""
         return list(self._members.items())
 
     def update(self, snapshot: Snapshot) -> None:
-        """Take in what discovery says."""
+        """Apply a snapshot of discovery."""
         named = {endpoint.worker_id: endpoint for endpoint in snapshot.endpoints}
         for worker_id in [worker_id for worker_id in self._members if worker_id not in named]:
             self._leave(worker_id)
@@ -130,13 +130,13 @@ class SessionMembers:
             member.session.send(SetDraining(draining, reason))
         except UpstreamError as error:
             raise UpstreamError(
-                f"{worker_id} cannot be told: {error.message}; try again once `kvasir get workers` no longer "
-                "shows it connecting",
+                f"{worker_id} cannot be reached: {error.message}; try again once `kvasir get workers` does "
+                "not show it connecting",
                 code=error.code,
             ) from error
 
     def settle(self, worker_id: str) -> None:
-        """Let a worker go that has left, once nothing of ours runs there."""
+        """Close the session of a worker that left, once none of our requests runs there."""
         member = self._members.get(worker_id)
         if member is not None and member.left and not self._busy(worker_id):
             self._drop(worker_id, member)
@@ -203,7 +203,7 @@ class SessionMembers:
             case SessionLost(reason=reason):
                 self._lost(worker_id, member, reason)
             case SessionRefused(reason=reason):
-                # Without a session it must not be taken in when a peer leaves: what it was is forgotten.
+                # Without a session it must not be accepted when a peer leaves, so its identity is dropped.
                 self.registry.note(worker_id, CONNECTING)
                 self.registry.note(worker_id, REFUSED, reason)
             case SessionUnreachable(reason=reason):
@@ -213,7 +213,7 @@ class SessionMembers:
     def _message(self, worker_id: str, member: SessionMember, message: WorkerMessage | EncodedStep) -> None:
         serves = self.registry[worker_id].serves
         if isinstance(message, Draining):
-            # Remembered of one that does not fit as well: it may be taken in later.
+            # Kept for a refused worker too: it may be accepted later.
             member.draining = message.reason
             if serves:
                 self._feed(WorkerDraining(worker_id, message.reason))
@@ -249,7 +249,7 @@ class SessionMembers:
         self.settle(worker_id)
 
     def _reconsider(self) -> None:
-        """A peer has gone: who was refused because of it may fit."""
+        """A peer is gone: accept workers that were refused because of it."""
         for worker_id, identity in self.registry.refused():
             member = self._members.get(worker_id)
             if member is not None:
@@ -265,7 +265,7 @@ class SessionMembers:
 
 
 def no_such_worker(worker_id: str, there_are: Iterable[str]) -> RequestError:
-    """What is said of a worker that nobody knows."""
+    """Return the error for an unknown worker."""
     known = sorted(there_are)
     more = f" and {len(known) - _NAMED} more" if len(known) > _NAMED else ""
     named = ", ".join(known[:_NAMED]) or "none"

@@ -1,7 +1,7 @@
-"""What is to be said to one worker at the end of this turn of the event loop.
+"""Messages to one worker that are sent at the end of this turn of the event loop.
 
-Messages cost the same whatever their size, so that all submits, aborts and releases that a turn brings
-travel as one message each.
+A message costs the same whatever its size, so all submits, aborts and releases of a turn are sent as one
+message each.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Send = Callable[[RouterMessage], None]
 
 
 class Outbox:
-    """Emptied every turn, hence bounded by what the machine admits."""
+    """Emptied every turn, so bounded by what the machine admits."""
 
     def __init__(self) -> None:
         self._submits: list[EngineRequest] = []
@@ -28,22 +28,22 @@ class Outbox:
         self._submits.append(request)
 
     def abort(self, leg_ids: tuple[str, ...]) -> None:
-        """Stop legs, which may have been submitted in the same turn."""
+        """Abort legs, which may have been submitted in the same turn."""
         self._aborts.extend(leg_ids)
 
     def release(self, lease_ids: tuple[str, ...]) -> None:
-        """End leases."""
+        """Release leases."""
         self._releases.extend(lease_ids)
 
     def clear(self) -> None:
-        """Forget all: the session is over."""
+        """Drop all messages: the session is over."""
         self._submits.clear()
         self._aborts.clear()
         self._releases.clear()
 
     def flush(self, send: Send) -> list[tuple[EngineRequest, KvasirError]]:
-        """Say it all, submits before the aborts that may be about them; returns the submits that could
-        not be sent, with the reason."""
+        """Send all, submits before the aborts that may refer to them. Return the submits that could not be
+        sent, with the error."""
         submits, aborts, releases = self._submits[:], tuple(self._aborts), tuple(self._releases)
         self.clear()
         refused: list[tuple[EngineRequest, KvasirError]] = []
@@ -60,7 +60,7 @@ class Outbox:
 
 
 def _one_by_one(submits: list[EngineRequest], send: Send) -> list[tuple[EngineRequest, KvasirError]]:
-    """One request that cannot be sent must not hold up its neighbours."""
+    """Send requests one by one, so that one that cannot be sent does not block the others."""
     refused: list[tuple[EngineRequest, KvasirError]] = []
     for request in submits:
         try:

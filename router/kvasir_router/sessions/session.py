@@ -1,7 +1,7 @@
-"""The router's end of a session: it outlives connections, and says so when it could not.
+"""The router's end of a session, which outlives connections and reports when it is lost.
 
-`WorkerSession` dials, resumes and replays; what it cannot mend it reports, so that no request waits for a
-worker that has forgotten it. Everything that happens is one event to the router's shell.
+`WorkerSession` dials, resumes and replays. What it cannot recover it reports, so that no request waits for a
+worker that has dropped it. Each event goes to the router's shell.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from kvasir_router.sessions.inactivity import wait_inactive
 
 @dataclass(frozen=True, slots=True)
 class SessionReady:
-    """The worker takes messages. `resumed` False: it is a new session and holds none of our requests."""
+    """The worker accepts messages. `resumed` False: the session is new and has none of our requests."""
 
     worker_id: str
     identity: WorkerIdentity
@@ -46,7 +46,7 @@ class SessionReady:
 
 @value
 class SessionMessage:
-    """The worker said this; exactly once, in order."""
+    """A message of the worker; each exactly once, in order."""
 
     worker_id: str
     message: WorkerMessage | EncodedStep
@@ -54,8 +54,7 @@ class SessionMessage:
 
 @dataclass(frozen=True, slots=True)
 class SessionInterrupted:
-    """The connection broke, or the worker fell silent on it. The session goes on, and so do its requests:
-    Ready or Lost follows."""
+    """The connection broke or timed out. The session and its requests go on: Ready or Lost follows."""
 
     worker_id: str
     reason: str
@@ -63,7 +62,7 @@ class SessionInterrupted:
 
 @dataclass(frozen=True, slots=True)
 class SessionLost:
-    """The session is over, and every request that ran in it is gone. A new one is being tried."""
+    """The session is over, with every request that ran in it. A new one is being dialed."""
 
     worker_id: str
     reason: str
@@ -71,7 +70,7 @@ class SessionLost:
 
 @dataclass(frozen=True, slots=True)
 class SessionRefused:
-    """The worker turned us away. Said once for each reason; dialing goes on at the slowest pace."""
+    """The worker refused the session. Reported once per reason; dialing continues at the slowest pace."""
 
     worker_id: str
     reason: str
@@ -79,7 +78,7 @@ class SessionRefused:
 
 @dataclass(frozen=True, slots=True)
 class SessionUnreachable:
-    """Nobody answers, and there is no session to resume. Said once for each reason in a row."""
+    """The worker does not answer, and there is no session to resume. Reported once per reason in a row."""
 
     worker_id: str
     reason: str
@@ -92,29 +91,28 @@ SessionEvent = (
 
 @dataclass(frozen=True, slots=True)
 class SessionLimits:
-    """Bounds of the router's end. `resume_window_s` should not exceed the workers' own, and
-    `liveness_timeout_s` should leave room for two of their heartbeats. A connection that broke is dialed anew
-    at once, and then at a pace between the two back-offs; how long one dial may take is the dialer's to
-    bound."""
+    """Bounds of the router's end. `resume_window_s` should not exceed that of the workers, and
+    `liveness_timeout_s` should allow for two of their heartbeats. A broken connection is dialed at once, and
+    then with a delay between the two back-offs; the dialer bounds the duration of a dial."""
 
     link: LinkLimits = field(default_factory=LinkLimits)
     resume_window_s: float = 10.0
     liveness_timeout_s: float = 1.5
-    """A connection on which nothing came for so long is broken: the worker is frozen or out of reach."""
+    """A connection without a message for this long is broken: the worker is frozen or unreachable."""
     backoff_min_s: float = 0.05
     backoff_max_s: float = 1.0
     goodbye_s: float = 0.5
     submit_bytes: int = 4 << 20
-    """Larger Submits are split, so that one does not hold up what follows."""
+    """Larger Submits are split, so that one does not delay what follows."""
     request_bytes: int = 32 << 20
-    """A single request beyond this is refused."""
+    """A single larger request is refused."""
 
 
 class WorkerSession:
     """One worker's session. All methods are called on one event loop.
 
-    `on_event` is called from `run` only, never from within `send`; it must not block or raise.
-    `router_id` must be unique among live routers: a worker keeps one session for each.
+    `on_event` is called from `run` only, never from within `send`; it must not block or raise. `router_id`
+    must be unique among live routers: a worker keeps one session per router.
     """
 
     def __init__(
@@ -147,11 +145,11 @@ class WorkerSession:
         self._refusal: str | None = None
 
     def send(self, message: RouterMessage) -> None:
-        """Queue a message; never waits. While the connection is broken it is kept for the next one.
+        """Queue a message without waiting. While the connection is broken it is kept for the next one.
 
-        Without a session Submit and SetDraining raise UpstreamError (`session_lost`), and other messages
-        are dropped: they name things that died with it. A request that is too large raises RequestError.
-        When the tail overflows, the session is lost and the event says so.
+        Without a session, Submit and SetDraining raise UpstreamError (`session_lost`), and other messages are
+        dropped: they refer to things that ended with it. A request that is too large raises RequestError. If
+        the tail overflows, the session is lost and the event says so.
         """
         link = None if self._doomed else self._link
         if link is None:
@@ -173,7 +171,7 @@ class WorkerSession:
             self._pump.wake()
 
     def snapshot(self, epoch: int) -> AsyncGenerator[KvSnapshotPart, None]:
-        """All that the worker holds, over a connection of its own; see kvasir.ports.session.Dialer."""
+        """Yield all that the worker holds, over a separate connection; see kvasir.ports.session.Dialer."""
         return self._dialer.snapshot(self._address, epoch)
 
     async def run(self) -> None:
@@ -189,8 +187,8 @@ class WorkerSession:
             self._work.result()
 
     async def close(self) -> None:
-        """End the session at both ends. A worker that cannot be told within `goodbye_s` ends it when its
-        window has passed. No event follows. Idempotent."""
+        """End the session at both ends. A worker that cannot be reached within `goodbye_s` ends it after its
+        resume window. No event follows. Idempotent."""
         self._closed = True
         link, self._link = self._link, None
         self._stop_window()
@@ -221,7 +219,7 @@ class WorkerSession:
                 await self._carry(connection)
             finally:
                 await connection.close()
-            # A worker that takes connections only to drop them must not be dialed in a tight loop.
+            # A worker that accepts connections and drops them must not be dialed in a tight loop.
             lasted = self._clock.now() - began >= self._limits.backoff_max_s
             self._failures = 0 if lasted else self._failures + 1
 
@@ -230,7 +228,7 @@ class WorkerSession:
         return Hello(router_id=self._router_id, session_id=self._session_id, received_seq=received)
 
     def _delay_s(self) -> float:
-        # The first attempt after a break comes at once; the exponent is bounded before it is used.
+        # The first attempt after a break is immediate; bound the exponent before the power.
         doublings = min(self._failures - 1, 16)
         longest = min(self._limits.backoff_max_s, self._limits.backoff_min_s * 2.0**doublings)
         return longest * (0.5 + self._rng.random() / 2)
@@ -278,11 +276,11 @@ class WorkerSession:
         pump.stop(f"no frame for {liveness_timeout_s:g} s")
 
     def _adopt(self, welcome: Welcome) -> SessionLink[RouterMessage] | None:
-        """Take up the session that the worker answered with; None when there is nothing to carry."""
+        """Return the link of the session that the worker answered with; None if there is nothing to carry."""
         link = self._link
         if welcome.resumed:
             if link is None or welcome.session_id != self._session_id:
-                # It was given up while the worker still answered: begin anew.
+                # It was given up while the worker still answered: start a new one.
                 return None
             try:
                 link.resume(welcome.received_seq)
@@ -331,7 +329,7 @@ class WorkerSession:
             self._window = None
 
     def _split(self, submit: Submit) -> Iterator[tuple[Submit, int]]:
-        """In order, with the bytes that each takes."""
+        """Split requests into messages, in order, with their sizes in bytes."""
         part: list[EngineRequest] = []
         room = self._limits.submit_bytes
         for request in submit.requests:

@@ -1,6 +1,6 @@
-"""One watch on membership for several routers, each of which hears of its own pools only.
+"""One watch on membership for several routers, each of which gets the members of its own pools.
 
-A source is asked, and pays for, one watch, however many models stand behind the gateway.
+A source serves one watch, however many models the gateway has.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from kvasir.ports.discovery import Discovery
 
 
 class SharedDiscovery:
-    """Obligation: while `run` does, every part has heard of the newest snapshot, as far as its pools are
-    concerned. The source stays the caller's to close."""
+    """Obligation: while `run` is running, every part has the newest snapshot, limited to its pools. The
+    caller closes the source."""
 
     def __init__(self, source: Discovery) -> None:
         self._source = source
         self._parts: list[PoolDiscovery] = []
 
     def part(self, pools: Iterable[str]) -> PoolDiscovery:
-        """Discovery of the workers of these pools. To be called before `run`."""
+        """Return a Discovery of the workers of these pools. Call before `run`."""
         made = PoolDiscovery(frozenset(pools), self._source)
         self._parts.append(made)
         return made
@@ -44,7 +44,7 @@ class PoolDiscovery:
         self._closed = False
 
     def take(self, members: MembershipSnapshot) -> None:
-        """A newer snapshot of all members."""
+        """Set a newer snapshot of all members."""
         own = frozenset(each for each in members.endpoints if each.pool in self._pools)
         if self._members is None or self._members.endpoints != own:
             self._members = MembershipSnapshot(members.revision, own)

@@ -1,4 +1,5 @@
-"""Fetching workers' snapshots beside their sessions: bulk that must delay no token and outlive no session."""
+"""Fetches workers' snapshots beside their sessions: bulk data that must not delay tokens or outlive a
+session."""
 
 from __future__ import annotations
 
@@ -18,16 +19,15 @@ MAX_AT_ONCE = 4
 
 
 class Source(Protocol):
-    """What is needed of a worker's session."""
+    """The interface that fetches need of a worker's session."""
 
     def snapshot(self, epoch: int) -> AsyncGenerator[KvSnapshotPart, None]: ...
 
 
 class Snapshots:
-    """At most one snapshot for each worker, and MAX_AT_ONCE in all; the others wait for their turn.
+    """Fetches at most one snapshot per worker, and MAX_AT_ONCE in all; others wait for their turn.
 
-    `feed` takes the parts, and the loop runs between them. `spawn` runs a task whose failure is the
-    router's.
+    `feed` takes the parts, and the loop runs between them. `spawn` runs a task whose failure is the router's.
     """
 
     def __init__(
@@ -44,13 +44,13 @@ class Snapshots:
         self._turns = asyncio.Semaphore(MAX_AT_ONCE)
 
     def fetch(self, wanted: FetchSnapshot, source: Source) -> None:
-        """Begin; an earlier attempt for the worker is given up."""
+        """Begin a fetch; cancels an earlier one for the worker."""
         self.cancel(wanted.worker_id)
         name = f"snapshot-{wanted.worker_id}"
         self._running[wanted.worker_id] = self._spawn(self._run(wanted, source), name)
 
     def cancel(self, worker_id: str) -> None:
-        """Give up, without an event."""
+        """Cancel a fetch, without an event."""
         task = self._running.pop(worker_id, None)
         if task is not None:
             task.cancel()
@@ -58,12 +58,12 @@ class Snapshots:
     async def _run(self, wanted: FetchSnapshot, source: Source) -> None:
         async with self._turns:
             error, final = await self._parts(wanted, source)
-        # What follows may start the next attempt, in this one's place.
+        # The code below may start the next attempt in this one's place.
         self._running.pop(wanted.worker_id, None)
         self._feed(SnapshotEnded(wanted.worker_id, wanted.attempt, error, final))
 
     async def _parts(self, wanted: FetchSnapshot, source: Source) -> tuple[str | None, bool]:
-        """Feed all parts; returns the error, if any, and whether it is final."""
+        """Feed all parts. Return the error, if any, and whether it is final."""
         try:
             async with aclosing(source.snapshot(wanted.epoch)) as parts:
                 async for part in parts:

@@ -1,4 +1,4 @@
-"""Discovery from a fixed list: for one machine, and where something else keeps addresses stable."""
+"""Discovery from a fixed list, for one machine or an environment with stable addresses."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from kvasir.core.membership import Endpoint, MembershipSnapshot, is_worker_addre
 class StaticDiscovery:
     """`kvasir.ports.discovery.Discovery` over endpoints written `pool=host:port`.
 
-    The address is the worker's id, so that a worker that was replaced behind it is recognised by its
-    identity's epoch only.
+    The address is the worker's id, so a replaced worker is recognised only by the epoch of its identity.
     """
 
     def __init__(self, endpoints: Iterable[str]) -> None:
@@ -28,7 +27,7 @@ class StaticDiscovery:
         await self._closed.wait()
 
     def stale_s(self) -> float:
-        """See Discovery: there is nothing to ask."""
+        """See Discovery; does nothing."""
         return 0.0
 
     async def close(self) -> None:
@@ -37,7 +36,7 @@ class StaticDiscovery:
 
 
 def parse_endpoint(text: str) -> Endpoint:
-    """Raises ConfigError for anything but `pool=host:port`."""
+    """Parse `pool=host:port`. Raises ConfigError for anything else."""
     pool, equals, address = text.partition("=")
     if not (pool and equals and is_worker_address(address)):
         raise ConfigError(f"endpoint {text!r} is not `pool=host:port`")

@@ -159,8 +159,8 @@ def test_a_gateway_that_wants_a_key_gets_it(gateway: Any, monkeypatch: pytest.Mo
 
 
 def test_a_refusal_of_the_gateway_is_passed_on(watcher: Watcher, gateway: Any) -> None:
-    gateway.answers["/workers/decode-7f/drain"] = (502, {"error": {"message": "decode-7f cannot be told"}})
-    with pytest.raises(UpstreamError, match="cannot be told"):
+    gateway.answers["/workers/decode-7f/drain"] = (502, {"error": {"message": "decode-7f cannot be reached"}})
+    with pytest.raises(UpstreamError, match="cannot be reached"):
         watcher(seen("ready"))
     gateway.answers["/workers/decode-7f/drain"] = (404, {"error": {"code": "worker_not_found"}})
     with pytest.raises(RequestError):

@@ -79,7 +79,7 @@ def test_a_worker_without_a_session_cannot_be_told_and_the_caller_learns_it() ->
     async def story(cluster: Cluster) -> None:
         await cluster.kill("both-0")
         await until(cluster, cluster.router, "both-0", "connecting")
-        with pytest.raises(UpstreamError, match="both-0 cannot be told") as caught:
+        with pytest.raises(UpstreamError, match="both-0 cannot be reached") as caught:
             cluster.router.drain("both-0", True)
         assert caught.value.code == "session_lost"
 

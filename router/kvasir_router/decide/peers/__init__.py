@@ -1,4 +1,4 @@
-"""The policies of other systems, each from its published formula, to compare with and to choose."""
+"""Policies of other systems, each from its published formula, for comparison and for use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What requests of one conversation have in common, for policies that look at nothing else."""
+"""The affinity key of a request, for policies that use nothing else."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from kvasir.ports.routing import RequestView
 
 
 def affinity_key(request: RequestView) -> str:
-    """The client's own name of the session, else the name of the prompt's first block, else the request's
-    own name, which nothing else shares."""
+    """Return the client's session name, else the hash of the prompt's first block, else the request's own id,
+    which no other request shares."""
     if request.session:
         return f"session:{request.session}"
     if len(request.block_hashes):

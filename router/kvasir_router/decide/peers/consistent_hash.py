@@ -1,9 +1,9 @@
-"""Consistent hashing with bounded loads: the session's place on a ring, or the next one that has room.
+"""Consistent hashing with bounded loads: the session's place on a ring, or the next one with room.
 
 Source: V. Mirrokni, M. Thorup, M. Zadimoghaddam, "Consistent Hashing with Bounded Loads", SODA 2018
-(arXiv:1608.01350, 2016), section 1: with m balls (this one included) in n bins no bin holds more than
-ceil(c * m / n), and a ball goes to the first bin clockwise of its hash that is not full. c is 1.25. A ball
-here is a request in flight, hashed by its session, else by its first block.
+(arXiv:1608.01350, 2016), section 1: with m balls (this one included) in n bins no bin holds more than ceil(c
+* m / n), and a ball goes to the first bin clockwise of its hash that is not full. c is 1.25. A ball here is a
+request in flight, hashed by its session, else by its first block.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from kvasir_router.decide.peers.place import PeerPolicy, PlacementChoice, Placem
 
 BALANCE = 1.25
 POINTS = 100
-"""Points of one place on the ring: spreads the arcs to about a tenth of their mean."""
+"""Points per place on the ring: spreads the arcs to about a tenth of their mean."""
 
 
 class _Ring:
@@ -39,13 +39,13 @@ class _Ring:
         self.owners = [index for _, index in placed]
 
     def walk(self, key: str) -> list[int]:
-        """Targets by index, in the order in which their first points follow the key's hash."""
+        """Yield targets by index, in the order in which their first points follow the key's hash."""
         start = bisect_left(self.points, xxhash.xxh64_intdigest(key.encode()))
         return list(dict.fromkeys(self.owners[start:] + self.owners[:start]))
 
 
 class ConsistentHash(PeerPolicy):
-    """For either part, on a ring of its own."""
+    """See PlacePolicy; each part has a ring of its own."""
 
     name = "consistent_hash"
 

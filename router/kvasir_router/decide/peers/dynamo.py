@@ -6,16 +6,16 @@ of its `KvRouterConfig`: overlap_score_credit 1, host_cache_hit_weight 0.75, dis
 prefill_load_scale 1, decode_active_request_weight 0, router_temperature 0. In blocks:
 
     prefill = max(0, (active prefill tokens + prompt tokens) / block size - credit)
-    credit  = device + 0.75 * host + 0.25 * disk             blocks of the prompt that are held there
+    credit  = device + 0.75 * host + 0.25 * disk             blocks of the prompt held there
     decode  = blocks of active requests, shared ones once, with those that this request adds
-    cost    = prefill + decode, the lowest wins; at a temperature t > 0 a draw with weights
+    cost    = prefill + decode, the lowest wins; at a temperature t > 0 a sample with weights
               exp(-cost / (t * (max - min)))
 
-Apart, as its frontend does it: the prefill place without `decode` (router_track_active_blocks off), the
+Disaggregated, as in its frontend: the prefill place without `decode` (router_track_active_blocks off), the
 decode place by the blocks of active requests alone (no credit, no prefill, nothing shared).
 
-Dynamo counts a request's blocks until it ends. Here the number of requests at a place tells how many of
-those that were sent there can still be active; the oldest are taken to have ended. Expected output is part
+Dynamo counts a request's blocks until it ends. Here the number of requests at a place bounds how many of
+those sent there can still be active; the oldest are assumed to have ended. Expected output is part
 of the load here; there it is not by default (router_track_output_blocks).
 """
 
@@ -34,14 +34,14 @@ from kvasir_router.decide.eligible import Disaggregation
 from kvasir_router.decide.peers.place import WHOLE, PeerPolicy, PlacementChoice, PlacementQuery, least
 
 TIER_CREDIT = (0.75, 0.25, 0.25)
-"""Host memory; disk and what is beyond it."""
+"""Credit of host memory, and of disk and slower media."""
 
 ACTIVE_LIMIT = 4_096
-"""Requests of one place whose blocks are kept."""
+"""Requests per place whose blocks are kept."""
 
 
 class _Active:
-    """The blocks of the requests that may be active at one place."""
+    """The blocks of requests that may be active at one place."""
 
     def __init__(self) -> None:
         self._requests: deque[array[int]] = deque()
@@ -52,7 +52,7 @@ class _Active:
         self._blocks.update(names)
 
     def trim(self, count: int) -> None:
-        """No more than `count` are left."""
+        """Drop the oldest requests until at most `count` are left."""
         while len(self._requests) > min(count, ACTIVE_LIMIT):
             self._blocks.subtract(gone := self._requests.popleft())
             for name in gone:
@@ -60,16 +60,16 @@ class _Active:
                     del self._blocks[name]
 
     def repeated(self) -> int:
-        """Blocks that were counted before: what sharing saves."""
+        """Blocks that were counted before: the savings of sharing."""
         return self._blocks.total() - len(self._blocks)
 
     def shared(self, names: array[int]) -> int:
-        """Leading blocks that some active request has too."""
+        """Number of leading blocks that an active request has too."""
         return bisect_left(names, True, key=lambda name: name not in self._blocks)
 
 
 class Dynamo(PeerPolicy):
-    """The sum of a row's terms is its cost in blocks."""
+    """NVIDIA Dynamo's KV router; the sum of a row's terms is its cost in blocks."""
 
     name = "dynamo"
 
@@ -102,7 +102,7 @@ class Dynamo(PeerPolicy):
         )
 
     def _decode_blocks(self, ask: PlacementQuery) -> FloatColumn:
-        """Potential decode blocks: what is active, and what this request adds to that."""
+        """Potential decode blocks: the active ones, and those that this request adds."""
         candidates, names = ask.candidates, ask.request.block_hashes
         self._forget_the_gone(candidates.targets)
         in_flight = ask.in_flight()

@@ -2,18 +2,18 @@
 
 Source: llm-d/llm-d, guides/precise-prefix-cache-routing/router/precise-prefix-cache-routing.values.yaml
 (weights), llm-d/llm-d-router, pkg/epp/framework/plugins/scheduling/scorer (formulas), llm-d-kv-cache,
-pkg/kvcache/backend.go (what a block counts by medium: 1 on the device, then `MEDIUM_WEIGHTS`).
+pkg/kvcache/backend.go (the weight of a block by medium: 1 on the device, then `MEDIUM_WEIGHTS`).
 
-    precise-prefix-cache-scorer  3   blocks of the prompt that are held there / blocks of the prompt
+    precise-prefix-cache-scorer  3   blocks of the prompt held there / blocks of the prompt
     kv-cache-utilization-scorer  2   1 - share of the KV memory in use
     queue-scorer                 2   (longest queue - queue) / (longest - shortest), 1 where all are equal
-    no-hit-lru-scorer            2   0.5 where anybody holds a part of the prompt; else 1 - rank / (n - 1),
-                                     ranked by the time of the last such request, never before first
+    no-hit-lru-scorer            2   0.5 if any place holds a part of the prompt; else 1 - rank / (n - 1),
+                                     ranked by the time of the last such request, places without one first
     max-score-picker                 the highest sum; ties at random
 
-Apart, the prompt goes by the same profile over prefill places, and the decode place is the one with the
+Disaggregated, the prompt uses the same profile over prefill places, and the decode place is the one with the
 fewest requests (`active-request-scorer`, guides/pd-disaggregation). The KV in use is what the router
-reserved, and not a metric that was scraped some time ago; prefixes are looked up in Kvasir's index.
+reserved, not a scraped metric; prefixes are looked up in Kvasir's index.
 """
 
 from __future__ import annotations
@@ -32,13 +32,14 @@ KV_UTILIZATION_WEIGHT = 2.0
 QUEUE_WEIGHT = 2.0
 NO_HIT_LRU_WEIGHT = 2.0
 MEDIUM_WEIGHTS = (0.8, 0.3, 0.4)
-"""Of a block in CPU memory, on the worker's disk (`storage`) and in a remote store (`shared_storage`)."""
+"""Weights of a block in CPU memory, on the worker's disk (`storage`) and in a remote store
+(`shared_storage`)."""
 
 LRU_SIZE = 1_024
 
 
 class LlmD(PeerPolicy):
-    """The sum of a row's terms is its weighted score."""
+    """llm-d's scheduler; the sum of a row's terms is its weighted score."""
 
     name = "llm_d"
 
@@ -67,7 +68,7 @@ class LlmD(PeerPolicy):
         return PlacementChoice(least(ask.rows, load, self._rng), ask.table("requests", ("in_flight",), load))
 
     def _lru(self, ask: PlacementQuery) -> FloatColumn:
-        """Who never had a cold request in their order, then the others, the longest ago first."""
+        """Places that never had a cold request, in order, then the others, the least recent first."""
         count = len(ask.rows)
         if count == 1:
             return np.ones(1)

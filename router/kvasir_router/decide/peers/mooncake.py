@@ -11,12 +11,12 @@ arXiv:2407.00079 (FAST '25), section 6.1, algorithm 1:
     the instance with the smallest TTFT; the decode instance by load, with its TBT
     TTFT > TTFT_SLO or TBT > TBT_SLO: reject
 
-`prefix` counts what is in the worker's own memory and disks, since Mooncake's cache is there. T_queue is
-the prefill time of what waits, T_transfer that of the missing bytes, both at the measured rates. The paper
-does not give the threshold's value; it is 2 here. Rejecting is admission's part here: such a request runs,
-and the reason says `mooncake_over_slo`. The migration that the second branch counts on (lines 28 to 30) has
-no counterpart here: the place that was chosen computes what it does not hold. With `migrates=False` the
-estimate says so too, and is the first branch's everywhere.
+`prefix` counts blocks in the worker's own memory and disks, where Mooncake's cache is. T_queue is the prefill
+time of waiting prompts, T_transfer that of the missing bytes, both at the measured rates. The paper does not
+give the threshold's value; it is 2 here. Admission rejects requests here: such a request runs, with the
+reason `mooncake_over_slo`. The migration in the second branch (lines 28 to 30) does not exist here: the
+chosen place computes what it does not hold. With `migrates=False` the estimate reflects that, and the first
+branch is used everywhere.
 """
 
 from __future__ import annotations
@@ -30,13 +30,14 @@ from kvasir_router.decide.peers.place import PeerPolicy, PlacementChoice, Placem
 
 BALANCING_THRESHOLD = 2.0
 LOCAL_TIERS = 2
-"""CPU memory and disk; what a remote store holds is at no instance."""
+"""CPU memory and disk; blocks in a remote store belong to no instance."""
 
 OVER_SLO = "mooncake_over_slo"
 
 
 class Mooncake(PeerPolicy):
-    """The sum of a row's terms is its predicted TTFT in seconds, or for decode places TBT."""
+    """Mooncake's scheduler; the sum of a row's terms is its predicted TTFT in seconds, or for decode places
+    TBT."""
 
     name = "mooncake"
 

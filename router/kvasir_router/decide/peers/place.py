@@ -1,8 +1,8 @@
-"""What the policies of other systems have in common here: a request is placed whole, or apart on two workers.
+"""Base of the policies of other systems: a request is placed whole, or disaggregated on two workers.
 
-Each of them publishes how it finds one place. That rule finds where the prompt is computed, in a fleet of
-separate pools and in one of whole workers alike; where the decode part has a rule of its own, the policy
-says so, else the fewest streams decide.
+Each system publishes a rule that finds one place. That rule chooses where the prompt is computed, in separate
+pools and in a fleet of whole workers alike. For the decode part a policy may have a rule of its own; the
+default is the fewest streams.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ PREFILL, DECODE, WHOLE = "prefill", "decode", "whole"
 
 
 class PlacementQuery(NamedTuple):
-    """Which of `rows` (never empty) is to do `part` of the request."""
+    """Which of `rows` (never empty) runs `part` of the request."""
 
     request: RequestView
     candidates: Candidates
@@ -30,7 +30,7 @@ class PlacementQuery(NamedTuple):
     part: str
 
     def table(self, unit: str, names: tuple[str, ...], *columns: FloatColumn | IntColumn) -> TermTable:
-        """The terms of all rows, a column for each name."""
+        """Return the terms of all rows, a column for each name."""
         values = np.stack([np.asarray(column, dtype=np.float64) for column in columns], axis=1)
         return TermTable(self.part, unit, self.rows, names, values)
 
@@ -40,8 +40,8 @@ class PlacementQuery(NamedTuple):
 
 
 class PlacementChoice(NamedTuple):
-    """The row that was chosen, what it was chosen by, a stable word where the policy's name does not say
-    enough, and the seconds until the first token, 0 from a policy that does not know."""
+    """The chosen row, the terms of the choice, a stable reason if the policy's name is not enough, and the
+    seconds until the first token, 0 if the policy does not predict them."""
 
     row: int
     table: TermTable
@@ -50,7 +50,7 @@ class PlacementChoice(NamedTuple):
 
 
 def least(rows: IntColumn, values: FloatColumn | IntColumn, rng: Rng) -> int:
-    """A row with the smallest value, each of them equally likely."""
+    """Return a row with the smallest value; ties at random."""
     ties = rows[values == values.min()]
     return int(ties[0] if len(ties) == 1 else ties[rng.randrange(len(ties))])
 
@@ -65,7 +65,7 @@ class PeerPolicy(ABC):
         self._rng = rng
 
     def decide(self, request: RequestView, candidates: Candidates, now: float) -> Plan | None:
-        """Apart where that is allowed and possible, else whole."""
+        """Disaggregated if allowed and possible, else whole."""
         placed: list[PlacementChoice] = []
 
         def by(rule: Callable[[PlacementQuery], PlacementChoice], part: str) -> Choose:
@@ -100,7 +100,7 @@ class PeerPolicy(ABC):
 
     @abstractmethod
     def _place(self, ask: PlacementQuery) -> PlacementChoice:
-        """Where the prompt is computed: for the prefill part, or for the whole."""
+        """Choose where the prompt is computed: for the prefill part, or for the whole request."""
 
     def _decode(self, ask: PlacementQuery) -> PlacementChoice:
         streams = ask.candidates.streams[ask.rows]

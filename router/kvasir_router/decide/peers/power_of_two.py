@@ -1,8 +1,8 @@
-"""The less loaded of two places drawn at random.
+"""The less loaded of two places sampled at random.
 
-Source: M. Mitzenmacher, "The Power of Two Choices in Randomized Load Balancing", IEEE TPDS 12(10), 2001;
-as in sglang-router 0.3.2 and vllm-router 0.1.17 (`power_of_two`) the load is the number of requests in
-flight, and the first drawn stays where both have the same.
+Source: M. Mitzenmacher, "The Power of Two Choices in Randomized Load Balancing", IEEE TPDS 12(10), 2001; as
+in sglang-router 0.3.2 and vllm-router 0.1.17 (`power_of_two`) the load is the number of requests in flight,
+and the first sample wins a tie.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from kvasir_router.decide.peers.place import PeerPolicy, PlacementChoice, Placem
 
 
 class PowerOfTwo(PeerPolicy):
-    """Two draws without replacement, for either part."""
+    """Two samples without replacement, for either part."""
 
     name = "power_of_two"
 

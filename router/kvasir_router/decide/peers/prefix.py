@@ -1,7 +1,7 @@
-"""The longest prefix and nothing else; among places that hold equally much, the fewest requests.
+"""The longest cached prefix; ties go to the fewest requests.
 
-The rule that a prefix cache suggests first, and the reason why a policy needs more than that: every request
-that shares a block with all others goes to the place that had it first.
+The simplest use of a prefix cache, which shows why a policy needs more: every request that shares a block
+with all others goes to the place that had it first.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from kvasir_router.decide.peers.place import PeerPolicy, PlacementChoice, Placem
 
 
 class LongestPrefix(PeerPolicy):
-    """`cached` is weighted so that no number of requests outweighs one token."""
+    """`cached` has a weight that no number of requests can outweigh."""
 
     name = "prefix"
 

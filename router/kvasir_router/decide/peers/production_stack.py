@@ -3,13 +3,13 @@
 Source: vllm-project/production-stack, src/vllm_router/routers/routing_logic.py (`PrefixAwareRouter`) and
 src/vllm_router/prefix/hashtrie.py (`HashTrie`, chunk_size 128).
 
-    walk the trie of what was sent, one chunk of the prompt after the other, as long as one of the
-    available places was sent it; among those that were sent the last chunk, one at random
+    walk the trie of sent prompts, one chunk of the prompt after the other, while any available place was
+    sent the chunk; of the places that were sent the last one, pick one at random
 
-Neither load nor the size of a match counts; without any match all places are equal. There the chunks are of
-128 characters and nothing is ever forgotten; here they are the prompt's blocks, and of one place 2**20 are
-remembered. It has no rule for decode places (its `DisaggregatedPrefillRouter` takes the first): the
-fewest streams decide.
+Neither load nor the size of a match counts; without any match all places are equal. The original's chunks
+have 128 characters and are never evicted; here they are the prompt's blocks, with 2**20 kept per place. It
+has no rule for decode places (its `DisaggregatedPrefillRouter` takes the first), so the fewest streams
+decide.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ MAX_TREE_BLOCKS = 2**20
 
 
 class ProductionStack(PeerPolicy):
-    """`sent` is the depth of the match where the place was sent all of it, else 0."""
+    """vLLM production-stack's router; `sent` is the depth of the match if the place was sent all of it, else
+    0."""
 
     name = "production_stack"
 

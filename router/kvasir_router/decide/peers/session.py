@@ -1,8 +1,8 @@
-"""Where the session was before: load decides only about its first request.
+"""Sticky sessions: load decides only about a session's first request.
 
 The rule of HAProxy's stick tables and of vllm-project/router's src/policies/sticky_least_loaded.rs: a bounded
-table from the session's name to its place, the least recently used entry going first.
-A session whose place is not offered any more is placed again.
+table from session name to place, with least recently used eviction. A session whose place is gone is placed
+again.
 """
 
 from __future__ import annotations

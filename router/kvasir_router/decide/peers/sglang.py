@@ -6,12 +6,12 @@ balance_abs_threshold 64, balance_rel_threshold 1.5, max_tree_size 2**26.
 
     imbalanced = max - min > balance_abs_threshold  and  max > balance_rel_threshold * min
     imbalanced:                      the place with the fewest requests in flight
-    match / prompt > cache_threshold: who was first sent the longest prefix that anybody was sent
+    match / prompt > cache_threshold: the place that was first sent the longest prefix sent to any
     else:                            the place with the fewest requests in flight
 
-The tree is of what this router sent, not of what workers hold. The first place in order wins a tie. Prefill
-and decode places have a tree each. Here a prompt is measured in blocks and not in characters, and the least
-recently sent prefixes are forgotten at once and not every minute.
+The tree has what this router sent, not what workers hold. The first place in order wins a tie. Prefill and
+decode places have a tree each. Here a prompt is measured in blocks instead of characters, and the least
+recently sent prefixes are evicted at once instead of every minute.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ CACHE_THRESHOLD = 0.3
 BALANCE_ABS_THRESHOLD = 64
 BALANCE_REL_THRESHOLD = 1.5
 MAX_TREE_BLOCKS = 2**20
-"""Of one place: 2**26 characters are 2**20 blocks of 16 tokens of 4 characters."""
+"""Per place: 2**26 characters are 2**20 blocks of 16 tokens of 4 characters."""
 
 
 class SglangCacheAware(PeerPolicy):
-    """`cached` counts only for the place that the tree names, as in the original."""
+    """SGLang's router; `cached` counts only for the place that the tree names, as in the original."""
 
     name = "sglang"
 
@@ -78,8 +78,8 @@ class SglangCacheAware(PeerPolicy):
         return most - least > self._abs_threshold and most > self._rel_threshold * least
 
     def _holder(self, ask: PlacementQuery, tree: SentTree, holder: RoutingTarget, sent: np.ndarray) -> int:
-        """The original takes the first healthy place, and forgets the other, where the tree names one that
-        is gone."""
+        """The original takes the first healthy place, and drops the other from the tree, if the named one is
+        gone."""
         if sent.any():
             return int(sent.argmax())
         if holder not in ask.candidates.targets:

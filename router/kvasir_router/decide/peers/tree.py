@@ -1,7 +1,7 @@
-"""Who was sent which prefix: the routers that watch only their own decisions keep a tree like this.
+"""A tree of the prefixes that each place was sent, as routers keep it that watch only their own decisions.
 
-Block names are chained, so that a name stands for its whole prefix and a dictionary of names is a tree.
-What a place was sent is forgotten beyond a budget, the ends of the least recently sent prefixes first.
+Block hashes are chained, so a hash stands for its whole prefix and a dictionary of hashes is a tree. Beyond a
+budget, the ends of a place's least recently sent prefixes are evicted first.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from kvasir.ports.routing import RoutingTarget
 
 
 class SentTree:
-    """`budget` bounds the blocks that are remembered of one place."""
+    """The prefixes sent; `budget` bounds the blocks remembered per place."""
 
     def __init__(self, budget: int) -> None:
         self._budget = budget
@@ -23,7 +23,7 @@ class SentTree:
         self._sent: dict[RoutingTarget, OrderedDict[int, None]] = {}
 
     def insert(self, names: array[int], target: RoutingTarget) -> None:
-        """`target` was sent this prefix."""
+        """Record that `target` was sent this prefix."""
         sent = self._sent.setdefault(target, OrderedDict())
         for name in reversed(names):
             self._holders.setdefault(name, {}).setdefault(target)
@@ -33,14 +33,15 @@ class SentTree:
             self._drop(sent.popitem(last=False)[0], target)
 
     def match(self, names: array[int]) -> tuple[int, tuple[RoutingTarget, ...]]:
-        """How many leading blocks anybody was sent, and who was sent the last of them, first sent first."""
+        """Return the number of leading blocks that any place was sent, and the places that were sent the last
+        of them, the earliest first."""
         depth = bisect_left(names, True, key=lambda name: name not in self._holders)
         return depth, tuple(self._holders[names[depth - 1]]) if depth else ()
 
     def match_among(
         self, names: array[int], targets: Collection[RoutingTarget]
     ) -> tuple[int, tuple[RoutingTarget, ...]]:
-        """The same of these targets only."""
+        """The same for these targets only."""
         wanted = set(targets)
         depth = bisect_left(names, True, key=lambda name: wanted.isdisjoint(self._holders.get(name, ())))
         if not depth:
@@ -48,18 +49,18 @@ class SentTree:
         return depth, tuple(t for t in self._holders[names[depth - 1]] if t in wanted)
 
     def forget(self, target: RoutingTarget) -> None:
-        """All that it was sent."""
+        """All blocks that the target was sent."""
         for name in self._sent.pop(target, ()):
             self._drop(name, target)
 
     def keep(self, targets: Collection[RoutingTarget]) -> None:
-        """Forget places that are long gone: once there are more of them than of these."""
+        """Drop places that are gone, once they outnumber these."""
         if len(self._sent) > 2 * len(targets):
             for gone in self._sent.keys() - set(targets):
                 self.forget(gone)
 
     def held(self, target: RoutingTarget) -> int:
-        """Blocks that are remembered of a place."""
+        """Number of blocks remembered of a place."""
         return len(self._sent.get(target, ()))
 
     def _drop(self, name: int, target: RoutingTarget) -> None:
