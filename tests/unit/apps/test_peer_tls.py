@@ -102,10 +102,10 @@ def test_named_files_are_used_and_must_be_of_the_role(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("tls", "said"),
     [
-        ("{mode: files}", "mode files needs directory, or ca_file, cert_file and key_file"),
+        ("{mode: files}", "mode files requires directory, or ca_file, cert_file and key_file"),
         ("{mode: 'off', directory: /d}", "mode off uses no certificates"),
-        ("{cert_file: /c}", "ca_file is missing: name ca_file and key_file beside cert_file"),
-        ("{directory: /d, ca_file: /c}", "directory holds all certificates already"),
+        ("{cert_file: /c}", "ca_file is missing; set ca_file and key_file in addition to cert_file"),
+        ("{directory: /d, ca_file: /c}", "directory replaces the single files"),
         ("{trust_domain: 'Not A Domain'}", "tls.trust_domain"),
         ("{rotate_h: 0}", "tls.rotate_h"),
     ],

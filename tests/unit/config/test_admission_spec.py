@@ -51,8 +51,8 @@ def test_a_tenant_alone_may_fill_the_queue_and_one_of_several_a_part_of_it() -> 
     [
         ({"brownout": steps({})}, "one of cap_max_tokens"),
         ({"brownout": steps({"cap_max_tokens": 1, "shed": "gold"})}, "one of cap_max_tokens"),
-        ({"brownout": steps({"shed": "lead"})}, "shed names 'lead'"),
-        ({"brownout": steps({"fallback_model": "none"})}, "fallback_model names 'none'"),
+        ({"brownout": steps({"shed": "lead"})}, "shed names unknown 'lead'"),
+        ({"brownout": steps({"fallback_model": "none"})}, "fallback_model names unknown 'none'"),
         ({"brownout": {"enter": 0.1, "leave": 0.1}}, "leave must be less than enter"),
         ({"long_share": 0}, "long_share"),
     ],

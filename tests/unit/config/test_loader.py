@@ -132,7 +132,7 @@ BAD = {
         1,
         "pools",
         "a list of 2",
-        "engine.tensor_parallel_size 2 and 3 cannot exchange KV; choose sizes of which each divides the next",
+        "engine.tensor_parallel_size 2 and 3 cannot exchange KV; choose sizes so that each divides the next",
     ),
     "two adapters of one name": (
         "lora: [{name: a, path: x}, {name: a, path: y}]",
@@ -148,7 +148,7 @@ BAD = {
         7,
         "lora",
         "a list of 1",
-        "'chat' is the model's served name too",
+        "'chat' is also the served name of the model",
     ),
     "a pull that may outlast its lease": (
         "transfer: {lease_s: 2, timeout_s: 3}",
@@ -172,7 +172,7 @@ BAD = {
         12,
         "discovery",
         "a mapping",
-        "'encode=h:2' is of pool 'encode', and the pools are prefill, decode",
+        "'encode=h:2' names unknown pool 'encode'; the pools are prefill, decode",
     ),
     "a collector without a port": (
         "telemetry: {otlp_endpoint: collector}",

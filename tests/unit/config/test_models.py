@@ -91,20 +91,20 @@ def test_a_models_fields_can_be_set_by_its_name() -> None:
 @pytest.mark.parametrize(
     ("change", "field", "told"),
     [
-        ("pools.small.model=nobody", "pools", "small serves model 'nobody', and the models are main, "),
+        ("pools.small.model=nobody", "pools", "small serves unknown model 'nobody'; the models are main, "),
         ("pools.small.role=embed", None, None),
-        ("pools.decode.role=embed", "pools", "main makes embeddings in one pool and generates in another"),
+        ("pools.decode.role=embed", "pools", "main has pools of role embed and of other roles"),
         (
             "pools.small.role=prefill",
             "models",
             "org/Small-1B: disaggregation: never needs a pool of role both",
         ),
-        ("pools.small.model=main", "models", "no pool serves org/Small-1B; add one that names it"),
+        ("pools.small.model=main", "models", "no pool serves org/Small-1B; add one with that model"),
         ("models.vectors.name=main", "models", "names must differ"),
         ("lora.pirate.name=parrot", "lora", "names must differ, found ['parrot', 'parrot']"),
-        ("lora.pirate.name=vectors", "lora", "'vectors' is the model's served name too"),
+        ("lora.pirate.name=vectors", "lora", "'vectors' is also the served name"),
         ("models.vectors.name='a b'", "models[1].name", "text that matches"),
-        ("models.vectors.lora=[{name: main, path: /x}]", "lora", "'main' is the model's served name too"),
+        ("models.vectors.lora=[{name: main, path: /x}]", "lora", "'main' is also the served name"),
         ("disaggregation=never", "disaggregation", "never needs a pool of role both"),
     ],
 )

@@ -43,7 +43,7 @@ def test_least_more_than_most_is_refused_with_its_path() -> None:
 
 @pytest.mark.parametrize("replicas", [1, 5])
 def test_a_pool_begins_within_its_bounds(replicas: int) -> None:
-    with pytest.raises(ValueError, match=f"decode begins with {replicas}, and scaling keeps it between 2"):
+    with pytest.raises(ValueError, match=f"decode starts with {replicas}, outside of the bounds 2"):
         pool("decode", low=2, replicas=replicas)
 
 
@@ -79,7 +79,7 @@ def test_a_model_whose_pools_may_all_be_empty_sleeps() -> None:
 
 @pytest.mark.parametrize("low", [1, None], ids=["it has one at least", "it has a size of its own"])
 def test_a_model_sleeps_as_a_whole(low: int | None) -> None:
-    with pytest.raises(ValueError, match=r"prefill may have no replica .* and decode, of the same model"):
+    with pytest.raises(ValueError, match=r"prefill can scale to zero .* and decode of the same model"):
         deployment(pool("prefill", low=0), pool("decode", low=low))
 
 

@@ -45,16 +45,16 @@ def test_the_implied_tenant_has_a_class_of_the_spec() -> None:
         ("{priorities: [a, a]}", "priorities: names must differ"),
         (
             "{tenants: [{name: a, priority: urgent}]}",
-            "a has priority 'urgent', and the classes are interactive",
+            "a has unknown priority 'urgent'; the classes are interactive",
         ),
         ("{tenants: [{name: a, cache: shared}]}", "neither `own` nor `shared:GROUP`"),
         ("{tenants: [{name: a, cache: 'shared:A b'}]}", "neither `own` nor `shared:GROUP`"),
-        ("{tenants: [{name: a, models: [kvasir-tiny, other]}]}", "a is allowed 'other' in models"),
-        ("{tenants: [{name: a, slo: [fast]}]}", "a is allowed 'fast' in slo"),
+        ("{tenants: [{name: a, models: [kvasir-tiny, other]}]}", "a names unknown 'other' in models"),
+        ("{tenants: [{name: a, slo: [fast]}]}", "a names unknown 'fast' in slo"),
         ("{tenants: [{name: a, models: []}]}", "at least 1"),
         ("{tenants: [{name: a, requests_per_min: 0}]}", "1"),
         ("{redis: {url: 'redis://user:secret@host'}}", "without credentials"),
-        ("{redis: {url: 'redis://host', ca_file: x}}", "the url is without TLS"),
+        ("{redis: {url: 'redis://host', ca_file: x}}", "the url does not use TLS"),
     ],
 )
 def test_what_cannot_be_is_refused_with_its_reason(tenancy: str, reason: str) -> None:

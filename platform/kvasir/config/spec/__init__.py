@@ -1,1 +1,1 @@
-"""The deployment spec: one frozen, validated tree of models."""
+"""The deployment spec: a frozen, validated tree of models."""

@@ -1,5 +1,4 @@
-"""The deployment spec's part about admission: what is begun, what waits, what is refused, and what is done
-under pressure."""
+"""The part of the deployment spec for admission: when requests start, wait or are refused, and brown-out."""
 
 from __future__ import annotations
 
@@ -12,91 +11,91 @@ from kvasir.config.spec.base import Name, Spec
 
 
 class BrownoutStepSpec(Spec):
-    """One thing that is done under pressure: exactly one of the fields is set."""
+    """One brown-out action. Exactly one of the fields is set."""
 
     cap_max_tokens: int | None = Field(default=None, ge=1)
-    """Requests that begin are cut off after so many tokens."""
+    """Output limit of requests that start."""
     fallback_model: str | None = Field(default=None, min_length=1)
-    """Another model of this deployment answers requests that come for this one."""
+    """Model of this deployment that answers new requests instead."""
     shed: Name | None = None
-    """Requests of this priority class (see tenancy.priorities), and of those less urgent, are refused."""
+    """Refuse requests of this priority class (see tenancy.priorities) and of less urgent ones."""
 
     @model_validator(mode="after")
     def _one_thing(self) -> Self:
         fields = (self.cap_max_tokens, self.fallback_model, self.shed)
         if sum(value is not None for value in fields) != 1:
-            raise ValueError("a step is one of cap_max_tokens, fallback_model and shed")
+            raise ValueError("a step must set exactly one of cap_max_tokens, fallback_model and shed")
         return self
 
 
 class BrownoutSpec(Spec):
-    """Doing less for everybody before anybody is refused. Pressure is the time for which a typical request
-    waits, over the time to first token that its SLO class promises."""
+    """Ordered steps of degraded service before requests are refused. Pressure is the expected wait of a
+    typical request divided by the TTFT of its SLO class."""
 
     steps: tuple[BrownoutStepSpec, ...] = Field(default=(), max_length=16)
-    """In the order in which they are entered, one at a time, and left again in reverse."""
+    """Steps in the order in which they are entered, one at a time; they are left in reverse order."""
     enter: float = Field(default=0.25, gt=0)
-    """The next step is entered when pressure has been at least this for `enter_s`."""
+    """The next step is entered when pressure is at least this for `enter_s`."""
     leave: float = Field(default=0.05, ge=0)
-    """The last step is left when pressure has been at most this for `leave_s`."""
+    """The last step is left when pressure is at most this for `leave_s`."""
     enter_s: float = Field(default=1.0, ge=0)
     leave_s: float = Field(default=10.0, gt=0)
-    """Doubles, up to sixteen times, when a step has to be entered again soon after it was left."""
+    """Doubles, up to sixteen times its value, when a step is entered again soon after it was left."""
 
     @model_validator(mode="after")
     def _apart(self) -> Self:
         if self.leave >= self.enter:
-            raise ValueError("leave must be less than enter, or a step would be entered and left in turns")
+            raise ValueError("leave must be less than enter, so that steps do not oscillate")
         return self
 
 
 class AdmissionSpec(Spec):
-    """When a request begins, waits for a worker, or is refused.
+    """When a request starts, waits for a worker, or is refused.
 
-    What waits lies in one queue (see routing.max_queue and routing.queue_timeout_s), ordered by priority
-    class, and within a class shared among tenants by their weights (see tenancy).
+    Waiting requests are in one queue (see routing.max_queue and routing.queue_timeout_s), ordered by priority
+    class. Within a class, tenants share capacity by their weights (see tenancy).
     """
 
     kv_headroom: float = Field(default=0.02, ge=0, lt=1)
-    """Part of each worker's KV cache that is never reserved: outputs may be longer than is expected."""
+    """Fraction of each worker's KV cache that is never reserved, because outputs can be longer than
+    expected."""
     spare: float = Field(default=0.05, ge=0, lt=1)
-    """Part of the KV cache and of the places in a batch that tenants above their share leave to others."""
+    """Fraction of the KV cache and of batch slots that tenants above their share cannot use."""
     prefill_ahead_s: float = Field(default=0.1, gt=0)
-    """A worker is sent another prompt when it has less than this left to compute. The larger, the larger an
-    engine's batches; the smaller, the more of the order is the router's to choose."""
+    """A worker receives another prompt when it has less than this left to compute. Larger values give larger
+    batches; smaller values leave more of the order to the router."""
     shared_ahead_s: float = Field(default=0.01, gt=0)
-    """The same for a tenant above its share, while others want something too."""
+    """The same for a tenant above its share while other tenants wait."""
     patience: float = Field(default=0.5, ge=0)
-    """A request that would not begin within so many times the time to first token that its SLO class promises
-    is refused at once. 0: it waits, up to routing.queue_timeout_s."""
+    """A request whose expected wait exceeds this multiple of the TTFT of its SLO class is refused at once. 0:
+    it waits, up to routing.queue_timeout_s."""
     itl_slack: float = Field(default=2.0, ge=0)
-    """Streams are added to a worker until its time between tokens is so many times what the request's SLO
-    class promises. 0: up to engine.max_num_seqs."""
+    """Streams are added to a worker until its ITL reaches this multiple of the ITL of the request's SLO
+    class. 0: up to engine.max_num_seqs."""
     tenant_queue: float = Field(default=0.5, gt=0, le=1)
-    """Part of routing.max_queue that one tenant of several may take."""
+    """Fraction of routing.max_queue that one tenant of several can use."""
     max_queue_tokens: int = Field(default=8_000_000, ge=1)
-    """Prompt tokens that may wait, in all; 12 bytes of memory each."""
+    """Maximum prompt tokens in the queue; 12 bytes of memory each."""
     long_prompt_tokens: int = Field(default=16_384, ge=1)
-    """Prompts from this length on are long."""
+    """Minimum length of a long prompt."""
     long_share: float = Field(default=0.25, gt=0, le=1)
-    """Part of the workers that compute prompts, and of the KV cache, that long prompts may take at a time;
-    but one always may."""
+    """Fraction of the prefilling workers, and of the KV cache, that long prompts can use at a time. One long
+    prompt is always allowed."""
     priorities: Literal["strict", "weighted"] = "strict"
-    """`strict`: a less urgent class begins when no more urgent one waits, or by age. `weighted`: each class
-    gets `class_factor` times what the next one gets."""
+    """`strict`: a less urgent class starts when no more urgent one waits, or by age. `weighted`: each class
+    gets `class_factor` times the capacity of the next one."""
     class_factor: float = Field(default=4.0, gt=1)
     ageing_s: float = Field(default=10.0, gt=0)
-    """A request that has waited this long is as urgent as one of the next class that has just come."""
+    """A request that has waited this long is as urgent as a new request of the next more urgent class."""
     brownout: BrownoutSpec = BrownoutSpec()
 
     def unknown_name(self, models: Container[str], priorities: Container[str]) -> str | None:
-        """What is wrong where a step of the brown-out names a model or a priority class that does not
-        exist."""
+        """Return an error text if a brown-out step names an unknown model or priority class, else None."""
         for step in self.brownout.steps:
             for field, name, known in (
                 ("fallback_model", step.fallback_model, models),
                 ("shed", step.shed, priorities),
             ):
                 if name is not None and name not in known:
-                    return f"admission: brownout: {field} names {name!r}, which is not there; correct it"
+                    return f"admission: brownout: {field} names unknown {name!r}; correct it"
         return None

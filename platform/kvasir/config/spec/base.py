@@ -1,4 +1,4 @@
-"""What every part of the deployment spec is made of."""
+"""The base class and shared types of the deployment spec."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ Name = Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$", max_leng
 
 
 class Spec(BaseModel):
-    """A part of the spec: frozen, without unknown fields, its attributes documented."""
+    """Base class of all parts of the spec: frozen, unknown fields are rejected, attributes are documented."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
 
 def is_loopback(host: str) -> bool:
-    """Whether what binds to `host` can be reached from this machine only."""
+    """Whether `host` is reachable from this machine only."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

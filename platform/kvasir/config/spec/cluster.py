@@ -1,6 +1,6 @@
-"""The deployment spec's part about the cluster: how routers find workers, and where Ray keeps its state.
+"""The part of the deployment spec for the cluster: discovery of workers, and the state of Ray.
 
-The labels are shared by the chart and the router.
+The chart and the router share the labels.
 """
 
 from __future__ import annotations
@@ -14,40 +14,40 @@ from kvasir.config.spec.base import Spec
 from kvasir.core.membership import is_worker_address
 
 DEPLOYMENT_LABEL = "kvasir.dev/deployment"
-"""Label of Services, and so of their EndpointSlices: the deployment's name."""
+"""Label of Services, and therefore of their EndpointSlices, with the name of the deployment."""
 POOL_LABEL = "kvasir.dev/pool"
-"""Label of the same: the pool whose workers they select."""
+"""Label of the same objects with the pool whose workers they select."""
 _REDIS = re.compile(
     r"(?:rediss?://)?(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9](?:[-A-Za-z0-9._]*[A-Za-z0-9])?):(\d{1,5})"
 )
 
 
 class KubernetesDiscoverySpec(Spec):
-    """How the router asks the API server of its cluster. Workers are the endpoints of the Services that are
-    labelled `kvasir.dev/deployment: NAME` and `kvasir.dev/pool: POOL`, one Service for each pool. Where an
-    engine has several pods, it selects the first one only, which serves the sessions."""
+    """Discovery through the Kubernetes API. Workers are the endpoints of Services with the labels
+    `kvasir.dev/deployment: NAME` and `kvasir.dev/pool: POOL`, one Service per pool. If an engine spans
+    several pods, the Service selects only the first one, which serves the sessions."""
 
     namespace: str | None = Field(default=None, pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$", max_length=63)
-    """Where those Services are; by default the router's own namespace."""
+    """Namespace of the Services. Default: the namespace of the router."""
     port: str = Field(default="session", pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$", max_length=15)
-    """Name of the Services' port at which workers serve sessions."""
+    """Name of the Service port on which workers serve sessions."""
     address_family: Literal["ipv4", "ipv6"] = "ipv4"
-    """Which address of a worker is taken where it has both."""
+    """Address family to use for workers that have both."""
     credentials_dir: str = "/var/run/secrets/kubernetes.io/serviceaccount"
-    """Folder with the service account's `token`, `ca.crt` and `namespace`. They are read again for every
-    request, so that they can be rotated."""
+    """Folder with `token`, `ca.crt` and `namespace` of the service account. The files are read for every
+    request, so they can be rotated."""
     request_timeout_s: float = Field(default=10.0, gt=0, le=60)
-    """The API server must answer within this time."""
+    """Timeout of requests to the API server."""
     resync_s: float = Field(default=300.0, ge=30, le=86_400)
-    """How often everything is asked for anew, beside the changes that are told at once."""
+    """Interval between full lists, in addition to the watch."""
 
 
 class DiscoverySpec(Spec):
-    """How the router finds workers."""
+    """How routers find workers."""
 
     kind: Literal["ray", "static", "kubernetes"] = "ray"
     endpoints: tuple[str, ...] = ()
-    """For `static`: `pool=host:port`."""
+    """Workers for `static`, each as `pool=host:port`."""
     kubernetes: KubernetesDiscoverySpec = KubernetesDiscoverySpec()
 
     @model_validator(mode="after")
@@ -62,11 +62,11 @@ class DiscoverySpec(Spec):
 
 
 class RaySpec(Spec):
-    """Ray's own state. Serving does not depend on Ray's head; starting and replacing workers does."""
+    """State of Ray. Serving does not depend on the Ray head; starting and replacing workers does."""
 
     head_redis_url: str | None = None
-    """Where Ray's head keeps its state: `redis://host:port`, or `rediss://` with TLS. Unset: in a folder of
-    this machine, which outlives the head's process, but not the machine."""
+    """Redis that stores the state of the Ray head: `redis://host:port`, or `rediss://` with TLS. Unset: a
+    folder on this machine, which survives a restart of the head process but not the loss of the machine."""
 
     @field_validator("head_redis_url")
     @classmethod
@@ -76,7 +76,7 @@ class RaySpec(Spec):
         address = _REDIS.fullmatch(value)
         if address is None or not 0 < int(address[1]) <= 65535:
             raise ValueError(
-                "redis://host:port or rediss://host:port, without credentials (they would stand in the "
+                "redis://host:port or rediss://host:port, without credentials (they would be visible in the "
                 "arguments of Ray's processes), as in redis://127.0.0.1:6379"
             )
         return value

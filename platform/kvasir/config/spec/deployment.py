@@ -1,8 +1,7 @@
-"""The deployment spec, `kvasir.yaml`: everything a deployment is, in one validated file.
+"""The deployment spec, `kvasir.yaml`: the whole configuration of a deployment in one validated file.
 
-One model tree serves the command line, the chart and the planner, and its JSON schema is dumped from
-it. Each field's description is its documentation. What cannot work is refused here, with the reason,
-before a process starts.
+The command line, the chart and the planner use the same models, from which the JSON schema is generated. The
+docstring of a field is its documentation. A spec that cannot work is rejected here, before a process starts.
 """
 
 from __future__ import annotations
@@ -75,12 +74,12 @@ class Deployment(Spec):
     model: ModelSpec = ModelSpec()
     lora: tuple[LoraSpec, ...] = ()
     models: tuple[FurtherModelSpec, ...] = Field(default=(), max_length=64)
-    """More models behind the same gateway, each with pools of its own."""
+    """Additional models behind the same gateway, each with its own pools."""
     ready_when: Literal["every_model", "any_model"] = "every_model"
-    """The gateway is ready when each of its models could be served at once, or when any could."""
+    """When the gateway is ready: when every model can be served, or when at least one can."""
     disaggregation: Disaggregated = "always"
-    """`always` prefills and decodes apart, `auto` follows the cost model, `never` runs a request on
-    one worker. Pools of role `embed` are not concerned."""
+    """`always` runs prefill and decode on separate workers, `auto` lets the cost model decide, `never` runs a
+    request on one worker. Has no effect on pools of role `embed`."""
     pools: tuple[PoolSpec, ...] = Field(default_factory=_default_pools, min_length=1)
     transfer: TransferSpec = TransferSpec()
     tiers: TiersSpec = TiersSpec()
@@ -100,15 +99,15 @@ class Deployment(Spec):
     telemetry: TelemetrySpec = TelemetrySpec()
 
     def pool(self, name: str) -> PoolSpec:
-        """The pool of that name; raises KeyError."""
+        """Return the pool of that name. Raises KeyError."""
         for pool in self.pools:
             if pool.name == name:
                 return pool
         raise KeyError(name)
 
     def views(self) -> tuple[Deployment, ...]:
-        """For each model, the first one first, the deployment as it were with that one only: its adapters,
-        its pools, and all that models share. One that makes embeddings moves and keeps no KV."""
+        """Return one deployment per model, the first model first, with the adapters and pools of that model
+        and everything that models share. The view of an embedding model neither moves nor stores KV."""
         if not self.models and not self.embeds:
             return (self,)
         first = self._view(self.model, self.lora, self.disaggregation)
@@ -119,45 +118,45 @@ class Deployment(Spec):
         return (first, *more)
 
     def view_of(self, pool: str) -> Deployment:
-        """The view of the model that a pool serves; raises KeyError."""
+        """Return the view of the model that a pool serves. Raises KeyError."""
         for view in self.views():
             if any(each.name == pool for each in view.pools):
                 return view
         raise KeyError(pool)
 
     def served_names(self) -> list[str]:
-        """What clients may send as `model`: each model, and after it its adapters."""
+        """Return the valid values of `model` in requests: each model, followed by its adapters."""
         return [
             name for view in self.views() for name in (view.model.name, *(each.name for each in view.lora))
         ]
 
     @property
     def hands_kv_over(self) -> bool:
-        """Whether any of its models is disaggregated."""
+        """Whether any of the models is disaggregated."""
         return any(view.disaggregated for view in self.views())
 
     @property
     def embeds(self) -> bool:
-        """Of a view: whether its model makes embeddings, and generates nothing."""
+        """Whether the model of a view computes embeddings only."""
         return all(pool.role is Role.EMBED for pool in self.pools)
 
     @property
     def moves_kv(self) -> bool:
-        """Whether engines need the connector: to hand KV to each other, or to keep it in tiers."""
+        """Whether engines need the KV connector, for hand-offs or for tiers."""
         return self.disaggregated or self.tiers.configured
 
     @property
     def scales(self) -> bool:
-        """Whether the planner has anything to size."""
+        """Whether the planner sizes any pool."""
         return self.scaling.mode != "manual" and any(pool.scaling is not None for pool in self.pools)
 
     def scales_to_zero(self, pool: PoolSpec) -> bool:
-        """Whether the planner may leave a pool without a replica."""
+        """Whether the planner may scale a pool to zero."""
         return self.scales and pool.scaling is not None and pool.scaling.min == 0
 
     def partner(self, name: str) -> str | None:
-        """The pool of the same model whose workers can do that pool's work, and it theirs; None where there
-        is none. Raises KeyError."""
+        """Return the pool of the same model with which the pool can exchange roles, or None. Raises
+        KeyError."""
         pool, other = self.pool(name), {Role.PREFILL: Role.DECODE, Role.DECODE: Role.PREFILL}
         if not self.scaling.flips or pool.scaling is None or pool.role not in other:
             return None
@@ -170,7 +169,7 @@ class Deployment(Spec):
 
     @property
     def disaggregated(self) -> bool:
-        """Whether KV may have to move."""
+        """Whether KV may move between workers."""
         return self.disaggregation != "never"
 
     def _view(
@@ -194,8 +193,8 @@ class Deployment(Spec):
         for pool in self.pools:
             if pool.model is not None and pool.model not in names:
                 raise ValueError(
-                    f"pools: {pool.name} serves model {pool.model!r}, and the models are {', '.join(names)}; "
-                    "name one of them"
+                    f"pools: {pool.name} serves unknown model {pool.model!r}; the models are "
+                    f"{', '.join(names)}; name one of them"
                 )
         return self
 
@@ -213,16 +212,16 @@ class Deployment(Spec):
         name = view.model.name
         if not roles:
             where = "pools" if name == self.model.name else "models"
-            raise ValueError(f"{where}: no pool serves {name}; add one that names it as its model")
+            raise ValueError(f"{where}: no pool serves {name}; add one with that model")
         if Role.EMBED in roles:
             if len(roles) > 1:
                 raise ValueError(
-                    f"pools: {name} makes embeddings in one pool and generates in another; an engine does "
-                    "either: list its source twice, under two names"
+                    f"pools: {name} has pools of role embed and of other roles; an engine either computes "
+                    "embeddings or generates: list its source twice, under two names"
                 )
             return
         kind = view.disaggregation
-        # Of the first model in the words of a file that knows of no other.
+        # Errors of the first model do not mention `models`: most files have a single model.
         what = (
             f"disaggregation: {kind}"
             if name == self.model.name
@@ -245,9 +244,9 @@ class Deployment(Spec):
             if never and len(never) < len(view.pools):
                 asleep = next(pool.name for pool in view.pools if pool.name not in never)
                 raise ValueError(
-                    f"pools: {asleep} may have no replica (scaling.min 0) and {', '.join(never)}, of "
-                    "the same model, always has one; a model sleeps as a whole: set min 0 for all of its "
-                    "pools or none"
+                    f"pools: {asleep} can scale to zero (scaling.min 0) and {', '.join(never)} of the same "
+                    "model cannot; a model scales to zero as a whole: set min 0 for all of its pools or "
+                    "for none"
                 )
         return self
 
@@ -273,8 +272,8 @@ class Deployment(Spec):
         for view in self.views():
             if view.model.name in names:
                 raise ValueError(
-                    f"lora: {view.model.name!r} is the model's served name too, so a request could not tell "
-                    "them apart; rename the adapter or set model.served_name"
+                    f"lora: {view.model.name!r} is also the served name of the model; rename the adapter or "
+                    "set model.served_name"
                 )
         return self
 
@@ -296,7 +295,7 @@ class Deployment(Spec):
         for endpoint in self.discovery.endpoints:
             if (name := endpoint.partition("=")[0]) not in pools:
                 raise ValueError(
-                    f"discovery: endpoint {endpoint!r} is of pool {name!r}, and the pools are "
+                    f"discovery: endpoint {endpoint!r} names unknown pool {name!r}; the pools are "
                     f"{', '.join(pools)}; name one of them"
                 )
         return self

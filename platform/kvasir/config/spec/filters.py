@@ -1,4 +1,4 @@
-"""The deployment spec's part about output filters: what clients may not see, and what is done about it."""
+"""The part of the deployment spec for output filters."""
 
 from __future__ import annotations
 
@@ -17,33 +17,33 @@ _MODEL = re.compile(r"[\x21-\x7e]{1,256}")
 
 
 class FilterSpec(Spec):
-    """What all filters have. Text is held back while a filter has not ruled on it."""
+    """Common settings of filters. Text is held until each filter has decided on it."""
 
     name: Name
-    """As metrics show it."""
+    """Name of the filter in metrics."""
     models: tuple[str, ...] | None = Field(default=None, min_length=1, max_length=1000)
-    """Names of models and LoRA adapters that it applies to. Unset: all."""
+    """Names of models and LoRA adapters that the filter applies to. Unset: all."""
     tenants: tuple[Name, ...] | None = Field(default=None, min_length=1, max_length=1000)
-    """Tenants that it applies to. Unset: all."""
+    """Tenants that the filter applies to. Unset: all."""
     parts: tuple[OutputPartName, ...] = Field(default=("content", "reasoning", "tools"), min_length=1)
-    """What of an answer it judges; `tools` are the arguments of tool calls, as JSON text."""
+    """Parts of an answer that the filter applies to; `tools` are the arguments of tool calls as JSON text."""
     act: Literal["redact", "end"] = "end"
-    """`redact` puts the replacement in the place of what was found; `end` ends the choice before it, with
-    finish_reason `content_filter`, and takes the request off its worker."""
+    """`redact` replaces each match with `replacement`. `end` ends the choice before the match with
+    finish_reason `content_filter` and aborts the request on its worker."""
     replacement: str = Field(default="[redacted]", max_length=200)
     max_held_chars: int = Field(default=1024, ge=16, le=65_536)
-    """Text that may wait for a ruling. What is found never has more than its last so many characters kept
-    back: choose it as long as the longest match that must not get out."""
+    """Maximum characters held for a decision. Of a longer match, only the last this many characters are held
+    back: set it to the length of the longest match that must not be sent."""
     max_held_s: float = Field(default=30.0, gt=0, le=600)
-    """How long text may wait for a ruling."""
+    """Maximum time that text is held for a decision."""
     at_bound: Literal["release", "end"] = "release"
-    """When text would have to wait for longer: it is let through, or the choice ends there."""
+    """What happens to text at these limits: it is released, or the choice ends before it."""
 
 
 class RegexFilterSpec(FilterSpec):
-    """Looks for regular expressions, in Python's syntax as far as it can be followed in linear time: without
-    back-references, lookaround, atomic groups and possessive repeats. `$` is the end of the text only. All
-    matches count, also those that overlap."""
+    """A filter for regular expressions in Python syntax, limited to what can be matched in linear time: no
+    back-references, lookaround, atomic groups or possessive repeats. `$` matches only at the end of the text.
+    All matches count, including overlapping ones."""
 
     patterns: tuple[str, ...] = Field(min_length=1, max_length=10_000)
     ignore_case: bool = False
@@ -59,46 +59,47 @@ class RegexFilterSpec(FilterSpec):
 
 
 class ClassifierFilterSpec(FilterSpec):
-    """Asks a classifier over HTTP. Text is sent in windows that overlap, and goes out when the windows that
-    it lies in have passed.
+    """A filter that calls a classifier over HTTP. Text is sent in overlapping windows and released when all
+    windows that contain it have passed.
 
     With protocol `kvasir` the body is `{"text", "new_from", "final", "part", "model", "tenant"}`, where
-    `new_from` is how many characters were sent before, and the answer is `{"flagged": bool, "spans":
-    [[from, to], …]}`. The spans are those to redact; without them the whole window is.
+    `new_from` is the number of characters that were sent before, and the answer is `{"flagged": bool,
+    "spans": [[from, to], …]}`. The spans are redacted; without spans, the whole window is.
     """
 
     url: str = Field(max_length=2048)
-    """Where windows are sent by POST. Redirects are not followed."""
+    """URL to which windows are sent by POST. Redirects are not followed."""
     private_address: bool = False
-    """Whether the URL may lead to an address that is not public, as that of a service in the same cluster.
-    Links and metadata services stay refused."""
+    """Allow a URL that resolves to a private address, such as a service in the same cluster. Link-local
+    addresses and metadata services are always refused."""
     protocol: Literal["kvasir", "moderations"] = "kvasir"
-    """`moderations` is that of OpenAI's /v1/moderations."""
+    """`moderations` is the protocol of OpenAI's /v1/moderations."""
     model: str | None = None
-    """What a moderations endpoint is asked for as its `model`."""
+    """Value of `model` in requests to a moderations endpoint."""
     token_file: str | None = None
-    """File with a token that is sent as `Authorization: Bearer`. It is read for each new connection."""
+    """File with the token for `Authorization: Bearer`. It is read for each connection."""
     ca_file: str | None = None
-    """PEM certificates of the authorities that may certify the classifier. Unset: those of the system."""
+    """PEM certificates of the authorities that certify the classifier. Unset: those of the system."""
     window_chars: int = Field(default=240, ge=16, le=32_768)
-    """Text that is collected before it is sent."""
+    """Characters collected per window."""
     overlap_chars: int = Field(default=80, ge=0, le=16_384)
-    """How much of a window is sent again with the next, so that what lies across their border is seen."""
+    """Characters at the end of a window that are sent again with the next, to detect matches across
+    windows."""
     window_s: float = Field(default=0.5, gt=0, le=60)
-    """How long a window waits to be filled."""
+    """Maximum time to fill a window."""
     timeout_s: float = Field(default=2.0, gt=0, le=60)
-    """For one window, all tries together."""
+    """Timeout for one window, including retries."""
     retries: int = Field(default=1, ge=0, le=5)
-    """Further tries after a lost connection or a status of 408, 429 or 5xx."""
+    """Maximum retries after a lost connection or a status of 408, 429 or 5xx."""
     on_failure: Literal["closed", "open"] = "closed"
-    """When a window could not be judged: `closed` ends the choice as if something had been found, `open` lets
-    it through."""
+    """If a window cannot be classified, `closed` ends the choice as for a match, `open` releases the
+    window."""
     max_connections: int = Field(default=16, ge=1, le=1024)
-    """Windows that are judged at the same time; others wait for their turn, within `timeout_s`."""
+    """Maximum concurrent requests to the classifier. Other windows wait, within `timeout_s`."""
     at_bound: Literal["release", "end"] = "end"
-    """When text would have to wait for longer: it is let through, or the choice ends there."""
+    """What happens to text at these limits: it is released, or the choice ends before it."""
     max_held_chars: int = Field(default=4096, ge=16, le=65_536)
-    """Text that may wait for a ruling."""
+    """Maximum characters held for a decision."""
 
     @field_validator("model")
     @classmethod
@@ -117,21 +118,21 @@ class ClassifierFilterSpec(FilterSpec):
         if self.overlap_chars + self.window_chars > self.max_held_chars:
             raise ValueError(
                 "max_held_chars must be at least window_chars + overlap_chars "
-                f"({self.window_chars + self.overlap_chars}), which wait together"
+                f"({self.window_chars + self.overlap_chars}), which are held together"
             )
         return self
 
 
 class OutputFiltersSpec(Spec):
-    """What of the models' output clients may see. All filters that apply judge the same text, and what any of
-    them finds is not let through. By default there are none."""
+    """Filters for the output of models. Each filter that applies sees the whole text, and a match of any of
+    them is not sent. Default: none."""
 
     regex: tuple[RegexFilterSpec, ...] = Field(default=(), max_length=64)
     classifier: tuple[ClassifierFilterSpec, ...] = Field(default=(), max_length=16)
 
     @property
     def all(self) -> tuple[FilterSpec, ...]:
-        """Every filter."""
+        """All filters."""
         return (*self.regex, *self.classifier)
 
     @model_validator(mode="after")
@@ -142,13 +143,13 @@ class OutputFiltersSpec(Spec):
         return self
 
     def unknown_name(self, models: Container[str], tenants: Container[str]) -> str | None:
-        """What is wrong where a filter is for a model or a tenant that does not exist."""
+        """Return an error text if a filter names an unknown model or tenant, else None."""
         for each in self.all:
             for field, names, known in (("models", each.models, models), ("tenants", each.tenants, tenants)):
                 for name in names or ():
                     if name not in known:
                         return (
-                            f"output_filters: {each.name} names {name!r} in {field}, which is not there; "
-                            "correct the name or remove it"
+                            f"output_filters: {each.name} names unknown {name!r} in {field}; correct the "
+                            "name or remove it"
                         )
         return None

@@ -1,7 +1,7 @@
-"""The deployment spec's part about models: which weights are served, and under which names.
+"""The part of the deployment spec for models: weights, names and LoRA adapters.
 
-One gateway serves several models, each with pools, adapters and a way to disaggregate of its own. Everything
-else of a deployment they share, so that a file with one model says nothing of this.
+A gateway can serve several models, each with its own pools, adapters and disaggregation. All other settings
+are shared.
 """
 
 from __future__ import annotations
@@ -17,37 +17,37 @@ ModelName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][-A-Za-z0-9._:/@+]*$", ma
 
 
 class WeightsSpec(Spec):
-    """Which weights to load, and how."""
+    """Weights to load, and how to load them."""
 
     source: str = "kvasir-tiny"
-    """A folder in Hugging Face form, a Hugging Face id, or `kvasir-tiny`, which ships with Kvasir."""
+    """A folder in Hugging Face format, a Hugging Face id, or `kvasir-tiny`, which is included in Kvasir."""
     revision: str = "main"
-    """Branch, tag or commit of a Hugging Face id."""
+    """Branch, tag or commit of the Hugging Face repository."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """Weights and activations."""
+    """Data type of weights and activations."""
     max_model_len: int = Field(default=4096, ge=16, le=10_000_000)
-    """Prompt and output together, in tokens."""
+    """Maximum tokens of prompt and output together."""
     quantization: Literal["none", "int8"] = "none"
-    """`int8` quantizes Linear weights at load, on the worker."""
+    """`int8` quantizes the weights of Linear layers when the worker loads them."""
     matryoshka: bool | None = None
-    """Whether the embeddings of the model stay good when clients ask for fewer `dimensions`. By default what
-    its config.json says; some models were trained for it and do not say so."""
+    """Whether the embeddings of the model can be truncated to fewer `dimensions`. Default: as its config.json
+    declares. Some models support it without declaring it."""
 
 
 class ModelSpec(WeightsSpec):
-    """Which weights to serve, and under which name."""
+    """Weights to serve, and the name to serve them under."""
 
     served_name: str | None = None
-    """The name that clients send as `model`; by default the source's last part."""
+    """Name that clients send as `model`. Default: the last path component of `source`."""
 
     @property
     def name(self) -> str:
-        """What clients call the model."""
+        """The name that clients send as `model`."""
         return self.served_name or self.source.rstrip("/").rsplit("/", 1)[-1]
 
 
 class LoraSpec(Spec):
-    """One LoRA adapter, served as a model of its own name."""
+    """A LoRA adapter, served as a model under its own name."""
 
     name: Name
     path: str
@@ -55,17 +55,17 @@ class LoraSpec(Spec):
 
 
 class FurtherModelSpec(WeightsSpec):
-    """One more model behind the same gateway. The pools that serve it name it as their `model`."""
+    """An additional model behind the same gateway. Pools that serve it have its name in `model`."""
 
     name: ModelName
-    """What clients send as `model`."""
+    """Name that clients send as `model`."""
     lora: tuple[LoraSpec, ...] = ()
-    """Its own adapters; their names differ from those of all models and adapters."""
+    """Adapters of the model. Their names must differ from those of all other models and adapters."""
     disaggregation: Disaggregated | None = None
-    """As the deployment's own, which it is by default."""
+    """Default: `disaggregation` of the deployment."""
 
     @property
     def model(self) -> ModelSpec:
-        """The same weights and name, as of a deployment's only model."""
+        """The weights and name as a ModelSpec."""
         weights = {name: getattr(self, name) for name in WeightsSpec.model_fields}
         return ModelSpec(served_name=self.name, **weights)

@@ -1,4 +1,4 @@
-"""The deployment spec's part about a Redis: where it is and how to log in, for whatever is kept there."""
+"""The part of the deployment spec for Redis servers: address and credentials."""
 
 from __future__ import annotations
 
@@ -16,15 +16,16 @@ _REDIS = re.compile(
 
 
 class RedisServerSpec(Spec):
-    """A Redis server and how to reach it."""
+    """A Redis server and its credentials."""
 
     url: str
-    """`redis://host:port/db`, or `rediss://` with TLS; without credentials."""
+    """`redis://host:port/db`, or `rediss://` with TLS, without credentials."""
     username: str | None = None
     password_file: str | None = None
-    """File with the password; read again for every connection, so that it can be rotated."""
+    """File with the password. It is read for every connection, so it can be rotated."""
     ca_file: str | None = None
-    """Certificates that sign the server's; unset: those of the system. With `rediss://` only."""
+    """PEM certificates of the authorities that certify the server, with `rediss://` only. Unset: those of the
+    system."""
 
     @field_validator("url")
     @classmethod
@@ -35,7 +36,7 @@ class RedisServerSpec(Spec):
                 "password_file), as in redis://127.0.0.1:6379/0"
             )
         parts = urlsplit(value)
-        # Both raise ValueError for what no socket takes: a port beyond 65535, a label that is no host's.
+        # Both raise ValueError for an invalid address: a port above 65535, or an invalid host label.
         _ = parts.port
         (parts.hostname or "").encode("idna")
         return value
@@ -43,15 +44,15 @@ class RedisServerSpec(Spec):
     @model_validator(mode="after")
     def _certified_by_someone(self) -> Self:
         if self.ca_file is not None and not self.url.startswith("rediss://"):
-            raise ValueError("ca_file: the url is without TLS; use rediss://, or leave ca_file unset")
+            raise ValueError("ca_file: the url does not use TLS; use rediss://, or leave ca_file unset")
         return self
 
 
 class LimitsRedisSpec(RedisServerSpec):
-    """The Redis in which several routers count what tenants use."""
+    """The Redis in which routers share the usage counters of tenants."""
 
     namespace: Name = "kvasir"
-    """Keys begin with it. Routers that shall count together have the same, other deployments another."""
+    """Prefix of keys. Routers that share counters use the same one, other deployments a different one."""
     timeout_s: float = Field(default=0.05, gt=0, le=5)
-    """A question that takes longer is decided by what the router itself has counted, and so are all until
-    the server answers again."""
+    """Timeout of a query. After it, the router decides from its own counters until the server answers
+    again."""

@@ -1,4 +1,4 @@
-"""The deployment spec's part about the router: policy, index, queue, health and service levels."""
+"""The part of the deployment spec for routers: policy, index, queue, health and SLO classes."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ from kvasir.config.spec.base import Name, Spec
 
 
 class HealthSpec(Spec):
-    """When a worker that answers badly is left alone for a while."""
+    """When a worker that fails or is slow is ejected for some time."""
 
     consecutive_failures: int = Field(default=5, ge=1)
-    """So many failed requests in a row eject a worker."""
+    """Number of consecutive failed requests after which a worker is ejected."""
     slow_ratio: float = Field(default=8.0, gt=1)
-    """A worker whose times to first token are so many times those predicted, while its peers' are not, is
-    ejected."""
+    """A worker is ejected if its TTFT exceeds the predicted TTFT by this factor and that of its peers does
+    not."""
     ejection_s: float = Field(default=2.0, gt=0)
-    """The first ejection lasts so long; each following one twice as long as the one before."""
+    """Duration of the first ejection. It doubles with each further one."""
     max_ejection_s: float = Field(default=60.0, gt=0)
-    """The longest ejection."""
+    """Maximum duration of an ejection."""
     max_ejected: float = Field(default=0.5, ge=0, le=1)
-    """When more than this fraction of a pool looks bad, the signal is not believed, and all of the pool is
-    used (panic mode)."""
+    """If more than this fraction of a pool would be ejected, health is ignored and the whole pool is used
+    (panic mode)."""
     slow_start_s: float = Field(default=10.0, ge=0)
-    """How long a worker that joins or comes back takes to get its full share. 0: at once."""
+    """Time over which the share of a worker that joins or returns rises to its full value. 0: at once."""
     max_legs: int = Field(default=4096, ge=1)
-    """Requests that one router runs on one worker at once; beyond it the worker is passed over."""
+    """Maximum requests of one router on one worker at a time. A worker at the limit is skipped."""
 
 
 class RoutingSpec(Spec):
-    """The router's policy, index and queue."""
+    """Routing policy, prefix index and queue of the router."""
 
     policy: Literal[
         "cost",
@@ -47,44 +47,43 @@ class RoutingSpec(Spec):
         "mooncake",
         "production_stack",
     ] = "cost"
-    """`cost` weighs prefix hits, queues, transfers and batch sizes in seconds. The others are for
-    comparison and for those who want them: classics, and the published formulas of other routers."""
+    """`cost` weighs prefix hits, queues, transfers and batch sizes in seconds. The others are classic
+    policies and the published formulas of other routers, mainly for comparison."""
     index_blocks: int = Field(default=10_000_000, ge=1024, le=100_000_000)
-    """Blocks the prefix index holds at most, counted once for each worker and tier that holds them; at
-    most 48 bytes of memory each. A worker that does not fit in is routed to by prediction."""
+    """Maximum blocks in the prefix index, counted once per worker and tier; at most 48 bytes of memory each.
+    Routing to a worker that does not fit uses predictions."""
     predicted_blocks: int = Field(default=1_000_000, ge=1024, le=100_000_000)
-    """How many of them may be predictions; beyond it the oldest are forgotten."""
+    """Maximum predicted blocks among them. Beyond it, the oldest are evicted."""
     predicted_ttl_s: float = Field(default=300.0, gt=0)
-    """How long the router believes that a worker still holds what it was sent, if the worker does not
-    report what it holds."""
+    """How long a predicted block remains in the index of a worker that does not report its blocks."""
     decision_records: int = Field(default=4096, ge=0, le=1_000_000)
-    """Decisions kept for `kvasir explain`, the newest ones."""
+    """Number of recent decisions kept for `kvasir explain`."""
     queue_timeout_s: float = Field(default=60.0, gt=0)
-    """How long a request waits for a worker before 503."""
+    """Maximum time in the queue for a worker; then the answer is 503."""
     max_queue: int = Field(default=1024, ge=1)
-    """Requests that may wait for a worker; more are answered 503."""
+    """Maximum requests in the queue for a worker. Further ones are answered with 503."""
     max_in_flight: int = Field(default=4096, ge=1)
-    """Requests in the system at once; more are answered 503."""
+    """Maximum requests in flight. Further ones are answered with 503."""
     max_retries: int = Field(default=2, ge=0, le=10)
-    """How often a request that has not emitted a token is started again elsewhere."""
+    """Maximum retries on another worker for a request that has not emitted a token."""
     max_migrations: int = Field(default=3, ge=0, le=10)
-    """How often a request goes on elsewhere after its worker was lost."""
+    """Maximum failovers of a request after the loss of its worker."""
     retry_budget: float = Field(default=0.15, ge=0, le=1)
-    """Starts after a failure or for want of an answer, as a fraction of the requests that arrive; those after
-    the loss of a worker do not count."""
+    """Maximum retries after a failure or without an answer, as a fraction of arriving requests. Failovers
+    after the loss of a worker do not count."""
     hedge_after: float = Field(default=8.0, ge=0)
-    """A request of which nothing has come after so many times its predicted time to first token is taken back
-    and started on another worker, once. 0 never does."""
+    """A request without output after this multiple of its predicted TTFT is cancelled and retried on another
+    worker, once. 0: never."""
     hedge_min_s: float = Field(default=1.0, ge=0)
-    """No request is taken back sooner than this."""
+    """Minimum time before a request is cancelled and retried."""
     health: HealthSpec = HealthSpec()
 
 
 class SloSpec(Spec):
-    """A service level that requests can ask for by name; the first one is the default."""
+    """An SLO class that requests can name. The first one is the default."""
 
     name: Name
     ttft_s: float = Field(default=2.0, gt=0)
     """Time to first token."""
     itl_s: float = Field(default=0.1, gt=0)
-    """Time between two tokens."""
+    """Inter-token latency."""

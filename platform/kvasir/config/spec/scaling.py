@@ -1,4 +1,4 @@
-"""The deployment spec's part about sizes: what the planner may do, and how careful it is."""
+"""The part of the deployment spec for scaling: bounds of pools, and settings of the planner."""
 
 from __future__ import annotations
 
@@ -10,43 +10,45 @@ from kvasir.config.spec.base import Spec
 
 
 class PoolScalingSpec(Spec):
-    """Between which sizes the planner keeps a pool. `replicas` is what it begins with."""
+    """Bounds within which the planner sizes a pool. `replicas` is the initial size."""
 
     min: int = Field(default=1, ge=0, le=1000)
-    """Replicas at the least. 0: none while nobody asks for the model, which all of its pools must agree on;
-    the first request then waits for a start, or is answered 503 with the time that one takes."""
+    """Minimum replicas. 0: the model scales to zero when it is not used, which requires 0 for all of its
+    pools. The first request then waits for a start, or is answered with 503 and the time that a start
+    takes."""
     max: int = Field(ge=1, le=1000)
-    """Replicas at most."""
+    """Maximum replicas."""
 
     @model_validator(mode="after")
     def _ordered(self) -> Self:
         if self.min > self.max:
-            raise ValueError(f"min {self.min} is more than max {self.max}; make it at most that")
+            raise ValueError(f"min {self.min} is more than max {self.max}; lower it")
         return self
 
 
 class ScalingSpec(Spec):
-    """How pools with `scaling` are sized."""
+    """How the planner sizes pools that have `scaling`."""
 
     mode: Literal["auto", "advise", "manual"] = "auto"
-    """`auto` does what is planned; `advise` plans and says what it would do, for `kvasir explain scaling` and
-    metrics; `manual` leaves sizes to `kvasir scale`."""
+    """`auto` applies the plan. `advise` only reports it in `kvasir explain scaling` and metrics. `manual`:
+    sizes are set with `kvasir scale`."""
     attainment: float = Field(default=0.99, gt=0.5, lt=1)
-    """The part of the requests that is to get its service level. Replicas are what it costs."""
+    """Target fraction of requests that meet their SLO class. Higher values need more replicas."""
     interval_s: float = Field(default=10.0, ge=1, le=300)
-    """Between two decisions. A model that is asked for and has no worker is seen to at once."""
+    """Interval between decisions. A request for a model without a worker triggers a decision at once."""
     window_s: float | None = Field(default=None, ge=0, le=3600)
-    """For half of this time fewer replicas must have been wanted before any goes; by default it is as long as
-    two starts. Where replicas that went are wanted back again and again, all of three times that counts."""
+    """Replicas are removed only after fewer were desired for half of this time. Default: the time of two
+    starts. If removed replicas are repeatedly desired again, the whole of three times this value is
+    required."""
     idle_s: float = Field(default=300.0, ge=1)
-    """So long after a model's last request its pools with `min` 0 have no replica left."""
+    """Time after the last request of a model until its pools with `min` 0 scale to zero."""
     stale_s: float = Field(default=15.0, ge=2)
-    """When a router has said nothing for so long, no size is changed."""
+    """No size is changed while a router has not reported for this long."""
     start_s: float = Field(default=120.0, gt=0)
-    """What a start is taken to last until one has been measured."""
+    """Assumed duration of a start until one is measured."""
     start_timeout_s: float = Field(default=900.0, gt=0)
-    """A replica that does not serve after so long is not counted on, and no more are asked for while there
-    is one."""
+    """A replica that does not serve after this time is not counted, and no more replicas are requested while
+    there is one."""
     flips: bool = True
-    """Let workers of a prefill and of a decode pool do each other's work where their engines are alike,
-    instead of starting one here and ending one there."""
+    """Allow workers of a prefill and a decode pool with equal engine settings to change roles, instead of
+    starting a replica in one pool and stopping one in the other."""

@@ -1,4 +1,4 @@
-"""The deployment spec's part about tenants: who may use how much of it, how urgently, and next to whom."""
+"""The part of the deployment spec for tenants: limits, priorities, and cache isolation."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kvasir.config.spec.redis import LimitsRedisSpec
 
 DEFAULT_TENANT = "default"
 PRIORITY_SPAN = 1000
-"""Requests of class number i, the most urgent being 0, have priorities from i × PRIORITY_SPAN on."""
+"""Requests of class i, with 0 as the most urgent, have priorities from i × PRIORITY_SPAN on."""
 
 _CACHE = re.compile(r"own|shared:[a-z0-9](?:[-a-z0-9]*[a-z0-9])?")
 
@@ -21,34 +21,35 @@ PerMinute = Annotated[int, Field(ge=1, le=10**12)]
 
 
 class TenantSpec(Spec):
-    """One tenant. What is unset is not limited."""
+    """A tenant. Unset limits do not apply."""
 
     name: Name
     requests_per_min: PerMinute | None = None
-    """A minute's worth may come at once; it grows back evenly."""
+    """Requests per minute. A full minute's amount can be used at once and is refilled at a constant rate."""
     tokens_per_min: PerMinute | None = None
-    """Prompt and output together, in the same way. A request is charged its prompt and all that it may
-    generate, and what it did not use is given back when it ends."""
+    """Tokens of prompt and output per minute, refilled likewise. A request is charged for its prompt and its
+    maximum output; the unused part is returned when it ends."""
     concurrency: int | None = Field(default=None, ge=1, le=1_000_000)
-    """Requests at the same time."""
+    """Maximum concurrent requests."""
     max_context_tokens: int | None = Field(default=None, ge=1)
-    """Prompt and output of one request together, where the model would allow more."""
+    """Maximum tokens of prompt and output of one request, if lower than that of the model."""
     max_output_tokens: int | None = Field(default=None, ge=1)
-    """What one request may ask for, each choice by itself."""
+    """Maximum output tokens of each choice of a request."""
     weight: float = Field(default=1.0, ge=0.01, le=1000)
-    """Share of the capacity, against the weights of others who wait in the same priority class."""
+    """Weight of the tenant's share of capacity among tenants that wait in the same priority class."""
     priority: Name = "standard"
     """Priority class, one of tenancy.priorities."""
     models: tuple[str, ...] | None = Field(default=None, min_length=1)
-    """Names of models and LoRA adapters that it may use; for others it is told that they do not exist.
-    Unset: all."""
+    """Names of models and LoRA adapters that the tenant can use; others are answered as not found. Unset:
+    all."""
     slo: tuple[Name, ...] | None = Field(default=None, min_length=1)
-    """SLO classes that it may ask for, its default first. Unset: all of them, as `slo` lists them."""
+    """SLO classes that the tenant can use, its default first. Unset: all, in the order of `slo`."""
     cache: str = "own"
-    """`own`: nobody else's prompts are found in its KV cache, nor its in theirs. `shared:GROUP`: tenants of
-    the same group find each other's prompts, and by their timing whether there are any."""
+    """`own`: the KV cache of the tenant is isolated from all others. `shared:GROUP`: tenants of the group
+    share cached prompts, and can infer from timing which prompts others have sent."""
     operator: bool = False
-    """Whether its keys open /metrics, /status, decisions and drains, which show all tenants' requests."""
+    """Allow the keys of the tenant to use /metrics, /status, decisions and drains, which show requests of all
+    tenants."""
 
     @model_validator(mode="after")
     def _sound(self) -> Self:
@@ -60,24 +61,24 @@ class TenantSpec(Spec):
 
 
 class TenancySpec(Spec):
-    """Tenants and what is common to them.
+    """Tenants and their shared settings.
 
-    API keys belong to tenants (see gateway.api_keys_file). The tenant `default` has the keys that name none
-    and, where no keys are asked for, everybody. Where it is not listed, it has no limits and is an operator.
+    API keys belong to tenants (see gateway.api_keys_file). The tenant `default` has all keys without a tenant
+    and, if no keys are required, all requests. If it is not listed, it has no limits and is an operator.
     """
 
     tenants: tuple[TenantSpec, ...] = Field(default=(), max_length=1000)
     priorities: tuple[Name, ...] = Field(
         default=("interactive", "standard", "batch"), min_length=1, max_length=16
     )
-    """Priority classes, the most urgent first. Within its class a request may put itself behind others with
-    the field `priority`, up to 999."""
+    """Priority classes, the most urgent first. A request can lower its priority within its class with the
+    field `priority`, up to 999."""
     cache_secret_file: str | None = None
-    """File with a long random secret from which, with the tenant, the salts of KV caches are made. All
-    routers need the same. Unset: `kvasir up` makes one and keeps it; another router makes one for its own
-    life."""
+    """File with a long random secret from which the KV cache salts of tenants are derived. All routers need
+    the same secret. Unset: `kvasir up` creates and keeps one; a router started on its own creates one for the
+    life of its process."""
     redis: LimitsRedisSpec | None = None
-    """Where several routers count together. Unset: each counts what it lets in itself."""
+    """Redis server in which routers share counters. Unset: each router counts its own requests."""
 
     @model_validator(mode="after")
     def _distinct_names(self) -> Self:
@@ -94,30 +95,30 @@ class TenancySpec(Spec):
         for tenant in self.tenants:
             if tenant.priority not in self.priorities:
                 raise ValueError(
-                    f"tenants: {tenant.name} has priority {tenant.priority!r}, and the classes are "
+                    f"tenants: {tenant.name} has unknown priority {tenant.priority!r}; the classes are "
                     f"{', '.join(self.priorities)}; name one of them"
                 )
         return self
 
     def all_tenants(self) -> tuple[TenantSpec, ...]:
-        """Those listed, and the default one."""
+        """The listed tenants and the default tenant."""
         if any(tenant.name == DEFAULT_TENANT for tenant in self.tenants):
             return self.tenants
         usual = "standard" if "standard" in self.priorities else self.priorities[0]
         return (*self.tenants, TenantSpec(name=DEFAULT_TENANT, priority=usual, operator=True))
 
     def weights(self) -> Mapping[str, float]:
-        """Every tenant's weight by its name."""
+        """The weight of each tenant, by name."""
         return {tenant.name: tenant.weight for tenant in self.all_tenants()}
 
     def unknown_name(self, models: Container[str], slos: Container[str]) -> str | None:
-        """What is wrong where a tenant is allowed a model or an SLO class that does not exist."""
+        """Return an error text if a tenant names an unknown model or SLO class, else None."""
         for tenant in self.tenants:
             for field, names, known in (("models", tenant.models, models), ("slo", tenant.slo, slos)):
                 for name in names or ():
                     if name not in known:
                         return (
-                            f"tenancy: tenant {tenant.name} is allowed {name!r} in {field}, which is not "
-                            "there; correct the name or remove it"
+                            f"tenancy: tenant {tenant.name} names unknown {name!r} in {field}; correct the "
+                            "name or remove it"
                         )
         return None

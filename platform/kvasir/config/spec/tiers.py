@@ -1,4 +1,4 @@
-"""The deployment spec's part about tiers: where KV stays when the device has no room for it."""
+"""The part of the deployment spec for KV tiers below the device."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from kvasir.config.spec.redis import RedisServerSpec
 
 
 class CpuTierSpec(Spec):
-    """Host memory of each engine, shared by its ranks. Lower tiers are written from it and read into it."""
+    """Host memory of each engine, shared by its ranks. Lower tiers are written from and read into it."""
 
     bytes: int = Field(default=1 << 30, ge=1 << 20, le=64 << 40)
-    """Memory of each engine (each data-parallel rank of a replica)."""
+    """Memory of each engine, that is of each data-parallel rank of a replica."""
     eviction: Literal["lfu", "lru", "s3fifo"] = "lfu"
-    """Which blocks give way when it is full."""
+    """Eviction policy."""
 
 
 class DiskTierSpec(Spec):
-    """Files on a disk of the worker's node. They outlive the worker, and serve the next one there."""
+    """Files on a disk of the worker's node. They persist and serve the next worker on the node."""
 
     path: str = Field(min_length=1)
-    """A folder; made with access for its owner alone where it is missing. Every engine takes one of its
-    subfolders for itself."""
+    """Folder, created with access for its owner only if it does not exist. Each engine uses a subfolder of
+    its own."""
     bytes: int = Field(default=10 << 30, ge=1 << 20, le=1 << 50)
-    """Disk space of each engine."""
+    """Maximum disk space of each engine."""
     lookup_timeout_s: float = Field(default=0.008, gt=0, le=10)
-    """A question whether blocks are there that waits longer for reads and writes before it is a miss."""
+    """A lookup that waits longer for reads and writes in progress is a miss."""
     timeout_s: float = Field(default=1.0, gt=0, le=60)
     """A read that takes longer is a miss."""
 
@@ -39,21 +39,21 @@ class DiskTierSpec(Spec):
 
 
 class RedisTierSpec(RedisServerSpec):
-    """A Redis that all workers read and write."""
+    """A Redis server that all workers share."""
 
     namespace: Name = "kvasir"
-    """Keys begin with it. Deployments that share a Redis need not differ in it: blocks of another model or
-    layout are other keys."""
+    """Prefix of keys. Deployments that share a Redis server can use the same one: the model and the layout
+    are part of the key."""
     ttl_s: int = Field(default=3600, ge=1, le=30 * 86_400)
-    """How long a block stays that nobody asks for."""
+    """How long a block is kept after its last use."""
     max_value_bytes: int = Field(default=64 << 20, ge=1 << 10, le=512 << 20)
-    """Blocks that are larger are not kept there."""
+    """Maximum size of a stored block."""
     connections: int = Field(default=2, ge=1, le=64)
     """Connections of each engine."""
     lookup_timeout_s: float = Field(default=0.008, gt=0, le=10)
-    """A question whether blocks are there that takes longer is a miss."""
+    """A lookup that takes longer is a miss."""
     timeout_s: float = Field(default=0.5, gt=0, le=60)
-    """A read or write that takes longer has failed."""
+    """A read or write that takes longer fails."""
 
     @model_validator(mode="after")
     def _looked_up_before_read(self) -> Self:
@@ -62,26 +62,26 @@ class RedisTierSpec(RedisServerSpec):
 
 
 class TiersSpec(Spec):
-    """KV below the device. Each tier is used where it is given; none is by default."""
+    """KV tiers below the device. A tier is used if it is set; by default none is."""
 
     cpu: CpuTierSpec | None = None
     disk: DiskTierSpec | None = None
     redis: RedisTierSpec | None = None
     write_back: Literal["prompts", "all"] = "all"
-    """Whether blocks of generated tokens are kept too, or those of prompts alone."""
+    """Blocks to store: those of prompts only, or also those of generated tokens."""
     write_back_bytes: int = Field(default=128 << 20, ge=1 << 20, le=64 << 30)
-    """What may wait to be written to each of disk and Redis; beyond that blocks are not written."""
+    """Maximum bytes queued for writing to each of disk and Redis. Blocks beyond it are not written."""
     prefetch: bool = True
-    """Fetch what the router believes to be in a tier as soon as a request arrives, while it still waits."""
+    """Fetch the blocks that the router expects in a tier as soon as a request arrives, while it is queued."""
 
     @property
     def configured(self) -> bool:
-        """Whether there is any tier."""
+        """Whether any tier is set."""
         return self.cpu is not None or self.disk is not None or self.redis is not None
 
     @property
     def memory(self) -> CpuTierSpec:
-        """The memory that lower tiers pass through: the CPU tier, or one of default size."""
+        """The memory through which lower tiers are read and written: the CPU tier, or one of default size."""
         return self.cpu or CpuTierSpec()
 
 

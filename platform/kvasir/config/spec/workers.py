@@ -1,4 +1,4 @@
-"""The deployment spec's part about workers: session servers, KV transfer, and TLS with routers."""
+"""The part of the deployment spec for workers: session servers, KV transfer, and TLS with routers."""
 
 from __future__ import annotations
 
@@ -17,77 +17,76 @@ TrustDomain = Annotated[
 
 
 class TransferSpec(Spec):
-    """How KV moves from prefill to decode."""
+    """KV transfer from prefill to decode workers."""
 
     kind: Literal["nixl", "nccl"] = "nixl"
-    """`nixl` reads the prefill worker's memory: RDMA where the nodes have it, shared memory or TCP elsewhere.
-    `nccl` sends between pairs of workers: NCCL between GPUs, gloo where the KV is in host memory."""
+    """`nixl` reads the memory of the prefill worker over RDMA if available, otherwise over shared memory or
+    TCP. `nccl` sends between pairs of workers, with NCCL between GPUs and gloo for KV in host memory."""
     host: str = "127.0.0.1"
-    """Address that the transfer agent of a prefill worker binds and tells; `pod` as in `worker.host`."""
+    """Address that the transfer agent of a prefill worker binds and advertises. `pod`: see `worker.host`."""
     checksum: bool = True
-    """Compare what arrived with what was sent, block by block; a difference is a failed pull."""
+    """Verify the checksum of each received block. A pull fails if one differs."""
     overlap: Literal["auto", "always", "never"] = "auto"
-    """Begin to pull a prompt of several chunks when its first chunk is computed, and not its last. `auto`:
-    where engines compute on GPUs; on CPUs, an engine that waits takes time from the one that computes."""
+    """Start the pull of a prompt with several chunks after its first chunk is computed instead of its last.
+    `auto`: on GPUs only; on CPUs, a waiting engine takes time from the computing one."""
     lease_s: float = Field(default=20.0, gt=0, le=600)
-    """How long a prefill worker keeps blocks that nobody pulled."""
+    """How long a prefill worker keeps blocks that are not pulled."""
     timeout_s: float = Field(default=5.0, gt=0, le=600)
-    """What a pull that hangs may cost: it has failed after four fifths of this without progress, and the rest
-    is for computing the prompt instead."""
+    """Maximum delay by a hanging pull. The pull fails after four fifths of this time without progress; the
+    rest is left for recomputing the prompt."""
     on_failure: Literal["recompute", "fail"] = "recompute"
-    """What the decode worker does when KV did not arrive."""
+    """What the decode worker does if a pull fails."""
 
     @model_validator(mode="after")
     def _pulled_while_leased(self) -> Self:
         if self.timeout_s > self.lease_s:
             raise ValueError(
-                f"timeout_s {self.timeout_s:g} exceeds lease_s {self.lease_s:g}: the blocks would be given "
-                "up while they are being pulled; lower timeout_s or raise lease_s"
+                f"timeout_s {self.timeout_s:g} exceeds lease_s {self.lease_s:g}: the lease would expire "
+                "during a pull; lower timeout_s or raise lease_s"
             )
         return self
 
     @property
     def stall_timeout_s(self) -> float:
-        """How long a pull may make no progress."""
+        """Timeout of a pull without progress."""
         return _PULL_SHARE * self.timeout_s
 
 
 class WorkerSpec(Spec):
-    """The workers' session server."""
+    """The session server of workers."""
 
     host: str = "127.0.0.1"
-    """Address to bind. Beyond loopback, a worker does not start without `session_token_file`. `pod`: the
-    address of the pod that it runs in, which the variable KVASIR_POD_IP says."""
+    """Address to bind. For an address other than loopback, `session_token_file` is required. `pod`: the
+    address of the worker's pod, from the environment variable KVASIR_POD_IP."""
     port: int = Field(default=0, ge=0, le=65535)
-    """Port on `host` of the session server. 0: any that is free, which discovery tells routers. Kubernetes'
-    discovery needs a fixed one, and one worker of each address can have it."""
+    """Port of the session server on `host`. 0: a free port, which routers learn from discovery. Kubernetes
+    discovery requires a fixed port, which one worker per address can use."""
     session_token_file: str | None = None
-    """Shared secret of routers and workers. `--token-file` of their processes wins over it, and `kvasir
-    up` makes one when it is unset."""
+    """File with the shared secret of routers and workers. The option `--token-file` of their processes takes
+    precedence. Unset: `kvasir up` creates one."""
     health_port: int | None = Field(default=None, ge=1, le=65535)
-    """Port on `host` that answers gRPC health checks, and nothing else, in plain text: probes of Kubernetes
-    have no certificate. One worker of each address can have it. Unset: the session port alone answers."""
+    """Port on `host` that serves only gRPC health checks, without TLS, because Kubernetes probes have no
+    certificate. One worker per address can use it. Unset: only the session port serves them."""
     resume_window_s: float = Field(default=10.0, gt=0, le=300)
-    """How long a broken session is kept for its router to return."""
+    """How long a broken session is kept so that its router can resume it."""
     tail_messages: int = Field(default=4096, ge=64, le=1_000_000)
-    """Unacknowledged step batches kept per session."""
+    """Maximum unacknowledged step batches retained per session."""
     drain_s: float = Field(default=20.0, ge=0, le=3600)
-    """How long a worker that is being stopped lets its streams come to their end."""
+    """How long a stopping worker waits for its streams to end."""
     heartbeat_s: float = Field(default=0.5, gt=0, le=60)
-    """How often a worker that has nothing to say reports its load all the same, so that routers can tell
-    an idle worker from a frozen one."""
+    """Interval at which an idle worker reports its load, so that routers can tell it from a frozen one."""
     liveness_timeout_s: float = Field(default=1.5, gt=0, le=300)
-    """A worker that says nothing for so long is given nothing new, and its connection is made anew."""
+    """After this time without a message, a worker receives no new requests and its router reconnects."""
     migrate_s: float = Field(default=0.5, ge=0, le=300)
-    """How long requests on a broken connection wait for it to come back before they go on elsewhere."""
+    """How long requests on a broken connection wait for it to resume before failover to another worker."""
 
     @model_validator(mode="after")
     def _heartbeats_fit_the_timeout(self) -> Self:
         if self.heartbeat_s * 2 > self.liveness_timeout_s:
             raise ValueError(
                 f"liveness_timeout_s {self.liveness_timeout_s:g} is less than two heartbeats of "
-                f"{self.heartbeat_s:g} s: idle workers would be taken for frozen ones; raise "
-                "liveness_timeout_s or lower heartbeat_s"
+                f"{self.heartbeat_s:g} s, so idle workers would look frozen; raise liveness_timeout_s or "
+                "lower heartbeat_s"
             )
         return self
 
@@ -96,42 +95,44 @@ class TlsSpec(Spec):
     """Mutual TLS between routers and workers. A router's certificate carries the URI
     `spiffe://TRUST_DOMAIN/DEPLOYMENT/router`; a worker's carries
     `spiffe://TRUST_DOMAIN/DEPLOYMENT/worker/POOL` and the DNS name `POOL.worker.DEPLOYMENT.TRUST_DOMAIN`.
-    Files are read again when they change, and no session ends for it."""
+    Changed files are loaded without ending sessions."""
 
     mode: Literal["auto", "files", "off"] = "auto"
-    """`auto` uses the files that are named. Where none is, `kvasir up` makes certificates and renews
-    them, and a router or worker that is started by itself speaks plain text on loopback and does not start
-    beyond it. `files` never speaks plain text; `off` always does."""
+    """`auto` uses the configured files. Without them, `kvasir up` creates and renews certificates; a router
+    or worker started on its own uses plain text on loopback and refuses to start on any other address.
+    `files` requires TLS; `off` disables it."""
     directory: str | None = None
     """Folder with `ca.pem`, `router.pem` and a `worker-POOL.pem` for each pool; the last two hold a private
-    key and its certificate chain. It stands in place of the three files below."""
+    key and its certificate chain. Replaces the three files below."""
     ca_file: str | None = None
-    """PEM certificates of the authorities that peers may be certified by. While authorities change, name
-    the old and the next one."""
+    """PEM certificates of the authorities that are trusted to certify peers. During a rotation, include the
+    old and the next authority."""
     cert_file: str | None = None
-    """PEM certificate chain of the process that reads this, its own certificate first."""
+    """PEM certificate chain of the process, with its own certificate first."""
     key_file: str | None = None
-    """PEM private key of that certificate, without a passphrase."""
+    """PEM private key of the certificate, without a passphrase."""
     trust_domain: TrustDomain = "kvasir.local"
-    """What the names in certificates begin or end with."""
+    """Trust domain in the names of certificates."""
     rotate_h: float = Field(default=24.0, ge=0.1, le=8760)
-    """How long certificates that `kvasir up` makes are valid; they are renewed after two thirds of it."""
+    """Validity of certificates from `kvasir up`, in hours. They are renewed after two thirds of it."""
 
     @property
     def named(self) -> bool:
-        """Whether the spec says where the certificates are."""
+        """Whether certificate files are configured."""
         return self.directory is not None or self.cert_file is not None
 
     @model_validator(mode="after")
     def _whole(self) -> Self:
         given = [field for field in _FILES if getattr(self, field) is not None]
         if self.mode == "off" and (given or self.directory):
-            raise ValueError("mode off uses no certificates: remove the files, or set mode: files")
+            raise ValueError("mode off uses no certificates; remove the files, or set mode: files")
         if self.directory is not None and given:
-            raise ValueError(f"directory holds all certificates already: remove it, or {', '.join(given)}")
+            raise ValueError(f"directory replaces the single files; remove it, or {', '.join(given)}")
         if given and len(given) < len(_FILES):
             lacking = [field for field in _FILES if field not in given]
-            raise ValueError(f"{lacking[0]} is missing: name {' and '.join(lacking)} beside {given[0]}")
+            raise ValueError(
+                f"{lacking[0]} is missing; set {' and '.join(lacking)} in addition to {given[0]}"
+            )
         if self.mode == "files" and not self.named:
-            raise ValueError("mode files needs directory, or ca_file, cert_file and key_file; name them")
+            raise ValueError("mode files requires directory, or ca_file, cert_file and key_file; set them")
         return self
