@@ -1,11 +1,11 @@
-"""Certificates of a deployment in a cluster without cert-manager: a Job makes them, a CronJob renews them.
+"""Certificates of a deployment in a cluster without cert-manager: a Job creates them, a CronJob renews them.
 
     python -m kvasir_platform.apps.certify --deployment kvasir.yaml --secret NAME --authority NAME
 
-Two Secrets exist before it runs, so that it needs no right to create any: one with what routers and workers
-read, of which each mounts its own part, and one with the authority's key, which nobody mounts. An authority
-that ages announces its successor a run before that signs, so that every peer knows both when certificates
-change.
+Two Secrets exist before it runs, so that it needs no right to create any: one with the files of routers and
+workers, of which each mounts its own, and one with the authority's key, which no pod mounts. An authority
+that nears its end announces its successor one run before that signs, so that every peer accepts both when
+certificates change.
 """
 
 from __future__ import annotations
@@ -41,11 +41,12 @@ from kvasir_platform.cluster.certificates import CA_FILE, ROUTER_FILE, Authority
 from kvasir_platform.cluster.kubernetes.access import Access
 
 SIGNER, NEXT, BEFORE = "signer.pem", "next.pem", "before.pem"
-"""Keys of the authority's Secret: who signs, who will sign, and whose signatures are still about."""
+"""Keys of the authority's Secret: the signing authority, its successor, and the authorities of unexpired
+certificates."""
 AUTHORITY_LIVES = 10.0
 RENEW_AT = 2 / 3
 BACKDATE_S = 300.0
-# The kubelet brings a changed Secret to all pods within minutes.
+# The kubelet updates a changed Secret in all pods within minutes.
 KNOWN_AFTER_S = 3600.0
 TIMEOUT_S = 30.0
 MAX_ANSWER_BYTES = 4 << 20
@@ -53,7 +54,7 @@ MAX_ANSWER_BYTES = 4 << 20
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """What the two Secrets are to hold."""
+    """The desired contents of the two Secrets."""
 
     authority: dict[str, bytes]
     roles: dict[str, bytes]
@@ -62,8 +63,9 @@ class Made:
 def renewed(
     kept: Mapping[str, bytes], names: TlsNames, pools: Sequence[str], *, life_s: float, now: float
 ) -> Made:
-    """Certificates for every role, valid for `life_s` seconds from `now` (since the epoch). `kept` is what
-    the authority's Secret holds, which may be nothing. Raises ConfigError for what is no authority."""
+    """Return certificates for every role, valid for `life_s` seconds from `now` (since the epoch). `kept` is
+    the content of the authority's Secret, which may be empty. Raises ConfigError if it is not an authority.
+    """
     signer, following = _authority(kept, SIGNER), _authority(kept, NEXT)
     before = kept.get(BEFORE, b"")
     if signer is None:
@@ -85,20 +87,20 @@ def renewed(
 
 
 class Secrets:
-    """The Secrets of the pod's own namespace, one request each. Everything raises ConfigError."""
+    """The Secrets of the pod's own namespace, one request each. Every method raises ConfigError."""
 
     def __init__(self, access: Access) -> None:
         self._access = access
         self._folder = f"/api/v1/namespaces/{quote(access.namespace(), safe='')}/secrets/"
 
     def read(self, name: str) -> tuple[dict[str, bytes], str]:
-        """What it holds, and its version."""
+        """Return its data, and its version."""
         answer = self._ask("GET", name, None)
         data = {key: base64.b64decode(value) for key, value in (answer.get("data") or {}).items()}
         return data, answer["metadata"]["resourceVersion"]
 
     def write(self, name: str, data: Mapping[str, bytes], *, was: Mapping[str, bytes], version: str) -> None:
-        """Have it hold `data`, if nobody has changed it since it was read as `was` at `version`."""
+        """Replace its data, if it has not changed since it was read as `was` at `version`."""
         values: dict[str, str | None] = {key: None for key in was if key not in data}
         values |= {key: base64.b64encode(value).decode("ascii") for key, value in data.items()}
         self._ask("PATCH", name, {"metadata": {"resourceVersion": version}, "data": values})
@@ -128,7 +130,7 @@ class Secrets:
                 f"{content.get('message', '')}; the chart gives this pod the right to get and patch it"
             )
         if not isinstance(content, dict):
-            raise ConfigError(f"the API server's answer for the Secret {name} is no object")
+            raise ConfigError(f"the API server's response for the Secret {name} is not an object")
         return content
 
 
@@ -142,7 +144,8 @@ def run(
     life_s: float,
     now: float,
 ) -> None:
-    """Renew both Secrets. Raises ConfigError; to be run again, nothing is half done but the authority."""
+    """Renew both Secrets. Raises ConfigError, and is safe to repeat: only the authority can have been written
+    without the rest."""
     kept, kept_version = secrets.read(authority)
     held, held_version = secrets.read(secret)
     made = renewed(kept, names, pools, life_s=life_s, now=now)
@@ -192,11 +195,11 @@ def _authority(kept: Mapping[str, bytes], key: str) -> Authority | None:
         certificate = x509.load_pem_x509_certificate(text)
     except (ValueError, TypeError) as error:
         raise ConfigError(
-            f"{key} of the authority's Secret is no key with its certificate: {error}; empty the Secret for "
-            "another authority, and restart routers and workers together"
+            f"{key} of the authority's Secret is not a key with its certificate: {error}; empty the Secret "
+            "for another authority, and restart routers and workers together"
         ) from error
     if not isinstance(private, ec.EllipticCurvePrivateKey):
-        raise ConfigError(f"{key} of the authority's Secret is no key on an elliptic curve")
+        raise ConfigError(f"{key} of the authority's Secret is not an elliptic-curve key")
     return Authority(private, certificate)
 
 

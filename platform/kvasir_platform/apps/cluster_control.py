@@ -1,9 +1,9 @@
 """The control process in the head pod of a RayCluster: the pools belong to the cluster, and outlive it.
 
-KubeRay makes the pods; this process starts Ray in its own and asks Serve for the pools, whose replicas take a
-pod each. Where Ray's head keeps its state in Redis, this pod may go and come back while every worker serves:
-the next control process finds the replicas and takes them over. So SIGTERM leaves the pools alone. They drain
-in their own pods, when those are stopped.
+KubeRay creates the pods; this process starts Ray in its own and requests the pools from Serve, whose replicas
+take a pod each. If Ray's head keeps its state in Redis, this pod may be replaced while every worker serves:
+the next control process takes over the replicas. So SIGTERM does not stop the pools. They drain in their own
+pods, when those are stopped.
 """
 
 from __future__ import annotations
@@ -41,18 +41,18 @@ from kvasir_platform.cluster.ray.pools import RayPools
 
 log = logging.getLogger(__name__)
 
-# Redis may have to be waited for, and it holds the state of a whole cluster.
+# Redis may take long to answer, and it holds the state of a whole cluster.
 HEAD_START_S = 120.0
-# Nothing that is asked of Ray takes as long. The next control process takes over what this one has.
+# No call to Ray takes this long. The next control process takes over the pools.
 STUCK_S = 120.0
 LOOK_S = 0.25
 REDIS = "RAY_REDIS_ADDRESS"
 
 
 class ClusterControl:
-    """One run. `pods_file` says what the chart wishes for pods of workers. `temp_dir` holds the command
-    socket; Ray's own folder is in it where the command that KubeRay makes names none. `command` starts Ray's
-    head, `address` is where it then is. Raises ConfigError for what the chart should have seen to."""
+    """One run. `pods_file` holds the chart's desired worker pods. `temp_dir` holds the command socket, and
+    Ray's own folder if KubeRay's command names none. `command` starts Ray's head, `address` is where it then
+    listens. Raises ConfigError for errors that the chart should exclude."""
 
     def __init__(
         self,
@@ -90,14 +90,14 @@ class ClusterControl:
         self._turned_s = 0.0
 
     def run(self, stop: Stop) -> int:
-        """Start Ray and the pools, and keep them until a stop is requested or Ray's head ends; returns the
+        """Start Ray and the pools, and keep them until a stop is requested or Ray's head ends. Return the
         exit status."""
         configure_logging(self._spec_file.deployment.telemetry.log_level)
         self._temp_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
-        # Of a process that was killed in this pod before.
+        # Left by a process that was killed in this pod.
         socket_path(self._temp_dir).unlink(missing_ok=True)
         if not self._outlived:
-            log.warning("%s is not set: when this pod ends, so do all workers of the deployment", REDIS)
+            log.warning("%s is not set: all workers of the deployment end with this pod", REDIS)
         node = RayNode.start(self.command, os.environ)
         clock = MonotonicClock()
         try:
@@ -112,7 +112,7 @@ class ClusterControl:
             self._reporter.event("stopped")
 
     def _comes_up(self, node: RayNode, clock: Clock, stop: Stop) -> bool:
-        """Wait until drivers are accepted."""
+        """Wait until Ray accepts drivers."""
         deadline = clock.now() + HEAD_START_S
         while node.status is None and not stop.requested and clock.now() < deadline:
             if is_there(self.address, pod_ip(os.environ)):
@@ -122,8 +122,8 @@ class ClusterControl:
 
     @contextlib.contextmanager
     def _watched(self, node: RayNode, clock: Clock, stop: Stop) -> Iterator[None]:
-        """End this process with the head, or where that does not answer: whoever asks Ray anything waits for
-        ever, and KubeRay starts the pod anew only when its process has ended."""
+        """End this process with the head, or if it does not answer: calls to Ray block forever, and KubeRay
+        restarts the pod only when its process has ended."""
         ended = threading.Event()
         self._turned_s = clock.now()
 
@@ -146,7 +146,7 @@ class ClusterControl:
         pools = RayPools(self._spec_file.deployment, self.address, in_pods=True, pods=self._pods_file.pods)
         with listening(socket_path(self._temp_dir)) as commands:
             pools.connect()
-            # Ray's driver replaces the handlers of the process it is in by one that aborts.
+            # Ray's driver replaces the signal handlers of its process by one that aborts.
             stop_on_signals(stop)
             try:
                 pools.deploy(start_node, clock, self._token, NODES)
@@ -185,7 +185,7 @@ class ClusterControl:
         return sizing
 
     def _renewed(self, sizing: Sizing | None, pools: RayPools, clock: Clock) -> Sizing | None:
-        """The planner by the spec as it is now."""
+        """Return the planner for the current spec."""
         if sizing is None:
             return self._sizing(pools, clock)
         if self._spec_file.deployment.scales:
@@ -202,8 +202,9 @@ class ClusterControl:
         return PoolCommands(pools, clock, drain_s=drain_s, sizes=sizing), rolls
 
     def _changed(self) -> bool:
-        """Whether the spec or the wished pods are others than before. The kubelet changes both files at once:
-        where it comes in between, the pods are told first, and what they bring is not up before the spec."""
+        """Whether the spec or the desired pods have changed. The kubelet changes both files at once. If it
+        does so between the two reads, the pods change first, and none of them starts before the spec is read.
+        """
         spec = self._spec_file.changed() is not None
         return self._pods_file.changed() or spec
 

@@ -1,8 +1,8 @@
-"""The control process: a private Ray head and the pools on it, for the life of a deployment.
+"""The control process: a private Ray head and the pools on it, while a deployment runs.
 
-It is the only process of a deployment that is a Ray driver. Progress goes to standard output as one
-JSON object a line, so that whoever started it can show how far it is; commands come in over a Unix socket;
-SIGTERM drains the pools and leaves nothing behind.
+It is the only process of a deployment that is a Ray driver. Progress goes to standard output, one JSON object
+per line, for the parent to show; commands arrive over a Unix socket; SIGTERM drains the pools and removes
+everything.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ KEEP_PERIOD_S = 0.25
 def run(
     deployment: Deployment, temp_dir: Path, logs: Path, token: str, stop: Stop, *, planner_port: int = 0
 ) -> None:
-    """Start everything, report until a stop is requested, then take everything down.
+    """Start everything, report until a stop is requested, then stop everything.
 
-    RAY_AUTH_TOKEN must be in the environment: the processes of the head inherit it, and the router
-    needs the same one to read membership.
+    RAY_AUTH_TOKEN must be in the environment: the head's processes inherit it, and the router needs the same
+    token to read membership.
     """
     reporter, clock = Reporter(sys.stdout), MonotonicClock()
     ray_token = os.environ["RAY_AUTH_TOKEN"]
@@ -62,7 +62,7 @@ def run(
         pools = RayPools(deployment, head.address)
         with listening(socket_path(temp_dir)) as commands, _kept(head, clock) as keeper:
             pools.connect()
-            # Ray's driver replaces the handlers of the process it is in by one that aborts.
+            # Ray's driver replaces the signal handlers of its process by one that aborts.
             stop_on_signals(stop)
             sizing = None
             try:
@@ -77,7 +77,7 @@ def run(
                     asked = commands.wait(STATUS_PERIOD_S)
                     if sizing is not None and head.gcs_alive and not work.busy and sizing.step():
                         look_at = clock.now()
-                    # Asking Serve costs its controller more than us; while nothing changes, seldom is enough.
+                    # A query costs Serve's controller more than this process: poll rarely without changes.
                     if asked is None and keeper.failure is None and clock.now() < look_at:
                         continue
                     steady = turn(asked, work, pools, reporter, there=head.gcs_alive, failure=keeper.failure)
@@ -102,9 +102,9 @@ def turn(
     there: bool,
     failure: str | None,
 ) -> bool:
-    """Report once, and do what was asked; returns whether all is as it should be and nothing is being done.
-    `there`: Ray's head answers. With one that cannot be kept, for the reason `failure`, there is nothing left
-    to do: whoever started this stops it, after letting the running requests end."""
+    """Report once, and run commands. Return whether every pool is ready and no work is in progress. `there`:
+    Ray's head answers. If the head cannot be kept, for the reason `failure`, nothing more is done: the parent
+    stops this process after the running requests have ended."""
     if failure is None and there:
         if asked is not None:
             work.take(*asked)
@@ -121,8 +121,7 @@ def turn(
 
 @contextlib.contextmanager
 def _kept(head: RayHead, clock: Clock) -> Iterator[HeadKeeper]:
-    """A keeper of the head on a thread of its own, because whoever asks Ray anything waits while the head
-    is away."""
+    """Run the head's keeper on a thread of its own, because calls to Ray block while the head is away."""
     keeper, ended = HeadKeeper(head), threading.Event()
 
     def keep() -> None:
@@ -172,7 +171,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             )
             return control.run(stop)
         if args.logs is None:
-            raise ConfigError("without --cluster there must be --logs, the folder for ray.log")
+            raise ConfigError("--logs, the folder for ray.log, is required without --cluster")
         deployment = load(args.deployment)
         token = _token(deployment, args.token_file)
         run(deployment, args.temp_dir, args.logs, token, stop, planner_port=args.planner_port)

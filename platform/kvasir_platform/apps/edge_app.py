@@ -1,7 +1,7 @@
-"""An edge process: the gateway of one CPU, for a router in another process that has started it.
+"""An edge process: the gateway of one CPU, started by a router in another process.
 
-It is told everything over the link that it inherits, and ends when that does. Its streams end with a clean
-error then: a client that is told so repeats at once.
+Its configuration arrives over the link that it inherits, and it ends with the link. Its streams then end with
+a clean error, on which clients retry at once.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _LAST_WORDS_S = 5.0
 
 
 async def serve(link_fd: int) -> int:
-    """Serve what the link says until it ends or says to drain; returns the exit status."""
+    """Serve until the link ends or requests a drain. Return the exit status."""
     clock = MonotonicClock()
     link = CoreLink(clock)
     try:
@@ -71,7 +71,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--link-fd", type=int, required=True, help="the inherited end of the link")
     args = parser.parse_args(argv)
-    # A Ctrl-C reaches every process of the terminal; the router tells its edges what to do about it.
+    # A Ctrl-C reaches every process of the terminal; the router stops its edges itself.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     status: int = uvloop.run(serve(args.link_fd))
     return status

@@ -1,4 +1,4 @@
-"""Fetches a model into the local cache: a process of its own, so that a stop can end a download."""
+"""Downloads a model into the local cache, in a process of its own, so that a stop can end a download."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from kvasir.core.errors import ConfigError
 
 
 def main(argv: Sequence[str]) -> int:
-    """`SOURCE REVISION`: 0 when the files are there."""
+    """Download `SOURCE REVISION`. Return 0 if the files are there."""
     try:
         folder = resolve_model(argv[0], argv[1])
     except ConfigError as error:

@@ -1,6 +1,6 @@
-"""A node of an engine that follows another: what a replica's further actors in Ray run.
+"""A follower node of an engine: the code that a replica's further actors in Ray run.
 
-It has no session and no gRPC server: routers know the engine's first node only.
+It has no session and no gRPC server: routers connect to the engine's first node only.
 """
 
 from __future__ import annotations
@@ -22,14 +22,15 @@ _EVERY_ADDRESS = {"0.0.0.0", "::"}  # noqa: S104 - compared with, not bound
 
 
 def lead(deployment: Deployment) -> NodePlace:
-    """The place of an engine's first node, in this process (kvasir_workers.pool.followers.NodePlan). Raises
-    ConfigError where the spec names no address at which other nodes could find it."""
+    """Return the position of an engine's first node, in this process
+    (kvasir_workers.pool.followers.NodePlan). Raises ConfigError if the spec names no address at which other
+    nodes could reach it."""
     return leading(_address(deployment))
 
 
 async def follow(deployment: Deployment, pool_name: str, rank: int, leader: NodePlace) -> str:
-    """Run the ranks of a further node; returns why they ended (kvasir_workers.pool.followers.NodePlan).
-    Raises ConfigError when they do not start."""
+    """Run the ranks of a follower node. Return why they ended (kvasir_workers.pool.followers.NodePlan).
+    Raises ConfigError if they do not start."""
     configure_logging(deployment.telemetry.log_level)
     place = replace(leader, rank=rank, address=_address(deployment))
     alone = deployment.worker.host == POD
@@ -44,11 +45,11 @@ def _address(deployment: Deployment) -> str:
     host = at_pod(deployment, os.environ).worker.host
     if host in _EVERY_ADDRESS:
         raise ConfigError(
-            f"worker.host: the nodes of one engine find each other at an address, and {host} is every one; "
+            f"worker.host: the nodes of one engine need an address, and {host} means every address; "
             f"name one, or set {POD}"
         )
     return host
 
 
 NODES = NodePlan(follow=follow, lead=lead)
-"""How an engine of several nodes gets them, wherever Ray is."""
+"""Return how an engine of several nodes gets its nodes, wherever Ray runs."""

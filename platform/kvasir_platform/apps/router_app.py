@@ -1,7 +1,7 @@
-"""The router process: request machine, sessions and, where it has no edges, the gateway in one event loop.
+"""The router process: request machine, sessions and, without edges, the gateway in one event loop.
 
-It knows workers through discovery and sessions only, and imports no engine. Progress and the address go
-to standard output as one JSON object a line.
+It reaches workers through discovery and sessions only, and imports no engine. Progress and the address go to
+standard output, one JSON object per line.
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ log = logging.getLogger(__name__)
 
 
 def build_discovery(deployment: Deployment, ray_address: str | None, clock: Clock) -> Discovery:
-    """The discovery adapter that the spec names. Raises ConfigError when it lacks an address or a cluster."""
+    """Return the discovery adapter that the spec names. Raises ConfigError if an address or a cluster is
+    missing."""
     if deployment.discovery.kind == "static":
         return StaticDiscovery(deployment.discovery.endpoints)
     if deployment.discovery.kind == "kubernetes":
@@ -62,7 +63,7 @@ def build_discovery(deployment: Deployment, ray_address: str | None, clock: Cloc
 
 
 def build_dialers(deployment: Deployment, token: str | None) -> Callable[[Endpoint], GrpcDialer]:
-    """What reaches a worker, given its endpoint. Raises ConfigError for certificates that are not good."""
+    """Return the function that makes a worker's dialer. Raises ConfigError for invalid certificates."""
     files, names = router_files(deployment), tls_names(deployment)
     if files is None:
         return lambda _: GrpcDialer(token)
@@ -70,7 +71,7 @@ def build_dialers(deployment: Deployment, token: str | None) -> Callable[[Endpoi
 
 
 def edge_facts(deployment: Deployment, models: ModelTable) -> dict[str, EdgeFacts]:
-    """What the workers of each model have to agree with."""
+    """Return what the workers of each model have to agree with."""
     facts = {}
     for view in deployment.views():
         name = view.model.name
@@ -83,9 +84,9 @@ def edge_facts(deployment: Deployment, models: ModelTable) -> dict[str, EdgeFact
 async def serve(
     deployment: Deployment, token: str | None, ray_address: str | None, planner: str | None = None
 ) -> int:
-    """Route and serve until SIGTERM or SIGINT, then drain; returns the exit status."""
+    """Route and serve until SIGTERM or SIGINT, then drain. Return the exit status."""
     if not native.IS_NATIVE:
-        log.warning("the native extension is not built; block hashes are computed in Python, more slowly")
+        log.warning("the native extension is not built; block hashes are computed in Python, which is slower")
     dialers = build_dialers(deployment, token)
     teller = _teller(planner, token)
     clock = MonotonicClock()
@@ -122,8 +123,8 @@ async def serve(
 
     def ended(task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
-            # It is raised again below, but only once all requests have ended.
-            log.error("the router has failed, and this process drains and ends: %r", error)
+            # Raised again below, once all requests have ended.
+            log.error("the router has failed; this process drains and exits: %r", error)
         gateway.stop()
 
     routing.add_done_callback(ended)
@@ -150,11 +151,11 @@ async def serve(
 
 
 def _teller(planner: str | None, token: str | None) -> PlannerClient | None:
-    """What reaches the planner, where there is one. Raises ConfigError without a session token."""
+    """Return the client of the planner, if there is one. Raises ConfigError without a session token."""
     if planner is None:
         return None
     if token is None:
-        raise ConfigError("--planner: the planner asks for a session token; pass --token-file")
+        raise ConfigError("--planner: the planner needs a session token; pass --token-file")
     return PlannerClient(planner, token)
 
 

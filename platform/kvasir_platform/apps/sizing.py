@@ -1,4 +1,4 @@
-"""Puts the planner together for the control process: Ray's pools, a port for routers, and the loop."""
+"""Assembles the planner for the control process: Ray's pools, a port for routers, and the loop."""
 
 from __future__ import annotations
 
@@ -40,20 +40,20 @@ class Sizing:
 
     @property
     def address(self) -> str:
-        """Where routers tell their load."""
+        """The address to which routers report their load."""
         return self._server.address
 
     def renew(self, deployment: Deployment) -> None:
-        """Plan by another spec of the same deployment, and go on with what was learned of the load."""
+        """Plan by another spec of the same deployment, and keep what was learned of the load."""
         self._loop = self._made(deployment, self._loop)
 
     def step(self) -> bool:
-        """Do what is due; returns whether replicas are on their way."""
+        """Run what is due. Return whether replicas are starting."""
         try:
             self._scaler.follow()
             return self._loop.step(self._clock.now())
         except UpstreamError as error:
-            log.warning("sizes of pools are left as they are: %s", error.message)
+            log.warning("pool sizes stay as they are: %s", error.message)
             return True
 
     def pin(self, pool: str, size: int | None) -> None:
@@ -69,7 +69,7 @@ class Sizing:
         return self._loop.explain(now)
 
     def close(self) -> None:
-        """Hear no router any more. Idempotent."""
+        """Close the port for routers. Idempotent."""
         self._server.close()
 
     def _made(self, deployment: Deployment, before: ScalingLoop | None = None) -> ScalingLoop:

@@ -32,21 +32,21 @@ from kvasir_platform.cluster.local.supervisor import (
 )
 from kvasir_platform.gateway.tenants.salts import keep_cache_secret
 
-# Beyond the drain: the control process, the router and Ray end one after the other.
+# Added to the drain: the control process, the router and Ray stop one after the other.
 _STOP_MARGIN_S = 40.0
 _FETCH_GRACE_S = 5.0
-# Longer than a deployment runs: the file is as private as the session token, and made anew by each start.
+# Longer than a deployment runs: the file is as private as the session token, and each start makes another.
 _OPERATOR_S = 10 * 365 * 86_400.0
-# A clock that is set back by so much does not make the certificate one of the future.
+# Tolerates a clock that is set back by this much.
 _BACKDATE_S = 300.0
-# One Ctrl-C may arrive twice: from the terminal, and from a `make` or a wrapper that passes it on.
+# One Ctrl-C may arrive twice: from the terminal, and from a `make` or a wrapper that forwards it.
 _SAME_SIGNAL_S = 1.0
-# Ray puts Unix sockets below the temporary folder, and their paths may have 107 bytes at most.
+# Ray puts Unix sockets below the temporary folder, whose paths are limited to 107 bytes.
 _TEMP_ROOT_BYTES = 12
 
 
 def ray_launcher(deployment: Deployment, session: LaunchSession) -> Launcher:
-    """The pools on a Ray of their own; imported only when it is used."""
+    """Return the launcher of pools on a Ray of their own; imported only when used."""
     from kvasir_platform.cluster.ray.launcher import RayLauncher
 
     return RayLauncher(deployment, session)
@@ -64,10 +64,9 @@ async def serve(
     report: Callable[[StartProgress], None],
     tick: Callable[[], None],
 ) -> StartError | None:
-    """Run `deployment` until SIGINT, SIGTERM or SIGHUP stops it (None) or it fails (why). A second
-    signal cuts the orderly stop short. `runtime` is locked by the caller; `spec` names where the
-    deployment came from; `fetch` are the models to download first; `tick` is called a few times a second
-    while it starts."""
+    """Run `deployment` until SIGINT, SIGTERM or SIGHUP stops it (None) or it fails (why). A second signal
+    skips the orderly stop. `runtime` is locked by the caller; `spec` names the source of the deployment;
+    `fetch` are the models to download first; `tick` is called a few times a second during the start."""
     adopt_orphans()
     deployment = with_session_token(deployment, runtime.token_file)
     deployment = with_cache_secret(deployment, runtime.cache_secret_file)
@@ -115,8 +114,8 @@ async def serve(
 
 
 def with_cache_secret(deployment: Deployment, path: Path) -> Deployment:
-    """The deployment with a secret for the salts of its caches in `path`, made there once, unless it names
-    one or tells nobody apart. Raises ConfigError when it cannot be written."""
+    """Return the deployment with a secret for cache salts in `path`, created there once, unless it names one
+    or does not isolate tenants. Raises ConfigError if it cannot be written."""
     if not deployment.gateway.asks_for_keys or deployment.tenancy.cache_secret_file is not None:
         return deployment
     keep_cache_secret(path)
@@ -125,8 +124,8 @@ def with_cache_secret(deployment: Deployment, path: Path) -> Deployment:
 
 
 def with_operator_certificate(deployment: Deployment, runtime: RuntimeDir, now: float) -> Deployment:
-    """The deployment with a certificate by which `kvasir up` and the commands of its user may connect, made
-    for this run, where its gateway asks clients for one and it names none. `now` is in seconds since the
+    """Return the deployment with a certificate by which `kvasir up` and its user's commands connect, created
+    for this run, if its gateway requires client certificates and it names none. `now` is in seconds since the
     epoch."""
     tls = deployment.gateway.tls
     if tls.client_ca_file is None or tls.operator_cert_file is not None:
@@ -139,19 +138,19 @@ def with_operator_certificate(deployment: Deployment, runtime: RuntimeDir, now: 
 
 
 def _absolute(file: str | None) -> str:
-    """What other terminals find it by, whatever folder they are in."""
+    """Return an absolute path, for other terminals in any folder; "" for None."""
     return "" if file is None else str(Path(file).absolute())
 
 
 def _session(deployment: Deployment, runtime: RuntimeDir) -> LaunchSession:
-    """Files and environment of one run, made new."""
+    """Create the files and environment of one run."""
     deployment_id = secrets.token_hex(8)
     root = tempfile.gettempdir()
     short = root if len(root) <= _TEMP_ROOT_BYTES else "/tmp"  # noqa: S108 - mkdtemp makes it private
     temp_dir = Path(tempfile.mkdtemp(prefix="kv-", dir=short))
     runtime.write_private(runtime.spec_file, dump(deployment).encode())
     runtime.write_private(runtime.token_file, secrets.token_hex(32).encode())
-    # Whatever a child leaves in "the" temporary folder goes with this one.
+    # Files that children leave in the default temporary folder are removed with this one.
     env = marked_environment({**os.environ, "TMPDIR": str(temp_dir)}, deployment_id)
     return LaunchSession(deployment_id, runtime.logs, temp_dir, runtime.spec_file, env)
 
@@ -180,7 +179,7 @@ async def _tick(tick: Callable[[], None], every_s: float = 0.2) -> None:
 
 
 async def _fetch(models: Sequence[ModelSpec], session: LaunchSession) -> None:
-    """Download models one after the other. Raises StartError when one cannot be had."""
+    """Download models one after the other. Raises StartError if one is not available."""
     for model in models:
         await _fetch_one(model, session)
 
@@ -193,7 +192,7 @@ async def _fetch_one(model: ModelSpec, session: LaunchSession) -> None:
         child = await children.spawn("fetch", argv)
         if await child.wait() != 0:
             raise StartError(
-                f"{model.source} could not be fetched",
+                f"{model.source} could not be downloaded",
                 log=str(child.log),
                 remedy="check the network, the name and HF_TOKEN, or name a folder in model.source",
             )

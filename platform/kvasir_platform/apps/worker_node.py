@@ -1,4 +1,4 @@
-"""One worker: the engine that the spec names, its sessions, and the gRPC server in front of them.
+"""One worker: the engine that the spec names, its sessions, and their gRPC server.
 
 The same node runs inside a Ray Serve replica and in a process of its own:
 
@@ -50,8 +50,8 @@ STOP_GRACE_S = 1.0
 def build_engine(
     deployment: Deployment, pool: PoolSpec, clock: Clock, place: NodePlace | None = None
 ) -> Engine:
-    """The engine adapter that a pool of the single-model `deployment` names, at `place` if it has several
-    nodes. Raises ConfigError when its model cannot be found."""
+    """Return the engine adapter that a pool of the single-model `deployment` names, at `place` if it has
+    several nodes. Raises ConfigError if its model cannot be found."""
     folder = resolve_model(deployment.model.source, deployment.model.revision)
     embeds = pool.role is Role.EMBED
     if pool.engine.kind == "sim":
@@ -60,7 +60,7 @@ def build_engine(
         from kvasir_workers.engines.sim.embedding import SimEmbeddingEngine
         from kvasir_workers.engines.sim.engine import SimEngine
 
-        # A simulated engine has no tokenizer of its own, so it speaks for the edge's.
+        # A simulated engine has no tokenizer of its own and uses the edge's.
         golden = edge_golden(deployment.model.name, ModelTokenizer.from_folder(folder))
         simulated = SimEmbeddingEngine if embeds else SimEngine
         return simulated(
@@ -76,9 +76,9 @@ def build_engine(
 
 
 def worker_view(deployment: Deployment, pool_name: str, cpus: int, *, alone: bool = False) -> Deployment:
-    """The deployment as a worker of that pool sees it: with the pool's model only. The pools of other models
-    share the machine all the same, so that its part of the `cpus` is counted before they are left out.
-    `alone`: they share nothing, as in a pod of its own; an engine of several nodes has as much in each."""
+    """Return the deployment as a worker of that pool uses it: with the pool's model only. Pools of other
+    models share the machine, so its part of the `cpus` is computed before they are removed. `alone`: nothing
+    is shared, as in a pod of its own; each node of an engine has as much."""
     view = deployment.view_of(pool_name)
     if alone:
         pool = view.pool(pool_name)
@@ -152,12 +152,12 @@ class WorkerNode:
 
     @property
     def endpoint(self) -> Endpoint:
-        """Where routers reach it."""
+        """The address at which routers connect."""
         return self._endpoint
 
     @property
     def identity(self) -> WorkerIdentity:
-        """What every router is told of it."""
+        """What a session tells every router of the worker."""
         return self._host.identity
 
     def stuck(self) -> str | None:
@@ -165,13 +165,13 @@ class WorkerNode:
         return self._engine.stuck()
 
     async def failed(self) -> str:
-        """Return why the engine died, when it does."""
+        """Wait until the engine dies, and return why."""
         return await asyncio.shield(self._failure)
 
     async def stop(self, reason: str, grace_s: float) -> None:
-        """Tell routers, let streams end within `grace_s` seconds, then end everything."""
+        """Announce the end to routers, let streams end within `grace_s` seconds, then stop everything."""
         if not await self._host.drain(reason, grace_s):
-            log.warning("some streams did not end within %.0f s and are cut", grace_s)
+            log.warning("some streams did not end within %.0f s and are aborted", grace_s)
         self._failure.cancel()
         await self._host.close()
         await self._server.stop(STOP_GRACE_S)
@@ -181,7 +181,7 @@ class WorkerNode:
 async def start_node(
     deployment: Deployment, pool: str, token: str, place: NodePlace | None = None
 ) -> WorkerNode:
-    """What a Ray Serve replica calls (kvasir_workers.pool.replica.NodeFactory)."""
+    """The factory that a Ray Serve replica calls (kvasir_workers.pool.replica.NodeFactory)."""
     configure_logging(deployment.telemetry.log_level)
     node = await WorkerNode.start(deployment, pool, token, MonotonicClock(), place)
     freeze_gc()
@@ -189,7 +189,7 @@ async def start_node(
 
 
 async def serve(deployment: Deployment, pool: str, token: str | None) -> int:
-    """Run one worker until SIGTERM, SIGINT or the engine's death; returns the exit status."""
+    """Run one worker until SIGTERM, SIGINT or the engine's death. Return the exit status."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for signum in (signal.SIGTERM, signal.SIGINT):
@@ -208,7 +208,7 @@ async def serve(deployment: Deployment, pool: str, token: str | None) -> int:
     await asyncio.wait((stopping, failing), return_when=asyncio.FIRST_COMPLETED)
     if failing.done():
         log.error("the engine failed: %s", failing.result())
-        # A dead engine's own threads and processes may never end in good order.
+        # The threads and processes of a dead engine may never end in order.
         os._exit(1)
     failing.cancel()
     await node.stop("the worker was asked to stop", deployment.worker.drain_s)
@@ -247,8 +247,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         token = session_token(deployment.worker, args.token_file)
         if token is None and not is_loopback(deployment.worker.host):
             raise ConfigError(
-                f"worker.host: {deployment.worker.host} is open to the network, and no session token guards "
-                "it; set worker.session_token_file, pass --token-file, or bind 127.0.0.1"
+                f"worker.host: {deployment.worker.host} is open to the network without a session "
+                "token; set worker.session_token_file, pass --token-file, or bind 127.0.0.1"
             )
         if args.port is not None:
             worker = deployment.worker.model_copy(update={"port": args.port})

@@ -1,13 +1,13 @@
-"""The process of a worker pod in a cluster: Ray, and an orderly end.
+"""The process of a worker pod in a cluster: runs Ray, and drains on SIGTERM.
 
     python -m kvasir_platform.apps.worker_pod --grace-s 90
 
-Ray Serve places one engine replica here and watches it. What it cannot see is that Kubernetes is about to
-take the pod. So this process keeps Ray's part of the pod, and on SIGTERM tells Ray that nothing may be placed
-here any more, so that a successor starts elsewhere at once; lets the replica drain; and ends Ray last.
+Ray Serve places one engine replica here and watches it, but does not see that Kubernetes is about to stop the
+pod. So this process runs Ray's part of the pod. On SIGTERM it announces to Ray that nothing may be placed
+here, so that a successor starts on another pod at once; lets the replica drain; and stops Ray last.
 
-Where it is Ray that takes this node out of the cluster, the process ends by itself, so that KubeRay makes
-another pod, of the template that there is then.
+If Ray removes this node from the cluster, the process ends by itself, so that KubeRay creates another pod, of
+the current template.
 """
 
 from __future__ import annotations
@@ -38,30 +38,30 @@ DEFAULT_GRACE_S = 90.0
 
 
 def drain(node: RayNode, address: str, ip: str, grace_s: float, clock: Clock) -> None:
-    """Have no more placed here, and let what is placed here end within `grace_s` seconds."""
-    # Ray is a hundred megabytes that only the end needs.
+    """Have Ray place nothing more here, and let running replicas end within `grace_s` seconds."""
+    # Ray takes 100 MB, which only the end needs.
     from kvasir_platform.cluster.ray.membership import leave_cluster
 
     deadline = clock.now() + grace_s
     leave_cluster(address, ip, "the pod is being stopped", time.time() + grace_s)
     asked: set[int] = set()
     while (replicas := node.replicas()) and clock.now() < deadline and node.status is None:
-        # One that was being placed as we told Ray may come up after the others were asked.
+        # A replica that was being placed meanwhile may start after the others were asked to stop.
         ask_to_end([each for each in replicas if each.pid not in asked])
         asked |= {each.pid for each in replicas}
         pause(LOOK_S)
     if node.replicas():
-        log.warning("some streams did not end within %.0f s and are cut", grace_s)
+        log.warning("some streams did not end within %.0f s and are aborted", grace_s)
 
 
 def run(grace_s: float, stop: Stop, reporter: Reporter) -> int:
-    """Keep Ray in this pod until a stop is requested or it ends by itself; returns the exit status."""
+    """Run Ray in this pod until a stop is requested or it ends by itself. Return the exit status."""
     require_token(os.environ)
     os.environ.update(ray_settings())
     ip, command = pod_ip(os.environ), ray_start(os.environ, "worker")
     address = option(command, "--address")
     if address is None:
-        raise ConfigError("the command of Ray names no head to join")
+        raise ConfigError("Ray's command has no address of a head")
     node = RayNode.start(command, os.environ)
     try:
         reporter.event("ray", address=address)
@@ -82,7 +82,7 @@ def run(grace_s: float, stop: Stop, reporter: Reporter) -> int:
 
 
 def pause(seconds: float) -> None:
-    """Wait; signals are taken meanwhile."""
+    """Wait, and handle signals meanwhile."""
     threading.Event().wait(seconds)
 
 

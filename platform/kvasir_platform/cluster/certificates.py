@@ -1,7 +1,7 @@
-"""Makes the certificates of one deployment, and makes them anew before they expire.
+"""Creates the certificates of one deployment, and renews them before they expire.
 
-The authority's private key lives in this process's memory only: whoever reads the folder can pose as the
-roles whose files it reads, and can certify nobody.
+The authority's private key is in this process's memory only: a reader of the folder can act in the roles
+whose files it reads, and cannot issue certificates.
 """
 
 from __future__ import annotations
@@ -28,32 +28,32 @@ log = logging.getLogger(__name__)
 
 CA_FILE = "ca.pem"
 ROUTER_FILE = "router.pem"
-# An authority signs for so many lifetimes of what it signs; its successor is announced long before.
+# An authority is valid for this many certificate lifetimes; its successor is announced long before its end.
 _CA_LIVES = 10.0
 _RENEW_AT = 2 / 3
 # Clocks of two machines differ.
 _BACKDATE_S = 300.0
-# The clock that is slept on may stand still while the machine is suspended; certificates go on ageing.
+# The sleep's clock may stop while the machine is suspended; certificates still expire.
 _LOOK_S = 60.0
 
 
 def worker_file(pool: str) -> str:
-    """The file of one pool's key and certificate."""
+    """Return the file name of one pool's key and certificate."""
     return f"worker-{pool}.pem"
 
 
 @dataclass(frozen=True, slots=True)
 class Authority:
-    """A key that certifies others. Times are seconds since the epoch."""
+    """A key that signs certificates. Times are seconds since the epoch."""
 
     key: ec.EllipticCurvePrivateKey
     certificate: x509.Certificate
 
     @classmethod
     def make(cls, name: str, not_before: float, not_after: float) -> Self:
-        """An authority of its own, valid between the two times."""
+        """Create an authority that is valid between the two times."""
         key, serial = ec.generate_private_key(ec.SECP256R1()), x509.random_serial_number()
-        # Authorities that replace each other share no name, so that a chain is built with the right one.
+        # Authorities that replace each other differ in name, so that a chain is built with the right one.
         common = f"{name} {serial & 0xFFFFFFFF:08x}"
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common[:64])])
         builder = _builder(subject, key.public_key(), not_before, not_after)
@@ -68,11 +68,11 @@ class Authority:
 
     @property
     def pem(self) -> bytes:
-        """What peers have to hold to accept its certificates."""
+        """Return the authority certificates that peers need to accept its certificates."""
         return self.certificate.public_bytes(Encoding.PEM)
 
     def certify(self, uri: str, dns: str, not_before: float, not_after: float) -> bytes:
-        """A private key and its certificate for one role, as one PEM text."""
+        """Return a private key and its certificate for one role, as one PEM text."""
         key = ec.generate_private_key(ec.SECP256R1())
         own = key.public_key()
         names = [x509.DNSName(dns), x509.UniformResourceIdentifier(uri)]
@@ -95,8 +95,8 @@ class Authority:
 
 
 def self_signed(name: str, not_before: float, not_after: float) -> bytes:
-    """A private key and a certificate that nobody but itself vouches for, as one PEM text: for a
-    client, and certifying nobody. Times are seconds since the epoch."""
+    """Return a private key and its self-signed certificate, as one PEM text, for a client; it signs no
+    others. Times are seconds since the epoch."""
     key = ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name[:64])])
     certificate = (
@@ -115,9 +115,8 @@ def self_signed(name: str, not_before: float, not_after: float) -> bytes:
 class CertificateFolder:
     """The files of one deployment: `ca.pem`, and one for each role.
 
-    Each file is replaced in one step, the authorities' first, so that a reader finds a set that fits
-    together at every moment. `life_s` is how long a certificate is valid;
-    `wall_time` gives seconds since the epoch.
+    Each file is replaced atomically, the authorities' first, so that a reader always finds a matching set.
+    `life_s` is the lifetime of a certificate; `wall_time` returns seconds since the epoch.
     """
 
     def __init__(
@@ -141,11 +140,11 @@ class CertificateFolder:
         self._next: Authority | None = None
 
     def renew(self, *, new_authority: bool = False) -> float:
-        """Certify every role anew; returns when to do so again (seconds since the epoch).
+        """Renew the certificate of every role. Return when to do so again (seconds since the epoch).
 
-        When the authority ages, or `new_authority` asks for it, a successor is announced beside it, and it
-        signs from the next renewal on: by then every peer has learned to accept it. Raises ConfigError when
-        the folder cannot be written.
+        When the authority nears its end, or with `new_authority`, a successor is announced beside it, and
+        signs from the next renewal on: by then every peer accepts it. Raises ConfigError if the folder cannot
+        be written.
         """
         now = self._wall_time()
         signer, following, before = self._signer, self._next, None
@@ -180,8 +179,8 @@ class CertificateFolder:
 async def keep_fresh(
     folder: CertificateFolder, due: float, *, clock: Clock, wall_time: Callable[[], float]
 ) -> NoReturn:
-    """Renew at `due` (seconds since the epoch), and again whenever it is time. What fails is logged and
-    tried again a minute later: a third of each lifetime is left for that."""
+    """Renew at `due` (seconds since the epoch), and again whenever it is due. A failed renewal is logged and
+    retried a minute later: a third of each lifetime is left for that."""
     while True:
         await clock.sleep(min(max(due - wall_time(), 0.0), _LOOK_S))
         if wall_time() < due:

@@ -28,11 +28,11 @@ def test_without_certificates_loopback_is_plain_text_and_says_so(caplog: pytest.
 
 def test_without_certificates_nothing_is_open_to_the_network() -> None:
     spec = loads(OPEN, "kvasir.yaml")
-    with pytest.raises(ConfigError, match=r"10\.0\.0\.7 is beyond this machine.*--tls-dir"):
+    with pytest.raises(ConfigError, match=r"10\.0\.0\.7 is on another machine.*--tls-dir"):
         worker_files(spec, "decode")
-    with pytest.raises(ConfigError, match=r"10\.0\.0\.7 is beyond this machine"):
+    with pytest.raises(ConfigError, match=r"10\.0\.0\.7 is on another machine"):
         router_files(spec)
-    with pytest.raises(ConfigError, match=r"10\.0\.0\.8 is beyond this machine"):
+    with pytest.raises(ConfigError, match=r"10\.0\.0\.8 is on another machine"):
         router_files(loads(STATIC, "kvasir.yaml"))
 
 

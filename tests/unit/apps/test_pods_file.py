@@ -44,7 +44,7 @@ def test_what_is_not_valid_is_said_once_and_left_alone(path: Path, caplog: pytes
     path.write_text("{")
     assert not file.changed()
     assert not file.changed()
-    assert len([each for each in caplog.messages if "not taken over" in each]) == 1
+    assert len([each for each in caplog.messages if "has changed and is ignored" in each]) == 1
     assert file.pods == {"decode": PodTemplate(OLD, 2)}
     path.unlink()
     assert not file.changed()

@@ -150,7 +150,7 @@ def test_a_secret_that_everybody_may_read_is_a_warning(tmp_path: Path) -> None:
     assert finding == Finding(
         "paths",
         "warning",
-        f"{field}: {path} holds a secret, and every user of this machine may read it",
+        f"{field}: {path} holds a secret, and every user of this machine can read it",
         f"chmod o-rwx {path}",
     )
 
@@ -248,4 +248,4 @@ def test_a_redis_of_limits_that_does_not_answer_is_a_warning() -> None:
     (finding,) = missed
     assert finding.level == "warning"
     assert finding.message.startswith("tenancy.redis: 127.0.0.1:")
-    assert "each router counts limits by itself" in finding.remedy
+    assert "each router counts limits on its own" in finding.remedy

@@ -234,7 +234,7 @@ def test_a_model_to_download_is_a_warning_and_offline_an_error() -> None:
 
 def test_a_context_beyond_the_models_positions_is_refused() -> None:
     finding = the_trouble(SOUND, "model.max_model_len=8192")
-    assert "made for 4096 positions" in finding.message
+    assert "supports 4096 positions" in finding.message
 
 
 def test_an_engine_on_two_nodes_reserves_on_this_machine_what_both_take() -> None:

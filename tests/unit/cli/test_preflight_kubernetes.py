@@ -156,7 +156,7 @@ async def test_a_pool_without_a_service_is_told_with_the_labels_it_needs(pod: Ro
     pod.server.put(SLICES, endpoint_slice("decode", [Pod("x", "10.0.9.9")], deployment="staging"))
     finding = await pod.the_trouble()
     assert "no Service labelled kvasir.dev/deployment: kvasir and kvasir.dev/pool: decode" in finding.message
-    assert "(there are some of staging)" in finding.message
+    assert "(there are Services of staging)" in finding.message
     assert "a port named session" in finding.remedy
 
 
@@ -188,7 +188,9 @@ async def test_a_service_that_selects_no_pod_is_told_unless_there_should_be_none
 
 async def test_services_of_pools_that_the_spec_has_not_are_told(pod: RouterPod) -> None:
     pod.server.put(SLICES, endpoint_slice("retired", []))
-    assert "labelled for pools that this deployment has not: retired" in (await pod.the_trouble()).message
+    assert (
+        "labelled for pools that this deployment does not have: retired" in (await pod.the_trouble()).message
+    )
 
 
 async def test_workers_that_listen_on_loopback_are_an_error(pod: RouterPod) -> None:

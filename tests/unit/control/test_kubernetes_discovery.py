@@ -193,8 +193,8 @@ async def test_an_api_server_that_is_away_takes_no_member_with_it(
     assert following.discovery.stale_s() == 0.0
     told = [record.getMessage() for record in caplog.records]
     assert len(told) == 2
-    assert "keeping what is known" in told[0]
-    assert "can be followed again" in told[1]
+    assert "keeping the known objects" in told[0]
+    assert "can be watched again" in told[1]
 
 
 async def test_waits_between_tries_grow_with_jitter_to_a_bound(

@@ -70,5 +70,5 @@ def test_what_the_chart_writes_is_understood() -> None:
     ],
 )
 def test_anything_else_is_refused(raw: bytes) -> None:
-    with pytest.raises(ConfigError, match="as the chart writes them"):
+    with pytest.raises(ConfigError, match="not in the chart's format"):
         pod_templates(raw)

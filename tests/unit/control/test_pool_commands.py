@@ -167,7 +167,7 @@ def test_a_restart_that_never_ends_is_given_up(desk: Desk) -> None:
 def test_one_command_runs_at_a_time(desk: Desk) -> None:
     _, first = desk.ask(ControlCommand("restart", "decode"))
     answers, thread = desk.ask(ControlCommand("scale", "decode", 3))
-    assert finish(answers, thread)[0]["message"] == "decode is being restarted; ask again when that is done"
+    assert finish(answers, thread)[0]["message"] == "decode is being restarted; retry when that is done"
     desk.pools.rows = [ReplicaRow("c", "RUNNING"), ReplicaRow("d", "RUNNING")]
     desk.step()
     first.join(PATIENCE_S)

@@ -1,1 +1,1 @@
-"""What several composition roots share."""
+"""Code that several composition roots share."""

@@ -1,8 +1,8 @@
-"""Python's garbage collector beside tokenizers and modules of a million objects.
+"""Settings of Python's garbage collector for processes with a million long-lived objects.
 
-Now and then it looks at everything there is, for tens of milliseconds in which no stream goes on. What a
-process holds once it has started is never garbage; what comes after that is looked at as ever, since lost
-connections lie in cycles and hold their sockets until then.
+A full collection visits every object, which stops all streams for tens of milliseconds. Objects that exist
+after the start are never garbage. Later ones are collected as usual, because closed connections are in cycles
+and hold their sockets until then.
 """
 
 from __future__ import annotations
@@ -11,6 +11,6 @@ import gc
 
 
 def freeze_gc() -> None:
-    """To be called once everything that stays has been loaded."""
+    """Call once everything that stays is loaded."""
     gc.collect()
     gc.freeze()

@@ -1,7 +1,7 @@
-"""Which certificate a process shows its peers, as the deployment spec and the process's role say.
+"""The certificate that a process presents to its peers, from the deployment spec and the process's role.
 
-Plain text is spoken where the spec says `off`, and on loopback where it says `auto` and no certificate is
-named; it is never what is left when something is wrong.
+Plain text is used if the spec says `off`, and on loopback if it says `auto` and names no certificate; it is
+never a fallback after an error.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ log = logging.getLogger(__name__)
 
 
 def tls_names(deployment: Deployment) -> TlsNames:
-    """What the deployment's certificates say."""
+    """Return the names in the deployment's certificates."""
     return TlsNames(deployment.tls.trust_domain, deployment.name)
 
 
 def router_files(deployment: Deployment) -> TlsFiles | None:
-    """A router's certificate; None where it speaks plain text. Raises ConfigError for certificates that are
-    not good, and where workers beyond this machine would be reached in plain text."""
+    """Return a router's certificate; None for plain text. Raises ConfigError for invalid certificates, and if
+    workers on other machines would be reached in plain text."""
     hosts = [endpoint.rpartition(":")[0].partition("=")[2] for endpoint in deployment.discovery.endpoints]
     hosts = hosts if deployment.discovery.kind == "static" else [deployment.worker.host]
     names = tls_names(deployment)
@@ -43,15 +43,15 @@ def router_files(deployment: Deployment) -> TlsFiles | None:
 
 
 def worker_files(deployment: Deployment, pool: str) -> TlsFiles | None:
-    """A worker's certificate; None where it speaks plain text. Raises ConfigError for certificates that are
-    not good, and where plain text would be open to the network."""
+    """Return a worker's certificate; None for plain text. Raises ConfigError for invalid certificates, and if
+    plain text would be open to the network."""
     names = tls_names(deployment)
     hosts = [deployment.worker.host]
     return _files(deployment, hosts, worker_file(pool), uri=names.worker(pool), dns=names.worker_dns(pool))
 
 
 def with_tls_dir(deployment: Deployment, folder: Path | None) -> Deployment:
-    """The deployment with its certificates in `folder`, whatever the spec names; unchanged for None."""
+    """Return the deployment with its certificates in `folder`; unchanged for None."""
     if folder is None:
         return deployment
     given = {"mode": "files", "directory": str(folder.absolute())}
@@ -62,9 +62,9 @@ def with_tls_dir(deployment: Deployment, folder: Path | None) -> Deployment:
 def certified(
     deployment: Deployment, folder: Path, clock: Clock
 ) -> tuple[Deployment, Callable[[], Coroutine[Any, Any, NoReturn]] | None]:
-    """The deployment as all of its processes on one machine can be given it, and what renews certificates
-    while they run: made in `folder`, unless the deployment brings its own or wants none. Raises ConfigError
-    when they cannot be written, and for those of its own that are not good for each role."""
+    """Return the deployment for all of its processes on one machine, and what renews its certificates while
+    they run: created in `folder`, unless the deployment names its own or uses none. Raises ConfigError if
+    they cannot be written, and if its own are not valid for each role."""
     tls = deployment.tls
     if tls.cert_file is not None:
         raise ConfigError(
@@ -101,7 +101,7 @@ def _files(deployment: Deployment, hosts: list[str], file: str, *, uri: str, dns
         return None
     if exposed:
         raise ConfigError(
-            f"tls: {exposed[0]} is beyond this machine, and no certificate is named; set tls.directory, or "
+            f"tls: {exposed[0]} is on another machine, and no certificate is named; set tls.directory, or "
             "tls.ca_file, cert_file and key_file, or pass --tls-dir; tls.mode: off would speak plain text"
         )
     log.info("no certificates are named: routers and workers speak plain text on loopback")

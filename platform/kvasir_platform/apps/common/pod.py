@@ -1,4 +1,4 @@
-"""What a process in a pod learns from the pod: its address, which no spec can name beforehand."""
+"""Values that a process reads from its pod: the pod's address, which no spec can name in advance."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ POD_IP = "KVASIR_POD_IP"
 
 
 def pod_ip(environ: Mapping[str, str]) -> str:
-    """The address of this pod. Raises ConfigError where nothing says it."""
+    """Return the address of this pod. Raises ConfigError if it is not set."""
     value = environ.get(POD_IP, "")
     try:
         address = ipaddress.ip_address(value)
@@ -25,13 +25,13 @@ def pod_ip(environ: Mapping[str, str]) -> str:
         ) from None
     if address.is_unspecified:
         raise ConfigError(
-            f"the variable {POD_IP} is {value}, which is every address; set it from status.podIP"
+            f"the variable {POD_IP} is {value}, which means every address; set it from status.podIP"
         )
     return str(address)
 
 
 def at_pod(deployment: Deployment, environ: Mapping[str, str]) -> Deployment:
-    """The deployment with this pod's address wherever it says `pod`. Raises ConfigError as `pod_ip` does."""
+    """Return the deployment with this pod's address for `pod`. Raises ConfigError as `pod_ip` does."""
     worker, transfer = deployment.worker, deployment.transfer
     if POD not in (worker.host, transfer.host):
         return deployment
@@ -44,5 +44,5 @@ def at_pod(deployment: Deployment, environ: Mapping[str, str]) -> Deployment:
 
 
 def host_port(host: str, port: int) -> str:
-    """`host:port`, with brackets around an IPv6 address."""
+    """Return `host:port`, with brackets around an IPv6 address."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -1,4 +1,4 @@
-"""What the chart wishes for the pods of each pool, as a file that is changed under a running process."""
+"""The chart's desired pods of each pool, in a file that changes under a running process."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ log = logging.getLogger(__name__)
 
 
 class PodsFile:
-    """Reads it at once; without a path, nothing is wished. Raises ConfigError where it cannot be read."""
+    """Reads the file at once; without a path, no pods are desired. Raises ConfigError if it is unreadable."""
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
@@ -22,12 +22,12 @@ class PodsFile:
             try:
                 self._raw = path.read_bytes()
             except OSError as error:
-                raise ConfigError(f"the wished pods of pools cannot be read: {error}") from None
+                raise ConfigError(f"the file of desired pods cannot be read: {error}") from None
         self.pods: Mapping[str, PodTemplate] = pod_templates(self._raw)
 
     def changed(self) -> bool:
-        """Whether something else is wished than at the last call. What is not valid is said once and left
-        alone, and so is a file that is away: a mount is being replaced."""
+        """Whether the content differs from the last call. Invalid content is logged once and ignored, and so
+        is a missing file: a mount is being replaced."""
         if self._path is None:
             return False
         try:
@@ -40,7 +40,7 @@ class PodsFile:
         try:
             found = pod_templates(raw)
         except ConfigError as error:
-            log.error("%s has been changed and is not taken over: %s", self._path, error.message)
+            log.error("%s has changed and is ignored: %s", self._path, error.message)
             return False
         changed, self.pods = found != self.pods, found
         return changed

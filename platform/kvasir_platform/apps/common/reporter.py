@@ -1,4 +1,4 @@
-"""What a process tells whoever started it: one JSON object a line, on standard output."""
+"""Progress of a process for its parent: one JSON object per line, on standard output."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ class Reporter:
         self._lost = False
 
     def event(self, name: str, **details: object) -> None:
-        # Whoever listened may have been killed; what is left to do is to stop in good order all the same.
+        # The parent may have been killed; the orderly stop goes on.
         with contextlib.suppress(BrokenPipeError):
             self._out.write(json.dumps({"event": name, **details}) + "\n")
             self._out.flush()
 
     def pools(self, status: Sequence[PoolStatus]) -> None:
-        """How the pools are; said once until it changes."""
+        """Report the state of the pools, once until it changes."""
         if status == self._last:
             return
         self._last = status
         self.event("pools", pools=[asdict(pool) | {"failed": pool.failed} for pool in status])
 
     def lost(self, message: str) -> None:
-        """The head cannot be kept; said once."""
+        """Report that the head cannot be kept; once."""
         if not self._lost:
             self._lost = True
             self.event("failed", code="ray_head_lost", message=message)

@@ -1,4 +1,4 @@
-"""The shared secret of routers and workers, as both of their processes read it."""
+"""The shared secret of routers and workers, read by both."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from kvasir.core.errors import ConfigError
 
 
 def session_token(worker: WorkerSpec, token_file: Path | None) -> str | None:
-    """The secret in `token_file`, else in the spec's `session_token_file`; None when neither is named.
+    """Return the secret in `token_file`, else in the spec's `session_token_file`; None if neither is named.
 
-    Raises ConfigError when the file cannot be read or is empty.
+    Raises ConfigError if the file cannot be read or is empty.
     """
     path = token_file or (Path(worker.session_token_file) if worker.session_token_file else None)
     if path is None:

@@ -1,4 +1,4 @@
-"""The deployment spec as a file that is changed under a running process: a ConfigMap that is mounted."""
+"""The deployment spec in a file that changes under a running process: a mounted ConfigMap."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ log = logging.getLogger(__name__)
 
 
 class SpecFile:
-    """Reads it at once. Raises ConfigError where that is no spec."""
+    """Reads the file at once. Raises ConfigError if it is not a spec."""
 
     def __init__(self, path: Path, tls_dir: Path | None) -> None:
         self._path = path
@@ -24,9 +24,8 @@ class SpecFile:
         self.deployment: Deployment = self._load()
 
     def changed(self) -> Deployment | None:
-        """What the file says now, where that is another spec than at the last call; None otherwise. One that
-        is not valid is said once and left alone: what runs goes on. So is one of another name: it would be
-        another deployment."""
+        """Return the spec if it differs from the last call, else None. An invalid spec is logged once and
+        ignored, and so is one of another name, which would be another deployment."""
         digest = self._read_digest()
         if digest is None or digest == self._digest:
             return None
@@ -34,10 +33,13 @@ class SpecFile:
         try:
             found = self._load()
         except ConfigError as error:
-            log.error("%s has been changed and is not taken over: %s", self._path, error.message)
+            log.error("%s has changed and is ignored: %s", self._path, error.message)
             return None
         if found.name != self.deployment.name:
-            log.error("%s has another name, which a running deployment cannot get", self._path)
+            log.error(
+                "%s changes the deployment's name and is ignored: a running deployment keeps its name",
+                self._path,
+            )
             return None
         if found == self.deployment:
             return None
@@ -48,7 +50,7 @@ class SpecFile:
         return with_tls_dir(load(self._path), self._tls_dir)
 
     def _read_digest(self) -> bytes | None:
-        """None where it cannot be read: a mount is being replaced."""
+        """Return the content; None if it cannot be read: a mount is being replaced."""
         try:
             return hashlib.sha256(self._path.read_bytes()).digest()
         except OSError:

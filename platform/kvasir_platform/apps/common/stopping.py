@@ -1,4 +1,4 @@
-"""How a process that runs no event loop is asked to stop in good order."""
+"""Orderly stop of a process without an event loop."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import signal
 
 
 class Stop:
-    """Whether a stop was asked for. A plain flag: signals may arrive one inside the other, and an Event
-    that is set from a handler deadlocks on its own lock."""
+    """Whether a stop was requested. A plain flag: signal handlers may nest, and an Event that is set from a
+    handler deadlocks on its own lock."""
 
     requested = False
 
 
 def stop_on_signals(stop: Stop) -> None:
-    """Let SIGTERM and SIGINT ask for an orderly stop."""
+    """Make SIGTERM and SIGINT request an orderly stop."""
 
     def request(_signum: int, _frame: object) -> None:
         stop.requested = True

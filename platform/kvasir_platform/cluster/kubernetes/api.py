@@ -230,7 +230,7 @@ async def _body(response: aiohttp.ClientResponse, limit: int) -> bytes:
     async for piece in response.content.iter_any():
         body += piece
         if len(body) > limit:
-            raise ApiError("its answer is too large")
+            raise ApiError("the response is too large")
     return bytes(body)
 
 
@@ -242,7 +242,7 @@ async def _refusal(response: aiohttp.ClientResponse) -> ApiError:
         message = ""
     after = response.headers.get("Retry-After", "")
     return ApiError(
-        message[:1000] or f"it answered with status {response.status}",
+        message[:1000] or f"the response has status {response.status}",
         status=response.status,
         retry_after_s=min(float(after), MAX_RETRY_AFTER_S) if after.isdecimal() else 0.0,
     )
@@ -263,7 +263,7 @@ def _decode(raw: bytes | msgspec.Raw, kind: type[T]) -> T:
     try:
         return msgspec.json.decode(raw, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise ApiError(f"its answer is not understood: {error}") from error
+        raise ApiError(f"the response cannot be parsed: {error}") from error
 
 
 def _words(error: OSError | aiohttp.ClientError) -> str:
@@ -271,11 +271,11 @@ def _words(error: OSError | aiohttp.ClientError) -> str:
     match error:
         case aiohttp.ClientConnectorCertificateError(certificate_error=reason):
             detail = getattr(reason, "verify_message", reason)
-            return f"its certificate is not of the cluster's authority: {detail}"
+            return f"its certificate is not signed by the cluster's authority: {detail}"
         case aiohttp.ServerDisconnectedError() | aiohttp.ClientPayloadError():
-            return "the connection broke off"
+            return "the connection was closed"
         case aiohttp.ClientResponseError():
-            return "its answer is no sound HTTP, or too large"
+            return "the response is not valid HTTP, or is too large"
         case OSError(filename=str(name), strerror=reason):
             return f"{name}: {reason}"
         case OSError(strerror=str(reason)) if reason:

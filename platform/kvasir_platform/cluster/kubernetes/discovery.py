@@ -1,11 +1,11 @@
-"""Discovery through Kubernetes: the endpoints of each pool's Service, as the API server tells of them.
+"""Discovery through Kubernetes: workers are the endpoints of each pool's Service, from its EndpointSlices.
 
-Only pods that a Service selects are seen. Of an engine on several nodes that is its first one, which serves
-its sessions: the Services select pods of rank 0.
+Only pods that a Service selects are members. Services select pods of rank 0, so an engine on several nodes is
+found by its first node, which serves its sessions.
 
-What is known stays while the API server is away. That a pool has no worker left, though none was seen to be
-deleted, is believed only when a list some seconds later says so too: a controller that starts anew, or a
-Service that is deleted and made again, must not end what is served.
+Members stay while the API server does not answer. If a pool loses all its workers and no deletion was seen, a
+second list some seconds later has to confirm it: a restarted controller, or a Service that is deleted and
+created again, must not end running requests.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ log = logging.getLogger(__name__)
 
 
 def selector(deployment: str, pools: Iterable[str] = ()) -> dict[str, str]:
-    """Parameters that select the slices of a deployment, of these pools where any are named."""
+    """Return the parameters that select the slices of a deployment, limited to `pools` if any are given."""
     named = ",".join(sorted(pools))
     only = f",{POOL_LABEL} in ({named})" if named else ""
     return {"labelSelector": f"{DEPLOYMENT_LABEL}={deployment}{only}"}
 
 
 class KubernetesDiscovery:
-    """The Discovery port over EndpointSlices (port: kvasir.ports.discovery). All watches share one of the API
-    server's, which begins with the first of them."""
+    """The Discovery port over EndpointSlices (port: kvasir.ports.discovery). All callers of `watch` share one
+    watch of the API server, which the first of them starts."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class KubernetesDiscovery:
 
     @classmethod
     def in_cluster(cls, deployment: Deployment, clock: Clock, rng: Rng) -> KubernetesDiscovery:
-        """For a pod of the cluster. Raises ConfigError where it is none."""
+        """Return the discovery of a pod in the cluster. Raises ConfigError outside a cluster."""
         spec = deployment.discovery.kubernetes
         access = Access.in_cluster(Path(spec.credentials_dir), os.environ)
         namespace = spec.namespace or access.namespace()
@@ -80,7 +80,7 @@ class KubernetesDiscovery:
         return cls(api, namespace, deployment.name, pools, spec, clock=clock, rng=rng)
 
     async def watch(self) -> AsyncIterator[MembershipSnapshot]:
-        """See Discovery. Raises what following the slices dies of, which is a fault of this program."""
+        """See Discovery. Raises the exception that ended the reflector, which is a bug."""
         if self._following is None and not self._closed:
             self._following = asyncio.create_task(self._reflector.run(), name="kubernetes-slices")
             self._following.add_done_callback(lambda _: self._tell())
@@ -107,14 +107,14 @@ class KubernetesDiscovery:
             await asyncio.wait({self._following})
 
     def _take(self, objects: Mapping[str, bytes]) -> float:
-        """The slices have changed; see Reflector."""
+        """Recompute the members from changed slices; see Reflector."""
         slices, now = self._read(objects), self._clock.now()
         found = workers(slices, self._spec.address_family)
         known = self._members.endpoints if self._members is not None else frozenset()
         leaving = {each.pool for each in slices if any(place.terminating for place in each.places)}
         empty = {each.pool for each in known} - {each.pool for each in found} - leaving
         for pool in empty - self._empty_since.keys():
-            log.warning("pool %s has no worker in any slice; asking again before that is believed", pool)
+            log.warning("pool %s has no worker in any slice; listing again to confirm", pool)
         self._empty_since = {pool: self._empty_since.get(pool, now) for pool in empty}
         doubt_s = {pool: since + STALE_S - now for pool, since in self._empty_since.items()}
         found |= {each for each in known if doubt_s.get(each.pool, 0.0) > 0}
@@ -124,7 +124,7 @@ class KubernetesDiscovery:
         return max((0.0, *doubt_s.values()))
 
     def _read(self, objects: Mapping[str, bytes]) -> list[Slice]:
-        """What the objects say; only those that have changed are parsed."""
+        """Return the parsed slices; only changed objects are parsed."""
         read: dict[str, tuple[bytes, Slice | None]] = {}
         for name, raw in objects.items():
             before = self._slices.get(name)

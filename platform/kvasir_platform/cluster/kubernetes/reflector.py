@@ -1,8 +1,8 @@
-"""Keeps a copy of a collection of the API server that is as new as it can be, and never emptier than it was.
+"""A copy of a collection of the API server, kept up to date and never emptied by a failed request.
 
-List, then watch from the list's version. An interrupted watch goes on where it was; only a version that the
-server has forgotten makes it list anew, and until that list is there the old copy stands. Whatever is missed
-all the same is found by listing again from time to time.
+The reflector lists the collection, then watches from the list's version. An interrupted watch resumes at its
+last version; only an expired version causes another list, and the old copy stays until that list is complete.
+A periodic resync finds changes that the watch missed.
 """
 
 from __future__ import annotations
@@ -18,41 +18,41 @@ from kvasir_platform.cluster.kubernetes.api import GONE, ApiError, ApiServer, Ev
 log = logging.getLogger(__name__)
 
 WATCH_S = 120.0
-"""How long the server is asked to keep a watch: a dead one is found by then at the latest."""
+"""Requested duration of a watch, in seconds: the longest time until a dead watch is detected."""
 SHORT_WATCH_S = 1.0
-"""A watch that ended sooner, and told nothing, was no success."""
+"""A watch that ends sooner without an event counts as a failure."""
 BACKOFF_MIN_S = 0.5
 BACKOFF_MAX_S = 30.0
 
 
 @dataclass(slots=True)
 class Copy:
-    """The collection as far as it is known: objects by name, at `version`; None: to be listed."""
+    """The known state of the collection: objects by name, at `version`; None requires a list."""
 
     objects: dict[str, bytes] = field(default_factory=dict)
     version: str | None = None
 
     def replace(self, listing: Listing) -> None:
-        """The whole collection."""
+        """Replace the whole collection."""
         self.objects, self.version = dict(listing.items), listing.version
 
     def apply(self, event: Event) -> bool:
-        """The next change; returns whether objects differ from before."""
+        """Apply one change. Return whether an object differs."""
         before = self.objects.get(event.name)
         if event.kind in ("ADDED", "MODIFIED"):
             self.objects[event.name] = event.value
         elif event.kind == "DELETED":
             self.objects.pop(event.name, None)
-        # Of an event without a version nothing is known of where to go on.
+        # Without a version there is no point from which to resume.
         self.version = event.version or None
         return self.objects.get(event.name) != before
 
 
 class Reflector:
-    """Follows `collection`, of which `params` select a part, while `run` does.
+    """Follows the objects of `collection` that `params` select, while `run` runs.
 
-    `take` is given the objects by name, first when they are known and again when one has changed. It returns
-    how many seconds later they are to be listed before it can believe them, 0 when it believes them.
+    `take` gets the objects by name, after the first list and after each change. It returns 0 if it accepts
+    them, or the seconds after which they have to be listed again before it does.
     """
 
     def __init__(
@@ -80,10 +80,10 @@ class Reflector:
         self._stale_since: float | None = None
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Run until cancelled."""
         while True:
             stale = self._clock.now() - self._listed_s >= self._resync_s
-            # A resync that failed gives way to a watch, so that changes are not missed for it.
+            # After a failed resync, watch first, so that no changes are missed.
             self._lists = self._copy.version is None or (stale and not self._lists)
             try:
                 doubt_s = await (self._list() if self._lists else self._watch())
@@ -95,7 +95,7 @@ class Reflector:
                     await self._clock.sleep(doubt_s)
 
     def stale_s(self) -> float:
-        """For how many seconds the server has told nothing, though asked; 0 while it does."""
+        """Seconds since the server last answered, while requests fail; 0 otherwise."""
         return 0.0 if self._stale_since is None else self._clock.now() - self._stale_since
 
     async def _list(self) -> float:
@@ -105,7 +105,7 @@ class Reflector:
         return self._take(self._copy.objects)
 
     async def _watch(self) -> float:
-        """One watch, to its end. Raises ApiError for one that told nothing and ended early."""
+        """Run one watch to its end. Raises ApiError if it ends early without an event."""
         version, began, delivered = self._copy.version or "", self._clock.now(), False
         left_s = self._listed_s + self._resync_s - began
         for_s = min(WATCH_S, max(left_s, BACKOFF_MAX_S)) * (0.5 + 0.5 * self._rng.random())
@@ -125,7 +125,7 @@ class Reflector:
         return 0.0
 
     def _trouble(self, error: ApiError) -> float:
-        """Take note; returns how long to wait before the next try, in seconds."""
+        """Record a failure. Return the delay before the next attempt, in seconds."""
         self._failures += 1
         if error.status == GONE:
             self._copy.version = None
@@ -134,7 +134,7 @@ class Reflector:
         if self._stale_since is None:
             self._stale_since = self._clock.now()
             log.warning(
-                "cannot follow %s at the API server, keeping what is known: %s",
+                "cannot watch %s at the API server, keeping the known objects: %s",
                 self._collection,
                 error.message,
             )
@@ -143,5 +143,5 @@ class Reflector:
 
     def _sees(self) -> None:
         if self._stale_since is not None:
-            log.warning("%s can be followed again, after %.0f s", self._collection, self.stale_s())
+            log.warning("%s can be watched again, after %.0f s", self._collection, self.stale_s())
             self._stale_since = None

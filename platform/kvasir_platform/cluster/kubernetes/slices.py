@@ -1,9 +1,9 @@
-"""Which workers EndpointSlices speak of: a pure function of the slices, whatever the order they came in.
+"""Members from EndpointSlices: a pure function of the slices, independent of their order.
 
-A pod may stand in several slices at once: one for each address family, and for a moment two of one family
-while the controller moves it. It is one worker. Whether it is ready does not matter here: a pod that fails
-its probes, or whose node is out of touch with the API server, may serve well, and its session tells. Only one
-that is being deleted is left out, so that it gets nothing new and may finish what it has.
+A pod can be in several slices: one for each address family, and briefly in two of one family while the
+controller moves it. It is one worker. Readiness is ignored: a pod that fails its probes, or whose node has
+lost the API server, may still serve, and its session detects failures. Pods that are being deleted are left
+out, so that they get no new requests and complete those they have.
 """
 
 from __future__ import annotations
@@ -69,8 +69,8 @@ class _Slice(msgspec.Struct, rename="camel"):
 
 @dataclass(frozen=True, slots=True)
 class SliceEndpoint:
-    """One endpoint of one slice. `pod` is what is the same wherever the pod stands; `address` is `host:port`
-    with brackets for IPv6, and "" where the slice has no port of the name that was asked for."""
+    """One endpoint of one slice. `pod` identifies the pod across slices; `address` is `host:port`, with
+    brackets for IPv6, or "" if the slice has no port of the requested name."""
 
     pod: str
     name: str
@@ -82,7 +82,7 @@ class SliceEndpoint:
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """What matters of an EndpointSlice. `ports` are the names of all its ports."""
+    """The fields of an EndpointSlice that discovery uses. `ports` are the names of all its ports."""
 
     name: str
     deployment: str
@@ -93,7 +93,7 @@ class Slice:
 
 
 def read_slice(raw: bytes, port: str) -> Slice:
-    """The JSON of an EndpointSlice, as far as the port of that name is concerned. Raises ProtocolError for
+    """Parse the JSON of an EndpointSlice; addresses use the port named `port`. Raises ProtocolError for
     anything else."""
     try:
         found = msgspec.json.decode(raw, type=_Slice)
@@ -114,14 +114,14 @@ def read_slice(raw: bytes, port: str) -> Slice:
 
 
 def workers(slices: Iterable[Slice], family: Family) -> frozenset[Endpoint]:
-    """The workers that should exist: one for each pod that is not being deleted, at its address of `family`
-    where it has one."""
+    """Return the expected workers: one for each pod that is not being deleted, at its address of `family` if
+    it has one."""
     best: dict[str, tuple[tuple[bool, str, str], SliceEndpoint]] = {}
     deleted: set[str] = set()
     for each in slices:
         for place in each.places:
             if place.terminating:
-                # This is never taken back, so that the slice that knows of it is the newer one.
+                # Termination is never reversed, so a slice that reports it is the newer one.
                 deleted.add(place.pod)
             elif place.address and each.pool:
                 rank = (place.family != family, place.address, each.pool)
@@ -135,9 +135,9 @@ def workers(slices: Iterable[Slice], family: Family) -> frozenset[Endpoint]:
 
 
 def _place(endpoint: _Endpoint, pool: str, port: int | None) -> SliceEndpoint | None:
-    """None for one without an address that can be dialled, such as a DNS name."""
+    """Return None for an endpoint without an IP address, such as a DNS name."""
     try:
-        # One address each is what the API promises for pods; of more, what they mean is left open.
+        # For pods, the API guarantees one address; the meaning of several is undefined.
         host = ipaddress.ip_address(endpoint.addresses[0])
     except (IndexError, ValueError):
         return None

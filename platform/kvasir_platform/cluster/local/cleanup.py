@@ -1,4 +1,4 @@
-"""Cleans up after a supervisor that could not: killed, crashed, or stuck."""
+"""Cleans up after a supervisor that was killed, crashed, or hangs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import psutil
 from kvasir_platform.cluster.local.janitor import Janitor, Leftovers
 from kvasir_platform.cluster.local.runtime_dir import DeploymentState, RuntimeDir, ended
 
-# What the janitor may take after the orderly stop.
+# Time for the janitor after the orderly stop.
 _JANITOR_S = 30.0
 _EXIT_S = 5.0
 _POLL_S = 0.05
@@ -22,8 +22,8 @@ _POLL_S = 0.05
 def stop_supervisor(
     runtime: RuntimeDir, state: DeploymentState, pause: Callable[[float], None] = time.sleep
 ) -> bool:
-    """Ask the running supervisor to stop, wait for as long as its stop may take, and kill it after
-    that. Returns whether one ran. Not for the process that holds the lock."""
+    """Ask the running supervisor to stop, wait for the longest time that its stop takes, and kill it after
+    that. Return whether one ran. Not for the process that holds the lock."""
     holder = runtime.holder()
     if holder is None:
         return False
@@ -38,7 +38,7 @@ def stop_supervisor(
 
 
 def _released(runtime: RuntimeDir, timeout_s: float, pause: Callable[[float], None]) -> bool:
-    """Wait for the lock, not for the process: one that nobody reaps has ended all the same."""
+    """Wait for the lock, not for the process: a zombie that is not reaped has ended too."""
     for _ in range(round(timeout_s / _POLL_S)):
         if runtime.holder() is None:
             return True
@@ -47,7 +47,8 @@ def _released(runtime: RuntimeDir, timeout_s: float, pause: Callable[[float], No
 
 
 def _wait_exit(process: psutil.Process, pause: Callable[[float], None]) -> None:
-    """After the lock is dropped the interpreter still has to end. A zombie has ended, whoever reaps it."""
+    """After the lock is released, the interpreter still has to exit. A zombie has ended, even if it is not
+    reaped."""
     for _ in range(round(_EXIT_S / _POLL_S)):
         if not process.is_running() or process.status() == psutil.STATUS_ZOMBIE:
             return
@@ -55,8 +56,8 @@ def _wait_exit(process: psutil.Process, pause: Callable[[float], None]) -> None:
 
 
 def sweep(runtime: RuntimeDir) -> Leftovers:
-    """Kill and remove all that the last state and the marker attribute to a deployment whose
-    supervisor is gone; nothing after an orderly stop."""
+    """Kill and remove everything that the last state and the marker attribute to a deployment whose
+    supervisor has ended; nothing after an orderly stop."""
     state = runtime.read()
     if state is None or ended(state):
         return Leftovers()

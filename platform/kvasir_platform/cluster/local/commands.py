@@ -1,7 +1,7 @@
-"""How another terminal asks the control process of a running deployment to do something.
+"""The command channel from another terminal to the control process of a running deployment.
 
-A Unix socket in the deployment's temporary folder, which only its user can enter: one JSON object asks, and
-lines of JSON answer until the work is done. One command runs at a time.
+It is a Unix socket in the deployment's temporary folder, which only its user can enter. A request is one JSON
+object; responses are JSON lines until the command completes. One command runs at a time.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ import msgspec
 from kvasir.core.errors import UpstreamError
 
 SOCKET = "KVASIR_CONTROL_SOCKET"
-"""The variable that names the socket in the pod of a control process, for `kubectl exec`."""
+"""The environment variable with the socket's path, in the pod of a control process, for `kubectl exec`."""
 MAX_LINE = 4096
-# Both sides are on one machine: who takes longer to say or to take a line has stopped.
+# Both sides are on one machine: a peer that takes longer to send or read a line has stopped.
 _PATIENCE_S = 1.0
 _BACKLOG = 8
 _FINAL = frozenset({"done", "failed", "refused"})
 
 
 class ControlCommand(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What is asked for. `replicas` is for `scale` only."""
+    """A request. `replicas` is for `scale` only."""
 
     command: str
     pool: str
@@ -36,18 +36,18 @@ class ControlCommand(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def socket_path(temp_dir: Path) -> Path:
-    """Where the control process listens."""
+    """Return the path of the control process's socket."""
     return temp_dir / "control.sock"
 
 
 class CommandClient:
-    """One who asked and is told how it goes. It may leave: the work goes on."""
+    """A connected client, which gets its command's progress. If it disconnects, the command continues."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection: socket.socket | None = connection
 
     def tell(self, event: str, **details: object) -> None:
-        """One line; `done`, `failed` and `refused` are the last."""
+        """Send one line; `done`, `failed` and `refused` are the last."""
         if self._connection is None:
             return
         try:
@@ -75,7 +75,7 @@ class CommandSocket:
         self._socket.listen(_BACKLOG)
 
     def wait(self, timeout_s: float) -> tuple[ControlCommand, CommandClient] | None:
-        """The next command, None when none comes in time. What cannot be understood is refused here."""
+        """Return the next command, None if none arrives in time. Invalid requests are refused here."""
         if not select.select([self._socket], [], [], timeout_s)[0]:
             return None
         connection, _ = self._socket.accept()
@@ -94,8 +94,8 @@ class CommandSocket:
 
 
 def ask(path: Path, what: ControlCommand, timeout_s: float) -> Iterator[dict[str, Any]]:
-    """Ask, and yield the answers up to the last. Raises UpstreamError when nobody listens, the control
-    process ends meanwhile, or says nothing for `timeout_s` seconds."""
+    """Send a command, and yield the responses up to the last. Raises UpstreamError if no process listens, the
+    control process ends meanwhile, or nothing arrives for `timeout_s` seconds."""
     with socket.socket(socket.AF_UNIX) as connection:
         connection.settimeout(timeout_s)
         try:
@@ -128,7 +128,7 @@ def _line(connection: socket.socket) -> bytes:
 
 @contextlib.contextmanager
 def listening(path: Path) -> Iterator[CommandSocket]:
-    """A CommandSocket that is closed at the end."""
+    """Open a CommandSocket that is closed at the end."""
     made = CommandSocket(path)
     try:
         yield made

@@ -1,11 +1,11 @@
-"""Leaves nothing of a deployment behind: processes, shared memory, temporary folder.
+"""Removes everything that a deployment leaves: processes, shared memory, temporary folder.
 
-Ours is only what can be proven ours. A process is ours if it carries the deployment's marker in its
-environment, descends from one that does or from the supervisor, or was recorded with its start time.
-A shared-memory file is ours if one of our processes was seen to have it open, it has the form that
-engines and Python give such files, it was made during our life, and it is still the same inode; it is
-removed only when no process on the machine has it open any more. So two deployments, and anybody
-else's programs, are safe beside each other.
+Only what is proven to belong to the deployment is removed. A process belongs to it if it has the deployment's
+marker in its environment, descends from one that has or from the supervisor, or was recorded with its start
+time. A shared-memory file belongs to it if one of its processes had the file open, the file's name has the
+form that engines and Python use, it was created during the deployment, and it is still the same inode; it is
+removed only when no process on the machine has it open. So other deployments and programs on the machine are
+unaffected.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ _POLL_S = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Leftovers:
-    """What a clean-up met: processes that had to be killed, files removed, and what it could not
-    remove and why."""
+    """The result of a clean-up: processes that had to be killed, removed files, and what could not be
+    removed, with the reason."""
 
     killed: tuple[str, ...] = ()
     removed: tuple[str, ...] = ()
@@ -45,21 +45,21 @@ class Leftovers:
 
 
 def adopt_orphans() -> None:
-    """Make this process the parent of every descendant whose own parent ends, so that a daemonised
-    one stays in our tree. Linux only; elsewhere the marker alone finds them."""
+    """Make this process the parent of every descendant whose own parent ends, so that a daemonised one stays
+    in its process tree. Linux only; elsewhere only the marker finds them."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def marked_environment(base: dict[str, str], deployment_id: str) -> dict[str, str]:
-    """`base` with the marker. SPT_NOENV keeps a process that sets its title (Ray's do) from writing
-    it over the environment that the kernel shows."""
+    """Return `base` with the marker. SPT_NOENV keeps a process that sets its title (Ray's do) from
+    overwriting the environment that the kernel shows."""
     return base | {MARKER: deployment_id, "SPT_NOENV": "1"}
 
 
 class Janitor:
-    """Finds and removes what belongs to one deployment. Calls block for up to seconds: run them in a
-    thread. `supervised` says that this process is its supervisor, so all its descendants count."""
+    """Finds and removes what belongs to one deployment. Calls block for up to seconds: run them in a thread.
+    `supervised`: this process is the deployment's supervisor, so all its descendants count."""
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class Janitor:
         self._pause = pause
 
     def processes(self, recorded: Iterable[ProcessRecord] = ()) -> list[psutil.Process]:
-        """Every live process of the deployment but this one."""
+        """Return every live process of the deployment but this one."""
         found: dict[int, psutil.Process] = {}
         uid = os.getuid()
         for process in psutil.process_iter():
@@ -97,13 +97,13 @@ class Janitor:
         return [process for process in found.values() if _alive(process)]
 
     def shm_names(self) -> frozenset[str]:
-        """The names that exist, ours or not: cheap, to notice that something was made."""
+        """Return the names of existing files, of any owner: a cheap way to detect a new one."""
         with contextlib.suppress(OSError):
             return frozenset(os.listdir(self._shm))
         return frozenset()
 
     def record(self, processes: Iterable[psutil.Process]) -> tuple[ProcessRecord, ...]:
-        """The processes as records, by pid."""
+        """Return the processes as records, by pid."""
         records = []
         for process in processes:
             with contextlib.suppress(psutil.Error):
@@ -111,7 +111,7 @@ class Janitor:
         return tuple(sorted(records, key=lambda record: record.pid))
 
     def shared_memory(self, processes: Iterable[psutil.Process]) -> set[ShmRecord]:
-        """The engine-made shared-memory files that any of `processes` has open."""
+        """Return the engine's shared-memory files that any of `processes` has open."""
         opened: set[int] = set()
         for process in processes:
             opened |= _open_inodes(process.pid, self._shm)
@@ -125,7 +125,7 @@ class Janitor:
         return self._ours(Path(record.path)) == record
 
     def kill(self, recorded: Iterable[ProcessRecord] = (), grace_s: float = 5.0) -> Leftovers:
-        """SIGTERM to all, `grace_s` seconds to end, then SIGKILL, until none is left."""
+        """Send SIGTERM to all, wait `grace_s` seconds, then SIGKILL until none is left."""
         killed: list[str] = []
         recorded = tuple(recorded)
         processes = self.processes(recorded)
@@ -142,7 +142,7 @@ class Janitor:
         return Leftovers(killed=tuple(killed), remaining=remaining)
 
     def remove(self, records: Iterable[ShmRecord], temp_dir: Path | None) -> Leftovers:
-        """Remove what is left of `records` and the temporary folder."""
+        """Remove the remaining files of `records` and the temporary folder."""
         removed: list[str] = []
         remaining: list[str] = []
         stale = sorted(filter(self.holds, records), key=lambda record: record.path)
@@ -165,8 +165,8 @@ class Janitor:
         return Leftovers(removed=tuple(removed), remaining=tuple(remaining))
 
     def _wait(self, processes: list[psutil.Process], timeout_s: float) -> None:
-        """Until all have ended or `timeout_s` seconds have passed. Nothing is reaped: whoever started
-        a child wants its exit status, and an orphan's zombie ends with this process."""
+        """Wait until all have ended or `timeout_s` seconds have passed. Nothing is reaped: the process that
+        started a child needs its exit status, and an orphan's zombie ends with this process."""
         for _ in range(max(1, round(timeout_s / _POLL_S))):
             processes = [process for process in processes if _alive(process)]
             if not processes:
@@ -180,7 +180,7 @@ class Janitor:
             status = path.lstat()
         except OSError:
             return None
-        # The kernel stamps files with a clock of some milliseconds' grain.
+        # The kernel's file timestamps have a resolution of some milliseconds.
         made_before = status.st_ctime < self._started_at - 0.1
         if status.st_uid != os.getuid() or made_before or not path.is_file():
             return None
@@ -188,7 +188,7 @@ class Janitor:
 
 
 def _alive(process: psutil.Process) -> bool:
-    """Whether it can still hold anything; a zombie cannot."""
+    """Whether it can still hold resources; a zombie cannot."""
     try:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.Error:
@@ -196,7 +196,7 @@ def _alive(process: psutil.Process) -> bool:
 
 
 def _title(process: psutil.Process) -> str:
-    """A short name that tells processes apart: the module or script of a Python process."""
+    """Return a short name that distinguishes processes: the module or script of a Python process."""
     try:
         command = process.cmdline()
         name = process.name()
@@ -214,8 +214,8 @@ def _title(process: psutil.Process) -> str:
 
 
 def _open_inodes(pid: int, folder: Path) -> set[int]:
-    """Inodes of files under `folder` that a process maps or holds open. Inodes and not names: a
-    semaphore is mapped before it gets its name, and the kernel goes on showing the first one."""
+    """Return the inodes of files under `folder` that a process maps or has open. Inodes and not names: a
+    semaphore is mapped before it gets its name, and the kernel keeps showing the first one."""
     prefix = f"{folder}/"
     inodes: set[int] = set()
     with contextlib.suppress(OSError), open(f"/proc/{pid}/maps", encoding="utf-8", errors="replace") as maps:

@@ -1,7 +1,7 @@
-"""How `kvasir up` brings a deployment to life, whatever runs its processes.
+"""The port through which `kvasir up` starts the processes of a deployment.
 
-The supervisor owns the order, the waiting, the progress and the clean-up; a Launcher only knows how to
-start each part. One exists for Ray; tests use one of cheap processes.
+The supervisor does the ordering, waiting, progress and clean-up; a Launcher only starts each part. One exists
+for Ray; tests use one of cheap processes.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ ReplicaState = Literal["pending", "starting", "ready", "failed"]
 
 @dataclass(frozen=True, slots=True)
 class ReplicaStatus:
-    """One replica of one pool. `detail` says what it waits for, or why it failed; `log` is the path
-    of its output, "" when it is not known."""
+    """One replica of one pool. `detail` says what it waits for, or why it failed; `log` is the path of its
+    output, "" if unknown."""
 
     pool: str
     replica_id: str
@@ -31,12 +31,12 @@ class ReplicaStatus:
 
 @dataclass(frozen=True, slots=True)
 class LaunchSession:
-    """What one run of `kvasir up` gives its launcher.
+    """The inputs of one run of `kvasir up`.
 
-    `env` is the whole environment for child processes; it carries the marker by which the janitor
-    finds what is left of them, so every process must be started with it. `temp_dir` is a short path
-    (Unix socket names are limited) that is removed after the stop; `logs` is kept. `spec_file` holds
-    the deployment as JSON, for `--deployment FILE`.
+    `env` is the whole environment for child processes; it has the marker by which the janitor finds remaining
+    processes, so every process must be started with it. `temp_dir` is a short path (Unix socket paths are
+    limited) that is removed after the stop; `logs` is kept. `spec_file` holds the deployment as JSON, for
+    `--deployment FILE`.
     """
 
     deployment_id: str
@@ -56,16 +56,15 @@ class Launcher(Protocol):
     """
 
     async def start_cluster(self) -> None:
-        """Start what carries the pools; returns when it accepts work."""
+        """Start what runs the pools; returns when it accepts requests for replicas."""
         ...
 
     async def start_pools(self) -> None:
-        """Ask for the replicas of every pool; returns when the request was taken, not when they are
-        ready."""
+        """Request the replicas of every pool; returns when the request is accepted, not when they serve."""
         ...
 
     async def pool_status(self) -> list[ReplicaStatus]:
-        """Every replica that exists or is being made, over all pools."""
+        """Return every replica that exists or is starting, over all pools."""
         ...
 
     async def start_router(self) -> str:
@@ -73,12 +72,12 @@ class Launcher(Protocol):
         ...
 
     async def wait_failed(self) -> StartError:
-        """Return why, when a part that nothing restarts has ended by itself; otherwise wait."""
+        """Wait until a part ends that is not restarted, and return why."""
         ...
 
     async def stop(self) -> None:
-        """Stop everything that was started, in good order, and wait for it. Idempotent, and works
-        from any state. What outlives it is killed by the janitor."""
+        """Stop everything that was started, in order, and wait for it. Idempotent, and valid in any state.
+        The janitor kills what remains."""
         ...
 
 

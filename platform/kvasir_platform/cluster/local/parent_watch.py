@@ -1,8 +1,8 @@
-"""Runs a command that must not outlive its parent, even when the parent is killed.
+"""Runs a command that must not outlive its parent, even if the parent is killed.
 
-Executed as a script: `python -S -E leash.py PARENT_PID COMMAND ARG…`. It asks the kernel for SIGTERM on
-the parent's death and becomes the command. The setting must be made inside the child, because a fork
-clears it, and without running Python between fork and exec of a threaded parent.
+Executed as a script: `python -S -E parent_watch.py PARENT_PID COMMAND ARG…`. It requests SIGTERM from the
+kernel on the parent's death and becomes the command. The setting must be made inside the child, because a
+fork clears it, and without running Python between fork and exec of a threaded parent.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def main(argv: list[str]) -> None:
-    """Tie this process to its parent and replace it by the command in `argv[2:]`."""
+    """Bind this process to its parent's life and replace it by the command in `argv[2:]`."""
     parent, command = int(argv[1]), argv[2:]
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)

@@ -1,4 +1,4 @@
-"""Child processes of a supervisor: on a leash, with bounded logs, and never silently dead."""
+"""Child processes of a supervisor: they end with it, have bounded logs, and report every exit."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _DRAIN_S = 0.2
 
 class BoundedLog:
     """Writes to `path`, and keeps one earlier file beside it (`.1`), so that a log takes at most twice
-    `limit` bytes. What an earlier process wrote becomes the earlier file."""
+    `limit` bytes. The output of an earlier process becomes the earlier file."""
 
     def __init__(self, path: Path, limit: int = LOG_BYTES) -> None:
         self.path = path
@@ -30,7 +30,7 @@ class BoundedLog:
         self._stream = self._open()
 
     def write(self, data: bytes) -> None:
-        """Append; the file is complete up to here when this returns."""
+        """Append; the file is complete up to here on return."""
         if self._stream.tell() + len(data) > self._limit:
             self._stream.close()
             self._rotate()
@@ -52,7 +52,7 @@ class BoundedLog:
 
 
 def tail(path: Path, lines: int = 20) -> list[str]:
-    """The last `lines` lines of a log of any size; [] when it cannot be read."""
+    """Return the last `lines` lines of a log of any size; [] if it cannot be read."""
     try:
         with path.open("rb") as stream:
             stream.seek(0, os.SEEK_END)
@@ -64,7 +64,7 @@ def tail(path: Path, lines: int = 20) -> list[str]:
 
 
 class Child:
-    """One running child; `log` is where its output goes."""
+    """One running child; `log` is the file of its output."""
 
     def __init__(self, name: str, process: asyncio.subprocess.Process, log: Path) -> None:
         self.name = name
@@ -74,23 +74,23 @@ class Child:
 
     @property
     def returncode(self) -> int | None:
-        """None while it runs."""
+        """Return its exit status; None while it runs."""
         return self._process.returncode
 
     async def wait(self) -> int:
-        """Its exit status; negative for a signal."""
+        """Wait for its exit status; negative for a signal."""
         return await self._process.wait()
 
     def signal(self, number: signal.Signals) -> None:
-        """Send a signal; nothing happens when it has ended."""
+        """Send a signal; no effect if it has ended."""
         with contextlib.suppress(ProcessLookupError):
             self._process.send_signal(number)
 
 
 class Children:
-    """The children of one supervisor, each in a session of its own, so that a Ctrl-C in the terminal
-    reaches only the supervisor, which stops them in order. Call from the main thread's event loop:
-    the leash ends when the thread that started a child does."""
+    """The children of one supervisor, each in a session of its own, so that a Ctrl-C in the terminal reaches
+    only the supervisor, which stops them in order. Call from the main thread's event loop: the kernel ends a
+    child when the thread that started it ends."""
 
     def __init__(self, logs: Path, env: Mapping[str, str]) -> None:
         self._logs = logs
@@ -106,13 +106,13 @@ class Children:
         env: Mapping[str, str] | None = None,
         on_line: Callable[[str], None] | None = None,
     ) -> Child:
-        """Start `argv` with `env` on top of the common environment; its output goes to NAME.log, and
-        each whole line of it to `on_line`, which must not raise. Raises StartError when the command
-        cannot be executed."""
+        """Start `argv` with `env` added to the common environment; its output goes to NAME.log, and each
+        whole line of it to `on_line`, which must not raise. Raises StartError if the command cannot be
+        executed."""
         log = BoundedLog(self._logs / f"{name}.log")
         command = [sys.executable, "-S", "-E", parent_watch.__file__, str(os.getpid()), *argv]
-        # A pipe of our own: asyncio would wait for the end of its pipe before it tells of an exit, and
-        # a grandchild may hold that open for ever.
+        # A pipe of our own: asyncio reports an exit only after the end of its pipe, which a
+        # grandchild may keep open forever.
         reading, writing = os.pipe()
         try:
             process = await asyncio.create_subprocess_exec(
@@ -135,7 +135,7 @@ class Children:
         return child
 
     async def wait_failed(self) -> StartError:
-        """The first child that ends by itself, as an error with its log; otherwise waits."""
+        """Wait for the first child that ends by itself, and return it as an error with its log."""
         while True:
             running = {asyncio.create_task(child.wait()): child for child in self._children}
             if not running or self._stopping:
@@ -151,7 +151,7 @@ class Children:
             return ended(child)
 
     async def stop(self, grace_s: float) -> None:
-        """SIGTERM to the newest first, each `grace_s` seconds to end, then SIGKILL. Idempotent."""
+        """Send SIGTERM to the newest first, wait `grace_s` seconds for each, then SIGKILL. Idempotent."""
         self._stopping = True
         for child in reversed(self._children):
             if child.returncode is None:
@@ -162,7 +162,7 @@ class Children:
                     child.signal(signal.SIGKILL)
                     await child.wait()
         if self._pumps:
-            # What was said last is in the pipes; a grandchild that holds one open is not waited for.
+            # The last output is in the pipes; a pipe that a grandchild keeps open is not waited for.
             await asyncio.wait(self._pumps, timeout=_DRAIN_S)
         for pump in self._pumps:
             pump.cancel()
@@ -170,7 +170,7 @@ class Children:
 
 
 def ended(child: Child) -> StartError:
-    """What to say of a child that ended by itself."""
+    """Return the error for a child that ended by itself."""
     code = child.returncode
     how = f"with exit status {code}"
     if code is not None and code < 0:

@@ -1,8 +1,8 @@
-"""What a running deployment leaves on disk so that another terminal can find, ask and stop it.
+"""Files of a running deployment by which another terminal finds, queries and stops it.
 
-One folder per deployment name, private to the user: a lock that the supervisor holds for its life (the
-kernel drops it however the supervisor ends), its state, the deployment it runs, and logs. The lock says
-whether one runs; the state says where, and what to clean up after a crash.
+One folder per deployment name, private to the user: a lock that the supervisor holds while it lives (the
+kernel releases it however the supervisor ends), its state, the spec of the running deployment, and logs. The
+lock says whether one runs; the state says where, and what to clean up after a crash.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _FLOCK = "hhqqi"
 
 
 class ProcessRecord(msgspec.Struct, frozen=True):
-    """A process of the deployment. `created` (seconds since the epoch) tells it from a later process
+    """A process of the deployment. `created` (seconds since the epoch) distinguishes it from a later process
     with the same id."""
 
     pid: int
@@ -35,7 +35,7 @@ class ProcessRecord(msgspec.Struct, frozen=True):
 
 
 class ShmRecord(msgspec.Struct, frozen=True):
-    """A shared-memory file that a process of the deployment had open; `inode` tells it from a later
+    """A shared-memory file that a process of the deployment had open; `inode` distinguishes it from a later
     file of the same name."""
 
     path: str
@@ -43,9 +43,9 @@ class ShmRecord(msgspec.Struct, frozen=True):
 
 
 class DeploymentState(msgspec.Struct, frozen=True):
-    """A deployment as its supervisor last wrote it. Times are seconds since the epoch; `stop_s` is how
-    long its stop may take. `certificate` is the file of the one that the gateway shows, "" for plain
-    HTTP, and `operator_certificate` that of the key and certificate to bring where it asks for one, or ""."""
+    """A deployment as its supervisor last recorded it. Times are seconds since the epoch; `stop_s` is the
+    longest duration of its stop. `certificate` is the file of the gateway's server certificate, "" for plain
+    HTTP; `operator_certificate` that of the client key and certificate, "" if the gateway requires none."""
 
     name: str
     deployment_id: str
@@ -68,17 +68,17 @@ class DeploymentState(msgspec.Struct, frozen=True):
 
 
 def ended(state: DeploymentState) -> bool:
-    """Whether the supervisor itself wrote that nothing is left."""
+    """Whether the supervisor itself recorded that nothing is left."""
     return state.phase in ("stopped", "failed")
 
 
 def default_base() -> Path:
-    """`$KVASIR_HOME`, else `~/.kvasir`: one place for every terminal of a user, log-ins included."""
+    """Return `$KVASIR_HOME`, else `~/.kvasir`: the same folder in all terminals of a user."""
     return Path(os.environ.get("KVASIR_HOME") or Path.home() / ".kvasir")
 
 
 class RuntimeDir:
-    """The folder of one deployment name under `base`."""
+    """Return the folder of one deployment name under `base`."""
 
     def __init__(self, base: Path, name: str) -> None:
         self.path = base / name
@@ -86,12 +86,12 @@ class RuntimeDir:
 
     @property
     def logs(self) -> Path:
-        """Where every process of the deployment writes."""
+        """The folder of every process's log."""
         return self.path / "logs"
 
     @property
     def spec_file(self) -> Path:
-        """The deployment that runs, as JSON."""
+        """The running deployment, as JSON."""
         return self.path / "deployment.json"
 
     @property
@@ -101,24 +101,24 @@ class RuntimeDir:
 
     @property
     def cache_secret_file(self) -> Path:
-        """The secret that salts of KV caches are made from; kept from run to run, as tiers are."""
+        """The secret from which salts of KV caches are derived; kept between runs, as tiers are."""
         return self.path / "cache.secret"
 
     @property
     def operator_file(self) -> Path:
-        """The key and certificate by which this user's commands may connect to the gateway of this run."""
+        """The key and certificate by which this user's commands connect to the gateway of this run."""
         return self.path / "operator.pem"
 
     def create(self) -> None:
-        """Make the folder and its `logs`, both private. Raises ConfigError when it is a link, or is
-        or can be another user's."""
+        """Make the folder and its `logs`, both private. Raises ConfigError if it is a link, or belongs or is
+        open to another user."""
         for folder in (self.path.parent, self.path, self.logs):
             try:
                 folder.mkdir(mode=0o700, parents=folder == self.path.parent, exist_ok=True)
                 status = folder.lstat()
             except OSError as error:
                 raise ConfigError(
-                    f"{folder} cannot be made: {error.strerror}; name another folder in KVASIR_HOME"
+                    f"{folder} cannot be created: {error.strerror}; name another folder in KVASIR_HOME"
                 ) from error
             if folder.is_symlink() or status.st_uid != os.getuid():
                 raise ConfigError(f"{folder} is a link or belongs to another user; set KVASIR_HOME")
@@ -126,7 +126,7 @@ class RuntimeDir:
                 folder.chmod(0o700)
 
     def lock(self) -> Lock | None:
-        """The lock, held until it is closed or this process ends; None when another holds it."""
+        """Acquire the lock, held until it is closed or this process ends; None if another has it."""
         descriptor = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -136,8 +136,8 @@ class RuntimeDir:
         return Lock(descriptor)
 
     def holder(self) -> int | None:
-        """The pid of the supervisor that runs now, None when none does. Not for use in the process
-        that holds the lock: closing any descriptor of the file would drop it."""
+        """Return the pid of the running supervisor, None if none runs. Not for the process that holds the
+        lock: closing any descriptor of the file would release it."""
         try:
             descriptor = os.open(self.path / "lock", os.O_RDWR | os.O_CLOEXEC)
         except OSError:
@@ -150,18 +150,18 @@ class RuntimeDir:
         return None if kind == fcntl.F_UNLCK else pid
 
     def read(self) -> DeploymentState | None:
-        """The last state written; None when there is none or it cannot be understood."""
+        """Return the last written state; None if there is none or it cannot be parsed."""
         try:
             return msgspec.json.decode((self.path / "state.json").read_bytes(), type=DeploymentState)
         except (OSError, msgspec.DecodeError):
             return None
 
     def write(self, state: DeploymentState) -> None:
-        """Replace the state in one step: a reader sees the old or the new one."""
+        """Replace the state atomically."""
         self.write_private(self.path / "state.json", msgspec.json.format(msgspec.json.encode(state)))
 
     def write_private(self, path: Path, data: bytes) -> None:
-        """Write a file that only this user can read, in one step."""
+        """Write a file that only this user can read, atomically."""
         partial = path.with_name(path.name + ".new")
         descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         with os.fdopen(descriptor, "wb") as stream:
@@ -170,7 +170,7 @@ class RuntimeDir:
 
 
 class Lock:
-    """A held lock; closing drops it."""
+    """A held lock; closing releases it."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor: int | None = descriptor
@@ -191,7 +191,7 @@ class Lock:
 
 
 def deployments(base: Path) -> list[RuntimeDir]:
-    """Every deployment name that has a folder under `base`, running or not, by name."""
+    """Return every deployment name that has a folder under `base`, running or not, sorted."""
     if not base.is_dir():
         return []
     return [RuntimeDir(base, entry.name) for entry in sorted(base.iterdir()) if (entry / "lock").exists()]

@@ -1,7 +1,7 @@
-"""The life of one deployment on one machine: start in order, watch, and leave nothing behind.
+"""Runs one deployment on one machine: starts it in order, watches it, and removes everything at the end.
 
-Whatever ends it (a stop signal, a part that died, a start that failed), it goes through the same stop:
-the launcher's orderly one, then the janitor's proof that nothing is left.
+Every end (a stop signal, a part that died, a failed start) takes the same path: the launcher's orderly stop,
+then the janitor's check that nothing is left.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ _DETAIL_CHARACTERS = 100
 
 @dataclass(frozen=True, slots=True)
 class StartProgress:
-    """What a person or a program watching `kvasir up` is told.
+    """An event for the user or program that runs `kvasir up`.
 
-    `event` is one of: step (a step began; `text` says what it waits for), detail (how far it is),
-    done (the step ended), ready, failed, stopping, stopped. `elapsed_s` counts from the start.
+    `event` is one of: step (a step began; `text` says what it waits for), detail (its progress), done (the
+    step ended), ready, failed, stopping, stopped. `elapsed_s` counts from the start.
     """
 
     event: str
@@ -42,7 +42,7 @@ class StartProgress:
 
 @dataclass(frozen=True, slots=True)
 class SupervisorLimits:
-    """Seconds. `start_s` bounds the whole start, `stop_s` the orderly stop before the janitor's."""
+    """Timeouts in seconds: `start_s` of the whole start, `stop_s` of the stop before the janitor's."""
 
     start_s: float = 300.0
     stop_s: float = 40.0
@@ -51,17 +51,17 @@ class SupervisorLimits:
 
 
 Probe = Callable[[str], Awaitable[str | None]]
-"""Asks the gateway at an address whether it could serve: None when so, else what is missing."""
+"""Checks whether the gateway at an address can serve: returns None if so, else what is missing."""
 
 
 class _Stopped(Exception):
-    """A stop was asked for during the start."""
+    """A stop was requested during the start."""
 
 
 class Supervisor:
-    """Runs one deployment once. `stop` ends it in order; a set `hurry` skips what is orderly. `fetch`
-    brings the model into the local cache, where it is not there yet, so that replicas do not download
-    it side by side; it raises StartError."""
+    """Runs one deployment once. `stop` ends it in order; a set `hurry` skips the orderly part. `fetch`
+    downloads the model into the local cache if it is missing, so that replicas do not download it in
+    parallel; it raises StartError."""
 
     def __init__(
         self,
@@ -97,12 +97,12 @@ class Supervisor:
 
     @property
     def state(self) -> DeploymentState:
-        """As last written."""
+        """The last written state."""
         return self._state
 
     async def run(self) -> StartError | None:
-        """Until stopped (returns None) or failed (returns why); everything is gone either way,
-        except what a last report of `stopped` names."""
+        """Run until stopped (returns None) or failed (returns why); everything is removed either way, except
+        what a last report of `stopped` names."""
         self._runtime.write(self._state)
         inventory = asyncio.create_task(self._take_inventory(), name="inventory")
         failure: StartError | None = None
@@ -153,7 +153,7 @@ class Supervisor:
                     raise StartError(
                         f"{replica.pool} replica {replica.replica_id} failed: {replica.detail}",
                         log=replica.log,
-                        remedy="the end of its log says why; `kvasir check` looks for the usual reasons",
+                        remedy="see the end of its log; `kvasir check` finds common causes",
                     )
             detail = ", ".join(_pool_line(name, count, replicas) for name, count in wanted.items())
             self._say_detail("replicas", detail)
@@ -176,8 +176,8 @@ class Supervisor:
         await self._clock.sleep(self._limits.poll_s)
 
     async def _or_stopped(self, work: Awaitable[T]) -> T:
-        """The result of `work`; raises _Stopped when a stop comes first, and the error of a part
-        that ended by itself meanwhile."""
+        """Return the result of `work`. Raises _Stopped if a stop comes first, and the error of a part that
+        ends by itself meanwhile."""
         main = asyncio.ensure_future(work)
         stopped = asyncio.ensure_future(self.stop.wait())
         failed = asyncio.ensure_future(self._launcher.wait_failed())
@@ -197,7 +197,7 @@ class Supervisor:
     async def _stop(self, inventory: asyncio.Task[None], *, failed: bool) -> None:
         self._update(phase="stopping")
         self._say("stopping", text=self.stop_reason if not failed else "after the failure")
-        # What a process made a moment ago can be attributed only until that process is stopped.
+        # Files that a process has just created can be attributed only until it is stopped.
         await self._end_inventory(inventory)
         await self._inventory()
         inventory = asyncio.create_task(self._take_inventory(), name="inventory")
@@ -228,9 +228,9 @@ class Supervisor:
         return Leftovers(killed.killed, files.removed, killed.remaining + files.remaining)
 
     async def _take_inventory(self) -> None:
-        """Keep on disk what a clean-up would need, after a crash of this process too. A process that
-        dies early leaves shared memory that can be attributed only while it lives, so a new name
-        there is followed up at once."""
+        """Keep on disk what a clean-up needs, also after a crash of this process. The shared memory of a
+        process can be attributed only while it lives, so the state is written as soon as a new name appears.
+        """
         names: frozenset[str] = frozenset()
         due = self._clock.now()
         while True:
@@ -276,7 +276,7 @@ def _pool_line(name: str, wanted: int, replicas: list[ReplicaStatus]) -> str:
 
 
 def with_session_token(deployment: Deployment, path: Path) -> Deployment:
-    """The deployment with `path` as its shared secret, unless it names one itself."""
+    """Return the deployment with `path` as its shared secret, unless it names one itself."""
     if deployment.worker.session_token_file is not None:
         return deployment
     worker = deployment.worker.model_copy(update={"session_token_file": str(path)})

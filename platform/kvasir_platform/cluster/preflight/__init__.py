@@ -1,1 +1,1 @@
-"""Checks before a start: what would keep a deployment from running, found in seconds."""
+"""Checks before a start: finds in seconds what would prevent a deployment from running."""

@@ -1,7 +1,7 @@
-"""What stands in the way of a deployment on this machine, told before anything starts.
+"""Checks whether a deployment can run on this machine, before anything starts.
 
-Every check is a pure function of the deployment and of one value that `probe` measured; so each
-finding can be tested exactly, and none needs the machine that it speaks of.
+Every check is a pure function of the deployment and of one value that `probe` measured, so that each finding
+can be tested exactly, without the machine that it describes.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ FILES_BESIDE_STREAMS = 512
 
 
 def examine(deployment: Deployment, machine: MachineFacts) -> list[Finding]:
-    """All findings, in the order in which a person would mend them. Where Kubernetes runs the pools, this
-    machine is a router's pod: what engines need is not asked of it."""
+    """Return all findings, in the order in which to fix them. If Kubernetes runs the pools, this machine is a
+    router's pod, and the requirements of engines are not checked."""
     if deployment.discovery.kind == "kubernetes":
         in_a_pod = (_system, _support, _models, _named_files, _open_files, _native, _kubernetes)
         return [finding for check in in_a_pod for finding in check(deployment, machine)]
@@ -59,12 +59,12 @@ def _packages(deployment: Deployment, machine: MachineFacts) -> Iterator[Finding
             yield Finding(
                 "packages",
                 "error",
-                "vLLM is not installed, and a pool asks for `engine.kind: vllm`",
+                "vLLM is not installed, and a pool has `engine.kind: vllm`",
                 f"`make install EXTRA={extra}`, or set engine.kind: sim for a simulated engine",
             )
         else:
             wanted.append(engine)
-        # torch, which vLLM brings, is all that the other kind needs.
+        # The other kind needs only torch, which vLLM installs.
         if deployment.hands_kv_over and deployment.transfer.kind == "nixl":
             wanted.append("nixl")
     for name in wanted:
@@ -132,8 +132,8 @@ def _model(deployment: Deployment, model: ModelProbe) -> Iterator[Finding]:
     if model.to_download:
         message = f"{source} (revision {deployment.model.revision}) is not in the Hugging Face cache"
         if model.offline:
-            remedy = "unset HF_HUB_OFFLINE, fetch it elsewhere, or name a folder in model.source"
-            yield Finding("model", "error", f"{message}, and HF_HUB_OFFLINE forbids fetching it", remedy)
+            remedy = "unset HF_HUB_OFFLINE, download it elsewhere, or name a folder in model.source"
+            yield Finding("model", "error", f"{message}, and HF_HUB_OFFLINE forbids the download", remedy)
         else:
             yield Finding("model", "warning", f"{message}: the start will download it first")
         return
@@ -155,7 +155,7 @@ def _model(deployment: Deployment, model: ModelProbe) -> Iterator[Finding]:
         yield Finding(
             "model",
             "error",
-            f"model.max_model_len is {wanted}, and the model was made for {limit} positions",
+            f"model.max_model_len is {wanted}, and the model supports {limit} positions",
             f"set model.max_model_len to {limit} or less",
         )
     yield Finding("model", "ok", f"{model.folder} ({_size(model.weight_bytes)} of weights)")
@@ -164,7 +164,7 @@ def _model(deployment: Deployment, model: ModelProbe) -> Iterator[Finding]:
 def _port(deployment: Deployment, machine: MachineFacts) -> Iterator[Finding]:
     gateway = deployment.gateway
     if gateway.port == 0:
-        yield Finding("port", "ok", "a free port will be taken")
+        yield Finding("port", "ok", "a free port will be used")
     elif machine.port.free:
         yield Finding("port", "ok", f"{gateway.host}:{gateway.port} is free")
     elif machine.port.holder:
@@ -172,14 +172,14 @@ def _port(deployment: Deployment, machine: MachineFacts) -> Iterator[Finding]:
             "port",
             "error",
             f"port {gateway.port} is in use by {machine.port.holder}",
-            "stop that, or choose another with --port (0 takes a free one)",
+            "stop it, or choose another port with --port (0: a free one)",
         )
     else:
         yield Finding(
             "port",
             "error",
             f"{gateway.host}:{gateway.port} cannot be bound: {machine.port.error}",
-            "choose another with --port (0 takes a free one), or correct gateway.host",
+            "choose another port with --port (0: a free one), or correct gateway.host",
         )
 
 
@@ -210,7 +210,7 @@ def _cpus(deployment: Deployment, machine: MachineFacts) -> Iterator[Finding]:
         yield Finding(
             "cpus",
             "warning",
-            f"the pools reserve {reserved:g} CPUs, and there are {machine.cpus:g}: they will share",
+            f"the pools reserve {reserved:g} CPUs, and the machine has {machine.cpus:g}: they will be shared",
             "lower pools[].cpus or replicas",
         )
     else:
@@ -221,7 +221,7 @@ def _cpus(deployment: Deployment, machine: MachineFacts) -> Iterator[Finding]:
             yield Finding(
                 "cpus",
                 "warning",
-                f"pool {pool.name} asks for {threads} threads a replica on {machine.cpus:g} CPUs",
+                f"pool {pool.name} uses {threads} threads per replica on {machine.cpus:g} CPUs",
                 "lower engine.threads: threads without a core slow each other down",
             )
 
@@ -285,7 +285,7 @@ def _native(deployment: Deployment, machine: MachineFacts) -> Iterator[Finding]:
         yield Finding(
             "native",
             "warning",
-            "the native extension is not built; its Python twin serves, more slowly",
+            "the native extension is not built; its Python twin is slower",
             "install a C++ compiler (`apt install g++`) and run `make install` again",
         )
 
@@ -296,7 +296,7 @@ def _fabric(deployment: Deployment, machine: MachineFacts) -> Iterator[Finding]:
         yield Finding(
             "fabric",
             "warning",
-            "KV is to move between machines over NIXL, and this one has no RDMA device: UCX then uses TCP, "
+            "KV moves between machines over NIXL, and this one has no RDMA device: UCX then uses TCP, "
             "and can end the prefill engine when a decode worker is killed in the middle of a pull",
             "set transfer.kind: nccl, or run where RDMA devices are",
         )
@@ -317,7 +317,7 @@ def _limits(deployment: Deployment, machine: MachineFacts) -> Iterator[Finding]:
             "redis",
             "warning",
             f"tenancy.redis: {machine.limits_problem}",
-            "start it, or correct tenancy.redis.url; until it answers each router counts limits by itself",
+            "start it, or correct tenancy.redis.url; until it answers, each router counts limits on its own",
         )
     elif deployment.tenancy.redis is not None:
         yield Finding("redis", "ok", "tenancy.redis can be reached")

@@ -1,4 +1,4 @@
-"""How many CPUs this process may use: what decides how many of anything are worth starting."""
+"""The number of CPUs that this process may use, from which numbers of processes and threads are derived."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ CGROUP = Path("/sys/fs/cgroup")
 
 
 def usable_cpus(cgroup: Path = CGROUP) -> float:
-    """Its affinity, bounded by the quota of the control group at `cgroup`."""
+    """Return the size of its affinity mask, limited by the quota of the control group at `cgroup`."""
     cpus = float(len(os.sched_getaffinity(0))) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     try:
         quota, period = (cgroup / "cpu.max").read_text(encoding="ascii").split()

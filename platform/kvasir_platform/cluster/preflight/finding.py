@@ -1,4 +1,4 @@
-"""What a check before the start has to say, to whoever starts."""
+"""The result of a check before the start."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Level = Literal["ok", "warning", "error"]
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The result of one check. `remedy` says what to do, "" when it is ok."""
+    """The result of one check. `remedy` is what to do about it, "" if it is ok."""
 
     check: str
     level: Level

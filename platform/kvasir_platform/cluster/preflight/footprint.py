@@ -1,4 +1,4 @@
-"""How much memory a deployment takes, told before it starts: an engine that finds too little is killed."""
+"""Estimated memory of a deployment, before it starts: an engine without enough memory is killed."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
 def replica_bytes(deployment: Deployment, pool: PoolSpec, model: ModelProbe) -> int:
-    """Host memory that one replica of `pool` takes, estimated: weights in the dtype they are served
-    in, KV cache, tiers' memory, and what the engine's processes need besides. On a GPU only the last two are
-    on the host."""
+    """Return the estimated host memory of one replica of `pool`: weights in the dtype in which they are
+    served, KV cache, tiers' memory, and the engine's processes. On a GPU, only the last two are on the host.
+    """
     engine = pool.engine
     if engine.kind == "sim":
         return SIM_ENGINE_BYTES
@@ -37,7 +37,7 @@ def replica_bytes(deployment: Deployment, pool: PoolSpec, model: ModelProbe) -> 
 
 
 def needed_bytes(deployment: Deployment, machine: MachineFacts) -> int:
-    """Host memory of the whole stack, estimated."""
+    """Return the estimated host memory of the whole deployment."""
     pools = sum(
         pool.most * replica_bytes(view, pool, machine.model_of(view))
         for view in deployment.views()

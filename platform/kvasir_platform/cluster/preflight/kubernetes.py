@@ -1,6 +1,6 @@
-"""Whether a router in this pod would find its workers through the API server, and what to mend where not.
+"""Checks whether a router in this pod can find its workers through the API server, and how to fix it if not.
 
-The probe asks what the router asks, with the same credentials and bounds, and changes nothing.
+The probe makes the router's requests, with the same credentials and bounds, and changes nothing.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from kvasir_platform.cluster.kubernetes.slices import GROUP, RESOURCE, read_slic
 from kvasir_platform.cluster.preflight.finding import Finding, Level
 
 _NAMED = 8
-"""How many things of a kind a finding lists."""
+"""Maximum number of items of a kind that a finding lists."""
 
 
 @dataclass(frozen=True, slots=True)
 class ApiRefusal:
-    """What the API server said to a verb; `status` is 0 where it could not be asked."""
+    """The API server's refusal of a verb; `status` is 0 if there was no response."""
 
     verb: Literal["list", "watch"]
     status: int
@@ -36,8 +36,8 @@ class ApiRefusal:
 
 @dataclass(frozen=True, slots=True)
 class PoolSighting:
-    """What the slices of one pool hold. `ports` are the names of those with pods; pods are counted once in
-    each state, and `leaving` ones are being deleted."""
+    """The contents of one pool's slices. `ports` are the port names of slices with pods; each pod is counted
+    in one state, and `leaving` ones are being deleted."""
 
     services: tuple[str, ...] = ()
     ports: tuple[str, ...] = ()
@@ -48,8 +48,8 @@ class PoolSighting:
 
 @dataclass(frozen=True, slots=True)
 class KubernetesProbe:
-    """What asking the API server came to. `outside`: why this is no pod that could ask; `unreadable`: why its
-    credentials cannot be used. `pools` are those of this deployment that Services are labelled for, and
+    """The result of the probe. `outside`: why this is not a pod with access; `unreadable`: why its
+    credentials cannot be used. `pools` are those of this deployment that have labelled Services, and
     `deployments` all that have any in the namespace."""
 
     outside: str = ""
@@ -63,7 +63,7 @@ class KubernetesProbe:
 
 
 def probe_kubernetes(deployment: Deployment, environ: Mapping[str, str]) -> KubernetesProbe | None:
-    """Ask the API server; None where discovery is another. To be called where no event loop runs."""
+    """Query the API server; None for another kind of discovery. Call where no event loop runs."""
     spec = deployment.discovery.kubernetes
     if deployment.discovery.kind != "kubernetes":
         return None
@@ -88,7 +88,7 @@ def probe_kubernetes(deployment: Deployment, environ: Mapping[str, str]) -> Kube
 
 
 def kubernetes_findings(deployment: Deployment, probe: KubernetesProbe) -> Iterator[Finding]:
-    """What keeps the router from its workers, in the order in which a person would mend it."""
+    """Yield what keeps the router from its workers, in the order in which to fix it."""
     if is_loopback(deployment.worker.host):
         yield Finding(
             "workers",
@@ -128,7 +128,7 @@ async def _ask(
         try:
             await probe_watch(api, collection, params, version)
         except ApiError as error:
-            # That a version is forgotten says only who may watch.
+            # An expired version does not matter: the watch was permitted.
             if error.status != GONE:
                 refusals.append(ApiRefusal("watch", error.status, error.message))
     return refusals, _sightings(objects, spec.port)
@@ -209,13 +209,13 @@ def _refused(probe: KubernetesProbe, refusal: ApiRefusal) -> Finding:
         return Finding(
             "cluster",
             "warning",
-            f"the API server would not {what} (status {refusal.status}): {refusal.message}",
-            "try again; a router goes on with what it knows, and tries by itself",
+            f"the API server refused to {what} (status {refusal.status}): {refusal.message}",
+            "try again; a router keeps its known workers, and retries",
         )
     return Finding(
         "cluster",
         "error",
-        f"the API server at {probe.server} cannot be asked to {what}: {refusal.message}",
+        f"the API server at {probe.server} does not respond to {what}: {refusal.message}",
         "if it names a certificate, mount the service account's own ca.crt; otherwise let NetworkPolicies "
         f"allow TCP from the router's pods to {probe.server}",
     )
@@ -226,14 +226,14 @@ def _pool(deployment: Deployment, pool: str, probe: KubernetesProbe) -> Finding:
     check = "workers"
     if seen is None:
         others = [name for name in probe.deployments if name and name != deployment.name]
-        hint = f" (there are some of {', '.join(others[:_NAMED])})" if others else ""
+        hint = f" (there are Services of {', '.join(others[:_NAMED])})" if others else ""
         return Finding(
             check,
             "error",
             f"pool {pool}: namespace {probe.namespace} has no Service labelled "
             f"{DEPLOYMENT_LABEL}: {deployment.name} and {POOL_LABEL}: {pool}{hint}",
-            f"make a headless Service with these labels and a port named {port}, whose selector matches the "
-            "pool's pods of rank 0; a name that differs is the deployment's `name`",
+            f"create a headless Service with these labels and a port named {port}, whose selector matches "
+            "the pool's pods of rank 0; if the names differ, correct the deployment's `name`",
         )
     service = ", ".join(seen.services)
     if seen.ports and port not in seen.ports:
@@ -241,7 +241,7 @@ def _pool(deployment: Deployment, pool: str, probe: KubernetesProbe) -> Finding:
             check,
             "error",
             f"pool {pool}: Service {service} has no port named {port}; it has: {', '.join(seen.ports)}",
-            f"name the port of sessions {port}, or set discovery.kubernetes.port",
+            f"name the sessions' port {port}, or set discovery.kubernetes.port",
         )
     pods = seen.ready + len(seen.waiting)
     if seen.ready:
@@ -270,14 +270,14 @@ def _strangers(deployment: Deployment, probe: KubernetesProbe) -> Iterator[Findi
         yield Finding(
             "workers",
             "warning",
-            f"Services of namespace {probe.namespace} are labelled for pools that this deployment has not: "
-            f"{', '.join(strange[:_NAMED])}",
+            f"Services of namespace {probe.namespace} are labelled for pools that this deployment does not "
+            f"have: {', '.join(strange[:_NAMED])}",
             "add the pools to the spec, or correct the label: their workers get no requests",
         )
 
 
 def _account(token: str) -> str:
-    """Whose token it says it is, "" where it does not. Nothing is trusted for it."""
+    """Return the subject that a token claims, "" if it has none. Not verified, for messages only."""
     try:
         payload = token.split(".")[1]
         claims = json.loads(base64.urlsafe_b64decode(payload + "=" * (-len(payload) % 4)))

@@ -1,4 +1,4 @@
-"""What was measured of this machine: values, so that every check of it can be tested without one like it."""
+"""Measurements of this machine: values, so that every check can be tested without such a machine."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from kvasir_platform.cluster.preflight.tiers import TierProbe
 
 @dataclass(frozen=True, slots=True)
 class ModelProbe:
-    """What lies in the model's folder. `problem` is why it cannot be used ("" when it can);
-    `to_download` means that a start has to fetch it first. `weight_bytes` is the size of all
-    safetensors files, `weight_dtype` that of the checkpoint; `missing` names absent files."""
+    """The files in the model's folder. `problem` is why they cannot be used ("" if they can); `to_download`
+    means that a start has to download them first. `weight_bytes` is the size of all safetensors files,
+    `weight_dtype` the dtype of the checkpoint; `missing` names absent files."""
 
     folder: str = ""
     problem: str = ""
@@ -27,7 +27,7 @@ class ModelProbe:
 
 @dataclass(frozen=True, slots=True)
 class PortProbe:
-    """Whether the gateway's port can be bound. `holder` describes who has it, "" when unknown."""
+    """Whether the gateway's port can be bound. `holder` describes the process that uses it, "" if unknown."""
 
     free: bool = True
     error: str = ""
@@ -36,8 +36,8 @@ class PortProbe:
 
 @dataclass(frozen=True, slots=True)
 class FileProbe:
-    """A file or folder that `field` of the spec names. `problem` is why it cannot be used, "" when it can;
-    `warning` is what is to be done about it soon, and `remedy` how."""
+    """A file or folder that `field` of the spec names. `problem` is why it cannot be used, "" if it can;
+    `warning` is what needs attention soon, and `remedy` how."""
 
     field: str
     path: str
@@ -48,11 +48,10 @@ class FileProbe:
 
 @dataclass(frozen=True, slots=True)
 class MachineFacts:
-    """This machine, as far as a deployment cares. Sizes in bytes; `memory_limit` names what bounds
-    the available memory. `model` is the deployment's first, and `further_models` are the others by their
-    names. `installed` and `pinned` map distributions to versions, the latter as this
-    release of Kvasir wants them. `limits_problem` is why the Redis of rate limits cannot be
-    reached."""
+    """The machine's properties that a deployment depends on. Sizes in bytes; `memory_limit` names what bounds
+    the available memory. `model` is the deployment's first, and `further_models` are the others by name.
+    `installed` and `pinned` map distributions to versions, the latter as this release of Kvasir requires
+    them. `limits_problem` is why the Redis of rate limits cannot be reached."""
 
     system: str
     cpus: float

@@ -1,7 +1,7 @@
-"""Whether the files that a deployment names can be used, and for how much longer.
+"""Checks whether the files that a deployment names can be used, and for how long.
 
-A file that the gateway or a worker would refuse at its start is an error; what would only be regretted later,
-as a certificate that is about to expire or a secret that everybody here can read, is a warning.
+A file that the gateway or a worker would reject at its start is an error. What fails later, such as a
+certificate about to expire or a secret that every local user can read, is a warning.
 """
 
 from __future__ import annotations
@@ -27,15 +27,16 @@ from kvasir_platform.gateway.tenants.salts import cache_secret
 
 EXPIRES_SOON_S = 14 * 86_400.0
 _RENEWED_BY = 2 / 3
-"""What is renewed by itself never passes more of its life, so a short one alone is no reason to warn."""
+"""Share of its lifetime that an automatically renewed certificate reaches at most; a short lifetime alone is
+no reason to warn."""
 
-_PASSWORD = "write the password into it, or leave it unset where none is asked for"  # noqa: S105 - advice
+_PASSWORD = "write the password into it, or leave it unset if none is needed"  # noqa: S105 - advice
 _SERVERS_CA = "write the PEM certificates that sign the server's into it, or correct the path"
 _REMEDIES = {
     "gateway.api_keys_file": "write one SHA-256 of an API key a line into it, or correct the path",
     "gateway.api_keys_dir": "write lines of `kvasir keys new` into its files, or correct the path",
     "gateway.api_keys_env": "set it to lines that `kvasir keys new` makes, or correct the name",
-    "gateway.tls.cert_file": "renew it, or correct the path; without gateway.tls plain HTTP is spoken",
+    "gateway.tls.cert_file": "renew it, or correct the path; without gateway.tls, plain HTTP is served",
     "gateway.tls.key_file": "write the certificate's PEM private key into it, or correct the path",
     "gateway.tls.client_ca_file": "write the authorities' PEM certificates into it, or correct the path",
     "gateway.tls.operator_cert_file": "write a PEM certificate and its key, or leave it to `kvasir up`",
@@ -51,14 +52,14 @@ _REMEDIES = {
     "tls.key_file": "write the certificate's PEM private key into it, or leave tls unset for `kvasir up`",
 }
 _FILTER_REMEDIES = {
-    "token_file": "write the classifier's token into it, or leave it unset where none is asked for",
+    "token_file": "write the classifier's token into it, or leave it unset if none is needed",
     "ca_file": "write the PEM certificates that sign the classifier's into it, or correct the path",
 }
 _ADAPTER = "name the folder of a PEFT adapter: adapter_config.json and its weights"
 
 
 def probe_named_files(deployment: Deployment, environment: Mapping[str, str], now: float) -> list[FileProbe]:
-    """Look at every file that the spec names, but the model's, at `now` (seconds since the epoch)."""
+    """Check every file that the spec names, except the model's, at `now` (seconds since the epoch)."""
     return [
         *_adapters(deployment),
         *_secrets(deployment),
@@ -70,7 +71,7 @@ def probe_named_files(deployment: Deployment, environment: Mapping[str, str], no
 
 
 def file_findings(files: tuple[FileProbe, ...]) -> Iterator[Finding]:
-    """One finding for each file."""
+    """Yield one finding for each file."""
     for file in files:
         what = f"{file.field}: {file.path}"
         if file.problem:
@@ -102,7 +103,7 @@ def _adapters(deployment: Deployment) -> Iterator[FileProbe]:
 
 
 def _secrets(deployment: Deployment) -> Iterator[FileProbe]:
-    """Files with a secret that another side knows too."""
+    """Check files with a secret that is shared with another process."""
     tiers, limits, tenancy = deployment.tiers.redis, deployment.tenancy.redis, deployment.tenancy
     for field, name in (
         ("tiers.redis.password_file", tiers.password_file if tiers is not None else None),
@@ -136,14 +137,14 @@ def _secret(field: str, name: str, problem: str) -> FileProbe:
         return FileProbe(
             field,
             name,
-            warning="holds a secret, and every user of this machine may read it",
+            warning="holds a secret, and every user of this machine can read it",
             remedy=f"chmod o-rwx {name}",
         )
     return FileProbe(field, name, problem)
 
 
 def _authorities(deployment: Deployment, now: float) -> Iterator[FileProbe]:
-    """The authorities by which other servers are trusted."""
+    """Check the authorities by which other servers are verified."""
     tiers, limits = deployment.tiers.redis, deployment.tenancy.redis
     classifiers = deployment.output_filters.classifier
     for field, name in (
@@ -169,7 +170,7 @@ def _sessions(deployment: Deployment, now: float) -> Iterator[FileProbe]:
 
 
 def _directory(name: str, pools: list[str], now: float) -> FileProbe:
-    """The first trouble of its files. Those of other machines' roles need not be here."""
+    """Return the first problem of its files. Files for roles on other machines may be missing."""
     folder = Path(name)
     if not folder.is_dir():
         return FileProbe("tls.directory", name, "is not a folder" if folder.exists() else "does not exist")
@@ -189,7 +190,7 @@ def _directory(name: str, pools: list[str], now: float) -> FileProbe:
 
 
 def _edge(deployment: Deployment, now: float) -> Iterator[FileProbe]:
-    """The files of HTTPS on the gateway, and whether they can be served at this moment."""
+    """Check the gateway's TLS files, and whether they are valid now."""
     tls = deployment.gateway.tls
     if tls.cert_file is None or tls.key_file is None:
         return
@@ -208,7 +209,7 @@ def _edge(deployment: Deployment, now: float) -> Iterator[FileProbe]:
 
 
 def _key_sources(deployment: Deployment, environment: Mapping[str, str]) -> Iterator[FileProbe]:
-    """Each source of API keys, read as the gateway would read it."""
+    """Check each source of API keys by reading it as the gateway does."""
     tenants = {tenant.name for tenant in deployment.tenancy.all_tenants()}
     fields = ("api_keys_file", "api_keys_dir", "api_keys_env")
     for field in fields:
@@ -224,12 +225,13 @@ def _key_sources(deployment: Deployment, environment: Mapping[str, str]) -> Iter
 
 
 def _certificate(field: str, name: str, now: float) -> FileProbe:
-    """A certificate that is shown: the first of its file counts."""
+    """Check a presented certificate: the first of its file counts."""
     return _aged(field, name, now, newest=False)
 
 
 def _authority(field: str, name: str, now: float) -> FileProbe:
-    """Authorities: of a bundle the one that lasts longest counts, as the others may be on their way out."""
+    """Check authorities: in a bundle the one that expires last counts, because the others may be on their way
+    out."""
     return _aged(field, name, now, newest=True)
 
 
@@ -248,7 +250,7 @@ def _aged(field: str, name: str, now: float, *, newest: bool) -> FileProbe:
     if ends - now < min(EXPIRES_SOON_S, (ends - begins) * (1 - _RENEWED_BY)):
         when = datetime.fromtimestamp(ends, UTC).isoformat(timespec="minutes")
         warning = f"expires in {(ends - now) / 86_400:.1f} days, at {when}"
-        return FileProbe(field, name, warning=warning, remedy="renew it before that; a file is read again")
+        return FileProbe(field, name, warning=warning, remedy="renew it before that; the file is reloaded")
     return FileProbe(field, name)
 
 
@@ -257,7 +259,7 @@ def _ends(certificate: x509.Certificate) -> float:
 
 
 def _unreadable(path: Path) -> str:
-    """Why nothing can be read from `path`, "" when something can. Opens nothing: it may be a pipe."""
+    """Return why `path` cannot be read, "" if it can. Opens nothing, because it may be a pipe."""
     try:
         info = path.stat()
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Measures the machine for `preflight`: thin, and free of judgement."""
+"""Measures the machine for `preflight`, without judging the values."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _ST_DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 
 
 def probe(deployment: Deployment, cgroup: Path = Path("/sys/fs/cgroup")) -> MachineFacts:
-    """Measure what `deployment` needs to know of this machine. Touches nothing and fetches nothing."""
+    """Measure what `deployment` depends on. Changes nothing and downloads nothing."""
     available, limit = _memory(cgroup)
     shm_free, shm_writable = _shared_memory()
     return MachineFacts(
@@ -60,7 +60,7 @@ def probe(deployment: Deployment, cgroup: Path = Path("/sys/fs/cgroup")) -> Mach
 
 
 def probe_port(host: str, port: int) -> PortProbe:
-    """Try to bind, as the gateway will. Port 0 is always free."""
+    """Try to bind as the gateway does. Port 0 is always free."""
     if port == 0:
         return PortProbe()
     try:
@@ -79,7 +79,7 @@ def probe_port(host: str, port: int) -> PortProbe:
 
 
 def probe_model(source: str, revision: str) -> ModelProbe:
-    """Look at the model's files; nothing is fetched."""
+    """Inspect the model's files; nothing is downloaded."""
     offline = os.environ.get("HF_HUB_OFFLINE", "").lower() in ("1", "true", "yes", "on")
     try:
         folder = resolve_model(source, revision, download=False)
@@ -107,7 +107,7 @@ def probe_model(source: str, revision: str) -> ModelProbe:
 
 
 def _shards(folder: Path) -> tuple[list[Path], list[str]]:
-    """The safetensors files that exist, and the names of those that should and do not."""
+    """Return the safetensors files that exist, and the names of the missing ones."""
     index = folder / "model.safetensors.index.json"
     if index.is_file():
         try:
@@ -121,7 +121,7 @@ def _shards(folder: Path) -> tuple[list[Path], list[str]]:
 
 
 def _checkpoint_dtype(shard: Path) -> str:
-    """The dtype of the first tensor, from the file's JSON header. Raises ValueError when it has none."""
+    """Return the dtype of the first tensor, from the file's JSON header. Raises ValueError if it has none."""
     with shard.open("rb") as stream:
         start = stream.read(8)
         length = struct.unpack("<Q", start)[0] if len(start) == 8 else _HEADER_LIMIT + 1
@@ -150,7 +150,7 @@ def _port_holder(port: int) -> str:
 
 
 def _memory(cgroup: Path) -> tuple[int, str]:
-    """Memory that can still be had, and what bounds it: the machine or this control group."""
+    """Return the available memory, and what bounds it: the machine or this control group."""
     available, limit = psutil.virtual_memory().available, "the machine's"
     for maximum, current, cache in (
         ("memory.max", "memory.current", "memory.stat"),
@@ -190,13 +190,13 @@ def _shared_memory() -> tuple[int | None, bool]:
 
 
 def _open_files() -> int:
-    """The hard limit: the processes raise their soft one to it."""
+    """Return the hard limit: the processes raise their soft limit to it."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     return sys.maxsize if hard == resource.RLIM_INFINITY else hard
 
 
 def _gpus() -> int:
-    """NVIDIA GPUs that the driver shows to this process."""
+    """Return the NVIDIA GPUs that the driver shows to this process."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     present = len([entry for entry in Path("/dev").glob("nvidia[0-9]*") if entry.name[6:].isdigit()])
     if visible is None:
@@ -205,7 +205,7 @@ def _gpus() -> int:
 
 
 def installed_packages() -> dict[str, str]:
-    """Versions of the distributions that pools run on, as far as they are installed."""
+    """Return the versions of the installed distributions that pools run on."""
     found = {}
     for name in _ENGINES:
         try:
@@ -216,7 +216,7 @@ def installed_packages() -> dict[str, str]:
 
 
 def _pinned() -> dict[str, str]:
-    """The exact versions that this distribution's extras ask for; {} when it is not installed."""
+    """Return the exact versions that this distribution's extras require; {} if it is not installed."""
     try:
         wanted = importlib.metadata.requires("kvasir") or []
     except importlib.metadata.PackageNotFoundError:

@@ -1,7 +1,7 @@
-"""Whether the tiers that a deployment names can be used from here.
+"""Checks whether the tiers that a deployment names can be used from here.
 
-A tier in trouble stops nothing: requests are served without it. So what is found is a warning, but for a
-folder that can never become one.
+A failed tier stops no request: requests are served without it. So a finding is a warning, except for a folder
+that cannot be created.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ _CONNECT_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class TierProbe:
-    """Why a tier cannot be used, "" where it can or is not wanted. `disk_blocked`: nor will it ever, since
-    something else has the folder's name. `disk_free` in bytes."""
+    """Why a tier cannot be used, "" if it can or is not configured. `disk_blocked`: it never can be, because
+    another file has the folder's name. `disk_free` in bytes."""
 
     disk_problem: str = ""
     disk_blocked: bool = False
@@ -33,19 +33,19 @@ class TierProbe:
 
 
 def probe_tiers(tiers: TiersSpec) -> TierProbe:
-    """Look at the disk's folder, or where it will be made, and knock at the Redis. Touches nothing."""
+    """Inspect the disk's folder, or where it will be created, and connect to the Redis. Changes nothing."""
     problem, blocked, free = _disk(Path(tiers.disk.path)) if tiers.disk is not None else ("", False, 0)
     redis = knock(tiers.redis.url) if tiers.redis is not None else ""
     return TierProbe(problem, blocked, free, redis)
 
 
 def arena_bytes(deployment: Deployment) -> int:
-    """Host memory that the tiers take of each data-parallel rank of an engine."""
+    """Return the host memory of the tiers for each data-parallel rank of an engine."""
     return deployment.tiers.memory.bytes if deployment.tiers.configured else 0
 
 
 def disk_bytes(deployment: Deployment) -> int:
-    """Disk space that the tiers of all engines may take together."""
+    """Return the disk space that the tiers of all engines may use together."""
     if deployment.tiers.disk is None:
         return 0
     pools = [pool for view in deployment.views() if view.tiers.configured for pool in view.pools]
@@ -54,7 +54,7 @@ def disk_bytes(deployment: Deployment) -> int:
 
 
 def _disk(path: Path) -> tuple[str, bool, int]:
-    # Path.exists() raises where a folder above may not be searched.
+    # Path.exists() raises if a parent folder is not searchable.
     there = next(each for each in (path, *path.absolute().parents) if os.path.exists(each))
     if not there.is_dir():
         return f"{there} is not a folder", True, 0
@@ -64,7 +64,7 @@ def _disk(path: Path) -> tuple[str, bool, int]:
 
 
 def knock(url: str) -> str:
-    """Why nothing answers at the address of a Redis, "" when something does."""
+    """Return why the address of a Redis does not accept connections, "" if it does."""
     parts = urlsplit(url)
     host, port = parts.hostname or "", parts.port or _REDIS_PORT
     try:
@@ -75,7 +75,7 @@ def knock(url: str) -> str:
 
 
 def tier_findings(deployment: Deployment, probe: TierProbe) -> Iterator[Finding]:
-    """One finding for each tier that cannot be used as asked for; one in all where each of them can."""
+    """Yield one finding for each tier that cannot be used as configured; one in all if every tier can."""
     found = list(_troubles(deployment, probe))
     yield from found
     if deployment.tiers.configured and not found:
@@ -102,5 +102,5 @@ def _troubles(deployment: Deployment, probe: TierProbe) -> Iterator[Finding]:
             "redis",
             "warning",
             f"tiers.redis: {probe.redis_problem}",
-            "start it, or correct tiers.redis.url; without it requests are served, and nothing is shared",
+            "start it, or correct tiers.redis.url; without it, requests are served and nothing is shared",
         )

@@ -1,8 +1,7 @@
-"""The `ray start` command that KubeRay makes for a pod, run without a shell.
+"""The `ray start` command that KubeRay generates for a pod, parsed and run without a shell.
 
-KubeRay tells it in a variable where a pod brings a command of its own. It is written for a shell, and it is
-the one thing that we run which others have written, so only what KubeRay itself writes is understood: words,
-quotes, and names of variables.
+KubeRay passes it in a variable when a pod has a command of its own. The command is shell text of another
+program, so only what KubeRay itself writes is accepted: words, quotes, and names of variables.
 """
 
 from __future__ import annotations
@@ -25,8 +24,8 @@ AUTH_MODE, AUTH_FILE, AUTH_TOKEN = "RAY_AUTH_MODE", "RAY_AUTH_TOKEN_PATH", "RAY_
 
 
 def require_token(environ: Mapping[str, str]) -> None:
-    """Raises ConfigError unless Ray's processes here will ask each other for a token. Ray reads the variables
-    when it is imported, so that they cannot be set later."""
+    """Raises ConfigError unless Ray's processes authenticate each other by a token. Ray reads these variables
+    at import, so they cannot be set later."""
     if environ.get(AUTH_MODE) != "token" or not (environ.get(AUTH_FILE) or environ.get(AUTH_TOKEN)):
         raise ConfigError(
             f"anyone who reaches Ray's ports could run code in this pod; set {AUTH_MODE}=token and "
@@ -35,8 +34,8 @@ def require_token(environ: Mapping[str, str]) -> None:
 
 
 def ray_start(environ: Mapping[str, str], part: Literal["head", "worker"]) -> list[str]:
-    """The arguments of the process that runs Ray in this pod, in the foreground. Raises ConfigError where the
-    variable is not set, or is no `ray start` of that part of a cluster."""
+    """Return the arguments of the process that runs Ray in this pod, in the foreground. Raises ConfigError if
+    the variable is not set, or is not a `ray start` of that part of a cluster."""
     command = environ.get(COMMAND)
     if command is None:
         raise ConfigError(
@@ -55,7 +54,7 @@ def ray_start(environ: Mapping[str, str], part: Literal["head", "worker"]) -> li
 
 
 def option(command: list[str], name: str) -> str | None:
-    """The value of an option, None where the command does not have it."""
+    """Return the value of an option, None if the command does not have it."""
     for word, following in zip(command, [*command[1:], None], strict=True):
         if word == name:
             return following
@@ -71,7 +70,7 @@ def _words(command: str) -> list[str]:
     try:
         words = list(lexer)
     except ValueError as error:
-        raise ConfigError(f"{COMMAND} cannot be understood ({error}): {command}") from None
+        raise ConfigError(f"{COMMAND} cannot be parsed ({error}): {command}") from None
     if any(word and set(word) <= _SHELL for word in words) or "`" in command or "$(" in command:
         raise ConfigError(f"{COMMAND} must be one `ray start` command and nothing more, and it is: {command}")
     return words

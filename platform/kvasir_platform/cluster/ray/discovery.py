@@ -1,10 +1,10 @@
-"""Discovery over Ray: workers keep a record each in the head's key-value store.
+"""Discovery over Ray: each worker keeps a record in the key-value store of Ray's head.
 
-The router reads it without being a Ray driver: a driver would bring a core worker, its threads and a
-hundred megabytes into the process that must stay light, and would end it when the head is away for a minute.
+The router reads it without being a Ray driver. A driver would add a core worker, its threads and 100 MB to
+the router, and would end the process after a minute without the head.
 
-What cannot be seen is taken to be as it was: while the head is away, or this process did not come to look,
-no record grows old; and a store that has lost everything at once is not believed at once.
+Unreadable state is assumed to be unchanged: records do not expire while the head is away or this process does
+not poll, and a store that has lost all records at once has to be read empty again before it is believed.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ FORGET_S = 120.0
 
 @dataclass(slots=True)
 class DiscoveredWorker:
-    """The time that was spent seeing, in seconds: what a record may grow old by. Between two looks it
-    advances by `step_s` at most, and over a blind time not at all."""
+    """Seconds in which the store was readable: the time by which records expire. It advances by at most
+    `step_s` between two readings, and not at all while the store cannot be read."""
 
     step_s: float = 2 * POLL_S
     patience_s: float = STALE_S
@@ -46,7 +46,7 @@ class DiscoveredWorker:
     _empty_since: float | None = None
 
     def look(self, now: float) -> float:
-        """The store was read; returns the time seen so far."""
+        """Record a successful reading. Return the readable time so far, in seconds."""
         if self._at is not None:
             self._seen_s += min(now - self._at, self.step_s)
         self._at = now
@@ -54,11 +54,11 @@ class DiscoveredWorker:
         return self._seen_s
 
     def lose(self) -> None:
-        """The store could not be read."""
+        """Record a failed reading."""
         self._at = None
 
     def doubts(self, now: float) -> bool:
-        """Whether an empty store, where there were members, is not to be believed yet."""
+        """Whether an empty store, after there were members, is still to be confirmed."""
         if self._empty_since is None:
             self._empty_since = now
         return now - self._empty_since < self.patience_s
@@ -128,5 +128,5 @@ class RayDiscovery:
             try:
                 await asyncio.to_thread(self._gcs.internal_kv_del, key, False, NAMESPACE, REQUEST_TIMEOUT_S)
             except Exception as error:  # noqa: BLE001 - as above; the next reading tries again
-                log.warning("cannot remove the record of %s, which is long gone: %s", worker_id, error)
+                log.warning("cannot remove the expired record of %s: %s", worker_id, error)
                 return

@@ -1,6 +1,6 @@
-"""What Ray reserves for one replica: a place for each node of its engine, all of them or none.
+"""The resources that Ray reserves for one replica: a bundle for each node of its engine, all or none.
 
-Two engines that each held a part of the room would wait for each other's for ever. Pure.
+If two engines each held part of the resources, both would wait forever. Pure functions.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from kvasir_platform.cluster.ray.pod_templates import follower_resource, pool_re
 
 
 def shares(pool: PoolSpec, template: str | None) -> list[dict[str, Any]]:
-    """For each node, the one of the replica first, as options of an actor. `template` is the digest of the
-    pods that they must be in, "" where any will do, None where all share a machine. A pod is all its node's:
-    Kubernetes has counted its cores."""
+    """Return the actor options for each node, the replica's own first. `template` is the digest of the
+    required pod template, "" if any will do, None if all nodes share a machine. A pod belongs to its node
+    alone: Kubernetes has counted its cores."""
     nodes = pool.engine.nodes
     if template is None:
         return [{"num_cpus": pool.cpus, "num_gpus": pool.gpus}] * nodes
@@ -25,7 +25,7 @@ def shares(pool: PoolSpec, template: str | None) -> list[dict[str, Any]]:
 
 
 def bundles(reserved: Sequence[dict[str, Any]]) -> list[dict[str, float]] | None:
-    """The same as bundles of a placement group; None for one node, which needs no group."""
+    """Return the same as bundles of a placement group; None for one node, which needs no group."""
     if len(reserved) == 1:
         return None
     made = (

@@ -1,12 +1,11 @@
 """A private Ray head for one deployment on one machine.
 
-Ray's defaults are made for clusters that people share: a dashboard, a log monitor, an autoscaler, a
-large object store, a temp folder that all heads write to. Pools need none of that, so the head is
-started bare, with token authentication and a folder of its own, and stopped by pid: `ray stop` would
-take every Ray on the machine with it.
+Ray's defaults are for shared clusters: a dashboard, a log monitor, an autoscaler, a large object store, a
+common temporary folder. Pools need none of these, so the head starts without them, with token authentication
+and a folder of its own. It is stopped by pid, because `ray stop` would stop every Ray on the machine.
 
-Of its processes, the GCS may be lost: it keeps its state outside of itself, so that another one takes over
-while replicas serve. `ray start --block` would kill the node with it, so it is not used.
+The GCS may fail: its state is stored outside the process, so a restarted GCS resumes while replicas serve.
+`ray start --block` would stop the node with the GCS, so it is not used.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from kvasir.core.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
-# 127.0.0.1 is silently replaced by the machine's outward address; 127.0.0.2 is kept.
+# Ray silently replaces 127.0.0.1 by the machine's outward address; it keeps 127.0.0.2.
 NODE_ADDRESS = "127.0.0.2"
 OBJECT_STORE_BYTES = 80 << 20
 START_TIMEOUT_S = 60.0
@@ -40,12 +39,12 @@ _RAYLET = "raylet"
 
 
 def ray_environment(token: str) -> dict[str, str]:
-    """What every process that talks to this Ray has in its environment."""
+    """Return the environment of every process that connects to this Ray."""
     return {"RAY_AUTH_TOKEN": token, **ray_settings()}
 
 
 def ray_settings() -> dict[str, str]:
-    """The same, without the token, which a pod finds in a file."""
+    """Return the same without the token, which a pod reads from a file."""
     return {
         "RAY_AUTH_MODE": "token",
         "RAY_USAGE_STATS_ENABLED": "0",
@@ -56,8 +55,8 @@ def ray_settings() -> dict[str, str]:
 
 
 def head_environment(temp_dir: Path, redis_url: str | None) -> dict[str, str]:
-    """What only processes of the head have: its mark, and where it keeps its state, which is in Redis under
-    a name that no other run has, else in a folder below `temp_dir`."""
+    """Return the environment of the head's own processes: its marker, and where it stores its state, which is
+    Redis under a name unique to this run, or a folder below `temp_dir`."""
     mark = {_MARK: str(temp_dir)}
     if redis_url is not None:
         return mark | {"RAY_REDIS_ADDRESS": redis_url, "RAY_external_storage_namespace": _namespace(temp_dir)}
@@ -89,8 +88,8 @@ class RayHead:
     ) -> RayHead:
         """Start the head and wait until it accepts drivers.
 
-        `temp_dir` must be short (Ray puts Unix sockets in it, whose paths are limited to 107 bytes).
-        Raises ConfigError when Redis does not answer, and with the end of its log when it does not come up.
+        `temp_dir` must be short, because Ray puts Unix sockets in it, whose paths are limited to 107 bytes.
+        Raises ConfigError if Redis does not answer, and with the end of Ray's log if the head does not start.
         """
         if redis_url is not None and not _answers(redis_url):
             raise ConfigError(
@@ -107,7 +106,7 @@ class RayHead:
             f"--num-cpus={max(1, cpus)}",
             f"--num-gpus={gpus}",
             f"--object-store-memory={OBJECT_STORE_BYTES}",
-            # It cannot be switched off, and its default port would collide with another deployment's.
+            # The agent cannot be disabled, and its default port would collide with another deployment's.
             f"--ray-client-server-port={_free_port()}",
             "--include-dashboard=false",
             "--include-log-monitor=false",
@@ -125,19 +124,19 @@ class RayHead:
 
     @property
     def alive(self) -> bool:
-        """Whether the node that carries the replicas runs; nothing brings it back."""
+        """Whether the node that runs the replicas is alive; a failed node is not restarted."""
         return self._raylet is not None and runs(self._raylet)
 
     @property
     def gcs_alive(self) -> bool:
-        """Whether its state can be read and changed; see `restart_gcs`."""
+        """Whether the GCS process runs; see `restart_gcs`."""
         return self._gcs is not None and runs(self._gcs)
 
     def restart_gcs(self) -> None:
-        """Start the GCS anew, from the state that it left; returns at once. It must be accepting again
-        within 60 s of its loss: then Ray's own processes give up."""
+        """Restart the GCS from its stored state; returns at once. It must accept connections again within 60
+        s of its failure: Ray's own processes exit then."""
         if isinstance(self._gcs, psutil.Popen):
-            self._gcs.poll()  # an earlier one of ours, which nobody else reaps
+            self._gcs.poll()  # An earlier GCS of ours, which no other process reaps.
         self._gcs = psutil.Popen(
             self._gcs_command,
             stdin=subprocess.DEVNULL,
@@ -168,11 +167,11 @@ class RayHead:
             tail = log.read_text(errors="replace")[-2000:] if log.exists() else ""
             when = "in time" if code is None else f"(exit status {code})"
             redis = f"; it keeps its state in {self.redis_url}: does that answer?" if self.redis_url else ""
-            raise ConfigError(f"Ray's head did not come up {when}{redis}; its log ends:\n{tail}")
+            raise ConfigError(f"Ray's head did not start {when}{redis}; its log ends:\n{tail}")
         self._gcs_command, self._gcs_environment = self._gcs.cmdline(), self._gcs.environ()
 
     def _processes(self) -> list[psutil.Process]:
-        """Those of the head, replicas included, whoever their parent is by now."""
+        """Return the head's processes, replicas included, by marker and not by parent."""
         found = []
         for process in psutil.process_iter():
             with suppress(psutil.Error):
@@ -181,7 +180,7 @@ class RayHead:
         return found
 
     def stop(self) -> None:
-        """End the head and every process under it, then remove its folder. Idempotent."""
+        """Stop the head and every process under it, then remove its folder. Idempotent."""
         tree = self._processes()
         for member in tree:
             with suppress(psutil.NoSuchProcess):
@@ -197,7 +196,7 @@ class RayHead:
 
 
 def runs(process: psutil.Process) -> bool:
-    """Whether it has not ended, taken leave of or not."""
+    """Whether the process runs; a zombie does not."""
     try:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
@@ -215,7 +214,7 @@ def _namespace(temp_dir: Path) -> str:
 
 
 def forget(redis_url: str, namespace: str) -> None:
-    """Remove from Redis what a head has kept there; what cannot be removed stays."""
+    """Remove a head's state from Redis; best effort."""
     from ray._private.gcs_utils import cleanup_redis_storage
 
     if not _answers(redis_url):
@@ -229,7 +228,7 @@ def forget(redis_url: str, namespace: str) -> None:
 
 
 def _answers(redis_url: str) -> bool:
-    """Whether something listens there; Ray's own client would try for minutes."""
+    """Whether the port accepts connections; Ray's own client would retry for minutes."""
     try:
         with socket.create_connection(_address(redis_url), timeout=REDIS_TIMEOUT_S):
             return True

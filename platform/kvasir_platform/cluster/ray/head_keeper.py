@@ -1,7 +1,7 @@
-"""Keeps the state of Ray's head at hand: its process may be lost while the workers serve.
+"""Restarts the GCS of Ray's head when its process fails while workers serve.
 
-Replicas, router and streams do without it, but Ray's own processes give up after 60 s, so a new one must be
-there before. A node whose raylet has ended is lost with its replicas; that is for the supervisor to say.
+Replicas, router and streams continue without it, but Ray's own processes exit after 60 s, so it must be
+restarted before. A node whose raylet has ended is lost with its replicas; the supervisor reports that.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ log = logging.getLogger(__name__)
 
 
 class Head(Protocol):
-    """What is needed of kvasir_platform.cluster.ray.head.RayHead."""
+    """The part of kvasir_platform.cluster.ray.head.RayHead that is needed."""
 
     @property
     def alive(self) -> bool: ...
@@ -27,8 +27,8 @@ class Head(Protocol):
 
 @dataclass(slots=True)
 class RestartBackoff:
-    """How often and when something may be started again: at once, then after growing pauses, `limit` times
-    within `window_s` seconds. The pauses add up to less than the 60 s for which Ray waits."""
+    """Restart policy: at once, then after growing delays, at most `limit` times within `window_s` seconds.
+    The delays add up to less than the 60 s for which Ray waits."""
 
     limit: int = 6
     window_s: float = 300.0
@@ -36,7 +36,7 @@ class RestartBackoff:
     _at: list[float] = field(default_factory=list)
 
     def due(self, now: float) -> float | None:
-        """When the next one may be; None when there were too many."""
+        """Return when the next restart is allowed; None after too many."""
         self._at = [at for at in self._at if now - at < self.window_s]
         if len(self._at) >= self.limit:
             return None
@@ -45,12 +45,12 @@ class RestartBackoff:
         return max(now, self._at[-1] + self.pause_s * 2.0 ** (len(self._at) - 1))
 
     def note(self, now: float) -> None:
-        """One has been made."""
+        """Record a restart."""
         self._at.append(now)
 
 
 class HeadKeeper:
-    """Call `step` a few times a second. `failure` says why the head cannot be kept, and stays."""
+    """Call `step` a few times a second. `failure` is why the head cannot be kept, and is permanent."""
 
     def __init__(self, head: Head, restarts: RestartBackoff | None = None) -> None:
         self._head = head
@@ -59,7 +59,7 @@ class HeadKeeper:
         self.restarted = 0
 
     def step(self, now: float) -> None:
-        """Look, and start the head's state keeper again where it has ended. `now` in seconds."""
+        """Check the GCS, and restart it if it has ended. `now` in seconds."""
         if self.failure is not None:
             return
         if not self._head.alive:
@@ -76,7 +76,7 @@ class HeadKeeper:
                 "the replicas 60 s after its head"
             )
         elif now >= due:
-            log.warning("Ray's head (GCS) has ended and is started again; the workers go on serving")
+            log.warning("Ray's head (GCS) has ended and is restarted; the workers continue to serve")
             self._restarts.note(now)
             self.restarted += 1
             self._head.restart_gcs()

@@ -90,7 +90,8 @@ class RayLauncher:
         return await self._children.spawn(name, argv, on_line=take)
 
     async def _wait_for(self, event: str, child: Child) -> dict[str, Any]:
-        """The newest event of that name; StartError when the child fails, ends or is too slow."""
+        """Wait for the newest event of that name. Raises StartError if the child fails, ends or takes too
+        long."""
         waiting = asyncio.create_task(self._events.wait(event))
         exited = asyncio.create_task(child.wait())
         try:
@@ -118,7 +119,7 @@ class _Events:
         self._changed = asyncio.Event()
 
     def take(self, log: str, line: str) -> None:
-        """Keep what a line says, with the log that it stands in as `log`; other lines are ignored."""
+        """Record the event on a line, with the path `log` of the log that has it; other lines are ignored."""
         if not line.startswith('{"event"'):
             return
         try:
@@ -129,7 +130,7 @@ class _Events:
         self._changed.set()
 
     async def wait(self, name: str) -> dict[str, Any]:
-        """The newest event of that name, at once where there is one."""
+        """Return the newest event of that name, at once if there is one."""
         while name not in self.newest:
             self._changed.clear()
             await self._changed.wait()
@@ -137,7 +138,7 @@ class _Events:
 
 
 def _replicas(pool: dict[str, Any], log: str) -> list[ReplicaStatus]:
-    """A pool's status as Serve tells it, spread over the replicas that were asked for."""
+    """Spread a pool's status, as Serve reports it, over the requested replicas."""
     name, running = str(pool["pool"]), int(pool["running"])
     failed = bool(pool["failed"])
     rows = []

@@ -1,7 +1,7 @@
-"""What the process of a pod asks and tells Ray of its own node, without being a driver.
+"""Ray's view of a pod's own node, for the pod's process, without a Ray driver.
 
-Of a node that is about to go, Ray is told first: it then places nothing more on it, and Serve starts a
-successor of each replica there at once, instead of when the replica has ended.
+A node that is about to stop is announced to Ray first: Ray then places nothing on it, and Serve starts a
+successor of each of its replicas at once, not when the replica has ended.
 """
 
 from __future__ import annotations
@@ -22,36 +22,36 @@ NO_DEADLINE_MS = 0
 def is_there(address: str, ip: str) -> bool:
     """Whether the head at `address` answers and has a living node at `ip`."""
     try:
-        # Ray's client would try for half a minute.
+        # Ray's client would retry for 30 s.
         with socket.create_connection(_pair(address), timeout=ASK_S):
             pass
         return bool(_nodes(GcsClient(address=address), ip))
-    except Exception:  # noqa: BLE001 - Ray raises several private types, and is not there with any of them
+    except Exception:  # noqa: BLE001 - Ray raises several private types, all of which mean that it does not answer
         return False
 
 
 def leave_cluster(address: str, ip: str, why: str, until_s: float) -> bool:
-    """Tell the head at `address` that the nodes at `ip` end by `until_s` (Unix time, seconds). False where it
-    could not be told, which is logged: replicas are replaced all the same, once they have ended."""
+    """Announce to the head at `address` that the nodes at `ip` stop by `until_s` (Unix time, seconds). Return
+    False on failure, which is logged: Serve then replaces replicas once they have ended."""
     try:
         gcs = GcsClient(address=address)
         here = _nodes(gcs, ip)
         for node in here:
-            # Bytes would be taken for no node at all, and that without a word.
+            # Ray ignores a node id given as bytes, without an error.
             _drain(gcs, node.node_id.hex(), why, int(until_s * 1000))
     except Exception as error:  # noqa: BLE001 - Ray raises several private types; the pod ends all the same
-        log.warning("cannot tell Ray's head at %s that this node is about to end: %s", address, error)
+        log.warning("cannot announce to Ray's head at %s that this node stops: %s", address, error)
         return False
     return bool(here)
 
 
 def drain_node(address: str, node_id: str, why: str) -> bool:
-    """Tell the head at `address` that nothing may be placed on a node, which leaves the cluster once nothing
-    runs on it. False where it could not be told, which is logged."""
+    """Announce to the head at `address` that nothing may be placed on a node, which leaves the cluster once
+    it is empty. Return False on failure, which is logged."""
     try:
         _drain(GcsClient(address=address), node_id, why, NO_DEADLINE_MS)
-    except Exception as error:  # noqa: BLE001 - Ray raises several private types; the next look tries again
-        log.warning("cannot tell Ray's head at %s that a node is to leave: %s", address, error)
+    except Exception as error:  # noqa: BLE001 - Ray raises several private types; the next step tries again
+        log.warning("cannot announce to Ray's head at %s that a node leaves: %s", address, error)
         return False
     return True
 

@@ -1,7 +1,7 @@
-"""Ray in this pod, as a child of the process that the pod runs.
+"""Ray in this pod, as a child of the pod's own process.
 
-The pod's own process has to be ours: KubeRay's would end Ray at once where Kubernetes asks a pod to stop, and
-every stream with it. As the first process of a container it also inherits what Ray's processes leave behind.
+KubeRay's process would end Ray, and every stream, as soon as Kubernetes stops the pod; ours drains first. As
+the first process of a container it also reaps the orphans of Ray's processes.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from kvasir_platform.cluster.ray.head import runs
 
 OPEN_FILES = 65536
 KILL_AFTER_S = 10.0
-# `ray start` looks each second whether what it has started has failed.
+# `ray start` checks once a second whether a process that it started has failed.
 TELL_S = 10.0
-# As Ray calls the processes of replicas, and of kvasir_workers.pool.followers.
+# The process titles that Ray gives replicas and kvasir_workers.pool.followers.
 ENGINES = ("ray::ServeReplica:", "ray::EngineFollower")
-# Ray would wait for its node to be empty when it is asked to end; here it is asked last.
+# Asked to stop, Ray would wait for its node to be empty; here it is stopped last.
 AT_ONCE = {"RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0"}
 
 
 @dataclass(slots=True)
 class RayNode:
-    """A `ray start --block` that runs. Its output goes where ours goes to, as errors."""
+    """A running `ray start --block`. Its output goes to our standard error."""
 
     process: psutil.Popen
     _raylet: psutil.Process | None = None
@@ -39,7 +39,7 @@ class RayNode:
     def start(cls, command: list[str], environ: Mapping[str, str]) -> RayNode:
         """Start it; returns at once."""
         more_open_files()
-        # A session of its own: who stops this process stops Ray after it, and not beside it.
+        # A session of its own, so that a signal to this process stops Ray after it, and not at the same time.
         process = psutil.Popen(
             command,
             stdin=subprocess.DEVNULL,
@@ -51,19 +51,19 @@ class RayNode:
 
     @property
     def status(self) -> int | None:
-        """With what it has ended; None while it runs. 0: Ray has taken this node out of the cluster."""
+        """Return its exit status; None while it runs. 0: Ray has removed this node from the cluster."""
         if os.getpid() == 1:
             _reap(except_for=self.process.pid)
         status: int | None = self.process.poll()
         if status is None and self._left():
-            # `ray start` ends with a node that fails, and goes on without one that was asked to leave.
+            # `ray start` ends when a node fails, but not when a node was asked to leave.
             with suppress(psutil.TimeoutExpired):
                 return int(self.process.wait(TELL_S))
             return 0
         return status
 
     def replicas(self) -> list[psutil.Process]:
-        """The processes in this pod that serve, or are a further node of an engine that does."""
+        """Return the processes in this pod that serve, or that are a further node of an engine that does."""
         found = []
         for process in self._below():
             with suppress(psutil.Error):
@@ -72,7 +72,7 @@ class RayNode:
         return found
 
     def stop(self) -> None:
-        """End it with every process under it. Idempotent."""
+        """Stop it with every process under it. Idempotent."""
         below = self._below()
         if self.process.poll() is None:
             self.process.terminate()
@@ -85,7 +85,7 @@ class RayNode:
             self.process.wait(KILL_AFTER_S)
 
     def _left(self) -> bool:
-        """Whether the process that makes this a node of the cluster was there and is not any more."""
+        """Whether the raylet, which makes this a node of the cluster, was running and has ended."""
         if self._raylet is not None:
             return not runs(self._raylet)
         with suppress(psutil.Error):
@@ -100,7 +100,8 @@ class RayNode:
 
 
 def more_open_files() -> None:
-    """Let this process and its children open as many files as Ray needs, or as many as is allowed."""
+    """Raise the limit of open files for this process and its children to what Ray needs, or to the hard
+    limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = OPEN_FILES if hard == resource.RLIM_INFINITY else min(OPEN_FILES, hard)
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -108,7 +109,7 @@ def more_open_files() -> None:
 
 
 def _reap(*, except_for: int) -> None:
-    """Take leave of ended orphans, which nobody else does where we are the first process."""
+    """Reap ended orphans, which no other process does if we are the first one."""
     for process in psutil.Process().children():
         with suppress(psutil.Error, ChildProcessError):
             if process.pid != except_for and process.status() == psutil.STATUS_ZOMBIE:
@@ -116,7 +117,7 @@ def _reap(*, except_for: int) -> None:
 
 
 def ask_to_end(processes: list[psutil.Process]) -> None:
-    """SIGTERM to each that still runs."""
+    """Send SIGTERM to each that still runs."""
     for process in processes:
         with suppress(psutil.NoSuchProcess):
             process.send_signal(signal.SIGTERM)

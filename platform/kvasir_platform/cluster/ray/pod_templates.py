@@ -1,8 +1,8 @@
-"""Which pod template the pods of a pool have been made of, and which one is wished for.
+"""The pod template that each pod of a pool was made from, and the desired one.
 
-KubeRay gives a changed template to the pods that it makes, and leaves those that run. So every pod says by
-one of its resources in Ray which template it is of: a replica asks for that of its own, and pods of another
-one are known. Pure.
+KubeRay uses a changed template for pods that it creates, and leaves running pods unchanged. So each pod names
+its template by one of its resources in Ray: a replica requests that resource of its own template, and pods of
+other templates are known. Pure functions.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _GROUP = "_group_"
 
 
 class PodTemplate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What is wished for the pods of one pool: the digest of their template, and how many there may be."""
+    """The desired pods of one pool: the digest of their template, and their maximum number."""
 
     template: Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{8,64}\Z")]
     pods: Annotated[int, msgspec.Meta(ge=0)]
@@ -30,8 +30,8 @@ class PodTemplate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True, slots=True)
 class PodRow:
-    """One living pod of a pool, by the name that Ray has for it. `template` is "" where it says none; a pod
-    is `free` when nothing runs in it."""
+    """One living pod of a pool, by Ray's name for it. `template` is "" if it names none; a pod is `free` when
+    nothing runs in it."""
 
     node_id: str
     pool: str
@@ -40,35 +40,35 @@ class PodRow:
 
 
 def pool_resource(pool: str) -> str:
-    """What a pod of a pool brings one of, and each of its replicas takes: one replica for each pod, and a
-    pod of its own pool."""
+    """Return the resource of which a pod of a pool has one and each of its replicas takes one: one replica
+    for each pod, in a pod of its own pool."""
     return f"{_POOL}{pool}"
 
 
 def follower_resource(pool: str) -> str:
-    """The same of the pods that carry the further nodes of a pool's engines."""
+    """Return the same for pods of further nodes of a pool's engines."""
     return f"{_FOLLOWER}{pool}"
 
 
 def template_resource(template: str) -> str:
-    """The same of the pods of one template, whichever of the two they are."""
+    """Return the same for pods of one template, of either kind."""
     return f"{_TEMPLATE}{template}"
 
 
 def pod_templates(raw: bytes) -> dict[str, PodTemplate]:
-    """What is wished, by pool, from its JSON. Raises ConfigError."""
+    """Parse the desired pods, by pool, from JSON. Raises ConfigError."""
     try:
         return msgspec.json.decode(raw, type=dict[str, PodTemplate])
     except msgspec.DecodeError as error:
-        raise ConfigError(f"the wished pods of pools are not as the chart writes them: {error}") from None
+        raise ConfigError(f"the desired pods of pools are not in the chart's format: {error}") from None
 
 
 def pods_of(nodes: Iterable[Mapping[str, Any]], available: Mapping[str, Mapping[str, float]]) -> list[PodRow]:
-    """The living pods of pools among the nodes that Ray lists. `available`: what Ray has left of each node's
+    """Return the living pods of pools among the nodes that Ray lists. `available`: each node's free
     resources, by the node's name."""
     found = []
     for node in nodes:
-        # What is reserved for an engine on several nodes Ray lists again, under the name of its group.
+        # Ray lists resources reserved for an engine on several nodes under the name of its group.
         names = [each for each in node["Resources"] if _GROUP not in each] if node["Alive"] else []
         place = next((name for name in names if name.startswith((_POOL, _FOLLOWER))), None)
         if place is not None:

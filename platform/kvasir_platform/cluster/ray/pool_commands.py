@@ -1,4 +1,4 @@
-"""What the control process does on request: restart a pool's replicas, or change their number."""
+"""Commands to the control process: restart a pool's replicas, or change their number."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from kvasir.ports.clock import Clock
 from kvasir_platform.cluster.local.commands import CommandClient, ControlCommand
 from kvasir_platform.cluster.ray.rolling import ReplicaRow, Rolling
 
-# For one replica to load its model; its predecessor's drain comes on top.
+# Time for one replica to load its model; the drain of its predecessor is added.
 START_S = 300.0
 _MESSAGE_CHARACTERS = 2000
 
 
 class RestartablePoolStatus(Protocol):
-    """What is needed of kvasir_platform.cluster.ray.pools.PoolStatus."""
+    """The part of kvasir_platform.cluster.ray.pools.PoolStatus that is needed."""
 
     @property
     def pool(self) -> str: ...
@@ -29,7 +29,7 @@ class RestartablePoolStatus(Protocol):
 
 
 class RestartablePools(Protocol):
-    """What is needed of kvasir_platform.cluster.ray.pools.RayPools."""
+    """The part of kvasir_platform.cluster.ray.pools.RayPools that is needed."""
 
     def wanted(self, pool: str) -> int: ...
 
@@ -45,7 +45,7 @@ class RestartablePools(Protocol):
 
 
 class Sizes(Protocol):
-    """What is needed of the planner."""
+    """The part of the planner that is needed."""
 
     def pin(self, pool: str, size: int | None) -> None: ...
 
@@ -55,7 +55,7 @@ class Sizes(Protocol):
 
 
 class PoolCommands:
-    """Takes commands one at a time; `step` follows the one that runs."""
+    """Runs one command at a time; `step` advances the running one."""
 
     def __init__(
         self, pools: RestartablePools, clock: Clock, *, drain_s: float, sizes: Sizes | None = None
@@ -68,18 +68,18 @@ class PoolCommands:
 
     @property
     def busy(self) -> bool:
-        """Whether a command runs."""
+        """Whether a command is running."""
         return self._running is not None
 
     def take(self, asked: ControlCommand, caller: CommandClient) -> None:
-        """Begin what is asked for, or refuse it with the reason."""
+        """Start the requested command, or refuse it with the reason."""
         try:
             if asked.command == "explain":
                 self._explain(caller)
                 return
             if self._running is not None:
                 busy = self._running[0].pool
-                raise ConfigError(f"{busy} is being restarted; ask again when that is done")
+                raise ConfigError(f"{busy} is being restarted; retry when that is done")
             if asked.command == "restart":
                 self._restart(asked.pool, caller)
             elif asked.command == "scale" and asked.replicas is not None:
@@ -97,7 +97,7 @@ class PoolCommands:
             caller.tell("refused", message=error.message)
 
     def _scale(self, pool: str, replicas: int) -> None:
-        """Pin a pool that is planned for; of any other, just ask for the number."""
+        """Pin a planned pool at the size; of any other pool, only request the size."""
         self._pools.wanted(pool)
         if self._sizes is None or not self._sizes.plans(pool):
             self._pools.scale(pool, replicas)
@@ -108,20 +108,20 @@ class PoolCommands:
     def _unpin(self, pool: str) -> None:
         self._pools.wanted(pool)
         if self._sizes is None:
-            raise ConfigError(f"nothing plans the size of {pool}: give it a number, as in {pool}=2")
+            raise ConfigError(f"no planner sizes {pool}: give it a number, as in {pool}=2")
         self._sizes.pin(pool, None)
         self._pools.pin(pool, None)
 
     def _explain(self, caller: CommandClient) -> None:
         if self._sizes is None:
             raise ConfigError(
-                "no pool sizes itself here: give pools a `scaling` with min and max, and leave "
+                "no pool is sized by the planner: give pools a `scaling` with min and max, and leave "
                 "scaling.mode at auto or advise"
             )
         caller.tell("done", explanation=self._sizes.explain(self._clock.now()))
 
     def step(self, statuses: Sequence[RestartablePoolStatus]) -> None:
-        """Look how far the running command is, and tell who asked."""
+        """Report the progress of the running command to its caller."""
         if self._running is None:
             return
         rolling, caller = self._running

@@ -1,8 +1,8 @@
-"""What a control process leaves to the next one about the pools that go on without it.
+"""The state of each pool that a control process passes on to its successor.
 
-Ray Serve restarts a pool whose version is another, so a new control process has to name the one that runs;
-and the number of replicas that was asked for must not fall back to the spec's. Both stand in the key-value
-store of Ray's head, which outlives the process where the head keeps its state in Redis.
+Ray Serve restarts a pool whose version changes, so a new control process has to use the running version; and
+the requested number of replicas must not revert to the spec's. Both are in the key-value store of Ray's head,
+which outlives the process if the head's state is in Redis.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ _NOT_THE_WORKERS = {"replicas", "scaling", "kv_index", "cpus", "gpus"}
 
 @dataclass(frozen=True, slots=True)
 class PoolRecord:
-    """One pool. `version` names the code and spec of its replicas, `digest` that spec; `wanted` is how many
-    were asked for, and `spec_replicas` what the spec said then. `spec` is the deployment that they were
-    given, in JSON. `template` is the digest of the pod template that they need, "" where any will do.
-    `pinned` is the size that somebody asked for in place of the planner's.
-    `before` is what they are about to replace, until they have."""
+    """One pool. `version` identifies the code and spec of its replicas, `digest` that spec; `wanted` is the
+    requested number of replicas, and `spec_replicas` the spec's at that time. `spec` is the deployment that
+    the replicas were given, in JSON. `template` is the digest of the pod template that they need, "" if any
+    will do. `pinned` is a size that a user requested in place of the planner's. `before` is the record of the
+    replicas that they replace, until these are gone."""
 
     version: int
     wanted: int
@@ -43,7 +43,7 @@ class PoolRecord:
         return self.before is not None and self.before.template != self.template
 
     def follow(self, **update: Any) -> PoolRecord:
-        """What replaces this."""
+        """Return the record that replaces this one."""
         known = max(self.version, self.before.version if self.before else 0)
         return replace(self, version=known + 1, before=replace(self, before=None), **update)
 
@@ -57,12 +57,13 @@ class PoolRecord:
 
 
 def record_key(deployment: str, pool: str) -> bytes:
-    """Where a pool's record is kept."""
+    """Return the key of a pool's record."""
     return f"kvasir/{deployment}/pool/{pool}".encode()
 
 
 def spec_digest(deployment: Deployment, pool: PoolSpec) -> str:
-    """Of all that a worker of this pool is told by the spec: another digest needs other processes."""
+    """Return the digest of everything in the spec that a worker of this pool uses: another digest needs new
+    processes."""
     view = deployment.view_of(pool.name)
     shared = view.model_dump(mode="json", include=_SHARED)
     own = view.pool(pool.name).model_dump(mode="json", exclude=_NOT_THE_WORKERS)
@@ -75,8 +76,8 @@ def spec_digest(deployment: Deployment, pool: PoolSpec) -> str:
 def resumed(
     record: PoolRecord | None, deployment: Deployment, pool: PoolSpec, template: str = ""
 ) -> PoolRecord:
-    """How to go on with a pool: with the same version where its replicas may stay as they are, and with the
-    one before where that is what is wished for again."""
+    """Return the record to continue a pool with: the same version if its replicas may stay as they are, and
+    the previous version if that is the desired one again."""
     digest = spec_digest(deployment, pool)
     if record is None:
         spec = deployment.model_dump_json()

@@ -1,10 +1,10 @@
-"""The rolls of a cluster's pools that nobody waits for: a changed spec, and changed pods.
+"""Rolls of a cluster's pools that no command waits for: a changed spec, and changed pods.
 
-Ray Serve replaces the replicas. What it does not know is that a pod which has become free is of another
-template than the replica that waits: such a pod is let go here, so that KubeRay makes it anew. And Serve
-waits for ever for a pod that does not come: here that ends, and the pool goes on as it was before.
+Ray Serve replaces the replicas. It does not see that a free pod has another template than the waiting replica
+needs: this module drains such a pod, so that KubeRay creates it again. And Serve waits forever for a pod that
+does not start: this module gives up after a timeout, and the pool returns to its previous spec and pods.
 
-What is decided by stands in the cluster, so that the next control process goes on where this one ends.
+All state is in the cluster, so that the next control process continues a roll.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from kvasir_platform.cluster.ray.rolling import RUNNING, ReplicaRow
 
 log = logging.getLogger(__name__)
 
-# For a pod to get its machine, its image and its model; its predecessor's drain comes on top.
+# Time for a pod to get its machine, its image and its model; the drain of its predecessor is added.
 POD_START_S = 1800.0
 
 
 class RollingStatus(RestartablePoolStatus, Protocol):
-    """What is needed of kvasir_platform.cluster.ray.pools.PoolStatus."""
+    """The part of kvasir_platform.cluster.ray.pools.PoolStatus that is needed."""
 
     @property
     def ready(self) -> bool: ...
 
 
 class RollablePools(Protocol):
-    """What is needed of kvasir_platform.cluster.ray.pools.RayPools."""
+    """The part of kvasir_platform.cluster.ray.pools.RayPools that is needed."""
 
     def names(self) -> Sequence[str]: ...
 
@@ -59,7 +59,7 @@ class RollablePools(Protocol):
 
 
 class PoolRolls:
-    """Call `step` at each look. `tell` takes an event's name and its details."""
+    """Call `step` periodically. `tell` takes an event's name and its details."""
 
     def __init__(
         self, pools: RollablePools, clock: Clock, tell: Callable[..., None], *, drain_s: float
@@ -73,7 +73,7 @@ class PoolRolls:
         self._stalled: set[str] = set()
 
     def step(self, *, busy: bool) -> None:
-        """Look, and do what is due. `busy`: a command runs, which ends its own roll."""
+        """Check all pools, and act. `busy`: a command is running, which completes its own roll."""
         pods = self._pools.pods()
         rolling = []
         for pool in self._pools.names():
@@ -92,7 +92,7 @@ class PoolRolls:
                     self._follow(status)
 
     def _let_go(self, pool: str, outdated: Sequence[PodRow]) -> None:
-        """Have one pod go that is of another template and free; the next one when it has gone."""
+        """Release one free pod of another template; the next one when it is gone."""
         free = next((pod for pod in outdated if pod.free), None)
         if free is None:
             self._leaving.pop(pool, None)
@@ -101,7 +101,7 @@ class PoolRolls:
             self._tell("let_go", pool=pool, node=free.node_id, template=free.template)
 
     def _resume(self, pool: str, wanted: Sequence[PodRow]) -> None:
-        """Go on with a roll that was given up for want of a pod, once there is one."""
+        """Resume a roll that was given up for lack of a pod, once there is one."""
         if any(pod.free for pod in wanted):
             self._stalled.discard(pool)
             self._pools.retry(pool)
@@ -118,7 +118,7 @@ class PoolRolls:
             self._give_up(pool)
 
     def _waits_too_long(self, pool: str) -> bool:
-        """Whether no replica has come to serve, or stopped, for longer than a successor may take."""
+        """Whether the set of serving replicas has not changed for longer than a successor may take."""
         now = self._clock.now()
         serving = frozenset(row.replica_id for row in self._pools.replicas(pool) if row.state == RUNNING)
         reached = (self._pools.record(pool).version, serving)
@@ -133,23 +133,25 @@ class PoolRolls:
         minutes = round(self._patience_s / 60)
         if self._pools.stop_first(pool):
             log.warning(
-                "no replica came up beside those of %s in %d min: each is stopped first", pool, minutes
+                "no replica of %s started beside the old ones within %d min: each old one is stopped first",
+                pool,
+                minutes,
             )
             self._tell("stop_first", pool=pool)
             return
         message = (
-            f"no replica of {pool} came up with what has changed within {minutes} min. Ask Kubernetes "
-            "why those of its pods that are not ready do not start (kubectl describe pod); with one replica, "
+            f"no replica of {pool} started with the changed spec or pods within {minutes} min. Find out "
+            "why its pods that are not ready do not start (kubectl describe pod); with one replica, "
             f"there must be room for a second pod (pools.{pool}.maxReplicas)"
         )
         if self._settle(pool, message):
             self._stalled.add(pool)
 
     def _settle(self, pool: str, message: str) -> bool:
-        """Go on with the spec and the pods from before. False where there were none."""
+        """Return to the previous spec and pods. False if there were none."""
         self._progress.pop(pool, None)
         if not self._pools.settle(pool):
             return False
-        log.error("%s goes on with the spec and the pods that it had: %s", pool, message)
+        log.error("%s returns to its previous spec and pods: %s", pool, message)
         self._tell("settled", pool=pool, message=message)
         return True

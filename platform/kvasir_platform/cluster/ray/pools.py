@@ -1,7 +1,7 @@
 """Pools as Ray Serve applications: one application of one deployment per pool.
 
-No Serve proxy is started: Serve keeps replicas alive, and sessions carry the requests. A replica that is to
-go drains in its own end (kvasir_workers.pool.replica), which Serve waits for.
+No Serve proxy runs: Serve keeps replicas alive, and sessions carry the requests. A replica drains when it is
+stopped (kvasir_workers.pool.replica), and Serve waits for that.
 """
 
 from __future__ import annotations
@@ -56,13 +56,13 @@ HEALTH_TIMEOUT_S = 5.0
 STOP_MARGIN_S = 5.0
 CONSTRUCTOR_RETRIES = 2
 ASK_TIMEOUT_S = 10.0
-# Of the pool: one replica at a time in any of up to 100.
+# Percent of the pool: one replica at a time for pools of up to 100.
 SURGE_PERCENT = 1
 
 
 @dataclass(frozen=True, slots=True)
 class PoolStatus:
-    """One pool as Ray Serve sees it. `state` is Serve's word; `message` says why, if not running."""
+    """One pool as Ray Serve reports it. `state` is Serve's own; `message` says why it is not running."""
 
     pool: str
     state: str
@@ -80,22 +80,22 @@ class PoolStatus:
 
 
 def application_name(deployment: Deployment, pool: PoolSpec) -> str:
-    """The name of a pool's application in Serve."""
+    """Return the name of a pool's application in Serve."""
     return f"{deployment.name}-{pool.name}"
 
 
 def head_cpus(deployment: Deployment) -> int:
-    """CPU cores that Ray must count: every replica's, and those of one more, which a restart starts beside
-    the one that it replaces."""
+    """Return the CPU cores that Ray must count: those of every replica and of one more, which a restart
+    starts beside the one that it replaces."""
     pools = deployment.pools
     each = [pool.cpus * pool.engine.nodes for pool in pools]
     return math.ceil(sum(cpus * pool.most for cpus, pool in zip(each, pools, strict=True)) + max(each))
 
 
 class RayPools:
-    """All pools of one deployment, through a driver of the given Ray head. Calls of Serve's controller wait
-    while Ray's head is away. `in_pods`: a replica takes a pod of its pool (`pool_resource`) instead of a
-    part of this machine, and the pools outlive this process. `pods` is what is wished for those of a pool."""
+    """All pools of one deployment, through a driver of the given Ray head. Calls of Serve's controller block
+    while Ray's head is away. `in_pods`: a replica takes a pod of its pool (`pool_resource`) instead of a part
+    of this machine, and the pools outlive this process. `pods` are the desired pods by pool."""
 
     def __init__(
         self,
@@ -110,17 +110,17 @@ class RayPools:
         self._in_pods = in_pods
         self._desired = dict(pods or {})
         self._records: dict[str, PoolRecord] = {}
-        # Nothing came up beside the replicas of these pools when it was tried.
+        # Pools in which no replica started beside those that it was to replace.
         self._crowded: set[str] = set()
         self._start: tuple[NodeFactory, Clock, str, NodePlan] | None = None
 
     @property
     def failures(self) -> tuple[type[Exception], ...]:
-        """What calls raise while Ray's head does not answer."""
+        """The exceptions that calls raise while Ray's head does not answer."""
         return (RayError, TimeoutError, ConnectionError)
 
     def connect(self) -> None:
-        """Become a driver of Ray, and start Serve where it does not run."""
+        """Connect to Ray as a driver, and start Serve if it does not run."""
         ray.init(
             address=self._address,
             namespace="kvasir",
@@ -130,15 +130,15 @@ class RayPools:
         serve.start(proxy_location="Disabled")
 
     def deploy(self, start_node: NodeFactory, clock: Clock, token: str, nodes: NodePlan) -> None:
-        """Ask Serve for every pool's replicas; returns at once. Those that run already, from an earlier
-        control process of this deployment, are left alone unless their part of the spec has changed."""
+        """Request every pool's replicas from Serve; returns at once. Replicas of an earlier control process
+        of this deployment are kept, unless their part of the spec has changed."""
         self._start = (start_node, clock, token, nodes)
         self.adopt(self._deployment, self._desired)
 
     def adopt(self, deployment: Deployment, pods: Mapping[str, PodTemplate]) -> None:
-        """Go on with another spec of the same deployment, and other pods; returns at once. Replicas whose
-        part of it has changed are replaced one by one, and pools that it no longer has are drained and
-        deleted."""
+        """Apply another spec of the same deployment, and other pods; returns at once. Replicas whose part of
+        the spec has changed are replaced one by one; pools that are not in the spec are drained and deleted.
+        """
         self._deployment = deployment
         self._desired = dict(pods)
         self._run([self._renewed(pool) for pool in deployment.pools])
@@ -150,52 +150,51 @@ class RayPools:
             _internal_kv_del(record_key(deployment.name, pool_name), namespace=NAMESPACE)
 
     def retry(self, pool: str) -> None:
-        """Take up the spec and the pods that are wished for, where an earlier try was settled."""
+        """Apply the desired spec and pods again, after an earlier attempt was settled."""
         self._run([self._renewed(self._pool(pool))])
 
     def names(self) -> Sequence[str]:
-        """Every pool, in the spec's order."""
+        """Return the name of every pool, in the spec's order."""
         return [pool.name for pool in self._deployment.pools]
 
     def record(self, pool: str) -> PoolRecord:
-        """How a pool that exists goes on."""
+        """Return the record of a pool that exists."""
         return self._records[pool]
 
     def desired(self, pool: str) -> str:
-        """The digest of the template that the pool's pods should be of, "" where any will do."""
+        """Return the digest of the desired template of the pool's pods, "" if any will do."""
         desired = self._desired.get(pool)
         return "" if desired is None else desired.template
 
     def wanted(self, pool: str) -> int:
-        """How many replicas were asked for. Raises ConfigError for a pool that does not exist."""
+        """Return the requested number of replicas. Raises ConfigError for a pool that does not exist."""
         self._pool(pool)
         return self._records[pool].wanted
 
     def restart(self, pool: str) -> bool:
-        """Replace the pool's replicas one by one; returns at once. True: each new one starts beside the one
-        that it replaces, which drains only when the new one serves. False: Ray has no GPU left for that, and
-        each is stopped first. Raises ConfigError when that would stop the only one.
+        """Replace the pool's replicas one by one; returns at once. True: each new replica starts beside the
+        one that it replaces, which drains only when the new one serves. False: Ray has no free GPU for that,
+        and each is stopped first. Raises ConfigError if that would stop the only one.
 
-        When new ones do not come up, Serve gives up and leaves the old ones that still serve; see `settle`.
+        If new replicas do not start, Serve gives up and keeps the old ones that still serve; see `settle`.
         """
         spec, record = self._pool(pool), self._records[pool]
         if record.of_other_pods:
-            raise ConfigError(f"{pool} is being moved to other pods; ask again when that is done")
+            raise ConfigError(f"{pool} is being moved to other pods; retry when that is done")
         beside = self._free(spec)
         if not beside and record.wanted < 2:
             what = "pod" if self._in_pods else "GPU"
             raise ConfigError(
                 f"{pool} has one replica, and no {what} is free for a second one beside it: a restart would "
-                f"stop serving. Add one (pools.{pool}.replicas), or stop the deployment and start it anew"
+                f"stop serving. Add one (pools.{pool}.replicas), or stop the deployment and start it again"
             )
         self._keep(pool, record.follow())
         self._run([self._target(spec, surge=beside)])
         return beside
 
     def settle(self, pool: str) -> bool:
-        """After a restart that failed: go on with the replicas that were there before, and what they were
-        given. Without it Serve would replace none of them any more, whatever became of them. False: there
-        were none before."""
+        """After a failed restart, return to the previous replicas and their spec. Without this, Serve would
+        not replace any of them that fails later. False if there were none before."""
         record = self._records[pool]
         if record.before is None:
             return False
@@ -205,13 +204,13 @@ class RayPools:
         return True
 
     def confirm(self, pool: str) -> None:
-        """What was there before is not needed again."""
+        """Forget the previous replicas of a completed restart."""
         self._crowded.discard(pool)
         self._keep(pool, replace(self._records[pool], before=None))
 
     def stop_first(self, pool: str) -> bool:
-        """Go on with a roll by stopping each replica before its successor starts. False where it is so
-        already, or there is only one."""
+        """Continue a roll by stopping each replica before its successor starts. False if it does so already,
+        or the pool has only one."""
         spec = self._pool(pool)
         if self._records[pool].wanted < 2 or not self._beside(spec):
             return False
@@ -220,9 +219,9 @@ class RayPools:
         return True
 
     def scale(self, pool: str, replicas: int) -> None:
-        """Ask for another number of replicas; those that are too many drain. The others are left alone.
-        Raises ConfigError for a pool that does not exist, fewer replicas than none, and a growth beyond
-        `scaling.max`: what was asked for under a larger one may come down in its own time."""
+        """Request another number of replicas; surplus ones drain, and the others are unaffected. Raises
+        ConfigError for a pool that does not exist, a negative number, and growth beyond `scaling.max`: a size
+        that an earlier, larger maximum allowed may shrink in steps."""
         spec = self._pool(pool)
         if replicas < 0:
             raise ConfigError(f"{pool} cannot have {replicas} replicas; ask for 0 or more")
@@ -234,31 +233,31 @@ class RayPools:
         self._keep(pool, replace(self._records[pool], wanted=replicas))
 
     def pin(self, pool: str, replicas: int | None) -> None:
-        """Keep in mind that somebody has asked for a size in place of the planner's; None: no longer."""
+        """Record the size that a user requested in place of the planner's; None removes it."""
         self._keep(pool, replace(self._records[pool], pinned=replicas))
 
     def pins(self) -> dict[str, int]:
-        """The pools with a size that somebody asked for."""
+        """Return the pools that have a size requested by a user."""
         return {name: each.pinned for name, each in self._records.items() if each.pinned is not None}
 
     def members(self) -> dict[str, MemberRecord]:
-        """What the workers of this deployment say of themselves, by the name that Serve has for each."""
+        """Return the records of this deployment's workers, by Serve's name of each replica."""
         found = {}
         for key in _internal_kv_list(member_prefix(self._deployment.name), namespace=NAMESPACE):
             raw = _internal_kv_get(key, namespace=NAMESPACE)
-            # A record may go between the two calls.
+            # A record may be deleted between the two calls.
             with contextlib.suppress(ProtocolError):
                 record = MemberRecord.decode(raw or b"")
                 found[record.replica] = record
         return found
 
     def ask_to_leave(self, worker_id: str, reason: str) -> None:
-        """Have a worker drain and end."""
+        """Make a worker drain and stop."""
         key = leave_key(self._deployment.name, worker_id).encode()
         _internal_kv_put(key, reason.encode(), overwrite=True, namespace=NAMESPACE)
 
     def status(self) -> Sequence[PoolStatus]:
-        """What Serve says of each pool, in the spec's order."""
+        """Return Serve's status of each pool, in the spec's order."""
         applications = serve.status().applications
         found = []
         for pool in self._deployment.pools:
@@ -274,7 +273,7 @@ class RayPools:
         return found
 
     def replicas(self, pool: str) -> list[ReplicaRow]:
-        """Every replica of a pool that exists, those that start or drain included."""
+        """Return every replica of a pool that exists, starting and draining ones included."""
         name = application_name(self._deployment, self._pool(pool))
         controller = ray.get_actor(SERVE_CONTROLLER_NAME, namespace=SERVE_NAMESPACE)
         details: dict[str, Any] = ray.get(
@@ -287,24 +286,24 @@ class RayPools:
         ]
 
     def pods(self) -> list[PodRow]:
-        """The living pods of all pools."""
+        """Return the living pods of all pools."""
         return pods_of(ray.nodes(), available_resources_per_node())
 
     def let_go(self, pod: PodRow) -> bool:
-        """Have a pod end in which nothing runs. False where Ray could not be told, which is logged."""
+        """Release a pod in which nothing runs. False if Ray could not be reached, which is logged."""
         return drain_node(self._address, pod.node_id, "its template is another one than is wished for")
 
     def shutdown(self) -> None:
-        """Drain and delete every application, then leave Ray."""
+        """Drain and delete every application, then disconnect from Ray."""
         serve.shutdown()
         self.leave()
 
     def leave(self) -> None:
-        """Leave Ray; the pools go on."""
+        """Disconnect from Ray; the pools continue."""
         ray.shutdown()
 
     def _free(self, pool: PoolSpec) -> bool:
-        """Whether one more replica has room now."""
+        """Whether the resources for one more replica are free."""
         free = ray.available_resources()
         nodes = pool.engine.nodes
         places = {pool_resource(pool.name): 1, follower_resource(pool.name): nodes - 1}
@@ -315,8 +314,8 @@ class RayPools:
         return pool.gpus == 0 or free.get("GPU", 0.0) >= pool.gpus * nodes
 
     def _beside(self, pool: PoolSpec) -> bool:
-        """Whether a changed replica starts beside the one that it replaces. An only one is never stopped
-        before: its successor waits for room. Of other pods there is one more where there may be."""
+        """Whether a changed replica starts beside the one that it replaces. The only replica is never stopped
+        first: its successor waits for resources. With other pods, a further pod is needed."""
         record = self._records[pool.name]
         if record.wanted < 2:
             return True
@@ -328,7 +327,7 @@ class RayPools:
         return self._free(pool)
 
     def _renewed(self, pool: PoolSpec) -> serve.RunTarget:
-        """The pool as it is wished for, which is kept."""
+        """Return the desired target of the pool, and store its record."""
         record = resumed(
             self._records.get(pool.name) or self._read(pool.name),
             self._deployment,
@@ -345,7 +344,7 @@ class RayPools:
         try:
             return PoolRecord.decode(raw)
         except msgspec.DecodeError as error:
-            log.warning("what an earlier control process left about %s cannot be read: %s", pool, error)
+            log.warning("the record of pool %s by an earlier control process cannot be read: %s", pool, error)
             return None
 
     def _keep(self, pool: str, record: PoolRecord) -> None:
@@ -380,7 +379,7 @@ class RayPools:
             ray_actor_options=reserved[0],
             placement_group_bundles=bundles(reserved),
         )
-        # Serve would make a version up at each call, and never return to an earlier one.
+        # Without a version, Serve would invent one at each call, and never return to an earlier one.
         replica = replica.options(version=str(record.version), _internal=True)
         return serve.RunTarget(
             replica.bind(start_node, clock, record.spec, pool.name, token, nodes=nodes),
@@ -397,8 +396,8 @@ class RayPools:
 
 
 def _recorded_pool(record: PoolRecord, pool: PoolSpec) -> PoolSpec:
-    """The pool as its replicas were told of it: what Ray reserves for them must be what it did, or Serve
-    would replace them. As it is where another version has written what this one cannot read."""
+    """Return the pool as its replicas were given it: Ray's reservations for them must not change, or Serve
+    would replace them. Return `pool` if another version wrote a record that cannot be read."""
     try:
         return Deployment.model_validate_json(record.spec).pool(pool.name)
     except (ValueError, KeyError):

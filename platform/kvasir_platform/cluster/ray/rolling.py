@@ -1,4 +1,4 @@
-"""How far a pool's rolling restart is, from what Ray Serve says of its replicas. Pure."""
+"""Progress of a pool's rolling restart, from Ray Serve's list of its replicas. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ RUNNING = "RUNNING"
 
 @dataclass(frozen=True, slots=True)
 class ReplicaRow:
-    """One replica as Ray Serve lists it. `state` is Serve's word."""
+    """One replica as Ray Serve lists it. `state` is Serve's own."""
 
     replica_id: str
     state: str
@@ -20,7 +20,7 @@ class ReplicaRow:
 @dataclass(slots=True)
 class Rolling:
     """One restart of one pool. `old` are the replicas that it replaces, each until it is gone, which is after
-    its drain; `deadline` is a reading of the clock that `step` is given, in seconds."""
+    its drain; `deadline` is on the clock of `step`, in seconds."""
 
     pool: str
     old: frozenset[str]
@@ -29,8 +29,8 @@ class Rolling:
     replaced: int = 0
 
     def step(self, rows: Sequence[ReplicaRow], *, failure: str, now: float) -> str | None:
-        """Look again: "progress", "done", "failed", or None where nothing has changed. `failure` is why
-        Serve has given up, "" while it has not."""
+        """Return "progress", "done", "failed", or None if nothing has changed. `failure` is why Serve has
+        given up, "" while it has not."""
         present = {row.replica_id for row in rows}
         serving = [row for row in rows if row.state == RUNNING and row.replica_id not in self.old]
         replaced = min(len(self.old - present), len(serving))

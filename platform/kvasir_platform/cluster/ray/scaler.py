@@ -1,11 +1,11 @@
-"""Sizes of pools over Ray Serve: kvasir.ports.scaler.Scaler.
+"""Pool sizes over Ray Serve: kvasir.ports.scaler.Scaler.
 
-Serve takes a number of replicas, and chooses itself which of them end. So one that is to retire is told so by
-name, through the store of Ray's head: it drains in its own time and ends, and once Serve has seen that it is
-gone, one fewer is asked for. In between, Serve begins to start another in its place, which the lower number
-stops. Replicas that have not begun to serve need no such care: of those Serve stops the first.
+Serve takes a number of replicas, and chooses itself which of them to stop. So a retiring replica is named in
+the store of Ray's head: it drains and ends, and once Serve reports it gone, the number is lowered by one. In
+between, Serve starts a replacement, which the lower number stops. Replicas that do not serve yet need no
+drain: Serve stops those first.
 
-KubeRay has no part in this: Ray's own autoscaler makes and removes the pods that Serve's replicas ask for.
+KubeRay is not involved: Ray's own autoscaler creates and removes the pods that Serve's replicas request.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _REASON = "the pool is to be smaller"
 
 
 class ScalablePools(Protocol):
-    """What is needed of kvasir_platform.cluster.ray.pools.RayPools."""
+    """The part of kvasir_platform.cluster.ray.pools.RayPools that is needed."""
 
     def names(self) -> Sequence[str]: ...
 
@@ -58,8 +58,8 @@ class _Seen:
 
 
 class RayScaler:
-    """Call everything from the thread that drives Ray. `failures` are what Ray raises when it cannot be
-    asked."""
+    """Call every method from the thread that drives Ray. `failures` are the exceptions that Ray raises when
+    it does not answer."""
 
     def __init__(self, pools: ScalablePools, clock: Clock, failures: tuple[type[Exception], ...]) -> None:
         self._pools = pools
@@ -83,8 +83,8 @@ class RayScaler:
             self._asking(lambda: self._retire(pool, replica_ids))
 
     def follow(self) -> None:
-        """Ask for fewer where replicas that were to leave are gone. To be called often; cheap where none
-        leaves. Raises UpstreamError."""
+        """Lower the requested number for retired replicas that are gone. Call often; cheap if none is
+        retiring. Raises UpstreamError."""
         if self._leaving:
             self._asking(lambda: self._follow({p: self._pools.replicas(p) for p in self._pools.names()}))
 
@@ -101,15 +101,14 @@ class RayScaler:
                 found.append(self._look(row.replica_id, pool, state, now, member))
             staying = sum(row.state != STOPPING for row in own)
             for number in range(self._pools.wanted(pool) - staying):
-                # Asked for, and not begun: Serve has not come to it, or there is no room.
+                # Requested and not started: Serve has not handled it, or there is no room.
                 found.append(self._look(f"{pool}?{number}", pool, ReplicaState.STARTING, now, None))
         present = {each.replica_id for each in found}
         self._seen = {name: seen for name, seen in self._seen.items() if name in present}
         return found
 
     def _spare(self, pool: str, rows: Sequence[ReplicaRow]) -> set[str]:
-        """Those that have begun to start in the place of others that are gone, and that Serve has been asked
-        to stop."""
+        """Return the replacements of gone replicas, which Serve was told to stop."""
         starting = [row.replica_id for row in rows if row.state not in (RUNNING, STOPPING)]
         running = sum(row.state == RUNNING for row in rows)
         return set(starting[max(0, self._pools.wanted(pool) - running) :])
@@ -117,7 +116,7 @@ class RayScaler:
     def _state(self, row: ReplicaRow, member: MemberRecord | None) -> ReplicaState:
         if row.state == STOPPING or row.replica_id in self._leaving:
             return ReplicaState.LEAVING
-        # One that runs and has taken its record back drains by itself: its process was asked to end.
+        # A running replica that has removed its record is draining: its process was asked to stop.
         known = self._seen.get(row.replica_id)
         if member is None and known is not None and known.state is not ReplicaState.STARTING:
             return ReplicaState.LEAVING
@@ -148,7 +147,7 @@ class RayScaler:
             self._pools.scale(pool, max(0, self._pools.wanted(pool) - never_began))
 
     def _follow(self, rows: Mapping[str, Sequence[ReplicaRow]]) -> None:
-        # A pool that the spec has no longer is deleted with all its replicas.
+        # A pool that is no longer in the spec is deleted with all its replicas.
         self._leaving = {name: each for name, each in self._leaving.items() if each.pool in rows}
         for pool, own in rows.items():
             running = {row.replica_id for row in own if row.state == RUNNING}
