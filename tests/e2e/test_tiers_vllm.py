@@ -309,7 +309,7 @@ async def test_a_killed_worker_s_successor_loads_from_its_disk(tmp_path: Path) -
 @pytest.fixture
 def one_name(monkeypatch: pytest.MonkeyPatch) -> None:
     """Engines started from here on give all blocks one name."""
-    from kvasir_workers.connector import tier_scheduler
+    from kvasir_workers.connector.tiers import scheduler as tier_scheduler
     from kvasir_workers.engines.vllm.setup import arguments
 
     # The connector is loaded in this process too, and what it does there must end with the test.

@@ -6,8 +6,8 @@ from __future__ import annotations
 from array import array
 from typing import Any
 
-from kvasir_workers.connector import tier_scheduler
 from kvasir_workers.connector.connector import KvasirConnector
+from kvasir_workers.connector.tiers import scheduler as tier_scheduler
 
 __all__ = ["KvasirConnector"]
 

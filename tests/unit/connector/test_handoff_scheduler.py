@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from kvasir_workers.connector import stats
-from kvasir_workers.connector.handoff_scheduler import HandoffScheduler
+from kvasir_workers.connector.handoff.scheduler import HandoffScheduler
 from kvasir_workers.connector.orders import ExtendOrder, OfferOrder, Received, StepOrders, StepReport
 from kvasir_workers.connector.request_blocks import RequestProgress
 from kvasir_workers.connector.stats import TransferTotals

@@ -19,8 +19,8 @@ from kvasir.ports.transfer import (
     PullSucceeded,
     TransferEvent,
 )
-from kvasir_workers.connector import handoff_worker
-from kvasir_workers.connector.handoff_worker import HandoffWorker
+from kvasir_workers.connector.handoff import worker as handoff_worker
+from kvasir_workers.connector.handoff.worker import HandoffWorker
 from kvasir_workers.connector.orders import (
     ExtendOrder,
     OfferOrder,

@@ -34,7 +34,7 @@ def test_an_engine_adapter_imports_no_tier_no_transfer_and_no_client_of_either()
 
 def test_the_connector_s_halves_for_handoffs_import_no_tier() -> None:
     modules = imported_by(
-        "import kvasir_workers.connector.handoff_scheduler, kvasir_workers.connector.handoff_worker\n"
+        "import kvasir_workers.connector.handoff.scheduler, kvasir_workers.connector.handoff.worker\n"
         "import kvasir_workers.connector.adapters"
     )
     assert not named(modules, *OURS, "redis", "nixl", "torch")

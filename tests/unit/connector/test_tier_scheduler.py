@@ -18,9 +18,9 @@ from kvasir.native._twin import records
 from kvasir.ports.tier import TierBlock
 from kvasir_workers.connector import stats
 from kvasir_workers.connector.request_blocks import RequestProgress
-from kvasir_workers.connector.tier_orders import TierOrders, TierReport
-from kvasir_workers.connector.tier_scheduler import TierScheduler
-from kvasir_workers.connector.tier_worker import TierWorker
+from kvasir_workers.connector.tiers.orders import TierOrders, TierReport
+from kvasir_workers.connector.tiers.scheduler import TierScheduler
+from kvasir_workers.connector.tiers.worker import TierWorker
 from kvasir_workers.tiers.arena import Arena
 from kvasir_workers.tiers.copier import Copied
 from kvasir_workers.tiers.eviction import eviction
@@ -236,7 +236,7 @@ def test_prompts_with_one_name_share_nothing(make: Make, monkeypatch: pytest.Mon
     def one_name(tokens: Any, block_size: int, root: int) -> array[int]:
         return array("Q", [7] * (len(tokens) // block_size))
 
-    monkeypatch.setattr("kvasir_workers.connector.tier_scheduler.chain_hashes", one_name)
+    monkeypatch.setattr("kvasir_workers.connector.tiers.scheduler.chain_hashes", one_name)
     engine = make()
     engine.serve(Request("first", prompt(17)))
     assert engine.serve(Request("other", prompt(17, first=99))) == 0

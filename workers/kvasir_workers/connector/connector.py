@@ -1,9 +1,9 @@
 """vLLM's connector for all of Kvasir's KV: hand-offs from prefill to decode, and tiers below the device.
 
 vLLM loads it by name (`kv_connector="KvasirConnector"`, `kv_connector_module_path` of this module) and
-creates one in the scheduler and one in each worker. This class only forwards calls: decisions are made in
-handoff_scheduler.py and tier_scheduler.py, and data is moved in handoff_worker.py and tier_worker.py. A
-request with a hand-off pulls it; other missing blocks are loaded from tiers, also after a failed pull.
+creates one in the scheduler and one in each worker. This class only forwards calls: the schedulers of
+`handoff` and `tiers` decide, and their workers move data. A request with a hand-off pulls it; other missing
+blocks are loaded from tiers, also after a failed pull.
 `kv_connector_extra_config` has the fields of settings.Settings.
 
     PREFILL request   kv_transfer_params = {"offer": {lease_id, fence, ttl_s}}
@@ -13,7 +13,7 @@ request with a hand-off pulls it; other missing blocks are loaded from tiers, al
       its output      {transferred_tokens, transferred_blocks, transferred_bytes, transfer_s,
                        failed_tokens, failure}; nothing when it pulled nothing
     any request       kv_transfer_params = {"tier_tokens": n}, to fetch from tiers at once, or
-                      {"tiers": False}, to leave tiers alone
+                      {"tiers": False}, to use no tiers
       its output      {tier_tokens, tier_s} more, when it waited for tiers
 """
 
@@ -40,8 +40,8 @@ from vllm.v1.request import RequestStatus
 
 from kvasir.core.errors import ConfigError
 from kvasir_workers.connector.adapters import make_transfer
-from kvasir_workers.connector.handoff_scheduler import HandoffScheduler
-from kvasir_workers.connector.handoff_worker import HandoffWorker
+from kvasir_workers.connector.handoff.scheduler import HandoffScheduler
+from kvasir_workers.connector.handoff.worker import HandoffWorker
 from kvasir_workers.connector.kv_memory import layout_of, regions_of
 from kvasir_workers.connector.messages import (
     KvasirTierChanged,
@@ -53,7 +53,7 @@ from kvasir_workers.connector.messages import (
 from kvasir_workers.connector.orders import StepOrders, StepReport
 from kvasir_workers.connector.request_blocks import progress_of
 from kvasir_workers.connector.settings import Settings
-from kvasir_workers.connector.tier_orders import TierOrders
+from kvasir_workers.connector.tiers.orders import TierOrders
 
 if TYPE_CHECKING:
     import torch
@@ -66,8 +66,8 @@ if TYPE_CHECKING:
     from vllm.v1.outputs import KVConnectorOutput
     from vllm.v1.request import Request
 
-    from kvasir_workers.connector.tier_scheduler import TierScheduler
-    from kvasir_workers.connector.tier_worker import TierWorker
+    from kvasir_workers.connector.tiers.scheduler import TierScheduler
+    from kvasir_workers.connector.tiers.worker import TierWorker
 
 
 class KvasirConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
@@ -124,7 +124,7 @@ class KvasirConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             )
         if self._settings.tiers is not None:
             # Imported only by engines with tiers, because it lengthens the start.
-            from kvasir_workers.connector.tier_setup import make_tier_worker
+            from kvasir_workers.connector.tiers.setup import make_tier_worker
 
             self._tier_worker = make_tier_worker(kv_caches, regions, rank * layout.bytes_per_block)
         self._endpoint = RankEndpoint(endpoint, layout)
@@ -206,7 +206,7 @@ class KvasirConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         if self._scheduler is not None:
             self._scheduler.set_endpoints([each.endpoint for each in ordered])
         if self._settings.tiers is not None and ordered:
-            from kvasir_workers.connector.tier_setup import make_tier_scheduler
+            from kvasir_workers.connector.tiers.setup import make_tier_scheduler
 
             self._tiers = make_tier_scheduler(
                 self._settings, self._vllm_config, ordered[0].layout, on_device=self._on_device

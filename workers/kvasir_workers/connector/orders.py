@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from kvasir_workers.connector.tier_orders import TierOrders, TierReport
+from kvasir_workers.connector.tiers.orders import TierOrders, TierReport
 
 
 class OfferParams(msgspec.Struct, frozen=True):

@@ -268,7 +268,7 @@ class GrpcServer:
             if uris != [self._tls.router]:
                 await context.abort(
                     grpc.StatusCode.PERMISSION_DENIED,
-                    f"the caller's certificate is of {', '.join(uris) or 'nobody'}, and only "
+                    f"the caller's certificate is of {', '.join(uris) or 'no identity'}, but only "
                     f"{self._tls.router} may call; give the router its own certificate",
                 )
         if self._expected is None:

@@ -92,9 +92,9 @@ class Holdings:
                 await asyncio.sleep(0)
                 self._refuse_while_incomplete()
                 if self._epoch != epoch:
-                    raise CapacityError("the record began anew while it was read", code=INCOMPLETE)
+                    raise CapacityError("the record was reset while it was read", code=INCOMPLETE)
 
-    # -- what the engine says ----------------------------------------------------------------------
+    # -- recording ---------------------------------------------------------------------------------
 
     def begin(self, epoch: int, *, incomplete: str | None = None) -> None:
         """Number batches from 1 in `epoch`, the worker's own, before anything is written. `incomplete` is why

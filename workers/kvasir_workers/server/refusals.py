@@ -14,24 +14,24 @@ class DrainState:
     """Whether the worker drains, and why: an operator can cancel a drain, a stop is final."""
 
     def __init__(self) -> None:
-        self.said: Draining | None = None
+        self.message: Draining | None = None
         """The drain message sent to routers; None while legs are accepted."""
         self._stopping = False
 
     def stop(self, reason: str, grace_s: float) -> Draining:
         """Begin the worker's stop; return the message for every router."""
         self._stopping = True
-        self.said = Draining(reason, grace_s)
-        return self.said
+        self.message = Draining(reason, grace_s)
+        return self.message
 
     def ask(self, message: SetDraining) -> Draining | Serving | None:
         """Apply an operator's request; return the message for every router, None if nothing changes."""
         if self._stopping:
             return None
         wanted = Draining(message.reason or ON_REQUEST, message.grace_s) if message.draining else None
-        if wanted == self.said:
+        if wanted == self.message:
             return None
-        self.said = wanted
+        self.message = wanted
         return wanted or Serving()
 
 

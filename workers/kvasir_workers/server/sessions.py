@@ -233,8 +233,8 @@ class SessionHost:
         session_id = f"{self._identity.worker_id}/{self._identity.epoch}/{self._opened}"
         session = RouterSession(session_id, router_id, self._limits.link)
         self._sessions[session_id] = session
-        if self._drain.said is not None:
-            self._push(session, self._drain.said)
+        if self._drain.message is not None:
+            self._push(session, self._drain.message)
         return session
 
     def _resume(self, session: RouterSession, hello: Hello) -> bool:
@@ -353,8 +353,8 @@ class SessionHost:
         accepted: list[EngineRequest] = []
         refused: list[Delta] = []
         for request in requests:
-            if self._drain.said is not None:
-                refused.append(refusal(request, WORKER_DRAINING, self._drain.said.reason))
+            if self._drain.message is not None:
+                refused.append(refusal(request, WORKER_DRAINING, self._drain.message.reason))
             elif len(session.live) >= self._limits.max_live_requests:
                 refused.append(refusal(request, WORKER_OVERLOADED, "too many live requests"))
             else:

@@ -48,7 +48,7 @@ class Arena:
         self._stored: dict[bytes, TierBlock] = {}
         self._removed: dict[bytes, TierBlock] = {}
 
-    # -- what is there -----------------------------------------------------------------------------
+    # -- lookup ------------------------------------------------------------------------------------
 
     @property
     def capacity(self) -> int:
@@ -87,7 +87,7 @@ class Arena:
             if state is _State.READY and block is not None:
                 yield block
 
-    # -- how it comes and goes ---------------------------------------------------------------------
+    # -- allocation and eviction -------------------------------------------------------------------
 
     def reserve(self, block: TierBlock) -> int | None:
         """Allocate a slot for a block that is not held, evicting another if necessary. None while every slot

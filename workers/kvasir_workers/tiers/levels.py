@@ -138,7 +138,7 @@ class LowerTier:
         if self.lane.close(drain_s):
             self.tier.close()
 
-    # -- on the lane -------------------------------------------------------------------------------
+    # -- on the thread -----------------------------------------------------------------------------
 
     def _write(self) -> None:
         context = self._context

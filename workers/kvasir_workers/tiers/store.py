@@ -172,7 +172,7 @@ class TierStore:
         with self._lock:
             self._arena.touch(keys)
 
-    # -- what others are told ----------------------------------------------------------------------
+    # -- reports -----------------------------------------------------------------------------------
 
     def loaded(self, blocks: int, seconds: float) -> None:
         """Count blocks that were copied from the arena to the device in that time."""
@@ -217,7 +217,7 @@ class TierStore:
         for level in () if closed else self._levels:
             level.close(DRAIN_S)
 
-    # -- the course of a fetch (with the lock held) --------------------------------------------------
+    # -- fetch state (with the lock held) ------------------------------------------------------------
 
     def _advance(self, fetch: _Fetch) -> None:
         """Pin the blocks that are in the arena, and handle the first one that is not."""
@@ -299,7 +299,7 @@ class TierStore:
     def _take_arena_changes(self) -> None:
         self._changes.add(Medium.CPU, self._arena.take_changes())
 
-    # -- on the lanes ------------------------------------------------------------------------------
+    # -- on the tiers' threads ---------------------------------------------------------------------
 
     def _look_up(self, fetch: _Fetch, level: LowerTier) -> None:
         with self._lock:

@@ -63,7 +63,7 @@ class Scheduler:
         self._granted = 0
         self._closed: tuple[str, str] | None = None
 
-    # -- requests come and go ----------------------------------------------------------------------
+    # -- requests ----------------------------------------------------------------------------------
 
     def submit(self, request: EngineRequest, now: float) -> None:
         """Queue a leg, or refuse it with a delta."""

@@ -292,7 +292,7 @@ class RedisTier(BlobTier):
         for key in keys:
             self._held.remove(key)
 
-    # -- standing ----------------------------------------------------------------------------------
+    # -- health ------------------------------------------------------------------------------------
 
     def _try(self, deadline: float) -> None:
         """Keep the connections open, try what is disabled, and recheck blocks believed to exist."""

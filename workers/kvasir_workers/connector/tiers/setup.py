@@ -14,8 +14,8 @@ from kvasir.config.spec.tiers import TiersSpec
 from kvasir.core.identity import KvLayout
 from kvasir.ports.transfer import KvRegion
 from kvasir_workers.connector.settings import Settings
-from kvasir_workers.connector.tier_scheduler import TierScheduler
-from kvasir_workers.connector.tier_worker import TierWorker
+from kvasir_workers.connector.tiers.scheduler import TierScheduler
+from kvasir_workers.connector.tiers.worker import TierWorker
 from kvasir_workers.tiers.copier import BlockCopier, DeviceCopier, HostCopier, SlotPart, page_lock
 from kvasir_workers.tiers.memory import SharedMemory, SharedName
 from kvasir_workers.tiers.setup import mark_of, open_store

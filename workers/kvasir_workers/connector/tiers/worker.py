@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from kvasir_workers.connector.tier_orders import StoreOrder, TierOrders, TierReport
+from kvasir_workers.connector.tiers.orders import StoreOrder, TierOrders, TierReport
 from kvasir_workers.tiers.copier import BlockCopier
 from kvasir_workers.tiers.memory import SharedName
 

@@ -1,6 +1,7 @@
 """The messages between the tier halves of the connector, once per engine step.
 
-As in orders.py, the scheduler half decides, the worker half of every rank copies, and these values pickle.
+As in connector/orders.py, the scheduler half decides, the worker half of every rank copies, and these values
+pickle.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from kvasir.native import chain_hashes, root_hash
 from kvasir.ports.tier import TierBlock
 from kvasir_workers.connector import stats
 from kvasir_workers.connector.request_blocks import RequestProgress
-from kvasir_workers.connector.tier_orders import LoadOrder, StoreOrder, TierOrders, TierReport
+from kvasir_workers.connector.tiers.orders import LoadOrder, StoreOrder, TierOrders, TierReport
 from kvasir_workers.tiers.memory import SharedName
 from kvasir_workers.tiers.store import TierStore
 
@@ -124,7 +124,7 @@ class TierScheduler:
         self._reported_at = now()
         self._idle = False
 
-    # -- a request's way ---------------------------------------------------------------------------
+    # -- requests ----------------------------------------------------------------------------------
 
     def arrived(self, request: TierRequest) -> None:
         """Handle a queued request: fetch what the router expects in tiers while the request waits."""
