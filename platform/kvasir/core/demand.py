@@ -1,5 +1,4 @@
-"""What routers tell about the load, in figures that only grow, so that a report that is lost loses
-nothing."""
+"""Load reports of routers to the planner. Counters only grow, so a lost report loses no data."""
 
 from __future__ import annotations
 
@@ -10,13 +9,13 @@ from kvasir.core.requests import Role
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """The requests of one model at one router. All but the last four count since the router started.
+    """Requests of one model at one router. All fields but the last four count since the router started.
 
-    `arrived` are all that came, those that were refused for want of room too, with `arrived_tokens` of
-    prompt. Of those that ended well: `prompt_tokens`, `computed_tokens` (the part of the prompts that was in
-    no cache) and the sum of its squares, `output_tokens`. `judged` had a service level that the fleet could
-    keep or break, and `met` of them got it. `waiting` requests with `waiting_tokens` of prompt have not
-    begun, `parked` of them because no worker serves their model; `in_flight` counts all that have not ended.
+    `arrived` includes requests refused for lack of capacity, with `arrived_tokens` of prompt. Of requests
+    that succeeded: `prompt_tokens`, `computed_tokens` (the uncached part of the prompts) and the sum of its
+    squares, `output_tokens`. `judged` requests could meet or miss their SLO class, and `met` of them met it.
+    `waiting` requests with `waiting_tokens` of prompt have not started, `parked` of them because no worker
+    serves their model. `in_flight` counts all that have not ended.
     """
 
     arrived: int = 0
@@ -34,12 +33,12 @@ class Traffic:
     in_flight: int = 0
 
     def plus(self, other: Traffic) -> Traffic:
-        """Both together."""
+        """Return the sum of both."""
         return Traffic(*(getattr(self, name) + getattr(other, name) for name in _NAMES))
 
     def since(self, before: Traffic) -> Traffic:
-        """What has come since `before`; what does not count is as it is. What has become less was counted
-        anew."""
+        """Return the counters relative to `before`, and the other fields unchanged. A counter that has
+        decreased was reset and yields 0."""
         return replace(
             self, **{name: max(0, getattr(self, name) - getattr(before, name)) for name in _COUNTED}
         )
@@ -51,11 +50,11 @@ _COUNTED = _NAMES[:-4]
 
 @dataclass(frozen=True, slots=True)
 class WorkerStats:
-    """One worker as a router sees it: `role` is the part of the work that it is given, `serving` whether it
-    is given any. Seconds as the router has learned them: computing `n` prompt tokens takes `prefill_fixed_s +
-    n * prefill_token_s`, a step with `n` streams `step_fixed_s + n * step_stream_s`. `hit_tokens` counts the
-    prompt tokens that its cache has saved, `kv_tokens` is the room of its cache, `used_tokens` what requests
-    hold of it. `streams` are all that run there, of all routers."""
+    """One worker as seen by a router. `role` is its current role, `serving` whether it receives requests. The
+    router measures times: `n` prompt tokens take `prefill_fixed_s + n * prefill_token_s` seconds, a step with
+    `n` streams `step_fixed_s + n * step_stream_s`. `hit_tokens` counts prompt tokens found in its cache,
+    `kv_tokens` is the capacity of its cache, of which requests hold `used_tokens`. `streams` counts the
+    running streams of all routers."""
 
     worker_id: str
     pool: str
@@ -73,8 +72,8 @@ class WorkerStats:
 
 @dataclass(frozen=True, slots=True)
 class DemandReport:
-    """What one router tells. `sequence` grows with each report of the process that calls itself `router_id`;
-    `epoch` is that of the planner which it is told to, "" while it is not known."""
+    """The report of one router. `sequence` grows with each report of the process `router_id`. `epoch` is that
+    of the receiving planner, "" while it is unknown."""
 
     router_id: str
     epoch: str
@@ -85,8 +84,8 @@ class DemandReport:
 
 @dataclass(frozen=True, slots=True)
 class PoolPlan:
-    """One pool as the planner sees it. `desired` replicas are what it plans for, `applied` whether it also
-    changes the pool, `serving` and `starting` what there is."""
+    """One pool as seen by the planner: the `desired` replicas, whether that size is `applied`, and the
+    replicas that are `serving` and `starting`."""
 
     desired: int
     serving: int
@@ -96,9 +95,9 @@ class PoolPlan:
 
 @dataclass(frozen=True, slots=True)
 class PlannerReply:
-    """What the planner answers a router. `roles` are those of workers that do another part of the work than
-    their pool's. Of each model in `ready_in_s` no worker serves, or not in every role that it takes: it may
-    be had in so many seconds. `accepted` is whether the report was."""
+    """The planner's reply to a router. `roles` has the roles of workers that differ from that of their pool.
+    `ready_in_s` has the expected seconds until each model that lacks workers in some role can be served.
+    `accepted`: whether the report was accepted."""
 
     epoch: str
     accepted: bool

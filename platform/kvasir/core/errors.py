@@ -1,14 +1,14 @@
-"""The one tree of errors that Kvasir raises on purpose.
+"""The tree of errors that Kvasir raises.
 
     KvasirError
-    ├── RequestError            the client can mend it: carries status, code and param
-    ├── CapacityError           ours to mend, the client may retry: carries reason and retry_after_s
+    ├── RequestError            the client can correct it: has status, code and param
+    ├── CapacityError           no capacity, the client can retry: has reason and retry_after_s
     ├── UpstreamError           a worker failed while it served the request
-    ├── RegistrationError       a worker may not join: shows both sides of what differs
-    ├── ProtocolError           the peer broke the session's contract
+    ├── RegistrationError       a worker is refused: names both sides of each difference
+    ├── ProtocolError           the peer violated the session protocol
     ├── TransferError           KV blocks did not arrive; the receiver recomputes or fails
-    ├── ConfigError             kvasir.yaml or the machine does not allow a start
-    └── StartError              a process of the deployment did not come up, or ended: names its log
+    ├── ConfigError             the deployment cannot start with this kvasir.yaml or on this machine
+    └── StartError              a process of the deployment did not start, or ended: names its log
 
 Codes are stable: clients and dashboards match on them, never on messages.
 """
@@ -47,7 +47,7 @@ class RequestError(KvasirError):
 
 
 class CapacityError(KvasirError):
-    """The request is sound, and there is no room or no worker for it."""
+    """The request is valid, but there is no capacity or no worker for it."""
 
     code = "no_capacity"
 
@@ -57,38 +57,38 @@ class CapacityError(KvasirError):
 
 
 class UpstreamError(KvasirError):
-    """A worker failed while it held the request."""
+    """A worker failed while it served the request."""
 
     code = "worker_failed"
 
 
 class RegistrationError(KvasirError):
-    """A worker's identity does not fit the deployment or its peers."""
+    """The identity of a worker does not match the deployment or its peers."""
 
     code = "registration_refused"
 
 
 class ProtocolError(KvasirError):
-    """The peer broke the session's contract; the session ends."""
+    """The peer violated the session protocol; the session ends."""
 
     code = "protocol_error"
 
 
 class TransferError(KvasirError):
-    """A KV transfer failed, was cut, expired, or did not verify."""
+    """A KV transfer failed, was interrupted, expired, or did not verify."""
 
     code = "transfer_failed"
 
 
 class ConfigError(KvasirError):
-    """The deployment cannot start as written, or not on this machine."""
+    """The deployment cannot start as configured, or not on this machine."""
 
     code = "config_error"
 
 
 class StartError(KvasirError):
-    """A process of the deployment did not come up, or ended by itself. `log` is the path of its
-    output, "" when it has none; `remedy` says what to do."""
+    """A process of the deployment did not start, or ended unexpectedly. `log` is the path of its output, ""
+    for none; `remedy` says what to do."""
 
     code = "start_failed"
 

@@ -1,9 +1,8 @@
-"""Golden prompts: what router and worker must render, tokenize and name alike.
+"""Golden prompts, for which router and worker must produce the same text, tokens and block names.
 
-The router tokenizes and the worker computes, so a template, a special token or a tokenizer setting that
-differs between them breaks nothing loudly: answers get worse and caches stay cold. Each side therefore runs
-these prompts through code of its own when it starts, and the router refuses a worker whose results differ,
-with the first difference shown.
+The router tokenizes and the worker computes, so a template, special token or tokenizer setting that differs
+between them causes no error, but worse answers and cold caches. Each side therefore processes these prompts
+at start, and the router refuses a worker whose results differ, with the first difference.
 """
 
 from __future__ import annotations
@@ -16,26 +15,25 @@ from itertools import islice, takewhile
 from typing import Any, TypeAlias
 
 MAX_TEXT_BYTES = 4096
-"""UTF-8 bytes of a prompt's text that are kept to show a difference; tokens and chain cover all of it."""
+"""UTF-8 bytes of a prompt's text kept to show differences; tokens and chain cover the whole text."""
 _SHOWN = 3
 _EXCERPT_BEFORE, _EXCERPT_AFTER = 24, 24
 
 Message = Mapping[str, Any]
 Tool = Mapping[str, Any]
 Render = Callable[[Sequence[Message], Sequence[Tool] | None], str | None]
-"""The prompt for a chat, ending where the assistant's turn begins; None when there is no template, or it
-refuses the chat. Templates that ask for the date are to be given `golden_date`."""
+"""Returns the prompt of a chat up to the start of the assistant's turn, or None if there is no template or it
+rejects the chat. Templates that need the date must get `golden_date`."""
 Encode: TypeAlias = "Callable[[str, bool], array[int]]"
-"""Token ids of a text; the flag says whether the tokenizer adds its special tokens."""
+"""Returns the token ids of a text; the flag says whether to add special tokens."""
 Chain: TypeAlias = "Callable[[array[int], str, str], int]"
-"""The name of the last of these tokens when each is a block, under a salt and an adapter."""
+"""Returns the block name of the last token if each token is a block, for a salt and an adapter."""
 
 
 @dataclass(frozen=True, slots=True)
 class GoldenPrompt:
-    """One prompt whose tokens router and worker must agree on: the rendered text (its first
-    MAX_TEXT_BYTES), how many tokens it has, and the name of its last block when each token is a block of
-    its own."""
+    """One prompt on which router and worker must agree: the rendered text (its first MAX_TEXT_BYTES), the
+    number of tokens, and the name of the last block if each token is a block."""
 
     name: str
     text: str
@@ -45,7 +43,7 @@ class GoldenPrompt:
 
 @dataclass(frozen=True, slots=True)
 class GoldenCase:
-    """What a golden prompt is made from: a chat, or the text of a completion where `messages` is empty."""
+    """The source of a golden prompt: a chat, or the text of a completion if `messages` is empty."""
 
     name: str
     messages: tuple[Message, ...] = ()
@@ -56,13 +54,13 @@ class GoldenCase:
 
 
 def golden_date(form: str) -> str:
-    """`strftime_now` for templates that write the date: router and worker may start on different days."""
+    """A fixed `strftime_now` for templates, because router and worker can start on different days."""
     return datetime(2024, 2, 29, 13, 5, 9).strftime(form)
 
 
 def golden_prompts(render: Render, encode: Encode, chain: Chain) -> tuple[GoldenPrompt, ...]:
-    """Every golden prompt that this side can make: chats need a template that takes them, tools one that
-    shows them."""
+    """Return the golden prompts that this side supports. Chats need a template that accepts them, tools one
+    that renders them."""
     made = []
     for case in GOLDEN_CASES:
         text = _text(case, render)
@@ -76,8 +74,9 @@ def golden_prompts(render: Render, encode: Encode, chain: Chain) -> tuple[Golden
 
 
 def golden_conflicts(candidate: Sequence[GoldenPrompt], expected: Sequence[GoldenPrompt]) -> list[str]:
-    """How a worker's golden prompts differ from the router's, each as `golden.NAME: worker's != router's`;
-    nothing where either side has none at all. Past the first few, differences are only counted."""
+    """Return the differences between the golden prompts of a worker and of the router, each as `golden.NAME:
+    worker's != router's`; an empty list if either side has none. After the first few, differences are only
+    counted."""
     if not candidate or not expected:
         return []
     theirs = {each.name: each for each in candidate}
@@ -130,7 +129,7 @@ def _size(prompt: GoldenPrompt | None) -> str:
 
 
 def _excerpt(text: str, at: int) -> str:
-    """A few characters around `at`, with what cannot be read escaped."""
+    """Return a few characters around `at`, with unprintable ones escaped."""
     start = max(0, at - _EXCERPT_BEFORE)
     shown = "".join(islice(text, start, at + _EXCERPT_AFTER))
     before = "…" if start else ""
@@ -139,7 +138,7 @@ def _excerpt(text: str, at: int) -> str:
 
 
 def _turns(*contents: str, system: str | None = None) -> tuple[Message, ...]:
-    """User and assistant in turn, as every template takes them."""
+    """Alternating user and assistant messages, which every template accepts."""
     first = () if system is None else ({"role": "system", "content": system},)
     roles = ("user", "assistant")
     return (*first, *({"role": roles[i % 2], "content": content} for i, content in enumerate(contents)))

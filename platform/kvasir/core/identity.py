@@ -1,8 +1,7 @@
-"""Who a worker is, and which workers may exchange KV.
+"""Identity of workers, and which workers can exchange KV.
 
-A wrong pairing (another KV dtype, block size, layout or tokenizer) does not fail loudly by itself: it
-gives wrong tokens or a silently cold cache. So identity is compared at registration, field by field,
-and a refusal names both sides.
+A mismatch (of KV dtype, block size, layout or tokenizer) causes no error by itself, but wrong tokens or a
+cold cache. Identities are therefore compared field by field at registration, and a refusal names both sides.
 """
 
 from __future__ import annotations
@@ -17,16 +16,16 @@ HASH_VERSION = 2
 
 
 HEAD_MAJOR = "BHNC"
-"""A block's axes in memory with the KV heads outermost: block, head, token, contents. What one of more ranks
-holds of a block is one piece of it then."""
+"""Axes of a block in memory with the KV heads outermost: block, head, token, contents. The part of each
+tensor-parallel rank is then contiguous."""
 
 
 @dataclass(frozen=True, slots=True)
 class KvLayout:
-    """The shape of KV in memory; two workers exchange blocks only if it is the same block on both sides.
+    """The shape of KV in memory. Two workers exchange blocks only if their blocks are equal.
 
-    `block_size` in tokens; `bytes_per_block` over all layers of one tensor-parallel rank, and `kv_heads` of
-    one rank. `layout` names the order of axes, in its last part after a colon where it has several.
+    `block_size` is in tokens, `bytes_per_block` covers all layers of one tensor-parallel rank, and `kv_heads`
+    is per rank. `layout` names the order of axes, in its last part after a colon if it has several.
     `tensor_parallel_size` is the number of shards of a block.
     """
 
@@ -40,8 +39,8 @@ class KvLayout:
     tensor_parallel_size: int = 1
 
     def differences(self, other: KvLayout) -> list[str]:
-        """Each differing field as `name: mine != theirs`. Tensor-parallel sizes may differ where each rank
-        of the one side finds its heads in whole pieces on the other; where not, it is said what to do."""
+        """Return each differing field as `name: mine != theirs`. Tensor-parallel sizes can differ if the
+        heads of each rank are contiguous on the other side; otherwise the entry says what to do."""
         mine, theirs = self, other
         impossible: list[str] = []
         if self.tensor_parallel_size != other.tensor_parallel_size:
@@ -55,7 +54,7 @@ class KvLayout:
         return differing + impossible
 
     def _of_one_rank(self) -> KvLayout:
-        """All ranks' shards as one."""
+        """The layout with the shards of all ranks as one."""
         ranks = self.tensor_parallel_size
         return replace(
             self,
@@ -65,25 +64,27 @@ class KvLayout:
         )
 
     def _why_not_split(self, other: KvLayout) -> list[str]:
-        """Why ranks of different numbers cannot read each other's heads."""
+        """Return why different numbers of ranks cannot read each other's heads."""
         sizes = f"tensor_parallel_size: {self.tensor_parallel_size} != {other.tensor_parallel_size}"
         few, many = sorted((self, other), key=lambda layout: layout.tensor_parallel_size)
         if many.tensor_parallel_size % few.tensor_parallel_size:
-            return [f"{sizes}, and neither divides the other; choose sizes of which one does"]
+            return [f"{sizes}, and neither divides the other; choose sizes so that one does"]
         if few.kv_heads % (many.tensor_parallel_size // few.tensor_parallel_size):
-            return [f"{sizes}, and {few.kv_heads} KV heads of a rank cannot be split so; choose equal sizes"]
+            return [
+                f"{sizes}, and {few.kv_heads} KV heads of a rank cannot be split evenly; choose equal sizes"
+            ]
         if self.layout == other.layout and self.layout.rpartition(":")[2] != HEAD_MAJOR:
             return [
                 f"{sizes}, and KV heads are not outermost within a block (layout {self.layout}); choose "
-                "equal sizes, or an attention backend that knows VLLM_KV_CACHE_LAYOUT=HND"
+                "equal sizes, or an attention backend that supports VLLM_KV_CACHE_LAYOUT=HND"
             ]
         return []
 
 
 @dataclass(frozen=True, slots=True)
 class Hardware:
-    """What one replica computes on. `flops` is the peak of one device for the model's data type in
-    operations per second, `bytes_per_s` its peak memory bandwidth; 0 where it is not known."""
+    """The hardware of one replica. `flops` is the peak of one device for the model's data type in operations
+    per second, `bytes_per_s` its peak memory bandwidth; 0 if unknown."""
 
     device: str = ""
     devices: int = 1
@@ -92,20 +93,19 @@ class Hardware:
 
 
 NO_KV = KvLayout(block_size=1, dtype="", layout="none", layers=0, kv_heads=0, head_size=0, bytes_per_block=0)
-"""Of a worker that offers no KV and whose cache is its own affair: one that makes embeddings."""
+"""The layout of a worker that exchanges no KV: one that computes embeddings."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerIdentity:
-    """What a worker says of itself in its first message.
+    """The identity that a worker sends in its first message.
 
-    `worker_id` is stable for one process; `epoch` grows with every start of that worker, so that
-    state from an earlier life is recognised. `tokenizer_digest` is the SHA-256 of tokenizer.json and
-    the chat template. `transfer` is the name of the transfer adapter, "" for none. `reports_kv` says
-    that it sends KvBatches and answers snapshots. `golden` is empty where the engine has no tokenizer.
-    `model_parameters` and `model_bytes` are for all ranks of one replica, 0 where they are not known. Workers
-    with the same `shared_tier` (its address and what blocks in it must be like) read and write one remote
-    tier; "" for none.
+    `worker_id` is stable for one process; `epoch` grows with every start of the worker, so that state from an
+    earlier process is recognized. `tokenizer_digest` is the SHA-256 of tokenizer.json and the chat template.
+    `transfer` is the name of the transfer adapter, "" for none. `reports_kv`: whether it sends KvBatches and
+    snapshots. `golden` is empty if the engine has no tokenizer. `model_parameters` and `model_bytes` cover
+    all ranks of one replica, 0 if unknown. Workers with the same `shared_tier` (address and block properties)
+    use the same remote tier; "" for none.
     """
 
     worker_id: str
@@ -142,11 +142,11 @@ def registration_conflicts(
     golden: tuple[GoldenPrompt, ...] = (),
     embeds: bool = False,
 ) -> list[str]:
-    """Why `candidate` may not join, or nothing.
+    """Return why `candidate` cannot join, or an empty list.
 
-    `peers` are the workers already registered for the same model, `golden` the router's own golden
-    prompts, which are compared where both sides have some; `embeds`: the model makes embeddings. Each entry
-    reads `what: candidate's != expected` and names the peer where one is the reason.
+    `peers` are the workers registered for the same model. `golden` are the router's own golden prompts, which
+    are compared if both sides have some. `embeds`: the model computes embeddings. Each entry has the form
+    `what: candidate's != expected` and names the peer, if there is one.
     """
     found: list[str] = []
     if candidate.protocol_version != PROTOCOL_VERSION:
@@ -162,7 +162,7 @@ def registration_conflicts(
     if (candidate.role is Role.EMBED) != embeds:
         expected = "embed" if embeds else "one that generates"
         found.append(f"role: {candidate.role} != {expected} (router)")
-    if candidate.model == model and candidate.hash_version == HASH_VERSION:  # else no name is alike
+    if candidate.model == model and candidate.hash_version == HASH_VERSION:  # else block names differ anyway
         found.extend(golden_conflicts(candidate.golden, golden))
     others = (peer for peer in peers if peer.worker_id != candidate.worker_id)
     found.extend(next(filter(None, (_unlike(candidate, peer) for peer in others)), []))
@@ -170,7 +170,7 @@ def registration_conflicts(
 
 
 def _unlike(candidate: WorkerIdentity, peer: WorkerIdentity) -> list[str]:
-    """Why the two may not exchange KV, naming the peer."""
+    """Return why the two cannot exchange KV, with the name of the peer."""
     differences = [f"kv.{difference}" for difference in candidate.kv.differences(peer.kv)]
     if candidate.transfer != peer.transfer:
         differences.append(f"transfer: {candidate.transfer!r} != {peer.transfer!r}")

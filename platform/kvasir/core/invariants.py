@@ -4,6 +4,6 @@ from __future__ import annotations
 
 
 def require(holds: object, what: str) -> None:
-    """Raises AssertionError(`what`) unless `holds` is true."""
+    """Raise AssertionError(`what`) unless `holds` is true."""
     if not holds:
         raise AssertionError(what)

@@ -1,9 +1,8 @@
-"""What a worker says of the KV blocks that it holds: a log of changes, and snapshots to begin from.
+"""Reports of a worker's KV blocks: a log of changes, and snapshots to start from.
 
-A worker numbers its batches of changes within one epoch. Whoever follows it holds the worker's exact state
-as long as no number is missing; after a gap, a restart or a late start it takes a snapshot and applies the
-batches that follow it. The contract is that of etcd's watch: a position that is no longer to be had is said
-so, and never guessed.
+A worker numbers its batches of changes within one epoch. A reader has the worker's exact state as long as no
+number is missing. After a gap, a restart or a late start, it loads a snapshot and applies the batches that
+follow. As with the watch of etcd, an unavailable position is an error and never a guess.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ LOG_ALIGNMENT = 8
 
 
 class Medium(IntEnum):
-    """Where a block's bytes are, fastest first. The values are those of the log."""
+    """Where the bytes of a block are, fastest first. The values are those of the log."""
 
     DEVICE = 0
     CPU = 1
@@ -28,12 +27,12 @@ MEDIA = len(Medium)
 
 @dataclass(frozen=True, slots=True)
 class TierLoad:
-    """One tier of a worker below the device. Counters only grow within one epoch.
+    """One KV tier of a worker. Counters only grow within one epoch.
 
-    `loads` are reads of several blocks at once, which took `load_s` seconds together. `corrupt_blocks` were
-    found and not believed, `dropped_blocks` were not written since too much waited, `failures` are calls that
-    failed or passed their deadline. `trouble` says what is wrong for the time being and what to do, else "";
-    a tier in trouble is read all the same where `readable`, as a full disk is.
+    `loads` are batched reads, which took `load_s` seconds in total. `corrupt_blocks` failed verification,
+    `dropped_blocks` were not written because the write queue was full, `failures` are calls that failed or
+    timed out. `trouble` describes a current problem and its remedy, else "". A tier in trouble is still read
+    if it is `readable`, for example a full disk.
     """
 
     medium: Medium
@@ -58,10 +57,10 @@ class KvEventKind(IntEnum):
     """Kinds of records in a log.
 
     A record is, little-endian: u8 kind, u8 medium, u16 data-parallel rank, u32 count; a STORED record
-    continues with the u64 name of the block before its first (0 or the chain's root for none); STORED and
-    REMOVED end with `count` u64 names. The blocks of a STORED record follow each other in one chain; those
-    of a REMOVED one are in any order. CLEARED has count 0: nothing is held on this rank and medium.
-    Storing a block that is held, or removing one that is not, changes nothing.
+    continues with the u64 name of the parent of its first block (0 or the root of the chain for none); STORED
+    and REMOVED end with `count` u64 names. The blocks of a STORED record form one chain; those of a REMOVED
+    record are in any order. CLEARED has count 0: the rank and medium hold no blocks.
+    Storing a block that is held, or removing one that is not, has no effect.
     """
 
     STORED = 1
@@ -71,7 +70,7 @@ class KvEventKind(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class KvBatch:
-    """The changes of one flush. `sequence` counts batches from 1 without holes within `epoch`."""
+    """The changes of one flush. `sequence` counts batches from 1 without gaps within `epoch`."""
 
     epoch: int
     sequence: int
@@ -82,9 +81,9 @@ class KvBatch:
 class KvSnapshotPart:
     """One part of a snapshot: STORED records.
 
-    All parts carry the `epoch` and `sequence` at which the snapshot began. Applying every batch with a
-    greater sequence, in order, on top of all parts gives the worker's state: what changed while the parts
-    were made is in those batches. Without the part marked `last` none may be used.
+    All parts carry the `epoch` and `sequence` at which the snapshot started. All parts plus every batch with
+    a greater sequence, applied in order, give the worker's state: changes during the snapshot are in those
+    batches. Without the part marked `last`, no part may be used.
     """
 
     epoch: int
@@ -94,10 +93,10 @@ class KvSnapshotPart:
 
 
 class KvState(StrEnum):
-    """How far the router's picture of a worker's cache can be trusted.
+    """How well the prefix index knows the cache of a worker.
 
-    EXACT: every change up to the newest batch is in. CATCHING_UP: a snapshot is on its way, and only
-    predictions are used meanwhile. PREDICTED: the worker reports nothing, or is not believed.
+    EXACT: all changes up to the newest batch are applied. CATCHING_UP: a snapshot is being loaded, and only
+    predictions are used until then. PREDICTED: the worker sends no reports, or they are not used.
     """
 
     EXACT = "exact"
@@ -107,10 +106,10 @@ class KvState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class KvStatus:
-    """A worker's cache as the router sees it. `since_s` is a reading of the router's clock; `blocks`
+    """The state of the prefix index for one worker. `since_s` is a reading of the router's clock. `blocks`
     counts reported blocks over all ranks and media, `predicted_blocks` those that are only predicted.
-    `error_ratio` is the mean error lately of predicted against reported cached tokens, as a fraction of the
-    prompt; `evaluated_requests` have been compared in all, and `error_tokens` is the sum of their errors."""
+    `error_ratio` is the recent mean error of predicted cached tokens, as a fraction of the prompt;
+    `evaluated_requests` were compared in total, and `error_tokens` is the sum of their errors."""
 
     state: KvState
     reason: str

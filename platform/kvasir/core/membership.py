@@ -1,8 +1,8 @@
-"""Who belongs to a deployment, and the record by which a worker says so.
+"""Membership of a deployment, and the record that each worker writes.
 
-A record carries a beat that its writer advances. A reader judges liveness by whether the beat moves on
-the reader's own clock, so that no two machines need to agree on the time, and a killed worker's record
-goes stale by itself.
+A record has a beat that its writer advances. A reader decides on liveness by whether the beat advances on the
+reader's own clock, so machines need not agree on the time, and the record of a killed worker becomes stale by
+itself.
 """
 
 from __future__ import annotations
@@ -20,28 +20,28 @@ HEARTBEAT_S = 1.0
 STALE_S = 6.0
 _ADDRESS = re.compile(r"([A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?|\[[0-9A-Fa-f:.]+\]):(\d{1,5})")
 _SCHEMES = frozenset(("dns", "fd", "ipv4", "ipv6", "passthrough", "unix", "unix-abstract", "vsock", "xds"))
-"""What gRPC takes for the beginning of something else than a host and a port."""
+"""Names that gRPC parses as a scheme instead of a host."""
 
 
 def is_worker_address(text: str) -> bool:
-    """Whether `text` is `host:port` and nothing that whoever dials it reads otherwise; and no address of a
-    link, where clouds serve credentials, or of a group."""
+    """Whether `text` is `host:port` that every client parses alike, and not a link-local address, where
+    clouds serve credentials, or a multicast address."""
     parts = _ADDRESS.fullmatch(text)
     if parts is None or not 0 < int(parts[2]) < 65536 or parts[1].lower() in _SCHEMES:
         return False
     try:
         address = ipaddress.ip_address(parts[1].strip("[]"))
     except ValueError:
-        # What has only digits is an address to some who dial; what is in brackets is nothing else.
+        # Some clients parse a host of digits as an address; a host in brackets must be an address.
         return not parts[1].startswith("[") and not parts[1].rpartition(".")[2].isdigit()
     return not (address.is_link_local or address.is_multicast)
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """A worker's gRPC address (`host:port`, or an in-memory name) and the pool it says it is of.
+    """A worker's gRPC address (`host:port`, or an in-memory name) and the pool that it reports.
 
-    `worker_id` is unique per process life: a replaced worker has a new one.
+    `worker_id` is unique per process: a restarted worker has a new one.
     """
 
     worker_id: str
@@ -51,7 +51,7 @@ class Endpoint:
 
 @dataclass(frozen=True, slots=True)
 class MembershipSnapshot:
-    """A whole snapshot at `revision`. Revisions grow; an equal revision means an equal set."""
+    """All endpoints at `revision`. Revisions grow; an equal revision means an equal set."""
 
     revision: int
     endpoints: frozenset[Endpoint] = field(default_factory=frozenset)
@@ -59,8 +59,8 @@ class MembershipSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class MemberRecord:
-    """One worker's record. `beat` only grows within one process. `replica` is what the owner of its pool
-    calls it, "" where it has none."""
+    """The record of one worker. `beat` only grows within one process. `replica` is the name of the worker at
+    the owner of its pool, "" for none."""
 
     worker_id: str
     address: str
@@ -84,7 +84,7 @@ class MemberRecord:
 
     @classmethod
     def decode(cls, raw: bytes) -> MemberRecord:
-        """Raises ProtocolError on anything but a record."""
+        """Raises ProtocolError for a malformed record."""
         try:
             data = json.loads(raw)
             if not is_worker_address(address := str(data["address"])):
@@ -102,29 +102,30 @@ class MemberRecord:
 
 
 def member_key(deployment: str, worker_id: str) -> str:
-    """Where a worker's record is kept."""
+    """The key of a worker's record."""
     return f"{member_prefix(deployment)}{worker_id}"
 
 
 def member_prefix(deployment: str) -> str:
-    """What all records of one deployment begin with."""
+    """The key prefix of all records of a deployment."""
     return f"kvasir/{deployment}/members/"
 
 
 def leave_key(deployment: str, worker_id: str) -> str:
-    """Where a worker finds that it is to drain and end; what stands there is the reason."""
+    """The key that tells a worker to drain and end; its value is the reason."""
     return f"kvasir/{deployment}/leave/{worker_id}"
 
 
 @dataclass(slots=True)
 class Liveness:
-    """Tells live records from stale ones by the movement of their beats."""
+    """Separates live records from stale ones by whether their beats advance."""
 
     stale_s: float = STALE_S
     _seen: dict[str, tuple[int, float]] = field(default_factory=dict)
 
     def live(self, records: Mapping[str, MemberRecord], now: float) -> frozenset[Endpoint]:
-        """The endpoints whose beat moved within `stale_s` before `now` (seconds, any one clock)."""
+        """Return the endpoints whose beat advanced within `stale_s` before `now` (seconds, always the same
+        clock)."""
         for worker_id in self._seen.keys() - records.keys():
             del self._seen[worker_id]
         alive: list[Endpoint] = []
@@ -138,5 +139,5 @@ class Liveness:
         return frozenset(alive)
 
     def long_stale(self, now: float, age_s: float) -> list[str]:
-        """Workers whose beat has not moved for `age_s`: their records may be removed."""
+        """Return workers whose beat has not advanced for `age_s`; their records can be removed."""
         return [worker for worker, (_, moved_s) in self._seen.items() if now - moved_s >= age_s]

@@ -1,9 +1,9 @@
-"""What router and worker say to each other on a session, free of any encoding.
+"""The messages of a session between router and worker, independent of their encoding.
 
 A session is one logical, ordered, exactly-once conversation between a router and a worker. It outlives
-the connections that carry it: every frame has a sequence number, both sides keep a bounded tail of
-what the other has not acknowledged, and a new connection replays it. `kvasir.core.session_link` is that
-bookkeeping; `kvasir.wire` the encoding; proto/kvasir/wire/v1 the contract.
+its connections: every frame has a sequence number, both sides keep a bounded tail of unacknowledged
+frames, and a new connection replays it. `kvasir.core.session_link` implements this, `kvasir.wire` is the
+encoding, and proto/kvasir/wire/v1 the contract.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class Hello:
 class Welcome:
     """The worker's answer (unsequenced).
 
-    `resumed` False means: a new session, nothing of an earlier one is held, and whatever ran there
-    was aborted. `received_seq` is the last router frame that the worker has processed.
+    `resumed` False means a new session: the worker holds no state of an earlier one, whose legs were
+    aborted. `received_seq` is the last router frame that the worker has processed.
     """
 
     session_id: str
@@ -46,14 +46,14 @@ class Welcome:
 
 @value
 class Submit:
-    """Start these legs. One message carries all that were admitted in one tick."""
+    """Start these legs. One message carries all legs that were admitted in one tick."""
 
     requests: tuple[EngineRequest, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Abort:
-    """Stop these legs; each live one answers with a last delta."""
+    """Stop these legs. Each live one ends with a last delta."""
 
     request_ids: tuple[str, ...]
 
@@ -67,12 +67,12 @@ class ReleaseLeases:
 
 @dataclass(frozen=True, slots=True)
 class Goodbye:
-    """The router ends the session: what runs in it is not wanted, and it will not come back."""
+    """The router ends the session and does not resume it. Its legs are aborted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Draining:
-    """The worker takes no new legs. Those it has come to their end, within `grace_s` seconds unless 0."""
+    """The worker accepts no new legs. Running legs end within `grace_s` seconds; 0 means no bound."""
 
     reason: str
     grace_s: float
@@ -80,13 +80,13 @@ class Draining:
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """The worker takes legs again."""
+    """The worker accepts legs again."""
 
 
 @dataclass(frozen=True, slots=True)
 class SetDraining:
-    """An operator wants the worker to drain, or to serve again: it tells all its routers. One that is being
-    stopped goes on draining."""
+    """An operator's command to drain, or to serve again. The worker notifies all its routers. A stopping
+    worker continues to drain."""
 
     draining: bool
     reason: str = ""
@@ -99,9 +99,9 @@ WorkerMessage = StepBatch | Draining | Serving
 
 @value
 class EncodedStep:
-    """A StepBatch as it came, valid but not yet taken apart: some of its deltas may be served from the bytes
-    of its `frame`. `decode(positions)` makes a batch of the deltas at these positions and of all else; None:
-    of all of it. It raises ProtocolError."""
+    """A received StepBatch, valid but not decoded, because some of its deltas can be served from the bytes of
+    `frame`. `decode(positions)` returns a batch with the deltas at these positions, or with all deltas if
+    None, and everything else. It raises ProtocolError."""
 
     frame: bytes
     decode: Callable[[Sequence[int] | None], StepBatch]
@@ -109,8 +109,8 @@ class EncodedStep:
 
 @value
 class RouterFrame:
-    """Router to worker. `seq` counts payloads from 1; a frame without payload only acknowledges
-    and repeats the last seq. `ack` is the last worker seq processed."""
+    """Router to worker. `seq` counts payloads from 1; a frame without payload only acknowledges and repeats
+    the last seq. `ack` is the last worker seq processed."""
 
     seq: int
     ack: int
@@ -119,7 +119,7 @@ class RouterFrame:
 
 @value
 class WorkerFrame:
-    """Worker to router; as RouterFrame, in the other direction."""
+    """Worker to router, with the fields of RouterFrame."""
 
     seq: int
     ack: int

@@ -1,7 +1,7 @@
-"""What a request is, once the edge has parsed, rendered and tokenized it.
+"""Requests after the edge has parsed, rendered and tokenized them.
 
-The same frozen values travel from the gateway through the request machine to an engine, so that a
-request means one thing everywhere; the wire codec is the only other spelling of them.
+Gateway, request machine and engines use the same frozen values, so a request has one meaning everywhere. The
+wire codec is their only other form.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from kvasir.core.values import value
 
 
 def token_ids(ids: Iterable[int]) -> array[int]:
-    """Prompt tokens as one contiguous uint32 buffer: hashing and the wire take it without a copy per
-    token. Never changed after it is made. Raises OverflowError for an id outside uint32."""
+    """Return prompt tokens as one contiguous uint32 buffer, which hashing and the wire use without copying
+    each token. Callers must not change it. Raises OverflowError for an id outside of uint32."""
     return array("I", ids)
 
 
 class Role(StrEnum):
-    """What a pool of workers does for a request."""
+    """The part of a request that the workers of a pool run."""
 
     PREFILL = "prefill"
     DECODE = "decode"
@@ -31,8 +31,8 @@ class Role(StrEnum):
 
 
 class FinishReason(StrEnum):
-    """Why a stream ended, in OpenAI's words where it has one. CONTENT_FILTER is the gateway's own: no engine
-    says it."""
+    """Why a stream ended, as named by OpenAI if possible. CONTENT_FILTER is set by the gateway only, never by
+    an engine."""
 
     STOP = "stop"
     LENGTH = "length"
@@ -42,9 +42,9 @@ class FinishReason(StrEnum):
 
 
 class Leg(StrEnum):
-    """Which part of a request a worker is asked to run.
+    """The part of a request that a worker runs.
 
-    FULL is aggregated serving: a hand-off of length zero. EMBED computes one vector and generates nothing.
+    FULL is aggregated serving, with a hand-off of length zero. EMBED computes one vector.
     """
 
     FULL = "full"
@@ -54,14 +54,14 @@ class Leg(StrEnum):
 
 
 class Task(StrEnum):
-    """What a request asks of its model."""
+    """The task of a request."""
 
     GENERATE = "generate"
     EMBED = "embed"
 
 
 class Constraint(StrEnum):
-    """What kind of rule the output must follow."""
+    """The kind of constraint on the output."""
 
     JSON_OBJECT = "json_object"
     JSON_SCHEMA = "json_schema"
@@ -73,7 +73,7 @@ class Constraint(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class StructuredOutput:
-    """A rule that the output follows token by token. `spec` is the schema or tag as JSON text, the pattern,
+    """A constraint that is enforced for each token. `spec` is the schema or tag as JSON text, the pattern,
     the grammar (EBNF or Lark), a JSON array of choices, or "" for any JSON object."""
 
     constraint: Constraint
@@ -82,13 +82,13 @@ class StructuredOutput:
 
 @dataclass(frozen=True, slots=True)
 class OutputParsing:
-    """How the model's text is to be taken apart into content, reasoning and tool calls, in the words of
-    OpenAI's API, for the engine's own parsers.
+    """How the engine's parsers split the model's text into content, reasoning and tool calls, in the terms of
+    OpenAI's API.
 
-    `tools` is the request's array as JSON text, "" for none; `tool_choice` is none, auto, required, or
-    the name of a function in `function`. `reasoning`: whether reasoning is told to the client.
-    `template_kwargs` are the client's template variables as JSON text, by which parsers know whether the
-    prompt lets the model reason.
+    `tools` is the request's array as JSON text, "" for none. `tool_choice` is none, auto, required, or
+    function with its name in `function`. `reasoning`: whether reasoning is returned to the client.
+    `template_kwargs` are the client's template variables as JSON text, from which parsers derive whether the
+    prompt enables reasoning.
     """
 
     tools: str = ""
@@ -104,9 +104,9 @@ class Sampling:
     """Sampling parameters, with vLLM's meaning and defaults (vllm.SamplingParams).
 
     `seed`, `logprobs`, `prompt_logprobs`, `thinking_tokens` and `max_tokens` are None when unset. `logprobs`
-    is the number of alternatives per position of the output, `prompt_logprobs` of the prompt. `max_tokens`
-    None means: up to the model's context. `allowed_token_ids` empty allows all. `thinking_tokens` bounds the
-    reasoning.
+    is the number of alternatives per output position, `prompt_logprobs` per prompt position. `max_tokens`
+    None means up to the model's context. An empty `allowed_token_ids` allows all. `thinking_tokens` bounds
+    the reasoning.
     """
 
     max_tokens: int | None = None
@@ -137,11 +137,11 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class KvHandoff:
-    """Everything a decode worker needs to pull a prompt's KV from the worker that prefilled it.
+    """What a decode worker needs to pull a prompt's KV from the worker that prefilled it.
 
-    `ticket` is opaque to the router: the transfer adapter wrote it and the same adapter reads it.
-    `lease_id` and `fence` name the lease on the prefill worker's blocks; the lease ends at the first
-    of pulled, released, or `ttl_s` seconds after it was granted.
+    `ticket` is opaque to the router; only the transfer adapter reads and writes it. `lease_id` and `fence`
+    name the lease on the prefill worker's blocks. The lease ends when the blocks are pulled or released, or
+    `ttl_s` seconds after it was granted.
     """
 
     lease_id: str
@@ -153,8 +153,9 @@ class KvHandoff:
 
 @dataclass(frozen=True, slots=True)
 class Continuation:
-    """A leg that goes on where a lost worker stopped: the last `output_tokens` of its tokens are output that
-    the client has, of whose text `text_length` characters were taken in (with parsing: before it)."""
+    """Continuation of a stream whose worker was lost. The last `output_tokens` of the leg's tokens are output
+    that the client has received; `text_length` characters of their text were processed (counted before
+    parsing)."""
 
     output_tokens: int
     text_length: int
@@ -164,17 +165,16 @@ class Continuation:
 class EngineRequest:
     """One leg of one request, as an engine runs it.
 
-    `request_id` is unique on its worker for the life of the session. `tokens` are the prompt's ids.
-    A DECODE leg carries `handoff`; a PREFILL leg generates one token, which is discarded, and its
-    last delta carries a handoff. `data_parallel_rank` None lets the engine choose.
+    `request_id` is unique on its worker for the life of the session. `tokens` are the token ids of the
+    prompt. A DECODE leg has a `handoff`. A PREFILL leg generates one token, which is discarded, and its last
+    delta has a handoff. With `data_parallel_rank` None, the engine chooses.
 
-    With a `continuation`, limits, penalties and stop strings of `sampling` (which is the request's own) count
-    the output among `tokens` as output, the first delta's offset is its length, and text begins where the
-    client's ends. Usage counts what this leg computes: all of `tokens` as prompt, and its own output.
+    With a `continuation`, the limits, penalties and stop strings of `sampling` treat the output in `tokens`
+    as output, the offset of the first delta is its length, and text starts where the client's text ends.
+    Usage counts what this leg computes: all of `tokens` as prompt, and its own output.
 
-    `tier_tokens` is how much of the prompt the router believes to be in tiers below the device and not on it,
-    so that the worker can begin to fetch it before the engine gets to the request; a belief, and no promise.
-    With `parsing`, deltas carry the text taken apart.
+    `tier_tokens` is the router's estimate of prompt tokens that are in tiers but not on the device, which the
+    worker can prefetch. With `parsing`, deltas carry parsed text.
     """
 
     request_id: str
@@ -194,7 +194,7 @@ class EngineRequest:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """One candidate at one position."""
+    """One candidate token at one position."""
 
     token_id: int
     token: str
@@ -211,7 +211,7 @@ class PositionLogprobs:
 
 @value
 class Timings:
-    """Durations in seconds that only the worker can know. Zero where a leg has no such part."""
+    """Durations in seconds, measured by the worker. Zero for parts that a leg does not have."""
 
     queue_s: float = 0.0
     prefill_s: float = 0.0
@@ -222,9 +222,9 @@ class Timings:
 
 @value
 class Usage:
-    """Token counts of one leg. `cached_tokens` is the engine's own prefix hit, `tier_tokens` of which came
-    from a tier below the device; `transferred_tokens` came from another worker; all count within
-    `prompt_tokens`. `transferred_bytes` is what was really moved."""
+    """Token counts of one leg. `cached_tokens` is the prefix hit of the engine, of which `tier_tokens` came
+    from a KV tier; `transferred_tokens` came from another worker. All are part of `prompt_tokens`.
+    `transferred_bytes` is the number of bytes that were moved."""
 
     prompt_tokens: int = 0
     cached_tokens: int = 0
@@ -236,8 +236,8 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class ToolCallDelta:
-    """A piece of the tool call number `index` of a choice. The first one of a call has `call_id` and `name`;
-    `arguments` of all put together are its JSON text."""
+    """A piece of the tool call with number `index` of a choice. The first piece has `call_id` and `name`; the
+    concatenated `arguments` of all pieces are JSON text."""
 
     index: int
     call_id: str = ""
@@ -249,19 +249,18 @@ class ToolCallDelta:
 class Delta:
     """What one engine step added to one choice of one request.
 
-    `offset` is the index of `token_ids[0]` in that choice's output: a receiver that expects another
-    offset has lost or repeated a token. `finish` ends the choice. `usage`, `timings` and `handoff`
-    come with the last delta of the request; where a FULL leg found some of its prompt in a cache, its first
-    delta brings `usage` as well, as it is by then: whoever ends a request early never sees the last one.
-    `error` (a stable code) comes with finish=ERROR, `error_message` with it. A PREFILL leg may carry its
-    handoff before that too, as soon as a part of its KV can be pulled; the last delta then carries the same
-    lease again.
+    `offset` is the index of `token_ids[0]` in the output of the choice; a receiver that expects another
+    offset has lost or repeated a token. `finish` ends the choice. `usage`, `timings` and `handoff` are in the
+    last delta of the request. If a FULL leg found part of its prompt in a cache, its first delta also has the
+    `usage` so far, because a request that ends early has no last delta. `error` (a stable code) and
+    `error_message` come with finish=ERROR. A PREFILL leg can send its handoff earlier, as soon as part of its
+    KV can be pulled; the last delta then has the same lease.
 
-    Where the request wants parsing, `text` is content alone, `reasoning` and `tool_calls` are the rest, and
-    `raw_length` is how many characters of the engine's text this step has taken in; None elsewhere.
-    `reasoning_tokens`, with the last delta, counts the choice's output that was reasoning. The first delta of
-    a request with `prompt_logprobs` has one entry for each prompt token, None for the first. The only delta
-    of an EMBED leg carries the `embedding`, float32.
+    If the request uses parsing, `text` is content only, `reasoning` and `tool_calls` are the rest, and
+    `raw_length` is the number of characters of the engine's text in this step; else it is None.
+    `reasoning_tokens`, in the last delta, counts the reasoning in the choice's output. With
+    `prompt_logprobs`, the first delta has one entry for each prompt token, None for the first. The only delta
+    of an EMBED leg has the `embedding` as float32.
     """
 
     request_id: str
@@ -288,11 +287,11 @@ class Delta:
 
 @value
 class EngineLoad:
-    """A worker's own view of its load at one step. Rates and the cost model build on it.
+    """The load that a worker reports with a step. Rates and the cost model are derived from it.
 
-    `kv_usage` is the fraction of KV blocks in use by running requests. Counters only grow within
-    one worker epoch. Of the requests that were preempted, `swapped_in` went on from KV that a tier had kept,
-    `recomputed` without. A load that comes with tokens has no `tiers`: what was said of them last stands.
+    `kv_usage` is the fraction of KV blocks in use by running requests. Counters only grow within one worker
+    epoch. Of preempted requests, `swapped_in` resumed from KV in a tier, and `recomputed` did not. A load
+    that comes with tokens has no `tiers`; the last reported ones remain valid.
     """
 
     running: int = 0
@@ -315,8 +314,8 @@ class EngineLoad:
 
 @value
 class StepBatch:
-    """All that one engine step produced, for every running request: one message on the wire. `kv` is
-    what has changed in the worker's prefix cache since its last batch of changes."""
+    """The output of one engine step for all running requests: one message on the wire. `kv` has the changes
+    of the worker's prefix cache since the last batch of changes."""
 
     deltas: tuple[Delta, ...] = ()
     load: EngineLoad | None = None
@@ -328,7 +327,7 @@ EMPTY_SAMPLING = Sampling()
 
 @dataclass(frozen=True, slots=True)
 class SloClass:
-    """What a request's client was promised: seconds to the first token, and between two tokens."""
+    """An SLO class: the promised TTFT and ITL in seconds."""
 
     name: str
     ttft_s: float
@@ -344,13 +343,13 @@ def _no_blocks() -> array[int]:
 
 @value
 class Request:
-    """A client's request inside the router: tokens in, no text of the prompt kept.
+    """A client's request inside the router, which keeps the tokens but not the text of the prompt.
 
-    `arrival_s` is the router clock's reading. `deadline_s` (same clock) ends it wherever it is.
-    `block_hashes` are the names of the prompt's whole blocks as array('Q'), empty where they are not
-    known yet. `session` is the client's own name for what belongs together, "" for none. `tenant` is who is
-    charged for it, "" for nobody in particular. The smaller `priority`, the sooner it runs. `trace_context`
-    is a W3C traceparent, and after a space its tracestate, if it has one.
+    `arrival_s` is a reading of the router's clock. `deadline_s` (same clock) ends the request in any state.
+    `block_hashes` are the names of the prompt's whole blocks as array('Q'), empty while unknown. `session` is
+    the client's name for a group of requests, "" for none. `tenant` is charged for the request, "" for none.
+    Smaller values of `priority` run sooner. `trace_context` is a W3C traceparent, followed by a space and the
+    tracestate if there is one.
     """
 
     request_id: str

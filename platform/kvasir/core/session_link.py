@@ -1,9 +1,9 @@
-"""Exactly-once, in-order delivery over connections that break: the bookkeeping of one end of a session.
+"""Exactly-once, in-order delivery over connections that break: the state of one end of a session.
 
-Both ends hold one `SessionLink`. It numbers what goes out, keeps it until the peer has acknowledged it, and
-knows what has come in; it does no I/O and reads no clock, so that every interleaving can be tested. The
-tail is the outgoing queue at the same time: a slow connection leaves the cursor behind, a broken one
-moves it back, and one bound holds for both.
+Each end has one `SessionLink`. It numbers outgoing payloads, keeps them until the peer acknowledges them, and
+tracks received ones. It does no I/O and reads no clock, so every interleaving can be tested. The tail is also
+the send queue: the cursor lags behind on a slow connection and moves back after a broken one, and one bound
+covers both.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ TAIL_OVERFLOW = "tail_overflow"
 
 @dataclass(frozen=True, slots=True)
 class LinkLimits:
-    """Bounds of one end. `tail_bytes` counts encoded payload bytes, roughly and rather too many.
+    """Bounds of one end. `tail_bytes` counts encoded payload bytes, as an upper estimate.
 
-    An acknowledgement rides on whatever is sent. When nothing is, one is due after `ack_every`
-    payloads or `ack_delay_s` seconds after the first that is not yet acknowledged.
+    Every frame carries an acknowledgement. If no frame is sent, an acknowledgement is due after `ack_every`
+    payloads, or `ack_delay_s` seconds after the first unacknowledged one.
     """
 
     tail_messages: int = 4096
@@ -48,8 +48,8 @@ class LinkLimits:
 class SessionLink(Generic[P]):
     """One end of a session, sending payloads of type P.
 
-    Errors: every violation by the peer raises ProtocolError, and so does an overflow of the tail (code
-    `tail_overflow`); after either the session is over, and the link must not be used again.
+    Raises ProtocolError for every violation by the peer and for an overflow of the tail (code
+    `tail_overflow`). After either, the session has ended and the link must not be used.
     """
 
     def __init__(self, limits: LinkLimits) -> None:
@@ -64,23 +64,23 @@ class SessionLink(Generic[P]):
 
     @property
     def received_seq(self) -> int:
-        """The peer's last payload that was processed."""
+        """Sequence number of the last payload that was received."""
         return self._received
 
     @property
     def sent_seq(self) -> int:
-        """The last payload handed to the current connection."""
+        """Sequence number of the last payload that was given to the current connection."""
         return self._next - 1
 
     @property
     def unacknowledged(self) -> int:
-        """Payloads that the peer has not yet acknowledged, sent or not."""
+        """Number of payloads, sent or not, that the peer has not acknowledged."""
         return len(self._tail)
 
     @property
     def half_full(self) -> bool:
-        """Whether more than half of the tail's bounds is taken: the peer is slow or away, and what can be
-        had again otherwise should not be pushed."""
+        """Whether the tail exceeds half of its bounds: the peer is slow or disconnected, and payloads that
+        can be recovered otherwise should not be pushed."""
         limits = self._limits
         return 2 * len(self._tail) > limits.tail_messages or 2 * self._tail_bytes > limits.tail_bytes
 
@@ -96,7 +96,7 @@ class SessionLink(Generic[P]):
         self._tail_bytes += size
 
     def take(self) -> tuple[int, P] | None:
-        """The next payload to put on the connection, with its sequence number."""
+        """Return the next payload to send and its sequence number, or None."""
         if self._next > self._last:
             return None
         seq = self._next
@@ -104,17 +104,17 @@ class SessionLink(Generic[P]):
         return seq, self._tail[seq][0]
 
     def take_ack(self) -> int:
-        """The acknowledgement to put on a frame that is about to be sent."""
+        """Return the acknowledgement for a frame that is about to be sent."""
         self._ack_sent = self._received
         self._unacked_since = None
         return self._received
 
     def ack_pending(self) -> bool:
-        """Whether the peer awaits an acknowledgement, now or later."""
+        """Whether an acknowledgement is outstanding."""
         return self._unacked_since is not None
 
     def ack_due(self, now: float) -> bool:
-        """Whether a frame of its own should carry the acknowledgement now."""
+        """Whether the outstanding acknowledgement must be sent without waiting for a payload."""
         if self._unacked_since is None:
             return False
         return (
@@ -123,9 +123,10 @@ class SessionLink(Generic[P]):
         )
 
     def receive(self, seq: int, ack: int, *, has_payload: bool, now: float) -> bool:
-        """Take in a frame's header; True means: process its payload now. False: a duplicate, or none.
+        """Register a received frame. Return True if its payload must be processed, False for a duplicate or
+        no payload.
 
-        `now` is any monotonic clock's reading in seconds, the same clock always.
+        `now` is the reading of a monotonic clock in seconds, always the same clock.
         """
         self._acknowledge(ack)
         if not has_payload:
@@ -142,13 +143,13 @@ class SessionLink(Generic[P]):
         return True
 
     def resume(self, received_seq: int) -> int:
-        """Begin a new connection, whose peer has processed up to `received_seq`: whatever follows will
-        be taken again. Returns how many payloads that is."""
+        """Start a new connection whose peer has processed payloads up to `received_seq`; later ones are sent
+        again. Return their number."""
         if received_seq < self._last - len(self._tail):
             raise ProtocolError(f"the peer wants frames after {received_seq}, which it had acknowledged")
         self._acknowledge(received_seq)
         self._next = received_seq + 1
-        # The handshake told the peer what was received; an ack that died with the old connection is moot.
+        # The handshake has acknowledged received frames, so an ack lost with the old connection is obsolete.
         self._ack_sent = self._received
         self._unacked_since = None
         return len(self._tail)
@@ -223,7 +224,7 @@ def _request_bytes(request: EngineRequest) -> int:
 
 
 def payload_bytes(message: RouterMessage | WorkerMessage | EncodedStep) -> int:
-    """An upper estimate of a payload's encoded size in bytes, cheap enough for every step."""
+    """Return an upper estimate of the encoded size of a payload in bytes, cheap enough for every step."""
     match message:
         case Submit(requests=requests):
             return _MESSAGE_BYTES + sum(map(_request_bytes, requests))

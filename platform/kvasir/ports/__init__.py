@@ -1,1 +1,1 @@
-"""The seams between decisions and the world: each foreign library stands behind one of these."""
+"""Ports: the Protocols between decisions and I/O. Each third-party library is behind one of them."""

@@ -1,4 +1,4 @@
-"""Time and randomness as arguments, so that an hour of traffic can be tested in seconds."""
+"""Time and randomness as ports, so that tests can run under virtual time."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Clock(Protocol):
         ...
 
     async def sleep(self, seconds: float) -> None:
-        """Return no earlier than `seconds` later; yields once when `seconds` is zero or less."""
+        """Return no earlier than after `seconds`; yield once if `seconds` is zero or less."""
         ...
 
 
@@ -25,7 +25,7 @@ class Rng(Protocol):
         ...
 
     def randrange(self, stop: int, /) -> int:
-        """Uniform integer in [0, stop); raises ValueError when stop < 1."""
+        """Uniform integer in [0, stop). Raises ValueError if stop < 1."""
         ...
 
     def getrandbits(self, k: int, /) -> int:

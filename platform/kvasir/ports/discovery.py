@@ -1,4 +1,4 @@
-"""Which workers exist and where they listen."""
+"""Discovery of workers and their addresses."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ __all__ = ["Discovery", "Endpoint", "MembershipSnapshot"]
 
 
 class Discovery(Protocol):
-    """A source of membership. It says who should exist; sessions say who is alive."""
+    """A source of membership. It lists the expected workers; sessions show which are alive."""
 
     def watch(self) -> AsyncIterator[MembershipSnapshot]:
-        """The current snapshot at once, then one per change. On trouble with its source it keeps the
-        last snapshot (fail-static) and goes on trying; it ends only when cancelled or closed."""
+        """Yield the current snapshot at once, then one per change. If its source fails, it keeps the last
+        snapshot (fail-static) and retries. It ends only when cancelled or closed."""
         ...
 
     def stale_s(self) -> float:
-        """For how many seconds its source has not answered: so old may the newest snapshot be. 0 while it
-        does."""
+        """Seconds since the source last answered, which bounds the age of the newest snapshot. 0 while it
+        answers."""
         ...
 
     async def close(self) -> None:

@@ -1,7 +1,7 @@
-"""How much a tenant may use: counted by one router in memory, or by several in a store that they share.
+"""Rate limits of tenants, counted by one router in memory or by several in a shared store.
 
-Answers come by call, at once or from a later turn of the event loop, because the handlers of the edge are
-calls too, and a router that counts in its own memory must not pay for a task on every request.
+Results are delivered by callback, at once or in a later turn of the event loop, because the edge uses
+callbacks and a router that counts in memory must not create a task per request.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ Limit = Literal["requests", "tokens", "concurrency"]
 
 @dataclass(frozen=True, slots=True)
 class Quota:
-    """What a tenant may use; None is not limited.
+    """Limits of a tenant; None means no limit.
 
-    Requests and tokens are buckets that hold a minute's worth and fill evenly: in any span of `s` seconds at
-    most `per_min × (1 + s / 60)` of them are let in.
+    Requests and tokens are token buckets with a capacity of one minute's amount and a constant refill rate:
+    in any span of `s` seconds, at most `per_min × (1 + s / 60)` are granted.
     """
 
     requests_per_min: int | None = None
@@ -29,20 +29,20 @@ class Quota:
 
     @property
     def unlimited(self) -> bool:
-        """Whether there is nothing to count."""
+        """Whether no limit is set."""
         return self.requests_per_min is None and self.tokens_per_min is None and self.concurrency is None
 
 
 class BucketLevels(NamedTuple):
-    """How long the buckets take to be full again, in seconds: 60 is empty, more is owed."""
+    """Seconds until the buckets are full again: 60 is empty, more is debt."""
 
     requests_s: float = 0.0
     tokens_s: float = 0.0
 
 
 class Grant(NamedTuple):
-    """Leave to run one request. `tokens` have been charged, by all routers together where `shared`. `levels`
-    are those after it."""
+    """Permission to run one request. `tokens` were charged, in the shared store if `shared`. `levels` are
+    those after the charge."""
 
     tenant: str
     quota: Quota
@@ -52,8 +52,9 @@ class Grant(NamedTuple):
 
 
 class LimitRefusal(NamedTuple):
-    """No leave, and nothing charged. `limit` is what was in the way for longest. After `retry_after_s`
-    seconds the same is granted, if nobody else takes it before; for concurrency that is a guess."""
+    """A refusal; nothing is charged. `limit` is the limit with the longest wait. After `retry_after_s`
+    seconds the same request is granted, unless others use the capacity first; for concurrency it is an
+    estimate."""
 
     limit: Limit
     retry_after_s: float
@@ -61,36 +62,36 @@ class LimitRefusal(NamedTuple):
 
 
 class RateLimits(Protocol):
-    """Obligations: of a quota either all is charged or nothing; each grant is to be ended by exactly one of
-    `settle` and `release`; one tenant's use never touches another's. A store that cannot be reached refuses
-    nobody: the router goes by what it has counted itself, and says so. All calls come from one event loop.
+    """Obligations: a quota is charged completely or not at all; the caller ends each grant by exactly one of
+    `settle` and `release`; tenants do not affect each other. If the store is unreachable, the router decides
+    from its own counters and reports that it does. All calls come from one event loop.
     """
 
     def take(
         self, tenant: str, quota: Quota, tokens: int, then: Callable[[Grant | LimitRefusal], None]
     ) -> None:
-        """Ask leave for a request that may use so many tokens; `then` is called exactly once. Raises
-        ValueError for more tokens than the quota has in a minute, for which no waiting helps."""
+        """Request a grant for `tokens` tokens; `then` is called exactly once. Raises ValueError for more
+        tokens than the quota per minute, which can never be granted."""
         ...
 
     def settle(self, grant: Grant, tokens: int) -> None:
-        """The request has ended and has used so many: the rest of what was charged is given back, and what
-        was used beyond it is owed, up to a minute's worth."""
+        """End the grant of a request that used `tokens`. Unused tokens are returned; excess tokens become
+        debt, up to one minute's amount."""
         ...
 
     def release(self, grant: Grant) -> None:
-        """The request has not run: everything is given back."""
+        """End the grant of a request that did not run. The whole charge is returned."""
         ...
 
     async def run(self) -> None:
-        """What there is to do beside the calls, until it is cancelled."""
+        """Run background work until cancelled."""
         ...
 
 
 @runtime_checkable
 class SharedRateLimits(RateLimits, Protocol):
-    """Limits that several routers count together. `shared`: they do at this moment; `local_decisions`: how
-    many requests were let in or refused without the others."""
+    """Limits that several routers share. `shared`: whether the shared store is in use at this moment;
+    `local_decisions`: requests that were granted or refused from local counters."""
 
     @property
     def shared(self) -> bool: ...

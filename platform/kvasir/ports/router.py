@@ -1,6 +1,6 @@
-"""The core router as the edge sees it: submit tokens, get deltas, never know about workers.
+"""The port between edge and core router: submit tokens, receive deltas, without knowledge of workers.
 
-The edge may live in the same process or another one; nothing here assumes which.
+The edge can run in the same process or in another one.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from kvasir.core.values import value
 
 @value
 class RequestSummary:
-    """What happened to a finished request: metrics, spans, `Server-Timing` and decision records are
-    all made from this one value.
+    """The summary of a finished request, from which metrics, spans, `Server-Timing` and decision records are
+    made.
 
-    Times are readings of the router's clock in seconds; None where the request never got there.
-    `route_s` is what the last decision took, `tier_s` the wait for KV from tiers below the device, and
-    `transfer_s` the decode worker's measured wait for KV. `retries` counts starts after a failure before
-    the first token, `migrations` those after the loss of a worker. `outcome` is "ok" or a stable error code.
-    `brownout` is what was done under pressure when it came, as BrownoutView.text says it. `refused`: it was
-    never accepted, as if `submit` had raised; only a router in another process says so.
+    Times are readings of the router's clock in seconds; None for stages that the request did not reach.
+    `route_s` is the duration of the last decision, `tier_s` the wait for KV from tiers, and `transfer_s` the
+    decode worker's measured wait for KV. `retries` counts starts after a failure before the first token,
+    `migrations` failovers after the loss of a worker. `outcome` is "ok" or a stable error code. `brownout` is
+    BrownoutView.text at arrival. `refused`: the request was not accepted, as if `submit` had raised; set only
+    by a router in another process.
     """
 
     request_id: str
@@ -53,20 +53,20 @@ class RequestSummary:
 
     @property
     def ttft_s(self) -> float | None:
-        """Seconds from arrival to the first token; None when none came."""
+        """Seconds from arrival to the first token; None without one."""
         return None if self.first_token_s is None else self.first_token_s - self.arrival_s
 
     @property
     def itl_s(self) -> float | None:
-        """Mean seconds between two tokens; None where fewer than two came or it did not end well."""
+        """Mean seconds between two tokens; None for fewer than two tokens or if the request failed."""
         if self.first_token_s is None or self.outcome != "ok" or self.usage.output_tokens < 2:
             return None
         return (self.finished_s - self.first_token_s) / (self.usage.output_tokens - 1)
 
     @property
     def slo_met(self) -> bool | None:
-        """Whether the client got what its class promises: an answer, its first token and its mean gap in
-        time. None where the client or an output filter ended the request, which says nothing."""
+        """Whether the request succeeded within the TTFT and mean ITL of its SLO class. None if the client or
+        an output filter ended the request."""
         if self.outcome in ("client_closed", "slow_reader", "content_filter"):
             return None
         if self.outcome != "ok":
@@ -76,15 +76,15 @@ class RequestSummary:
 
 
 HEALTH_STATES = ("healthy", "slow_start", "probing", "ejected", "unresponsive")
-"""Of a HealthView, from the best to the worst."""
+"""States of a HealthView, from best to worst."""
 
 
 @dataclass(frozen=True, slots=True)
 class HealthView:
-    """How a worker answers. `state`: healthy, slow_start, ejected, probing, unresponsive; `reason` says why
-    it is not healthy, `for_s` how much longer that lasts if nothing happens (0: not known). `share` is the
-    part of its peers' load that it may have, `ejections` how often it was ejected. `panic`: its pool is used
-    as a whole, since too much of it looks bad."""
+    """The health of a worker. `state`: healthy, slow_start, ejected, probing, unresponsive; `reason` says why
+    it is not healthy, `for_s` how long that lasts without further events (0: unknown). `share` is the
+    fraction of its peers' load that it may receive, `ejections` the number of ejections. `panic`: the whole
+    pool is used, because too many of its workers would be ejected."""
 
     state: str = "healthy"
     reason: str = ""
@@ -96,9 +96,8 @@ class HealthView:
 
 @dataclass(frozen=True, slots=True)
 class WorkerView:
-    """A worker as the router sees it. `state`: connecting, ready, interrupted, draining, refused.
-    `reason` says why it is not ready, `assigned` is a part of the work that it is given in place of its
-    pool's."""
+    """A worker as seen by the router. `state`: connecting, ready, interrupted, draining, refused. `reason`
+    says why it is not ready; `assigned` is a role that replaces that of its pool."""
 
     worker_id: str
     address: str
@@ -115,8 +114,8 @@ class WorkerView:
 
 @dataclass(frozen=True, slots=True)
 class CandidateRecord:
-    """One place as one part of a decision saw it. `facts` are what was known of it (tokens, counts),
-    `terms` what the policy made of that, in the table's unit."""
+    """One candidate in one part of a decision. `facts` are its known properties (tokens, counts), `terms` the
+    policy's terms in the unit of the table."""
 
     worker_id: str
     rank: int
@@ -139,12 +138,11 @@ class PhaseRecord:
 
 @dataclass(frozen=True, slots=True)
 class DecisionRecord:
-    """Why a request ran where it ran, and what came of it. Times as in RequestSummary. `attempt` counts
-    decisions for this request from 1; only the last is kept. `queued_s` is from arrival to decision,
-    `predicted_ttft_s` counts from the decision and `actual_ttft_s` from arrival. `actual_itl_s` is the mean
-    gap between tokens. Tier tokens are the part of the cached ones that come from tiers below the device.
-    Actual figures are None until they are known; `omitted` counts candidates that were left out of the parts,
-    to keep records small."""
+    """The reasons of a placement, and its outcome. Times as in RequestSummary. `attempt` counts decisions for
+    this request from 1; only the last is kept. `queued_s` is the time from arrival to decision;
+    `predicted_ttft_s` counts from the decision, `actual_ttft_s` from arrival. `actual_itl_s` is the mean ITL.
+    Tier tokens are the part of the cached tokens that comes from tiers. Actual values are None until they are
+    known; `omitted` counts candidates that are left out of the parts to keep records small."""
 
     request_id: str
     policy: str
@@ -176,8 +174,8 @@ class DecisionRecord:
 
 @dataclass(frozen=True, slots=True)
 class BrownoutView:
-    """What is done under pressure: how many steps are in force, what they do in words, as in
-    "2; cap_max_tokens=256; shed=batch" ("" for nothing), and the model that is to answer instead."""
+    """The state of brown-out: the number of active steps, a text such as "2; cap_max_tokens=256; shed=batch"
+    ("" for none), and the model that answers instead, if any."""
 
     level: int = 0
     text: str = ""
@@ -189,12 +187,12 @@ NO_BROWNOUT = BrownoutView()
 
 @dataclass(frozen=True, slots=True)
 class AdmissionView:
-    """How much waits for a model's workers, and what is done about it.
+    """The queue, pressure and brown-out of one model.
 
-    `wait_s` is how long a typical request waits by the measured throughput of `tokens_per_s` (prompt and
-    expected output; 0 while nothing has been measured), `pressure` the same over the promised time to first
-    token. `parked` requests wait for a worker that serves them at all. `reserved_tokens` of `kv_tokens` are
-    taken where requests decode.
+    `wait_s` is the expected wait of a typical request at the measured throughput of `tokens_per_s` (prompt
+    and expected output; 0 until measured), `pressure` that wait divided by the promised TTFT. `parked`
+    requests wait because no worker can serve them. `reserved_tokens` of `kv_tokens` are reserved on workers
+    that decode.
     """
 
     queued: int = 0
@@ -209,9 +207,9 @@ class AdmissionView:
 
 @dataclass(frozen=True, slots=True)
 class Accounting:
-    """What a router serves and what it has put on workers for it. In good order every request either runs or
-    waits, and work is accounted for exactly those that run. `leases` are held on prefill workers for KV that
-    waits to be pulled."""
+    """The requests of a router, and the work that it has accounted on workers. In a consistent state, every
+    request either runs or waits, and work is accounted for exactly those that run. `leases` are held on
+    prefill workers for KV that waits to be pulled."""
 
     in_flight: int
     running: int
@@ -221,14 +219,14 @@ class Accounting:
 
     @property
     def consistent(self) -> bool:
-        """Whether they are in good order."""
+        """Whether the counts are consistent."""
         return self.running + self.queued == self.in_flight and self.accounted == self.running
 
 
 class Lane(Protocol):
-    """A fast path to one client for the plain deltas of one stream, past `on_delta`, for as long as it is
-    `open`; see kvasir.native. What went over it is told by `tokens` (array('I') as bytes), their `characters`
-    and `last_s`, when the last of them came."""
+    """A fast path to one client for the plain deltas of one stream, which bypasses `on_delta` while `open`;
+    see kvasir.native. `tokens` (array('I') as bytes) and `characters` are what was sent over it, `last_s` is
+    the time of the last delta."""
 
     @property
     def open(self) -> bool: ...
@@ -243,7 +241,7 @@ class Lane(Protocol):
     def last_s(self) -> float: ...
 
     def close(self) -> None:
-        """Let nothing more go over it. Idempotent."""
+        """Send nothing more over the fast path. Idempotent."""
         ...
 
 
@@ -256,9 +254,9 @@ class StreamSink(Protocol):
     def on_delta(self, delta: Delta) -> None: ...
 
     def lane(self, request_id: str) -> Lane | None:
-        """A way for what comes next of this request, if it has one choice, where its client is sent each
-        delta as it is; None elsewhere. Asked for after a delta, and used until it is closed, which the next
-        `on_delta` does as well."""
+        """Return a fast path for the next deltas of this request if it has one choice and its client receives
+        deltas unchanged, else None. Called after a delta. It is used until it is closed; the next `on_delta`
+        closes it."""
         ...
 
     def on_finish(self, summary: RequestSummary) -> None: ...
@@ -267,51 +265,51 @@ class StreamSink(Protocol):
 
 
 class RequestPort(Protocol):
-    """What the gateway needs of a router for requests. Obligations: every accepted request ends in exactly
-    one on_finish or on_error; after `cancel` (which frees it on every worker) nothing more reaches its sink.
+    """The request interface of a router. Obligations: every accepted request ends in exactly one on_finish or
+    on_error; after `cancel`, which frees the request on every worker, its sink is not called.
     """
 
     def submit(self, request: Request, sink: StreamSink) -> None:
-        """Accept a request. Raises CapacityError when the system is full."""
+        """Accept a request. Raises CapacityError if there is no capacity."""
         ...
 
     def cancel(self, request_id: str) -> None:
-        """The client is gone; unknown or finished ids are ignored."""
+        """Cancel a request, because its client has disconnected; unknown or finished ids are ignored."""
         ...
 
     def brownout(self, model: str) -> BrownoutView:
-        """What is done under pressure to requests for a model; nothing for one that is not known. Cheap: to
-        be asked before each request."""
+        """Return the state of brown-out for a model; inactive for an unknown one. Cheap: called before each
+        request."""
         ...
 
     def not_ready_reason(self) -> str | None:
-        """None when a request could be served at once, else what is missing."""
+        """Return None if a request can be served at once, else what is missing."""
         ...
 
     def not_ready_models(self) -> dict[str, str | None]:
-        """For each model, by its name, None when a request of it could be served at once, else what is
+        """Return, by model name, None if a request for the model can be served at once, else what is
         missing."""
         ...
 
 
 class RouterPort(RequestPort, Protocol):
-    """A router as its own process has it: requests, and what operators see and steer."""
+    """The interface of a router within its own process: requests, and views and commands for operators."""
 
     def workers(self) -> list[WorkerView]:
-        """All known workers, by pool and id."""
+        """Return all known workers, ordered by pool and id."""
         ...
 
     def explain(self, request_id: str) -> DecisionRecord | None:
-        """The decision for a request in flight or among those that ended last; None for another."""
+        """Return the decision for a request in flight or among the last ended ones, else None."""
         ...
 
     def drain(self, worker_id: str, draining: bool, reason: str = "") -> None:
-        """Ask a worker to take nothing new and to end what it runs, or (`draining` False) to serve again.
-        Returns at once: `workers` shows when the worker has said so, to this router and to every other. One
-        that is being stopped goes on draining. Raises RequestError 404 (`worker_not_found`) for a worker
-        that is not known, and UpstreamError (`session_lost`) for one that cannot be told."""
+        """Drain a worker, or (`draining` False) return it to service. Returns at once; `workers` shows the
+        state when the worker has confirmed it, on this router and on every other. A stopping worker continues
+        to drain. Raises RequestError 404 (`worker_not_found`) for an unknown worker, and UpstreamError
+        (`session_lost`) for one that is not connected."""
         ...
 
     def admission(self) -> dict[str, AdmissionView]:
-        """How much waits for workers, by model."""
+        """Return the queue, pressure and brown-out by model."""
         ...

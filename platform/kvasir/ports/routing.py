@@ -1,9 +1,9 @@
-"""How a routing decision is asked for, and what it answers.
+"""The port of routing policies: input and output of a routing decision.
 
-A policy sees values only: the request, and what the router knows of the places that could serve it
-(prefix hits, accounted load, measured rates). It touches neither clock nor network, so the same policy
-decides in production, in tests under virtual time, and in a trace replay. Places come as columns, one row
-each, since a fleet of hundreds is scored in the time that building an object for each would take.
+A policy sees values only: the request, and the router's data on the candidate targets (prefix hits, accounted
+load, measured rates). It uses neither clock nor network, so the same policy runs in production, in tests
+under virtual time, and in trace replays. Targets are columns with one row each, because hundreds of them are
+scored in the time that building an object for each would take.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ LOWER_TIERS = 3
 
 
 SCORE = "score"
-"""The unit of terms of which the largest sum is best; in every other unit it is the smallest."""
+"""The unit in which the largest sum of terms is best; in every other unit the smallest is."""
 
 
 class RoutingTarget(NamedTuple):
-    """One data-parallel rank of one worker: the finest place that a request can be sent to."""
+    """One data-parallel rank of one worker: the smallest unit that a request can be routed to."""
 
     worker_id: str
     rank: int = 0
 
 
 class RateColumns(NamedTuple):
-    """What work costs at each place, as `fixed + per unit`, in seconds: prefill per uncached prompt token,
-    one decode step per running stream, transfer per byte received from another worker, and load per byte
-    from each lower tier (shape rows x LOWER_TIERS)."""
+    """The cost of work on each target, as `fixed + per unit`, in seconds: prefill per uncached prompt token,
+    decode step per running stream, transfer per byte received from another worker, and load per byte from
+    each lower tier (shape rows x LOWER_TIERS)."""
 
     prefill_fixed_s: FloatColumn
     prefill_token_s: FloatColumn
@@ -54,17 +54,16 @@ class RateColumns(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Candidates:
-    """Places as known at this instant; row i of every column is of `targets[i]`. Valid during one decision
-    only, and not to be changed: that nothing enforces it makes one in a third of the time.
+    """Targets at the time of one decision; row i of every column describes `targets[i]`. Valid during that
+    decision only. Policies must not change it, which is not enforced because enforcement triples its cost.
 
-    `worker` numbers workers: ranks of one share it. `prefills` and `decodes` are what the role allows.
-    `cached_tokens` is how much of this request's prompt is on the device or about to be; `tier_tokens`
-    (rows x LOWER_TIERS) how much more of it each lower tier adds. `queued_prefill_tokens` are uncached
-    prompt tokens that were sent there and are not computed yet, `waiting` the requests that they belong
-    to, `streams` the sequences that decode there. These and `reserved_kv_tokens` count what the router
-    has sent and has not seen end, and what the worker reports beyond that. `held_tokens` is what the
-    index believes is cached there in all, of a capacity of `kv_tokens`. `kv_token_bytes` is the KV of one
-    token, `block_size` in tokens.
+    `worker` numbers workers; ranks of one worker share a number. `prefills` and `decodes`: whether the role
+    allows it. `cached_tokens` is the part of this request's prompt that is on the device or will be soon;
+    `tier_tokens` (rows x LOWER_TIERS) what each lower tier adds. `queued_prefill_tokens` are uncached prompt
+    tokens that are not computed yet, `waiting` their requests, `streams` the decoding sequences. These and
+    `reserved_kv_tokens` count the router's requests that have not ended, plus what the worker reports beyond
+    that. `held_tokens` is the total that the index has for the target, of a capacity of `kv_tokens`.
+    `kv_token_bytes` is the KV size of one token; `block_size` is in tokens.
     """
 
     targets: tuple[RoutingTarget, ...]
@@ -88,16 +87,16 @@ class Candidates:
 
 
 def no_names() -> array[int]:
-    """No block names, as array('Q')."""
+    """Return an empty array('Q') of block names."""
     return array("Q")
 
 
 @dataclass(slots=True)
 class RequestView:
-    """What a policy may know of a request; not to be changed, as Candidates. `output_tokens` is an
-    expectation, per choice. `block_hashes` are the prompt's whole blocks by name, as array('Q'). `session`
-    is the client's own name for what belongs together, "" for none. `single_worker`: it has to run on one
-    worker, as one with several choices does."""
+    """A policy's view of a request; like Candidates, it must not be changed. `output_tokens` is the expected
+    output per choice. `block_hashes` are the names of the prompt's whole blocks as array('Q'). `session` is
+    the client's name for a group of requests, "" for none. `single_worker`: whether it must run on one
+    worker, as requests with several choices do."""
 
     request_id: str
     prompt_tokens: int
@@ -111,16 +110,16 @@ class RequestView:
 
     @property
     def whole(self) -> bool:
-        """Whether it has to run on one worker."""
+        """Whether the request must run on one worker."""
         return self.single_worker or self.choices > 1
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TermTable:
-    """What a policy computed for one part of a request (`prefill`, `decode` or `whole`), for people and
-    for replays: `values[i, j]` is the term `names[j]` of the place `targets[rows[i]]` of the candidates, in
-    `unit`. A policy's choice is the row with the smallest sum (the largest where the unit is SCORE), or it
-    says otherwise in its reason."""
+    """The terms that a policy computed for one part of a request (`prefill`, `decode` or `whole`), for people
+    and replays: `values[i, j]` is the term `names[j]` of the candidate `targets[rows[i]]`, in `unit`. The
+    policy chooses the row with the smallest sum (the largest if the unit is SCORE), or gives another
+    reason."""
 
     part: str
     unit: str
@@ -131,11 +130,11 @@ class TermTable:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Where a request runs. `prefill` None means that `decode` does both.
+    """Where a request runs. With `prefill` None, `decode` runs both parts.
 
-    `predicted_cached_tokens` is the hit expected where the prompt is prefilled, `predicted_tier_tokens` the
-    part of it that is to come from each lower tier, `predicted_ttft_s` the seconds until the first token, 0
-    from a policy that does not know. `reason` is a stable word.
+    `predicted_cached_tokens` is the predicted prefix hit on the prefilling target, `predicted_tier_tokens`
+    the part of it from each lower tier, `predicted_ttft_s` the predicted TTFT, 0 from policies that do not
+    predict it. `reason` is a stable word.
     """
 
     prefill: RoutingTarget | None
@@ -153,25 +152,25 @@ class Plan:
 
     @property
     def prefill_target(self) -> RoutingTarget:
-        """Where the prompt is computed, in either mode."""
+        """The target that computes the prompt, in either mode."""
         return self.decode if self.prefill is None else self.prefill
 
 
 class RoutingPolicy(Protocol):
-    """Obligations: deterministic for the same state, Rng and arguments; never raises for any load;
-    bounded work per candidate; names only targets that it was given."""
+    """Obligations: deterministic for the same state, Rng and arguments; never raises for any load; bounded
+    work per candidate; returns only targets from the candidates."""
 
     @property
     def name(self) -> str:
-        """The word that the deployment spec and metrics use."""
+        """The name in the deployment spec and in metrics."""
         ...
 
     def decide(self, request: RequestView, candidates: Candidates, now: float) -> Plan | None:
-        """Choose. None means that no candidate (or pair of them) may serve this request, so that it
-        has to wait. `now` is the router clock in seconds."""
+        """Return the placement, or None if no candidate (or pair of candidates) can serve the request, which
+        then waits. `now` is a reading of the router's clock in seconds."""
         ...
 
     def missing(self, prefills: Sequence[bool], decodes: Sequence[bool], worker: Sequence[int]) -> str | None:
-        """Which role is lacking to serve an ordinary request, in words, given those columns of the places
-        that are ready; None when nothing is."""
+        """Return which role is missing to serve an ordinary request, in words, given these columns of the
+        ready targets; None if none is missing."""
         ...

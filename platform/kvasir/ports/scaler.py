@@ -1,7 +1,7 @@
-"""How many replicas each pool has, seen and changed.
+"""The port that reads and changes the number of replicas of each pool.
 
-Whoever decides on sizes speaks to this and to nothing else, so that the same decisions are made over Ray
-Serve and in simulated time. A pool has one owner of its size.
+The planner uses only this port, so that the same code runs with Ray Serve and in simulated time. Each pool's
+size has one owner.
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ from typing import Protocol
 
 
 class ReplicaState(StrEnum):
-    """STARTING: it has been asked for and does not serve yet. LEAVING: it takes nothing new, and ends what
-    it runs."""
+    """STARTING: requested, and not serving yet. LEAVING: accepts no new requests, and ends running ones."""
 
     STARTING = "starting"
     SERVING = "serving"
@@ -23,9 +22,8 @@ class ReplicaState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Replica:
-    """One replica of one pool. `replica_id` is the owner's name for it, `worker_id` the one that routers know
-    it by, "" while it has none. `since_s`: when it came to be in this state, as a reading of the clock of
-    whoever looks."""
+    """One replica of one pool. `replica_id` is its name at the owner, `worker_id` its id at routers, "" while
+    it has none. `since_s` is the time of the last change of state, as a reading of the observer's clock."""
 
     replica_id: str
     pool: str
@@ -35,21 +33,21 @@ class Replica:
 
 
 class Scaler(Protocol):
-    """Obligations: a call returns once the order was taken, not when it is carried out; what is asked for
-    twice is done once; a replica that retires ends its streams first; no other replica than those named
-    retires, unless the pool's owner replaces one that has failed. Each raises UpstreamError (`not_ready`)
-    where the owner cannot be asked, and nothing has been changed then."""
+    """Obligations: a call returns when the order is accepted, not when it is complete; repeated orders have
+    no further effect; a retiring replica ends its streams first; only named replicas retire, except failed
+    ones that the owner replaces. Each method raises UpstreamError (`not_ready`) without any change if the
+    owner is unreachable."""
 
     def observe(self) -> Sequence[Replica]:
-        """Every replica that exists or has been asked for, of all pools."""
+        """Return every existing or requested replica of all pools."""
         ...
 
     def start(self, pool: str, count: int) -> None:
-        """Ask for so many more replicas of a pool. Raises ConfigError for a pool that does not exist, or
-        where it would have more than it may, those that leave included."""
+        """Request `count` more replicas of a pool. Raises ConfigError for an unknown pool, or if the pool
+        would exceed its maximum, including leaving replicas."""
         ...
 
     def retire(self, pool: str, replica_ids: Sequence[str]) -> None:
-        """Have these replicas of a pool drain and end, or not start at all. Those that are not known, or
-        leave already, are ignored."""
+        """Drain and end these replicas of a pool, or cancel their start. Unknown and leaving ones are
+        ignored."""
         ...

@@ -1,4 +1,4 @@
-"""One physical connection of a session: it carries frames in order until it breaks."""
+"""The port of session connections, which carry frames in order until they break."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from kvasir.core.messages import Hello, RouterFrame, Welcome, WorkerFrame
 
 
 class ConnectionLost(Exception):
-    """The connection is gone, whoever closed it. The session may live on; the detail is in args."""
+    """The connection is closed, by either side. The session can continue; the detail is in args."""
 
 
 class RouterConnection(Protocol):
-    """The router's end. The dialer has exchanged Hello and Welcome before it hands this out."""
+    """The router's end. The dialer returns it after the exchange of Hello and Welcome."""
 
     @property
     def welcome(self) -> Welcome:
-        """The worker's answer to our Hello."""
+        """The worker's answer to the Hello."""
         ...
 
     async def send(self, frame: RouterFrame) -> None:
-        """Hand over one frame; waits while the peer is slow. Raises ConnectionLost."""
+        """Send one frame; wait while the peer is slow. Raises ConnectionLost."""
         ...
 
     async def receive(self) -> WorkerFrame:
-        """The next frame, in order. Raises ConnectionLost."""
+        """Return the next frame, in order. Raises ConnectionLost."""
         ...
 
     async def close(self) -> None:
@@ -45,7 +45,7 @@ class WorkerConnection(Protocol):
         ...
 
     async def refuse(self, reason: str) -> None:
-        """Turn the router away: its dialer raises ProtocolError with `reason`, and this ends."""
+        """Refuse the router: its dialer raises ProtocolError with `reason`, and the connection ends."""
         ...
 
     async def send(self, frame: WorkerFrame) -> None: ...
@@ -59,14 +59,14 @@ class Dialer(Protocol):
     """How a router reaches a worker: gRPC, or memory in tests."""
 
     async def dial(self, address: str, hello: Hello) -> RouterConnection:
-        """Connect and exchange Hello and Welcome. Raises ConnectionLost when nobody answers within a short
-        time of the dialer's own (a frozen worker takes connections and says nothing), and ProtocolError when
-        the peer refuses (with its reason)."""
+        """Connect and exchange Hello and Welcome. Raises ConnectionLost if there is no answer within the
+        dialer's timeout (a frozen worker accepts connections and does not answer), and ProtocolError with the
+        reason if the peer refuses."""
         ...
 
     def snapshot(self, address: str, epoch: int) -> AsyncGenerator[KvSnapshotPart, None]:
-        """All that the worker holds, in parts, the last one marked so; to be closed by who gives up on it
-        half-way. `epoch` is the newest that the router knows of, 0 for none. Raises ConnectionLost when the
-        call breaks or the worker cannot answer for the time being, and ProtocolError when it never will
-        (it keeps no record) or a part is malformed."""
+        """Yield all blocks that the worker holds, in parts, the last one marked. A caller that stops early
+        must close the generator. `epoch` is the latest that the router knows, 0 for none. Raises
+        ConnectionLost if the call breaks or the worker is temporarily unable to answer, and ProtocolError if
+        it has no record or a part is malformed."""
         ...

@@ -1,10 +1,9 @@
-"""Where KV blocks stay that are neither on the device nor in host memory: a disk, a shared store.
+"""The port of KV tiers below host memory: disk, or a shared store.
 
-Host memory itself, the CPU tier, is the worker's arena of slots, through which all blocks go to the tiers of
-this port and come from them. A tier is a cache of a cache. Whatever goes wrong with it is a miss or a block
-that was not kept, said in its status, and never an error of a request. Blocks are kept under the engine's
-full chain hash, which covers all tokens before them, the salt and the adapter; the 64-bit names that routers
-use choose workers, never bytes.
+Host memory itself, the CPU tier, is the worker's arena, through which all blocks are written to and read from
+the tiers of this port. A tier is a cache: its failures are misses or blocks that are not stored, shown in its
+status, and never errors of requests. Blocks are keyed by the engine's full chain hash, which covers all
+preceding tokens, the salt and the adapter; the 64-bit names that routers use select workers, never bytes.
 """
 
 from __future__ import annotations
@@ -18,8 +17,8 @@ KEY_BYTES = 32
 
 
 class TierBlock(NamedTuple):
-    """Which block: the engine's chain hash of KEY_BYTES bytes, and what routers call it and the block before
-    it (kvasir.native.chain_hashes; a chain's root for the first)."""
+    """Identifies a block: the engine's chain hash of KEY_BYTES bytes, and the router's names of the block and
+    of its parent (kvasir.native.chain_hashes; the root of the chain for the first block)."""
 
     key: bytes
     name: int
@@ -27,78 +26,76 @@ class TierBlock(NamedTuple):
 
 
 class TierWrite(NamedTuple):
-    """A block to keep, and its bytes over all layers and tensor-parallel ranks. `data` stays valid and
-    unchanged until `put` returns, and no longer."""
+    """A block to store, and its bytes over all layers and tensor-parallel ranks. `data` is valid and
+    unchanged only until `put` returns."""
 
     block: TierBlock
     data: memoryview
 
 
 class TierRead(NamedTuple):
-    """A block that is wanted, and the writable buffer, exactly as long as a block, that it goes to."""
+    """A block to read, and the writable target buffer with exactly the size of a block."""
 
     key: bytes
     target: memoryview
 
 
 class TierChange(NamedTuple):
-    """What a call changed of what the tier holds. `removed` may name blocks of earlier calls."""
+    """Changes of the tier's contents by a call. `removed` can include blocks of earlier calls."""
 
     stored: tuple[TierBlock, ...] = ()
     removed: tuple[TierBlock, ...] = ()
 
 
 class KvTier(Protocol):
-    """One tier, made for blocks of one size and one fingerprint (model, dtype, layout, ranks).
+    """One tier, for blocks of one size and one fingerprint (model, dtype, layout, ranks).
 
-    Obligations: holds at most what it was given room for; a block comes back byte for byte under its own key
-    or not at all, whatever happened to its medium meanwhile; no method raises; no call lasts longer than the
-    tier's own deadline by more than scheduling delays. All but `load` are called from one thread, which may
-    block; `load` from any.
+    Obligations: stays within its capacity; returns a block byte for byte under its own key or not at all,
+    whatever happens to its medium; no method raises; no call exceeds the tier's deadline by more than
+    scheduling delays. All methods but `load` are called from one thread, which may block; `load` from any.
     """
 
     @property
     def medium(self) -> Medium:
-        """What the router's index calls it."""
+        """The medium of the tier in the router's index."""
         ...
 
     def lookup(self, keys: Sequence[bytes]) -> int:
-        """How many of the leading keys are there; a guess, since only `get` looks at their bytes."""
+        """Return how many of the leading keys are present. An estimate, since only `get` reads the bytes."""
         ...
 
     def get(self, wanted: Sequence[TierRead]) -> int:
-        """Fill the targets of leading blocks; how many of them are whole and verified. What the other
-        targets hold afterwards is undefined."""
+        """Fill the targets of the leading blocks and return how many are complete and verified. The contents
+        of the other targets are undefined afterwards."""
         ...
 
     def put(self, blocks: Sequence[TierWrite]) -> TierChange:
-        """Keep these; a block that is there already is only marked as used again, and is not in `stored`."""
+        """Store the blocks. A block that is present is only marked as used, and is not in `stored`."""
         ...
 
     def drop(self, keys: Sequence[bytes]) -> TierChange:
-        """Forget these; unknown ones are ignored."""
+        """Remove the blocks; unknown keys are ignored."""
         ...
 
     def maintain(self) -> TierChange:
-        """What the tier does for itself: reads its index after a start, finds out whether a medium in trouble
-        is back, and tells what `lookup` and `get` have found to be gone. To be called when nothing else is
-        wanted: soon after the start, again at once while a call returns changes or the tier is still
-        `maintenance_pending`, else about every second."""
+        """Run maintenance: read the index after a start, check whether a failed medium has recovered, and
+        report blocks that `lookup` and `get` found missing. Called when idle: soon after the start, again at
+        once while a call returns changes or `maintenance_pending` is set, else about every second."""
         ...
 
     @property
     def maintenance_pending(self) -> bool:
-        """Whether the newest `maintain` left off in the middle, whatever it has changed."""
+        """Whether the last `maintain` did not finish its work."""
         ...
 
     def held(self) -> Iterable[TierBlock]:
-        """Every block that this instance knows to be there, as after a restart over a disk that was kept."""
+        """Return every block that this instance knows, for example after a restart with a persistent disk."""
         ...
 
     def load(self) -> TierLoad:
-        """Levels and counters."""
+        """Return levels and counters."""
         ...
 
     def close(self) -> None:
-        """Free everything; what a durable tier holds stays. Idempotent."""
+        """Free all resources; the contents of a durable tier are kept. Idempotent."""
         ...

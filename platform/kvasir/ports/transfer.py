@@ -1,11 +1,10 @@
-"""Moving KV blocks between two workers' memories.
+"""The port of KV transfers between the memories of two workers.
 
-The receiver pulls: only it knows which blocks it lacks and where they shall go. The sender's blocks
-stay pinned under a lease until the receiver confirms, the router releases, or the deadline passes.
-A pull may begin before the sender has computed all that it covers: blocks are named by their place in the
-prompt, and each moves as soon as the sender says that it is complete.
-The port is synchronous and polled because it lives inside an engine's step loop, which must never
-wait for a network.
+The receiver pulls, because only it knows which blocks it lacks and where they go. The sender's blocks are
+pinned under a lease until the receiver confirms, the router releases, or the deadline passes. A pull can
+start before the sender has computed all of its blocks: blocks are identified by their position in the prompt,
+and each is transferred once the sender reports it as complete. The port is synchronous and polled because it
+runs in an engine's step loop, which must never wait for a network.
 """
 
 from __future__ import annotations
@@ -32,11 +31,10 @@ class KvRegion:
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """A lease on blocks of the offering side, as a ticket that another process can pull with.
+    """A lease on blocks of the sender, as a ticket with which another process can pull.
 
-    `blocks` are the block ids on the offering side, in the prompt's order, that were complete when the offer
-    was made, the first of `total`. `endpoint` says where the offering agent can be reached; its form is the
-    adapter's own.
+    `blocks` are the sender's block ids in prompt order that were complete when the offer was made, the first
+    of `total`. `endpoint` is the address of the sender's agent, in the format of the adapter.
     """
 
     lease_id: str
@@ -49,8 +47,8 @@ class Offer:
 
 @dataclass(frozen=True, slots=True)
 class BlockPart:
-    """One of `of` equal parts of every block of every layer: the KV heads of one tensor-parallel rank, where
-    the other side's ranks hold fewer or more heads."""
+    """One of `of` equal parts of every block of every layer: the KV heads of one tensor-parallel rank, if the
+    ranks of the other side hold fewer or more heads."""
 
     index: int = 0
     of: int = 1
@@ -61,8 +59,8 @@ UNSHARDED = BlockPart()
 
 @dataclass(frozen=True, slots=True)
 class PullSucceeded:
-    """A pull ended well: every destination block holds the source's bytes, by checksum where the offering
-    side gave checksums."""
+    """A pull succeeded: every target block holds the bytes of the source, verified by checksum if the sender
+    provided checksums."""
 
     pull_id: str
     bytes_moved: int
@@ -71,7 +69,7 @@ class PullSucceeded:
 
 @dataclass(frozen=True, slots=True)
 class PullFailed:
-    """A pull ended badly: no destination block may be trusted, and nothing writes to one any more.
+    """A pull failed: the contents of all target blocks are undefined, and no more writes to them occur.
     `reason` is a stable word: unreachable, layout, expired, fenced, timeout, checksum, closed or io."""
 
     pull_id: str
@@ -81,7 +79,7 @@ class PullFailed:
 
 @dataclass(frozen=True, slots=True)
 class LeaseEnded:
-    """A lease of ours ended and its blocks are free. `how`: pulled, released or expired."""
+    """A lease of this agent ended and its blocks are free. `how`: pulled, released or expired."""
 
     lease_id: str
     how: str
@@ -93,26 +91,26 @@ TransferEvent = PullSucceeded | PullFailed | LeaseEnded
 class KvTransfer(Protocol):
     """One agent per engine rank. Not thread-safe: all calls come from the thread of the step loop.
 
-    Obligations: no call blocks longer than a few milliseconds; each pull yields exactly one Pulled
-    or PullFailed, each offer exactly one LeaseEnded; no bytes of an expired or fenced lease are ever
-    reported as Pulled; `close` ends everything and frees what was registered. A peer that is gone, hangs, or
-    comes back under a new endpoint harms only the pulls from it.
+    Obligations: no call blocks longer than a few milliseconds; each pull yields exactly one PullSucceeded or
+    PullFailed, each offer exactly one LeaseEnded; bytes of an expired or fenced lease are never reported as
+    PullSucceeded; `close` ends everything and frees registered memory. A peer that is lost, hangs, or returns
+    under a new endpoint affects only pulls from it.
     """
 
     def register(self, regions: Sequence[KvRegion], layout: KvLayout) -> str:
-        """Make local KV memory known to the fabric; returns this agent's endpoint. Once per agent."""
+        """Register local KV memory with the fabric and return the agent's endpoint. Once per agent."""
         ...
 
     def offer(
         self, lease_id: str, fence: int, blocks: Sequence[int], ttl_s: float, total: int | None = None
     ) -> Offer:
-        """Pin `blocks`, which are complete, under a lease on `total` blocks (None: on these alone). Raises
-        TransferError if `lease_id` is already live."""
+        """Pin `blocks`, which are complete, under a lease on `total` blocks (None: on these only). Raises
+        TransferError if `lease_id` is live."""
         ...
 
     def extend(self, lease_id: str, blocks: Sequence[int]) -> None:
-        """More blocks of a lease are complete, which follow those before; it runs for its `ttl_s` anew.
-        Unknown ids are ignored."""
+        """Add complete blocks that follow the earlier ones of a lease, and restart its `ttl_s`. Unknown ids
+        are ignored."""
         ...
 
     def pull(
@@ -126,20 +124,20 @@ class KvTransfer(Protocol):
         source: BlockPart = UNSHARDED,
         target: BlockPart = UNSHARDED,
     ) -> None:
-        """Begin to copy the offer's blocks number `first`, `first + 1`, … to `target_blocks`: of each the
-        part `source`, into the part `target`. No targets: the lease is confirmed without a byte moved. A pull
-        that has not ended fails when no further block has become complete for `timeout_s`.
+        """Start copying the blocks `first`, `first + 1`, … of the offer to `target_blocks`: the part `source`
+        of each block to the part `target`. Without targets, the lease is confirmed and no bytes are moved. A
+        running pull fails if no further block becomes complete for `timeout_s`.
 
-        A lease has been pulled once as many readers have confirmed as `source.of` says, each its own part.
+        A lease is pulled when `source.of` readers have confirmed, each its own part.
         """
         ...
 
     def release(self, lease_id: str) -> None:
-        """End a lease of ours early; unknown ids are ignored."""
+        """End a lease of this agent early; unknown ids are ignored."""
         ...
 
     def poll(self) -> list[TransferEvent]:
-        """Progress and collect what ended since the last call."""
+        """Make progress and return the events since the last call."""
         ...
 
     def close(self) -> None:

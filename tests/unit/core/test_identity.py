@@ -98,7 +98,7 @@ def test_tensor_parallel_sizes_may_differ_where_heads_lie_outermost(mine: int, t
         (
             replace(SPLIT, kv_heads=1, tensor_parallel_size=4),
             replace(SPLIT, kv_heads=1),
-            "cannot be split so",
+            "cannot be split evenly",
         ),
         (
             ranks(SPLIT, 2),
