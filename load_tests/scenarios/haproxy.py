@@ -7,11 +7,12 @@ receives the answer.
 from __future__ import annotations
 
 import asyncio
-import shutil
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+
+from tests.kit.programs import program
 
 _CONFIG = """\
 global
@@ -35,11 +36,6 @@ backend gateway
 """
 
 
-def installed() -> bool:
-    """Whether HAProxy is installed."""
-    return shutil.which("haproxy") is not None
-
-
 @asynccontextmanager
 async def haproxy(host: str, port: int, folder: Path) -> AsyncIterator[tuple[str, int]]:
     """Run HAProxy in front of `host:port` with its configuration in `folder`; return the address to call."""
@@ -47,7 +43,7 @@ async def haproxy(host: str, port: int, folder: Path) -> AsyncIterator[tuple[str
         config = folder / "haproxy.cfg"
         config.write_text(_CONFIG.format(fd=listener.fileno(), host=host, port=port))
         process = await asyncio.create_subprocess_exec(
-            "haproxy",
+            program("haproxy"),
             "-db",
             "-q",
             "-f",

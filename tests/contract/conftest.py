@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import pytest
 import pytest_asyncio
 from tests.kit.engines.bench import EngineBench, FreshPrompts, start_bench
-from tests.kit.lab.redis_server import RedisServer, find_redis
+from tests.kit.lab.redis_server import RedisServer
 
 from kvasir.clock import MonotonicClock
 from kvasir.config.load.model_files import resolve_model
@@ -124,7 +124,5 @@ def runtime() -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
-    if find_redis() is None:
-        pytest.skip("redis-server is not installed")
     with RedisServer(tmp_path_factory.mktemp("redis")) as server:
         yield server

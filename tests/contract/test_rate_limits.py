@@ -14,7 +14,7 @@ import pytest
 import pytest_asyncio
 from tests.kit.gateway.edge_link import core_parts, linked
 from tests.kit.gateway.scripted_router import ScriptedRouter
-from tests.kit.lab.redis_server import RedisServer, find_redis
+from tests.kit.lab.redis_server import RedisServer
 
 from kvasir.clock import MonotonicClock
 from kvasir.config.spec.redis import LimitsRedisSpec
@@ -285,8 +285,6 @@ async def test_a_clock_that_is_set_back_refuses_nobody_for_longer_than_a_minute(
 
 @pytest.fixture
 def faulty(tmp_path: Path) -> Iterator[RedisServer]:
-    if find_redis() is None:
-        pytest.skip("redis-server is not installed")
     with RedisServer(tmp_path) as server:
         yield server
 
@@ -371,8 +369,6 @@ async def test_a_redis_that_refuses_to_answer_refuses_no_request(
 async def test_a_wrong_password_is_said_without_showing_it(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    if find_redis() is None:
-        pytest.skip("redis-server is not installed")
     (tmp_path / "password").write_text("wrong-secret\n")
     with RedisServer(tmp_path, "--requirepass", "right-secret", password="right-secret") as server:
         limits = over(server, password_file=str(tmp_path / "password"))

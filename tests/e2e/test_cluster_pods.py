@@ -30,7 +30,7 @@ import psutil
 import pytest
 import yaml
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from tests.kit.lab.redis_server import RedisServer, find_redis
+from tests.kit.lab.redis_server import RedisServer
 from tests.kit.processes import command_line
 
 from kvasir_platform.cluster.local.commands import ControlCommand, ask, socket_path
@@ -39,7 +39,6 @@ pytestmark = [
     pytest.mark.soak,
     pytest.mark.slow,
     pytest.mark.timeout(400),
-    pytest.mark.skipif(find_redis() is None, reason="redis-server is not installed"),
 ]
 
 HEAD, PREFILL, DECODE, SPARE = "127.0.0.41", "127.0.0.42", "127.0.0.43", "127.0.0.44"

@@ -28,13 +28,12 @@ from tests.e2e.test_cluster_pods import (
     _serves,
     _stream,
 )
-from tests.kit.lab.redis_server import RedisServer, find_redis
+from tests.kit.lab.redis_server import RedisServer
 
 pytestmark = [
     pytest.mark.soak,
     pytest.mark.slow,
     pytest.mark.timeout(400),
-    pytest.mark.skipif(find_redis() is None, reason="redis-server is not installed"),
 ]
 
 FIRST, SECOND = "127.0.0.45", "127.0.0.46"

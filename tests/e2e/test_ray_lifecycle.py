@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Self
 import httpx
 import psutil
 import pytest
-from tests.kit.lab.redis_server import RedisServer, find_redis
+from tests.kit.lab.redis_server import RedisServer
 from tests.kit.processes import command_line, lives
 
 from kvasir_platform.cluster.local.commands import ControlCommand, ask, socket_path
@@ -272,8 +272,6 @@ def test_a_frozen_replica_is_left_alone_by_the_router_and_replaced_by_ray(cluste
 
 @pytest.fixture
 def redis(tmp_path: Path) -> Iterator[RedisServer]:
-    if find_redis() is None:
-        pytest.skip("redis-server is not installed")
     with RedisServer(tmp_path) as server:
         yield server
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import openai
 import pytest
-from tests.kit.lab.redis_server import RedisServer, find_redis
+from tests.kit.lab.redis_server import RedisServer
 
 if TYPE_CHECKING:
     from tests.e2e.conftest import Stack
@@ -18,7 +18,6 @@ pytestmark = [
     pytest.mark.soak,
     pytest.mark.slow,
     pytest.mark.timeout(400),
-    pytest.mark.skipif(find_redis() is None, reason="redis-server is not installed"),
 ]
 StartStack = Callable[..., AbstractContextManager["Stack"]]
 

@@ -20,7 +20,7 @@ import pytest
 import pytest_asyncio
 from tests.kit.engines.bench import EngineBench, FreshPrompts, start_bench
 from tests.kit.engines.recorder import Recorded
-from tests.kit.lab.redis_server import RedisServer, find_redis
+from tests.kit.lab.redis_server import RedisServer
 from tests.kit.processes import command_line
 
 from kvasir.config.load.model_files import resolve_model
@@ -234,10 +234,6 @@ async def test_preempted_requests_are_swapped_in_or_computed_again_with_equal_to
         assert load.swapped_in + load.recomputed == load.preemptions
 
 
-needs_redis = pytest.mark.skipif(find_redis() is None, reason="redis-server is not installed")
-
-
-@needs_redis
 async def test_what_one_worker_computed_another_loads_from_redis_and_serves_on_without_it(
     tmp_path: Path,
 ) -> None:
@@ -267,7 +263,6 @@ async def test_what_one_worker_computed_another_loads_from_redis_and_serves_on_w
             await reader.until(lambda: reader.tier(Medium.REMOTE).trouble != "")
 
 
-@needs_redis
 async def test_an_idle_engine_says_by_itself_that_its_tier_is_well_again(tmp_path: Path) -> None:
     with RedisServer(tmp_path) as redis:
         tiers = TiersSpec(cpu=MEMORY, redis=RedisTierSpec(url=redis.url))

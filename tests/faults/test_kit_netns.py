@@ -11,6 +11,7 @@ import pytest
 from tests.kit.lab import netns
 from tests.kit.lab.netns import Namespace
 from tests.kit.lab.processes import Processes
+from tests.kit.programs import program
 
 SERVER = """
 import asyncio, json, sys
@@ -30,6 +31,7 @@ asyncio.run(main())
 
 @pytest.fixture
 async def namespace() -> object:
+    program("ip")
     if (missing := netns.available()) is not None:
         pytest.skip(missing)
     return Namespace()

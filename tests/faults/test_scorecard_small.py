@@ -12,8 +12,8 @@ from load_tests.scenarios.scorecard.common import Figure, Trial
 from load_tests.scenarios.scorecard.fleet import fair_shares, row10
 from load_tests.scenarios.scorecard.tiers import row08, row09, tier_faults
 from load_tests.scenarios.scorecard.workers import row01, row02, row03, row04, row05
-from tests.kit.lab import netns
-from tests.kit.lab.redis_server import find_redis
+from tests.kit.lab import netns, small_disk
+from tests.kit.programs import program
 
 
 def assert_met(figures: list[Figure]) -> None:
@@ -47,8 +47,7 @@ async def test_tokens_are_right_when_their_kv_stalls_or_arrives_with_a_wrong_bit
 @pytest.mark.parametrize("tier", tier_faults.TIERS)
 async def test_requests_do_without_a_tier_in_trouble(tier: str, tmp_path: Path) -> None:
     pytest.importorskip("vllm")
-    missing, _ = tier_faults.TIERS[tier]
-    if (reason := missing()) is not None:
+    if tier == "disk" and (reason := small_disk.available()) is not None:
         pytest.skip(reason)
     # What is tried is whether it is told and used again, and not whether a loaded machine is quick.
     size = row08.Size(tiers=(tier,), requests=20, words=150, every_s=0.15, checked=2, lookup_timeout_s=0.06)
@@ -58,8 +57,6 @@ async def test_requests_do_without_a_tier_in_trouble(tier: str, tmp_path: Path) 
 @pytest.mark.slow
 async def test_what_was_tampered_with_in_a_tier_is_a_miss(tmp_path: Path) -> None:
     pytest.importorskip("vllm")
-    if find_redis() is None:
-        pytest.skip("redis-server is not installed")
     assert_met(await row09.measure(Trial(tmp_path, 18, quiet=True), row09.Size(rounds=1, words=120)))
 
 
@@ -84,6 +81,7 @@ async def test_a_frozen_worker_is_left_alone(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 async def test_a_partitioned_worker_comes_back_exact(tmp_path: Path) -> None:
+    program("ip")
     if (missing := netns.available()) is not None:
         pytest.skip(missing)
     size = row05.Size(decode=2, prefill=1, rate=8.0, before_s=2.0, partition_s=4.0)

@@ -29,7 +29,7 @@ from tests.kit.engines.tier_blocks import (
     tend_until,
 )
 from tests.kit.lab.proxy import DOWNSTREAM, Link, TcpProxy
-from tests.kit.lab.redis_server import RedisServer, find_redis
+from tests.kit.lab.redis_server import RedisServer
 
 from kvasir.clock import MonotonicClock
 from kvasir.config.spec.tiers import RedisTierSpec
@@ -46,8 +46,6 @@ def lines(caplog: pytest.LogCaptureFixture) -> Lines:
 
 @pytest.fixture
 def redis(tmp_path: Path) -> Iterator[RedisServer]:
-    if find_redis() is None:
-        pytest.skip("redis-server is not installed")
     with RedisServer(tmp_path) as server:
         yield server
 

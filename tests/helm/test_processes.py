@@ -25,12 +25,11 @@ from tests.kit.cluster.api_server import ApiServer, api_server
 from tests.kit.cluster.slices import Pod as Listed
 from tests.kit.cluster.slices import slice_of_service
 from tests.kit.gateway.api_requests import Rule
-from tests.kit.lab.redis_server import find_redis
+from tests.kit.programs import program
 
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.timeout(400),
-    pytest.mark.skipif(find_redis() is None, reason="redis-server is not installed"),
 ]
 
 SLICES = f"/apis/discovery.k8s.io/v1/namespaces/{NAMESPACE}/endpointslices"
@@ -191,6 +190,7 @@ def list_workers(kubelet: Kubelet, server: ApiServer) -> None:
 
 
 async def test_what_the_chart_renders_streams_a_completion() -> None:
+    program("redis-server")
     with short_folder() as folder:
         async with cluster(folder) as (kubelet, server, gateway):
             release = kubelet.release

@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 import pytest_asyncio
-from load_tests.scenarios.haproxy import haproxy, installed
+from load_tests.scenarios.haproxy import haproxy
 from load_tests.scenarios.scorecard.clients.http_cases import CASES, Case, send
 from tests.kit.gateway.http_edge import Edge, serving
 
@@ -41,7 +41,6 @@ async def test_each_case_is_answered_as_it_must_be(edge: Edge, case: Case) -> No
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not installed(), reason="haproxy is not installed: apt install haproxy")
 async def test_no_case_makes_a_proxy_and_the_gateway_disagree(tmp_path: Path) -> None:
     async with serving() as edge, haproxy(edge.host, edge.port, tmp_path) as (host, port):
         for case in CASES:

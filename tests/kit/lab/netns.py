@@ -10,9 +10,10 @@ import asyncio
 import ipaddress
 import itertools
 import os
-import shutil
 from collections.abc import Sequence
 from typing import Self
+
+from tests.kit.programs import missing
 
 from kvasir.core.errors import ConfigError
 
@@ -30,9 +31,7 @@ def available() -> str | None:
     """None when namespaces can be made here, else what is missing."""
     if os.geteuid() != 0:
         return "network namespaces need root"
-    if shutil.which("ip") is None:
-        return "network namespaces need `ip`: apt install iproute2"
-    return None
+    return missing("ip")
 
 
 class Namespace:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import BinaryIO, Self
 
 from tests.kit.lab.processes import proc_state
+from tests.kit.programs import program
 
 from kvasir.core.errors import StartError
 from kvasir_platform.cluster.local import parent_watch
@@ -27,11 +27,6 @@ from kvasir_platform.cluster.local.processes import tail
 _START_S = 30.0
 _STATE_S = 5.0
 _POLL_S = 0.005
-
-
-def find_redis() -> str | None:
-    """The server's program, where it is installed."""
-    return shutil.which("redis-server")
 
 
 class RedisServer:
@@ -72,14 +67,11 @@ class RedisServer:
 
     def start(self) -> None:
         """Start it, empty, on the port that it had before, and wait until it answers. Raises StartError with
-        the end of its log."""
-        program = find_redis()
-        if program is None:
-            raise StartError("redis-server is not installed", log="", remedy="install it")
+        the end of its log, and MissingProgramError."""
         self.port = self.port or _free_port()
         log = self._folder / f"redis-{self.port}.log"
         command = [
-            program,
+            program("redis-server"),
             "--port",
             str(self.port),
             "--bind",

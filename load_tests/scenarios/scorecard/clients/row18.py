@@ -6,8 +6,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tests.kit.lab.fleet import Fleet, Layout
+from tests.kit.programs import missing
 
-from load_tests.scenarios.haproxy import haproxy, installed
+from load_tests.scenarios.haproxy import haproxy
 from load_tests.scenarios.scorecard.clients.http_cases import CASES, Case, send
 from load_tests.scenarios.scorecard.common import Figure, NotProven, Trial, exercise, whole
 
@@ -34,7 +35,7 @@ async def measure(trial: Trial, size: Size = Size()) -> list[Figure]:
         if any(name in _MUST_BE_400 for name in wrong):
             raise NotProven(f"not answered 400: {wrong}")
         desyncs: list[str] = []
-        if installed():
+        if (no_proxy := missing("haproxy")) is None:
             for _ in range(size.rounds):
                 desyncs += await _proxied(trial, fleet, size.victims)
         crashes = 0 if fleet.routers[0].process.alive and fleet.routers[0].process.pid == pid else 1
@@ -44,11 +45,11 @@ async def measure(trial: Trial, size: Size = Size()) -> list[Figure]:
                ", ".join(wrong)[:200]),
         Figure("crashes", crashes, "", "lower", 0.0),
     ]  # fmt: skip
-    if installed():
+    if no_proxy is None:
         note = f"HAProxy, one connection to the gateway for all; {', '.join(desyncs)[:200] or 'none'}"
         figures.append(Figure("answers that went to another client", len(desyncs), "", "lower", 0.0, note))
     else:
-        trial.say("haproxy is not installed: nothing is said of proxies")
+        trial.say(f"{no_proxy}; nothing is said of proxies")
     return figures
 
 

@@ -17,7 +17,8 @@ from typing import Any
 
 import redis
 from tests.kit.lab import gateway
-from tests.kit.lab.redis_server import RedisServer, find_redis
+from tests.kit.lab.redis_server import RedisServer
+from tests.kit.programs import missing
 
 from kvasir.config.spec.tiers import CpuTierSpec, DiskTierSpec, RedisTierSpec, TiersSpec
 from kvasir.core.kv import Medium
@@ -130,8 +131,8 @@ class Stores:
 
 async def measure(trial: Trial, size: Size = Size()) -> list[Figure]:
     """See the module."""
-    if find_redis() is None:
-        raise NotProven("redis-server is not installed")
+    if (reason := missing("redis-server")) is not None:
+        raise NotProven(reason)
     disk = trial.folder / "disk"
     disk.mkdir(mode=0o700)
     with RedisServer(trial.folder) as server:

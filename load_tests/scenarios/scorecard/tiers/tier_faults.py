@@ -9,8 +9,9 @@ from dataclasses import dataclass
 
 from tests.kit.lab import small_disk
 from tests.kit.lab.proxy import DOWNSTREAM, Link, TcpProxy
-from tests.kit.lab.redis_server import RedisServer, find_redis
+from tests.kit.lab.redis_server import RedisServer
 from tests.kit.lab.small_disk import SmallDisk
+from tests.kit.programs import missing
 
 from kvasir.config.spec.tiers import CpuTierSpec, DiskTierSpec, RedisTierSpec, TiersSpec
 from load_tests.scenarios.scorecard.common import NotProven, Trial
@@ -44,10 +45,6 @@ class Tier:
     called: str
     spec: TiersSpec
     faults: Sequence[Fault]
-
-
-def _missing_redis() -> str | None:
-    return None if find_redis() else "redis-server is not installed"
 
 
 @asynccontextmanager
@@ -117,5 +114,5 @@ def _blocking(call: Callable[[], None]) -> Act:
     return act
 
 
-TIERS = {"Redis": (_missing_redis, redis), "disk": (small_disk.available, disk)}
+TIERS = {"Redis": (lambda: missing("redis-server"), redis), "disk": (small_disk.available, disk)}
 """What is missing on this machine, and how to install it."""

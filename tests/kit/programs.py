@@ -1,0 +1,23 @@
+"""Programs that tests and loads start and pip does not install, with the Debian packages that hold them."""
+
+from __future__ import annotations
+
+import shutil
+
+_PACKAGES = {"redis-server": "redis-server", "haproxy": "haproxy", "ip": "iproute2"}
+
+
+class MissingProgramError(Exception):
+    """A program is not installed. The message names its Debian package."""
+
+
+def missing(name: str) -> str | None:
+    """Return None when the program is installed, else a message that names its Debian package."""
+    return None if shutil.which(name) else f"{name} is not installed: apt install {_PACKAGES[name]}"
+
+
+def program(name: str) -> str:
+    """Return the path of a program. Raise MissingProgramError when it is not installed."""
+    if (reason := missing(name)) is not None:
+        raise MissingProgramError(reason)
+    return str(shutil.which(name))
