@@ -17,6 +17,8 @@ from tests.helm.rendering import Object, Release
 
 CRDS = Path(__file__).resolve().parent / "crds"
 VERSIONS = tuple(f"1.{minor}" for minor in range(30, 38))
+# The library reads the schemas of a version, megabytes of JSON, for each object.
+kubernetes_validate.utils.schema_contents = cache(kubernetes_validate.utils.schema_contents)
 
 
 def violations(release: Release, version: str) -> Iterator[str]:

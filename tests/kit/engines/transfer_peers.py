@@ -1,10 +1,15 @@
-"""Agents of the transfer port under observation: one with memory of its own, here or in its own process."""
+"""Agents of the transfer port under observation: one with memory of its own, here or in its own process.
+
+`python -m tests.kit.engines.transfer_peers FD NAME KIND` serves an agent to the test that started it.
+"""
 
 from __future__ import annotations
 
-import multiprocessing
 import os
-from collections.abc import Callable, Mapping, Sequence
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 from typing import Any, Protocol
 
@@ -17,15 +22,6 @@ from kvasir.ports.transfer import UNSHARDED, BlockPart, KvRegion, KvTransfer, Of
 BLOCKS = 64
 LAYERS = 3
 HEADS = 4
-# Imported once, in the server that forks the processes of all agents: imports take seconds.
-_PRELOADED = [
-    "pytest",
-    __name__,
-    "kvasir_workers.transfer.nccl.adapter",
-    "kvasir_workers.transfer.nixl.adapter",
-    "nixl._api",
-]
-_FORKS = multiprocessing.get_context("forkserver")
 
 
 class Peer(Protocol):
@@ -154,16 +150,18 @@ class ProcessPeer:
     """A LocalPeer in a process of its own. `kind` is that of TransferSpec; `ucx` are UCX_* variables."""
 
     def __init__(self, name: str, kind: str = "nixl", **ucx: str) -> None:
-        _FORKS.set_forkserver_preload(_PRELOADED)
-        self._connection, theirs = _FORKS.Pipe()
+        mine, theirs = socket.socketpair()
         with theirs:
-            self._process = _FORKS.Process(target=serve, args=(theirs, name, kind, ucx), daemon=True)
-            self._process.start()
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", __name__, str(theirs.fileno()), name, kind],
+                pass_fds=[theirs.fileno()],
+                env={**os.environ, **ucx},
+            )
+        self._connection = Connection(mine.detach())
 
     @property
     def pid(self) -> int:
         """The process, for a test that stops or kills it."""
-        assert self._process.pid is not None
         return self._process.pid
 
     def __getattr__(self, method: str) -> Callable[..., Any]:
@@ -176,18 +174,18 @@ class ProcessPeer:
 
         return call
 
-    def end(self) -> None:
-        """End the process."""
+    def end(self) -> int:
+        """End the process; its exit status, below zero where a signal ended it."""
         self._connection.close()
-        self._process.join(timeout=10)
-        if self._process.exitcode is None:
+        try:
+            return self._process.wait(timeout=10)
+        except subprocess.TimeoutExpired:
             self._process.kill()
-            self._process.join()
+            return self._process.wait()
 
 
-def serve(connection: Connection, name: str, kind: str, ucx: Mapping[str, str]) -> None:
+def serve(connection: Connection, name: str, kind: str) -> None:
     """Answer calls until the other side is gone."""
-    os.environ.update(ucx)
     peer = LocalPeer(lambda now: _agent(name, kind, now))
     while True:
         try:
@@ -209,3 +207,7 @@ def _agent(name: str, kind: str, now: Callable[[], float]) -> KvTransfer:
     from kvasir_workers.transfer.nixl.adapter import NixlTransfer
 
     return NixlTransfer(name, "127.0.0.1", now)
+
+
+if __name__ == "__main__":
+    serve(Connection(int(sys.argv[1])), sys.argv[2], sys.argv[3])
