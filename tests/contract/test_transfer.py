@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from tests.kit.engines.memory_transfer import MemoryFabric, MemoryTransfer
-from tests.kit.engines.transfer_peers import LAYERS, LocalPeer, Peer, ProcessPeer
+from tests.kit.engines.transfer_peers import LAYERS, ForkedPeer, LocalPeer, Peer
 
 from kvasir.core.errors import TransferError
 from kvasir.ports.transfer import (
@@ -80,7 +80,7 @@ def events(peer: Peer, wanted: int) -> list[TransferEvent]:
 def spawn(request: pytest.FixtureRequest) -> Iterator[Callable[[str], Any]]:
     """Makes agents of one adapter that reach each other, by name."""
     fabric = MemoryFabric()
-    processes: list[ProcessPeer] = []
+    processes: list[ForkedPeer] = []
 
     def peer(name: str) -> Any:
         if request.param == "memory":
@@ -88,7 +88,7 @@ def spawn(request: pytest.FixtureRequest) -> Iterator[Callable[[str], Any]]:
         kind = request.param.partition("-")[0]
         pytest.importorskip(LIBRARIES[kind])
         ucx = UCX_TCP if request.param == "nixl-tcp" else {"UCX_TLS": "tcp,sm,self"}
-        processes.append(ProcessPeer(name, kind, **ucx))
+        processes.append(ForkedPeer(name, kind, **ucx))
         return processes[-1]
 
     yield peer
@@ -394,11 +394,11 @@ class Processes:
     """Agents of one adapter, each in a process of its own, from the test's start to its end."""
 
     kind: str
-    started: list[ProcessPeer]
+    started: list[ForkedPeer]
 
-    def start(self, block_bytes: int, dtype: str = "float32") -> tuple[ProcessPeer, str]:
+    def start(self, block_bytes: int, dtype: str = "float32") -> tuple[ForkedPeer, str]:
         """One more agent, and its endpoint."""
-        peer = ProcessPeer(f"peer-{len(self.started)}", self.kind, **UCX_TCP)
+        peer = ForkedPeer(f"peer-{len(self.started)}", self.kind, **UCX_TCP)
         self.started.append(peer)
         return peer, peer.start(block_bytes, dtype)
 

@@ -5,11 +5,13 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any, Protocol
 
@@ -22,6 +24,15 @@ from kvasir.ports.transfer import UNSHARDED, BlockPart, KvRegion, KvTransfer, Of
 BLOCKS = 64
 LAYERS = 3
 HEADS = 4
+# What the server that forks agents imports, once for all of them.
+_PRELOADED = [
+    "pytest",
+    __name__,
+    "kvasir_workers.transfer.nccl.adapter",
+    "kvasir_workers.transfer.nixl.adapter",
+    "nixl._api",
+]
+_FORKS = multiprocessing.get_context("forkserver")
 
 
 class Peer(Protocol):
@@ -146,8 +157,37 @@ class LocalPeer:
         self._transfer.close()
 
 
+class ForkedPeer:
+    """A LocalPeer in a process of its own, forked from one that has imported what agents need. `kind` is that
+    of TransferSpec; `ucx` are UCX_* variables. The process ends without running exit handlers."""
+
+    def __init__(self, name: str, kind: str = "nixl", **ucx: str) -> None:
+        _FORKS.set_forkserver_preload(_PRELOADED)
+        self._connection, theirs = _FORKS.Pipe()
+        with theirs:
+            self._process = _FORKS.Process(target=_forked, args=(theirs, name, kind, ucx), daemon=True)
+            self._process.start()
+
+    @property
+    def pid(self) -> int:
+        """The process, for a test that stops or kills it."""
+        assert self._process.pid is not None
+        return self._process.pid
+
+    def __getattr__(self, method: str) -> Callable[..., Any]:
+        return partial(_call, self._connection, method)
+
+    def end(self) -> None:
+        """End the process."""
+        self._connection.close()
+        self._process.join(timeout=10)
+        if self._process.exitcode is None:
+            self._process.kill()
+            self._process.join()
+
+
 class ProcessPeer:
-    """A LocalPeer in a process of its own. `kind` is that of TransferSpec; `ucx` are UCX_* variables."""
+    """The same in a process started by itself, which ends as any Python process does."""
 
     def __init__(self, name: str, kind: str = "nixl", **ucx: str) -> None:
         mine, theirs = socket.socketpair()
@@ -165,14 +205,7 @@ class ProcessPeer:
         return self._process.pid
 
     def __getattr__(self, method: str) -> Callable[..., Any]:
-        def call(*args: Any) -> Any:
-            self._connection.send((method, args))
-            value = self._connection.recv()
-            if isinstance(value, Exception):
-                raise value
-            return value
-
-        return call
+        return partial(_call, self._connection, method)
 
     def end(self) -> int:
         """End the process; its exit status, below zero where a signal ended it."""
@@ -182,6 +215,19 @@ class ProcessPeer:
         except subprocess.TimeoutExpired:
             self._process.kill()
             return self._process.wait()
+
+
+def _call(connection: Connection, method: str, *args: Any) -> Any:
+    connection.send((method, args))
+    value = connection.recv()
+    if isinstance(value, Exception):
+        raise value
+    return value
+
+
+def _forked(connection: Connection, name: str, kind: str, ucx: Mapping[str, str]) -> None:
+    os.environ.update(ucx)
+    serve(connection, name, kind)
 
 
 def serve(connection: Connection, name: str, kind: str) -> None:

@@ -114,5 +114,9 @@ def _blocking(call: Callable[[], None]) -> Act:
     return act
 
 
-TIERS = {"Redis": (lambda: missing("redis-server"), redis), "disk": (small_disk.available, disk)}
+def _missing_redis() -> str | None:
+    return missing("redis-server")
+
+
+TIERS = {"Redis": (_missing_redis, redis), "disk": (small_disk.available, disk)}
 """What is missing on this machine, and how to install it."""
