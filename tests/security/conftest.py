@@ -1,4 +1,4 @@
-"""HTTP is tested on both event loops: uvloop serves, asyncio is what other tests and tools use."""
+"""Tests of HTTP run on both event loops: uvloop serves, asyncio is what other tests and tools use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A gateway on a real socket in front of a scripted router, on both event loops."""
+"""A gateway on a real socket in front of a scripted router."""
 
 from __future__ import annotations
 
@@ -108,9 +108,18 @@ async def read_reply(reader: asyncio.StreamReader) -> Reply:
 EdgeFactory = Callable[..., Awaitable[Edge]]
 
 
-def pytest_asyncio_loop_factories() -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
-    """Every test runs on both loops: uvloop serves, asyncio is what other tests and tools use."""
-    return {"asyncio": asyncio.SelectorEventLoop, "uvloop": uvloop.new_event_loop}
+TRANSPORT = {"test_drains.py", "test_hostile_clients.py", "test_openai_client.py"}
+"""Modules about connections."""
+
+
+def pytest_asyncio_loop_factories(
+    item: pytest.Item,
+) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
+    """Return uvloop, which serves, and for modules about connections asyncio too, which other tests use."""
+    loops: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {"uvloop": uvloop.new_event_loop}
+    if item.path.name in TRANSPORT:
+        loops["asyncio"] = asyncio.SelectorEventLoop
+    return loops
 
 
 @pytest.fixture(scope="session")

@@ -7,13 +7,17 @@ import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import cache
 
 from tests.kit.gateway.scripted_router import ScriptedRouter
 
 from kvasir.clock import MonotonicClock
-from kvasir.config.spec.deployment import Deployment, GatewaySpec
+from kvasir.config.load.model_files import resolve_model
+from kvasir.config.spec.deployment import Deployment, GatewaySpec, TokenizerSpec
 from kvasir.telemetry.metrics import Metrics
 from kvasir_platform.gateway.app import Gateway
+from kvasir_platform.gateway.catalog.models import EdgeModel, ModelTable
+from kvasir_platform.gateway.prompt.tokenization import ModelTokenizer, TokenizerPool
 from kvasir_platform.gateway.start import make_gateway, make_metrics
 
 
@@ -28,17 +32,28 @@ class Edge:
     port: int
 
 
+@cache
+def _tokenizer() -> ModelTokenizer:
+    """The tokenizer of the default model. Loading proves the fast one equal, which takes most of a second."""
+    return ModelTokenizer.from_folder(resolve_model(Deployment().model.source), TokenizerSpec(audit_share=0))
+
+
+def _models(deployment: Deployment) -> ModelTable:
+    return ModelTable([EdgeModel.of(view, TokenizerPool(_tokenizer())) for view in deployment.views()])
+
+
 @asynccontextmanager
 async def serving(
     spec: GatewaySpec | None = None, *, listen: socket.socket | None = None, **parts: object
 ) -> AsyncIterator[Edge]:
-    """A gateway that serves until the block ends. `parts` are further fields of the deployment."""
+    """A gateway of the default model that serves until the block ends. `parts` are further fields of the
+    deployment."""
     gateway_spec = GatewaySpec(port=0, drain_timeout_s=0.0) if spec is None else spec
     deployment = Deployment.model_validate({"gateway": gateway_spec, **parts})
     clock = MonotonicClock()
     router = ScriptedRouter(clock)
     metrics = make_metrics(deployment)
-    gateway = make_gateway(deployment, router, clock, metrics)
+    gateway = make_gateway(deployment, router, clock, metrics, _models(deployment))
     started: asyncio.Future[tuple[str, int]] = asyncio.get_running_loop().create_future()
     task = asyncio.create_task(gateway.serve(listen, lambda host, port: started.set_result((host, port))))
     await asyncio.wait((started, task), return_when=asyncio.FIRST_COMPLETED)
