@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
@@ -9,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ import psutil
 import pytest
 from tests.kit.processes import command_line, lives
 
+from kvasir_platform.cli.main import main
 from kvasir_platform.cluster.certificates import Authority
 from kvasir_platform.cluster.local.janitor import MARKER
 from kvasir_platform.cluster.local.runtime_dir import DeploymentState, RuntimeDir
@@ -43,10 +46,19 @@ class Kvasir:
         return [sys.executable, "-c", PROGRAM, *arguments]
 
     def run(self, *arguments: str, **behaviour: Any) -> subprocess.CompletedProcess[str]:
+        """Run a command in a process of its own."""
         env = self.env | {"BEHAVIOUR": repr(behaviour)}
         return subprocess.run(
             self._command(*arguments), env=env, capture_output=True, text=True, check=False, timeout=60
         )
+
+    def ask(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """Run a command that starts nothing, in this process: importing it takes longer than it runs."""
+        out, err = io.StringIO(), io.StringIO()
+        with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
+            patch.setenv("KVASIR_HOME", self.env["KVASIR_HOME"])
+            status = main(arguments)
+        return subprocess.CompletedProcess(arguments, status, out.getvalue(), err.getvalue())
 
     def up(self, *arguments: str, **behaviour: Any) -> subprocess.Popen[str]:
         """Start in the foreground and return when it is ready."""
@@ -94,7 +106,7 @@ class Kvasir:
 def kvasir(tmp_path: Path) -> Iterator[Kvasir]:
     command = Kvasir(tmp_path / "home")
     yield command
-    command.run("down")
+    command.ask("down")
     for process in command.started:
         if process.poll() is None:
             process.kill()
@@ -143,12 +155,12 @@ def test_down_from_another_terminal_stops_everything(kvasir: Kvasir) -> None:
     assert "nothing is left running" in down.stdout
     assert up.wait(timeout=30) == 0
     nothing_is_left(kvasir)
-    assert "nothing runs" in kvasir.run("down").stdout
+    assert "nothing runs" in kvasir.ask("down").stdout
 
 
 def test_replicas_that_ignore_sigterm_are_killed(kvasir: Kvasir) -> None:
     up = kvasir.up(stubborn=True, orphan=True)
-    assert kvasir.run("down").returncode == 0
+    assert kvasir.ask("down").returncode == 0
     assert up.wait(timeout=30) == 0
     nothing_is_left(kvasir)
 
@@ -158,9 +170,9 @@ def test_after_the_supervisor_is_killed_down_cleans_up(kvasir: Kvasir) -> None:
     until(lambda: len(kvasir.state().shared_memory) == 2, "the shared memory is recorded")
     up.kill()
     up.wait()
-    status = kvasir.run("status", "-o", "json")
+    status = kvasir.ask("status", "-o", "json")
     assert json.loads(status.stdout)[0]["phase"] == "crashed"
-    down = kvasir.run("down")
+    down = kvasir.ask("down")
     assert down.returncode == 0
     assert "killed" in down.stdout
     nothing_is_left(kvasir)
@@ -186,7 +198,7 @@ def test_a_start_after_a_crash_cleans_up_first(kvasir: Kvasir) -> None:
 
 def test_a_second_up_of_the_same_name_says_who_runs(kvasir: Kvasir) -> None:
     kvasir.up()
-    second = kvasir.run("up", "--port", "0")
+    second = kvasir.ask("up", "--port", "0")
     assert second.returncode == 1
     state = kvasir.state()
     assert f"kvasir already runs at http://{state.address} (pid {state.pid})" in second.stderr
@@ -197,13 +209,13 @@ def test_two_deployments_stop_independently(kvasir: Kvasir) -> None:
     kvasir.up(shared_memory=True)
     kvasir.up("--set", "name=other", shared_memory=True)
     other = RuntimeDir(kvasir.runtime.path.parent, "other")
-    ambiguous = kvasir.run("down")
+    ambiguous = kvasir.ask("down")
     assert ambiguous.returncode == 2
     assert "name one of: kvasir, other" in ambiguous.stderr
-    assert kvasir.run("down", "other").returncode == 0
+    assert kvasir.ask("down", "other").returncode == 0
     assert other.holder() is None
     assert len(kvasir.shared_memory()) == 2
-    assert kvasir.run("status").returncode == 0
+    assert kvasir.ask("status").returncode == 0
 
 
 def test_a_failed_replica_ends_the_start_with_its_log_and_leaves_nothing(kvasir: Kvasir) -> None:
@@ -249,12 +261,12 @@ def test_over_https_it_gets_ready_and_is_asked_by_every_command(
     asks = f", client_ca_file: {ca_file}" if clients else ""
     kvasir.up("--set", f"gateway.tls={{cert_file: {own}, key_file: {own}{asks}}}")
     url = f"https://{kvasir.state().address}"
-    (report,) = json.loads(kvasir.run("-o", "json", "status").stdout)
+    (report,) = json.loads(kvasir.ask("-o", "json", "status").stdout)
     assert (report["url"], report["problem"]) == (url, "")
     assert report["workers"][0]["worker_id"] == "w-1"
-    assert f"kvasir-tiny at {url}, up" in kvasir.run("status").stdout
-    assert "w-1" in kvasir.run("get", "workers").stdout
-    assert f"already runs at {url}" in kvasir.run("up", "--port", "0").stderr
+    assert f"kvasir-tiny at {url}, up" in kvasir.ask("status").stdout
+    assert "w-1" in kvasir.ask("get", "workers").stdout
+    assert f"already runs at {url}" in kvasir.ask("up", "--port", "0").stderr
     assert kvasir.state().operator_certificate == (str(kvasir.runtime.operator_file) if clients else "")
 
 
@@ -263,7 +275,7 @@ def test_detached_it_returns_when_ready_and_goes_on(kvasir: Kvasir) -> None:
     assert up.returncode == 0
     assert "is served at http://127.0.0.1:" in up.stdout
     assert kvasir.runtime.holder() == kvasir.state().pid
-    assert kvasir.run("down").returncode == 0
+    assert kvasir.ask("down").returncode == 0
     nothing_is_left(kvasir)
 
 
