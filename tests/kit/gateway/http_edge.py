@@ -35,7 +35,7 @@ class Edge:
 @cache
 def _tokenizer() -> ModelTokenizer:
     """The tokenizer of the default model. Loading proves the fast one equal, which takes most of a second."""
-    return ModelTokenizer.from_folder(resolve_model(Deployment().model.source), TokenizerSpec(audit_share=0))
+    return ModelTokenizer.from_folder(resolve_model(Deployment().model.source), TokenizerSpec())
 
 
 def _models(deployment: Deployment) -> ModelTable:
