@@ -79,7 +79,7 @@ class Edges:
         names = RequestNames(deployment.routing.decision_records)
         pages = StatusPages(
             deployment,
-            models.objects(0),
+            models.names,
             router,
             metrics,
             clock,

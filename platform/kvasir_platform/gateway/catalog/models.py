@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 from kvasir.config.load.model_files import Matryoshka
 from kvasir.config.spec.deployment import Deployment
@@ -57,13 +56,15 @@ class Served:
 
 
 class ModelTable:
-    """All models of a gateway; the first one is for the few calls that may leave it out."""
+    """The models of a gateway. `first` serves the calls that may leave the model out; `names` are those of
+    models and adapters."""
 
     def __init__(self, models: Iterable[EdgeModel]) -> None:
         self.models = tuple(models)
         self.first = self.models[0]
         self._by_name = {model.name: Served(model) for model in self.models}
         self._by_name |= {name: Served(model, name) for model in self.models for name in model.adapters}
+        self.names = tuple(self._by_name)
 
     def find(self, name: str | None) -> Served:
         """What serves `name`, None for the first model. Raises RequestError 404 (`model_not_found`)."""
@@ -71,10 +72,6 @@ class ModelTable:
         if found is None:
             raise no_such_model(name or "")
         return found
-
-    def objects(self, created: int) -> dict[str, dict[str, Any]]:
-        """Each model and adapter by its name, as GET /v1/models lists it; `created` is Unix time."""
-        return {name: _object(name, served, created) for name, served in self._by_name.items()}
 
     def close(self) -> None:
         """Let the threads of all tokenizers go. Idempotent."""
@@ -90,16 +87,3 @@ def no_such_model(name: str) -> RequestError:
         code="model_not_found",
         param="model",
     )
-
-
-def _object(name: str, served: Served, created: int) -> dict[str, Any]:
-    model = served.model
-    shown: dict[str, Any] = {
-        "id": name,
-        "object": "model",
-        "created": created,
-        "owned_by": "kvasir",
-        "max_model_len": model.context,
-        "task": "generate" if model.capabilities.generates else "embed",
-    }
-    return shown if served.adapter is None else {**shown, "root": name, "parent": model.name}

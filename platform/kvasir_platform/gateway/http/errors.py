@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from typing import Annotated
 
 import msgspec
+from msgspec import Meta, Struct
 
 from kvasir.core.errors import KvasirError, RequestError
 from kvasir.telemetry.reasons import http_status
@@ -25,6 +27,21 @@ _FINAL = frozenset(
 of what was too much already."""
 
 _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
+
+
+class ErrorDetail(Struct):
+    """What is wrong. `type` and `code` are enumerated in the OpenAPI document."""
+
+    message: Annotated[str, Meta(description="For people. Match on `code`, never on this.")]
+    type: str
+    param: Annotated[str | None, Meta(description="The field at fault, with its place in the body.")]
+    code: str
+
+
+class ErrorResponse(Struct, forbid_unknown_fields=True):
+    """The body of every error."""
+
+    error: ErrorDetail
 
 
 class MethodNotAllowed(RequestError):
@@ -54,8 +71,8 @@ def error_body(error: Exception) -> bytes:
     else:
         message, code = "Internal error; the log has the details under this request id.", "internal_error"
     param = error.param if isinstance(error, RequestError) else None
-    detail = {"message": message, "type": error_type(error_status(error)), "param": param, "code": code}
-    return msgspec.json.encode({"error": detail})
+    detail = ErrorDetail(message, error_type(error_status(error)), param, code)
+    return msgspec.json.encode(ErrorResponse(detail))
 
 
 def error_headers(error: Exception) -> bytes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import base64
 from array import array
+from typing import cast
 
 import msgspec
 import numpy as np
@@ -13,6 +14,7 @@ from kvasir.core.errors import KvasirError, RequestError
 from kvasir.core.requests import Usage
 from kvasir_platform.gateway.http.errors import error_headers, error_status
 from kvasir_platform.gateway.http.exchange import Exchange
+from kvasir_platform.gateway.openai.schema.answers import Embedding, Embeddings, EmbeddingUsage
 from kvasir_platform.gateway.openai.side_calls import EmbeddingCall
 
 _encode = msgspec.json.Encoder().encode
@@ -42,28 +44,30 @@ class EmbeddingAnswer:
         self._exchange = exchange
         self._call = call
         self._created = created
-        self._data: list[bytes] = [b""] * inputs
+        self._data = [msgspec.Raw()] * inputs
 
     def take(self, index: int, embedding: array[float]) -> None:
         """The vector of an input has come. Raises RequestError where it is shorter than was asked for."""
         vector = cut(embedding, self._call.dimensions)
+        shown: str | list[float]
         if self._call.base64:
-            shown = b'"%b"' % base64.b64encode(vector.astype("<f4", copy=False).tobytes())
+            shown = base64.b64encode(vector.astype("<f4", copy=False).tobytes()).decode()
         else:
-            shown = _encode(vector.tolist())
-        self._data[index] = b'{"object":"embedding","index":%d,"embedding":%b}' % (index, shown)
+            shown = vector.tolist()
+        self._data[index] = msgspec.Raw(_encode(Embedding("embedding", index, shown)))
 
     def finish(self, usage: Usage, timing: bytes) -> None:
         """Send the answer."""
-        used = {"prompt_tokens": usage.prompt_tokens, "total_tokens": usage.prompt_tokens}
-        body = b'{"id":%b,"object":"list","created":%d,"model":%b,"data":[%b],"usage":%b}' % (
-            _encode(f"embd-{self._exchange.request_id}"),
-            self._created,
-            _encode(self._call.model),
-            b",".join(self._data),
-            _encode(used),
+        body = Embeddings(
+            id=f"embd-{self._exchange.request_id}",
+            object="list",
+            created=self._created,
+            model=self._call.model,
+            # Encoded when they came; msgspec writes Raw as it is.
+            data=cast("list[Embedding]", self._data),
+            usage=EmbeddingUsage(usage.prompt_tokens, usage.prompt_tokens),
         )
-        self._exchange.respond(200, body, headers=timing)
+        self._exchange.respond(200, _encode(body), headers=timing)
 
     def fail(self, error: KvasirError) -> None:
         """Send the error instead."""

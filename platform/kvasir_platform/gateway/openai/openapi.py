@@ -18,7 +18,7 @@ import msgspec
 
 from kvasir.telemetry.reasons import REASONS
 from kvasir_platform.gateway.catalog.slo_classes import MAX_HINT, SESSION_HEADER, SLO_HEADER, TIMING_HEADER
-from kvasir_platform.gateway.http.errors import error_type
+from kvasir_platform.gateway.http.errors import ErrorDetail, ErrorResponse, error_type
 from kvasir_platform.gateway.http.exchange import Exchange
 from kvasir_platform.gateway.openai.schema import answers
 from kvasir_platform.gateway.openai.schema.chat import ChatBody
@@ -289,26 +289,20 @@ def _without_refused(schema: Json) -> None:
 
 
 def _error_schema() -> Json:
+    _, found = msgspec.json.schema_components([ErrorResponse])
+    detail = found[ErrorDetail.__name__]
+    fields = detail["properties"]
+    fields["type"] = {"enum": sorted({error_type(status) for status in _statuses()})}
+    fields["message"] = {**_TEXT, **fields["message"]}
+    fields["param"] = {"type": ["string", "null"], "description": fields["param"]["description"]}
+    fields["code"] = {"enum": sorted(code for status in _statuses() for code in _codes(status))}
+    error = {"type": "object", "required": detail["required"], "properties": fields}
     return {
         "title": "Error",
         "type": "object",
-        "required": ["error"],
-        "additionalProperties": False,
-        "properties": {
-            "error": {
-                "type": "object",
-                "required": ["message", "type", "param", "code"],
-                "properties": {
-                    "message": {**_TEXT, "description": "For people. Match on `code`, never on this."},
-                    "type": {"enum": sorted({error_type(status) for status in _statuses()})},
-                    "param": {
-                        "type": ["string", "null"],
-                        "description": "The field at fault, with its place in the body.",
-                    },
-                    "code": {"enum": sorted(code for status in _statuses() for code in _codes(status))},
-                },
-            }
-        },
+        "required": found[ErrorResponse.__name__]["required"],
+        "additionalProperties": found[ErrorResponse.__name__]["additionalProperties"],
+        "properties": {"error": error},
     }
 
 

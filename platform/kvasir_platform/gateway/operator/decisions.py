@@ -13,6 +13,7 @@ import msgspec
 from kvasir.core.errors import RequestError
 from kvasir.ports.router import DecisionRecord, RouterPort
 from kvasir_platform.gateway.http.exchange import Exchange
+from kvasir_platform.gateway.openai.schema.answers import Decisions
 from kvasir_platform.gateway.serving.request_names import RequestNames
 
 DECISIONS = "/decisions/"
@@ -36,7 +37,7 @@ class DecisionPages:
                 found = self._records(asked.removeprefix(prefix))
         if not found:
             raise RequestError(self._unknown(asked[:256]), status=404, code="decision_not_found")
-        body = {"request_id": asked, "decisions": found}
+        body = Decisions(asked, msgspec.to_builtins(found))
         exchange.respond(200, msgspec.json.encode(body))
 
     def _records(self, client_id: str) -> list[DecisionRecord]:

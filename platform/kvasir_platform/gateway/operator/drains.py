@@ -9,6 +9,7 @@ import msgspec
 from kvasir.core.errors import RequestError
 from kvasir.ports.router import RouterPort
 from kvasir_platform.gateway.http.exchange import Exchange
+from kvasir_platform.gateway.openai.schema.answers import Drained
 
 WORKERS = "/workers/"
 DRAIN = "/drain"
@@ -39,7 +40,7 @@ class DrainPages:
         worker_id = unquote(exchange.request.path[len(WORKERS) : -len(ending)])
         reason = _reason(exchange.request.body)
         self._router.drain(worker_id, draining, reason)
-        exchange.respond(202, msgspec.json.encode({"worker_id": worker_id, "draining": draining}))
+        exchange.respond(202, msgspec.json.encode(Drained(worker_id, draining)))
 
 
 def _reason(body: bytes) -> str:

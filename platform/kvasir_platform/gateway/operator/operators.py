@@ -46,7 +46,7 @@ def operators_here(
     """Of a router in this process; see StatusPages."""
     names = RequestNames(deployment.routing.decision_records)
     status = StatusPages(
-        deployment, models.objects(0), router, metrics, clock, in_flight=in_flight, draining=draining
+        deployment, models.names, router, metrics, clock, in_flight=in_flight, draining=draining
     )
     decisions, drains = DecisionPages(router, names), DrainPages(router)
     return OperatorPages(

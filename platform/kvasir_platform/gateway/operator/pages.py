@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
 from urllib.parse import unquote
 
 import msgspec
 
 from kvasir.core.errors import CapacityError
 from kvasir.ports.router import RequestPort
-from kvasir_platform.gateway.catalog.models import ModelTable, no_such_model
+from kvasir_platform.gateway.catalog.models import ModelTable, Served, no_such_model
 from kvasir_platform.gateway.http.exchange import Exchange
+from kvasir_platform.gateway.openai.schema.answers import HealthResponse, Model, Models
 from kvasir_platform.gateway.tenants.caller import Caller
 
 MODELS = "/v1/models"
@@ -27,13 +27,13 @@ class Pages:
         created: int,
     ) -> None:
         self._router = router
-        self._models = models.objects(created)
+        self._models = {name: model_object(name, models.find(name), created) for name in models.names}
         self.draining = False
 
     def models(self, caller: Caller, exchange: Exchange) -> None:
         """GET /v1/models: those that the caller may use."""
         shown = [model for name, model in self._models.items() if caller.may_use(name)]
-        _json(exchange, {"object": "list", "data": shown})
+        _json(exchange, Models("list", shown))
 
     def model(self, caller: Caller, exchange: Exchange) -> None:
         """GET /v1/models/{id}."""
@@ -46,7 +46,7 @@ class Pages:
 
     def live(self, exchange: Exchange) -> None:
         """GET /health/live: the process answers."""
-        _json(exchange, {"status": "live"})
+        _json(exchange, HealthResponse("live"))
 
     def ready(self, exchange: Exchange) -> None:
         """GET /health/ready: a request could be served at once; else 503 with what is missing."""
@@ -55,8 +55,24 @@ class Pages:
         reason = self._router.not_ready_reason()
         if reason is not None:
             raise CapacityError(f"Not ready: {reason}.", code="not_ready")
-        _json(exchange, {"status": "ready"})
+        _json(exchange, HealthResponse("ready"))
 
 
-def _json(exchange: Exchange, value: Any) -> None:
+def model_object(name: str, served: Served, created: int) -> Model:
+    """A model or adapter as GET /v1/models lists it; `created` is Unix time."""
+    model = served.model
+    is_adapter = served.adapter is not None
+    return Model(
+        id=name,
+        object="model",
+        created=created,
+        owned_by="kvasir",
+        max_model_len=model.context,
+        task="generate" if model.capabilities.generates else "embed",
+        root=name if is_adapter else None,
+        parent=model.name if is_adapter else None,
+    )
+
+
+def _json(exchange: Exchange, value: msgspec.Struct) -> None:
     exchange.respond(200, msgspec.json.encode(value))

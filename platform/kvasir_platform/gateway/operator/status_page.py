@@ -14,6 +14,7 @@ from kvasir.ports.clock import Clock
 from kvasir.ports.router import RouterPort, WorkerView
 from kvasir.telemetry.metrics import CONTENT_TYPE, Metrics
 from kvasir_platform.gateway.http.exchange import Exchange
+from kvasir_platform.gateway.openai.schema.answers import Readiness, StatusResponse
 
 
 class StatusPages:
@@ -51,19 +52,19 @@ class StatusPages:
     def status(self, exchange: Exchange) -> None:
         """GET /status: what `kvasir status` shows."""
         reason = "draining" if self._draining() else self._router.not_ready_reason()
-        shown = {
-            "deployment": self._deployment.name,
-            "ready": reason is None,
-            "reason": reason,
-            "disaggregation": self._deployment.disaggregation,
-            "models": self._models,
-            "readiness": {
-                name: {"ready": missing is None, "reason": missing}
+        shown = StatusResponse(
+            deployment=self._deployment.name,
+            ready=reason is None,
+            reason=reason,
+            disaggregation=self._deployment.disaggregation,
+            models=self._models,
+            readiness={
+                name: Readiness(missing is None, missing)
                 for name, missing in self._router.not_ready_models().items()
             },
-            "in_flight": self._in_flight(),
-            "workers": [_worker(view, self._clock.now()) for view in self._router.workers()],
-        }
+            in_flight=self._in_flight(),
+            workers=[_worker(view, self._clock.now()) for view in self._router.workers()],
+        )
         exchange.respond(200, msgspec.json.encode(shown))
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Sequence
-from typing import Any
 
 import msgspec
 
 from kvasir_platform.gateway.catalog.models import EdgeModel
 from kvasir_platform.gateway.http.exchange import Exchange
+from kvasir_platform.gateway.openai.schema.answers import Text, Tokens
 from kvasir_platform.gateway.openai.schema.decode import decode_detokenize, decode_tokenize
 from kvasir_platform.gateway.openai.side_calls import TokenizeCall, detokenize_ids, tokenize_call
 from kvasir_platform.gateway.serving.context import GatewayContext
@@ -74,7 +74,7 @@ class _TextCall(ABC):
     def _work(self) -> None:
         """Have the tokenizer work; it reports back to the call."""
 
-    def _respond(self, value: dict[str, Any]) -> None:
+    def _respond(self, value: msgspec.Struct) -> None:
         self._exchange.respond(200, msgspec.json.encode(value))
 
 
@@ -98,14 +98,8 @@ class TokenizeTextCall(_TextCall):
     def encoded(self, ids: list[array[int]]) -> None:
         """The ids of its text."""
         tokens, model = ids[0], self._model
-        body: dict[str, Any] = {
-            "count": len(tokens),
-            "max_model_len": model.context,
-            "tokens": tokens.tolist(),
-        }
-        if self._call.show_strings:
-            body["token_strs"] = model.tokenizer.names(tokens)
-        self._respond(body)
+        strings = model.tokenizer.names(tokens) if self._call.show_strings else None
+        self._respond(Tokens(len(tokens), model.context, tokens.tolist(), strings))
 
     def _work(self) -> None:
         self._model.tokenizers.encode(
@@ -135,7 +129,7 @@ class DetokenizeCall(_TextCall):
 
     def decoded(self, text: str) -> None:
         """The text of its ids."""
-        self._respond({"prompt": text})
+        self._respond(Text(text))
 
     def _work(self) -> None:
         self._model.tokenizers.decode(self._ids, self)

@@ -1,7 +1,7 @@
-"""The answers, as the OpenAPI document shows them.
+"""The response bodies: the single definition for the OpenAPI document and for encoding.
 
-Answers are written straight as bytes, so nothing is made of these types; tests hold every answer against
-them.
+Generation responses are the exception: they are written as bytes, for speed, and tests check each of them
+against these types.
 """
 
 from __future__ import annotations
