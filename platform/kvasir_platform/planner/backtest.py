@@ -1,13 +1,13 @@
-"""How much is to be kept beyond what is foreseen: rehearsed on the load that came.
+"""Chooses predictor and margin of a forecast by a backtest on the observed load.
 
-A forecast is raised by a margin, and what the right one is depends on the load: none where it moves slowly,
-half as much again where crowds come all at once. So for every predictor and every margin a fleet is kept in
-mind that was sized by them all along. The load that comes goes through each as a fluid: replicas take their
-time to start, what is too much waits, and who waits for longer than the promise allows has missed it. Which
-one kept the promise, over the last day, for the fewest replicas is known then, and is followed.
+A forecast is multiplied by a margin, and the right margin depends on the load: 1 where it changes slowly, 1.5
+where bursts arrive at once. So for every predictor and every margin, a simulated fleet is sized by them
+throughout. The observed load passes through each fleet as a fluid: replicas take their time to start, excess
+load waits, and requests that wait for longer than the SLO allows have missed it. The choice is the pair that
+kept the SLO over the last day with the fewest replicas.
 
-This is follow-the-leader on simulated costs (Kalai and Vempala, 2005) with the promise as a constraint. What
-a fluid leaves out is put right by what was truly missed: it is taken from what may be.
+This is follow-the-leader on simulated costs (Kalai and Vempala, 2005) with the SLO as a constraint. Real
+misses correct for what the fluid model leaves out: they are subtracted from the allowed misses.
 """
 
 from __future__ import annotations
@@ -24,43 +24,42 @@ from kvasir_platform.planner.stabilize import DesiredWindow, Many, Which
 MARGINS = (0.96, 1.0, 1.03, 1.06, 1.1, 1.15, 1.2, 1.25, 1.3, 1.35, 1.4, 1.5, 1.6, 1.75, 2.0)
 _REMEMBERED_S = 86_400.0
 _USUAL_S = 7200.0
-"""Over so much time the usual load is averaged."""
+"""Seconds over which the usual load is averaged."""
 _GRACE_S = 3600.0
-"""So much of the usual load is taken to have come before, and to have been well served."""
+"""Seconds of usual load that are assumed to have been served well before the start."""
 _UNPROVEN_S = 34_000.0
-"""How long no margin at all must have sufficed before it is trusted, less the grace; and in proportion up to
-`_SAFE`, which is trusted at once."""
+"""Seconds, less the grace, in which a margin of 1 must have sufficed before it is trusted; proportionally
+less for larger margins, up to `_SAFE`, which is trusted at once."""
 _SAFE = 1.6
 _LEAST_ALLOWED = 0.1
-"""Of what may be missed, what still may when more was missed than that."""
+"""Minimum share of the allowed misses that remains after real misses have exceeded them."""
 PRESSING = 0.4
-"""Of the slack: when work waits for longer, it is worked off by replicas that are asked for on top."""
+"""Share of the slack beyond which waiting work is worked off by extra replicas."""
 
 
 @dataclass(slots=True)
 class SloLedger:
-    """What was promised to requests, and what was kept, over the last day. `aim` is the part of them that may
-    miss its service level."""
+    """Requests and SLO misses of the last day. `aim` is the share of requests that may miss."""
 
     aim: float
     _judged: float = 0.0
     _missed: float = 0.0
 
     def take(self, judged: int, missed: int, seconds: float) -> None:
-        """So many requests ended, and so many of them missed what a larger pool would have given them."""
+        """Count `judged` ended requests, of which `missed` missed what a larger pool would have achieved."""
         fade = math.exp(-seconds / _REMEMBERED_S)
         self._judged = fade * self._judged + judged
         self._missed = fade * self._missed + missed
 
     @property
     def overdrawn(self) -> float:
-        """Requests by which more was missed than was aimed at."""
+        """Number of misses beyond the aim."""
         return max(0.0, self._missed - self.aim * self._judged)
 
 
 @dataclass(frozen=True, slots=True)
 class ForecastChoice:
-    """Of one role: which predictor is followed, by how much it is raised, and how replicas are kept."""
+    """The choice for one role: predictor, margin, and how surplus replicas are kept."""
 
     predictor: int
     margin: float
@@ -69,9 +68,9 @@ class ForecastChoice:
 
 @dataclass(frozen=True, slots=True)
 class LoadSample:
-    """What came in the last `seconds`. `load` and what was `predicted`, by predictor, are in replicas that it
-    keeps busy; `requests` came. `spare` replicas are added to every size, a start takes `start_s`, a request
-    may wait for `slack_s`, and wishes are remembered for `over_s`."""
+    """The load of the last `seconds`. `load` and the `predicted` loads, by predictor, are in busy replicas;
+    `requests` is a count. `spare` replicas are added to every size, a start takes `start_s`, a request may
+    wait for `slack_s`, and desired sizes are remembered for `over_s`."""
 
     seconds: float
     load: float
@@ -85,8 +84,8 @@ class LoadSample:
 
 @dataclass(slots=True)
 class Backtest:
-    """Of one role, with so many predictors; a fleet in mind for each of them, each margin, and both ways of
-    keeping replicas. `part` of what the ledger's aim allows is this role's to miss."""
+    """The backtest of one role: a simulated fleet for each of `predictors`, each margin, and both ways of
+    keeping replicas. `part` is this role's share of the misses that the ledger's aim allows."""
 
     predictors: int
     ledger: SloLedger
@@ -104,13 +103,13 @@ class Backtest:
     _played_s: float = 0.0
 
     def __post_init__(self) -> None:
-        # Columns: not calm and calm, within them by predictor, within those by margin.
+        # Columns: not calm and calm; within them by predictor; within those by margin.
         self._margins = np.tile(np.array(MARGINS), 2 * self.predictors)
         self._calm = np.arange(len(self._margins)) >= self.predictors * len(MARGINS)
         self._serving, self._backlog, self._paid, self._missed = np.zeros((4, len(self._margins)))
 
     def take(self, sample: LoadSample, now: float) -> None:
-        """Play the last interval, and size every fleet for what is foreseen at its end."""
+        """Simulate the last interval, and size every fleet by the forecast at its end."""
         predicted = np.tile(np.repeat(np.array(sample.predicted), len(MARGINS)), 2)
         wanted = np.maximum(1.0, np.ceil(predicted * self._margins + sample.spare))
         if self._played_s == 0.0:
@@ -136,7 +135,7 @@ class Backtest:
         self._resize(size - have, now + sample.start_s)
 
     def choose(self) -> ForecastChoice:
-        """The cheapest that kept the promise; the one that came nearest where none did."""
+        """Return the cheapest choice that kept the SLO, or the one that missed least."""
         if self._played_s == 0.0:
             return ForecastChoice(0, _SAFE, False)
         aim = self.part * self.ledger.aim
@@ -150,7 +149,8 @@ class Backtest:
         return ForecastChoice(best % fleets // len(MARGINS), float(self._margins[best]), best >= fleets)
 
     def _flow(self, sample: LoadSample) -> tuple[Many, Many]:
-        """The part of the interval in which who came had to wait for too long, and the wait at its end."""
+        """Return the part of the interval in which arrivals had to wait for too long, and the wait at its
+        end."""
         before_s = self._backlog / self._serving
         self._backlog = np.maximum(0.0, self._backlog + sample.seconds * (sample.load - self._serving))
         after_s = self._backlog / self._serving
@@ -161,7 +161,7 @@ class Backtest:
     def _resize(self, change: Many, due_s: float) -> None:
         self._starting.append((due_s, np.maximum(0.0, change)))
         going = np.maximum(0.0, -change)
-        # Those that have just begun to start go first.
+        # The replicas that started last are removed first.
         for _, starting in reversed(self._starting):
             cancelled = np.minimum(going, starting)
             np.subtract(starting, cancelled, out=starting)

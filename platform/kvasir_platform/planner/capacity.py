@@ -1,13 +1,13 @@
-"""How much work one replica can do within the service level, from the rates that routers have measured.
+"""The load that one replica can serve within the SLO, from the rates that routers have measured.
 
-Prefill: prompts wait in one line for all workers of a pool. Of the waiting time P(W > t) is about
-C exp(-(c - a) t / s) for c workers under a load of a, with prompts that take s (Erlang's delay formula;
-Kleinrock, Queueing Systems I, 3.4), and longer by (1 + v) / 2 where what prompts cost varies by v (Kingman,
+Prefill: prompts wait in one queue for all workers of a pool. For the waiting time, P(W > t) is about C
+exp(-(c - a) t / s) for c workers under a load of a, with prompts that take s (Erlang's delay formula;
+Kleinrock, Queueing Systems I, 3.4), and longer by (1 + v) / 2 where the cost of prompts varies by v (Kingman,
 1961). With C at its worst, 1, the spare capacity that keeps all but a part e of the requests within slack t
 is c - a = (s / t) ln(1 / e) (1 + v) / 2.
 
-Decode: a step with n streams takes f + n g. A worker is full when a step would take longer than the promised
-time between tokens, or its KV memory is.
+Decode: a step with n streams takes f + n g. A worker is full when a step would take longer than the ITL of
+the SLO, or its KV memory is full.
 """
 
 from __future__ import annotations
@@ -22,34 +22,33 @@ from kvasir.core.requests import Role
 from kvasir_platform.planner.demand import Mix
 
 _ITL_PART = 0.9
-"""Of the promised time between tokens, what a full batch may take: the rest is for prompts computed beside
-it, and for what steps vary by."""
+"""Share of the SLO's ITL that a step of a full batch may take; the rest is for prompts in the same step, and
+for variance."""
 _KV_PART = 0.95
-"""Of KV memory, what may be taken: blocks are not filled to the end."""
+"""Usable share of KV memory: blocks are partly filled."""
 _SEATS_PART = 0.7
-"""Of a batch's seats, what is taken where a replica is said to be full: the rest is for those that come all
-at once."""
+"""Share of `max_num_seqs` at which a replica counts as full; the rest is for bursts."""
 _EXCEEDED = 0.005
-"""The part of the requests that may wait for longer than the slack, by the formula."""
+"""Share of requests that may wait for longer than the slack, by the formula."""
 _LEAST_SLACK = 0.1
-"""Of the promised TTFT: what is left to wait, where computing a prompt takes nearly all of it."""
+"""Minimum slack, as a share of the TTFT, if computing a prompt takes nearly all of it."""
 
 
 @dataclass(frozen=True, slots=True)
 class SloTarget:
-    """The tightest service level of a deployment, in seconds."""
+    """The tightest SLO of a deployment, in seconds."""
 
     ttft_s: float
     itl_s: float
 
     def slack_s(self, prompt_s: float) -> float:
-        """How long a prompt may wait that takes so long to compute."""
+        """Return how long a prompt may wait, given the time to compute it."""
         return max(_LEAST_SLACK * self.ttft_s, self.ttft_s - prompt_s)
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerRates:
-    """Of a typical worker of a pool; as in WorkerStats."""
+    """Rates of a typical worker of a pool; fields as in WorkerStats."""
 
     prefill_fixed_s: float
     prefill_token_s: float
@@ -60,7 +59,7 @@ class WorkerRates:
 
     @classmethod
     def of(cls, workers: Sequence[WorkerStats]) -> WorkerRates | None:
-        """The median of each figure, None where there are no workers."""
+        """Return the median of each rate, None without workers."""
         if not workers:
             return None
         streams = sum(each.streams for each in workers)
@@ -76,9 +75,9 @@ class WorkerRates:
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """Of one replica. `prompt_tokens_s`: prompt tokens that it computes a second; `output_tokens_s`: tokens
-    that it generates a second with `streams` at once. `spare`: replicas beyond the load that keep waits
-    within the slack. What it was bounded by is in `by`: `itl`, `memory` or `seats`."""
+    """The capacity of one replica. `prompt_tokens_s`: prompt tokens that it computes per second;
+    `output_tokens_s`: tokens that it generates per second with `streams` at once. `spare`: replicas beyond
+    the load that keep waits within the slack. `by` is what bounds it: `itl`, `memory` or `seats`."""
 
     prompt_tokens_s: float
     output_tokens_s: float
@@ -88,7 +87,7 @@ class Capacity:
 
 
 def capacity(rates: WorkerRates, mix: Mix, promise: SloTarget, role: Role, *, most_streams: int) -> Capacity:
-    """What a replica of a pool of that role can do with such requests."""
+    """Return the capacity of a replica of a pool of that role for such requests."""
     computed = max(1.0, mix.computed_tokens)
     prompt_s = max(1e-9, rates.prefill_fixed_s + computed * rates.prefill_token_s)
     streams, by = _full(rates, mix, promise, most_streams)
@@ -107,15 +106,15 @@ def capacity(rates: WorkerRates, mix: Mix, promise: SloTarget, role: Role, *, mo
 
 
 def seats(most: int) -> Capacity:
-    """Of a replica that makes embeddings, whose work is told in inputs at once: what batches of them take is
-    not measured."""
+    """Return the capacity of an embedding replica, in concurrent inputs: the duration of batches is not
+    measured."""
     return Capacity(
         prompt_tokens_s=_SEATS_PART * most, output_tokens_s=math.inf, streams=most, spare=0.0, by="seats"
     )
 
 
 def _full(rates: WorkerRates, mix: Mix, promise: SloTarget, most_streams: int) -> tuple[int, str]:
-    """How many streams fill a worker, and what with."""
+    """Return how many streams fill a worker, and by which bound."""
     bounds = [(float(most_streams), "seats")]
     left_s = _ITL_PART * promise.itl_s - rates.step_fixed_s
     if rates.step_stream_s > 0.0:

@@ -1,7 +1,7 @@
-"""The load of each model, put together from what all routers tell, and how far that can be trusted.
+"""The load of each model, combined from the reports of all routers, and whether it can be trusted.
 
-Routers come and go, and each counts for itself. One that is silent for a moment is a reason to leave
-everything as it is: its part of the load is not known. One that is silent for long is gone.
+Routers come and go, and each counts its own requests. While a router is briefly silent, sizes do not change,
+because its part of the load is unknown. A router that is silent for long has ended.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from kvasir.core.demand import DemandReport, Traffic, WorkerStats
 
 FORGET_S = 60.0
-"""A router that has been silent for so long has ended."""
+"""Seconds of silence after which a router has ended."""
 MOST_ROUTERS = 256
 
 
@@ -26,14 +26,15 @@ class _Router:
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """What came between two readings, `seconds` apart, of one model."""
+    """The load of one model between two readings, `seconds` apart."""
 
     seconds: float
     traffic: Traffic
 
 
 class Demand:
-    """Takes reports, and tells intervals. `stale_s`: a router that was silent for longer is missed."""
+    """Combines reports into load samples. `stale_s`: a router that is silent for longer makes the load
+    unknown."""
 
     def __init__(self, stale_s: float) -> None:
         self._stale_s = stale_s
@@ -42,12 +43,12 @@ class Demand:
         self._reported = False
 
     def take(self, report: DemandReport, now: float) -> bool:
-        """A router's word; False for one that is older than what is known, or from one router too many."""
+        """Take a router's report. Return False for an outdated one, and for one from too many routers."""
         known = self._routers.get(report.router_id)
         if known is None:
             if len(self._routers) >= MOST_ROUTERS:
                 return False
-            # What it counted before it was first heard is not of any interval.
+            # Counts from before its first report belong to no interval.
             self._routers[report.router_id] = _Router(report, now, dict(report.models))
             self._reported = True
             return True
@@ -57,7 +58,7 @@ class Demand:
         return True
 
     def missing(self, now: float) -> str | None:
-        """Why the load is not known, in words; None where it is."""
+        """Return why the load is unknown; None if it is known."""
         for name in [name for name, each in self._routers.items() if now - each.at_s > FORGET_S]:
             del self._routers[name]
         if not self._routers:
@@ -68,13 +69,12 @@ class Demand:
 
     @property
     def reported(self) -> bool:
-        """Whether any router has said anything since the last reading: if not, nothing having come says
-        nothing."""
+        """Whether any router has reported since the last reading; if not, a count of zero means nothing."""
         return self._reported
 
     def asking(self) -> Mapping[str, int]:
-        """Requests that wait because no worker serves them at all, and those that have come since the last
-        reading, by model: where a start takes longer than they may wait, they were turned away."""
+        """Return by model the requests that wait because no worker serves them, plus those that arrived since
+        the last reading: if a start takes longer than they may wait, they were refused."""
         found: dict[str, int] = {}
         for each in self._routers.values():
             for model, traffic in each.report.models.items():
@@ -83,7 +83,7 @@ class Demand:
         return found
 
     def read(self, now: float) -> Mapping[str, Interval]:
-        """What came since the last reading, by model; nothing at the first."""
+        """Return the load since the last reading, by model; empty at the first."""
         seconds = 0.0 if self._read_s is None else now - self._read_s
         self._read_s, self._reported = now, False
         found: dict[str, Traffic] = {}
@@ -95,7 +95,7 @@ class Demand:
         return {} if seconds <= 0.0 else {name: Interval(seconds, news) for name, news in found.items()}
 
     def workers(self) -> dict[str, WorkerStats]:
-        """Every worker that a router knows, as the one that was heard last sees it."""
+        """Return every worker that a router knows, from the latest report that has it."""
         found: dict[str, WorkerStats] = {}
         for each in sorted(self._routers.values(), key=lambda router: router.at_s):
             found.update({worker.worker_id: worker for worker in each.report.workers})
@@ -103,12 +103,12 @@ class Demand:
 
 
 MIX_S = 300.0
-"""Over so many seconds of traffic the mix of requests is averaged."""
+"""Seconds of traffic over which the mix of requests is averaged."""
 
 
 @dataclass(slots=True)
 class Mix:
-    """What requests of a model are like, averaged with weights that fade."""
+    """The average request of a model, with exponentially decaying weights."""
 
     _weight: float = 0.0
     _prompt: float = 0.0
@@ -117,10 +117,10 @@ class Mix:
     _output: float = 0.0
 
     def take(self, interval: Interval) -> None:
-        """Learn from what ended."""
+        """Update from ended requests."""
         news = interval.traffic
         fade = math.exp(-interval.seconds / MIX_S)
-        # While nothing ends, what is known stays known.
+        # Without ended requests, the averages do not decay.
         if news.ended == 0:
             return
         self._weight = self._weight * fade + news.ended
@@ -136,26 +136,26 @@ class Mix:
 
     @property
     def prompt_tokens(self) -> float:
-        """Of a request."""
+        """Prompt tokens of a request."""
         return self._prompt / self._weight if self.known else 0.0
 
     @property
     def computed_tokens(self) -> float:
-        """Of a request's prompt, in no cache."""
+        """Prompt tokens of a request that are in no cache."""
         return self._computed / self._weight if self.known else 0.0
 
     @property
     def computed_share(self) -> float:
-        """Of all prompt tokens; all of them while nothing is known."""
+        """Uncached share of all prompt tokens; 1 while unknown."""
         return self._computed / self._prompt if self._prompt else 1.0
 
     @property
     def output_tokens(self) -> float:
-        """Of a request's answer."""
+        """Output tokens of a request."""
         return self._output / self._weight if self.known else 0.0
 
     @property
     def unevenness(self) -> float:
-        """The squared coefficient of variation of what prompts cost."""
+        """Squared coefficient of variation of the cost of prompts."""
         mean = self.computed_tokens
         return max(0.0, self._squares / self._weight / mean**2 - 1.0) if mean else 0.0

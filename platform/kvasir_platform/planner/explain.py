@@ -1,4 +1,4 @@
-"""Decisions in words and figures, for `kvasir explain scaling`."""
+"""Formats decisions for `kvasir explain scaling`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from kvasir_platform.planner.planner import Decision
 
 
 def sentence(each: Decision) -> str:
-    """Why a pool should have its size."""
+    """Return why a pool should have its size."""
     if each.capacity is None:
         parts = [f"{each.have} are there"]
     else:

@@ -1,8 +1,8 @@
-"""How much work there will be by the time that a decision of now has come to bear.
+"""Forecasts of the load at the time at which a present decision takes effect.
 
-Several simple predictors each foresee the highest load within the horizon: one of a replica that is asked for
-now and serves at its end, and until which one that is let go cannot be had back. Which of them is believed,
-and what is kept beyond it, is for `backtest` to say.
+Several simple predictors each forecast the highest load within the horizon: at its end a replica serves that
+is requested now, and until then one that is removed cannot be replaced. `backtest` chooses the predictor and
+the margin.
 """
 
 from __future__ import annotations
@@ -14,32 +14,31 @@ from typing import Protocol
 DAY_S = 86_400.0
 _LATELY_S = 30.0
 _SURGE, _SIGMAS = 1.2, 3.0
-"""So many times what has been on average is more than the noise of a load, and so many deviations of it more
-than chance."""
+"""A load above this multiple of the average exceeds noise, and above this many deviations exceeds chance."""
 _USUAL_S = 2400.0
-"""Over so much time it is averaged what a predictor is wrong by."""
+"""Seconds over which a predictor's errors are averaged."""
 _LEAST_JUDGED = 12
-"""So many forecasts must have come true, or not, before anything is learned from them."""
+"""Number of forecasts that must have been verified before errors are corrected."""
 _WRONG_BY = 8.0
-"""No forecast is corrected by more: what was wrong by more was wrong for another reason."""
+"""Maximum correction of a forecast; larger errors have other causes."""
 
 
 class Predictor(Protocol):
-    """Foresees a load from its past. `seconds` lie between two values."""
+    """Predicts a load from its past. Values are `seconds` apart."""
 
     name: str
 
     def take(self, value: float, seconds: float) -> None:
-        """The load over the last `seconds`."""
+        """Take the load of the last `seconds`."""
         ...
 
     def ahead(self, horizon_s: float) -> float | None:
-        """The load in so many seconds; None while nothing can be said."""
+        """Return the load in `ahead` seconds; None while there is no basis."""
         ...
 
 
 class Steady:
-    """It stays as it was on average over some time."""
+    """The load stays at its average over some time."""
 
     def __init__(self, name: str, over_s: float) -> None:
         self.name = name
@@ -56,8 +55,8 @@ class Steady:
 
 
 class Surge:
-    """It stays as it was on average over some time; but when it has just left that behind, it goes on to rise
-    by as much again."""
+    """The load stays at its average over some time; once it has just risen above it, it rises by as much
+    again."""
 
     def __init__(self, name: str, over_s: float) -> None:
         self.name = name
@@ -77,14 +76,14 @@ class Surge:
         lately = sum(value * seconds for value, seconds in self._lately) / sum(
             seconds for _, seconds in self._lately
         )
-        # As many as come by chance, of so many, are no crowd (Poisson).
+        # A count that a Poisson process reaches by chance is not a surge.
         chance = _SIGMAS / math.sqrt(usual * _LATELY_S) if usual > 0.0 else math.inf
         return lately + (lately - usual) if lately > usual * max(_SURGE, 1.0 + chance) else usual
 
 
 class Trend:
-    """It goes on to rise or fall as it has (Holt, 1957), the less the further (Gardner and McKenzie, 1985):
-    the trend is damped by what it has been lately wrong by."""
+    """The load continues its trend (Holt, 1957), less the further ahead (Gardner and McKenzie, 1985): the
+    trend is damped by its recent error."""
 
     def __init__(self, name: str, level_s: float, trend_s: float, damped_s: float) -> None:
         self.name = name
@@ -110,7 +109,7 @@ class Trend:
 
 
 class Daily:
-    """It is as it was a day ago, times what today has been beside yesterday lately."""
+    """The load is that of a day ago, times the ratio of today's to yesterday's recent load."""
 
     name = "as yesterday"
 
@@ -141,7 +140,7 @@ class Daily:
 
 
 class Corrected:
-    """Another predictor, less what it is wrong by on the whole."""
+    """Another predictor, corrected by its average error."""
 
     def __init__(self, inner: Predictor) -> None:
         self.name = inner.name
@@ -152,7 +151,7 @@ class Corrected:
         self._ahead: float | None = None
 
     def take(self, value: float, seconds: float, horizon_s: float) -> None:
-        """See Predictor; and until when it foresees."""
+        """See Predictor. `horizon_s` is how far ahead forecasts reach."""
         self._inner.take(value, seconds)
         self._now += seconds
         fade = math.exp(-seconds / _USUAL_S)
@@ -166,14 +165,14 @@ class Corrected:
 
     @property
     def ahead(self) -> float | None:
-        """The load by the end of the horizon; None while nothing can be said."""
+        """Return the load by the end of the horizon; None while there is no basis."""
         if self._ahead is None or self._judged < _LEAST_JUDGED or self._predicted <= 0.0:
             return self._ahead
         return self._ahead * min(_WRONG_BY, max(1 / _WRONG_BY, self._observed / self._predicted))
 
 
 def predictors() -> list[Predictor]:
-    """Those that compete, the simplest first."""
+    """Return the competing predictors, the simplest first."""
     return [
         Steady("the last minute", 60.0),
         Surge("the last two minutes", 120.0),

@@ -1,7 +1,7 @@
-"""Keeps a router and the planner in touch: tells the load once a second, and passes on what comes back.
+"""Connects a router to the planner: reports the load once a second, and passes on the reply.
 
-While the planner is not heard, workers go on with the parts of the work that they were given; but nobody is
-promised that a model without workers wakes up.
+Without the planner, workers keep the roles that they were given, but a sleeping model is not reported as
+waking.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ SILENT_S = 10.0
 
 
 class LoadReporter(Protocol):
-    """What is needed of kvasir_platform.planner.rpc.PlannerClient."""
+    """The part of kvasir_platform.planner.rpc.PlannerClient that is needed."""
 
     async def tell(self, report: DemandReport) -> PlannerReply: ...
 
 
 class SizedRouter(Protocol):
-    """What is needed of kvasir_router.shell.Router."""
+    """The part of kvasir_router.shell.Router that is needed."""
 
     def demand(self) -> Mapping[str, Traffic]: ...
 
@@ -38,7 +38,7 @@ class SizedRouter(Protocol):
 
 
 class PlannerLink:
-    """Of one router. `run` until cancelled."""
+    """The link of one router. `run` it until cancelled."""
 
     def __init__(self, router: SizedRouter, teller: LoadReporter, clock: Clock, router_id: str) -> None:
         self._router = router
@@ -52,18 +52,18 @@ class PlannerLink:
         self._word = PlannerReply("", False, {}, {}, {})
 
     def plans(self) -> Mapping[str, PoolPlan]:
-        """The pools as the planner saw them last."""
+        """The pools as of the planner's last reply."""
         return self._word.pools
 
     def inactive_s(self) -> float:
-        """For how long the planner has said nothing, in seconds."""
+        """Seconds since the planner's last reply."""
         return 0.0 if self._heard_s is None else max(0.0, self._clock.now() - self._heard_s - PERIOD_S)
 
     async def run(self) -> None:
-        """Tell and hear."""
+        """Exchange one report and reply."""
         while True:
             await self._once()
-            # A planner that has just come to life has to be told again at once, by its new name.
+            # A planner that has just started needs the report at once, under its new epoch.
             if self._word.accepted or self._lost:
                 await self._clock.sleep(PERIOD_S)
             else:
@@ -94,6 +94,6 @@ class PlannerLink:
             log.warning("the planner answers again, after %.0f s", now - self._heard_s)
         self._lost, self._heard_s, self._epoch = False, self._clock.now(), self._word.epoch
         if not self._word.accepted:
-            # It does not know yet which roles there are.
+            # It does not know the roles yet.
             return
         self._router.planned(self._word.roles, self._word.ready_in_s)

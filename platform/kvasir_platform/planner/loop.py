@@ -1,7 +1,7 @@
-"""Plans are made and carried out: from what routers tell to what the owner of the pools is asked for.
+"""Plans and applies pool sizes: from the reports of routers to requests to the scaler.
 
-One thread calls `step` a few times a second; reports come from another. Whatever cannot be seen is left as it
-is: without news of the load, or of the replicas, no size is changed.
+One thread calls `step` a few times a second; reports arrive on another. Without reports of the load, or a
+list of the replicas, no size changes.
 """
 
 from __future__ import annotations
@@ -28,15 +28,14 @@ from kvasir_platform.planner.victims import Savings, Size, flips, victims
 log = logging.getLogger(__name__)
 
 _AIM = 0.25
-"""Of the requests that may miss their service level, what is aimed at: what is aimed at is missed now and
-then."""
+"""Planned share of the allowed SLO misses: the plan itself is missed now and then."""
 _MOST_ACTS = 256
 _ASK_AGAIN_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
 class ScalingAction:
-    """Something that was done, or would have been (`done` False), at `at_s` of the clock. `what` is start,
+    """An action, or one that would have been taken (`done` False), at `at_s` of the clock. `what` is start,
     retire, flip or wake."""
 
     at_s: float
@@ -58,10 +57,10 @@ class _Model:
 
 
 class ScalingLoop:
-    """Of one deployment. `epoch` names this life of the planner, which routers' reports have to name; `tell`
-    takes an event's name and its details. `rolling(pool)`: its replicas are being replaced, and their number
-    is left alone. `pins` are sizes that were asked for before, `before` planned for the same deployment by
-    another spec: what it has learned of the load is gone on with."""
+    """The planner's loop of one deployment. `epoch` identifies this run of the planner, and routers' reports
+    have to name it; `tell` takes an event's name and its details. `rolling(pool)`: its replicas are being
+    replaced, and their number must not change. `pins` are sizes that users requested earlier; `before` is the
+    loop for an earlier spec of the same deployment, whose learned load is kept."""
 
     def __init__(
         self,
@@ -105,21 +104,21 @@ class ScalingLoop:
             if pool.scaling is not None
         }
 
-    # -- the other thread ------------------------------------------------------------------------
+    # -- called on the reports' thread -----------------------------------------------------------
 
     def take(self, report: DemandReport, now: float) -> PlannerReply:
-        """A router's report, and what it is to know. Thread-safe."""
+        """Take a router's report, and return the reply. Thread-safe."""
         with self._lock:
             accepted = report.epoch == self._epoch and self._demand.take(report, now)
             if accepted and not self._began:
-                # A planner that has just come to life goes on with the roles that another one gave.
+                # A planner that has just started keeps the roles that its predecessor assigned.
                 self._adopted |= self._lent(report)
             word = self._word
             roles = word.roles | {worker: role for worker, (_, _, role) in self._adopted.items()}
         return PlannerReply(word.epoch, accepted, roles, word.ready_in_s, word.pools)
 
     def _lent(self, report: DemandReport) -> dict[str, tuple[str, str, Role]]:
-        """The workers that do another pool's work, as a router has it: model, that pool and its role."""
+        """Return the workers that do another pool's work, for routers: model, that pool and its role."""
         found = {}
         for name, model in self._models.items():
             roles = {pool.name: pool.role for pool in model.view.pools}
@@ -129,11 +128,11 @@ class ScalingLoop:
                     found[worker.worker_id] = (name, partner, worker.role)
         return found
 
-    # -- the control process ---------------------------------------------------------------------
+    # -- called by the control process -----------------------------------------------------------
 
     def pin(self, pool: str, size: int | None) -> None:
-        """Keep a pool at a size whatever is planned; None lets it be planned again. Raises ConfigError for a
-        pool without scaling, and a size that its bounds do not allow."""
+        """Keep a pool at a size, whatever the plan; None ends that. Raises ConfigError for a pool without
+        scaling, and for a size outside its bounds."""
         bounds = self._planned.get(pool)
         if bounds is None:
             raise ConfigError(
@@ -148,23 +147,23 @@ class ScalingLoop:
         self._due_s = None
 
     def plans(self, pool: str) -> bool:
-        """Whether this decides how many replicas the pool has."""
+        """Whether the planner decides the pool's number of replicas."""
         return pool in self._planned
 
     @property
     def pins(self) -> Mapping[str, int]:
-        """The pools that are pinned."""
+        """Return the pinned pools."""
         return self._pins
 
     def step(self, now: float) -> bool:
-        """Do what is due; returns whether anything is on its way: replicas start or leave."""
+        """Run what is due. Return whether any replica is starting or leaving."""
         due = self._due_s is None or now >= self._due_s
         if not due and not self._waking(now):
             return False
         try:
             replicas = self._scaler.observe()
             self._starts.look(replicas, now)
-            # Asked after that look, which takes its time: what has been told meanwhile wakes its model too.
+            # Read after that listing, which takes time, so that reports meanwhile wake their models too.
             if waking := self._waking(now):
                 for name in waking:
                     self._wake(name, replicas, now)
@@ -172,13 +171,13 @@ class ScalingLoop:
             if due:
                 self._decide(replicas, now)
                 self._due_s = now + self._spec.interval_s
-                # Routers hear at once of a model that has just been put to sleep: until they do, they are not
-                # ready without a worker, and a request for it waits for the next decision.
+                # Routers learn at once that a model was put to sleep: until then they are not ready
+                # without a worker, and a request for the model waits for the next decision.
                 replicas = self._scaler.observe()
         except UpstreamError as error:
             why = f"the pools cannot be seen: {error.message}"
         except ConfigError as error:
-            # It must not take down what serves.
+            # An error of the planner must not stop serving.
             why = f"the pools refuse a size: {error.message}"
         else:
             self._publish(replicas, now)
@@ -188,7 +187,7 @@ class ScalingLoop:
         return True
 
     def explain(self, now: float) -> dict[str, object]:
-        """Everything that `kvasir explain scaling` shows."""
+        """Return everything that `kvasir explain scaling` shows."""
         return {
             "mode": self._spec.mode,
             "frozen": self._frozen,
@@ -216,7 +215,7 @@ class ScalingLoop:
             workers = self._demand.workers()
         seconds = 0.0 if self._read_s is None else now - self._read_s
         self._read_s = now
-        # What came while nobody told of it would count as if it had come within this interval.
+        # Load that arrived while reports were missing would count as if it had arrived in this interval.
         unseen, self._unseen = self._unseen, missing is not None
         self._freeze(missing)
         if missing is not None or unseen or seconds <= 0.0:
@@ -326,7 +325,7 @@ class ScalingLoop:
     ) -> None:
         source, target = between
         serving = [each for each in own if each.state is ReplicaState.SERVING and each.worker_id]
-        # Those that go home first; then those that are missed the least.
+        # Replicas that return to their own pool first; then those whose caches save least.
         with self._lock:
             workers = self._demand.workers()
         home = [each for each in serving if each.pool == target]
@@ -344,7 +343,7 @@ class ScalingLoop:
                     model.flipped[each.worker_id] = target
 
     def _wake(self, name: str, replicas: Sequence[Replica], now: float) -> None:
-        """Somebody asks for a model that nobody serves."""
+        """Start a replica for a request of a model that no worker serves."""
         model = self._models[name]
         asleep = [
             pool
@@ -359,12 +358,12 @@ class ScalingLoop:
                 self._note(ScalingAction(now, pool.name, "wake", 1, why, self._acts_now(pool.name)))
                 if self._acts_now(pool.name):
                     self._scaler.start(pool.name, 1)
-        # Those that still leave may take all the room that there is: it is tried again at the next look.
+        # Leaving replicas may occupy all resources: retry at the next step.
         if all(_room(pool, replicas) > 0 for pool in asleep):
             model.asked_s = now
 
     def _waking(self, now: float) -> list[str]:
-        """The models that sleep and are asked for."""
+        """Return the sleeping models that have requests."""
         with self._lock:
             asking = self._demand.asking()
         return [name for name, count in asking.items() if count and self._asleep(name, now)]
@@ -373,7 +372,7 @@ class ScalingLoop:
         model = self._models.get(name)
         if model is None or not model.asleep:
             return False
-        # What was asked for and is not to be seen after a while is asked for again.
+        # A requested replica that does not appear after a while is requested again.
         return model.asked_s is None or now - model.asked_s > _ASK_AGAIN_S
 
     def _forget_flips(self, model: _Model, replicas: Sequence[Replica]) -> None:
@@ -390,7 +389,7 @@ class ScalingLoop:
         }
 
     def _publish(self, replicas: Sequence[Replica], now: float) -> None:
-        """What routers are told from now on."""
+        """Set the reply to routers."""
         pools: dict[str, PoolPlan] = {}
         awake: dict[str, float] = {}
         for name, model in self._models.items():
@@ -401,7 +400,7 @@ class ScalingLoop:
                 pools[pool] = PoolPlan(desired, state.serving, state.starting, self._acts_now(pool))
             lacking = [pool for pool, state in states.items() if state.serving == 0]
             model.asleep = bool(lacking) and all(model.view.scales_to_zero(pool) for pool in model.view.pools)
-            # Nobody is told to wait for what nobody starts.
+            # A model whose start nobody requested is not reported as waking.
             if model.asleep and all(states[pool].starting or self._may_start(pool) for pool in lacking):
                 awake[name] = max(self._awake_in_s(pool, states[pool], replicas, now) for pool in lacking)
             if not any(state.have == 0 for state in states.values()):
@@ -412,7 +411,7 @@ class ScalingLoop:
     def _awake_in_s(self, pool: str, state: PoolState, replicas: Sequence[Replica], now: float) -> float:
         starting = [e.since_s for e in replicas if e.pool == pool and e.state is ReplicaState.STARTING]
         since = now - min(starting) if starting else 0.0
-        # One that takes longer than usual may come at any time, or much later.
+        # A start that takes longer than usual may end at any time.
         return state.start_s - since if since < state.start_s else 0.2 * state.start_s
 
     def _freeze(self, why: str | None) -> None:
@@ -426,7 +425,7 @@ class ScalingLoop:
 
     def _note(self, act: ScalingAction) -> None:
         last = next((each for each in reversed(self._acts) if each.pool == act.pool), None)
-        # Advice that is not taken is the same at every look.
+        # Advice that is not followed stays the same at every step.
         if not act.done and last is not None and (last.what, last.count) == (act.what, act.count):
             return
         self._acts.append(act)
@@ -438,13 +437,13 @@ def _scaled(view: Deployment) -> bool:
 
 
 def _room(pool: PoolSpec, replicas: Sequence[Replica]) -> int:
-    """How many more replicas a pool may have: those that leave hold their pods until they are gone, and those
-    that do another pool's work hold theirs."""
+    """Return how many more replicas a pool may have: leaving ones hold their pods until they are gone, and
+    those that do another pool's work hold theirs."""
     return pool.most - sum(each.pool == pool.name for each in replicas)
 
 
 def _serves(replica: Replica, model: _Model) -> str:
-    """The pool whose work a replica does."""
+    """Return the pool whose work a replica does."""
     return model.flipped.get(replica.worker_id, replica.pool)
 
 

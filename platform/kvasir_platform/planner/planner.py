@@ -1,9 +1,9 @@
-"""What sizes the pools of one model should have, and why: the whole of a decision, in words and numbers.
+"""Sizes of the pools of one model, and the reasons: the whole of a decision, in words and numbers.
 
-What routers tell becomes a rate of requests; forecasts say what it may be by the time that a replica asked
-for now serves; what requests have been like, and what was measured of the workers, says how many replicas
-that takes; and rehearsals on the load that came say how many to keep beyond it. Bounds, pins, windows and
-rates of change have the last word, in that order, and each says so.
+Reports of routers become a request rate; forecasts give the rate by the time that a replica requested now
+serves; the mix of requests and the measured rates of workers give the number of replicas for it; and
+backtests on the observed load give the margin. Bounds, pins, windows and rates of change apply last, in that
+order, and each adds its reason.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from kvasir_platform.planner.stabilize import CALM, NEAR, STARTS, DesiredWindow,
 
 _WAITS = "what waits is worked off"
 _NOW_S = 30.0
-"""What lasts shorter is the noise of a load."""
+"""A shorter excursion of the load is noise."""
 _SHORT_OF = 0.9
-"""Workers busier than this may have been too few: what was late then is put down to that."""
+"""Utilization above which late requests are attributed to too few workers."""
 _BACKLOG_MOST = 1.0
-"""What waits adds so much of the load itself, at most: a pool that cannot start must not ask for ever
-more."""
+"""Maximum load that waiting work adds, relative to the load itself: a pool that cannot start must not request
+ever more."""
 
 
 @dataclass(frozen=True, slots=True)
 class PoolRules:
-    """What the spec says of one pool. `most_streams` fit onto a replica by its settings."""
+    """The spec's bounds of one pool. `most_streams` is the number that a replica's settings allow."""
 
     bounds: Bounds
     most_streams: int
@@ -43,11 +43,11 @@ class PoolRules:
 
 @dataclass(frozen=True, slots=True)
 class ModelRules:
-    """What the spec says of one model. Seconds: `interval_s` between decisions, `window_s` for half of which
-    fewer must have been wanted before any goes (None: as long as two starts), `idle_s` without a request
-    after which pools that may have no replica get none. `aim` is the part of the requests that may miss their
-    service level. Of a pool no more than `grow` times what it has, and one, start at once, and no more than
-    the part `shrink` of it goes."""
+    """The spec's rules of one model. Seconds: `interval_s` between decisions; `window_s`, for half of which
+    fewer replicas must have been desired before any is removed (None: two starts); `idle_s` without a request
+    after which pools that may have no replica get none. `aim` is the share of requests that may miss their
+    SLO. A pool starts at most one more than `grow` times its size at once, and removes at most the share
+    `shrink` of it."""
 
     pools: tuple[PoolRules, ...]
     promise: SloTarget
@@ -61,8 +61,8 @@ class ModelRules:
 
 @dataclass(frozen=True, slots=True)
 class PoolState:
-    """What there is of a pool. `stuck`: those of the starting that take far longer than others did. `start_s`
-    is what a start takes. `pinned` is a size that somebody asked for."""
+    """The replicas of a pool. `stuck`: starting ones that take far longer than earlier starts. `start_s` is
+    the duration of a start. `pinned` is a size that a user requested."""
 
     serving: int
     starting: int
@@ -72,16 +72,15 @@ class PoolState:
 
     @property
     def have(self) -> int:
-        """Those that serve or will."""
+        """Replicas that serve or will."""
         return self.serving + self.starting
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What was decided for one pool. `load` is what there is now, in replicas that it keeps busy, `expected`
-    what is foreseen, and `upper` that with its `margin`. `calm`: what is not needed is kept for
-    longer. `need` is what that takes; `size` is what there should be of the pool, after every rule in
-    `because`."""
+    """The decision for one pool. `load` is the present load, in busy replicas, `expected` the forecast, and
+    `upper` the forecast with its `margin`. `calm`: surplus replicas are kept for longer. `need` is the number
+    for that load; `size` is the desired size after every rule in `because`."""
 
     pool: str
     role: Role
@@ -101,7 +100,7 @@ class Decision:
 
 @dataclass(frozen=True, slots=True)
 class _Look:
-    """What one decision is made on. `rate`: requests a second, or embeddings at work."""
+    """The inputs of one decision. `rate`: requests per second, or concurrent embeddings."""
 
     interval: Interval
     states: Mapping[str, PoolState]
@@ -112,8 +111,8 @@ class _Look:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """What the pools of one role are sized by: what `one` request is, how its forecast is raised, and by how
-    many requests a second for what is `late`."""
+    """The inputs for the pools of one role: the work of `one` request, how its forecast is raised, and the
+    requests per second that are added for `late` work."""
 
     role: Role
     measured: list[tuple[Bounds, Capacity]]
@@ -124,8 +123,8 @@ class _Part:
 
 @dataclass(slots=True)
 class _Pool:
-    """`brisk` is how many there would be if nothing were kept for longer: what such a pool would regret is
-    known also while this one is calm."""
+    """`brisk` is the size without calm keeping: it shows what such a pool would regret, also while this one
+    is calm."""
 
     rules: PoolRules
     window: DesiredWindow = field(default_factory=DesiredWindow)
@@ -136,7 +135,7 @@ class _Pool:
 
 @dataclass(slots=True)
 class Planner:
-    """Of one model. Call `plan` once an interval."""
+    """The planner of one model. Call `plan` once an interval."""
 
     rules: ModelRules
     made: Callable[[], Sequence[Predictor]] = predictors
@@ -160,7 +159,7 @@ class Planner:
         self._pools = {each.bounds.name: _Pool(each) for each in self.rules.pools}
 
     def follow(self, rules: ModelRules) -> bool:
-        """Go on by other rules with what was learned of the load; False where they are for other pools."""
+        """Continue with other rules and the learned load; False if they are for other pools."""
         if {each.bounds.name: each.bounds.role for each in rules.pools} != {
             each.bounds.name: each.bounds.role for each in self.rules.pools
         }:
@@ -189,9 +188,9 @@ class Planner:
         )
         if news.arrived or news.in_flight or waking or self._last_s is None:
             self._last_s = now
-        # A replica asked for at one decision serves a start later; the next decision comes an interval later.
+        # A replica requested at one decision serves a start later; the next decision is an interval later.
         horizon_s = max(state.start_s for state in states.values()) + self.rules.interval_s
-        # Of embeddings it is told how many are at work, and of all else how many come a second.
+        # For embeddings the reports give the concurrent number, for others the rate.
         rate = float(news.in_flight) if self._embeds else news.arrived / seconds
         self._now.take(rate, seconds)
         for each in self._predictors:
@@ -201,7 +200,7 @@ class Planner:
         self._short = False
         look = _Look(interval, states, rate, horizon_s, now)
         parts = [part for role in self._rehearsals if (part := self._part(role, look)) is not None]
-        # A crowd that one role sees coming reaches the others.
+        # A surge that one role sees first will reach the others.
         predicted = self._predicted()
         leads = max((each.choice.predictor for each in parts), key=predicted.__getitem__, default=0)
         found = {each.pool: each for part in parts for each in self._sized(part, look, leads)}
@@ -210,7 +209,7 @@ class Planner:
         return self._decided
 
     def _learn(self, news: Traffic, seconds: float, states: Mapping[str, PoolState]) -> None:
-        # Where pools were not as large as was wanted, what was missed says nothing of what is wanted.
+        # Where pools were smaller than desired, misses do not judge the desired size.
         had = all(
             states[each.pool].have >= each.size
             and each.need <= self._pools[each.pool].rules.bounds.most
@@ -221,7 +220,7 @@ class Planner:
         self.ledger.take(news.judged, missed, seconds)
 
     def _measure(self, workers: Sequence[WorkerStats]) -> None:
-        """What a replica of each pool can do; what was known stays known while there is none."""
+        """Return the capacity of a replica of each pool; without replicas, the last known one."""
         for name, pool in self._pools.items():
             if self._embeds:
                 pool.capacity = seats(pool.rules.most_streams)
@@ -237,7 +236,7 @@ class Planner:
                 )
 
     def _unmeasured(self, name: str, look: _Look) -> Decision:
-        """Nothing has been measured yet: what there is, is the best guess."""
+        """Keep the present size while nothing has been measured."""
         have = look.states[name].have
         return Decision(
             name, self._pools[name].rules.bounds.role, 0.0, 0.0, 0.0, "nothing", 1.0, False, have, have, have,
@@ -245,7 +244,7 @@ class Planner:
         )  # fmt: skip
 
     def _part(self, role: Role, look: _Look) -> _Part | None:
-        """What the pools of one role are sized by; None while nothing has been measured of them."""
+        """Return the inputs for the pools of one role; None while nothing has been measured of them."""
         measured = [
             (each.rules.bounds, each.capacity)
             for each in self._pools.values()
@@ -265,7 +264,8 @@ class Planner:
         return _Part(role, measured, one, choice, self._late(role, look, cost, slack_s))
 
     def _sized(self, part: _Part, look: _Look, leads: int) -> list[Decision]:
-        """The wishes for the pools of one role, which share its work, by what one predictor foresees."""
+        """Return the desired sizes of the pools of one role, which share its work, by one predictor's
+        forecast."""
         ahead = self._predicted()[leads]
         states, choice, late = look.states, part.choice, part.late
         rate = self._now.ahead(0.0) or 0.0
@@ -299,14 +299,14 @@ class Planner:
         return found
 
     def _predicted(self) -> list[float]:
-        """The rate, by predictor. Who says nothing says what the first says."""
+        """Return the rate by predictor. A predictor without a forecast uses the first one's."""
         first = self._predictors[0].ahead or 0.0
         return [first if each.ahead is None else each.ahead for each in self._predictors]
 
     def _backtested(
         self, role: Role, look: _Look, cost: float, first: Capacity, slack_s: float
     ) -> ForecastChoice:
-        """Which forecast is followed for a role, and how. A request a second keeps `cost` replicas busy."""
+        """Return the forecast choice of a role. A request per second keeps `cost` replicas busy."""
         start_s = max(
             look.states[name].start_s for name, each in self._pools.items() if each.rules.bounds.role is role
         )
@@ -327,7 +327,7 @@ class Planner:
         return STARTS * start_s if self.rules.window_s is None else self.rules.window_s
 
     def _late(self, role: Role, look: _Look, cost: float, slack_s: float) -> float:
-        """Requests a second by which the rate is raised so that what waits is worked off in time."""
+        """Return the requests per second to add so that waiting work is worked off in time."""
         if self._embeds:
             return 0.0
         news = look.interval.traffic
@@ -342,7 +342,7 @@ class Planner:
         return min(waiting / slack_s, _BACKLOG_MOST * (self._now.ahead(0.0) or 0.0))
 
     def _ruled(self, desired: Decision, state: PoolState, now: float) -> Decision:
-        """The wish after every rule."""
+        """Return the desired size after every rule."""
         rules, pool = self.rules, self._pools[desired.pool]
         bounds, size, why = pool.rules.bounds, desired.size, list(desired.because)
         idle = self._last_s is not None and now - self._last_s > rules.idle_s
@@ -369,7 +369,7 @@ class Planner:
     def _steadied(self, desired: Decision, size: int, state: PoolState, why: list[str], now: float) -> int:
         rules, pool, have = self.rules, self._pools[desired.pool], state.have
         over_s = self._over_s(state.start_s)
-        # What is asked for to work off what waits is not wanted for long.
+        # The replicas that work off waiting requests are needed only briefly.
         calm = pool.regrets.take(min(size, whole(desired.upper)), now, over_s) or desired.calm
         brisk = float(have) if pool.brisk is None else pool.brisk
         restless, many = pool.window.hold(
@@ -383,7 +383,7 @@ class Planner:
         if restless < brisk:
             pool.regrets.released(int(restless), now)
         pool.brisk = float(restless)
-        # A model that nobody asks for has waited for long enough.
+        # An idle model has already waited for `idle_s`: no window applies.
         held = int(many) if size > 0 else 0
         if held > size:
             long = f"the last {CALM * over_s:.0f} s" if calm else f"half of the last {over_s:.0f} s"
@@ -402,5 +402,5 @@ class Planner:
         if held < least and held > 0:
             why.append(f"no more than {have - least} go at once")
             held = least
-        # Bounds are kept whatever is near.
+        # Bounds apply also to sizes that are near.
         return min(pool.rules.bounds.most, max(pool.rules.bounds.least, held))

@@ -1,9 +1,9 @@
-"""How routers tell the planner of their load, and hear what it plans: one small gRPC call a second.
+"""The connection of routers and planner: load reports and their replies, one small gRPC call a second.
 
 Both sides prove with each message that they hold the deployment's session token: a message begins with a
-digest of it (HMAC-SHA256) and the token itself does not travel. An answer's digest is also of the report that
-it answers, and a report names the planner's life and counts up, so that neither can be used a second time.
-What is told are counts; nothing of any prompt is among them.
+digest (HMAC-SHA256), and the token itself is not sent. A reply's digest covers the report that it answers,
+and a report has the planner's epoch and a counter, so that neither can be replayed. Reports contain counts,
+and nothing of any prompt.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def _sealed(token: str, context: bytes, body: bytes) -> bytes:
 
 
 def _opened(token: str, context: bytes, message: bytes) -> bytes:
-    """Raises ProtocolError for a message that nobody with the token has made."""
+    """Verify and strip the digest. Raises ProtocolError for a message without the right one."""
     digest, body = message[:_DIGEST], message[_DIGEST:]
     if not hmac.compare_digest(digest, hmac.digest(token.encode(), context + body, "sha256")):
         raise ProtocolError("the session token of the other side is another one")
@@ -46,8 +46,8 @@ def _opened(token: str, context: bytes, message: bytes) -> bytes:
 
 
 class PlannerServer:
-    """The planner's end. `take` is called on threads of its own. Raises ConfigError where `bind` (host:port,
-    port 0 for a free one) is taken."""
+    """The planner's end. `take` is called on threads of its own. Raises ConfigError if `bind` (host:port,
+    port 0 for a free one) is in use."""
 
     def __init__(self, bind: str, token: str, take: Take) -> None:
         self._token = token
@@ -101,7 +101,7 @@ class PlannerClient:
         )
 
     async def tell(self, report: DemandReport) -> PlannerReply:
-        """Raises UpstreamError where the planner does not answer, or somebody else does."""
+        """Raises UpstreamError if the planner does not answer, or the reply's digest is wrong."""
         message = _sealed(self._token, b"report", msgspec.json.encode(report))
         try:
             answer = await self._call(message, timeout=_TIMEOUT_S)

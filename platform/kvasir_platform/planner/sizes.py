@@ -1,7 +1,6 @@
-"""How many replicas each pool of a model should have for the work that is foreseen. Pure arithmetic.
+"""Numbers of replicas for the forecast work of a model's pools. Pure arithmetic.
 
-Pools that do the same part of the work are filled in the order of the file: the first up to its most, then
-the next.
+Pools of the same role are filled in the order of the file: the first up to its maximum, then the next.
 """
 
 from __future__ import annotations
@@ -18,19 +17,19 @@ _WHOLE = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class TokenLoad:
-    """Prompt tokens to compute and tokens to generate, both a second."""
+    """Prompt tokens to compute and tokens to generate, per second."""
 
     prompt_tokens_s: float
     output_tokens_s: float
 
     def times(self, factor: float) -> TokenLoad:
-        """So many times as much."""
+        """Return this work times a factor."""
         return TokenLoad(factor * self.prompt_tokens_s, factor * self.output_tokens_s)
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Of one pool, from the deployment spec."""
+    """The bounds of one pool, from the deployment spec."""
 
     name: str
     role: Role
@@ -39,15 +38,15 @@ class Bounds:
 
 
 def busy(work: TokenLoad, each: Capacity, role: Role) -> float:
-    """How many replicas of a role the work keeps busy; one that does both parts does them in turn."""
+    """Return how many replicas of a role the work keeps busy; one of both roles alternates between them."""
     prefill = work.prompt_tokens_s / each.prompt_tokens_s
     decode = work.output_tokens_s / each.output_tokens_s
     return {Role.PREFILL: prefill, Role.EMBED: prefill, Role.DECODE: decode}.get(role, prefill + decode)
 
 
 def needs(work: TokenLoad, pools: Sequence[tuple[Bounds, Capacity]]) -> dict[str, float]:
-    """Replicas for each pool, in parts of one, with what keeps waits within the slack; bounds apply to what
-    goes over to the next pool only."""
+    """Return the fractional number of replicas of each pool, with the spare ones that keep waits within the
+    slack; bounds only limit what the next pool takes over."""
     left = dict.fromkeys(Role, 1.0)
     found: dict[str, float] = {}
     for bounds, each in pools:
@@ -63,5 +62,5 @@ def needs(work: TokenLoad, pools: Sequence[tuple[Bounds, Capacity]]) -> dict[str
 
 
 def whole(need: float) -> int:
-    """Replicas for a need in parts of one."""
+    """Return whole replicas for a fractional need."""
     return math.ceil(need - _WHOLE)

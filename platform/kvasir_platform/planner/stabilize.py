@@ -1,11 +1,11 @@
-"""Keeps pools from breathing with every breath of their load.
+"""Keeps pools from following every fluctuation of their load.
 
-A replica that is let go and wanted back costs a start. So one that is not needed is kept for about as long as
-that (ski rental; Karlin, Manasse, Rudolph and Sleator, 1988): a pool goes down to what was wanted for half of
-a window of two starts. Where replicas that went are wanted back again and again that is too soon, and a pool
-is kept calm instead: down only to the most that was wanted within six starts. Whether that pays, `backtest`
-tells; and it is done in any case where much was regretted within the hour, so that a load that flaps soon
-finds a pool that hardly moves. And a size that is nearly what there is, is left alone while nothing waits.
+A replica that is removed and needed again costs a start. So a surplus one is kept for about as long as a
+start (ski rental; Karlin, Manasse, Rudolph and Sleator, 1988): a pool shrinks to the size that was desired
+for half of a window of two starts. If removed replicas are needed again repeatedly, that is too soon, and the
+pool is calm instead: it shrinks only to the highest size desired within six starts. `backtest` tells whether
+that pays, and a pool is calm in any case after many regrets within the hour, so that an oscillating load soon
+meets a steady pool. A desired size that is near the present one changes nothing while nothing waits.
 """
 
 from __future__ import annotations
@@ -18,14 +18,15 @@ import numpy as np
 import numpy.typing as npt
 
 NEAR = 0.1
-"""So near to what there is, a wish is left alone: the tolerance of Kubernetes' HorizontalPodAutoscaler."""
+"""Relative difference below which a desired size changes nothing: the tolerance of Kubernetes'
+HorizontalPodAutoscaler."""
 STARTS = 2.0
 CALM = 3.0
-"""So many times as long a calm pool looks back."""
+"""Factor by which a calm pool's window is longer."""
 _SOON = 2.0
-"""Replicas that are wanted back within so many windows were let go too early."""
+"""Number of windows within which a replica that is needed again was removed too early."""
 _MANY = 0.6
-"""Of those that were left, as many as this part of them: less is the noise of every load."""
+"""Share of the remaining replicas that counts as many; a smaller number is noise."""
 _REMEMBERED_S = 3600.0
 _BAD_LUCK = 2
 
@@ -35,7 +36,7 @@ Which = npt.NDArray[np.bool_]
 
 @dataclass(slots=True)
 class DesiredWindow:
-    """What was wanted lately, of as many fleets as there are columns."""
+    """Recently desired sizes, of as many fleets as there are columns."""
 
     _desired_sizes: deque[tuple[float, Many]] = field(default_factory=deque)
     _since_s: float = math.inf
@@ -43,8 +44,8 @@ class DesiredWindow:
     def hold(
         self, wanted: Many, have: Many, now: float, *, over_s: float, pressing: Which, calm: Which
     ) -> Many:
-        """What is done about wishes, in replicas, with so many at hand. `pressing`: something waits; `calm`:
-        they look back for longer than `over_s`, the window."""
+        """Return the sizes for the desired ones, in replicas, given the present ones. `pressing`: work waits;
+        `calm`: the window is longer than `over_s`."""
         self._since_s = min(self._since_s, now)
         self._desired_sizes.append((now, wanted))
         while self._desired_sizes[0][0] < now - CALM * over_s:
@@ -55,7 +56,7 @@ class DesiredWindow:
         kept = np.minimum(have, np.maximum(wanted, np.where(calm, desired_sizes.max(axis=0), half)))
         near = ~pressing & (np.abs(wanted - have) <= NEAR * have)
         if now - self._since_s < over_s / 2:
-            # What was wanted before is not known: what there is had its reasons.
+            # Earlier desired sizes are unknown: keep the present size.
             kept = have
         found: Many = np.where(near, have, np.where(wanted > have, wanted, kept))
         return found
@@ -63,22 +64,23 @@ class DesiredWindow:
 
 @dataclass(slots=True)
 class Regrets:
-    """How often many of a pool's replicas were let go, or would have been, and wanted back before they had
-    paid for themselves."""
+    """Counts how often many of a pool's replicas were removed, or would have been, and needed again before
+    the saving was worth their start."""
 
     _at: deque[float] = field(default_factory=lambda: deque(maxlen=_BAD_LUCK + 1))
     _left: int = 0
     _down_s: float = float("-inf")
 
     def released(self, left: int, now: float) -> None:
-        """Some were let go, and so many are left."""
+        """Record a removal, after which `left` remain."""
         self._left, self._down_s = left, now
 
     def take(self, wanted: int, now: float, over_s: float) -> bool:
-        """A wish; returns whether too much was regretted within the last hour for bad luck."""
+        """Take a desired size. Return whether there were more regrets within the last hour than chance
+        explains."""
         many = wanted - self._left >= max(1, _MANY * self._left)
         if many and now - self._down_s < _SOON * over_s:
             self._at.append(now)
-            # One regret for one release.
+            # One regret per removal.
             self._down_s = float("-inf")
         return len(self._at) > _BAD_LUCK and now - self._at[0] < _REMEMBERED_S

@@ -1,4 +1,4 @@
-"""How long starts take, as they were seen: what a forecast has to reach for."""
+"""Measured durations of starts, which set the horizon of a forecast."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _MOST_STARTS = 16
 
 
 class Starts:
-    """How long starts have taken, by pool; of one that has none, what another of its model's took."""
+    """Durations of starts, by pool; a pool without any uses those of its model's other pool."""
 
     def __init__(self, expected_s: float) -> None:
         self._expected_s = expected_s
@@ -20,7 +20,7 @@ class Starts:
         self._open: dict[str, tuple[str, float]] = {}
 
     def look(self, replicas: Sequence[Replica], now: float) -> None:
-        """Those that have come to serve are measured."""
+        """Measure the replicas that have started to serve."""
         present = {each.replica_id: each for each in replicas}
         for name, (pool, since_s) in list(self._open.items()):
             each = present.get(name)
@@ -34,7 +34,7 @@ class Starts:
                 self._open.setdefault(each.replica_id, (each.pool, min(now, each.since_s)))
 
     def typical_s(self, pool: str, others: Sequence[str]) -> float:
-        """The median of the last."""
+        """Return the median of the last durations."""
         for name in (pool, *others):
             if took := self._took.get(name):
                 return statistics.median(took)

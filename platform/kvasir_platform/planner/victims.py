@@ -1,9 +1,8 @@
-"""Which replicas go, and which change their part of the work. Pure.
+"""Selects the replicas to remove, and those that change roles. Pure.
 
-A replica that has not begun to serve loses nothing: first those go that take too long for it, then the
-youngest. Of those that serve, the one goes whose cache has saved
-the fewest prompt tokens lately: what it holds is asked for the least. Between equals it is the one with the
-fewest streams, which is gone the soonest.
+A replica that does not serve yet loses nothing: those whose start takes too long are removed first, then the
+youngest. Of the serving ones, the replica is removed whose cache has recently saved the fewest prompt tokens.
+Ties go to the one with the fewest streams, which drains soonest.
 """
 
 from __future__ import annotations
@@ -16,18 +15,18 @@ from kvasir.core.demand import WorkerStats
 from kvasir.ports.scaler import Replica, ReplicaState
 
 _SAVED_S = 900.0
-"""Over so much time it is averaged what caches save."""
+"""Seconds over which a cache's savings are averaged."""
 
 
 @dataclass(slots=True)
 class Savings:
-    """What each worker's cache has saved lately, in prompt tokens a second."""
+    """Prompt tokens per second that each worker's cache has recently saved."""
 
     _rates: dict[str, float] = field(default_factory=dict)
     _counts: dict[str, int] = field(default_factory=dict)
 
     def take(self, workers: Iterable[WorkerStats], seconds: float) -> None:
-        """The newest counts, so long after the last."""
+        """Take the latest counts, `seconds` after the last."""
         fade = math.exp(-seconds / _SAVED_S)
         counts = {each.worker_id: each.hit_tokens for each in workers}
         rates: dict[str, float] = {}
@@ -37,7 +36,7 @@ class Savings:
         self._rates, self._counts = rates, counts
 
     def of(self, worker_id: str) -> float:
-        """Of one worker; 0 for one that is not known."""
+        """Return the savings of one worker; 0 for an unknown one."""
         return self._rates.get(worker_id, 0.0)
 
 
@@ -48,8 +47,8 @@ def victims(
     workers: Mapping[str, WorkerStats],
     late_s: float = -math.inf,
 ) -> list[Replica]:
-    """Those of the replicas of one pool that go, so many at most. Whose start began before `late_s` takes too
-    long for it."""
+    """Return at most `count` replicas of one pool to remove. A start that began before `late_s` takes too
+    long."""
 
     def worth(each: Replica) -> tuple[bool, bool, float, int, float]:
         figures = workers.get(each.worker_id)
@@ -64,7 +63,7 @@ def victims(
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """Of one pool: what serves or will, and what should be."""
+    """One pool: its replicas that serve or will, and its desired size."""
 
     pool: str
     serving: int
@@ -74,8 +73,8 @@ class Size:
 
 
 def flips(sizes: Sequence[Size], partners: Mapping[str, str]) -> list[tuple[str, str, int]]:
-    """(from, to, how many) serving replicas that do the partner pool's work from now on: where one pool is to
-    grow and its partner has more than it needs, a start and an end are saved."""
+    """Return (from, to, count) of serving replicas that take over the partner pool's work: if one pool grows
+    and its partner has a surplus, this saves a start and a stop."""
     by_name = {each.pool: each for each in sizes}
     found = []
     for each in sizes:
@@ -83,7 +82,7 @@ def flips(sizes: Sequence[Size], partners: Mapping[str, str]) -> list[tuple[str,
         short = each.desired - each.have
         if other is None or short <= 0:
             continue
-        # One that has not begun to serve is no reason to give up one that does.
+        # A replica that does not serve yet does not justify giving up one that does.
         over = other.serving - max(1, other.need, other.desired if other.desired > other.have else 0)
         if over > 0:
             found.append((other.pool, each.pool, min(short, over)))
