@@ -1,9 +1,9 @@
-"""The `kvasir` command's front door: what it understands, and nothing else.
+"""The command line of `kvasir`: its options, and the dispatch to subcommands.
 
-It is imported by every call, `--help` included, so it needs the standard library only; each subcommand
-imports what it uses when it runs.
+Every call imports this module, `--help` included, so it needs the standard library only; each subcommand
+imports its dependencies when it runs.
 
-Exit status: 0 done, 1 failed (or nothing runs), 2 the command line or kvasir.yaml is wrong.
+Exit status: 0 done, 1 failed (or nothing runs), 2 the command line or kvasir.yaml is invalid.
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ examples:
   kvasir up                                  serve the model that ships with Kvasir
   kvasir up -f kvasir.yaml --port 9000       serve what a file describes
   kvasir up --set model.source=./my-llama    change one field, without a file
-  kvasir check -f kvasir.yaml                would it start here? what is missing?
+  kvasir check -f kvasir.yaml                check whether it would start here
   kvasir status                              workers, load, processes
-  kvasir get workers                         which worker holds what, and how well that is known
-  kvasir explain REQUEST_ID                  why a request ran where it ran, and what came of it
+  kvasir get workers                         each worker's blocks, and how well the router knows them
+  kvasir explain REQUEST_ID                  why a request ran where it ran, and its outcome
   kvasir explain scaling                     why each pool has its size
-  kvasir scale decode=4                      give a pool a size; decode=auto gives it back
-  kvasir drain WORKER                        take a worker out of service, losing no stream
+  kvasir scale decode=4                      set a pool's size; decode=auto returns it to the planner
+  kvasir drain WORKER                        take a worker out of service without losing a stream
   kvasir restart POOL                        replace a pool's workers one by one, while it serves
   kvasir keys new --tenant research          an API key for a client
   kvasir down                                stop it, from any terminal
 
-exit status: 0 done, 1 failed or nothing runs, 2 the command line or kvasir.yaml is wrong
+exit status: 0 done, 1 failed or nothing runs, 2 the command line or kvasir.yaml is invalid
 
 Files live in ~/.kvasir (or $KVASIR_HOME): logs and state of each deployment."""
 
 _UP_EPILOG = """\
-It checks the machine first, then starts Ray, the pools of kvasir.yaml, the router and the gateway,
-and stays in the foreground. Ctrl-C (or `kvasir down`) stops everything and leaves nothing behind; a
+Checks the machine first, then starts Ray, the pools of kvasir.yaml, the router and the gateway,
+and stays in the foreground. Ctrl-C (or `kvasir down`) stops and removes everything; a
 second Ctrl-C does not wait for running requests.
 
 examples:
@@ -53,8 +53,8 @@ examples:
   kvasir up --detach && kvasir status && kvasir down"""
 
 _CHECK_EPILOG = """\
-Looks at the file, the model, the port, memory, CPUs, shared memory, limits and installed packages, and
-starts nothing. `kvasir up` does the same first.
+Checks the file, the model, the port, memory, CPUs, shared memory, limits and installed packages, and
+starts nothing. `kvasir up` runs the same checks first.
 
 examples:
   kvasir check
@@ -62,11 +62,11 @@ examples:
 
 
 _GET_EPILOG = """\
-KV says how well the router knows what a worker holds in its prefix cache:
-  exact        every change that the worker has reported is in
-  catching_up  a snapshot is on its way; until then the router goes by its own predictions
-  predicted    the worker reports nothing, or is not believed; REASON says which
-BLOCKS are those that the worker reports, PREDICTED those that the router foresees from what it sent.
+KV is how well the router knows the blocks in a worker's prefix cache:
+  exact        every reported change is applied
+  catching_up  a snapshot is in transfer; until then the router uses its own predictions
+  predicted    the worker does not report, or its reports are not trusted; see REASON
+BLOCKS are reported by the worker, PREDICTED by the router from the requests that it sent.
 
 examples:
   kvasir get workers
@@ -74,15 +74,15 @@ examples:
   KVASIR_API_KEY=… kvasir get workers --address https://gateway.example:8000"""
 
 _EXPLAIN_EPILOG = """\
-REQUEST_ID is what the answer carried in its header x-request-id (or as `id` in its body). Shown are the
-workers that were considered, what each would have cost, the choice, and what was foreseen against what
-came of it. Columns of zeros are left out; -o json has them.
+REQUEST_ID is the response's header x-request-id (or `id` in its body). The output has the candidate workers,
+the cost of each, the choice, and predicted against actual values. Columns of zeros are left out; -o json has
+them.
 
-The router keeps the requests in flight and the newest that ended, as many as routing.decision_records in
-kvasir.yaml says.
+The router keeps the decisions of running requests and of the latest that ended, up to
+routing.decision_records in kvasir.yaml.
 
-`kvasir explain scaling` says what size each pool with `scaling` should have and why, and what was done about
-it lately. It asks the control process: on this machine, or in the head's pod of a cluster.
+`kvasir explain scaling` shows the desired size of each pool with `scaling`, the reasons, and recent actions.
+It queries the control process: on this machine, or in the head's pod of a cluster.
 
 examples:
   curl -si http://127.0.0.1:8000/v1/chat/completions … | grep x-request-id
@@ -92,12 +92,12 @@ examples:
 
 
 _DRAIN_EPILOG = """\
-The worker takes nothing new from any router and ends what it runs; the command waits until nothing is
-left, and then the process can be stopped or its machine taken away. `kvasir get workers` lists the names
-and shows who drains, and why. Ctrl-C ends the waiting, not the drain.
+The worker gets no new requests from any router and completes those it runs; the command waits for that.
+Then the process can be stopped or its machine removed. `kvasir get workers` lists the names, and which
+workers drain, and why. Ctrl-C ends the wait, not the drain.
 
---undo puts the worker back. A drain lives as long as the worker's process; one that is being stopped goes
-on draining whatever is asked.
+--undo puts the worker back. A drain lasts until the worker's process ends; a worker that is being stopped
+continues to drain.
 
 examples:
   kvasir drain decode-7f
@@ -107,12 +107,12 @@ examples:
 
 
 _RESTART_EPILOG = """\
-Each new worker starts beside the one that it replaces, with the code that is installed by then. The old
-one takes nothing new and ends what it runs (worker.drain_s); what is left after that goes on elsewhere.
-Where no GPU is free for one more, each is stopped first; a pool's only worker is then not restarted.
+Each new worker starts beside the one that it replaces, with the code that is installed then. The old
+one gets no new requests and completes those it runs (worker.drain_s); the rest fails over to other workers.
+If no GPU is free for one more, each is stopped first; a pool's only worker is then not restarted.
 
-Workers of another protocol, hash version, model, tokenizer or KV layout than those that run do not come up:
-the restart ends there, and the old ones go on serving.
+Workers of another protocol, hash version, model, tokenizer or KV layout than the running ones do not start:
+the restart ends there, and the old ones continue to serve.
 
 examples:
   kvasir restart decode
@@ -120,9 +120,9 @@ examples:
 
 
 _SCALE_EPILOG = """\
-A pool with `scaling` keeps the size, whatever is planned, until it is given back with auto, and over a new
-control process too. A pool without has it until kvasir.yaml says another. Replicas that are too many drain
-first (worker.drain_s).
+A pool with `scaling` keeps the size, whatever the plan, until auto returns it to the planner, also over a
+restart of the control process. Any other pool keeps it until its size in kvasir.yaml changes. Surplus
+replicas drain first (worker.drain_s).
 
 examples:
   kvasir scale decode=4
@@ -131,8 +131,8 @@ examples:
 
 
 _KEYS_EPILOG = """\
-The line holds a hash from which the key cannot be had again. A tenant may have several keys: to change one,
-add the next line, move the clients over, and remove the old line. Gateways notice within two seconds.
+The line holds a hash from which the key cannot be recovered. A tenant may have several keys: to rotate one,
+add the next line, switch the clients, and remove the old line. Gateways reload within two seconds.
 
 examples:
   kvasir keys new --tenant research --days 90
@@ -140,7 +140,7 @@ examples:
 
 
 class _Parser(argparse.ArgumentParser):
-    """Ends a usage error with where to read on."""
+    """A parser whose usage errors name the help."""
 
     def error(self, message: str) -> NoReturn:
         self.print_usage(sys.stderr)
@@ -148,7 +148,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def parser() -> argparse.ArgumentParser:
-    """The whole command line."""
+    """Return the parser of the whole command line."""
     shared = _Parser(add_help=False)
     shared.add_argument(
         "-o",
@@ -174,21 +174,21 @@ def parser() -> argparse.ArgumentParser:
         help="change one field, a list item by index or name: pools.decode.replicas=2 (repeatable)",
     )
     port = _Parser(add_help=False)
-    port.add_argument("--port", type=int, metavar="N", help="the gateway's port; 0 takes a free one")
+    port.add_argument("--port", type=int, metavar="N", help="the gateway's port; 0: a free one")
     named = _Parser(add_help=False)
-    named.add_argument("name", nargs="?", help="which deployment, when several run")
+    named.add_argument("name", nargs="?", help="the deployment, if several run")
 
     gateway = _Parser(add_help=False)
-    gateway.add_argument("--name", help="which deployment, when several run on this machine")
+    gateway.add_argument("--name", help="the deployment, if several run on this machine")
     gateway.add_argument(
         "--address",
         metavar="HOST:PORT",
-        help="another gateway than this machine's, https://HOST:PORT where it serves HTTPS",
+        help="a gateway other than this machine's; https://HOST:PORT if it serves HTTPS",
     )
     gateway.add_argument(
-        "--cacert", metavar="FILE", help="authorities that may certify it (PEM), not those of the system"
+        "--cacert", metavar="FILE", help="its certificate authorities (PEM), in place of the system's"
     )
-    gateway.add_argument("--cert", metavar="FILE", help="your certificate (PEM), where it asks for one")
+    gateway.add_argument("--cert", metavar="FILE", help="your certificate (PEM), if it requires one")
     gateway.add_argument("--key", metavar="FILE", help="its key; by default in the same file")
 
     top = _Parser(
@@ -215,36 +215,36 @@ def parser() -> argparse.ArgumentParser:
     add("status", "show what runs: workers, load, processes", named)
     add(
         "explain",
-        "say why a request ran where it ran, or pools have their sizes",
+        "explain why a request ran where it ran, or why pools have their sizes",
         gateway,
         epilog=_EXPLAIN_EPILOG,
     )
     commands.choices["explain"].add_argument(
         "request_id",
         metavar="REQUEST_ID",
-        help="from the answer's header x-request-id; or the word scaling",
+        help="the response's header x-request-id, or the word scaling",
     )
     add("get", "list what the router knows", gateway, epilog=_GET_EPILOG)
     commands.choices["get"].add_argument(
-        "what", choices=("workers",), metavar="workers", help="the only list there is"
+        "what", choices=("workers",), metavar="workers", help="the only list"
     )
     add("drain", "take a worker out of service, or put it back", gateway, epilog=_DRAIN_EPILOG)
     _add_drain_options(commands.choices["drain"])
     add("restart", "replace a pool's workers one by one", epilog=_RESTART_EPILOG)
     commands.choices["restart"].add_argument("pool", metavar="POOL", help="as in kvasir.yaml")
-    commands.choices["restart"].add_argument("--name", help="which deployment, when several run")
-    add("scale", "give a pool a size, or give it back to the planner", epilog=_SCALE_EPILOG)
+    commands.choices["restart"].add_argument("--name", help="the deployment, if several run")
+    add("scale", "set a pool's size, or return it to the planner", epilog=_SCALE_EPILOG)
     commands.choices["scale"].add_argument(
         "desired_sizes", metavar="POOL=N", nargs="+", help="N a number, or auto"
     )
-    commands.choices["scale"].add_argument("--name", help="which deployment, when several run")
-    add("check", "say whether a deployment would start here", spec, port, epilog=_CHECK_EPILOG)
-    add("version", "print versions of Kvasir and of what it uses")
+    commands.choices["scale"].add_argument("--name", help="the deployment, if several run")
+    add("check", "check whether a deployment would start here", spec, port, epilog=_CHECK_EPILOG)
+    add("version", "print the versions of Kvasir and its dependencies")
     _add_keys(commands, shared)
     up = commands.choices["up"]
     up.add_argument("--detach", action="store_true", help="return when it is ready; stop with `kvasir down`")
     up.add_argument(
-        "--timeout", type=float, default=300.0, metavar="S", help="give up a start after S seconds (300)"
+        "--timeout", type=float, default=300.0, metavar="S", help="abort a start after S seconds (300)"
     )
     config = commands.add_parser(
         "config", parents=[shared], help="print the schema, validate or show a kvasir.yaml"
@@ -257,29 +257,29 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _add_keys(commands: argparse._SubParsersAction[_Parser], shared: _Parser) -> None:
-    keys = commands.add_parser("keys", parents=[shared], help="make API keys for clients")
+    keys = commands.add_parser("keys", parents=[shared], help="create API keys for clients")
     actions = keys.add_subparsers(dest="action", required=True, metavar="ACTION")
     new = actions.add_parser(
         "new",
         parents=[shared],
-        help="print a key, this once, and the line to store of it",
-        description="Print a new API key and the line by which gateways know it. The key is kept nowhere.",
+        help="print a key, once, and its line to store",
+        description="Print a new API key and the line that gateways store. The key itself is not stored.",
         epilog=_KEYS_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     new.add_argument(
-        "--tenant", default="default", metavar="NAME", help="whose it is, as in tenancy.tenants (default)"
+        "--tenant", default="default", metavar="NAME", help="its tenant, as in tenancy.tenants (default)"
     )
-    new.add_argument("--days", type=int, metavar="N", help="how long it is good; for ever where not given")
+    new.add_argument("--days", type=int, metavar="N", help="its lifetime; unlimited if not given")
 
 
 def _add_drain_options(drain: argparse.ArgumentParser) -> None:
     drain.add_argument("worker", metavar="WORKER", help="its name, as `kvasir get workers` shows it")
-    drain.add_argument("--undo", action="store_true", help="let it serve again")
-    drain.add_argument("--reason", default="", metavar="TEXT", help="what `kvasir get workers` shows")
-    drain.add_argument("--no-wait", action="store_true", help="return as soon as the worker has been asked")
+    drain.add_argument("--undo", action="store_true", help="put the worker back")
+    drain.add_argument("--reason", default="", metavar="TEXT", help="shown by `kvasir get workers`")
+    drain.add_argument("--no-wait", action="store_true", help="return without waiting for the drain")
     drain.add_argument(
-        "--timeout", type=float, metavar="S", help="wait no longer than S seconds (300; with --undo 10)"
+        "--timeout", type=float, metavar="S", help="wait at most S seconds (300; with --undo 10)"
     )
 
 
@@ -312,7 +312,7 @@ def main(argv: Sequence[str] | None = None, *, make_launcher: LauncherFactory | 
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
-        # The reader of our output has gone (`| head`): nothing more to say, to nobody.
+        # The reader of our output has gone (`| head`).
         output.detach()
         return 1
 

@@ -43,7 +43,9 @@ def test_every_command_explains_itself(command: str, capsys: pytest.CaptureFixtu
 def test_the_help_teaches_by_example_and_documents_the_exit_status() -> None:
     text = parser().format_help()
     assert "kvasir up -f kvasir.yaml --port 9000" in text
-    assert "exit status: 0 done, 1 failed or nothing runs, 2 the command line or kvasir.yaml is wrong" in text
+    assert (
+        "exit status: 0 done, 1 failed or nothing runs, 2 the command line or kvasir.yaml is invalid" in text
+    )
 
 
 @pytest.mark.parametrize("arguments", [[], ["serve"], ["up", "--prot", "1"], ["-o", "xml", "status"]])

@@ -1,4 +1,4 @@
-"""`kvasir check`: everything that would keep a deployment from starting, in one list."""
+"""`kvasir check`: lists everything that would keep a deployment from starting."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MARKS = {"ok": "ok     ", "warning": "warning", "error": "ERROR  "}
 
 
 def check(args: argparse.Namespace, output: CommandOutput) -> int:
-    """Report all findings; 1 when one of them is an error."""
+    """Report all findings. Return 1 if one of them is an error."""
     deployment = chosen_deployment(args)
     findings = examine(deployment, probe(deployment))
     failed = has_errors(findings)
@@ -32,7 +32,7 @@ def has_errors(findings: Sequence[Finding]) -> bool:
 
 
 def print_findings(findings: Sequence[Finding], output: CommandOutput) -> None:
-    """One line per finding, and one per remedy."""
+    """Print one line per finding, and one per remedy."""
     for finding in findings:
         output.text(f"  {_MARKS[finding.level]}  {finding.check:<9} {finding.message}")
         if finding.remedy:

@@ -1,4 +1,4 @@
-"""`kvasir config`: the schema of kvasir.yaml, and what a file amounts to."""
+"""`kvasir config`: the schema of kvasir.yaml, validation, and a file with all defaults."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from kvasir_platform.cluster.preflight.probe import installed_packages
 
 
 def config(args: argparse.Namespace, output: CommandOutput) -> int:
-    """Run one of the actions schema, validate and show. Raises SpecError with everything that is wrong."""
+    """Run one of the actions schema, validate and show. Raises SpecError with every error."""
     if args.action == "schema":
         output.text(json.dumps(schema(), indent=2))
         output.data(schema())
@@ -37,7 +37,7 @@ def config(args: argparse.Namespace, output: CommandOutput) -> int:
 
 
 def _refuse(deployment: Deployment, source: str) -> None:
-    """Raises SpecError with what the installed engine (the CPU's where there is none) cannot run."""
+    """Raises SpecError with what the installed engine (the CPU's if there is none) does not support."""
     problems = []
     for refusal in unsupported_features(deployment, platform=engine_platform(installed_packages()) or "cpu"):
         field, _, rest = refusal.partition(": ")

@@ -8,7 +8,7 @@ from kvasir_platform.cluster.local.cleanup import stop_supervisor, sweep
 
 
 def down(name: str | None, output: CommandOutput) -> int:
-    """Stop, wait, and prove that nothing is left. Stopping what does not run is no error."""
+    """Stop, wait, and verify that nothing is left. It is no error if nothing runs."""
     found = chosen_one(name)
     if found is None:
         output.text(f"nothing runs{f' under the name {name}' if name else ''}")

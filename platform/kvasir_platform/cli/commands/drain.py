@@ -16,12 +16,12 @@ _DRAIN_S = 300.0
 _UNDO_S = 10.0
 _POLL_S = 0.5
 _QUIET_POLLS = 2
-"""A worker's load is a report, and may be older than the last stream that another router began."""
+"""Consecutive empty reports that end a drain: one may be older than the last stream of another router."""
 
 
 @dataclass(frozen=True, slots=True)
 class DrainArguments:
-    """What the command line asks for. `timeout_s` None means the default."""
+    """The arguments of the command. `timeout_s` None means the default."""
 
     worker_id: str
     undo: bool = False
@@ -38,8 +38,8 @@ def drain(
     pause: Callable[[float], None] = time.sleep,
     now: Callable[[], float] = time.monotonic,
 ) -> int:
-    """Ask, and wait until it is so. Raises RequestError for an unknown worker, and UpstreamError when the
-    gateway does not answer or (`drain_timeout`) the time is over."""
+    """Request the drain, and wait for its end. Raises RequestError for an unknown worker, and UpstreamError
+    if the gateway does not answer or (`drain_timeout`) the time is over."""
     ask_drain(site, desired.worker_id, not desired.undo, desired.reason)
     if not desired.wait:
         what = "serve again" if desired.undo else "drain"
@@ -60,7 +60,7 @@ def drain(
 
 
 class _Watch:
-    """Follows one worker, and shows what changes of it."""
+    """Follows one worker, and shows its changes."""
 
     def __init__(self, worker_id: str, output: CommandOutput) -> None:
         self._worker_id = worker_id
@@ -73,7 +73,7 @@ class _Watch:
         self._reason = ""
 
     def is_empty(self, worker: dict[str, Any] | None) -> bool:
-        """Whether nothing runs there any more. Raises UpstreamError when somebody took the drain back."""
+        """Whether nothing runs there any more. Raises UpstreamError if the drain was undone."""
         if worker is None:
             self._finish("gone", "has left, and nothing of it is waited for")
             return True
@@ -96,7 +96,7 @@ class _Watch:
         return False
 
     def serves(self, worker: dict[str, Any] | None) -> bool:
-        """Whether it takes requests again. Raises UpstreamError when it has left."""
+        """Whether it takes requests again. Raises UpstreamError if it has left."""
         if worker is None:
             raise UpstreamError(f"{self._worker_id} has left; `kvasir get workers` shows those there are")
         self._take(worker)
@@ -107,7 +107,7 @@ class _Watch:
         return False
 
     def too_late(self, desired: DrainArguments, timeout_s: float) -> str:
-        """What the wait ended with, and what can be done."""
+        """Return the error at the end of the wait, with what to do."""
         after = f"after {duration(timeout_s)}"
         why = f" ({self._reason})" if self._reason else ""
         if desired.undo:
@@ -122,12 +122,12 @@ class _Watch:
         )
 
     def clear(self) -> None:
-        """Take the live line away."""
+        """Clear the live line."""
         if self._shown and self._output.is_terminal:
             self._output.redraw("")
 
     def _take(self, worker: dict[str, Any]) -> bool:
-        """Take a report in; whether it says that the worker drains."""
+        """Take a report. Return whether it says that the worker drains."""
         load = worker.get("load") or {}
         of_all = int(load.get("running") or 0) + int(load.get("waiting") or 0)
         self._left = max(int(worker.get("in_flight") or 0), of_all)

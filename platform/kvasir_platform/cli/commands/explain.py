@@ -1,4 +1,4 @@
-"""`kvasir explain REQUEST_ID`: who was considered, what each would have cost, the choice, what came of it."""
+"""`kvasir explain REQUEST_ID`: the candidates of a decision, their costs, the choice, and the outcome."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _FACTS = (
     ("STREAMS", ("streams",)),
 )
 _NEAR = 1.1
-"""Costs this close are near equals, among which policies let chance decide."""
+"""Costs this close count as equal; policies choose among them at random."""
 Record = dict[str, Any]
 
 
 def explain(request_id: str, site: Site, output: CommandOutput) -> int:
-    """Print each decision of the call. Raises what asking the gateway raises."""
+    """Print each decision of the call. Raises the errors of the gateway client."""
     answer = decisions(site, request_id)
     output.data(answer)
     for i, record in enumerate(answer.get("decisions", ())):
@@ -31,7 +31,7 @@ def explain(request_id: str, site: Site, output: CommandOutput) -> int:
 
 
 def story(record: Record) -> list[str]:
-    """One decision for people, line by line."""
+    """Format one decision as text."""
     lines = [_heading(record), sentence(record)]
     for part in record["parts"]:
         lines += ["", *_part(part)]
@@ -51,7 +51,7 @@ def _heading(record: Record) -> str:
 
 
 def sentence(record: Record) -> str:
-    """The choice, and why, in one sentence."""
+    """Return the choice, and its reason, in one sentence."""
     why, instead = [], []
     for part in record["parts"]:
         chosen = next((place for place in part["places"] if place["chosen"]), None)
@@ -69,7 +69,7 @@ def sentence(record: Record) -> str:
 
 
 def _choice_text(chosen: Record, part: Record, reason: str) -> str:
-    """The chosen place, and how it stood among the others."""
+    """Return the chosen worker, and how it compares with the others."""
     places, unit = part["places"], part["unit"]
     if len(places) == 1:
         return f"{_name(chosen)}, the only one that could"
@@ -86,8 +86,8 @@ def _choice_text(chosen: Record, part: Record, reason: str) -> str:
 
 
 def _part(part: Record) -> list[str]:
-    """The table of one part: what was known of each place, and what the policy made of it. Columns of
-    zeros are left out."""
+    """Return the table of one leg: the known state of each candidate, and its cost terms. Columns of zeros
+    are left out."""
     places, unit = part["places"], part["unit"]
     columns = [
         ["", *("*" if place["chosen"] else "" for place in places)],
@@ -113,7 +113,7 @@ def _part(part: Record) -> list[str]:
 
 
 def _outcome(record: Record) -> list[str]:
-    """Foreseen against actual, and the service level."""
+    """Return predicted against actual values, and the SLO."""
     cached, ttft, itl = record["actual_cached_tokens"], record["actual_ttft_s"], record["actual_itl_s"]
     predicted = record["queued_s"] + record["predicted_ttft_s"] if record["predicted_ttft_s"] else None
     tiers = record["predicted_tier_tokens"], record["actual_tier_tokens"]
@@ -144,7 +144,7 @@ def _amount(value: float | None, unit: str) -> str:
 
 
 def _figure(value: float | None, unit: str) -> str:
-    """A term for people. JSON has no infinity: it comes as null."""
+    """Format a term. JSON has no infinity: it arrives as null."""
     if value is None:
         return "∞"
     return f"{value * 1e3:,.2f}" if unit == "s" else f"{value:,.4g}"

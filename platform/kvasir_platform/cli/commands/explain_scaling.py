@@ -1,4 +1,4 @@
-"""`kvasir explain scaling`: what size each pool should have and why, and what was done about it."""
+"""`kvasir explain scaling`: the desired size of each pool, the reasons, and recent actions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ Story = dict[str, Any]
 
 
 def explain_scaling(name: str | None, output: CommandOutput) -> int:
-    """Print it. Raises ConfigError where no pool sizes itself, UpstreamError when nothing runs here."""
+    """Print the explanation. Raises ConfigError if no pool is sized by the planner, UpstreamError if nothing
+    runs here."""
     for answer in ask(control_socket(name, os.environ), ControlCommand("explain", ""), _ANSWER_S):
         if answer["event"] == "refused":
             raise ConfigError(str(answer["message"]))
@@ -28,7 +29,7 @@ def explain_scaling(name: str | None, output: CommandOutput) -> int:
 
 
 def lines(story: Story) -> list[str]:
-    """For people."""
+    """Format the explanation as text."""
     said = [_status_line(story)]
     pools = story["pools"]
     if pools:

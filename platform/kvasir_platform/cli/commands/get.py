@@ -1,4 +1,4 @@
-"""`kvasir get workers`: which worker holds what, how well the router knows it, and how far it trusts it."""
+"""`kvasir get workers`: each worker's blocks, how well the router knows them, and its health."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _NUMBERS = range(_HEAD.index("BLOCKS"), _HEAD.index("TIERS"))
 
 
 def get_workers(site: Site, output: CommandOutput) -> int:
-    """One line for each worker that discovery names. Raises what asking the gateway raises."""
+    """Print one line for each worker that discovery names. Raises the errors of the gateway client."""
     found = workers(site)
     output.data(list(found))
     if found:
@@ -52,7 +52,7 @@ def _row(worker: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _health(health: dict[str, Any]) -> str:
-    """The state, with the share that a worker in slow start has, and how much longer an ejection lasts."""
+    """Return the state, with the share of a worker in slow start, and the remaining time of an ejection."""
     state = str(health.get("state", "-"))
     if state == "slow_start":
         state += f" {health.get('share', 0.0):.0%}"

@@ -1,4 +1,4 @@
-"""`kvasir keys`: API keys for clients, and the lines that the gateway knows them by."""
+"""`kvasir keys`: creates API keys for clients, and the lines that gateways store."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _MAX_DAYS = 36_500
 
 
 def keys_new(tenant: str, days: int | None, output: CommandOutput, now: datetime) -> int:
-    """Print a new key. Raises ConfigError for what no tenant or time can be."""
+    """Print a new key. Raises ConfigError for an invalid tenant or duration."""
     if not _NAME.fullmatch(tenant) or len(tenant) > 40:
         raise ConfigError(f"--tenant {tenant[:64]!r}: expected lower-case letters, digits and -, 40 at most")
     if days is not None and not 1 <= days <= _MAX_DAYS:

@@ -1,4 +1,4 @@
-"""`kvasir restart POOL`: put new workers in the place of those that run, while they serve."""
+"""`kvasir restart POOL`: replaces the workers of a pool while they serve."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from kvasir_platform.cli.common.output import CommandOutput
 from kvasir_platform.cli.common.running import chosen_one
 from kvasir_platform.cluster.local.commands import SOCKET, ControlCommand, ask, socket_path
 
-# Between two things that the control process says: one worker loads its model, another drains.
+# The longest silence between two progress lines: one worker loads its model, another drains.
 _QUIET_S = 4200.0
 
 
 def restart(pool: str, name: str | None, output: CommandOutput) -> int:
-    """Ask, show the progress, and return 0 when all were replaced. Raises ConfigError when it is refused,
-    UpstreamError when nothing runs here."""
+    """Request the restart, show its progress, and return 0 if all were replaced. Raises ConfigError if it is
+    refused, UpstreamError if nothing runs here."""
     status = 1
     for answer in ask(control_socket(name, os.environ), ControlCommand("restart", pool), _QUIET_S):
         output.data(answer)
@@ -32,7 +32,7 @@ def restart(pool: str, name: str | None, output: CommandOutput) -> int:
 
 
 def control_socket(name: str | None, environ: Mapping[str, str]) -> Path:
-    """Where the control process listens: in a pod, as its template says."""
+    """Return the address of the control process's socket; in a pod, the pod's template sets it."""
     if named := environ.get(SOCKET):
         return Path(named)
     found = chosen_one(name)

@@ -1,4 +1,4 @@
-"""`kvasir scale POOL=N`: a size for a pool in place of the planner's, or `auto` to give it back."""
+"""`kvasir scale POOL=N`: sets a pool's size in place of the planner's; `auto` returns it to the planner."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ _ANSWER_S = 30.0
 
 
 def scale(desired_sizes: list[str], name: str | None, output: CommandOutput) -> int:
-    """Ask for each; returns 0 when all were taken. Raises ConfigError for what is not POOL=N and for what is
-    refused, UpstreamError when nothing runs here."""
+    """Request each size. Return 0 if all were accepted. Raises ConfigError for an argument that is not POOL=N
+    and for a refusal, UpstreamError if nothing runs here."""
     for asked in [_read(desired) for desired in desired_sizes]:
         for answer in ask(control_socket(name, os.environ), asked, _ANSWER_S):
             output.data(answer)

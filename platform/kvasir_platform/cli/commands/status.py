@@ -1,4 +1,4 @@
-"""`kvasir status`: what runs, what the router sees of its workers, and what the processes take."""
+"""`kvasir status`: running deployments, the router's view of its workers, and the processes' resources."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _CPU_SAMPLE_S = 0.25
 
 @dataclass(frozen=True, slots=True)
 class ProcessUse:
-    """What one process takes. `rss` in bytes, `cpu` in cores over a short sample."""
+    """The resources of one process. `rss` in bytes, `cpu` in cores over a short sample."""
 
     pid: int
     name: str
@@ -31,7 +31,7 @@ class ProcessUse:
 
 
 def status(name: str | None, output: CommandOutput) -> int:
-    """Show every running deployment (or the one named); 1 when none runs."""
+    """Show every running deployment (or the named one). Return 1 if none runs."""
     found = chosen_deployments(name)
     if not found:
         output.text(f"nothing runs{f' under the name {name}' if name else ''}; start with: kvasir up")
@@ -74,8 +74,7 @@ def _report(runtime: RuntimeDir, state: DeploymentState) -> dict[str, Any]:
 def measure(
     records: Sequence[ProcessRecord], pause: Callable[[float], None] = time.sleep
 ) -> list[ProcessUse]:
-    """Memory and CPU of those that still live, largest first. A record without a start time is
-    trusted."""
+    """Return memory and CPU of live processes, largest first. A record without a start time is trusted."""
     live: list[tuple[ProcessRecord, psutil.Process]] = []
     for record in records:
         try:
@@ -122,7 +121,7 @@ def _print(report: dict[str, Any], output: CommandOutput) -> None:
 
 
 def worker_row(worker: dict[str, Any]) -> tuple[str, ...]:
-    """One line of the table of workers, from a WorkerView as JSON."""
+    """Format one line of the table of workers, from a WorkerView as JSON."""
     load = worker.get("load") or {}
     usage = load.get("kv_usage")
     lent = f"does {worker['assigned']} work" if worker.get("assigned") else ""

@@ -1,4 +1,4 @@
-"""`kvasir up`: check, start, show, serve, and stop without a trace."""
+"""`kvasir up`: checks, starts and serves a deployment, and removes everything at its end."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from kvasir_platform.cluster.preflight.probe import probe
 
 
 def up(args: argparse.Namespace, output: CommandOutput, make_launcher: LauncherFactory | None) -> int:
-    """Run a deployment until it is stopped; 0 after an orderly stop."""
+    """Run a deployment until it is stopped. Return 0 after an orderly stop."""
     began = time.monotonic()
     source = str(chosen_file(args) or "the embedded default")
     deployment = chosen_deployment(args)
@@ -73,13 +73,13 @@ def up(args: argparse.Namespace, output: CommandOutput, make_launcher: LauncherF
 
 
 async def _missing(runtime: RuntimeDir) -> str | None:
-    """What keeps the gateway from serving. It is asked as other terminals ask it, by what is on disk."""
+    """Return what keeps the gateway from serving, queried as from another terminal."""
     state = runtime.read()
     return "its state cannot be read" if state is None else await missing_to_serve(Site.of_state(state))
 
 
 class _AlreadyRuns(StartError):
-    """Another supervisor holds the name."""
+    """Return the error for a name that another supervisor holds."""
 
     code = "already_running"
 
@@ -93,7 +93,7 @@ class _AlreadyRuns(StartError):
 
 
 def _show(findings: Sequence[Finding], output: CommandOutput) -> None:
-    """Only what a person must know: warnings and errors."""
+    """Log only warnings and errors."""
     output.data({"event": "checked", "findings": [asdict(finding) for finding in findings]})
     print_findings([finding for finding in findings if finding.level != "ok"], output)
     if has_errors(findings):

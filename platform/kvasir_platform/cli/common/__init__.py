@@ -1,1 +1,1 @@
-"""What several subcommands share: output, progress, and how to find and ask a running gateway."""
+"""Code that several subcommands share: output, progress, and the client of a running gateway."""

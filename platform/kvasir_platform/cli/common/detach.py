@@ -14,8 +14,8 @@ _POLL_S = 0.2
 
 
 def detach(log: Path) -> int | None:
-    """Fork. Returns the pid of the child in the parent; None in the child, which has left the
-    terminal and writes to `log`. Call before any thread or event loop exists."""
+    """Fork. Return the pid of the child in the parent; None in the child, which has left the terminal and
+    writes to `log`. Call before any thread or event loop exists."""
     child = os.fork()
     if child:
         return child
@@ -34,7 +34,7 @@ def follow(
     write: Callable[[str], None],
     pause: Callable[[float], None] = time.sleep,
 ) -> int:
-    """Repeat what the child writes until it is ready (0) or has ended (its exit status)."""
+    """Repeat the child's output until it is ready (return 0) or has ended (return its exit status)."""
     shown = 0
     while True:
         ended, status = os.waitpid(child, os.WNOHANG)

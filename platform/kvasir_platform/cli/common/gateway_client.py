@@ -1,7 +1,6 @@
-"""Asks a running gateway: whether it could serve, which workers it sees, why a request ran where it ran,
-and to take a worker out of service.
+"""Requests to a running gateway: readiness, workers, decisions, and drains.
 
-Where the gateway asks for an API key, it is taken from $KVASIR_API_KEY.
+If the gateway requires an API key, it is read from $KVASIR_API_KEY.
 """
 
 from __future__ import annotations
@@ -20,15 +19,15 @@ from kvasir_platform.cli.common.gateway_site import AnotherCertificateError, Sit
 
 _TIMEOUT_S = 3.0
 _RENEWAL_S = 1.5
-"""A gateway takes up a certificate that was replaced within a second."""
+"""Seconds within which a gateway uses a replaced certificate."""
 _BODY_LIMIT = 8 << 20
 _REASON_LIMIT = 1000
 KEY_VARIABLE = "KVASIR_API_KEY"
 
 
 def get(site: Site, path: str, pause: Callable[[float], None] = time.sleep) -> tuple[int, bytes]:
-    """GET; (status, body). Raises UpstreamError when nobody answers in time, or not the one who should, and
-    ConfigError for certificates that cannot be used."""
+    """Send a GET. Return (status, body). Raises UpstreamError if the gateway does not answer in time or is
+    not the expected one, and ConfigError for certificates that cannot be used."""
     return _call("GET", site, path, None, pause)
 
 
@@ -65,7 +64,7 @@ def _try(method: str, site: Site, path: str, body: dict[str, Any] | None) -> tup
 
 
 async def missing_to_serve(site: Site) -> str | None:
-    """None when the gateway is ready to serve, else what it says is missing."""
+    """Return None if the gateway is ready to serve, else what it reports as missing."""
     try:
         status, body = await asyncio.to_thread(get, site, "/health/ready")
     except (UpstreamError, ConfigError) as error:
@@ -74,7 +73,7 @@ async def missing_to_serve(site: Site) -> str | None:
 
 
 def reason_in(body: bytes) -> str:
-    """The reason in an error's body: its `message` or `reason`, else its text."""
+    """Return the reason in an error's body: its `message` or `reason`, else its text."""
     try:
         value = json.loads(body)
     except ValueError:
@@ -87,8 +86,8 @@ def reason_in(body: bytes) -> str:
 
 
 def workers(site: Site) -> Sequence[dict[str, Any]]:
-    """The gateway's view of its workers (`kvasir.ports.router.WorkerView` as JSON). Raises
-    UpstreamError when it does not answer or answers something else."""
+    """Return the gateway's view of its workers (`kvasir.ports.router.WorkerView` as JSON). Raises
+    UpstreamError if it does not answer, or the response is another."""
     found = _asked(site, "/status").get("workers")
     if not isinstance(found, list):
         raise UpstreamError(
@@ -98,14 +97,14 @@ def workers(site: Site) -> Sequence[dict[str, Any]]:
 
 
 def decisions(site: Site, request_id: str) -> dict[str, Any]:
-    """`{"request_id", "decisions"}`, the latter as kvasir.ports.router.DecisionRecord in JSON. Raises
-    RequestError for an id of which nothing is kept, and UpstreamError as above."""
+    """Return `{"request_id", "decisions"}`, the latter as kvasir.ports.router.DecisionRecord in JSON. Raises
+    RequestError for an id without a record, and UpstreamError as above."""
     return _asked(site, f"/decisions/{quote(request_id, safe='')}")
 
 
 def ask_drain(site: Site, worker_id: str, draining: bool, reason: str) -> None:
-    """Ask for a worker to be taken out of service, or put back. Raises RequestError for a worker that the
-    router does not know (the message lists those that it does), and UpstreamError as above."""
+    """Drain a worker, or undo that. Raises RequestError for a worker that the router does not know (the
+    message lists those that it does), and UpstreamError as above."""
     path = f"/workers/{quote(worker_id, safe='')}/{'drain' if draining else 'undrain'}"
     _checked(site, path, *_call("POST", site, path, {"reason": reason} if reason else {}))
 

@@ -1,7 +1,7 @@
-"""Where a gateway is and how it proves that it is the one: plain HTTP or HTTPS, and whom to trust.
+"""The address of a gateway, and how it is verified: plain HTTP or HTTPS, and the trusted certificates.
 
-Commands send an API key, and show what they are told as the truth. So whoever answers for an HTTPS gateway
-must have proved itself before a byte is sent, and there is no option to do without.
+Commands send an API key, and show the response as the truth. So an HTTPS gateway is verified before a byte is
+sent, and there is no option to skip that.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ _CUT = (ConnectionResetError, BrokenPipeError, ssl.SSLEOFError, http.client.BadS
 
 
 class AnotherCertificateError(UpstreamError):
-    """A gateway of this machine shows another certificate than its file holds."""
+    """A gateway of this machine presents another certificate than its file holds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Site:
     """A gateway. `authority` is its `host:port`.
 
-    With HTTPS, `pinned` is the file whose first certificate it has to show, whatever names and times that
-    says: only the holder of its key can. Without `pinned` it has to be certified for its host by an authority
-    in `ca_file`, or by one of the system's. `cert_file` and `key_file` are the client's own, in one file
-    where `key_file` is None.
+    With HTTPS, `pinned` is the file whose first certificate it has to present, whatever names and dates that
+    has: only the holder of its key can. Without `pinned`, its certificate has to be issued for its host by an
+    authority in `ca_file`, or by one of the system's. `cert_file` and `key_file` are the client's own, in one
+    file if `key_file` is None.
     """
 
     authority: str
@@ -50,7 +50,7 @@ class Site:
 
     @classmethod
     def of_state(cls, state: DeploymentState) -> Self:
-        """The gateway of a deployment on this machine, which has an address."""
+        """Return the gateway of a deployment on this machine, which has an address."""
         if not state.certificate:
             return cls(reachable(state.address))
         return cls(
@@ -62,12 +62,12 @@ class Site:
 
     @property
     def url(self) -> str:
-        """As people write it."""
+        """The URL."""
         return f"{self.scheme}://{self.authority}"
 
     def connect(self, timeout_s: float) -> http.client.HTTPConnection:
-        """A connection to the one that it is to be; whoever gets it closes it. Raises UpstreamError for
-        somebody else, OSError when nobody answers, and ConfigError for files that cannot be used."""
+        """Return a connection to the verified gateway, for the caller to close. Raises UpstreamError for an
+        unexpected certificate, OSError without an answer, and ConfigError for files that cannot be used."""
         if self.scheme == "http":
             return http.client.HTTPConnection(self.authority, timeout=timeout_s)
         connection = http.client.HTTPSConnection(self.authority, timeout=timeout_s, context=self._context())
@@ -81,7 +81,7 @@ class Site:
         return connection
 
     def explain(self, error: Exception) -> str:
-        """Why nothing came of a call, and what to do about it."""
+        """Explain why a call failed, and what to do."""
         if isinstance(error, ssl.SSLCertVerificationError):
             return self._mistrust(error)
         if isinstance(error, ssl.SSLError) and error.reason in ("WRONG_VERSION_NUMBER", "HTTP_REQUEST"):
@@ -104,12 +104,12 @@ class Site:
                 "certificates"
             ) from error
         if self.pinned is not None:
-            # The handshake still proves that the key is the certificate's; which one it is, is checked after.
+            # The handshake still proves possession of the key; the certificate is compared afterwards.
             context.check_hostname = False
             context.verify_mode = ssl.CERT_NONE
         if self.cert_file is not None:
             try:
-                # The password: OpenSSL would ask for it on the terminal.
+                # The password: OpenSSL would prompt for it on the terminal.
                 context.load_cert_chain(self.cert_file, self.key_file, password=lambda: b"")
             except OSError as error:
                 raise ConfigError(
@@ -119,7 +119,7 @@ class Site:
         return context
 
     def _check_pinned(self, connection: http.client.HTTPSConnection) -> None:
-        # Costs a tenth of a second, which calls over plain HTTP need not wait for.
+        # Costs 0.1 s, which calls over plain HTTP do not need.
         from cryptography.hazmat.primitives.serialization import Encoding
 
         from kvasir.wire.tls import certificates_in, read_pem
@@ -150,7 +150,7 @@ class Site:
 
 
 def read_address(address: str) -> Site:
-    """What `--address` names: `host:port`, or a URL of http or https. Raises ConfigError."""
+    """Parse `--address`: `host:port`, or a URL of http or https. Raises ConfigError."""
     found = _ADDRESS.fullmatch(address)
     if found is None or int(found["port"] or 1) not in range(1, 65536):
         raise ConfigError(
@@ -162,7 +162,7 @@ def read_address(address: str) -> Site:
 
 
 def reachable(address: str) -> str:
-    """The address that a client on this machine uses for a gateway that binds `address`."""
+    """Return the address by which a client on this machine reaches a gateway that binds `address`."""
     host, _, port = address.rpartition(":")
     host = host.strip("[]")
     if host in ("0.0.0.0", ""):  # noqa: S104 - compared

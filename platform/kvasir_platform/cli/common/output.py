@@ -1,4 +1,4 @@
-"""One way for every subcommand to speak: plain text for people, JSON for programs."""
+"""Output of every subcommand: text for people, JSON for programs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kvasir.core.errors import KvasirError
 
 
 class CommandOutput:
-    """Results go to standard output, errors to standard error; in JSON mode both are one object."""
+    """Results go to standard output, errors to standard error; in JSON mode each is one object."""
 
     def __init__(self, *, json: bool, out: TextIO | None = None, err: TextIO | None = None) -> None:
         self.json = json
@@ -22,29 +22,29 @@ class CommandOutput:
 
     @property
     def is_terminal(self) -> bool:
-        """Whether a person watches, so that a line may be redrawn."""
+        """Whether the output is a terminal, so that a line may be redrawn."""
         return not self.json and self._out.isatty()
 
     def text(self, text: str = "") -> None:
-        """A line for people; silent in JSON mode."""
+        """Print a line; no output in JSON mode."""
         if not self.json:
             self._write(text + "\n")
 
     def data(self, value: object) -> None:
-        """A result for programs, on one line; silent in text mode."""
+        """Print a result as one line of JSON; no output in text mode."""
         if self.json:
             self._write(json_codec.dumps(value) + "\n")
 
     def raw(self, text: str) -> None:
-        """What another process wrote in the same mode, unchanged."""
+        """Print the output of another process in the same mode, unchanged."""
         self._write(text)
 
     def redraw(self, text: str) -> None:
-        """Replace the line that the cursor is on. Only for terminals."""
+        """Replace the current line. Only for terminals."""
         self._write(f"\r\x1b[2K{text}")
 
     def error(self, error: KvasirError) -> None:
-        """An error in full."""
+        """Print an error in full."""
         if self.json:
             body: dict[str, object] = {"code": error.code, "message": error.message}
             problems = getattr(error, "problems", ())
@@ -56,7 +56,7 @@ class CommandOutput:
             self._err.flush()
 
     def detach(self) -> None:
-        """Send what is still buffered to nowhere, after the reader has closed its end."""
+        """Discard buffered output after the reader has closed its end."""
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
     def _write(self, text: str) -> None:
@@ -65,7 +65,8 @@ class CommandOutput:
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], numbers: Container[int] = ()) -> str:
-    """Columns as wide as their widest cell, those of `numbers` flush right; nothing trails."""
+    """Format a table: columns as wide as their widest cell, those of `numbers` right-aligned, no trailing
+    spaces."""
     widths = [max(len(row[i]) for row in [head, *rows]) for i in range(len(head))]
     lines = []
     for row in [head, *rows]:
@@ -78,17 +79,17 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]], numbers: Container
 
 
 def number(value: object) -> str:
-    """A count for people; "-" where there is none."""
+    """Format a count; "-" for None."""
     return f"{value:,}" if isinstance(value, int) else "-"
 
 
 def size(count: float) -> str:
-    """Bytes for people."""
+    """Format bytes."""
     return f"{count / (1 << 30):.2f} GiB" if count >= 1 << 30 else f"{count / (1 << 20):.0f} MiB"
 
 
 def duration(seconds: float) -> str:
-    """Seconds for people."""
+    """Format seconds."""
     if seconds < 120:
         return f"{seconds:.0f} s"
     if seconds < 7200:

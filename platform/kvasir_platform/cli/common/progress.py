@@ -1,4 +1,4 @@
-"""How a start looks to the one who waits for it: a live line on a terminal, plain lines elsewhere."""
+"""Shows the progress of a start: a live line on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _TAIL_LINES = 20
 
 
 class ProgressDisplay:
-    """Shows Progress events as they come. `elapsed` reads the seconds since the start."""
+    """Shows Progress events as they arrive. `elapsed` returns the seconds since the start."""
 
     def __init__(
         self, deployment: Deployment, output: CommandOutput, logs: Path, elapsed: Callable[[], float]
@@ -30,7 +30,7 @@ class ProgressDisplay:
         self._text = ""
 
     def show(self, progress: StartProgress) -> None:
-        """Take one event."""
+        """Show one event."""
         self._output.data(asdict(progress))
         if progress.event in ("step", "detail"):
             self._step, self._text = progress.step, progress.text
@@ -51,7 +51,7 @@ class ProgressDisplay:
             self._output.text(f"stopped{left}")
 
     def tick(self) -> None:
-        """Redraw the live line with the time that has passed."""
+        """Redraw the live line with the elapsed time."""
         if self._step and self._output.is_terminal:
             self._output.redraw(self._line("...")[:110])
 
@@ -79,7 +79,7 @@ class ProgressDisplay:
 
 
 def curl_line(deployment: Deployment, url: str) -> str:
-    """A request to paste into a terminal: of the first model that generates, else of the first."""
+    """Return an example request for the first model that generates, else for the first."""
     views = deployment.views()
     view = next((each for each in views if not each.embeds), views[0])
     key = ' -H "Authorization: Bearer $KVASIR_API_KEY"' if deployment.gateway.asks_for_keys else ""
@@ -95,7 +95,7 @@ def curl_line(deployment: Deployment, url: str) -> str:
 
 
 def explain(error: StartError, output: CommandOutput) -> None:
-    """Why it failed, the end of the log that says so, and what to do."""
+    """Print why the start failed, the end of the log, and what to do."""
     output.error(error)
     if error.log:
         lines = tail(Path(error.log), _TAIL_LINES)

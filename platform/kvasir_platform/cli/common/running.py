@@ -1,4 +1,4 @@
-"""Which deployments of this user run, and which one a command means."""
+"""The running deployments of this user, and which one a command selects."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from kvasir_platform.cluster.local.runtime_dir import (
 
 @dataclass(frozen=True, slots=True)
 class GatewayAddress:
-    """Which gateway a command line means. None: what the one deployment on this machine says."""
+    """The gateway that a command line selects. None: the one of the deployment on this machine."""
 
     name: str | None = None
     address: str | None = None
@@ -27,7 +27,7 @@ class GatewayAddress:
 
 
 def chosen_deployments(name: str | None) -> list[tuple[RuntimeDir, DeploymentState]]:
-    """The deployments that run or have left something behind; those named `name` when it is given."""
+    """Return the deployments that run or have left files; only those named `name` if it is given."""
     found = []
     for runtime in deployments(default_base()):
         state = runtime.read()
@@ -39,8 +39,8 @@ def chosen_deployments(name: str | None) -> list[tuple[RuntimeDir, DeploymentSta
 
 
 def chosen_one(name: str | None) -> tuple[RuntimeDir, DeploymentState] | None:
-    """The one deployment that a command means, None when nothing runs. Raises ConfigError when
-    several do and none was named."""
+    """Return the deployment that a command selects, None if nothing runs. Raises ConfigError if several run
+    and none is named."""
     found = chosen_deployments(name)
     if len(found) > 1:
         names = ", ".join(runtime.name for runtime, _ in found)
@@ -49,9 +49,9 @@ def chosen_one(name: str | None) -> tuple[RuntimeDir, DeploymentState] | None:
 
 
 def gateway_site(desired: GatewayAddress) -> Site:
-    """The gateway at `wish.address`, or that of the one deployment that runs here (or is named so). An
-    address of a deployment that runs here is asked as that one is, unless its scheme says otherwise. Raises
-    ConfigError as above and for options that do not fit, and UpstreamError where there is no gateway to ask.
+    """Return the gateway at `desired.address`, or that of the one deployment that runs here (or has this
+    name). The address of a deployment that runs here is verified as that one, unless its scheme differs.
+    Raises ConfigError as above and for options that do not fit, and UpstreamError if there is no gateway.
     """
     site = _local(desired.name) if desired.address is None else _addressed(desired.address)
     if desired.key_file is not None and desired.cert_file is None:

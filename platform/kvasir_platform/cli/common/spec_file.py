@@ -1,4 +1,4 @@
-"""Which deployment a command means: `-f`, ./kvasir.yaml or the embedded default, and `--set`."""
+"""The deployment that a command reads: `-f`, ./kvasir.yaml or the embedded default, and `--set`."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ DEFAULT_FILE = Path("kvasir.yaml")
 
 
 def chosen_file(args: argparse.Namespace) -> Path | None:
-    """The file to read, None for the embedded default."""
+    """Return the file to read, None for the embedded default."""
     if args.file is not None:
         return Path(args.file)
     return DEFAULT_FILE if DEFAULT_FILE.exists() else None
 
 
 def chosen_deployment(args: argparse.Namespace) -> Deployment:
-    """The deployment with overrides applied. Raises SpecError with everything that is wrong."""
+    """Return the deployment with overrides applied. Raises SpecError with every error."""
     overrides = list(args.overrides)
     if getattr(args, "port", None) is not None:
         overrides.append(f"gateway.port={args.port}")

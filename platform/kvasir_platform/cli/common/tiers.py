@@ -1,4 +1,4 @@
-"""A worker's tiers below the device in a few words, for tables."""
+"""A worker's tiers below the device, formatted for tables."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from kvasir.core.kv import Medium
 
 
 def tiers_cell(load: dict[str, Any]) -> str:
-    """Each tier with how full it is, where it has a bound; `!` marks one in trouble. "-" for none."""
+    """Return each tier with its utilization, if it is bounded; `!` marks a failing one. "-" for none."""
     shown = []
     for tier in load.get("tiers") or ():
         capacity = tier.get("bytes_capacity", 0)
@@ -18,7 +18,7 @@ def tiers_cell(load: dict[str, Any]) -> str:
 
 
 def tier_troubles(load: dict[str, Any]) -> list[str]:
-    """What is wrong with tiers, one line for each in trouble."""
+    """Return one line for each failing tier."""
     return [f"{_name(tier)}: {tier['trouble']}" for tier in load.get("tiers") or () if tier.get("trouble")]
 
 
