@@ -1,1 +1,1 @@
-"""One frozen, validated deployment spec: parsed once, passed in, never looked up."""
+"""The frozen, validated deployment spec: parsed once and passed as an argument."""

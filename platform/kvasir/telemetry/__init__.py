@@ -1,1 +1,1 @@
-"""What Kvasir tells its operators: metrics, spans, logs, and the closed vocabulary of outcomes."""
+"""Metrics, spans, logs, and the closed vocabulary of outcomes."""

@@ -1,4 +1,4 @@
-"""One line per event, as JSON, so that logs can be searched by field and never split over lines."""
+"""Logs as one JSON line per event, so that they can be searched by field."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", 
 
 
 class JsonFormatter(logging.Formatter):
-    """A record as one JSON object: ts, level, logger, message, then whatever `extra` named."""
+    """Formats a record as one JSON object: ts, level, logger, message, then the fields of `extra`."""
 
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, object] = {

@@ -1,8 +1,8 @@
 """One OpenTelemetry span tree per call, written when the call has ended.
 
-The times come from the summaries of its requests, so serving itself starts no span and pays nothing but a few
-random bits: the root's ids are chosen when the call begins, because workers and the client are told them by
-then. Without a collector configured there is no recorder at all, and OpenTelemetry is not even imported.
+Times come from the summaries of its requests, so serving starts no span. Only the ids of the root span are
+generated at the start of the call, because workers and the client receive them. Without a collector, there is
+no recorder, and OpenTelemetry is not imported.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _SAMPLED = 1
 @dataclass(frozen=True, slots=True)
 class TraceContext:
     """W3C trace context of one call: the client's `traceparent` and `tracestate`, and the `traceparent` of
-    the call's own span; each "" where there is none."""
+    the call's own span; each "" if absent."""
 
     parent: str = ""
     state: str = ""
@@ -36,14 +36,14 @@ class TraceContext:
 
     @property
     def onward(self) -> str:
-        """What workers are told: the traceparent to be under, then a space and the tracestate if there is
-        one."""
+        """The trace context for workers: the parent's traceparent, then a space and the tracestate if there
+        is one."""
         nearest = self.own or self.parent
         return f"{nearest} {self.state}" if nearest and self.state else nearest
 
 
 class SpanRecorder:
-    """Turns calls into spans. `record` never blocks: exporting happens in the processor's thread."""
+    """Records calls as spans. `record` never blocks, because the processor exports in its own thread."""
 
     def __init__(
         self,
@@ -73,8 +73,8 @@ class SpanRecorder:
         self._wall_ns = wall_ns
 
     def begin(self, parent: str = "", state: str = "") -> TraceContext:
-        """The context of a call that begins under the client's `parent`, or under nothing. A client that does
-        not sample its trace is not sampled here."""
+        """Return the context of a call that starts under the client's `parent`, if any. A trace that the
+        client does not sample is not sampled here."""
         trace_id = parent[3:35] if parent else f"{self._ids.generate_trace_id():032x}"
         sampled = int(parent[53:55], 16) & _SAMPLED if parent else _SAMPLED
         own = f"00-{trace_id}-{self._ids.generate_span_id():016x}-{sampled:02x}"
@@ -90,8 +90,8 @@ class SpanRecorder:
     ) -> None:
         """Write the spans of an ended call, which had at least one request.
 
-        `trace` is what `begin` made for it, `now_s` the present reading of the clock that the summaries'
-        times are of, and `admitted_s` the reading when the gateway handed the requests to the router.
+        `trace` is the context from `begin`, `now_s` the current reading of the clock of the summaries, and
+        `admitted_s` its reading when the gateway submitted the requests to the router.
         """
         if not int(trace.own[53:55], 16) & _SAMPLED:
             return
@@ -125,7 +125,7 @@ class SpanRecorder:
         root.end(wall(max(each.finished_s for each in summaries)))
 
     def close(self) -> None:
-        """Flush what waits to be exported, within the exporter's own timeout."""
+        """Export pending spans, within the timeout of the exporter."""
         self._provider.shutdown()
 
     def _parts(
@@ -137,26 +137,26 @@ class SpanRecorder:
 
 
 class _Ids:
-    """Makes ids as opentelemetry.sdk.trace.IdGenerator does; the next span's are `next_ids` (trace, span) if
-    they are set."""
+    """Generates ids like opentelemetry.sdk.trace.IdGenerator. If set, `next_ids` (trace, span) are the ids of
+    the next span."""
 
     def __init__(self, rng: Rng) -> None:
         self._rng = rng
         self.next_ids: tuple[int, int] | None = None
 
     def generate_trace_id(self) -> int:
-        """Of a span without a parent; the SDK asks for the span's own id after it."""
+        """Return the trace id of a span without a parent. The SDK requests the span id afterwards."""
         if self.next_ids is not None:
             return self.next_ids[0]
         return self._rng.getrandbits(128) or 1
 
     def generate_span_id(self) -> int:
-        """Of any span."""
+        """Return a span id."""
         given, self.next_ids = self.next_ids, None
         return given[1] if given is not None else self._rng.getrandbits(64) or 1
 
     def is_trace_id_random(self) -> bool:
-        """Whether trace ids are uniformly random, which samplers may build on."""
+        """Whether trace ids are uniformly random, which samplers can rely on."""
         return True
 
 
@@ -168,7 +168,7 @@ def _outcome(summaries: Sequence[RequestSummary]) -> str:
 
 
 def _attributes(summaries: Sequence[RequestSummary]) -> dict[str, Any]:
-    """What a span says of the requests in it."""
+    """Return the attributes of a span for its requests."""
     shown: dict[str, Any] = {"kvasir.request_id": summaries[0].request_id} if len(summaries) == 1 else {}
     return shown | {
         "kvasir.model": summaries[0].model,
@@ -182,7 +182,7 @@ def _attributes(summaries: Sequence[RequestSummary]) -> dict[str, Any]:
 
 
 def _parts(summary: RequestSummary, admitted_s: float) -> Iterator[_Part]:
-    """The children of a request's span, as far as the request got: name, start, end, attributes."""
+    """Yield the child spans of a request for the stages that it reached: name, start, end, attributes."""
     yield "admit", summary.arrival_s, admitted_s, {}
     routed = summary.routed_s
     yield "queue", admitted_s, summary.finished_s if routed is None else routed, {}
@@ -212,7 +212,7 @@ def _parts(summary: RequestSummary, admitted_s: float) -> Iterator[_Part]:
 
 
 def otlp_recorder(endpoint: str | None, service: str) -> SpanRecorder | None:
-    """A recorder that exports to an OTLP collector over gRPC, or None when none is configured.
+    """Return a recorder that exports to an OTLP collector over gRPC, or None without an endpoint.
 
     `endpoint` is `host:port` or a URL; only `https://` is encrypted.
     """

@@ -1,1 +1,1 @@
-"""The encoding of a session and the pump that carries it over one connection after another."""
+"""The encoding of session messages, and the pump that carries a session over its connections."""

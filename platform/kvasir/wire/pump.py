@@ -1,5 +1,5 @@
-"""Carries one end of a session over one connection: what the link holds goes out, what comes in is
-processed and acknowledged. Router and worker run the same pump, with their own frames."""
+"""Carries one end of a session over one connection: sends payloads from the link, and processes and
+acknowledges received ones. Router and worker use the same pump, with their own frames."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ OutFrame_contra = TypeVar("OutFrame_contra", contravariant=True)
 
 
 class Frame(Protocol[In_co]):
-    """What both kinds of frame have in common."""
+    """The common fields of both kinds of frame."""
 
     @property
     def seq(self) -> int: ...
@@ -32,7 +32,7 @@ class Frame(Protocol[In_co]):
 
 
 class PumpedConnection(Protocol[OutFrame_contra, In_co]):
-    """What both ends of a connection have in common; see kvasir.ports.session."""
+    """The common methods of both ends of a connection; see kvasir.ports.session."""
 
     async def send(self, frame: OutFrame_contra, /) -> None: ...
 
@@ -40,12 +40,11 @@ class PumpedConnection(Protocol[OutFrame_contra, In_co]):
 
 
 class SessionPump(Generic[Out, In, OutFrame]):
-    """One connection's life. `run` ends by raising ConnectionLost (the session may go on) or
-    ProtocolError (it must not). After `stop` the link is not touched again, so that the next connection
-    may begin at once.
+    """Runs one connection. `run` ends by raising ConnectionLost (the session can continue) or ProtocolError
+    (it must not). After `stop`, the link is not used, so the next connection can start at once.
 
-    `process` is called for each payload, exactly once, in order; it must not block or raise anything
-    but ProtocolError. What it has returned from counts as processed and will be acknowledged.
+    `process` is called for each payload, exactly once, in order; it must not block or raise anything but
+    ProtocolError. A payload is processed, and will be acknowledged, when it returns.
     """
 
     def __init__(
@@ -72,23 +71,23 @@ class SessionPump(Generic[Out, In, OutFrame]):
 
     @property
     def last_received_s(self) -> float:
-        """The clock's reading when the last frame came, whatever was in it; before the first, when this was
-        made."""
+        """The clock's reading when the last frame of any kind arrived; before the first, when the pump was
+        created."""
         return self._heard_s
 
     def wake(self) -> None:
-        """Something was pushed onto the link."""
+        """Send payloads that were pushed onto the link."""
         self._to_send.set()
 
     def stop(self, reason: str = "stopped") -> None:
-        """Let go of the link: nothing that is still under way is processed. `run` then ends with
-        ConnectionLost, which says why. Idempotent; the first reason counts."""
+        """Stop using the link; frames in transit are not processed. `run` then raises ConnectionLost with the
+        reason. Idempotent; the first reason is kept."""
         self._stopped = self._stopped or reason
         for task in self._tasks:
             task.cancel()
 
     async def run(self) -> NoReturn:
-        """Carry frames until the connection breaks or the peer breaks the contract."""
+        """Carry frames until the connection breaks or the peer violates the protocol."""
         if self._stopped is not None:
             raise ConnectionLost(self._stopped)
         self._tasks = [
@@ -99,7 +98,7 @@ class SessionPump(Generic[Out, In, OutFrame]):
         finally:
             self.stop()
             ended = await asyncio.gather(*self._tasks, return_exceptions=True)
-        # A broken contract outranks the break that it causes: resuming would only repeat it.
+        # A protocol violation takes precedence over the lost connection: a resumed session would repeat it.
         errors: list[Exception] = [error for error in ended if isinstance(error, Exception)]
         errors.sort(key=lambda error: isinstance(error, ConnectionLost))
         raise errors[0] if errors else ConnectionLost(self._stopped)

@@ -1,7 +1,7 @@
-"""The certificates of one process: what they must say, and the newest good ones on disk.
+"""The certificates of one process: the names that they must contain, and reloading from disk.
 
-Both ends of a session read their files through this, so that a certificate that could never work is refused
-at the start with the reason, and one that is replaced while the process runs is taken up without it.
+Both ends of a session read their files through this module, so that an unusable certificate is refused at
+start with the reason, and a replaced one is loaded without a restart.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ Signature = tuple[tuple[int, int, int], ...]
 
 @dataclass(frozen=True, slots=True)
 class TlsNames:
-    """What certificates of one deployment say. The URI is for the worker, which sees it; the DNS name is
-    for the router, whose gRPC library compares it by itself and shows no certificate to its user."""
+    """The names in certificates of one deployment. Workers check the URI. For routers, gRPC checks the DNS
+    name, because its Python API does not expose the peer's certificate to clients."""
 
     trust_domain: str
     deployment: str
@@ -45,17 +45,17 @@ class TlsNames:
 
     @property
     def router_dns(self) -> str:
-        """The DNS name of a router; nobody dials it."""
+        """The DNS name of a router, which is never dialed."""
         return f"router.{self.deployment}.{self.trust_domain}"
 
     def worker_dns(self, pool: str) -> str:
-        """The DNS name that a worker of `pool` proves to routers, whatever its address."""
+        """The DNS name of a worker of `pool`, which routers check regardless of its address."""
         return f"{pool}.worker.{self.deployment}.{self.trust_domain}"
 
 
 @dataclass(frozen=True, slots=True)
 class TlsPaths:
-    """PEM files. `cert` and `key` may be one file."""
+    """PEM files. `cert` and `key` can be one file."""
 
     ca: Path
     cert: Path
@@ -64,7 +64,7 @@ class TlsPaths:
 
 @dataclass(frozen=True, slots=True)
 class KeyMaterial:
-    """PEM texts that fit together, and when the certificate is valid (seconds since the epoch)."""
+    """Matching PEM texts, and the validity of the certificate (seconds since the epoch)."""
 
     ca: bytes
     chain: bytes
@@ -74,11 +74,11 @@ class KeyMaterial:
 
 
 class TlsFiles:
-    """One process's certificate, which must be for `uri` and `dns`.
+    """The certificate of one process, which must be for `uri` and `dns`.
 
-    The files are read at the start and whenever one of them changes; a set that is not good leaves the last
-    good one in use and is logged once. May be used from several threads. `wall_time` gives seconds since the
-    epoch. Raises ConfigError when the first set is not good.
+    The files are read at start and whenever one of them changes. If a changed set is invalid, it is logged
+    once and the last valid set remains in use. Thread-safe. `wall_time` returns seconds since the epoch.
+    Raises ConfigError if the first set is invalid.
     """
 
     def __init__(self, paths: TlsPaths, *, uri: str, dns: str, wall_time: Callable[[], float]) -> None:
@@ -91,7 +91,7 @@ class TlsFiles:
         self._material = self._load()
 
     def current(self) -> KeyMaterial:
-        """The newest good set. Costs three looks at the file system, and reading where they differ."""
+        """Return the latest valid set. Costs three stat calls, and a reload if a file has changed."""
         with self._lock:
             signature = _signature(self._paths)
             if signature != self._seen:
@@ -99,18 +99,18 @@ class TlsFiles:
                 try:
                     self._material = self._load()
                 except ConfigError as error:
-                    log.error("keeping the last good certificate: %s", error.message)
+                    log.error("keeping the last valid certificate: %s", error.message)
             return self._material
 
     def invalid(self) -> str:
-        """Why peers will not take the certificate at this moment, "" when its time is right."""
+        """Return why peers reject the certificate at this time, or "" if it is valid."""
         material = self.current()
         return validity_problem(self._paths.cert, material.not_before, material.not_after, self._wall_time())
 
     def _load(self) -> KeyMaterial:
         ca_path, cert_path, key_path = self._paths.ca, self._paths.cert, self._paths.key
-        # The authorities last: whoever replaces all three writes them first, so that a certificate never
-        # comes before its authority.
+        # The authorities are read last: a rotation writes them first, so the certificate never precedes its
+        # authority.
         chain, key, ca = read_pem(cert_path), read_pem(key_path), read_pem(ca_path)
         certificates, authorities = certificates_in(cert_path, chain), certificates_in(ca_path, ca)
         own = certificates[0]
@@ -141,7 +141,7 @@ def _signature(paths: TlsPaths) -> Signature:
 
 
 def read_pem(path: Path) -> bytes:
-    """The text of a PEM file. Raises ConfigError when it cannot be read or is too large to be one."""
+    """Return the contents of a PEM file. Raises ConfigError if it cannot be read or is too large."""
     try:
         with path.open("rb") as stream:
             data = stream.read(MAX_FILE_BYTES + 1)
@@ -155,7 +155,7 @@ def read_pem(path: Path) -> bytes:
 
 
 def certificates_in(path: Path, data: bytes) -> list[x509.Certificate]:
-    """The certificates in `data`, which was read from `path`: at least one. Raises ConfigError."""
+    """Return the certificates in `data`, the contents of `path`: at least one. Raises ConfigError."""
     try:
         return x509.load_pem_x509_certificates(data)
     except ValueError as error:
@@ -163,7 +163,7 @@ def certificates_in(path: Path, data: bytes) -> list[x509.Certificate]:
 
 
 def check_key(own: x509.Certificate, cert_path: Path, key: bytes, key_path: Path) -> None:
-    """Raise ConfigError unless `key` is a plain private key, and that of `own`."""
+    """Raise ConfigError unless `key` is an unencrypted private key that matches `own`."""
     try:
         public = load_pem_private_key(key, None).public_key()
     except TypeError as error:
@@ -175,8 +175,8 @@ def check_key(own: x509.Certificate, cert_path: Path, key: bytes, key_path: Path
 
 
 def certificate_problem(cert: Path, key: Path, clients: Path | None, now: float) -> str:
-    """Why a server cannot show `cert` at `now` (seconds since the epoch), or check its clients by the
-    authorities in `clients`; "" when it can."""
+    """Return why a server cannot use `cert` at `now` (seconds since the epoch), or the authorities in
+    `clients` to check its clients; "" if it can."""
     try:
         own = certificates_in(cert, read_pem(cert))[0]
         check_key(own, cert, read_pem(key), key)
@@ -212,7 +212,7 @@ def _issued(certificate: x509.Certificate, issuer: x509.Certificate) -> bool:
 
 
 def validity_problem(path: Path, not_before: float, not_after: float, now: float) -> str:
-    """Why a certificate is not valid at `now` (seconds since the epoch, as its bounds), "" when it is."""
+    """Return why a certificate is invalid at `now`, or "". All times are seconds since the epoch."""
     if now > not_after:
         return f"{path} expired at {_moment(not_after)}; renew it, or correct the clock"
     if now < not_before:

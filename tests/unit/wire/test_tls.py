@@ -115,7 +115,7 @@ def test_a_bad_change_keeps_the_last_good_certificate_and_is_logged_once(
     disk.own.write_bytes(certified()[:-80])
     assert all(files.current() is good for _ in range(3))
     assert [record.levelname for record in caplog.records] == ["ERROR"]
-    assert "keeping the last good certificate" in caplog.text
+    assert "keeping the last valid certificate" in caplog.text
     disk.own.unlink()
     assert files.current() is good
     disk.own.write_bytes(newer := certified())

@@ -1,1 +1,1 @@
-"""Rules that spec fields are checked against, and that are applied again at run time."""
+"""Rules for spec fields that also apply at run time."""

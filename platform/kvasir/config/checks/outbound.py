@@ -1,9 +1,8 @@
-"""URLs and addresses that Kvasir may connect to by itself, and the many that it may not.
+"""Restricts the URLs and addresses to which Kvasir connects (protection against SSRF).
 
-Whoever chooses a URL that a server fetches can make it speak to what only the server reaches: its own
-loopback, its network, the cloud's metadata. The reading is strict on purpose. Parsers differ on odd
-spellings, and an attack lives where the one that checks and the one that connects disagree; so what is not
-spelled the one plain way is refused.
+A URL that a server fetches can address what only the server reaches: its loopback, its network, the cloud's
+metadata service. Parsing is strict, because attacks exploit unusual spellings on which the parser that checks
+and the one that connects disagree; any spelling other than the plain one is refused.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 MAX_URL_CHARS = 2048
 _PLAIN = re.compile(r"[!#-;=?-Z\[\]_a-z~]*")
-"""The characters of RFC 3986 but for the quote; no space, control, backslash or anything beyond ASCII."""
+"""The characters of RFC 3986 except the quote; no space, control character, backslash or non-ASCII."""
 _URL = re.compile(r"(https?)://([^/?#]*)(/[^?#]*)?(\?[^#]*)?")
 _AUTHORITY = re.compile(r"(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+)(?::(\d{1,5}))?")
 _LABEL = re.compile(r"[a-z0-9](?:[a-z0-9_-]{0,61}[a-z0-9])?")
@@ -42,7 +41,7 @@ _ALWAYS_REFUSED = tuple(
         "fd20:ce::/32",
     )
 )
-"""Nobody, everybody, links, and where clouds serve metadata and credentials."""
+"""Unspecified, broadcast, multicast and link-local addresses, and metadata services of clouds."""
 
 _EMBEDDING = (
     (ipaddress.IPv6Network("::ffff:0:0/96"), 0),
@@ -51,7 +50,7 @@ _EMBEDDING = (
     (ipaddress.IPv6Network("2002::/16"), 80),
     (ipaddress.IPv6Network("::/96"), 0),
 )
-"""Networks of IPv6 that carry an IPv4 address, and how far from the right."""
+"""IPv6 networks that embed an IPv4 address, and its offset in bits from the right."""
 _REFUSED_V6 = (
     ipaddress.IPv6Network("64:ff9b:1::/48"),
     ipaddress.IPv6Network("2001::/23"),
@@ -62,14 +61,14 @@ _REFUSED_V6 = (
 
 
 class OutboundRefused(ValueError):
-    """The URL or the address may not be connected to; the message says why, and never more of the URL than
-    its host."""
+    """The URL or address is not allowed. The message says why, and contains no part of the URL but its
+    host."""
 
 
 @dataclass(frozen=True, slots=True)
 class OutboundTarget:
-    """A URL taken apart. `host` is a name in lower case or an address without brackets; `address` is that
-    address, None for a name; `path` has the query."""
+    """A parsed URL. `host` is a name in lower case or an address without brackets; `address` is that address,
+    None for a name; `path` includes the query."""
 
     scheme: str
     host: str
@@ -79,14 +78,14 @@ class OutboundTarget:
 
     @property
     def authority(self) -> str:
-        """As the Host header has it."""
+        """The value of the Host header."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return host if self.port == _PORTS[self.scheme] else f"{host}:{self.port}"
 
 
 def parse_url(url: str) -> OutboundTarget:
-    """`url` taken apart; raises OutboundRefused unless it is http(s), absolute, plainly spelled, and without
-    user information and fragment."""
+    """Parse `url`. Raises OutboundRefused unless it is http(s), absolute, plainly spelled, and without user
+    information and fragment."""
     if len(url) > MAX_URL_CHARS:
         raise OutboundRefused(f"a URL has at most {MAX_URL_CHARS} characters")
     if not _PLAIN.fullmatch(url):
@@ -108,7 +107,7 @@ def parse_url(url: str) -> OutboundTarget:
 
 
 def check_target(target: OutboundTarget, *, private: bool) -> None:
-    """Raises OutboundRefused where the URL alone says that it may not be connected to."""
+    """Raise OutboundRefused if the URL by itself shows that the target is not allowed."""
     if target.address is not None:
         check_address(target.address, private=private)
         return
@@ -118,8 +117,8 @@ def check_target(target: OutboundTarget, *, private: bool) -> None:
 
 
 def check_address(address: Address, *, private: bool) -> None:
-    """Raises OutboundRefused unless `address` is public, or `private` and no more than that: links, groups
-    and metadata services are refused always."""
+    """Raise OutboundRefused unless `address` is public, or private with `private` set. Link-local and
+    multicast addresses and metadata services are always refused."""
     for each in (address, *_embedded(address)):
         if any(each in network for network in _ALWAYS_REFUSED if network.version == each.version):
             raise OutboundRefused(f"{address} is of a link, a group or a metadata service")
@@ -130,13 +129,13 @@ def check_address(address: Address, *, private: bool) -> None:
 def _public(address: Address) -> bool:
     if isinstance(address, ipaddress.IPv6Address) and any(address in each for each in _REFUSED_V6):
         return False
-    # Networks that carry IPv4 addresses are judged by those.
+    # Networks that embed IPv4 addresses are checked by the embedded address.
     carries = isinstance(address, ipaddress.IPv6Address) and bool(_embedded(address))
     return carries or (address.is_global and not address.is_multicast and not address.is_reserved)
 
 
 def _embedded(address: Address) -> tuple[ipaddress.IPv4Address, ...]:
-    # ::1 is loopback, and no IPv4 address in an old spelling.
+    # ::1 is loopback, not an IPv4-compatible address.
     if isinstance(address, ipaddress.IPv4Address) or int(address) <= 1:
         return ()
     return tuple(
@@ -155,7 +154,7 @@ def _host(host: str) -> tuple[str, Address | None]:
         return str(address), address
     labels = host.split(".")
     if _NUMERIC.fullmatch(labels[-1]):
-        # Other parsers take 127.1, 0x7f000001, 2130706433 and 0177.0.0.1 for addresses.
+        # Other parsers accept 127.1, 0x7f000001, 2130706433 and 0177.0.0.1 as addresses.
         try:
             address = ipaddress.IPv4Address(host)
         except ValueError as error:

@@ -1,7 +1,7 @@
-"""The names of the parsers that the engine has for what models say.
+"""Names of the engine's tool and reasoning parsers.
 
-vLLM knows its own names, and the command line checks a kvasir.yaml on machines that have no vLLM, so the
-names are written here too; tests/contract/test_vllm_parsing_hooks.py holds them against vLLM's registries.
+They are listed here because the command line checks a kvasir.yaml on machines without vLLM.
+tests/contract/test_vllm_parsing_hooks.py compares them with vLLM's registries.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _NEAR = 4
 
 
 def closest_matches(name: str, known: list[str]) -> str:
-    """What to write instead of `name`, which is none of `known`: `choose a or b`, or all of them."""
+    """Return a suggestion for the unknown `name`: `choose a or b`, or all of `known`."""
     close = difflib.get_close_matches(name.lower(), known, n=_NEAR, cutoff=0.5)
     family = [each for each in known if each.startswith(name.lower().split("_")[0][:4]) and each not in close]
     offered = (close + family)[:_NEAR]

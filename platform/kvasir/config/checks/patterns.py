@@ -1,9 +1,9 @@
-"""Regular expressions that can be followed through a stream in linear time.
+"""Compiles regular expressions to state graphs that match a stream in linear time.
 
-Python's own engine backtracks: a pattern can cost it exponential time, and it cannot say of half a text
-whether a match may still be coming. So patterns of output filters are made into a graph of states, which an
-automaton follows with one step per character. What no such graph can express (back-references, lookaround,
-possessive repeats) is refused with its reason when the spec is read.
+Python's engine backtracks, so a pattern can take exponential time, and it cannot tell whether a partial text
+can still become a match. Patterns of output filters are therefore compiled to a graph of states, which an
+automaton follows with one step per character. Constructs that such a graph cannot express (back-references,
+lookaround, possessive repeats) are rejected with the reason when the spec is loaded.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from dataclasses import dataclass, field, replace
 from enum import IntEnum
 
 MAX_STATES = 20_000
-"""Of all patterns of one filter together: what bounds the memory of an automaton."""
+"""Limit for all patterns of one filter together, which bounds the memory of an automaton."""
 MAX_REPEATED_STATES = 2_000
-"""Of the counted repeats of one pattern, which are written out. A match may have come to all of these at the
-same time, so that they bound the time of a step."""
+"""Limit for the counted repeats of one pattern, which are expanded. All of these states can be active at the
+same time, so this bounds the time of a step."""
 _MAX_NESTING = 50
 
 _REPEAT = re.compile(r"\{(?:(\d+)(,)?(\d*)|(,)(\d*))\}")
@@ -39,8 +39,8 @@ _REFUSED = (
 
 
 class PatternAssertion(IntEnum):
-    """Where a pattern may go on without a character. TEXT_END is the end of all text: unlike Python's, `$`
-    does not match before a last line end."""
+    """An assertion, which consumes no character. TEXT_END is the end of the whole text: unlike in Python, `$`
+    does not match before a final newline."""
 
     TEXT_START = 0
     TEXT_END = 1
@@ -51,13 +51,13 @@ class PatternAssertion(IntEnum):
 
 
 class PatternError(ValueError):
-    """The pattern is no regular expression, or none that can be followed in linear time."""
+    """The pattern is not a valid regular expression, or cannot be matched in linear time."""
 
 
 @dataclass(frozen=True, slots=True)
 class PatternState:
-    """One state of a graph. It takes one character that `test` matches, or stands at an `assertion`, or
-    neither, and then any of `onward` follows."""
+    """One state of a graph. It consumes one character that `test` matches, or checks an `assertion`, or
+    neither; then any of `onward` follows."""
 
     onward: tuple[int, ...] = ()
     test: re.Pattern[str] | None = None
@@ -66,7 +66,7 @@ class PatternState:
 
 @dataclass(frozen=True, slots=True)
 class PatternGraph:
-    """Patterns as one graph; a match of any of them begins at `start` and is whole at `accept`."""
+    """Patterns as one graph; a match of any of them starts at `start` and is complete at `accept`."""
 
     states: tuple[PatternState, ...]
     start: int
@@ -74,11 +74,11 @@ class PatternGraph:
 
     @property
     def has_assertions(self) -> bool:
-        """Whether a match depends on what stands beside it."""
+        """Whether a match depends on the text around it."""
         return any(state.assertion is not None for state in self.states)
 
     def first_char_tests(self) -> tuple[str, ...]:
-        """Sources of tests of which every match's first character fulfils one."""
+        """Return the sources of tests; the first character of every match satisfies one of them."""
         found: dict[str, None] = {}
         for each in self._reached_at_once():
             test = self.states[each].test
@@ -87,7 +87,7 @@ class PatternGraph:
         return tuple(found)
 
     def matches_empty(self) -> bool:
-        """Whether the empty text may match."""
+        """Whether the empty text matches."""
         return self.accept in self._reached_at_once()
 
     def _reached_at_once(self) -> set[int]:
@@ -133,8 +133,8 @@ _Node = _Char | _Place | _Sequence | _Choice | _Repeated
 
 
 def build_graph(patterns: Iterable[str], *, ignore_case: bool = False) -> PatternGraph:
-    """The graph of all `patterns`. Raises PatternError, whose message opens with the pattern's number, for
-    one that is not sound, that matches the empty text, or with which there are too many states."""
+    """Return the graph of all `patterns`. Raises PatternError, whose message starts with the number of the
+    pattern, for one that is invalid, matches the empty text, or exceeds the limit of states."""
     builder = _Builder()
     starts = []
     for number, pattern in enumerate(patterns):
@@ -183,7 +183,7 @@ class _Flags:
 
 
 class _Parser:
-    """Takes a pattern apart that Python has already found to be one."""
+    """Parses a pattern that Python has validated."""
 
     def __init__(self, source: str, flags: _Flags) -> None:
         self._source = source
@@ -299,13 +299,13 @@ class _Parser:
 
 @dataclass(slots=True)
 class _Builder:
-    """Makes states from behind: what follows a state is there before it."""
+    """Creates states from the end to the start, so that the successors of a state exist before it."""
 
     states: list[PatternState] = field(default_factory=lambda: [PatternState()])
     accept: int = 0
     _tests: dict[str, re.Pattern[str]] = field(default_factory=dict)
     _repeats: int = 0
-    """How many counted repeats the state that is made lies in."""
+    """Nesting depth of counted repeats at the current state."""
     _repeated_states: int = 0
 
     def add(self, node: _Node) -> int:
@@ -329,7 +329,7 @@ class _Builder:
         return len(self.states) - 1
 
     def _enter(self, node: _Node, onward: int) -> int:
-        """The state in which `node` begins, after which `onward` follows."""
+        """Return the start state of `node`, which is followed by `onward`."""
         match node:
             case _Char(source):
                 test = self._tests.get(source)

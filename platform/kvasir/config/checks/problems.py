@@ -1,4 +1,4 @@
-"""How a bad kvasir.yaml is reported: every problem at once, each with its place and its remedy."""
+"""Reports of an invalid kvasir.yaml: all problems at once, each with its position and remedy."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from dataclasses import dataclass
 from kvasir.core.errors import ConfigError
 
 Value = None | bool | int | float | str | list["Value"] | dict[str, "Value"]
-"""Plain data, as JSON has it."""
+"""Plain JSON data."""
 
 _SHOWN = 25
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing that is wrong. `line` and `column` count from 1, and are 0 where there is none;
-    `field` is a dotted path such as `pools[0].role`, "" for the whole file."""
+    """One problem. `line` and `column` count from 1, and are 0 if unknown; `field` is a dotted path such as
+    `pools[0].role`, "" for the whole file."""
 
     file: str
     line: int = 0
@@ -27,12 +27,12 @@ class Problem:
 
     @property
     def place(self) -> str:
-        """`file:line:column`, as editors and terminals link it."""
+        """The position as `file:line:column`, which editors and terminals link."""
         return f"{self.file}:{self.line}:{self.column}" if self.line else self.file
 
 
 class SpecError(ConfigError):
-    """The deployment spec is not valid; `problems` holds each finding, in the order of the file."""
+    """The deployment spec is invalid; `problems` has all findings in the order of the file."""
 
     code = "invalid_spec"
 

@@ -1,1 +1,1 @@
-"""From kvasir.yaml to a validated deployment spec, with errors that name file, line and field."""
+"""Loads kvasir.yaml into a validated deployment spec, with errors that name file, line and field."""

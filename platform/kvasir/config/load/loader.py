@@ -1,8 +1,8 @@
-"""From kvasir.yaml and `--set` options to one validated Deployment, or to all that is wrong with them.
+"""Loads kvasir.yaml and `--set` options into one validated Deployment, or reports all problems.
 
-Validation is pydantic's, in its strict JSON mode (text is not a number, `true` is not 1). This module
-adds the places: each finding is mapped to the line and column of its value, told in the words of the
-schema, and an unknown field is answered with the nearest known one.
+Pydantic validates in strict JSON mode (text is not a number, `true` is not 1). This module maps each finding
+to the line and column of its value, describes it in terms of the schema, and suggests the nearest known field
+for an unknown one.
 """
 
 from __future__ import annotations
@@ -30,16 +30,15 @@ from kvasir.config.load.yaml_document import (
 from kvasir.config.spec.deployment import Deployment
 
 _CREDENTIALS = re.compile(r'(://)[^\s"]*@')
-"""What stands before the host of a URL. Such URLs are refused, and what is refused is shown."""
+"""Credentials in a URL. Such URLs are rejected, and errors show rejected values without credentials."""
 _SCHEMA_ID = "https://json-schema.org/draft/2020-12/schema"
 
 
 def load(path: Path | None = None, overrides: Sequence[str] = ()) -> Deployment:
-    """The deployment that `path` describes, or the embedded default when it is None.
+    """Return the deployment in the file `path`, or the embedded default if None.
 
-    `overrides` are `key.path=value` texts applied on top, in order; the value is YAML, a list item is
-    named by its index or by its `name` (`pools.decode.replicas=2`). Raises SpecError (a ConfigError)
-    that lists every problem found.
+    `overrides` are `key.path=value` texts, applied in order. The value is YAML; a list item is addressed by
+    its index or its `name` (`pools.decode.replicas=2`). Raises SpecError (a ConfigError) with all problems.
     """
     if path is None:
         return loads("", "(default)", overrides)
@@ -47,7 +46,7 @@ def load(path: Path | None = None, overrides: Sequence[str] = ()) -> Deployment:
 
 
 def loads(text: str, source: str, overrides: Sequence[str] = ()) -> Deployment:
-    """As `load`, from text; `source` names it in errors."""
+    """Like `load`, from text; errors name it `source`."""
     document = parse(text, source)
     if document.data is None:
         document.data = {}
@@ -65,17 +64,17 @@ def loads(text: str, source: str, overrides: Sequence[str] = ()) -> Deployment:
 
 
 def schema() -> dict[str, Any]:
-    """The spec as a JSON schema (draft 2020-12), for editors and for the chart's values."""
+    """Return the JSON schema of the spec (draft 2020-12), for editors and for the chart's values."""
     return {"$schema": _SCHEMA_ID, **Deployment.model_json_schema()}
 
 
 def dump(deployment: Deployment) -> str:
-    """The whole deployment as JSON, which is YAML too: `loads` gives the same value back."""
+    """Return the deployment as JSON, which is also YAML: `loads` returns an equal value."""
     return deployment.model_dump_json(indent=2)
 
 
 def _override(document: Document, option: str, defaults: Value) -> list[Problem]:
-    """Apply one `key.path=value` to the document in place; returns what is wrong with it."""
+    """Apply one `key.path=value` to the document in place and return its problems."""
     source = f"--set {option}"
     key, equals, text = option.partition("=")
     parts = key.strip().split(".")
@@ -107,7 +106,7 @@ def _override(document: Document, option: str, defaults: Value) -> list[Problem]
 
 
 def _step(container: Value, part: str) -> str | int | Problem:
-    """How `part` of a `--set` key indexes `container`: an index, a name within a list, or a field."""
+    """Return how `part` of a `--set` key addresses `container`: by index, by name in a list, or by field."""
     if not isinstance(container, list):
         return part
     if part.isdecimal() and int(part) < len(container):
@@ -136,7 +135,7 @@ def _assign(container: Value, step: str | int, value: Value) -> None:
 
 
 def _problems(error: ValidationError, document: Document, source: str) -> list[Problem]:
-    """Each of pydantic's findings, with its place and in the words of the schema."""
+    """Return pydantic's findings with their positions, in terms of the schema."""
     findings = error.errors(include_url=False)
     root = Deployment.model_json_schema()
     problems = []
@@ -152,7 +151,7 @@ def _problems(error: ValidationError, document: Document, source: str) -> list[P
 
 
 def _explain(path: FieldPath, finding: Mapping[str, Any], root: dict[str, Any]) -> tuple[FieldPath, str, str]:
-    """(path, found, expected) for one finding; a validator's own message may sharpen the path."""
+    """Return (path, found, expected) for one finding. A validator's message can extend the path."""
     kind, value = finding["type"], finding["input"]
     if kind == "extra_forbidden":
         fields = _fields(_schema_at(root, path[:-1]))
@@ -161,7 +160,7 @@ def _explain(path: FieldPath, finding: Mapping[str, Any], root: dict[str, Any]) 
         return path, "nothing", _describe(_schema_at(root, path))
     if kind == "value_error":
         message = str(finding["ctx"]["error"])
-        # A validator over several fields opens its message with the name of the one to look at.
+        # The message of a validator over several fields starts with the name of the field to correct.
         word = message.split(maxsplit=1)[0].rstrip(":")
         sharper = (*path, word) if word in _fields(_schema_at(root, path)) else path
         inner = value.get(word) if isinstance(value, dict) and sharper != path else value
@@ -171,7 +170,7 @@ def _explain(path: FieldPath, finding: Mapping[str, Any], root: dict[str, Any]) 
 
 
 def _position(document: Document, path: FieldPath, source: str, *, of_key: bool) -> Position:
-    """The place of the deepest part of `path` that was written at all."""
+    """Return the position of the deepest part of `path` that is in the document."""
     if of_key and path in document.keys:
         return document.keys[path]
     for length in range(len(path), -1, -1):
@@ -182,7 +181,7 @@ def _position(document: Document, path: FieldPath, source: str, *, of_key: bool)
 
 
 def _schema_at(root: dict[str, Any], path: FieldPath) -> dict[str, Any]:
-    """The schema node of a field, references and `null` alternatives resolved; {} where unknown."""
+    """Return the schema node of a field, with references and `null` alternatives resolved; {} if unknown."""
     node = _resolve(root, root)
     for part in path:
         inner = node.get("items") if isinstance(part, int) else node.get("properties", {}).get(part)
@@ -222,7 +221,7 @@ _KINDS = {
 
 
 def _describe(node: Mapping[str, Any]) -> str:
-    """The schema node in words: its type, bounds, choices or pattern; "" when it says nothing."""
+    """Describe a schema node: its type, bounds, choices or pattern; "" if it has none."""
     if "enum" in node:
         return "one of: " + ", ".join(str(choice) for choice in node["enum"])
     if "const" in node:
@@ -249,7 +248,7 @@ def _describe(node: Mapping[str, Any]) -> str:
 
 
 def _show(value: object) -> str:
-    """A value as YAML would show it, with its kind where two kinds look alike."""
+    """Return a value as in YAML, with its type if it is ambiguous."""
     if value is None:
         return "null"
     if isinstance(value, dict):

