@@ -74,7 +74,7 @@ class EmbeddingFailover(Membership):
     """Moves requests to other workers."""
 
     def __init__(self, table: EmbeddingTable, completion: EmbeddingCompletion) -> None:
-        super().__init__(table.fleet, table.limits.migrate_s)
+        super().__init__(table.fleet, table.limits)
         self._table = table
         self._states = table.states
         self._fleet = table.fleet

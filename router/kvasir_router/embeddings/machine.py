@@ -11,11 +11,12 @@ worker.
 
 from __future__ import annotations
 
-from kvasir.core.errors import CapacityError, RequestError
+from kvasir.core.errors import CapacityError
 from kvasir.core.invariants import require
 from kvasir.core.requests import Delta, EngineRequest, Leg, Request, StepBatch
-from kvasir.ports.router import Accounting, AdmissionView, BrownoutView
+from kvasir.ports.router import Accounting
 from kvasir_router.admission import UNLIMITED, AdmissionRules
+from kvasir_router.embeddings.admission import EmbeddingAdmission
 from kvasir_router.embeddings.checks import check_inputs, check_work
 from kvasir_router.embeddings.failover import EmbeddingCompletion, EmbeddingFailover, EmbeddingTable
 from kvasir_router.embeddings.fleet import EmbeddingFleet
@@ -39,38 +40,32 @@ from kvasir_router.requests.events import (
     WorkerRestored,
 )
 from kvasir_router.requests.legs import FAILED
+from kvasir_router.requests.lifecycle import Lifecycle
 from kvasir_router.requests.state import (
     MachineLimits,
     check_arrival,
     error_of,
     refuse_to_wait,
-    waited_for_nothing,
 )
 
 
-class EmbeddingMachine:
+class EmbeddingMachine(Lifecycle[EmbeddingRequestState, EmbeddingAdmission]):
     """Obligations: each accepted request ends in exactly one FinishRequest, FailRequest or ClientGone, with
     no effect after it; exactly one delta, with the embedding, comes before a FinishRequest. Requests that
     wait after a failure go before those that have not started, whose order EmbeddingAdmission decides."""
 
+    _table: EmbeddingTable
+    _completion: EmbeddingCompletion
+    _failover: EmbeddingFailover
+
     def __init__(
         self, fleet: EmbeddingFleet, limits: MachineLimits, rules: AdmissionRules = UNLIMITED
     ) -> None:
+        table = EmbeddingTable(fleet, limits, rules)
+        completion = EmbeddingCompletion(table)
+        super().__init__(table, completion, EmbeddingFailover(table, completion), fleet.health)
         self.fleet = fleet
-        self._limits = limits
-        self._table = EmbeddingTable(fleet, limits, rules)
-        self._states = self._table.states
-        self._admission = self._table.admission
-        self._completion = EmbeddingCompletion(self._table)
-        self._failover = EmbeddingFailover(self._table, self._completion)
         self._arrivals = 0
-        self._closing = False
-        self._ready_in_s: float | None = None
-
-    @property
-    def in_flight(self) -> int:
-        """Number of requests that have not ended."""
-        return len(self._states)
 
     @property
     def queued(self) -> int:
@@ -85,30 +80,11 @@ class EmbeddingMachine:
         """Tokens of the inputs that wait."""
         return sum(len(state.request.tokens) for state in self._states.values() if state.waits)
 
-    @property
-    def brownout(self) -> BrownoutView:
-        """The brown-out in force."""
-        return self._admission.brownout.view
-
-    def admission(self, now: float) -> AdmissionView:
-        """Return the state of admission."""
-        return self._admission.view(now)
-
     def accounting(self) -> Accounting:
         """Return the requests served, and the work accounted for them."""
         running = sum(len(worker.legs) for worker in self.fleet.workers.values())
         accounted = sum(state.worker_id is not None for state in self._states.values())
         return Accounting(len(self._states), running, self.queued, accounted, leases=0)
-
-    def next_wakeup(self) -> float | None:
-        """Return when a TimerTick is due, on the clock of `now`; None if no time is set."""
-        due = (
-            self._table.timers.next(),
-            self._failover.next_due(),
-            self.fleet.health.next_due(),
-            self._admission.next_due(),
-        )
-        return min((when for when in due if when is not None), default=None)
 
     def handle(self, event: Event, now: float) -> list[Effect]:
         """Handle one event and return its effects. Raises, for RequestArrived only and without any change,
@@ -155,10 +131,7 @@ class EmbeddingMachine:
         self._arrivals += 1
         self._table.retries.budget.deposit()
         state = EmbeddingRequestState(request, ticket, self._arrivals, brownout=self.brownout.text)
-        self._states[request.request_id] = state
-        self._table.timers.sweep(self._states)
-        if request.deadline_s is not None:
-            self._table.timers.set(request.deadline_s, request.request_id)
+        self._table.add(state)
         if worker_id is None:
             self._table.wait_until(state, now)
         else:
@@ -232,42 +205,8 @@ class EmbeddingMachine:
         self.fleet.health.succeeded(worker.worker_id, now)
         self._completion.finish(state, worker.worker_id, delta, now)
 
-    # -- ends and time ---------------------------------------------------------------------------
-
-    def _cancelled(self, request_id: str, outcome: str, now: float) -> None:
-        state = self._states.get(request_id)
-        if state is not None:
-            self._completion.cancel(state, outcome, now)
-
-    def _shut_down(self, now: float) -> None:
-        self._closing = True
-        for state in list(self._states.values()):
-            self._completion.fail(state, CapacityError("the router is stopping", code="shutting_down"), now)
-
-    def _tick(self, now: float) -> None:
-        self.fleet.health.tick(now)
-        self._failover.tick(now)
-        for request_id in self._table.timers.due(now):
-            state = self._states.get(request_id)
-            if state is not None:
-                self._check_time(state, now)
-        for worker in self.fleet.workers.values():
-            worker.forget_ghosts(now - self._limits.ghost_ttl_s)
-
-    def _check_time(self, state: EmbeddingRequestState, now: float) -> None:
-        deadline = state.request.deadline_s
-        if deadline is not None and deadline <= now:
-            took = now - state.request.arrival_s
-            message = f"the input was not embedded after {took:.1f} s"
-            self._completion.fail(state, RequestError(message, status=504, code="request_timeout"), now)
-        elif state.queued_until is not None and state.queued_until <= now:
-            waited_s = self._limits.queue_timeout_s
-            why = state.last_error or self.fleet.missing()
-            if why is None:
-                error = self._admission.waits.no_room(state.ticket, waited_s, now)
-            else:
-                error = waited_for_nothing(waited_s, why, self._ready_in_s)
-            self._completion.fail(state, error, now)
+    def _unserved(self, state: EmbeddingRequestState) -> object | None:
+        return state.last_error or self.fleet.missing()
 
     # -- checks ----------------------------------------------------------------------------------
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from kvasir.core.errors import KvasirError
+from kvasir.core.errors import KvasirError, RequestError
 from kvasir.core.requests import Request, Usage
 from kvasir.ports.router import RequestSummary
 from kvasir_router.admission import AdmissionTicket
@@ -41,6 +41,12 @@ class EmbeddingRequestState:
     @property
     def tokens(self) -> int:
         return len(self.request.tokens)
+
+    def overdue(self, now: float) -> RequestError:
+        """Return the error of a request whose deadline has passed."""
+        took = now - self.request.arrival_s
+        message = f"the input was not embedded after {took:.1f} s"
+        return RequestError(message, status=504, code="request_timeout")
 
     def summary(self, outcome: str, now: float) -> RequestSummary:
         """Return the summary as of now. The vector counts as the first token."""

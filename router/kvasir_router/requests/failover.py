@@ -28,7 +28,7 @@ class Failover(Membership):
     def __init__(
         self, table: RequestTable, legs: LegControl, completion: Completion, placement: Placement
     ) -> None:
-        super().__init__(table.fleet, table.limits.migrate_s)
+        super().__init__(table.fleet, table.limits)
         self._table = table
         self._fleet = table.fleet
         self._states = table.states

@@ -144,11 +144,6 @@ class LegControl:
             for target in [target for target in state.charges if target.worker_id == worker_id]:
                 del state.charges[target]
 
-    def forget_ghosts(self, now: float) -> None:
-        """Drop aborted legs whose last delta never came."""
-        for worker in self._fleet.workers.values():
-            worker.forget_ghosts(now - self._ghost_ttl_s)
-
 
 def running(state: RequestState) -> RunningLeg:
     """Return the running leg of a request. Raises AssertionError if none runs."""

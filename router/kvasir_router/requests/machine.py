@@ -15,12 +15,11 @@ waits for nothing, so that production, tests under virtual time and trace replay
 from __future__ import annotations
 
 from kvasir.core.errors import CapacityError
-from kvasir.core.identity import WorkerIdentity
 from kvasir.core.invariants import require
 from kvasir.core.requests import Request
-from kvasir.ports.router import Accounting, AdmissionView, BrownoutView, Lane
+from kvasir.ports.router import Accounting, Lane
 from kvasir.ports.routing import Plan
-from kvasir_router.admission import UNLIMITED, AdmissionRules
+from kvasir_router.admission import UNLIMITED, Admission, AdmissionRules
 from kvasir_router.fleet.fleet import Fleet
 from kvasir_router.requests.checks import check_limits, check_requests, check_work
 from kvasir_router.requests.completion import Completion
@@ -37,14 +36,12 @@ from kvasir_router.requests.events import (
     SnapshotPart,
     StepReceived,
     TimerTick,
-    WorkerDraining,
-    WorkerInterrupted,
-    WorkerLost,
     WorkerReady,
     WorkerRestored,
 )
 from kvasir_router.requests.failover import Failover
 from kvasir_router.requests.legs import LegControl
+from kvasir_router.requests.lifecycle import Lifecycle
 from kvasir_router.requests.placement import NO_ROOM, Placement
 from kvasir_router.requests.progress import Progress
 from kvasir_router.requests.state import (
@@ -52,37 +49,28 @@ from kvasir_router.requests.state import (
     RequestState,
     check_arrival,
     refuse_to_wait,
-    waited_for_nothing,
 )
 from kvasir_router.requests.table import RequestTable
 
 __all__ = ["MachineLimits", "RequestMachine"]
 
 
-class RequestMachine:
+class RequestMachine(Lifecycle[RequestState, Admission]):
     """Obligations: each request whose arrival was accepted ends in exactly one Finish, Fail or Gone,
     with nothing emitted after it; tokens of a choice are emitted in order, each once; every lease that
     a prefill worker granted is released."""
 
-    def __init__(self, fleet: Fleet, limits: MachineLimits, rules: AdmissionRules = UNLIMITED) -> None:
-        self.fleet = fleet
-        self._limits = limits
-        self._table = table = RequestTable(fleet, limits, rules)
-        self._states = table.states
-        self._admission = table.admission
-        self._timers = table.timers
-        self._closing = False
-        self._ready_in_s: float | None = None
-        self._legs = LegControl(table)
-        self._completion = Completion(table, self._legs)
-        self._placement = Placement(table, self._legs)
-        self._failover = Failover(table, self._legs, self._completion, self._placement)
-        self._progress = Progress(table, self._legs, self._completion, self._placement, self._failover)
+    _failover: Failover
 
-    @property
-    def in_flight(self) -> int:
-        """Requests that have not ended."""
-        return len(self._states)
+    def __init__(self, fleet: Fleet, limits: MachineLimits, rules: AdmissionRules = UNLIMITED) -> None:
+        table = RequestTable(fleet, limits, rules)
+        legs = LegControl(table)
+        completion = Completion(table, legs)
+        self._placement = Placement(table, legs)
+        failover = Failover(table, legs, completion, self._placement)
+        super().__init__(table, completion, failover, fleet.health)
+        self.fleet = fleet
+        self._progress = Progress(table, legs, completion, self._placement, failover)
 
     @property
     def queued(self) -> int:
@@ -109,24 +97,9 @@ class RequestMachine:
         """Prompt tokens of the requests that wait."""
         return sum(len(self._states[request_id].request.tokens) for request_id in self._admission)
 
-    @property
-    def brownout(self) -> BrownoutView:
-        """What is done under pressure."""
-        return self._admission.brownout.view
-
-    def admission(self, now: float) -> AdmissionView:
-        """What waits, and what is done about it."""
-        return self._admission.view(now)
-
     def next_wakeup(self) -> float | None:
         """When a Tick is due, on the same clock as `now`; None when nothing waits for time."""
-        due = (
-            self._timers.next(),
-            self.fleet.index.next_due(),
-            self.fleet.health.next_due(),
-            self._failover.next_due(),
-            self._admission.next_due(),
-        )
+        due = (super().next_wakeup(), self.fleet.index.next_due())
         return min((when for when in due if when is not None), default=None)
 
     def take_fast_path(self, request_id: str, lane: Lane) -> tuple[str, str, int] | None:
@@ -174,19 +147,10 @@ class RequestMachine:
                 self._shut_down(now)
 
     def _membership(self, event: MembershipEvent, now: float) -> None:
-        known = event.worker_id in self.fleet.workers
-        match event:
-            case WorkerReady(worker_id, identity):
-                self._ready(worker_id, identity, now)
-            case WorkerLost(worker_id, reason):
-                self._failover.lost(worker_id, reason, now)
-            case WorkerInterrupted(worker_id) if known:
-                self._failover.interrupted(worker_id, now)
-            case WorkerDraining(worker_id, reason) if known:
-                self.fleet.mark(worker_id, draining=reason)
-            case WorkerRestored(worker_id) if known:
-                self.fleet.mark(worker_id, draining="")
-                self._placement.unpark(now)
+        self._failover.handle(event, now)
+        serves = isinstance(event, WorkerReady | WorkerRestored)
+        if serves and event.worker_id in self.fleet.workers:
+            self._placement.unpark(now)
 
     # -- arrival and routing ---------------------------------------------------------------------
 
@@ -206,10 +170,7 @@ class RequestMachine:
             refuse_to_wait(self._ready_in_s, self._limits.queue_timeout_s, self.fleet.missing())
         if not isinstance(plan, Plan):
             admission.wait(state.ticket, now, served=plan is NO_ROOM)
-        self._states[request.request_id] = state
-        self._timers.sweep(self._states)
-        if request.deadline_s is not None:
-            self._timers.set(request.deadline_s, request.request_id)
+        self._table.add(state)
         if isinstance(plan, Plan):
             self._placement.start(state, plan, now)
         else:
@@ -217,55 +178,23 @@ class RequestMachine:
 
     # -- membership and time ---------------------------------------------------------------------
 
-    def _ready(self, worker_id: str, identity: WorkerIdentity, now: float) -> None:
-        known = self.fleet.workers.get(worker_id)
-        if known is not None and known.identity != identity:
-            self._failover.lost(worker_id, "replaced by another life of the worker", now)
-            known = None
-        if known is None:
-            self.fleet.add(worker_id, identity, now)
-        else:
-            self._failover.resumed(worker_id, now)
-        self._placement.unpark(now)
-
     def _tick(self, now: float) -> None:
         self._table.out += self.fleet.index.tick(now)
-        self.fleet.health.tick(now)
-        self._failover.tick(now)
-        for request_id in self._timers.due(now):
-            state = self._states.get(request_id)
-            if state is not None:
-                self._check_time(state, now)
-        self._legs.forget_ghosts(now)
+        super()._tick(now)
 
     def _check_time(self, state: RequestState, now: float) -> None:
-        deadline = state.request.deadline_s
-        if deadline is not None and deadline <= now:
-            self._completion.fail(state, state.overdue(now), now)
-        elif state.queued_until is not None and state.queued_until <= now:
-            why = state.last_error or self.fleet.missing() or "no worker serves this model"
-            waited_s = self._limits.queue_timeout_s
-            if self._admission.parked(state.ticket):
-                error = waited_for_nothing(waited_s, why, self._ready_in_s)
-            else:
-                error = self._admission.waits.no_room(state.ticket, waited_s, now)
-            self._completion.fail(state, error, now)
-        elif state.hedge_at is not None and state.hedge_at <= now:
+        super()._check_time(state, now)
+        if state.hedge_at is not None and state.hedge_at <= now:
             self._failover.hedge(state, now)
 
-    def _shut_down(self, now: float) -> None:
-        self._closing = True
-        for state in list(self._states.values()):
-            self._completion.fail(state, CapacityError("the router is stopping", code="shutting_down"), now)
-
-    def _cancelled(self, request_id: str, outcome: str, now: float) -> None:
-        state = self._states.get(request_id)
-        if state is not None:
-            self._completion.cancel(state, outcome, now)
+    def _unserved(self, state: RequestState) -> object | None:
+        if not self._admission.parked(state.ticket):
+            return None
+        return state.last_error or self.fleet.missing() or "no worker serves this model"
 
     def validate_state(self) -> None:
         """Raises AssertionError, naming what is wrong, unless every invariant holds."""
-        check_requests(self._states, self._admission, self._timers, self.fleet)
+        check_requests(self._states, self._admission, self._table.timers, self.fleet)
         check_work(self._states, self.fleet)
         check_limits(self._states, self._limits)
         require(self.accounting().consistent, f"the accounting is inconsistent: {self.accounting()}")

@@ -21,6 +21,7 @@ from kvasir_router.requests.events import (
     WorkerReady,
     WorkerRestored,
 )
+from kvasir_router.requests.state import MachineLimits
 
 _LEAST_INTERVAL_S = 0.25
 """Least time between two attempts to move the requests of a worker."""
@@ -49,9 +50,10 @@ class MemberFleet(Protocol):
 class Membership(ABC):
     """Keeps the fleet's workers, and moves the requests of those that are lost or cannot be reached."""
 
-    def __init__(self, members: MemberFleet, migrate_s: float) -> None:
+    def __init__(self, members: MemberFleet, limits: MachineLimits) -> None:
         self._members = members
-        self._migrate_s = migrate_s
+        self._migrate_s = limits.migrate_s
+        self._ghost_ttl_s = limits.ghost_ttl_s
         # Workers whose connection is broken, and when their requests move to other workers.
         self._evacuations: dict[str, float] = {}
 
@@ -64,6 +66,11 @@ class Membership(ABC):
         for worker_id in [worker_id for worker_id, when in self._evacuations.items() if when <= now]:
             self._evacuate(worker_id, now)
 
+    def forget_ghosts(self, now: float) -> None:
+        """Drop aborted legs whose last delta never came."""
+        for worker in self._members.workers.values():
+            worker.forget_ghosts(now - self._ghost_ttl_s)
+
     def handle(self, event: MembershipEvent, now: float) -> None:
         """Handle one event; events of unknown workers are ignored."""
         known = event.worker_id in self._members.workers
@@ -71,9 +78,9 @@ class Membership(ABC):
             case WorkerReady(worker_id, identity):
                 self._ready(worker_id, identity, now)
             case WorkerLost(worker_id, reason):
-                self.lost(worker_id, reason, now)
+                self._lost(worker_id, reason, now)
             case WorkerInterrupted(worker_id) if known:
-                self.interrupted(worker_id, now)
+                self._interrupted(worker_id, now)
             case WorkerDraining(worker_id, reason) if known:
                 self._members.mark(worker_id, draining=reason)
             case WorkerRestored(worker_id) if known:
@@ -82,28 +89,26 @@ class Membership(ABC):
     def _ready(self, worker_id: str, identity: WorkerIdentity, now: float) -> None:
         known = self._members.workers.get(worker_id)
         if known is not None and known.identity != identity:
-            self.lost(worker_id, "replaced by another instance of the worker", now)
+            self._lost(worker_id, "replaced by another instance of the worker", now)
             known = None
         if known is None:
             self._members.add(worker_id, identity, now)
         else:
-            self.resumed(worker_id, now)
+            self._resumed(worker_id, now)
 
-    def interrupted(self, worker_id: str, now: float) -> None:
-        """The worker's connection broke. A draining worker does not come back, so it is evacuated at once."""
+    def _interrupted(self, worker_id: str, now: float) -> None:
+        """A draining worker does not come back, so it is evacuated at once."""
         self._members.mark(worker_id, interrupted=True, now=now)
         leaving = bool(self._members.workers[worker_id].draining)
         self._evacuations[worker_id] = now if leaving else now + self._migrate_s
         if leaving:
             self._evacuate(worker_id, now)
 
-    def resumed(self, worker_id: str, now: float) -> None:
-        """The connection resumed, with everything that still runs there."""
+    def _resumed(self, worker_id: str, now: float) -> None:
         self._evacuations.pop(worker_id, None)
         self._members.mark(worker_id, interrupted=False, now=now)
 
-    def lost(self, worker_id: str, reason: str, now: float) -> None:
-        """The worker is gone, with everything on it."""
+    def _lost(self, worker_id: str, reason: str, now: float) -> None:
         worker = self._members.remove(worker_id)
         if worker is None:
             return

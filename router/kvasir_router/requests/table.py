@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Generic, Protocol, TypeVar
 
+from kvasir.core.errors import RequestError
 from kvasir.core.requests import Request
 from kvasir.ports.router import RequestSummary
 from kvasir_router.admission import Admission, AdmissionRules, AdmissionTicket
@@ -29,6 +30,8 @@ class Tracked(Restartable, Protocol):
 
     def summary(self, outcome: str, now: float) -> RequestSummary: ...
 
+    def overdue(self, now: float) -> RequestError: ...
+
 
 State = TypeVar("State", bound=Tracked)
 Admits = TypeVar("Admits", bound=FairAdmission)
@@ -45,6 +48,14 @@ class Table(Generic[State, Admits]):
         self.timers = Timers()
         self.retries = RetryAccounting(limits, health)
         self.out: list[Effect] = []
+
+    def add(self, state: State) -> None:
+        """Add a request that was admitted, and set the timer of its deadline."""
+        request = state.request
+        self.states[request.request_id] = state
+        self.timers.sweep(self.states)
+        if request.deadline_s is not None:
+            self.timers.set(request.deadline_s, request.request_id)
 
     def wait_until(self, state: State, now: float) -> None:
         """Let a request wait for a worker, for at most the queue timeout."""
