@@ -83,10 +83,10 @@ class Admission(FairAdmission):
 
     def wait(self, ticket: AdmissionTicket, now: float, *, served: bool) -> None:
         """Queue a request, or park it if no worker serves it. Raises CapacityError, without any change."""
-        self.waits.refuse_what_is_too_much(ticket, len(self), now)
+        self.waits.check_queue_limits(ticket, len(self), now)
         if served:
             own_s = self._room.prefill_s(ticket.fresh_tokens) if ticket.long else 0.0
-            self.waits.refuse_what_comes_too_late(ticket, now, own_s)
+            self.waits.check_wait(ticket, now, own_s)
             self._add(ticket, now)
         else:
             self._parked[ticket.request_id] = ticket
@@ -221,7 +221,7 @@ class Admission(FairAdmission):
         if ticket.long and self._long_is_shut(ticket, room):
             return _Shut.LONG
         if not room.computes(ticket, ahead_s, now, over=over):
-            self._ask_again(room.opens_at(ticket, ahead_s, now, over=over))
+            self._retry_at(room.opens_at(ticket, ahead_s, now, over=over))
             return shut
         if not room.decodes(ticket, ticket.kv_least, over=over):
             if not ticket.long:
@@ -249,7 +249,7 @@ class Admission(FairAdmission):
         super()._add(ticket, now)
         self._tried = -1
 
-    def _ask_again(self, when: float | None) -> None:
+    def _retry_at(self, when: float | None) -> None:
         if when is not None and (self._retry_s is None or when < self._retry_s):
             self._retry_s = when
 

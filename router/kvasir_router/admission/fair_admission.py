@@ -48,7 +48,7 @@ class FairAdmission:
         """Return the request with the limits of the current brown-out. Raises CapacityError (shed)."""
         if not self.brownout.level:
             return request
-        self._watch.refuse_what_is_shed(self._rules.level(request.priority))
+        self._watch.check_not_shed(self._rules.level(request.priority))
         sampling, cap = request.sampling, self.brownout.cap
         if cap is None or (sampling.max_tokens is not None and sampling.max_tokens <= cap):
             return request

@@ -46,7 +46,7 @@ class Pace:
         if now - self._since_s >= WINDOW_S:
             self._fold(now)
 
-    def nobody_waits(self, now: float) -> None:
+    def queue_empty(self, now: float) -> None:
         """The queue is empty; ends the measurement."""
         if self._since_s is not None:
             if now - self._since_s >= WINDOW_S / 5:

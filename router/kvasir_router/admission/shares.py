@@ -107,9 +107,9 @@ class Shares:
         for key in gone:
             del self._holders[key]
         if gone:
-            self._reckon()
+            self._recount()
 
-    def _reckon(self) -> None:
+    def _recount(self) -> None:
         for known in self._classes.values():
             known.weights = 0.0
         for holder in self._holders.values():

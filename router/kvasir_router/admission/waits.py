@@ -29,7 +29,7 @@ class Waits:
         self._paces = paces
         self._shares = shares
 
-    def refuse_what_is_too_much(self, ticket: AdmissionTicket, waiting: int, now: float) -> None:
+    def check_queue_limits(self, ticket: AdmissionTicket, waiting: int, now: float) -> None:
         """Raise CapacityError if a queue is full; `waiting` is the number of all waiting requests."""
         rules, most = self._rules, self._rules.max_tenant_queue
         if most is not None and self._queue.of_tenant(ticket.tenant) >= most:
@@ -51,7 +51,7 @@ class Waits:
                 retry_after_s=self._retry_after_s(ticket, now),
             )
 
-    def refuse_what_comes_too_late(self, ticket: AdmissionTicket, now: float, own_s: float = 0.0) -> None:
+    def check_wait(self, ticket: AdmissionTicket, now: float, own_s: float = 0.0) -> None:
         """Raise CapacityError if the wait exceeds what the request's class or deadline allows. A long prompt
         may wait for as long as its own prefill takes, `own_s`."""
         wait_s = self._wait_s(ticket, now)

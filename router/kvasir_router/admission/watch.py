@@ -39,7 +39,7 @@ class Watch:
         """A request is queued."""
         self._crowded = True
 
-    def refuse_what_is_shed(self, level: int) -> None:
+    def check_not_shed(self, level: int) -> None:
         """Raise CapacityError (shed) if the brown-out refuses this class."""
         shed = self.brownout.shed
         if shed is not None and level >= shed:
@@ -54,7 +54,7 @@ class Watch:
         self._crowded = len(self._queue) > 0
         for lane, pace in enumerate(self._paces):
             if not self._queue.waiting[lane]:
-                pace.nobody_waits(now)
+                pace.queue_empty(now)
         watched = self._steps and (len(self._queue) or self.brownout.level)
         if watched and now >= self._looked_s + _LOOK_S:
             self._looked_s = now

@@ -25,9 +25,9 @@ class EmbeddingAdmission(FairAdmission):
     def wait(self, ticket: AdmissionTicket, now: float, *, served: bool) -> None:
         """Queue an input. Raises CapacityError, without any change, if too much waits, or if the input would
         wait too long; the wait is not checked while no worker serves."""
-        self.waits.refuse_what_is_too_much(ticket, len(self), now)
+        self.waits.check_queue_limits(ticket, len(self), now)
         if served:
-            self.waits.refuse_what_comes_too_late(ticket, now)
+            self.waits.check_wait(ticket, now)
         self._add(ticket, now)
 
     def next(self) -> AdmissionTicket | None:

@@ -106,5 +106,5 @@ class EmbeddingFailover(Membership):
         self._completion.release(self._states[request_id], now, aborted=True)
         return True
 
-    def _go_on(self, request_id: str, error: KvasirError, worker_id: str, now: float) -> None:
+    def _move(self, request_id: str, error: KvasirError, worker_id: str, now: float) -> None:
         self.again_or_fail(self._states[request_id], error, worker_id, now, lost=True)

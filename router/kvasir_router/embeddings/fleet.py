@@ -76,7 +76,7 @@ class EmbeddingFleet:
         self.workers[worker_id] = Worker(worker_id, identity)
         self.tokens[worker_id] = 0
         self.health.join(worker_id, identity.pool, now)
-        self._sort_out()
+        self._update_ready()
 
     def remove(self, worker_id: str) -> Worker | None:
         """Remove a worker and the work accounted there."""
@@ -84,7 +84,7 @@ class EmbeddingFleet:
         if worker is not None:
             del self.tokens[worker_id], self._batches[worker_id]
             self.health.leave(worker_id)
-            self._sort_out()
+            self._update_ready()
         return worker
 
     def mark(
@@ -102,7 +102,7 @@ class EmbeddingFleet:
             worker.interrupted = interrupted
             (self.health.interrupted if interrupted else self.health.resumed)(worker_id, now)
         worker.draining = worker.draining if draining is None else draining
-        self._sort_out()
+        self._update_ready()
 
     def report(self, worker_id: str, load: EngineLoad) -> None:
         """Store a load that the worker measured."""
@@ -158,7 +158,7 @@ class EmbeddingFleet:
         free = [worker_id for worker_id in drawn if self._has_room(worker_id)]
         if not free and len(worker_ids) > _DRAWN:
             free = [worker_id for worker_id in worker_ids if self._has_room(worker_id)]
-        return min(free, key=self._burden) if free else None
+        return min(free, key=self._load_of) if free else None
 
     def _has_room(self, worker_id: str) -> bool:
         """An idle worker takes any input, which may be longer than a batch."""
@@ -167,13 +167,13 @@ class EmbeddingFleet:
             legs < _BATCHES * batch.requests and self.tokens[worker_id] < _BATCHES * batch.tokens
         )
 
-    def _burden(self, worker_id: str) -> tuple[float, float]:
+    def _load_of(self, worker_id: str) -> tuple[float, float]:
         """Tokens in flight there, where requests of other routers count as typical ones. Ties are broken at
         random."""
         others = self.workers[worker_id].foreign * self._typical_tokens
         return self.tokens[worker_id] + others, self.rng.random()
 
-    def _sort_out(self) -> None:
+    def _update_ready(self) -> None:
         self._ready = [
             worker_id for worker_id, worker in self.workers.items() if worker.state is WorkerState.READY
         ]

@@ -186,7 +186,7 @@ class FleetHealth:
     def next_due(self) -> float | None:
         """Return when a `tick` will change something; None if time alone changes nothing."""
         if self._stale:
-            self._sort_out()
+            self._recompute()
         return None if self._due == math.inf else self._due
 
     def avoided(self, now: float) -> frozenset[str]:
@@ -195,10 +195,10 @@ class FleetHealth:
         if not (self._troubled or self._crowded):
             return NOBODY
         if self._stale:
-            self._sort_out()
+            self._recompute()
         if self._due <= now:
             self.tick(now)
-            self._sort_out()
+            self._recompute()
         full = [member.worker_id for member in self._limited if member.has_enough(now)]
         if not full and not self._crowded:
             return self._ejected
@@ -296,7 +296,7 @@ class FleetHealth:
         else:
             self._troubled[member.worker_id] = member
 
-    def _sort_out(self) -> None:
+    def _recompute(self) -> None:
         """Recompute the avoided and the rationed workers, and the next due time."""
         self._stale = False
         panics = {pool.name: pool.panics(self._spec.max_ejected) for pool in self._pools.values()}

@@ -84,7 +84,7 @@ class WorkerReports:
             self._renew(KvState.PREDICTED, unreported, now)
             return
         self._follows = True
-        self._stand_by("the session has begun", now)
+        self._await_report("the session has begun", now)
 
     def end(self) -> tuple[int, ...]:
         """End the session and drop what is held. Return the groups of the shared store, which the caller
@@ -209,9 +209,9 @@ class WorkerReports:
         self.resyncs += 1
         if now - self.since_s >= self._limits.backoff_max_s:
             self._failures = 0
-        self._stand_by(reason, now)
+        self._await_report(reason, now)
 
-    def _stand_by(self, reason: str, now: float) -> None:
+    def _await_report(self, reason: str, now: float) -> None:
         """Nothing is known; a snapshot will be fetched."""
         self._void = False
         self.sequence = 0

@@ -132,5 +132,5 @@ class Failover(Membership):
             self._legs.stop_decode(state, now)
         return True
 
-    def _go_on(self, request_id: str, error: KvasirError, worker_id: str, now: float) -> None:
+    def _move(self, request_id: str, error: KvasirError, worker_id: str, now: float) -> None:
         self.on_or_fail(self._states[request_id], error, worker_id, now, lost=True)

@@ -116,14 +116,14 @@ class Membership(ABC):
         self._forget(worker)
         error = UpstreamError(f"worker {worker_id} was lost: {reason}", code="worker_lost")
         for request_id in dict.fromkeys(worker.legs.values()):
-            self._go_on(request_id, error, worker_id, now)
+            self._move(request_id, error, worker_id, now)
 
     def _evacuate(self, worker_id: str, now: float) -> None:
         error = UpstreamError(f"worker {worker_id} cannot be reached", code="worker_lost")
         worker = self._members.workers[worker_id]
         for request_id in dict.fromkeys(worker.legs.values()):
             if self._take_back(request_id, worker_id, now):
-                self._go_on(request_id, error, worker_id, now)
+                self._move(request_id, error, worker_id, now)
         if worker.legs:
             self._evacuations[worker_id] = now + max(self._migrate_s, _LEAST_INTERVAL_S)
         else:
@@ -139,5 +139,5 @@ class Membership(ABC):
         could serve it."""
 
     @abstractmethod
-    def _go_on(self, request_id: str, error: KvasirError, worker_id: str, now: float) -> None:
+    def _move(self, request_id: str, error: KvasirError, worker_id: str, now: float) -> None:
         """Start the request on another worker, or fail it with `error`."""

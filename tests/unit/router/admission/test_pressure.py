@@ -78,7 +78,7 @@ def test_the_pace_is_what_began_while_others_waited() -> None:
     pace.waited(10.0)
     for tenth in range(1, 31):
         pace.began(100, 10.0 + tenth / 10)
-    pace.nobody_waits(13.0)
+    pace.queue_empty(13.0)
     assert pace.rate(20.0) == pytest.approx(1000, rel=0.1)
     assert pace.wait_s(5000, 20.0) == pytest.approx(5, rel=0.1)
 
@@ -87,7 +87,7 @@ def test_a_pace_from_when_workers_hung_is_forgotten_when_nobody_has_waited_for_a
     pace = Pace()
     pace.waited(0.0)
     pace.began(10, 5.0)
-    pace.nobody_waits(6.0)
+    pace.queue_empty(6.0)
     assert pace.wait_s(1000, 7.0) is not None
     assert pace.wait_s(1000, 20.0) is None
     pace.waited(20.0)
