@@ -23,6 +23,8 @@ UV_VERSION := 0.13.8
 SOURCES := pyproject.toml setup.py $(wildcard platform/kvasir/native/src/*)
 # Tests that start no engine share the cores; each file stays in one process.
 FAST := -n 2 --dist loadfile
+# Tests that share an engine or a deployment stay in one process, the longest groups first (tests/conftest.py).
+SLOW := -n 2 --dist loadgroup --no-loadscope-reorder
 UP_ARGS := $(if $(FILE),-f $(FILE)) $(if $(PORT),--port $(PORT)) $(ARGS)
 
 .PHONY: help install install-dev up down status test test-fast soak lint types arch fmt proto pages lock sbom \
@@ -73,7 +75,8 @@ ifneq ($(ARGS),)
 else
 	@failed=0; \
 	$(BIN)/python -m pytest -m "not slow" $(FAST) || failed=$$?; \
-	$(BIN)/python -m pytest -m slow || failed=$$?; \
+	$(BIN)/python -m pytest -m "slow and not alone" $(SLOW) || failed=$$?; \
+	$(BIN)/python -m pytest -m "slow and alone" || failed=$$?; \
 	exit $$failed
 endif
 

@@ -1,4 +1,4 @@
-"""Which tests run, and how much of what can be scaled.
+"""Which tests run, how much of what can be scaled, and which tests share a process.
 
 `make test` leaves out what is marked `soak`: a case of each kind stays. `make soak` (`pytest --soak`) runs
 the marked tests, those that take the fixture `soak` and property tests, at the scale of a nightly job.
@@ -9,6 +9,34 @@ from __future__ import annotations
 import pytest
 from hypothesis import settings
 from tests.kit.durations import Durations
+
+KINDS = {"slow and not alone": "slow", "slow and alone": "alone", "slow": "slow"}
+"""Part of the suite by the marker expression with which `make test` runs it."""
+SHARED = {
+    "tests/contract/test_engine.py": "contract engines",
+    "tests/contract/test_engine_continuation.py": "contract engines",
+    "tests/contract/test_engine_parsing.py": "contract engines",
+    "tests/e2e/test_stack.py": "default deployment",
+    "tests/e2e/gateway/test_surface_generation.py": "default deployment",
+}
+"""Group of the files that share engines or a deployment; any other file is a group."""
+LONGEST = (
+    "default deployment",
+    "tests/faults/test_scorecard_small.py",
+    "tests/e2e/test_prefill_decode_equality.py",
+    "tests/e2e/test_ray_lifecycle.py",
+    "tests/e2e/test_tiers_vllm.py",
+    "tests/e2e/test_engine_over_nodes.py",
+    "contract engines",
+    "tests/e2e/test_models_and_embeddings.py",
+    "tests/e2e/test_scaling_live.py",
+    "tests/contract/test_vllm_kv_events.py",
+    "tests/e2e/test_tensor_parallel_handoff.py",
+    "tests/e2e/gateway/test_surface_outputs.py",
+    "tests/e2e/test_template_parity.py",
+    "tests/e2e/test_up_over_https.py",
+)
+"""Groups that take more than half a minute, the longest first."""
 
 settings.register_profile("change", max_examples=30, deadline=None)
 settings.register_profile("nightly", max_examples=1000, deadline=None)
@@ -26,12 +54,14 @@ def pytest_configure(config: pytest.Config) -> None:
     nightly = bool(config.getoption("--soak"))
     settings.load_profile("nightly" if nightly else "change")
     if not hasattr(config, "workerinput"):
-        slow = config.getoption("markexpr") == "slow"
-        config.pluginmanager.register(Durations("soak" if nightly else "slow" if slow else "fast"))
+        kind = KINDS.get(config.getoption("markexpr"), "fast")
+        config.pluginmanager.register(Durations("soak" if nightly else kind))
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Keep the tests of this run, unless one was named: whoever names a test wants it to run."""
+    """Keep the tests of this run, unless one is named explicitly, and group slow tests by what they start."""
+    _group(items)
     if any("::" in argument for argument in config.args):
         return
     nightly = bool(config.getoption("--soak"))
@@ -42,6 +72,22 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if left_out:
         config.hook.pytest_deselected(items=left_out)
         items[:] = kept
+
+
+def _group(items: list[pytest.Item]) -> None:
+    """With `--dist loadgroup`, tests of one group run in one process, so that an engine or a deployment which
+    they share is started once. The longest groups come first, so that both processes end together.
+    """
+    for item in items:
+        file = item.nodeid.partition("::")[0]
+        item.add_marker(pytest.mark.xdist_group(SHARED.get(file, file)))
+    longest = {file: place for place, file in enumerate(LONGEST)}
+    items.sort(key=lambda item: longest.get(_group_of(item), len(longest)))
+
+
+def _group_of(item: pytest.Item) -> str:
+    marker = item.get_closest_marker("xdist_group")
+    return "" if marker is None else str(marker.args[0])
 
 
 def _belongs(item: pytest.Item, *, nightly: bool) -> bool:

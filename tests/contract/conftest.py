@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import pytest
 import pytest_asyncio
 from tests.kit.engines.bench import EngineBench, FreshPrompts, start_bench
+from tests.kit.engines.recorder import FullRecorder
 from tests.kit.lab.redis_server import RedisServer
 
 from kvasir.clock import MonotonicClock
@@ -43,7 +44,7 @@ def _deployment(engine: EngineSpec) -> Deployment:
     )
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def sim_engine_factory() -> EngineFactory:
     from kvasir_workers.engines.sim.engine import SimEngine
     from kvasir_workers.engines.sim.fabric import SimFabric
@@ -63,7 +64,7 @@ def sim_engine_factory() -> EngineFactory:
     return make
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def vllm_engine_factory() -> EngineFactory:
     """Real engines on kvasir-tiny."""
     pytest.importorskip("vllm")
@@ -81,29 +82,29 @@ def vllm_engine_factory() -> EngineFactory:
     return make
 
 
-@pytest.fixture(scope="module", params=["sim", pytest.param("vllm", marks=pytest.mark.slow)])
+@pytest.fixture(scope="session", params=["sim", pytest.param("vllm", marks=pytest.mark.slow)])
 def engine_factory(request: pytest.FixtureRequest) -> EngineFactory:
     factory: EngineFactory = request.getfixturevalue(f"{request.param}_engine_factory")
     return factory
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def prefill(engine_factory: EngineFactory) -> AsyncIterator[EngineBench]:
-    bench = await start_bench(engine_factory("prefill"), "prefill-0")
+    bench = await start_bench(engine_factory("prefill"), "prefill-0", recorder=FullRecorder())
     yield bench
     await bench.engine.stop()
     assert bench.recorder.violations == []
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def bench(engine_factory: EngineFactory) -> AsyncIterator[EngineBench]:
-    bench = await start_bench(engine_factory("decode"), "decode-0")
+    bench = await start_bench(engine_factory("decode"), "decode-0", recorder=FullRecorder())
     yield bench
     await bench.engine.stop()
     assert bench.recorder.violations == []
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def prompts() -> FreshPrompts:
     return FreshPrompts(random.Random(1))
 

@@ -14,7 +14,7 @@ from tests.kit.engines.recorder import Recorded
 from kvasir.core.requests import Delta, EngineLoad, FinishReason, KvHandoff, Leg, Role, Timings, Usage
 from kvasir.ports.engine import Engine
 
-pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(240)]
 
 # As the fixtures in conftest.py deploy it.
 BLOCK = 32

@@ -4,37 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
-import pytest_asyncio
 from tests.kit.engines.bench import EngineBench, FreshPrompts
-from tests.kit.engines.recorder import Choice, DeltaRecorder, Recorded
+from tests.kit.engines.recorder import Choice, FullRecorder, Recorded
 
-from kvasir.core.requests import Continuation, Delta, FinishReason, KvHandoff, Leg, Sampling, StepBatch, Usage
-from kvasir.ports.engine import Engine
+from kvasir.core.requests import Continuation, Delta, FinishReason, KvHandoff, Leg, Sampling, Usage
 
-pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(240)]
 
 # Bytes of é, ö, 日 and an emoji in the tokenizer of kvasir-tiny, one a token: whole characters and halves.
 MANY_BYTES = tuple((token, 20.0) for token in (135, 110, 122, 170, 253, 106, 180, 261, 254, 230))
-
-
-class Client(DeltaRecorder):
-    """Remembers also how many tokens and characters of its first choice a request had after each delta."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.after: dict[str, list[tuple[int, int]]] = {}
-
-    def __call__(self, batch: StepBatch) -> None:
-        for delta in batch.deltas:
-            super().__call__(StepBatch((delta,), batch.load))
-            had = self.request(delta.request_id).choice()
-            self.after.setdefault(delta.request_id, []).append((len(had.tokens), len(had.text)))
 
 
 @dataclass
@@ -58,7 +40,7 @@ class Worker:
     """An engine and who listens to it."""
 
     bench: EngineBench
-    client: Client
+    client: FullRecorder
 
     async def whole(self, prompt: list[int], sampling: Sampling) -> Whole:
         request = self.bench.request(prompt, sampling)
@@ -108,27 +90,21 @@ def must_equal(choice: Choice, whole: Choice) -> None:
             assert one.logprob == pytest.approx(other.logprob, abs=1e-4)
 
 
-@asynccontextmanager
-async def running(engine: Engine, worker_id: str) -> AsyncIterator[Worker]:
-    client = Client()
-    identity = await engine.start(client, worker_id=worker_id, epoch=1)
-    yield Worker(EngineBench(engine, identity, client), client)
-    await engine.stop()
-    assert client.violations == []
+def worker(bench: EngineBench) -> Worker:
+    assert isinstance(bench.recorder, FullRecorder)
+    return Worker(bench, bench.recorder)
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def lost(engine_factory: Callable[[str], Engine]) -> AsyncIterator[Worker]:
+@pytest.fixture
+def lost(prefill: EngineBench) -> Worker:
     """Where streams begin; it prefills for the other, too."""
-    async with running(engine_factory("prefill"), "prefill-0") as worker:
-        yield worker
+    return worker(prefill)
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def next_(engine_factory: Callable[[str], Engine]) -> AsyncIterator[Worker]:
+@pytest.fixture
+def next_(bench: EngineBench) -> Worker:
     """Where they go on."""
-    async with running(engine_factory("decode"), "decode-0") as worker:
-        yield worker
+    return worker(bench)
 
 
 @pytest.fixture(scope="module")

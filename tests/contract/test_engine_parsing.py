@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 
 import pytest
-import pytest_asyncio
 from tests.kit.engines.bench import EngineBench, FreshPrompts
-from tests.kit.engines.recorder import Choice, DeltaRecorder, Recorded
+from tests.kit.engines.recorder import Choice, FullRecorder, Recorded
 
-from kvasir.core.requests import Continuation, Delta, FinishReason, Leg, OutputParsing, Sampling, StepBatch
-from kvasir.ports.engine import Engine
+from kvasir.core.requests import Continuation, Delta, FinishReason, Leg, OutputParsing, Sampling
 
-pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(240)]
 
 TOOLS = json.dumps(
     [
@@ -42,28 +39,6 @@ NO_SPACE = tuple((token, -100.0) for token in (205, 206, 209, 228, 1049))
 GREEDY = Sampling(temperature=0.0, max_tokens=200, logit_bias=NO_SPACE)
 
 
-class Ears(DeltaRecorder):
-    """Keeps every delta."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.heard: dict[str, list[Delta]] = {}
-
-    def __call__(self, batch: StepBatch) -> None:
-        super().__call__(batch)
-        for delta in batch.deltas:
-            self.heard.setdefault(delta.request_id, []).append(delta)
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def engine(engine_factory: Callable[[str], Engine]) -> AsyncIterator[EngineBench]:
-    ears = Ears()
-    running = engine_factory("decode")
-    yield EngineBench(running, await running.start(ears, worker_id="decode-0", epoch=1), ears)
-    await running.stop()
-    assert ears.violations == []
-
-
 @pytest.fixture(scope="module")
 def prompts() -> FreshPrompts:
     return FreshPrompts(random.Random(31))
@@ -75,14 +50,14 @@ def fresh(prompts: FreshPrompts) -> list[int]:
 
 
 async def parsed(
-    engine: EngineBench, prompt: list[int], parsing: OutputParsing | None, sampling: Sampling = GREEDY
+    bench: EngineBench, prompt: list[int], parsing: OutputParsing | None, sampling: Sampling = GREEDY
 ) -> tuple[Recorded, list[Delta]]:
-    request = replace(engine.request(prompt, sampling), parsing=parsing)
-    (done,) = await engine.run(request)
+    request = replace(bench.request(prompt, sampling), parsing=parsing)
+    (done,) = await bench.run(request)
     assert done.last is not None
     assert done.last.error is None, done.last.error_message
-    assert isinstance(engine.recorder, Ears)
-    return done, engine.recorder.heard[request.request_id]
+    assert isinstance(bench.recorder, FullRecorder)
+    return done, bench.recorder.deltas[request.request_id]
 
 
 def calls(choice: Choice) -> list[tuple[str, dict[str, str]]]:
@@ -91,9 +66,9 @@ def calls(choice: Choice) -> list[tuple[str, dict[str, str]]]:
 
 @pytest.mark.parametrize("parsing", [REQUIRED, NAMED], ids=["required", "named"])
 async def test_a_forced_call_is_made(
-    engine: EngineBench, prompts: FreshPrompts, parsing: OutputParsing
+    bench: EngineBench, prompts: FreshPrompts, parsing: OutputParsing
 ) -> None:
-    done, _ = await parsed(engine, fresh(prompts), parsing)
+    done, _ = await parsed(bench, fresh(prompts), parsing)
     ((name, arguments),) = calls(done.choice())
     assert name == "hill" if parsing is NAMED else name in ("sea", "hill")
     assert list(arguments) == ["words"]
@@ -101,26 +76,26 @@ async def test_a_forced_call_is_made(
     assert done.choice().finish is FinishReason.STOP
 
 
-async def test_text_without_marks_is_content(engine: EngineBench, prompts: FreshPrompts) -> None:
+async def test_text_without_marks_is_content(bench: EngineBench, prompts: FreshPrompts) -> None:
     prompt, sampling = fresh(prompts), replace(GREEDY, max_tokens=20, ignore_eos=True, stop=("never said",))
-    done, deltas = await parsed(engine, prompt, PLAIN, sampling)
-    bare, _ = await parsed(engine, prompt, None, sampling)
+    done, deltas = await parsed(bench, prompt, PLAIN, sampling)
+    bare, _ = await parsed(bench, prompt, None, sampling)
     assert (done.choice().text, done.choice().tokens) == (bare.choice().text, bare.choice().tokens)
     assert done.choice().taken == len(bare.choice().text)
     assert bare.choice().taken is None
     assert all(delta.raw_length == len(delta.text) for delta in deltas)
 
 
-async def test_every_choice_is_taken_apart_by_itself(engine: EngineBench, prompts: FreshPrompts) -> None:
-    done, _ = await parsed(engine, fresh(prompts), REQUIRED, replace(GREEDY, temperature=1.0, n=3))
+async def test_every_choice_is_taken_apart_by_itself(bench: EngineBench, prompts: FreshPrompts) -> None:
+    done, _ = await parsed(bench, fresh(prompts), REQUIRED, replace(GREEDY, temperature=1.0, n=3))
     assert sorted(done.choices) == [0, 1, 2]
     for choice in done.choices.values():
         assert len(calls(choice)) == 1
 
 
-async def test_a_prefill_leg_takes_nothing_apart(engine: EngineBench, prompts: FreshPrompts) -> None:
-    request = engine.request(fresh(prompts), GREEDY, leg=Leg.PREFILL)
-    (done,) = await engine.run(replace(request, parsing=REQUIRED))
+async def test_a_prefill_leg_takes_nothing_apart(bench: EngineBench, prompts: FreshPrompts) -> None:
+    request = bench.request(fresh(prompts), GREEDY, leg=Leg.PREFILL)
+    (done,) = await bench.run(replace(request, parsing=REQUIRED))
     assert done.last is not None
     assert done.last.handoff is not None
     assert done.choice().taken is None
@@ -128,18 +103,18 @@ async def test_a_prefill_leg_takes_nothing_apart(engine: EngineBench, prompts: F
 
 @pytest.mark.parametrize("parsing", [REQUIRED, NAMED, PLAIN], ids=["required", "named", "plain"])
 async def test_a_parsed_stream_goes_on_wherever_it_was_cut(
-    engine: EngineBench, prompts: FreshPrompts, parsing: OutputParsing
+    bench: EngineBench, prompts: FreshPrompts, parsing: OutputParsing
 ) -> None:
     prompt = fresh(prompts)
     # Held back for a stop string, text and tokens part company.
     sampling = replace(GREEDY, max_tokens=90, stop=("never said",))
-    done, deltas = await parsed(engine, prompt, parsing, sampling)
+    done, deltas = await parsed(bench, prompt, parsing, sampling)
     whole = done.choice()
     for cut in range(1, len(deltas)):
         count = sum(len(delta.token_ids) for delta in deltas[:cut])
         length = sum(delta.raw_length or 0 for delta in deltas[:cut])
-        request = engine.request([*prompt, *whole.tokens[:count]], sampling)
-        had = engine.recorder.request(request.request_id).choice()
+        request = bench.request([*prompt, *whole.tokens[:count]], sampling)
+        had = bench.recorder.request(request.request_id).choice()
         had.tokens = whole.tokens[:count]
         for delta in deltas[:cut]:
             had.text += delta.text
@@ -149,7 +124,7 @@ async def test_a_parsed_stream_goes_on_wherever_it_was_cut(
                 for at, value in enumerate((piece.call_id, piece.name, piece.arguments)):
                     call[at] += value
         continued = replace(request, parsing=parsing, continuation=Continuation(count, length))
-        (rest,) = await engine.run(continued)
+        (rest,) = await bench.run(continued)
         assert rest.last is not None
         assert rest.last.error is None, rest.last.error_message
         choice = rest.choice()

@@ -16,9 +16,9 @@ import pytest
 from tests.kit.processes import lives
 
 if TYPE_CHECKING:
-    from tests.e2e.conftest import Stack
+    from tests.kit.stack import Stack
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.alone, pytest.mark.timeout(300)]
 SIMULATED = ("--set", "pools.prefill.engine.kind=sim", "--set", "pools.decode.engine.kind=sim")
 StartStack = Callable[..., AbstractContextManager["Stack"]]
 

@@ -12,7 +12,7 @@ import openai
 import pytest
 
 if TYPE_CHECKING:
-    from tests.e2e.conftest import Stack
+    from tests.kit.stack import Stack
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 EXAMPLES = Path(__file__).resolve().parents[2] / "deploy" / "examples"
@@ -35,6 +35,7 @@ def _greedy(stack: Stack) -> list[str]:
     return texts
 
 
+@pytest.mark.soak
 def test_one_aggregated_worker_says_what_prefill_and_decode_apart_say(
     stack: Stack, start_stack: StartStack, tmp_path: Path
 ) -> None:

@@ -20,7 +20,7 @@ import pytest
 from tests.kit.processes import command_line, lives
 
 if TYPE_CHECKING:
-    from tests.e2e.conftest import Stack
+    from tests.kit.stack import Stack
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 StartStack = Callable[..., AbstractContextManager["Stack"]]

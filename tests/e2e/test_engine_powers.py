@@ -1,7 +1,7 @@
 """Every power of the engine that the spec offers, on real vLLM, with prefill and decode apart.
 
-Each case starts two engines from one spec, prefills on the first, decodes on the second, and compares
-with the second engine doing both. Greedy; float32 wherever the power allows it.
+Two engines of one spec: the first prefills, the second decodes, which is compared with the second doing both.
+Greedy; float32 wherever the power allows it. What works together shares a pair of engines.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import pytest_asyncio
 from tests.kit.engines.bench import EngineBench, FreshPrompts, start_bench
 from tests.kit.engines.recorder import Recorded
 
@@ -31,7 +32,7 @@ from kvasir.config.spec.deployment import (
 from kvasir.core.errors import ConfigError
 from kvasir.core.requests import EngineRequest, KvHandoff, Leg, Role, Sampling, token_ids
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(280)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(280), pytest.mark.asyncio(loop_scope="module")]
 
 MODEL = resolve_model("kvasir-tiny")
 BLOCK = 32
@@ -87,7 +88,7 @@ class Pair:
         return apart.choice().tokens
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def prompts() -> FreshPrompts:
     return FreshPrompts(random.Random(5))
 
@@ -114,37 +115,50 @@ def deployment(
     )
 
 
-@pytest.fixture
-def running(tmp_path: Path) -> Callable[[Deployment], Any]:
-    """Starts both engines of a deployment at once, and stops them at the end."""
+@asynccontextmanager
+async def started(spec: Deployment, cache_folder: Path) -> AsyncIterator[Pair]:
+    """Both engines of a deployment, started at once and stopped at the end."""
     from kvasir_workers.engines.vllm.engine import VllmEngine
 
-    @asynccontextmanager
-    async def run(spec: Deployment) -> AsyncIterator[Pair]:
-        engines = [
-            VllmEngine(spec, pool, model_path=str(MODEL), cache_folder=tmp_path) for pool in spec.pools
-        ]
-        try:
-            prefill, decode = await asyncio.gather(
-                *(start_bench(engine, pool.name) for engine, pool in zip(engines, spec.pools, strict=True))
-            )
-            yield Pair(prefill, decode)
-            assert prefill.recorder.violations + decode.recorder.violations == []
-        finally:
-            await asyncio.gather(*(engine.stop() for engine in engines))
-
-    return run
+    engines = [
+        VllmEngine(spec, pool, model_path=str(MODEL), cache_folder=cache_folder) for pool in spec.pools
+    ]
+    try:
+        prefill, decode = await asyncio.gather(
+            *(start_bench(engine, pool.name) for engine, pool in zip(engines, spec.pools, strict=True))
+        )
+        yield Pair(prefill, decode)
+        assert prefill.recorder.violations + decode.recorder.violations == []
+    finally:
+        await asyncio.gather(*(engine.stop() for engine in engines))
 
 
-async def test_chunked_prefill_and_prefix_caching(running: Any, prompts: FreshPrompts) -> None:
-    async with running(deployment()) as pair:
-        head = prompts.fresh(300)  # more than two chunks of 128
-        await pair.assert_equal(head)
-        again = await pair.apart(head + prompts.fresh(40))
-        assert again.last is not None
-        assert again.last.usage is not None
-        assert again.last.usage.cached_tokens == 288
-        assert again.last.usage.transferred_bytes == 2 * pair.decode.identity.kv.bytes_per_block
+@pytest.fixture
+def running(tmp_path: Path) -> Callable[[Deployment], Any]:
+    """Starts the engines of a deployment for one test."""
+    return lambda spec: started(spec, tmp_path)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def pair(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Pair]:
+    """Chunked prefill and prefix caching, a LoRA adapter, and speculation on the decode engine."""
+    folder = tmp_path_factory.mktemp("powers")
+    adapter = write_adapter(folder / "adapter", rank=8)
+    spec = deployment(
+        decode={"speculative": SpeculativeSpec(tokens=3)}, lora=(LoraSpec(name="loud", path=str(adapter)),)
+    )
+    async with started(spec, folder) as pair:
+        yield pair
+
+
+async def test_chunked_prefill_and_prefix_caching(pair: Pair, prompts: FreshPrompts) -> None:
+    head = prompts.fresh(300)  # more than two chunks of 128
+    await pair.assert_equal(head)
+    again = await pair.apart(head + prompts.fresh(40))
+    assert again.last is not None
+    assert again.last.usage is not None
+    assert again.last.usage.cached_tokens == 288
+    assert again.last.usage.transferred_bytes == 2 * pair.decode.identity.kv.bytes_per_block
 
 
 @pytest.mark.soak
@@ -177,24 +191,20 @@ async def test_fp8_kv_cache(running: Any, prompts: FreshPrompts) -> None:
         await pair.assert_equal(prompts.fresh(100))
 
 
-async def test_ngram_speculation_changes_no_token(running: Any, prompts: FreshPrompts) -> None:
-    spec = deployment(decode={"speculative": SpeculativeSpec(tokens=3)})
-    async with running(spec) as pair:
-        phrase = prompts.fresh(12)
-        await pair.assert_equal(phrase * 8)
-        load = pair.decode.engine.load()
-        assert load.speculated_tokens > 0
-        plain, apart = await pair.prefill.generate(phrase * 8, GREEDY), await pair.apart(phrase * 8)
-        assert apart.choice().tokens == plain.choice().tokens
+async def test_ngram_speculation_changes_no_token(pair: Pair, prompts: FreshPrompts) -> None:
+    phrase = prompts.fresh(12)
+    await pair.assert_equal(phrase * 8)
+    load = pair.decode.engine.load()
+    assert load.speculated_tokens > 0
+    plain, apart = await pair.prefill.generate(phrase * 8, GREEDY), await pair.apart(phrase * 8)
+    assert apart.choice().tokens == plain.choice().tokens
 
 
-async def test_lora_adapters(running: Any, prompts: FreshPrompts, tmp_path: Path) -> None:
-    adapter = write_adapter(tmp_path / "adapter", rank=8)
-    async with running(deployment(lora=(LoraSpec(name="loud", path=str(adapter)),))) as pair:
-        assert pair.decode.identity.adapters == ("loud",)
-        prompt = prompts.fresh(100)
-        adapted = await pair.assert_equal(prompt, "loud")
-        assert adapted != await pair.assert_equal(prompt)
+async def test_lora_adapters(pair: Pair, prompts: FreshPrompts) -> None:
+    assert pair.decode.identity.adapters == ("loud",)
+    prompt = prompts.fresh(100)
+    adapted = await pair.assert_equal(prompt, "loud")
+    assert adapted != await pair.assert_equal(prompt)
 
 
 @pytest.mark.soak
@@ -226,7 +236,7 @@ async def test_what_this_platform_cannot_do_is_refused_at_start() -> None:
         await start_bench(engine, "refused")
 
 
-@pytest.mark.parametrize("field", ["tool_parser", "reasoning_parser"])
+@pytest.mark.parametrize("field", ["tool_parser", pytest.param("reasoning_parser", marks=pytest.mark.soak)])
 async def test_a_parser_whose_marks_the_model_has_not_is_refused_at_start(field: str) -> None:
     from kvasir_workers.engines.vllm.engine import VllmEngine
 

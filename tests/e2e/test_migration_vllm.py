@@ -9,7 +9,12 @@ import pytest_asyncio
 from load_tests.scenarios.scorecard import real_engines
 from load_tests.scenarios.scorecard.real_engines import Stage
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(280), pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.alone,
+    pytest.mark.timeout(280),
+    pytest.mark.asyncio(loop_scope="module"),
+]
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

@@ -14,7 +14,7 @@ import openai
 import pytest
 
 if TYPE_CHECKING:
-    from tests.e2e.conftest import Stack
+    from tests.kit.stack import Stack
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 StartStack = Callable[..., AbstractContextManager["Stack"]]

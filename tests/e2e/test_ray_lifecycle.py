@@ -28,7 +28,7 @@ from tests.kit.processes import command_line, lives
 from kvasir_platform.cluster.local.commands import ControlCommand, ask, socket_path
 
 if TYPE_CHECKING:
-    from tests.e2e.conftest import Stack
+    from tests.kit.stack import Stack
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 StartStack = Callable[..., AbstractContextManager["Stack"]]

@@ -12,7 +12,7 @@ import pytest
 from tests.kit.lab.redis_server import RedisServer
 
 if TYPE_CHECKING:
-    from tests.e2e.conftest import Stack
+    from tests.kit.stack import Stack
 
 pytestmark = [
     pytest.mark.soak,

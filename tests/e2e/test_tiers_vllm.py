@@ -342,6 +342,7 @@ async def test_after_a_failed_pull_tiers_are_asked_before_anything_is_computed()
         assert worker.bench.engine.load().transfers_failed == 1
 
 
+@pytest.mark.soak
 async def test_both_ranks_of_two_keep_and_load_their_part() -> None:
     tiers = TiersSpec(cpu=MEMORY)
     async with running(deployment(tiers, tensor_parallel_size=2)) as worker:

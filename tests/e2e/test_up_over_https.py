@@ -16,7 +16,7 @@ import pytest
 from kvasir_platform.cluster.certificates import Authority
 
 if TYPE_CHECKING:
-    from tests.e2e.conftest import Stack
+    from tests.kit.stack import Stack
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 NAME = "api.example.com"
@@ -29,7 +29,7 @@ gateway:
 """
 
 
-@pytest.mark.parametrize("edges", [0, 1])
+@pytest.mark.parametrize("edges", [pytest.param(0, marks=pytest.mark.soak), 1])
 def test_with_https_for_certified_clients_up_is_ready_and_commands_work(
     start_stack: Callable[..., AbstractContextManager[Stack]],
     tmp_path: Path,

@@ -44,7 +44,10 @@ async def test_tokens_are_right_when_their_kv_stalls_or_arrives_with_a_wrong_bit
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("tier", tier_faults.TIERS)
+@pytest.mark.parametrize(
+    "tier",
+    [pytest.param(tier, marks=pytest.mark.soak if tier == "disk" else ()) for tier in tier_faults.TIERS],
+)
 async def test_requests_do_without_a_tier_in_trouble(tier: str, tmp_path: Path) -> None:
     pytest.importorskip("vllm")
     if tier == "disk" and (reason := small_disk.available()) is not None:

@@ -18,52 +18,23 @@ import openai
 import pytest
 from tests.kit.engines.vllm_reference import Reference, reference
 from tests.kit.gateway.completions import of_vllm, put_together, sent_before_the_end, trailers, whole
-from tests.kit.gateway.otlp_collector import Collector, collector
+from tests.kit.gateway.otlp_collector import Collector
 from tests.kit.gateway.sampling_cases import CASES, DRAWN, GREEDY, HELLO, PSALM, Case
+from tests.kit.stack import ADAPTER, CONTEXT
 
 from kvasir.config.load.model_files import resolve_model
 
 if TYPE_CHECKING:
-    from tests.e2e.conftest import Stack
+    from tests.kit.stack import Stack
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 StartStack = Callable[..., AbstractContextManager["Stack"]]
 
 MODEL = "kvasir-tiny"
 FOLDER = resolve_model(MODEL)
-ADAPTER = FOLDER.with_name("kvasir-tiny-lora")
-CONTEXT = 1024
 USER: Any = [{"role": "user", "content": "Hello"}]
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 SPAN = "00f067aa0ba902b7"
-SPEC = f"""
-model: {{source: {MODEL}, dtype: float32, max_model_len: {CONTEXT}}}
-lora: [{{name: pirate, path: "{ADAPTER}"}}]
-pools:
-  - &pool
-    name: prefill
-    role: prefill
-    engine: {{kv_cache_bytes: 33554432, max_num_seqs: 16, threads: 1}}
-  - {{<<: *pool, name: decode, role: decode}}
-telemetry: {{otlp_endpoint: "COLLECTOR"}}
-"""
-
-
-@pytest.fixture(scope="module")
-def traces() -> Iterator[Collector]:
-    with collector() as made:
-        yield made
-
-
-@pytest.fixture(scope="module")
-def stack(
-    start_stack: StartStack, tmp_path_factory: pytest.TempPathFactory, traces: Collector
-) -> Iterator[Stack]:
-    home = tmp_path_factory.mktemp("surface")
-    spec = home / "kvasir.yaml"
-    spec.write_text(SPEC.replace("COLLECTOR", traces.address))
-    with start_stack(home, "-f", str(spec)) as running:
-        yield running
 
 
 @pytest.fixture(scope="module")

@@ -29,7 +29,7 @@ from tests.kit.gateway.chats import AT_ONCE, MODEL, USER, called, chat, thinking
 from kvasir.config.load.model_files import resolve_model
 
 if TYPE_CHECKING:
-    from tests.e2e.conftest import Stack
+    from tests.kit.stack import Stack
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 StartStack = Callable[..., AbstractContextManager["Stack"]]

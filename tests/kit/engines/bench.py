@@ -72,9 +72,11 @@ class EngineBench:
             return await self.recorder.wait_for_first(request_id)
 
 
-async def start_bench(engine: Engine, worker_id: str, epoch: int = 1) -> EngineBench:
+async def start_bench(
+    engine: Engine, worker_id: str, epoch: int = 1, recorder: DeltaRecorder | None = None
+) -> EngineBench:
     """Start `engine` under a recorder."""
-    recorder = DeltaRecorder()
+    recorder = recorder or DeltaRecorder()
     identity = await engine.start(recorder, worker_id=worker_id, epoch=epoch)
     return EngineBench(engine, identity, recorder)
 

@@ -164,3 +164,22 @@ class DeltaRecorder:
 
     def _violated(self, delta: Delta, what: str) -> None:
         self.violations.append(f"{delta.request_id}: {what}")
+
+
+class FullRecorder(DeltaRecorder):
+    """Keeps every delta as well, and how many tokens and characters of its first choice a request had after
+    each of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.deltas: dict[str, list[Delta]] = {}
+        self.after: dict[str, list[tuple[int, int]]] = {}
+
+    def __call__(self, batch: StepBatch) -> None:
+        for delta in batch.deltas:
+            super().__call__(StepBatch((delta,), batch.load))
+            self.deltas.setdefault(delta.request_id, []).append(delta)
+            received = self.request(delta.request_id).choice()
+            self.after.setdefault(delta.request_id, []).append((len(received.tokens), len(received.text)))
+        if not batch.deltas:
+            super().__call__(batch)

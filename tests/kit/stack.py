@@ -1,0 +1,141 @@
+"""A deployment that `kvasir up` runs, as tests see it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+from tests.kit.processes import command_line
+
+from kvasir.config.load.model_files import resolve_model
+
+START_S = 240.0
+CONTEXT = 4096
+ADAPTER = resolve_model("kvasir-tiny").with_name("kvasir-tiny-lora")
+DEFAULT = f"""
+model: {{dtype: float32, max_model_len: {CONTEXT}}}
+lora: [{{name: pirate, path: "{ADAPTER}"}}]
+pools:
+  - {{name: prefill, role: prefill, engine: {{threads: 1}}}}
+  - {{name: decode, role: decode, engine: {{threads: 1}}}}
+telemetry: {{otlp_endpoint: "COLLECTOR"}}
+"""
+
+
+@dataclass(slots=True)
+class Stack:
+    """A deployment that answers. `home` is its KVASIR_HOME, and `headers` go with questions about itself."""
+
+    process: subprocess.Popen[str]
+    address: str
+    home: Path
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def url(self) -> str:
+        return f"http://{self.address}"
+
+    def page(self, path: str) -> httpx.Response:
+        """One of the gateway's own pages; raises httpx.HTTPError."""
+        return httpx.get(f"{self.url}{path}", headers=self.headers, timeout=10).raise_for_status()
+
+    def workers(self) -> list[dict[str, Any]]:
+        body = self.page("/status").json()
+        found: list[dict[str, Any]] = body["workers"] if isinstance(body, dict) else body
+        return found
+
+    def metric(self, name: str, **labels: str) -> float:
+        """The sum of a metric's samples with these labels."""
+        wanted = [f'{label}="{value}"' for label, value in labels.items()]
+        return sum(
+            float(line.rsplit(" ", 1)[1])
+            for line in self.page("/metrics").text.splitlines()
+            if line.split("{")[0].split(" ")[0] == name and all(each in line for each in wanted)
+        )
+
+    def processes(self) -> list[psutil.Process]:
+        root = psutil.Process(self.process.pid)
+        return [root, *root.children(recursive=True)]
+
+    def kvasir(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "kvasir_platform.cli.main", *arguments],
+            env={**os.environ, "KVASIR_HOME": str(self.home)},
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+
+    @staticmethod
+    def wait_until(condition: Callable[[], bool], timeout_s: float, what: str) -> float:
+        """Poll until true; returns the seconds it took. Fails the test with `what` otherwise."""
+        began = time.monotonic()
+        while True:
+            with contextlib.suppress(httpx.HTTPError):
+                if condition():
+                    return time.monotonic() - began
+            if time.monotonic() - began > timeout_s:
+                pytest.fail(f"not within {timeout_s:.0f} s: {what}")
+            time.sleep(0.05)
+
+    def idle(self) -> bool:
+        """Whether no worker holds or runs anything, as router and engines see it."""
+        return not any(
+            worker["in_flight"] or (worker["load"] or {}).get("running") for worker in self.workers()
+        )
+
+    def replica(self, pool: str) -> psutil.Process:
+        """The process of a pool's (only) Ray Serve replica."""
+        for process in self.processes():
+            if f"ServeReplica:kvasir-{pool}:" in command_line(process):
+                return process
+        pytest.fail(f"no replica of {pool} is running")
+
+
+@contextlib.contextmanager
+def start_stack(home: Path, *arguments: str, headers: Mapping[str, str] | None = None) -> Iterator[Stack]:
+    """`kvasir up` with these arguments on a free port; Ctrl-C at the end."""
+    log = (home / "up.log").open("w")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "kvasir_platform.cli.main", "up", "--port", "0", "-o", "json", *arguments],
+        env={**os.environ, "KVASIR_HOME": str(home)},
+        stdout=subprocess.PIPE,
+        stderr=log,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        yield Stack(process, _await_ready(process, home), home, headers or {})
+    finally:
+        if process.poll() is None:
+            process.send_signal(signal.SIGINT)
+        process.wait(timeout=120)
+        log.close()
+        if process.stdout is not None:
+            process.stdout.close()
+
+
+def _await_ready(process: subprocess.Popen[str], home: Path) -> str:
+    assert process.stdout is not None
+    seen = []
+    for line in process.stdout:
+        seen.append(line)
+        event = json.loads(line)
+        if event.get("event") == "ready":
+            return str(event["text"])
+    pytest.fail(
+        f"kvasir up ended before it was ready:\n{''.join(seen[-20:])}\n{(home / 'up.log').read_text()}"
+    )
