@@ -20,7 +20,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 UV_VERSION := 0.13.8
-SOURCES := pyproject.toml setup.py $(wildcard platform/kvasir/native/src/*)
+SOURCES := pyproject.toml setup.py $(wildcard platform/kvasir/native/src/*.* platform/kvasir/native/src/*/*)
 # Tests that start no engine share the cores; each file stays in one process.
 FAST := -n 2 --dist loadfile
 # Tests that share an engine or a deployment stay in one process, the longest groups first (tests/conftest.py).

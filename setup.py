@@ -9,15 +9,15 @@ from glob import glob
 from pybind11.setup_helpers import Pybind11Extension
 from setuptools import setup
 
+SOURCES = "platform/kvasir/native/src"
+
 setup(
     ext_modules=[
         Pybind11Extension(
             "kvasir.native._native",
-            [
-                f"platform/kvasir/native/src/{unit}.cpp"
-                for unit in ("bytes", "lanes", "match", "module", "predictions", "shadow", "tree")
-            ],
-            depends=sorted(glob("platform/kvasir/native/src/*.hpp")),
+            sorted(glob(f"{SOURCES}/**/*.cpp", recursive=True)),
+            include_dirs=[SOURCES],
+            depends=sorted(glob(f"{SOURCES}/**/*.hpp", recursive=True)),
             cxx_std=17,
             extra_compile_args=["-O3", "-fvisibility=hidden"],
             optional=True,

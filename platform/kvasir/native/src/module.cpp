@@ -6,12 +6,12 @@
 #include <algorithm>
 #include <stdexcept>
 
-#include "bytes.hpp"
+#include "bytes/bytes.hpp"
 #include "hash.hpp"
 #include "items.hpp"
-#include "lanes.hpp"
-#include "shadow.hpp"
-#include "tree.hpp"
+#include "stream/lanes.hpp"
+#include "index/shadow.hpp"
+#include "index/tree.hpp"
 
 namespace py = pybind11;
 
