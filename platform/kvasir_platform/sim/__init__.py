@@ -1,1 +1,1 @@
-"""Simulation: virtual time and simulated parts, so that an hour of traffic is a test of seconds."""
+"""Simulation: virtual time and simulated components, so that a test of an hour of traffic runs in seconds."""

@@ -1,4 +1,4 @@
-"""A simulated client, which insists on whole streams."""
+"""A simulated client that checks its stream for lost and repeated tokens."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ OnStream = Callable[[Delta | RequestSummary], None]
 
 
 class ClientStream:
-    """The StreamSink of one request. `on_event` hears all that reaches the client; `broken` says how the
-    stream was not whole, "" while it is."""
+    """The StreamSink of one request. `on_event` gets everything that reaches the client; `broken` is how the
+    stream was incomplete, "" while it is not."""
 
     def __init__(self, request: Request, on_event: OnStream | None = None) -> None:
         self.request = request
@@ -29,7 +29,7 @@ class ClientStream:
         self._on_event = on_event
 
     def on_delta(self, delta: Delta) -> None:
-        """See StreamSink. Raises AssertionError when a token was lost or repeated."""
+        """See StreamSink. Raises AssertionError if a token was lost or repeated."""
         tokens = self.tokens[delta.index]
         if self.ended.is_set() or delta.offset != len(tokens):
             self._break(f"{delta.request_id}: token {delta.offset} came at {len(tokens)}")
@@ -41,7 +41,7 @@ class ClientStream:
             self._on_event(delta)
 
     def lane(self, request_id: str) -> None:
-        """None: it looks at each delta."""
+        """None: it examines each delta."""
 
     def on_finish(self, summary: RequestSummary) -> None:
         """See StreamSink."""
@@ -53,7 +53,7 @@ class ClientStream:
         self._end(summary)
 
     async def finished(self) -> RequestSummary:
-        """Wait for the end. Raises the error if it was one."""
+        """Wait for the end. Raises the error if the stream ended with one."""
         await self.ended.wait()
         if self.error is not None:
             raise self.error

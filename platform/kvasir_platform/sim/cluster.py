@@ -1,5 +1,5 @@
 """A whole deployment in one event loop: the production router and session code, simulated engines, and a
-network that breaks when a test says so. Under virtual time an hour of it takes seconds."""
+network that fails on request. Under virtual time, an hour of it takes seconds."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ class SimRouter:
 
 @dataclass
 class Cluster:
-    """Start it with `start`, end it with `close`, which also checks that nothing was left behind.
+    """Start it with `start`, end it with `close`, which also checks that nothing is left.
 
-    Everything random comes from `seed`, so that a history replays exactly. `on_decision` is told what each
-    decision took, in seconds, and `on_stream` of all that reaches clients. `routers` are those that live, by
-    id; the first of them is `router`.
+    Everything random derives from `seed`, so that a history replays exactly. `on_decision` gets the duration
+    of each decision, in seconds, and `on_stream` everything that reaches clients. `routers` are the living
+    ones, by id; the first of them is `router`.
     """
 
     deployment: Deployment
@@ -67,11 +67,11 @@ class Cluster:
 
     @property
     def faults(self) -> Faults:
-        """What can be done to it."""
+        """The faults that can be injected into it."""
         return Faults(self)
 
     async def start(self) -> None:
-        """The router, and every pool with its replicas; returns when all of them may serve."""
+        """Start the router, and every pool with its replicas; return when all of them may serve."""
         self._start_router("router")
         for pool in self.deployment.pools:
             for _ in range(pool.replicas):
@@ -89,19 +89,19 @@ class Cluster:
     # -- routers ---------------------------------------------------------------------------------
 
     async def restart_router(self) -> None:
-        """The router ends in good order, and another one that knows nothing takes its place."""
+        """Stop the router in order, and replace it by an empty one."""
         await self._stop_router(next(iter(self.routers)))
         self.add_router()
         await self.ready()
 
     def add_router(self) -> str:
-        """One more router, which knows nothing yet; returns its id."""
+        """Start one more router, with empty state. Return its id."""
         router_id = f"router-{next(self._numbers)}"
         self._start_router(router_id)
         return router_id
 
     async def kill_router(self, router_id: str) -> None:
-        """The router's process is gone at once, and with it its streams; workers see broken connections."""
+        """Kill the router's process, and its streams with it; workers see broken connections."""
         self.network.bury(router_id)
         await self._stop_router(router_id)
 
@@ -129,18 +129,18 @@ class Cluster:
     # -- workers ---------------------------------------------------------------------------------
 
     async def add(self, pool: str, model: SimModel | None = None) -> SimWorker:
-        """One more replica, of `model` if it is to differ; it serves a moment later."""
+        """Start one more replica, of `model` if it differs; it serves a moment later."""
         worker_id = f"{pool}-{next(self._numbers)}"
         worker = await self._launch(Endpoint(worker_id, worker_id, pool), model=model)
         await self.discovery.put(*self.discovery.endpoints, worker.endpoint)
         return worker
 
     async def revive(self, endpoint: Endpoint, epoch: int) -> SimWorker:
-        """The worker begins another life at its address, with nothing in its cache."""
+        """Restart the worker at its address, with an empty cache."""
         return await self._launch(endpoint, epoch=epoch)
 
     async def kill(self, worker_id: str) -> SimWorker:
-        """The process is gone at once; discovery finds out later, by `forget`."""
+        """Kill the worker's process; discovery finds out later, by `forget`."""
         worker = self.workers.pop(worker_id)
         self.network.unlisten(worker_id)
         self.network.cut(worker_id)
@@ -150,7 +150,7 @@ class Cluster:
         return worker
 
     def vanish(self, worker_id: str) -> SimWorker:
-        """The host is gone and says nothing: what is open stays open, and nobody answers any more."""
+        """Remove the host without closing connections: they stay open, and nothing answers."""
         worker = self.workers.pop(worker_id)
         worker.process.freeze()
         self.fabric.stalled.add(worker_id)
@@ -158,7 +158,7 @@ class Cluster:
         return worker
 
     async def stop(self, worker_id: str, reason: str, grace_s: float) -> SimWorker:
-        """A planned stop: the worker drains for at most `grace_s`, and leaves."""
+        """Stop the worker as planned: it drains for at most `grace_s`, and leaves."""
         worker = self.workers[worker_id]
         await worker.host.drain(reason, grace_s)
         await worker.host.close()
@@ -169,7 +169,7 @@ class Cluster:
         return worker
 
     async def forget(self, worker_id: str) -> None:
-        """Discovery no longer names the worker."""
+        """Remove the worker from discovery."""
         await self.discovery.put(*(e for e in self.discovery.endpoints if e.worker_id != worker_id))
 
     async def _launch(
@@ -195,8 +195,8 @@ class Cluster:
         deadline_s: float | None = None,
         router_id: str | None = None,
     ) -> ClientStream:
-        """A client's request, of the first router unless it is named. `deadline_s` counts from now. Raises
-        what the router refuses it with."""
+        """Send a client's request to a router, by default the first. `deadline_s` counts from now. Raises the
+        router's refusal."""
         now = self.clock.now()
         request = Request(
             request_id=f"r{next(self._numbers)}",
@@ -215,8 +215,8 @@ class Cluster:
     # -- ends ------------------------------------------------------------------------------------
 
     async def rest(self, within_s: float | None = None) -> None:
-        """Wait until nothing runs and nothing is pinned anywhere, and check every invariant. Raises
-        AssertionError when it takes longer than `within_s`."""
+        """Wait until nothing runs and nothing is pinned, and check every invariant. Raises AssertionError
+        after `within_s`."""
         deadline = None if within_s is None else self.clock.now() + within_s
         while busy := self._busy():
             self.check()
@@ -226,7 +226,7 @@ class Cluster:
         self.check()
 
     def _busy(self) -> str:
-        """What still runs or is pinned, "" for nothing."""
+        """Return what still runs or is pinned, "" for nothing."""
         for router_id, each in self.routers.items():
             if each.router.in_flight:
                 return f"{each.router.in_flight} requests in {router_id}"
@@ -240,14 +240,14 @@ class Cluster:
         return ""
 
     def check(self) -> None:
-        """Raises AssertionError when a router or an engine does not account for what it holds."""
+        """Raises AssertionError if a router or an engine does not account for what it holds."""
         for each in self.routers.values():
             each.router.validate_state()
         for worker in self.workers.values():
             worker.engine.check_integrity()
 
     async def close(self) -> None:
-        """End everything, in the order in which a deployment ends."""
+        """Stop everything, in the order of a deployment."""
         for worker in self.workers.values():
             worker.process.thaw()
         for router_id in list(self.routers):

@@ -1,6 +1,6 @@
-"""What can happen to a simulated cluster, under the names that it has in a real one.
+"""Faults of a simulated cluster, named as in a real one.
 
-A fault is begun, and ended by its counterpart. Nothing here waits for the platform to notice.
+A fault is started, and ended by its counterpart. No method waits for the platform to detect it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Faults:
-    """The faults of one cluster. A method that names a worker which does not live raises KeyError."""
+    """The faults of one cluster. A method raises KeyError for a worker that does not live."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
@@ -29,35 +29,35 @@ class Faults:
         self._cluster.fabric.stalled.discard(worker_id)
 
     def partition(self, worker_id: str, router_id: str | None = None) -> None:
-        """Nothing passes between the worker and the others, or one router; what was sent is held."""
+        """Block all traffic between the worker and the others, or one router; sent data is held."""
         self._cluster.network.weather(self._address(worker_id), router_id).set(up=False)
         if router_id is None:
             self._cluster.fabric.stalled.add(worker_id)
 
     def heal(self, worker_id: str, router_id: str | None = None) -> None:
-        """The end of a partition, or of a bad line."""
+        """End a partition, or a slow line."""
         self._cluster.network.weather(self._address(worker_id), router_id).set()
         if router_id is None:
             self._cluster.fabric.stalled.discard(worker_id)
 
     def cut(self, worker_id: str, router_id: str | None = None) -> int:
-        """Connections are reset, and may be made anew at once; returns how many there were."""
+        """Reset connections, which may be opened again at once. Return their number."""
         return self._cluster.network.cut(self._address(worker_id), router_id=router_id)
 
     def slow(self, worker_id: str, times: float) -> None:
-        """The engine takes `times` as long for everything; 1: as ever."""
+        """Make the engine `times` as slow; 1 is normal."""
         self._cluster.workers[worker_id].engine_clock.slowness = times
 
     def fail(self, worker_id: str, code: str | None) -> None:
-        """The engine answers every leg with this error; None: it serves again."""
+        """Make the engine answer every leg with this error; None ends that."""
         self._cluster.workers[worker_id].faults.failing = code
 
     def stale(self, worker_id: str, stale: bool) -> None:
-        """The worker's load stays what it is, though tokens flow."""
+        """Freeze the worker's reported load, although tokens flow."""
         self._cluster.workers[worker_id].faults.stale = stale
 
     async def restart(self, worker_id: str, grace_s: float, reason: str = "upgrade") -> SimWorker:
-        """A planned restart: the worker drains for at most `grace_s`, leaves, and begins another life at its
+        """Restart the worker as planned: it drains for at most `grace_s`, leaves, and starts again at its
         address."""
         worker = await self._cluster.stop(worker_id, reason, grace_s)
         return await self._cluster.revive(worker.endpoint, worker.epoch + 1)

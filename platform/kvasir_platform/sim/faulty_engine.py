@@ -1,4 +1,4 @@
-"""An engine that lies or refuses when a test says so, around one that does neither."""
+"""An engine wrapper that reports stale load or fails legs on request."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from kvasir.ports.engine import Engine, KvSource, StepSink
 
 class FaultyEngine:
     """`kvasir.ports.engine.Engine` around `engine`. While `failing` names an error code, every leg is
-    answered with it. While `stale`, load is what it was when that began, and comes with no step. `submitted`
-    counts legs, refused ones included."""
+    answered with it. While `stale`, load keeps its value, and comes with no step. `submitted` counts legs,
+    refused ones included."""
 
     def __init__(self, engine: Engine) -> None:
         self.failing: str | None = None
@@ -25,7 +25,7 @@ class FaultyEngine:
 
     @property
     def stale(self) -> bool:
-        """Whether load is not what it seems."""
+        """Whether the reported load is frozen."""
         return self._stale is not None
 
     @stale.setter

@@ -1,4 +1,4 @@
-"""Stories: short programs that play on a whole simulated deployment, in virtual time."""
+"""Stories: short programs that run on a whole simulated deployment, in virtual time."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ def small_deployment(
     disaggregation: str = "always",
     **routing: Any,
 ) -> Deployment:
-    """Pools of so many simulated workers each; `routing` are fields of the spec's RoutingSpec."""
+    """Return a deployment with pools of these numbers of simulated workers; `routing` are fields of the
+    spec's RoutingSpec."""
     engine = EngineSpec(
         kind="sim",
         block_size=BLOCK,
@@ -54,9 +55,9 @@ def simulate(
     seed: int = 0,
     on_stream: OnStream | None = None,
 ) -> Cluster:
-    """Run `story` on a started cluster, bring it to rest and close it. `on_stream` as in Cluster.
+    """Run `story` on a started cluster, wait until it is idle, and close it. `on_stream` as in Cluster.
 
-    Raises AssertionError when requests, blocks or tasks are left behind.
+    Raises AssertionError if requests, blocks or tasks are left.
     """
 
     async def main() -> Cluster:

@@ -21,8 +21,8 @@ TOKENIZER_DIGEST = "simulated"
 
 
 class StallingFabric(SimFabric):
-    """A fabric on which some workers do not answer, though nobody can say that they are gone: what is pulled
-    from them takes until the puller's patience ends."""
+    """A fabric on which some workers do not answer, without being known to be gone: a pull from them takes
+    until the puller's timeout."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -39,7 +39,7 @@ class StallingFabric(SimFabric):
 
 
 class _Nobody:
-    """The offerer that does not answer: only time ends what is asked of it."""
+    """The offerer that does not answer: a request to it ends only by timeout."""
 
     epoch = 0
 
@@ -47,20 +47,20 @@ class _Nobody:
         return None
 
     def lease_pulled(self, lease_id: str) -> None:
-        """Nobody hears it: the lease ends by its release or its deadline."""
+        """Not received by any worker: the lease ends by its release or its deadline."""
 
     def complete(self, lease_id: str) -> int:
         return sys.maxsize
 
     async def progressed(self) -> None:
-        """Nothing more is computed."""
+        """Never return: nothing more is computed."""
         await asyncio.Event().wait()
 
 
 @dataclass
 class SimWorker:
-    """One worker process. `engine` is the simulated one, `faults` what its sessions take for it; `host` are
-    its sessions."""
+    """One worker process. `engine` is the simulated one, `faults` the wrapper that its sessions use; `host`
+    are its sessions."""
 
     endpoint: Endpoint
     engine: SimEngine
@@ -80,7 +80,7 @@ async def start_worker(
     epoch: int = 1,
     model: SimModel | None = None,
 ) -> SimWorker:
-    """The worker at `endpoint`, in a process of its own. Raises ConfigError."""
+    """Create the worker at `endpoint`, in a process of its own. Raises ConfigError."""
     process = SimProcess(clock)
     engine_clock = EngineClock(process)
     engine = SimEngine(

@@ -1,8 +1,7 @@
-"""The operating system's view of a simulated worker: a process that can be stopped, go on, and run slowly.
+"""A simulated operating-system process of a worker, which can be stopped, continued and slowed.
 
-What runs in it takes its time from here. While the process is stopped no sleep returns and nothing that it
-waits for from outside reaches it, though its connections stay open: what SIGSTOP does, and a host that
-swaps.
+Code in it uses the process's clock. While it is stopped, no sleep returns and no external input arrives, but
+its connections stay open: the effect of SIGSTOP, or of a swapping host.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from kvasir.ports.clock import Clock
 
 
 class SimProcess:
-    """`kvasir.ports.clock.Clock` for what runs in the process. Time itself goes on while it is stopped."""
+    """`kvasir.ports.clock.Clock` for the code in the process. Time itself continues while it is stopped."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -30,7 +29,7 @@ class SimProcess:
         self._runs.clear()
 
     def thaw(self) -> None:
-        """Let it go on, as SIGCONT does."""
+        """Continue it, as SIGCONT does."""
         self._runs.set()
 
     def now(self) -> float:
@@ -43,13 +42,13 @@ class SimProcess:
         await self.runs()
 
     async def runs(self) -> None:
-        """Return at once, or when it goes on."""
+        """Return at once, or when it is continued."""
         while not self._runs.is_set():
             await self._runs.wait()
 
 
 class EngineClock:
-    """The clock of the process's engine, for which everything takes `slowness` times as long."""
+    """The clock of the process's engine, on which everything takes `slowness` times as long."""
 
     def __init__(self, process: SimProcess) -> None:
         self.slowness = 1.0

@@ -1,9 +1,9 @@
 """An asyncio event loop under virtual time.
 
-The loop never waits: when nothing is ready, time jumps to the next timer. An hour of sleeping costs the
-work done in it, two runs give the same trace, and a program in which everybody waits for somebody ends
-with an error that names the waiting tasks instead of hanging. There is no I/O and there are no threads
-in virtual time, because both would let the machine's speed decide what happens next.
+The loop never waits: when nothing is ready, time jumps to the next timer. An hour of sleep costs only the
+work done in it, two runs give the same trace, and a deadlocked program ends with an error that names the
+waiting tasks instead of hanging. There is no I/O and there are no threads in virtual time, because both would
+make the order of events depend on the machine's speed.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ T = TypeVar("T")
 Args = TypeVarTuple("Args")
 
 _NS = 1_000_000_000
-# Beyond this, a nanosecond is lost in a float and timers could stop to fire.
+# Beyond this, floats lose nanoseconds, and timers could fail to fire.
 _HORIZON_S = 90 * 24 * 3600
 
 
 class VirtualDeadlock(RuntimeError):
-    """Every task waits and no timer is set: nothing can ever happen again."""
+    """Every task waits and no timer is set: no event can ever occur."""
 
 
 class _NeverWaits(selectors.SelectSelector):
-    """Turns the loop's request to wait into a jump of its time."""
+    """Turns the loop's wait into a jump of its time."""
 
     def __init__(self, jump: Callable[[float], None], deadlock: Callable[[], NoReturn]) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Membership that a simulation decides on."""
+"""Membership that a simulation sets."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ class FeedDiscovery:
 
     @property
     def endpoints(self) -> frozenset[Endpoint]:
-        """Who is a member."""
+        """The current members."""
         return self._members.endpoints
 
     async def put(self, *endpoints: Endpoint) -> None:
-        """Make these the members."""
+        """Replace the members."""
         async with self._changed:
             if frozenset(endpoints) != self._members.endpoints:
                 self._members = MembershipSnapshot(self._members.revision + 1, frozenset(endpoints))
@@ -41,7 +41,7 @@ class FeedDiscovery:
                     await self._changed.wait()
 
     def stale_s(self) -> float:
-        """See Discovery: what it says is so."""
+        """See Discovery: never stale."""
         return 0.0
 
     async def close(self) -> None:

@@ -1,7 +1,7 @@
-"""Sessions' connections inside one event loop: bounded, deterministic, and broken at will.
+"""Connections of sessions inside one event loop: bounded, deterministic, and broken on request.
 
-It keeps the contract of the gRPC transport (see kvasir.ports.session), so that whatever runs over it runs
-over a network; a simulation decides on which frame a connection breaks, and what the way is like.
+It keeps the contract of the gRPC transport (see kvasir.ports.session). A simulation chooses the frame at
+which a connection breaks, and the conditions of the network.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ class MemoryRouterConnection:
 
 
 class MemoryWorkerConnection:
-    """`kvasir.ports.session.WorkerConnection` in memory. While `process` is stopped, nothing goes out and
-    nothing that came is seen."""
+    """`kvasir.ports.session.WorkerConnection` in memory. While `process` is stopped, nothing is sent and
+    nothing that arrived is read."""
 
     def __init__(self, network: MemoryNetwork, wire: SimWire, process: SimProcess | None) -> None:
         self._network = network
@@ -105,9 +105,8 @@ def _size(frame: RouterFrame | WorkerFrame) -> int:
 
 @dataclass
 class SnapshotFaults:
-    """What happens to an address's snapshots from here on. `refusal` is the worker's final word. The next
-    snapshots break after as many parts as `cuts` says, one number for each; `gate` holds up every part
-    until it is set."""
+    """Conditions of an address's snapshots. `refusal` is the worker's final answer. The next snapshots break
+    after the numbers of parts in `cuts`, one each; `gate` blocks every part until it is set."""
 
     refusal: str | None = None
     cuts: deque[int] = field(default_factory=deque)
@@ -116,7 +115,7 @@ class SnapshotFaults:
 
 @dataclass
 class _Listener:
-    """Who answers at an address."""
+    """The listener at an address."""
 
     on_connection: OnConnection
     on_snapshot: OnSnapshot | None
@@ -124,7 +123,7 @@ class _Listener:
 
 
 class MemoryNetwork:
-    """Addresses, and connections to them: a Dialer that tests hold the scissors of.
+    """Addresses, and connections to them: a Dialer whose connections tests can break.
 
     `capacity` frames fit in each direction of a connection; more wait for the reader. A dial takes at most
     `connect_timeout_s` and each part of a snapshot `part_timeout_s`, as over gRPC. A passage is a frame
@@ -152,27 +151,27 @@ class MemoryNetwork:
         on_snapshot: OnSnapshot | None = None,
         process: SimProcess | None = None,
     ) -> None:
-        """Serve `address`: each connection that has said Hello gets a task of `on_connection`, and ends
-        with it. `on_snapshot` makes the parts of a snapshot, raising CapacityError when it cannot for the
-        time being; None where no record is kept. `process` is where they run, if that can be stopped.
-        Replaces an earlier listener."""
+        """Serve `address`: each connection that has sent Hello gets a task of `on_connection`, and ends with
+        it. `on_snapshot` makes the parts of a snapshot, and raises CapacityError if it temporarily cannot;
+        None if no record is kept. `process` is where they run, if it can be stopped. Replaces an earlier
+        listener."""
         self._listeners[address] = _Listener(on_connection, on_snapshot, process)
 
     def unlisten(self, address: str) -> None:
-        """Nobody answers at `address` from here on; connections stay."""
+        """Stop listening at `address`; connections stay."""
         self._listeners.pop(address, None)
 
     def snapshot_faults(self, address: str) -> SnapshotFaults:
-        """The scissors for this address's snapshots."""
+        """Return the snapshot conditions of this address."""
         return self._faults.setdefault(address, SnapshotFaults())
 
     def weather(self, address: str, router_id: str | None = None) -> LinkConditions:
-        """What the way to `address` is like: for all, or for one router in addition."""
+        """Return the network conditions to `address`: for all, or for one router in addition."""
         return self._weathers.setdefault((address, router_id), LinkConditions())
 
     def cut(self, address: str | None = None, *, router_id: str | None = None) -> int:
-        """Break every connection (to `address`, of that router), losing what is under way; returns how
-        many."""
+        """Break every connection (to `address`, of that router), and lose data in transit. Return their
+        number."""
         wires = [
             wire
             for wire in self._wires.values()
@@ -183,13 +182,13 @@ class MemoryNetwork:
         return len(wires)
 
     def bury(self, router_id: str) -> None:
-        """The router's process is gone: its connections break, and it cannot dial any more."""
+        """Kill the router's process: its connections break, and it cannot dial again."""
         self._banned.add(router_id)
         self.cut(router_id=router_id)
 
     def cut_at(self, passage: int) -> None:
-        """Break the connection on which passage number `passage` happens, right after it. A frame that
-        was only handed over is lost; one that was taken is not."""
+        """Break the connection on which passage number `passage` happens, right after it. A frame that was
+        only handed over is lost; one that was taken is not."""
         self._cut_at = passage
 
     def passed(self, wire: SimWire) -> None:
@@ -244,7 +243,7 @@ class MemoryNetwork:
             raise ConnectionLost("cut")
 
     async def close(self) -> None:
-        """End every connection and wait for its listener's task. Raises what one of them raised."""
+        """Close every connection and wait for its listener's task. Raises what one of them raised."""
         self._listeners.clear()
         for weather in self._weathers.values():
             weather.set()
@@ -252,7 +251,7 @@ class MemoryNetwork:
         await asyncio.gather(*self._wires)
 
     async def _arrive(self, wire: SimWire) -> None:
-        """The Hello travels, and whoever answers there takes the connection."""
+        """Deliver the Hello, after which the listener takes the connection."""
         await wire.wait_up()
         if lag_s := wire.lag_s():
             await asyncio.sleep(lag_s)
@@ -264,7 +263,7 @@ class MemoryNetwork:
                 await listener.on_connection(MemoryWorkerConnection(self, wire, listener.process))
 
     async def _reached(self, address: str) -> _Listener:
-        """Who answers at `address`, once something passes there. Raises ConnectionLost."""
+        """Return the listener at `address`, once traffic passes. Raises ConnectionLost."""
         try:
             async with asyncio.timeout(self._part_timeout_s):
                 await self.weather(address).wait_up()

@@ -1,5 +1,6 @@
-"""One connection in memory: two directions, two ends that need not know the same, and the weather between
-them. Its timers are the event loop's own, so that under virtual time a slow line costs nothing."""
+"""One connection in memory: two directions, two ends that learn of a break separately, and the network
+conditions between them. Its timers are the event loop's own, so that under virtual time a slow line costs
+nothing."""
 
 from __future__ import annotations
 
@@ -17,9 +18,9 @@ T = TypeVar("T")
 
 
 class LinkConditions:
-    """What the way to a worker is like from here on. Change it by `set`, which tells the connections.
+    """Network conditions to a worker. Change them by `set`, which notifies the connections.
 
-    While it is not `up`, nothing passes, not even the end of a connection: what was sent is held, and comes
+    While it is not `up`, nothing passes, not even the end of a connection: sent data is held, and arrives
     when it is up again. Frames take `delay_s` and up to `jitter_s` more, drawn from `rng`, and keep their
     order; each occupies the line for its size over `bytes_per_s`.
     """
@@ -41,7 +42,8 @@ class LinkConditions:
         bytes_per_s: float = math.inf,
         rng: Rng | None = None,
     ) -> None:
-        """Make it so; without arguments, fair. Raises ValueError for jitter without an `rng`."""
+        """Set the conditions; without arguments, an undisturbed line. Raises ValueError for jitter without an
+        `rng`."""
         if jitter_s and rng is None:
             raise ValueError("jitter is drawn: give an rng")
         self.up, self.delay_s, self.jitter_s = up, delay_s, jitter_s
@@ -54,7 +56,7 @@ class LinkConditions:
         self._watchers[watcher] = None
 
     def unwatch(self, watcher: Callable[[], None]) -> None:
-        """Harmless for one that does not watch."""
+        """No effect for a watcher that is not registered."""
         self._watchers.pop(watcher, None)
 
     @property
@@ -63,12 +65,12 @@ class LinkConditions:
         return not self.delay_s and not self.jitter_s and self.bytes_per_s == math.inf
 
     def lag_s(self) -> float:
-        """How long the next frame is on its way."""
+        """Return the transit time of the next frame."""
         jitter = self.jitter_s * self.rng.random() if self.rng is not None else 0.0
         return self.delay_s + jitter
 
     async def wait_up(self) -> None:
-        """Return when something could pass."""
+        """Return when traffic can pass."""
         changed = asyncio.Event()
         self.watch(changed.set)
         try:
@@ -80,15 +82,15 @@ class LinkConditions:
 
 
 class SimPipe(Generic[T]):
-    """One direction of a connection, holding at most `capacity` frames. Its two ends break apart from each
-    other. `keeps`: what was put before the break can still be got."""
+    """One direction of a connection, holding at most `capacity` frames. Its two ends break separately.
+    `keeps`: frames put before the break can still be read."""
 
     def __init__(self, capacity: int, weathers: tuple[LinkConditions, ...], *, keeps: bool = False) -> None:
         self._capacity = capacity
         self._weathers = weathers
         self._keeps = keeps
         self._frames: deque[T] = deque()
-        # How many of them, from the first on, have come.
+        # The number of frames that have arrived, from the first on.
         self._arrived = 0
         self._sender_broken: str | None = None
         self._receiver_broken: str | None = None
@@ -97,12 +99,12 @@ class SimPipe(Generic[T]):
         self._last_due_s = 0.0
 
     def break_sender(self, reason: str) -> None:
-        """Whoever puts learns that the connection is gone."""
+        """Break the sender's end."""
         self._sender_broken = self._sender_broken or reason
         self._changed.set()
 
     def break_receiver(self, reason: str) -> None:
-        """Whoever gets learns it; what has not been got is lost."""
+        """Break the receiver's end; unread frames are lost."""
         self._receiver_broken = self._receiver_broken or reason
         if not self._keeps:
             self._frames.clear()
@@ -110,7 +112,7 @@ class SimPipe(Generic[T]):
         self._changed.set()
 
     def look(self) -> None:
-        """The weather has changed."""
+        """Handle changed network conditions."""
         self._changed.set()
 
     async def put(self, frame: T, size: int = 0) -> None:
@@ -124,7 +126,7 @@ class SimPipe(Generic[T]):
             self._travel(size)
 
     async def get(self) -> T:
-        """The next frame that has arrived. Raises ConnectionLost."""
+        """Return the next frame that has arrived. Raises ConnectionLost."""
         while True:
             if self._arrived and all(weather.up for weather in self._weathers):
                 self._arrived -= 1
@@ -157,7 +159,7 @@ class SimPipe(Generic[T]):
 
 
 class SimWire:
-    """What the two ends of one connection share."""
+    """State that the two ends of one connection share."""
 
     def __init__(
         self, address: str, hello: Hello, capacity: int, weathers: tuple[LinkConditions, ...]
@@ -176,37 +178,37 @@ class SimWire:
 
     @property
     def up(self) -> bool:
-        """Whether something passes."""
+        """Whether traffic passes."""
         return all(weather.up for weather in self._weathers)
 
     async def wait_up(self) -> None:
-        """Return when something could pass."""
+        """Return when traffic can pass."""
         while not self.up:
             for weather in self._weathers:
                 await weather.wait_up()
 
     def lag_s(self) -> float:
-        """How long the way takes."""
+        """Return the transit time."""
         return sum(weather.lag_s() for weather in self._weathers)
 
     def cut(self, reason: str) -> None:
-        """Both ends learn that it is gone, and what is under way is lost."""
+        """Break both ends, and lose data in transit."""
         self._break_router(reason)
         self._break_worker(reason)
 
     def leave_router(self, reason: str) -> None:
-        """The router's end is closed; the worker learns it as soon as something passes."""
+        """Close the router's end; the worker is notified once traffic passes."""
         self.router_left = True
         self._break_router(reason)
         self._tell(lambda: self._break_worker(reason))
 
     def leave_worker(self, reason: str) -> None:
-        """The worker's end is closed; the router learns it as soon as something passes."""
+        """Close the worker's end; the router is notified once traffic passes."""
         self._break_worker(reason)
         self._tell(lambda: self._break_router(reason))
 
     def forget(self) -> None:
-        """The worker's end is gone for good: once the router knows, the weather is of no more interest."""
+        """Close the worker's end for good: once the router is notified, conditions do not matter."""
         if self._held:
             self._held.append(self.forget)
             return
