@@ -40,7 +40,7 @@ from kvasir_router.requests.events import (
     WorkerLost,
 )
 
-from .test_machine import MakeIdentity, Stage, has, only
+from .requests.test_machine import MakeIdentity, Stage, has, only
 
 pytestmark = pytest.mark.skipif(not IS_NATIVE, reason="the twin opens no lane")
 

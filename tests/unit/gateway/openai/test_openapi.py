@@ -22,7 +22,7 @@ from kvasir_platform.gateway.openai.schema.texts import (
     TokenizeBody,
 )
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 BODIES = (ChatBody, CompletionBody, EmbeddingBody, TokenizeBody, DetokenizeBody)
 
 
