@@ -1,6 +1,6 @@
-"""Which models a gateway serves, and what the edge knows of each: its tokenizer, its context, its powers.
+"""The models that a gateway serves, with the tokenizer, context length and capabilities of each.
 
-A client names a model or one of its adapters, and both are found in one look: every call begins with it.
+Every call looks up its model or adapter by name, so one dict holds both.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from kvasir_platform.gateway.prompt.tokenization import Tokenizer, TokenizerPool
 
 @dataclass(frozen=True, slots=True)
 class EdgeModel:
-    """One model. `context` is in tokens; `matryoshka` says to how many dimensions its embeddings may be
-    cut, None to none."""
+    """One model. `context` is in tokens; `matryoshka` holds the dimensions that embeddings may be cut to,
+    None if they cannot be cut."""
 
     name: str
     context: int
@@ -31,7 +31,7 @@ class EdgeModel:
     def of(
         cls, view: Deployment, tokenizer: Tokenizer | TokenizerPool, matryoshka: Matryoshka | None = None
     ) -> EdgeModel:
-        """The model of a single-model deployment. Models with the same tokenizer may share a pool."""
+        """Return the model of a single-model deployment. Models with the same tokenizer may share a pool."""
         return cls(
             name=view.model.name,
             context=view.model.max_model_len,
@@ -43,13 +43,13 @@ class EdgeModel:
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """Its tokenizer, with its chat template."""
+        """The tokenizer, with the chat template."""
         return self.tokenizers.tokenizer
 
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """What a client's `model` stands for: a model, and one of its LoRA adapters or none."""
+    """A model, and optionally one of its LoRA adapters, as named by a client's `model` field."""
 
     model: EdgeModel
     adapter: str | None = None
@@ -67,20 +67,20 @@ class ModelTable:
         self.names = tuple(self._by_name)
 
     def find(self, name: str | None) -> Served:
-        """What serves `name`, None for the first model. Raises RequestError 404 (`model_not_found`)."""
+        """Return what serves `name`, the first model for None. Raise RequestError 404 (`model_not_found`)."""
         found = self._by_name.get(self.first.name if name is None else name)
         if found is None:
             raise no_such_model(name or "")
         return found
 
     def close(self) -> None:
-        """Let the threads of all tokenizers go. Idempotent."""
+        """Stop the threads of all tokenizers. Idempotent."""
         for model in self.models:
             model.tokenizers.close()
 
 
 def no_such_model(name: str) -> RequestError:
-    """What is said of a model that is not served here."""
+    """Return the error for a model that is not served."""
     return RequestError(
         f"The model {name[:256]!r} does not exist here; GET /v1/models lists what does.",
         status=404,

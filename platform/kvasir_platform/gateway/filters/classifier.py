@@ -1,8 +1,8 @@
-"""The filter that asks a classifier over HTTP.
+"""Output filter that sends text to a classifier over HTTP.
 
-A text is sent in windows, one at a time and in order; while one is judged, the next one fills. The end of a
-window that has passed waits for the next one, which begins with it, so that what lies across a border is seen
-whole by at least one.
+A text is sent in windows, one at a time and in order; the next window fills during a request. The end of a
+window that passed is held until the next one, which begins with it, so that text across a boundary is whole
+in at least one window.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from kvasir_platform.gateway.http.outbound import Resolve, client_context, syste
 _log = logging.getLogger(__name__)
 _FIRST_WAIT_S = 0.02
 _TELL_AGAIN_S = 10.0
-"""Between two lines in the log about one classifier that does not answer."""
+"""Seconds between two log lines about one classifier that does not answer."""
 
 
 class _Verdict(msgspec.Struct):
@@ -44,8 +44,8 @@ class _Moderations(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class ClassifierWindow:
-    """What is judged at once. The first `new_from` characters were in the window before; `final`: the text
-    ends with it."""
+    """The text of one classifier request. The first `new_from` characters were in the window before; `final`:
+    the text ends with this window."""
 
     text: str
     new_from: int
@@ -54,8 +54,8 @@ class ClassifierWindow:
 
 
 class ClassifierFilter:
-    """`OutputFilter` over a classifier. `count` hears of each text that it changes or ends, and of each
-    window that could not be judged."""
+    """`OutputFilter` that uses a classifier. `count` is called for each text that it changes or ends, and for
+    each window without a verdict."""
 
     def __init__(
         self,
@@ -89,7 +89,8 @@ class ClassifierFilter:
         rng: random.Random,
         resolve: Resolve = system_resolve,
     ) -> ClassifierFilter:
-        """The filter with a pool of its own. Raises OSError for a `ca_file` that cannot be read."""
+        """Return the filter with its own connection pool. Raise OSError for a `ca_file` that cannot be
+        read."""
         target = parse_url(spec.url)
         context = client_context(spec.ca_file) if target.scheme == "https" else None
         endpoint = PostTarget(target, spec.private_address, context, spec.token_file)
@@ -97,7 +98,7 @@ class ClassifierFilter:
         return cls(spec, poster, count, now=now, rng=rng)
 
     def applies(self, subject: FilterSubject) -> bool:
-        """Whether the spec names its model, tenant and part."""
+        """Return whether the spec names the model, tenant and part."""
         return self._scope.has(subject)
 
     def judge(self, subject: FilterSubject, rule: RulingCallback, before: str = "") -> ClassifierJudge:
@@ -108,8 +109,8 @@ class ClassifierFilter:
     def ask(
         self, window: ClassifierWindow, then: Callable[[list[tuple[int, int]] | None], None]
     ) -> asyncio.Task[None]:
-        """Have a window judged: `then` gets what of it is flagged, as spans, none for nothing; or None where
-        no verdict could be had. Cancel the task to hear nothing."""
+        """Classify a window. `then` receives the flagged spans, or None if there is no verdict. Cancel the
+        task to suppress the callback."""
 
         async def asked() -> None:
             then(await self._verdict(window))
@@ -120,7 +121,7 @@ class ClassifierFilter:
         return task
 
     async def close(self) -> None:
-        """End all that is asked, and the connections."""
+        """Cancel all requests and close the connections."""
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
@@ -168,7 +169,8 @@ class ClassifierFilter:
         )
 
     def _read(self, body: bytes, length: int) -> list[tuple[int, int]]:
-        """What an answer flags. Raises ValueError and msgspec.DecodeError for what is no verdict."""
+        """Return the flagged spans of a response. Raise ValueError or msgspec.DecodeError if it is no
+        verdict."""
         whole = [(0, length)]
         if self.spec.protocol == "moderations":
             results = msgspec.json.decode(body, type=_Moderations).results
@@ -215,7 +217,7 @@ class ClassifierJudge:
         self._timer: asyncio.TimerHandle | None = None
 
     def feed(self, text: str) -> None:
-        """Collect."""
+        """Add text."""
         if self._over:
             return
         self._kept += text
@@ -230,13 +232,13 @@ class ClassifierJudge:
             self._kept_from += spare
 
     def finish(self) -> None:
-        """Have the rest judged."""
+        """Classify the rest of the text."""
         self._whole = True
         if not self._over:
             self._go_on()
 
     def expire(self) -> None:
-        """Let through what waits, or end. Windows are judged all the same."""
+        """Release the held text or end the choice, as the spec says. Windows are still classified."""
         if self._over or self._ruled >= self._end:
             return
         if self._spec.at_bound == "end":
@@ -246,7 +248,7 @@ class ClassifierJudge:
             self._advance(self._end, FilterAction.PASS)
 
     def close(self) -> None:
-        """No more rulings, and no more questions."""
+        """Send no more rulings and no more requests."""
         self._over = True
         if self._timer is not None:
             self._timer.cancel()
@@ -254,7 +256,7 @@ class ClassifierJudge:
             self._asked.cancel()
 
     def _go_on(self, *, at_once: bool = False) -> None:
-        """Send the next window if there is enough for one, it has waited, or nothing more comes."""
+        """Send the next window if it is full, its wait is over, or the text has ended."""
         if self._asked is not None:
             return
         fresh = self._end - self._judged

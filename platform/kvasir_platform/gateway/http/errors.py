@@ -1,4 +1,4 @@
-"""Errors as OpenAI's clients expect them: `{"error": {message, type, param, code}}`."""
+"""Error responses in OpenAI's format: `{"error": {message, type, param, code}}`."""
 
 from __future__ import annotations
 
@@ -23,8 +23,7 @@ _FINAL = frozenset(
         "unsupported_transfer_encoding",
     )
 )
-"""Codes of statuses that clients repeat by themselves, where repeating gives the same, or doubles the load
-of what was too much already."""
+"""Codes whose status clients retry by default although a retry fails again or doubles an overload."""
 
 _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 
@@ -45,7 +44,7 @@ class ErrorResponse(Struct, forbid_unknown_fields=True):
 
 
 class MethodNotAllowed(RequestError):
-    """The target takes other methods: `allowed`, as the Allow header lists them."""
+    """The method is not allowed for the target. `allowed` is the value of the Allow header."""
 
     def __init__(self, target: str, allowed: str) -> None:
         super().__init__(f"{target} takes {allowed} only.", status=405, code="method_not_allowed")
@@ -53,19 +52,19 @@ class MethodNotAllowed(RequestError):
 
 
 def error_type(status: int) -> str:
-    """OpenAI's class of an error, by status."""
+    """Return OpenAI's error type for an HTTP status."""
     if status >= 500:
         return "server_error"
     return _TYPES.get(status, "invalid_request_error")
 
 
 def error_status(error: Exception) -> int:
-    """The HTTP status of any error; what Kvasir did not raise on purpose is 500."""
+    """Return the HTTP status of an error; 500 for errors other than KvasirError."""
     return http_status(error) if isinstance(error, KvasirError) else 500
 
 
 def error_body(error: Exception) -> bytes:
-    """The JSON body. Errors that Kvasir did not raise on purpose say nothing of the inside."""
+    """Return the JSON body. Errors other than KvasirError reveal no internal details."""
     if isinstance(error, KvasirError):
         message, code = error.message, error.code
     else:
@@ -76,12 +75,12 @@ def error_body(error: Exception) -> bytes:
 
 
 def error_headers(error: Exception) -> bytes:
-    """Header lines that belong to an error.
+    """Return the header lines of an error.
 
-    `retry-after` (whole seconds, as HTTP has it) and `retry-after-ms` (which OpenAI's clients prefer) for
-    whatever says when to come back: a quota (429) and want of capacity (503) alike. `x-should-retry: false`
-    where the status invites those clients to repeat what cannot go better. `www-authenticate` with 401 and
-    `allow` with 405, which HTTP demands.
+    `retry-after` (whole seconds, as HTTP requires) and `retry-after-ms` (which OpenAI's clients prefer) for
+    errors with a retry delay: quotas (429) and lack of capacity (503). `x-should-retry: false` if clients
+    would retry the status although a retry cannot succeed. `www-authenticate` with 401 and `allow` with 405,
+    which HTTP requires.
     """
     lines = b""
     retry_after_s = getattr(error, "retry_after_s", None)

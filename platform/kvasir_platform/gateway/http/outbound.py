@@ -1,8 +1,8 @@
-"""Connections that Kvasir makes by itself, to URLs that somebody chose.
+"""Outbound connections to configured URLs, protected against server-side request forgery.
 
-A name is resolved once, each of its addresses is judged, and the connection goes to an address that was
-judged: a name that answers differently a moment later gains nothing. No redirect is followed, no proxy of the
-environment is used, and certificates are verified always.
+A name is resolved once, each of its addresses is checked, and the connection goes to a checked address, so
+that DNS rebinding has no effect. Redirects are not followed, proxies of the environment are ignored, and
+certificates are always verified.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ Open = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 async def system_resolve(host: str, port: int) -> list[str]:
-    """As the machine resolves names."""
+    """Resolve a name with the system resolver."""
     found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
     return [str(each[4][0]) for each in found]
 
 
 async def checked_addresses(target: OutboundTarget, *, private: bool, resolve: Resolve) -> list[Address]:
-    """Where `target` may be connected to. Raises OutboundRefused where any of its addresses is refused: a
-    name that mixes them is no name to trust; and OSError for a name that has none."""
+    """Return the addresses of `target`. Raise OutboundRefused if any of them is refused, since a name that
+    mixes allowed and refused addresses is not trusted, and OSError if it has none."""
     check_target(target, private=private)
     if target.address is not None:
         return [target.address]
@@ -47,7 +47,7 @@ async def checked_addresses(target: OutboundTarget, *, private: bool, resolve: R
         try:
             address = ipaddress.ip_address(text)
         except ValueError as error:
-            raise OutboundRefused(f"{target.host} resolves to what is no address") from error
+            raise OutboundRefused(f"{target.host} resolves to something that is not an IP address") from error
         check_address(address, private=private)
         if address not in found:
             found.append(address)
@@ -63,9 +63,9 @@ async def connect(
     context: ssl.SSLContext | None,
     resolve: Resolve = system_resolve,
 ) -> Open:
-    """A connection to `target`, over TLS for https, to the first of its addresses that takes one.
+    """Connect to the first address of `target` that accepts, over TLS for https.
 
-    Raises OutboundRefused, and OSError (ssl.SSLError too) where none can be made. Bound it in time.
+    Raise OutboundRefused, or OSError (including ssl.SSLError) if no address accepts. Set a timeout around it.
     """
     failed: OSError | None = None
     for address in await checked_addresses(target, private=private, resolve=resolve):
@@ -75,7 +75,7 @@ async def connect(
                 target.port,
                 limit=_MAX_LINE,
                 ssl=context if target.scheme == "https" else None,
-                # The certificate is of the name, though the connection is to the address.
+                # The certificate names the host, and the connection goes to the address.
                 server_hostname=target.host if target.scheme == "https" else None,
             )
         except OSError as error:
@@ -84,7 +84,7 @@ async def connect(
 
 
 def client_context(ca_file: str | None) -> ssl.SSLContext:
-    """What servers are verified by: `ca_file`, or the system's authorities. Raises OSError."""
+    """Return a context that verifies servers by `ca_file`, or by the system's authorities. Raise OSError."""
     context = ssl.create_default_context(cafile=None if ca_file is None else str(Path(ca_file)))
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     return context

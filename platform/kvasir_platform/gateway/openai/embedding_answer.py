@@ -1,5 +1,5 @@
-"""The answer to a call for embeddings. Each vector is encoded when it comes: a call may have thousands, and
-encoding all of them at the end would hold up every stream of this process."""
+"""The response to an embeddings call. Each vector is encoded on arrival: a call may have thousands, and
+encoding all of them at the end would block the event loop."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ _encode = msgspec.json.Encoder().encode
 
 
 def cut(embedding: array[float], dimensions: int | None) -> np.ndarray[tuple[int], np.dtype[np.float32]]:
-    """A vector of float32, cut to `dimensions` and of length 1 again. Raises RequestError where it has not as
-    many."""
+    """Return a float32 vector cut to `dimensions` and normalized to length 1. Raise RequestError if it has
+    fewer dimensions."""
     vector = np.frombuffer(embedding, dtype=np.float32)
     if dimensions is None or dimensions == len(vector):
         return vector
@@ -38,7 +38,7 @@ def cut(embedding: array[float], dimensions: int | None) -> np.ndarray[tuple[int
 
 
 class EmbeddingAnswer:
-    """One answer, sent when its last vector has come."""
+    """One response, sent after its last vector has arrived."""
 
     def __init__(self, exchange: Exchange, call: EmbeddingCall, inputs: int, created: int) -> None:
         self._exchange = exchange
@@ -47,7 +47,7 @@ class EmbeddingAnswer:
         self._data = [msgspec.Raw()] * inputs
 
     def take(self, index: int, embedding: array[float]) -> None:
-        """The vector of an input has come. Raises RequestError where it is shorter than was asked for."""
+        """Add the vector of an input. Raise RequestError if it has fewer dimensions than requested."""
         vector = cut(embedding, self._call.dimensions)
         shown: str | list[float]
         if self._call.base64:
@@ -57,7 +57,7 @@ class EmbeddingAnswer:
         self._data[index] = msgspec.Raw(_encode(Embedding("embedding", index, shown)))
 
     def finish(self, usage: Usage, timing: bytes) -> None:
-        """Send the answer."""
+        """Send the response."""
         body = Embeddings(
             id=f"embd-{self._exchange.request_id}",
             object="list",

@@ -1,4 +1,4 @@
-"""The calls that generate nothing: embeddings, and text to token ids and back."""
+"""Calls without generation: embeddings, tokenize and detokenize."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from kvasir_platform.gateway.prompt.chat_template import ChatTemplate
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingCall:
-    """Inputs to make vectors of, each text or ids, in order. `base64` answers little-endian float32 in
-    base64; `dimensions` is how many the client wants, None for all."""
+    """Inputs to embed, each text or token ids, in order. `base64` returns little-endian float32 in base64;
+    `dimensions` is the requested number of dimensions, None for all."""
 
     model: str
     inputs: tuple[str | array[int], ...]
@@ -31,7 +31,7 @@ class EmbeddingCall:
 
 @dataclass(frozen=True, slots=True)
 class TokenizeCall:
-    """A text to turn into ids, which are shown as strings too with `show_strings`."""
+    """A text to tokenize. `show_strings` also returns the tokens as strings."""
 
     text: str
     add_special_tokens: bool
@@ -39,7 +39,7 @@ class TokenizeCall:
 
 
 def embedding_call(body: EmbeddingBody, vocabulary: int, capabilities: ModelCapabilities) -> EmbeddingCall:
-    """The call that a request for embeddings makes. Raises RequestError."""
+    """Return the call for the body of an embeddings request. Raise RequestError."""
     check_embeds(capabilities, body.model)
     inputs = prompts_of(body.input, vocabulary, "input", MAX_INPUTS)
     for i, each in enumerate(inputs):
@@ -59,7 +59,7 @@ def embedding_call(body: EmbeddingBody, vocabulary: int, capabilities: ModelCapa
 def tokenize_call(
     body: TokenizeBody, model: str, template: ChatTemplate | None, capabilities: ModelCapabilities
 ) -> TokenizeCall:
-    """What a request to tokenize asks of `model`. Raises RequestError."""
+    """Return the call for the body of a tokenize request to `model`. Raise RequestError."""
     strings = bool(body.return_token_strs)
     if body.messages is None:
         return TokenizeCall(body.prompt or "", body.add_special_tokens is not False, strings)
@@ -76,7 +76,7 @@ def tokenize_call(
 
 
 def detokenize_ids(body: DetokenizeBody, vocabulary: int) -> array[int]:
-    """The ids to turn into text. Raises RequestError for one that the model does not have."""
+    """Return the ids to detokenize. Raise RequestError for an id outside the vocabulary."""
     for token in body.tokens:
         if token >= vocabulary:
             raise bad(f"Token id {token} is beyond the vocabulary of {vocabulary}.", "tokens")
@@ -88,5 +88,5 @@ def _truncation(body: EmbeddingBody) -> Truncation | None:
         return None
     if body.truncate_prompt_tokens == 0:
         raise bad("truncate_prompt_tokens 0 would leave no input.", "truncate_prompt_tokens")
-    # What comes first says most of what a text is about, which is why embedding models are trained so.
+    # The beginning of a text says most about its topic, and embedding models are trained that way.
     return Truncation(body.truncate_prompt_tokens, body.truncation_side != "left")

@@ -1,7 +1,7 @@
-"""Why a request ran where it ran, for whoever holds the id that its answer carried.
+"""Routing decisions of a call, by the id in its response.
 
-The router names requests by ids of its own: a client may send one id twice, and a call with several prompts
-is several requests. The gateway remembers which they were, as long as the router remembers why.
+The router uses its own request ids, since a client may send one id twice and a call with several prompts is
+several requests. The gateway keeps the mapping for as long as the router keeps the decisions.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class DecisionPages:
         self._names = names
 
     def decision(self, exchange: Exchange) -> None:
-        """Takes the id in `x-request-id`, in the answer's `id`, or the router's own. Raises RequestError
-        404 where nothing is kept."""
+        """Accept the id of `x-request-id`, the `id` of the response, or the router's id. Raise RequestError
+        404 if no decision is kept."""
         asked = unquote(exchange.request.path[len(DECISIONS) :])
         found = self._records(asked)
         for prefix in _ANSWER_PREFIXES:

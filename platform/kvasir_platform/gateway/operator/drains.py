@@ -1,4 +1,4 @@
-"""Where operators take a worker out of service, and put it back."""
+"""Endpoints that take a worker out of service and put it back."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ class DrainPages:
     """POST /workers/{id}/drain and /workers/{id}/undrain. The body may be empty, or `{"reason": TEXT}`, which
     `kvasir get workers` shows.
 
-    The answer is 202: the worker has been asked. GET /status shows when it has said so.
+    The response is 202: the request was sent to the worker. GET /status shows when the worker confirms.
     """
 
     def __init__(self, router: RouterPort) -> None:
         self._router = router
 
     def drain(self, exchange: Exchange) -> None:
-        """Raises RequestError for a bad body or an unknown worker, UpstreamError for one that cannot be
-        told."""
+        """Raise RequestError for an invalid body or an unknown worker, UpstreamError for one that is not
+        reachable."""
         self._ask(exchange, DRAIN, True)
 
     def undrain(self, exchange: Exchange) -> None:
-        """As `drain`."""
+        """End a drain; raises as `drain`."""
         self._ask(exchange, UNDRAIN, False)
 
     def _ask(self, exchange: Exchange, ending: str, draining: bool) -> None:

@@ -1,4 +1,4 @@
-"""The pages by which operators see and steer the whole deployment, made where its router is."""
+"""Operator pages of the whole deployment, served by the process of the router."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from kvasir_platform.gateway.serving.remote_core import RemoteCore
 from kvasir_platform.gateway.serving.request_names import RequestNames
 
 Show = Callable[[Exchange], None]
-"""Answers an exchange, or raises KvasirError."""
+"""Responds to an exchange, or raises KvasirError."""
 
 
 @dataclass(frozen=True, slots=True)
 class OperatorPages:
-    """One handler for each. `names` are the calls that `decision` knows."""
+    """One handler per page. `names` maps the calls that `decision` looks up."""
 
     names: RequestNames
     metrics: Show
@@ -43,7 +43,7 @@ def operators_here(
     in_flight: Callable[[], int],
     draining: Callable[[], bool],
 ) -> OperatorPages:
-    """Of a router in this process; see StatusPages."""
+    """Return the pages of a router in this process; see StatusPages."""
     names = RequestNames(deployment.routing.decision_records)
     status = StatusPages(
         deployment, models.names, router, metrics, clock, in_flight=in_flight, draining=draining
@@ -55,5 +55,5 @@ def operators_here(
 
 
 def remote_operators(core: RemoteCore) -> OperatorPages:
-    """Of a router in another process, which makes all of them."""
+    """Return the pages of a router in another process, which serves all of them."""
     return OperatorPages(core.names, core.show, core.show, core.show, core.show, core.show)

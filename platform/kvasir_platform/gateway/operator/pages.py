@@ -1,4 +1,4 @@
-"""The endpoints that only tell, to everybody: models and health."""
+"""Read-only endpoints for all callers: models and health."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Pages:
         self.draining = False
 
     def models(self, caller: Caller, exchange: Exchange) -> None:
-        """GET /v1/models: those that the caller may use."""
+        """GET /v1/models: the models that the caller may use."""
         shown = [model for name, model in self._models.items() if caller.may_use(name)]
         _json(exchange, Models("list", shown))
 
@@ -45,11 +45,11 @@ class Pages:
         _json(exchange, found)
 
     def live(self, exchange: Exchange) -> None:
-        """GET /health/live: the process answers."""
+        """GET /health/live: liveness of the process."""
         _json(exchange, HealthResponse("live"))
 
     def ready(self, exchange: Exchange) -> None:
-        """GET /health/ready: a request could be served at once; else 503 with what is missing."""
+        """GET /health/ready: 200 if a request could be served immediately, else 503 with the reason."""
         if self.draining:
             raise CapacityError("The server is stopping.", code="shutting_down")
         reason = self._router.not_ready_reason()

@@ -1,4 +1,4 @@
-"""What operators see of a deployment: its metrics, and how it stands."""
+"""Operator pages: metrics, and the status of the deployment."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from kvasir_platform.gateway.openai.schema.answers import Readiness, StatusRespo
 
 
 class StatusPages:
-    """GET /metrics and /status. `models` are the names that clients may use, `clock` is the router's, and
-    `in_flight` counts what it has; `draining` tells whether the gateway ends."""
+    """GET /metrics and /status. `models` are the names that clients may use, `clock` is the router's clock,
+    `in_flight` returns the number of running calls, and `draining` whether the gateway is stopping."""
 
     def __init__(
         self,
@@ -45,12 +45,12 @@ class StatusPages:
         exchange.respond(200, self.figures(), CONTENT_TYPE)
 
     def figures(self) -> bytes:
-        """The metrics of this process."""
+        """Return the metrics of this process."""
         self._metrics.workers(self._router.workers())
         return self._metrics.render()
 
     def status(self, exchange: Exchange) -> None:
-        """GET /status: what `kvasir status` shows."""
+        """GET /status: the output of `kvasir status`."""
         reason = "draining" if self._draining() else self._router.not_ready_reason()
         shown = StatusResponse(
             deployment=self._deployment.name,
@@ -88,6 +88,7 @@ def _worker(view: WorkerView, now: float) -> dict[str, Any]:
 
 
 def _kv(kv: KvStatus, now: float) -> dict[str, Any]:
-    """As KvStatus; `for_s` in place of a reading of a clock that the client does not have."""
+    """Return a KvStatus as a dict, with `for_s` in place of `since_s`, whose clock the client does not
+    share."""
     shown = asdict(kv)
     return shown | {"for_s": max(0.0, now - shown.pop("since_s"))}

@@ -1,4 +1,4 @@
-"""What every endpoint that does work for a client stands on."""
+"""The dependencies that all API endpoints share."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from kvasir_platform.gateway.serving.request_names import RequestNames
 
 @dataclass(frozen=True, slots=True)
 class GatewayContext:
-    """What the endpoints work with. `names` is told of each call that reaches the router; `wall` is the
-    time of day in Unix seconds; `suffix` makes a few random characters."""
+    """Dependencies of the endpoints. `names` records each call that reaches the router; `wall` returns Unix
+    time in seconds; `suffix` returns a short random string."""
 
     deployment: Deployment
     router: RequestPort
@@ -35,5 +35,5 @@ class GatewayContext:
 
 
 def brownout_line(brownout: BrownoutView) -> bytes:
-    """The header line that says what is done under pressure; nothing where nothing is."""
+    """Return the header line that describes the active brown-out steps, empty if there are none."""
     return b"x-kvasir-brownout: %b\r\n" % brownout.text.encode() if brownout.level else b""

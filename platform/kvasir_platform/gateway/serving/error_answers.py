@@ -1,4 +1,4 @@
-"""Where errors of the gateway's steps become answers, and are counted."""
+"""Converts exceptions of the gateway to error responses, and counts them."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ _log = logging.getLogger(__name__)
 
 
 class ErrorAnswers:
-    """Answers an exchange with an error, in OpenAI's form."""
+    """Responds to an exchange with an error in OpenAI's format."""
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
 
     def answer(self, exchange: Exchange, error: BaseException) -> None:
-        """Fail the exchange. What is no KvasirError is a fault of the gateway: a 500, and a log line. What is
-        no Exception (a cancellation) is raised."""
+        """Fail the exchange. An exception other than KvasirError is a bug of the gateway: it is logged and
+        answered with 500. A BaseException such as a cancellation is raised again."""
         if not isinstance(error, Exception):
             raise error
         if isinstance(error, KvasirError):
@@ -32,5 +32,5 @@ class ErrorAnswers:
         exchange.fail(500, error)
 
     def refused(self, code: str, model: str | None = None) -> None:
-        """Count a call that was answered with `code`, or that its client left."""
+        """Count a call that ended with `code`, including calls that the client abandoned."""
         self._metrics.request_refused(code, model)

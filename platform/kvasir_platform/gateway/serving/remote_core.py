@@ -1,4 +1,4 @@
-"""A router in another process, as a gateway needs it."""
+"""The interface of a gateway to a router in another process."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from kvasir_platform.gateway.serving.request_names import RequestNames
 
 @dataclass(frozen=True, slots=True)
 class RemoteCore:
-    """What is done there for this gateway and for others: requests, the counting of rate limits, and the
-    memory of calls. `cache_secret` is what the salts of caches are made from; `show` answers what is asked of
-    the whole deployment, or raises KvasirError."""
+    """Services of the core, shared by all gateways: requests, rate limits, and the record of calls. Cache
+    salts are derived from `cache_secret`; `show` serves the operator pages of the whole deployment, or raises
+    KvasirError."""
 
     router: RequestPort
     limits: RateLimits

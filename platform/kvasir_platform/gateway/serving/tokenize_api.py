@@ -1,4 +1,4 @@
-"""POST /tokenize and /detokenize: what the models' tokenizers make of a text, for clients that count."""
+"""POST /tokenize and /detokenize, for clients that count tokens."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from kvasir_platform.gateway.tenants.caller import Caller, Charge
 
 
 class TextApi:
-    """Both endpoints, in vLLM's shapes. No worker is asked: the edge's tokens are the workers' own."""
+    """Both endpoints, in vLLM's format. They need no worker: the edge uses the same tokenizer."""
 
     def __init__(self, context: GatewayContext) -> None:
         self._context = context
@@ -46,7 +46,7 @@ class TextApi:
 
 
 class _TextCall(ABC):
-    """A call that costs its tenant a request and no tokens. See ChargeReceiver and EncodingReceiver."""
+    """A call that is charged as one request and no tokens. See ChargeReceiver and EncodingReceiver."""
 
     __slots__ = ("_caller", "_errors", "_exchange", "_model")
 
@@ -57,22 +57,22 @@ class _TextCall(ABC):
         self._model = model
 
     def admitted(self, charge: Charge) -> None:
-        """The tenant's limits let it in."""
+        """Continue after the tenant's limits admitted the call."""
         charge.settle(0, 0)
         self._exchange.lines += charge.header_lines
         try:
             self._work()
-        # Whatever it raises is the call's answer, and not the end of whoever let it in.
+        # An exception is the response of this call, and must not reach the rate limiter.
         except Exception as error:  # noqa: BLE001
             self.failed(error)
 
     def failed(self, error: BaseException) -> None:
-        """A step failed."""
+        """Respond with an error."""
         self._errors.answer(self._exchange, error)
 
     @abstractmethod
     def _work(self) -> None:
-        """Have the tokenizer work; it reports back to the call."""
+        """Start the tokenizer, which calls back with the result."""
 
     def _respond(self, value: msgspec.Struct) -> None:
         self._exchange.respond(200, msgspec.json.encode(value))
@@ -96,7 +96,7 @@ class TokenizeTextCall(_TextCall):
         self._call = call
 
     def encoded(self, ids: list[array[int]]) -> None:
-        """The ids of its text."""
+        """Respond with the token ids."""
         tokens, model = ids[0], self._model
         strings = model.tokenizer.names(tokens) if self._call.show_strings else None
         self._respond(Tokens(len(tokens), model.context, tokens.tolist(), strings))
@@ -128,7 +128,7 @@ class DetokenizeCall(_TextCall):
         self._ids = ids
 
     def decoded(self, text: str) -> None:
-        """The text of its ids."""
+        """Respond with the text."""
         self._respond(Text(text))
 
     def _work(self) -> None:
