@@ -1,8 +1,8 @@
-"""One address for several processes: the core holds it, each edge listens on it, and the kernel spreads
-connections over those that listen.
+"""One address for several processes: the core binds it, each edge listens on it, and the kernel distributes
+connections among those that listen.
 
-A socket that is bound and does not listen is given no connections, so that the core can keep the address
-while edges come and go, also one that the kernel chose (port 0).
+A socket that is bound and does not listen receives no connections, so the core keeps the address, including
+one that the kernel chose (port 0), while edges start and end.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _BACKLOG = 1024
 
 
 async def resolve(host: str, port: int) -> list[tuple[str, int]]:
-    """Every address that `host` stands for. Raises OSError."""
+    """Return every address of `host`. Raise OSError."""
     found = await asyncio.get_running_loop().getaddrinfo(
         host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
     )
@@ -23,8 +23,8 @@ async def resolve(host: str, port: int) -> list[tuple[str, int]]:
 
 
 def hold(addresses: list[tuple[str, int]]) -> list[socket.socket]:
-    """Sockets that hold the addresses, all with one port where it is 0. Raises OSError when somebody else has
-    one of them."""
+    """Return sockets bound to the addresses, all with one port if it is 0. Raise OSError if an address is in
+    use."""
     held: list[socket.socket] = []
     with contextlib.ExitStack() as stack:
         port = 0
@@ -37,8 +37,8 @@ def hold(addresses: list[tuple[str, int]]) -> list[socket.socket]:
 
 
 def shared(host: str, port: int, *, reuse: bool = True) -> socket.socket:
-    """A socket bound to an address that other processes of this user may have in the same way. `reuse`: also
-    where connections of the past linger. Raises OSError."""
+    """Return a socket bound to an address that other processes of this user may bind too. `reuse`: also while
+    old connections are in TIME_WAIT. Raise OSError."""
     sock = socket.socket(_family(host), socket.SOCK_STREAM)
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, reuse)
@@ -53,7 +53,7 @@ def shared(host: str, port: int, *, reuse: bool = True) -> socket.socket:
 
 
 def _alone(host: str, port: int) -> socket.socket:
-    """A shared socket that nobody shares yet."""
+    """Return a shared socket that no other process has bound."""
     # Whoever listens with the same permission would be shared with: so ask for the address alone first.
     with socket.create_server((host, port), family=_family(host), backlog=1):
         pass

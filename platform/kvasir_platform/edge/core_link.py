@@ -1,7 +1,7 @@
-"""An edge's end of the link: everything that the core does for it, each as the port that the gateway knows.
+"""An edge's end of the link: the services of the core, behind the ports that the gateway uses.
 
-What the core can only answer later, the edge accepts at once: a request that admission refuses ends with the
-same error a moment later, before anything of an answer has been sent.
+Where only the core can decide, the edge accepts immediately: a request that admission refuses ends with the
+same error a moment later, before any part of a response has been sent.
 """
 
 from __future__ import annotations
@@ -22,10 +22,9 @@ MAX_WAITING_BYTES = 64 << 20
 
 
 class CoreLink:
-    """The link of one edge. `figures` renders the edge's metrics. `on_drain` is called when the core wants
-    the edge to end in good order; `on_lost` when nothing comes any more, after all requests have ended, and
-    then `ended` is set.
-    """
+    """The link of one edge. `figures` renders the metrics of the edge. `on_drain` is called when the core
+    asks the edge to drain; `on_lost` when the link is lost, after all requests have ended, and then `ended`
+    is set."""
 
     def __init__(self, clock: Clock) -> None:
         self._pending = ToCore()
@@ -45,13 +44,13 @@ class CoreLink:
         self.on_lost: Callable[[], None] = _nothing
 
     async def connect(self, sock: socket.socket) -> EdgeWelcome:
-        """Begin on the edge's end of a socket pair; returns the core's first word. Raises CapacityError when
-        the core is gone before it."""
+        """Start on the edge's end of a socket pair; return the welcome of the core. Raise CapacityError if
+        the core is lost first."""
         await self._pipe.connect(sock)
         return await self._welcome
 
     def say(self) -> ToCore:
-        """What leaves at the end of this turn of the loop, to add to."""
+        """Return the frame that leaves at the end of this event loop iteration, to add to."""
         self._said = True
         self._pipe.wake()
         return self._pending
@@ -62,16 +61,16 @@ class CoreLink:
         return self._pipe.waiting > MAX_WAITING_BYTES
 
     def started(self, host: str, port: int) -> None:
-        """The edge listens."""
+        """Report that the edge listens."""
         self.say().started = (host, port)
 
     def failed(self, error: ErrorNote) -> None:
-        """The edge cannot serve."""
+        """Report that the edge cannot serve."""
         self.say().failed = error
         self._pipe.flush()
 
     def close(self) -> None:
-        """Send what is left, and end. Idempotent."""
+        """Send buffered frames, then close. Idempotent."""
         self._pipe.flush()
         self._pipe.close()
 

@@ -1,4 +1,4 @@
-"""The pages that are about the whole deployment, made in the core for edges that were asked for them."""
+"""Pages about the whole deployment, rendered in the core for edges."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ log = logging.getLogger(__name__)
 
 
 class PageRenderer(Protocol):
-    """Answers an exchange at once, or raises KvasirError."""
+    """Responds to an exchange immediately, or raises KvasirError."""
 
     def __call__(self, exchange: Exchange) -> None: ...
 
 
 class CorePages:
-    """Answers questions of edges. `status` shows the page of that name; `decision`, `drain` and `undrain`
-    those whose paths end with a name."""
+    """Serves page requests of edges. `status` renders the page of that name; `decision`, `drain` and
+    `undrain` those whose paths end with a name."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class CorePages:
         self._undrain = undrain
 
     def show(self, ask: PageRequest, then: Callable[[PageResponse], None]) -> None:
-        """Calls `then` once with the page, or with the error in its place."""
+        """Call `then` once with the page, or with the error."""
         if ask.path == "/metrics":
             self._figures.collect(lambda page: then(PageResponse(ask.number, 200, CONTENT_TYPE, b"", page)))
             return
@@ -72,7 +72,7 @@ class CorePages:
 
 
 class _Asked(Exchange):
-    """An exchange whose answer goes to an edge, which has the client."""
+    """An exchange whose response goes to the edge that has the client."""
 
     __slots__ = ("_number", "_then")
 
@@ -83,14 +83,14 @@ class _Asked(Exchange):
         self._then = then
 
     def respond(self, status: int, body: bytes, content_type: bytes = JSON, headers: bytes = b"") -> None:
-        """Hand the answer over."""
+        """Pass on the response."""
         if self._open:
             self._open = False
             self._then(PageResponse(self._number, status, content_type, headers, body))
 
 
 class _Nowhere:
-    """A Wire that leads to no client."""
+    """An ExchangeWire without a client."""
 
     lagging = False
 

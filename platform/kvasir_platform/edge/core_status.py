@@ -1,5 +1,4 @@
-"""What each edge should know of its router without asking: told when it changes, and not more often than it
-can matter."""
+"""The router status that the core pushes to each edge, on change and at a limited rate."""
 
 from __future__ import annotations
 
@@ -11,7 +10,7 @@ TELL_S = 0.05
 
 
 def core_status_of(router: RequestPort) -> CoreStatus:
-    """How things stand."""
+    """Return the current status."""
     models = router.not_ready_models()
     brownouts = {model: router.brownout(model) for model in models}
     return CoreStatus(

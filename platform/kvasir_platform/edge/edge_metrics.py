@@ -1,4 +1,4 @@
-"""The metrics of a router with edges: one page, whichever edge is asked for it."""
+"""The metrics of a router with edges: the same page from every edge."""
 
 from __future__ import annotations
 
@@ -13,10 +13,9 @@ PATIENCE_S = 2.0
 
 
 class EdgeMetrics:
-    """Gathers from all edges and from the core, whose own text is `own`.
+    """Collects the metrics of all edges and of the core, whose own text is `own`.
 
-    Edges join and leave by name. One round of questions is on its way at a time; whoever asks meanwhile gets
-    what it brings.
+    Edges join and leave by name. One collection runs at a time; concurrent callers share its result.
     """
 
     def __init__(self, own: Callable[[], bytes]) -> None:
@@ -31,11 +30,11 @@ class EdgeMetrics:
         self._timer: asyncio.TimerHandle | None = None
 
     def join(self, edge: str, ask: Callable[[int], None]) -> None:
-        """An edge that answers the number of a round with `heard`."""
+        """Add an edge, which responds to the number of a round through `heard`."""
         self._ask[edge] = ask
 
     def leave(self, edge: str) -> None:
-        """It has ended; what it has counted stays."""
+        """Remove an edge; its counters are kept."""
         del self._ask[edge]
         known = self._known.pop(edge, None)
         if known is not None:
@@ -44,7 +43,7 @@ class EdgeMetrics:
         self._finish_if_whole()
 
     def collect(self, then: Callable[[bytes], None]) -> None:
-        """Calls `then` with everything, at the latest after PATIENCE_S."""
+        """Call `then` with all metrics, after PATIENCE_S at the latest."""
         self._waiting.append(then)
         if len(self._waiting) > 1:
             return
@@ -56,7 +55,7 @@ class EdgeMetrics:
         self._finish_if_whole()
 
     def heard(self, edge: str, number: int, text: bytes) -> None:
-        """An edge has answered."""
+        """Handle the response of an edge."""
         self._known[edge] = parse(text)
         if number == self._round:
             self._missing.discard(edge)

@@ -1,5 +1,4 @@
-"""The gateway of a core that has edges: as the gateway of one process to whoever starts it, but made of
-several."""
+"""The gateway of a core with edge processes. It has the interface of a single-process Gateway."""
 
 from __future__ import annotations
 
@@ -40,10 +39,10 @@ _DRAIN_MARGIN_S = 5.0
 
 
 def edge_count(wanted: int | None, cpus: float) -> int:
-    """How many edges a router on so many CPUs has: as many as are `wanted`, or what suits them.
+    """Return the number of edges of a router with this many CPUs: `wanted`, or a default.
 
-    Where there are fewer than four, the core and what else runs there need the rest, and one process does
-    both. Beyond eight edges the core, which every token passes, is what is busy.
+    Below four edges, the core and the other processes need the CPUs, and one process does both. Above eight
+    edges the core, through which every token passes, is the bottleneck.
     """
     if wanted is not None:
         return wanted
@@ -52,8 +51,8 @@ def edge_count(wanted: int | None, cpus: float) -> int:
 
 
 class Edges:
-    """`count` edge processes of `deployment` in front of `router`. `models` are read, and closed: the core
-    tokenizes nothing. `serve` until `stop`, as a Gateway."""
+    """`count` edge processes of `deployment` in front of `router`. `models` are read, then closed, since the
+    core tokenizes nothing. `serve` until `stop`, as a Gateway."""
 
     def __init__(
         self,
@@ -105,9 +104,9 @@ class Edges:
         )
 
     async def serve(self, listen: None, on_started: Callable[[str, int], None]) -> None:
-        """Hold the spec's address, start all edges on it, tell `on_started` where they listen, and keep them
-        until `stop`. Returns when drained. Raises OSError when the address is taken, KvasirError for an edge
-        that does not start."""
+        """Bind the spec's address, start all edges on it, call `on_started` with it, and supervise them until
+        `stop`. Return when drained. Raise OSError if the address is taken, KvasirError for an edge that does
+        not start."""
         spec = self._deployment.gateway
         counting = asyncio.create_task(self._limits.run(), name="rate limits")
         counting.add_done_callback(self._counted)
@@ -127,7 +126,8 @@ class Edges:
             self.stop()
 
     def stop(self) -> None:
-        """Begin to drain; `serve` returns within the spec's `drain_timeout_s` and a little. Idempotent."""
+        """Begin to drain; `serve` returns shortly after `drain_timeout_s` of the spec at the latest.
+        Idempotent."""
         self._stop.set()
 
     async def _keep(self, addresses: list[tuple[str, int]], on_started: Callable[[str, int], None]) -> None:

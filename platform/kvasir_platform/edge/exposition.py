@@ -1,9 +1,8 @@
-"""Prometheus' text format from several processes that are one to those who scrape.
+"""Merges the Prometheus text format of several processes that are scraped as one.
 
-Counters and histograms are summed, and so are gauges, which here count what each process has (requests in
-flight, bytes held). Of moments, as when a counter was made or a certificate expires, the earliest counts.
-What a process had counted when it ended goes on being counted: a sum that fell would be read as a restart of
-everything.
+Counters, histograms and gauges are summed; gauges here are counts of each process (requests in flight, bytes
+held). For timestamps, such as when a counter was created or a certificate expires, the earliest is used.
+Counters of a process that ended are kept, since Prometheus reads a falling sum as a counter reset.
 """
 
 from __future__ import annotations
@@ -19,14 +18,14 @@ _MOMENTS = (_CREATED, "_timestamp_seconds")
 
 @dataclass(slots=True)
 class Family:
-    """One metric: its comment lines, its type, and values by series, in the order in which they came."""
+    """One metric: its comment lines, its type, and values by series, in insertion order."""
 
     comments: list[str] = field(default_factory=list)
     kind: str = "untyped"
     series: dict[str, float] = field(default_factory=dict)
 
     def add(self, other: Family) -> None:
-        """Take in what another process says of the same metric."""
+        """Merge the same metric of another process."""
         for series, value in other.series.items():
             mine = self.series.get(series)
             if mine is None:
@@ -41,7 +40,7 @@ Families = dict[str, Family]
 
 
 def parse(text: bytes) -> Families:
-    """The families of an exposition as prometheus_client renders it: without timestamps, the comments of each
+    """Parse an exposition as prometheus_client renders it: without timestamps, the comments of each metric
     before its series."""
     families: Families = {}
     current = Family()
@@ -59,7 +58,7 @@ def parse(text: bytes) -> Families:
 
 
 def merged(parts: Iterable[Families]) -> Families:
-    """All parts as one."""
+    """Merge all expositions."""
     found: Families = {}
     for part in parts:
         for name, family in part.items():
@@ -69,14 +68,14 @@ def merged(parts: Iterable[Families]) -> Families:
 
 
 def lasting(families: Families) -> Families:
-    """What stays true when the process that said it has ended: all but gauges."""
+    """Return the families that outlive their process: all except gauges."""
     return {
         name: family for name, family in families.items() if family.kind != "gauge" or name.endswith(_CREATED)
     }
 
 
 def render(families: Families) -> bytes:
-    """The text again."""
+    """Render the text format."""
     lines: list[str] = []
     for family in families.values():
         lines += family.comments

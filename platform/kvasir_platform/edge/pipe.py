@@ -1,5 +1,5 @@
-"""One end of the link between an edge and its core, on an event loop: what gathers during a turn of the loop
-leaves in one write at its end."""
+"""One end of the link between an edge and its core. Frames of one event loop iteration leave in one write at
+its end."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ log = logging.getLogger(__name__)
 
 
 class FramePipe(asyncio.Protocol, Generic[Frame]):
-    """Sends what `gather` returns, and hands frames of kind `kind` to `receive`, whose faults end the link.
+    """Sends what `gather` returns, and passes frames of kind `kind` to `receive`; an exception of `receive`
+    ends the link.
 
-    `gather` is asked at the end of each turn of the loop in which `wake` was called; None sends nothing.
-    `refuse` is given what is too large to be sent at all. `lost` is called once, when nothing will come any
-    more.
+    `gather` is called at the end of each event loop iteration in which `wake` was called; None sends nothing.
+    `refuse` is called with a frame that exceeds the size limit. `lost` is called once, after the last frame.
     """
 
     def __init__(
@@ -42,22 +42,22 @@ class FramePipe(asyncio.Protocol, Generic[Frame]):
         self._due = False
 
     async def connect(self, sock: socket.socket) -> None:
-        """Begin on one end of a socket pair, which the pipe closes."""
+        """Start on one end of a socket pair, which the pipe closes."""
         await self._loop.create_unix_connection(lambda: self, sock=sock)
 
     @property
     def waiting(self) -> int:
-        """Bytes that the other side has not taken yet."""
+        """Bytes that the peer has not read yet."""
         return 0 if self._transport is None else self._transport.get_write_buffer_size()
 
     def wake(self) -> None:
-        """There is something to send."""
+        """Schedule a write."""
         if not self._due:
             self._due = True
             self._loop.call_soon(self.flush)
 
     def flush(self) -> None:
-        """Send at once what has gathered."""
+        """Send the gathered frames immediately."""
         self._due = False
         transport = self._transport
         if transport is None or transport.is_closing():
@@ -68,12 +68,12 @@ class FramePipe(asyncio.Protocol, Generic[Frame]):
                 transport.write(each)
 
     def close(self) -> None:
-        """Send what waits, then end."""
+        """Send the buffered frames, then close."""
         if self._transport is not None:
             self._transport.close()
 
     def abort(self) -> None:
-        """End at once."""
+        """Close without sending buffered frames."""
         if self._transport is not None:
             self._transport.abort()
 

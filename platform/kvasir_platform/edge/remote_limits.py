@@ -1,4 +1,5 @@
-"""Rate limits that the core counts for all its edges, so that a tenant has one quota and not one for each."""
+"""Rate limits counted by the core for all its edges, so that a tenant has one quota rather than one per
+edge."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ class _Asked(NamedTuple):
 
 
 class LinkGrant(Grant):
-    """A grant that the core knows by the number of the question."""
+    """A grant, with the number of its request to the core."""
 
     number: int
 
@@ -36,8 +37,8 @@ class LinkGrant(Grant):
 
 
 class RemoteLimits:
-    """`kvasir.ports.limits.RateLimits` over a link. Without a core nobody is refused: the requests that are
-    let in then end for want of a router."""
+    """`kvasir.ports.limits.RateLimits` over a link. Without a core no request is refused here: admitted
+    requests then fail because there is no router."""
 
     def __init__(self, link: CoreLink) -> None:
         self._link = link
@@ -47,7 +48,7 @@ class RemoteLimits:
     def take(
         self, tenant: str, quota: Quota, tokens: int, then: Callable[[Grant | LimitRefusal], None]
     ) -> None:
-        """Ask the core; its answer comes in a later turn of the loop."""
+        """Ask the core; the response arrives in a later iteration of the event loop."""
         check_amount(quota, tokens)
         asked = _Asked(tenant, quota, tokens, then)
         if self._link.lost:
@@ -58,18 +59,18 @@ class RemoteLimits:
         self._link.say().takes.append(LimitRequest(self._last, tenant, quota, tokens))
 
     def settle(self, grant: Grant, tokens: int) -> None:
-        """As the port says."""
+        """See the port."""
         self._end(grant, tokens)
 
     def release(self, grant: Grant) -> None:
-        """As the port says."""
+        """See the port."""
         self._end(grant, None)
 
     async def run(self) -> None:
-        """There is nothing to do."""
+        """Return at once: there is no background work."""
 
     def heard(self, leave: LimitResponse) -> None:
-        """The core has answered a question."""
+        """Handle a response of the core."""
         asked = self._asked.pop(leave.number, None)
         verdict = LinkGrant(leave.grant, leave.number) if leave.grant is not None else leave.refusal
         if asked is None or verdict is None:
@@ -80,7 +81,7 @@ class RemoteLimits:
             log.exception("a request of tenant %s failed when it was let in", asked.tenant)
 
     def lost(self) -> None:
-        """No answers will come."""
+        """Handle the loss of the core."""
         waiting, self._asked = self._asked, {}
         for asked in waiting.values():
             _let_in(asked)

@@ -1,4 +1,4 @@
-"""Pages of an edge that are about the whole deployment: the core makes them, whichever edge is asked."""
+"""Pages of an edge about the whole deployment, rendered by the core, so that all edges return the same."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class RemotePages:
-    """Answers exchanges with what the core shows for them."""
+    """Responds to exchanges with pages of the core."""
 
     def __init__(self, link: CoreLink) -> None:
         self._link = link
@@ -24,7 +24,7 @@ class RemotePages:
         self._last = 0
 
     def show(self, exchange: Exchange) -> None:
-        """Any page of the core's. Raises CapacityError where there is no core."""
+        """Request a page of the core. Raise CapacityError if there is no core."""
         if self._link.lost:
             raise gone()
         self._last += 1
@@ -35,7 +35,7 @@ class RemotePages:
         self._link.say().asks.append(PageRequest(number, request.method, request.path, request.body))
 
     def heard(self, page: PageResponse) -> None:
-        """The core has answered."""
+        """Handle a response of the core."""
         exchange = self._asked.pop(page.number, None)
         if exchange is not None:
             exchange.respond(page.status, page.body, page.content_type, page.headers)
@@ -44,7 +44,7 @@ class RemotePages:
         self._asked.pop(number, None)
 
     def lost(self) -> None:
-        """No answers will come."""
+        """Handle the loss of the core."""
         waiting, self._asked = self._asked, {}
         for exchange in waiting.values():
             error = gone()
@@ -52,13 +52,13 @@ class RemotePages:
 
 
 class RemoteNames(RequestNames):
-    """Tells the core which requests a call is made of: it may be asked of another edge why they ran where
-    they ran."""
+    """Registers the requests of a call with the core, since another edge may be asked for their routing
+    decisions."""
 
     def __init__(self, link: CoreLink) -> None:
         super().__init__(0)
         self._link = link
 
     def note(self, client_id: str, names: tuple[str, ...]) -> None:
-        """As RequestNames; the core keeps it."""
+        """See RequestNames; the core stores it."""
         self._link.say().named.append((client_id, names))

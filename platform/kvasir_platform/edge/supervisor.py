@@ -1,8 +1,8 @@
-"""Keeps the edges of a core: starts them, watches them, starts again the ones that end, and ends them all.
+"""Starts, monitors, restarts and stops the edges of a core.
 
-Each edge is a child with one end of a socket pair, so that nothing has to be named, guarded or found, and
-each side knows at once when the other is gone. What an edge needs to know comes through that pair: the
-deployment is the core's own, whatever has become of its file.
+Each edge is a child with one end of a socket pair, which needs no name, access control or discovery, and by
+which each side detects the loss of the other immediately. The edge receives its configuration through that
+pair: the deployment as the core read it, even if the file has changed since.
 """
 
 from __future__ import annotations
@@ -31,10 +31,9 @@ _KILLED_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class RestartLimits:
-    """How long things may take. An edge has to listen `start_s` seconds after its start. One that leaves
-    `silent_beats` questions unanswered, which come once a second, is taken for stuck and killed. One that
-    ends is started again after `pause_s`, which doubles up to `longest_pause_s` until an edge has served for
-    `steady_s`."""
+    """Time limits. An edge must listen within `start_s` of its start. One that leaves `silent_beats`
+    heartbeats unanswered, sent once a second, is killed. One that ends is restarted after `pause_s`, which
+    doubles up to `longest_pause_s` until an edge has served for `steady_s`."""
 
     start_s: float = 120.0
     silent_beats: int = 30
@@ -44,7 +43,7 @@ class RestartLimits:
 
 
 class Edge:
-    """One process with its link. `address` is where it listens, or why it does not."""
+    """One process with its link. `address` resolves to the address where it listens, or to the error."""
 
     def __init__(self, name: str, core: CoreParts, began_s: float) -> None:
         self.name = name
@@ -59,7 +58,7 @@ class Edge:
 
     @property
     def listens(self) -> bool:
-        """Whether it has come up."""
+        """Whether it listens."""
         return self.address.done() and self.address.exception() is None
 
     async def run(self, command: Sequence[str], welcome: EdgeWelcome) -> int:
@@ -91,7 +90,7 @@ class Edge:
         return status
 
     def kill(self) -> None:
-        """End it at once, or as soon as it has begun. Idempotent."""
+        """Kill the process, now or as soon as it has started. Idempotent."""
         self._unwanted = True
         process = self._process
         if process is not None and process.returncode is None:
@@ -106,7 +105,7 @@ class Edge:
         self.fail(error_of(note))
 
     def fail(self, error: KvasirError) -> None:
-        """It will not listen, if it does not yet. Idempotent."""
+        """Fail the start, unless it already listens. Idempotent."""
         if not self.address.done():
             self.address.set_exception(error)
             # Looked at, whether or not anybody else looks.
@@ -118,7 +117,7 @@ class Edge:
 
 class EdgeSupervisor:
     """`count` edges of one core. `command` starts one, given the descriptor of its link as `--link-fd`, and
-    `welcome` is told to each. Use as `start`, `drain`, and `close` in any case."""
+    `welcome` is sent to each. Call `start`, then `drain`, and `close` in any case."""
 
     def __init__(
         self,
@@ -144,8 +143,8 @@ class EdgeSupervisor:
         """Set when edges are not kept any more for a fault of ours, which has been logged."""
 
     async def start(self) -> tuple[str, int]:
-        """Start all, and return the address of the first when all listen. Raises KvasirError for one that
-        cannot."""
+        """Start all edges, and return the address of the first when all listen. Raise KvasirError if one does
+        not."""
         addresses = [asyncio.shield(edge.address) for edge in self.edges]
         self._watching = asyncio.create_task(self._watch(), name="edges")
         self._tasks = [
@@ -156,7 +155,7 @@ class EdgeSupervisor:
         return (await asyncio.gather(*addresses))[0]
 
     async def drain(self, within_s: float) -> None:
-        """End all in good order; those that take longer are killed."""
+        """Drain all edges; kill those that exceed the timeout."""
         self._ending = True
         for edge in self.edges:
             if edge.listens:
@@ -167,7 +166,7 @@ class EdgeSupervisor:
             await asyncio.wait(self._tasks, timeout=within_s)
 
     async def close(self) -> None:
-        """End all at once that are left. Idempotent."""
+        """Kill the remaining edges. Idempotent."""
         self._ending = True
         for edge in self.edges:
             edge.kill()
@@ -178,7 +177,7 @@ class EdgeSupervisor:
                 task.cancel()
 
     def in_flight(self) -> int:
-        """Requests of all edges."""
+        """Return the number of running requests of all edges."""
         return sum(edge.end.in_flight for edge in self.edges)
 
     def _over(self, task: asyncio.Task[None]) -> None:
@@ -213,7 +212,7 @@ class EdgeSupervisor:
             self.edges[slot] = self._make(slot, life)
 
     async def _watch(self) -> None:
-        """Tell edges how things stand, and see that they live."""
+        """Push the status to edges, and check their heartbeats."""
         beats = itertools.count(1)
         beat_s = self._clock.now()
         while True:

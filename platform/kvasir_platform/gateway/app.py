@@ -1,4 +1,4 @@
-"""The gateway: routes, authentication, one place where errors become answers, start and end."""
+"""The gateway: routes, authentication, error handling, start and shutdown."""
 
 from __future__ import annotations
 
@@ -115,9 +115,9 @@ class Gateway:
         self._listener: Listener | None = None
 
     async def serve(self, listen: Listen | None, on_started: Callable[[str, int], None]) -> None:
-        """Bind `listen` (by default the spec's address), tell `on_started` the address, and answer
-        until `stop`. Returns when drained. Raises OSError when the address is taken, ConfigError for
-        certificates that are not good."""
+        """Bind `listen` (by default the spec's address), call `on_started` with the address, and serve until
+        `stop`. Return when drained. Raise OSError if the address is taken, ConfigError for invalid
+        certificates."""
         spec = self._spec
         self._listener = Listener(
             spec,
@@ -162,7 +162,7 @@ class Gateway:
             self.stop()
 
     def _route_table(self) -> dict[str, _Route]:
-        """What is at each path."""
+        """Return the routes by path."""
         api, pages, texts = self._api, self._pages, self._texts
         return {
             "/v1/chat/completions": ("POST", self._callers_own(api.chat)),
@@ -179,7 +179,7 @@ class Gateway:
         }
 
     def _item_route(self, path: str) -> _Route | None:
-        """As the table's, for paths that end with a name."""
+        """Return the route of a path that ends with a name, or None."""
         if path.startswith(MODELS + "/"):
             return "GET", self._callers_own(self._pages.model)
         if path.startswith(DECISIONS):
@@ -191,11 +191,11 @@ class Gateway:
         return None
 
     def _callers_own(self, handler: Callable[[Caller, Exchange], None]) -> _Admit:
-        """For tenants, each of whom gets its own answer."""
+        """Return a route for tenants, with the caller as argument."""
         return lambda headers: partial(handler, self._callers.of(headers))
 
     def _operators(self, handler: _Handler) -> _Admit:
-        """For operators only."""
+        """Return a route for operators only."""
 
         def admit(headers: Mapping[bytes, bytes]) -> _Handler:
             self._callers.of(headers).check_operator()
@@ -211,7 +211,7 @@ class Gateway:
             self._errors.answer(exchange, error)
 
     def _admit(self, request: HttpRequest) -> _Handler:
-        """What handles a request, of which nothing but the head is looked at. Raises RequestError."""
+        """Return the handler of a request, by its head only. Raise RequestError."""
         if request.method == "OPTIONS":
             return self._options
         route = self._routes.get(request.path) or self._item_route(request.path)
@@ -227,7 +227,7 @@ class Gateway:
         return handler
 
     def _options(self, exchange: Exchange) -> None:
-        """OPTIONS: what browsers ask before they send, and which methods there are. Needs no key."""
+        """OPTIONS: CORS preflight requests, and the allowed methods. Needs no key."""
         request = exchange.request
         route = self._routes.get(request.path) or self._item_route(request.path)
         if route is None and request.path != "*":
@@ -237,7 +237,7 @@ class Gateway:
         exchange.no_content(b"allow: %b\r\n" % allowed.encode() if preflight is None else preflight)
 
     def _in_flight(self) -> int:
-        """Calls that the router has."""
+        """Return the number of calls in the router."""
         return self._api.in_flight() + self._embeddings.in_flight()
 
     def _new_id(self) -> str:
@@ -248,12 +248,12 @@ class Gateway:
 
 
 def _everyones(handler: _Handler) -> _Admit:
-    """Needs no key."""
+    """Return a route that needs no key."""
     return lambda _: handler
 
 
 def _allowed(method: str) -> str:
-    """The methods of a route, as the Allow header lists them."""
+    """Return the methods of a route for the Allow header."""
     return "GET, HEAD, OPTIONS" if method == "GET" else f"{method}, OPTIONS"
 
 

@@ -1,4 +1,4 @@
-"""What a composition root calls: a gateway with everything that the spec asks for."""
+"""Builds a gateway from the deployment spec, for composition roots."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from kvasir_platform.gateway.tenants.salts import salt_secret
 
 
 def make_metrics(deployment: Deployment, registry: CollectorRegistry | None = None) -> Metrics:
-    """The metrics of a deployment, in a registry of their own unless one is given."""
+    """Return the metrics of a deployment, in a new registry unless one is given."""
     slos = [slo.name for slo in deployment.slo]
     return Metrics(AliasingRegistry() if registry is None else registry, deployment.served_names(), slos)
 
 
 def make_models(deployment: Deployment) -> ModelTable:
-    """What the edge knows of the deployment's models. Those of one folder share a tokenizer. Raises
-    ConfigError when a model's files cannot be read."""
+    """Load the tokenizers and metadata of the deployment's models. Models of one folder share a tokenizer.
+    Raise ConfigError if the files of a model cannot be read."""
     pools: dict[Path, TokenizerPool] = {}
     models = []
     for view in deployment.views():
@@ -55,8 +55,8 @@ def make_gateway(
     *,
     spans: SpanRecorder | None = None,
 ) -> Gateway:
-    """A gateway in front of `router`. `clock` is the one that the router's readings are of. Raises
-    ConfigError when a model's files, API keys, or what the filters name cannot be read."""
+    """Return a gateway in front of `router`. `clock` is the clock of the router's timestamps. Raise
+    ConfigError if files of models, API keys or filters cannot be read."""
     metrics = make_metrics(deployment) if metrics is None else metrics
     rng = random.SystemRandom()
     far = router if isinstance(router, RemoteCore) else None

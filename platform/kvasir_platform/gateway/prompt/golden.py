@@ -1,4 +1,4 @@
-"""The golden prompts as the edge makes them: with its own templates and its own tokenizer."""
+"""The golden prompts as rendered and tokenized by the edge."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kvasir_platform.gateway.prompt.tokenization import Tokenizer
 
 
 def edge_golden(model: str, tokenizer: Tokenizer) -> tuple[GoldenPrompt, ...]:
-    """What every worker of `model` has to agree with."""
+    """Return the golden prompts that every worker of `model` must reproduce."""
 
     def render(messages: Sequence[Message], tools: Sequence[Tool] | None) -> str | None:
         template = tokenizer.template

@@ -1,8 +1,7 @@
-"""Text to token ids, without stalling the streams that share the event loop.
+"""Converts text to token ids without blocking the streams that share the event loop.
 
-What the event loop can do in a fraction of a millisecond it does in place, where handing it to a thread
-would cost more than the work. More goes to a small pool of threads: the tokenizers release the interpreter's
-lock while they work.
+Work of a fraction of a millisecond runs on the event loop, where a thread would cost more than the work.
+Longer work goes to a small thread pool: the tokenizers release the GIL.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ _T = TypeVar("_T")
 
 @value
 class Encoding:
-    """An encoding that was begun. `finish` gives the ids of each text, may be called once and in any thread,
+    """An encoding in progress. `finish` returns the ids of each text, may be called once and in any thread,
     and takes about `work_us` microseconds."""
 
     work_us: float
@@ -58,7 +57,7 @@ class Encoding:
 
 
 class Tokenizer(Protocol):
-    """What the edge needs to know of a model's tokenizer. Thread-safe."""
+    """The interface of a model's tokenizer. Thread-safe."""
 
     @property
     def vocabulary(self) -> int:
@@ -71,29 +70,28 @@ class Tokenizer(Protocol):
         ...
 
     def begin(self, texts: Sequence[str], *, add_special_tokens: bool, salt: str = "") -> Encoding:
-        """The quick part of an encoding: find what is known already of texts under `salt`."""
+        """Start an encoding: look up the cached tokens of texts under `salt`."""
         ...
 
     def encode(self, texts: Sequence[str], *, add_special_tokens: bool, salt: str = "") -> list[array[int]]:
-        """Ids of each text."""
+        """Return the ids of each text."""
         ...
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
-        """The text of `ids`, which are below `vocabulary`."""
+        """Return the text of `ids`, which are below `vocabulary`."""
         ...
 
     def names(self, ids: Sequence[int]) -> list[str]:
-        """How the vocabulary spells each id, "" for ids that it does not use."""
+        """Return the vocabulary entry of each id, empty for unused ids."""
         ...
 
     def sizes(self) -> TokenizerStats:
-        """What it did, and what it holds."""
+        """Return the statistics."""
         ...
 
 
 class ModelTokenizer:
-    """The tokenizer and chat template of a model folder; with `prefixes` it finds the tokens of earlier
-    turns again."""
+    """The tokenizer and chat template of a model folder; `prefixes` caches the tokens of earlier turns."""
 
     def __init__(
         self,
@@ -108,8 +106,8 @@ class ModelTokenizer:
 
     @classmethod
     def from_folder(cls, folder: Path, spec: TokenizerSpec | None = None) -> ModelTokenizer:
-        """Load tokenizer.json and the chat template. Without a `spec` it is Hugging Face's tokenizer and
-        nothing beside it. Raises ConfigError naming the file at fault."""
+        """Load tokenizer.json and the chat template. Without a `spec`, use only Hugging Face's tokenizer.
+        Raise ConfigError naming the invalid file."""
         path = folder / "tokenizer.json"
         template = ChatTemplate.from_folder(folder)
         if spec is None:
@@ -184,31 +182,31 @@ class ModelTokenizer:
 
 
 class EncodingReceiver(Protocol):
-    """What waits for the ids of its texts: exactly one of the two is called, on the event loop."""
+    """Receives the ids of its texts: exactly one of the two methods is called, on the event loop."""
 
     def encoded(self, ids: list[array[int]]) -> None:
         """The ids of each text."""
         ...
 
     def failed(self, error: BaseException) -> None:
-        """They could not be made."""
+        """Handle a failure."""
         ...
 
 
 class DecodingReceiver(Protocol):
-    """What waits for a text: exactly one of the two is called, on the event loop."""
+    """Receives a text: exactly one of the two methods is called, on the event loop."""
 
     def decoded(self, text: str) -> None:
         """The text of the ids."""
         ...
 
     def failed(self, error: BaseException) -> None:
-        """It could not be made."""
+        """Handle a failure."""
         ...
 
 
 class TokenizerPool:
-    """Runs a tokenizer in place or in a thread, by how much there is to do."""
+    """Runs a tokenizer on the event loop or in a thread, by the estimated work."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
@@ -219,9 +217,9 @@ class TokenizerPool:
     def encode(
         self, texts: Sequence[str], receiver: EncodingReceiver, *, add_special_tokens: bool, salt: str = ""
     ) -> None:
-        """Give `receiver` the ids, at once where they take little work, else later on this event loop.
-        Callers of one `salt` can tell by the time it takes what others of that salt sent. Raises
-        CapacityError when too many texts wait."""
+        """Pass the ids to `receiver`, immediately if the work is small, else later on this event loop. The
+        response time reveals to callers of one `salt` what others of that salt sent. Raise CapacityError if
+        too many texts are queued."""
         encoding = self.tokenizer.begin(texts, add_special_tokens=add_special_tokens, salt=salt)
         if encoding.work_us <= _INLINE_US:
             receiver.encoded(encoding.finish())
@@ -229,8 +227,8 @@ class TokenizerPool:
             self._later(encoding.finish, receiver.encoded, receiver.failed)
 
     def decode(self, ids: Sequence[int], receiver: DecodingReceiver) -> None:
-        """Give `receiver` the text of `ids`, special tokens and all, as `encode` does with ids. Raises
-        CapacityError as it does."""
+        """Pass the text of `ids`, including special tokens, to `receiver`, as `encode` does. Raise
+        CapacityError as `encode` does."""
         if len(ids) * _DECODE_US <= _INLINE_US:
             receiver.decoded(self.tokenizer.decode(ids))
         else:
@@ -260,12 +258,13 @@ class TokenizerPool:
         working.add_done_callback(ended)
 
     def close(self) -> None:
-        """Let the threads go; texts that wait are dropped."""
+        """Stop the threads; queued texts are dropped."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
 
 def _conversation(template: ChatTemplate | None) -> str:
-    """A chat as the model's template shows it, "" where there is none or it takes no such chat."""
+    """Return a sample chat rendered by the model's template, empty if there is no template or it rejects the
+    chat."""
     if template is None:
         return ""
     turns = (("user", "Hello there!"), ("assistant", " How can I help? "), ("user", "Tell me\n\n a story."))

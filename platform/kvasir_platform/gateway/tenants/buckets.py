@@ -14,23 +14,23 @@ _OWED_S = 2 * WINDOW_S
 
 
 def charged(full_s: float, now: float, amount: float, per_min: int) -> float:
-    """When a bucket that would be full at `full_s` will be full after `amount` is taken from it, or
-    (negative) put back."""
+    """Return when a bucket that is full at `full_s` will be full after `amount` is taken from it, or put back
+    if negative."""
     return max(full_s, now) + amount * WINDOW_S / per_min
 
 
 def bounded(full_s: float, now: float) -> float:
-    """The same bucket, owing no more than a minute's worth beyond being empty."""
+    """Return the bucket with a debt of at most one minute beyond empty."""
     return min(full_s, now + _OWED_S)
 
 
 def wait(full_s: float, now: float) -> float:
-    """How long until a bucket with this state, the amount already taken, would not be below empty; 0 when it
+    """Return the time until a bucket with this state, after the amount was taken, is not below empty; 0 if it
     is not."""
     left = full_s - now - WINDOW_S
     return left if left > SLACK_S else 0.0
 
 
 def remaining(level_s: float, per_min: int) -> int:
-    """What is in a bucket that needs `level_s` seconds to be full."""
+    """Return the content of a bucket that needs `level_s` seconds to be full."""
     return max(0, min(per_min, int(per_min * (1 - level_s / WINDOW_S) + SLACK_S)))

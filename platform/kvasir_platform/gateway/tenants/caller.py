@@ -28,7 +28,7 @@ _OVER_ITS_SHARE = frozenset(("tenant_queue_full", "tenant_over_share"))
 
 
 class LimitReached(CapacityError):
-    """A tenant's own limit is in the way. `header_lines` say how it stands."""
+    """A limit of the tenant is exceeded. `header_lines` describe its state."""
 
     def __init__(self, message: str, *, code: str, retry_after_s: float, header_lines: bytes) -> None:
         super().__init__(message, code=code, retry_after_s=retry_after_s)
@@ -53,7 +53,7 @@ class Charge:
         return b"" if self._grant is None else limit_headers(self._grant.quota, self._grant.levels)
 
     def settle(self, prompt_tokens: int, output_tokens: int) -> None:
-        """The request has ended, well or not, and a worker has had it. Both counts are those of its usage."""
+        """The request has ended and a worker has processed it. Both counts are those of its usage."""
         if self._close():
             use = self._caller.use
             use.prompt_tokens += prompt_tokens
@@ -62,7 +62,7 @@ class Charge:
                 self._limits.settle(self._grant, prompt_tokens + output_tokens)
 
     def release(self) -> None:
-        """The request has come to no worker: it costs nothing."""
+        """The request reached no worker: it costs nothing."""
         if self._close() and self._grant is not None:
             self._limits.release(self._grant)
 
@@ -75,7 +75,8 @@ class Charge:
 
 
 class ChargeReceiver(Protocol):
-    """What waits for its tenant's limits: exactly one of the two is called, on the event loop."""
+    """Receives the decision of the rate limits: exactly one of the two methods is called, on the event
+    loop."""
 
     def admitted(self, charge: Charge) -> None:
         """The call is let in; the charge is to be settled or released once."""
@@ -119,7 +120,7 @@ class Caller:
         return self._sessions + named if named else ""
 
     def may_use(self, model: str) -> bool:
-        """Whether a model, or a LoRA adapter, is for this tenant."""
+        """Return whether the tenant may use a model or LoRA adapter."""
         return self._models is None or model in self._models
 
     def check_model(self, model: str) -> None:
@@ -129,7 +130,7 @@ class Caller:
             raise no_such_model(model)
 
     def check_operator(self) -> None:
-        """Raises RequestError 403 unless the tenant may see and steer the deployment."""
+        """Raise RequestError 403 unless the tenant is an operator."""
         if not self.operator:
             raise RequestError("This needs an operator's API key.", status=403, code="operator_only")
 
@@ -159,12 +160,12 @@ class Caller:
             self.use.refused[code] = self.use.refused.get(code, 0) + 1
 
     def context(self, tokens: int) -> int:
-        """The context for this tenant of a model with so many."""
+        """Return this tenant's context limit for a model with this context."""
         most = self._spec.max_context_tokens
         return tokens if most is None else min(tokens, most)
 
     def default_output(self, tokens: int) -> int:
-        """The output limit of a request that names none, where others get so many."""
+        """Return the output limit of a request without one, given the general default."""
         most = self._spec.max_output_tokens
         return tokens if most is None else min(tokens, most)
 

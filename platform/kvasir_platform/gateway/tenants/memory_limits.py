@@ -1,4 +1,4 @@
-"""Rate limits that one router counts by itself: a few numbers for each tenant, and no waiting."""
+"""Rate limits counted in memory by one router: a few numbers per tenant, and no waiting."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ class _Tenant:
 
 
 class MemoryLimits:
-    """The port in memory. Holds three numbers for each tenant that has asked; tenants are those of the spec.
+    """The port in memory. Holds three numbers for each tenant that has sent a request; tenants are those of
+    the spec.
 
     `now` is monotonic, in seconds.
     """
@@ -36,7 +37,7 @@ class MemoryLimits:
     def take(
         self, tenant: str, quota: Quota, tokens: int, then: Callable[[Grant | LimitRefusal], None]
     ) -> None:
-        """Decide at once."""
+        """Decide immediately."""
         then(self.decide(tenant, quota, tokens))
 
     def decide(self, tenant: str, quota: Quota, tokens: int) -> Grant | LimitRefusal:
@@ -55,7 +56,7 @@ class MemoryLimits:
         return Grant(tenant, quota, tokens, levels(requests, spent, now))
 
     def count(self, grant: Grant) -> None:
-        """Count what was granted elsewhere, whether or not it would have been here."""
+        """Count a grant that was made elsewhere, even beyond the limits."""
         state = self._state(grant.tenant)
         now = self._now()
         requests, spent = self._charge(state, grant.quota, grant.tokens, now)
@@ -63,24 +64,24 @@ class MemoryLimits:
         state.running += 1
 
     def settle(self, grant: Grant, tokens: int) -> None:
-        """As the port says."""
+        """See the port."""
         self._end(grant, 0, tokens - grant.tokens)
 
     def release(self, grant: Grant) -> None:
-        """As the port says."""
+        """See the port."""
         self._end(grant, -1, -grant.tokens)
 
     def running(self, tenant: str) -> int:
-        """Grants that have not ended."""
+        """Return the number of grants that have not ended."""
         state = self._tenants.get(tenant)
         return 0 if state is None else state.running
 
     def tenants(self) -> list[str]:
-        """All that have asked."""
+        """Return all tenants that have sent a request."""
         return list(self._tenants)
 
     async def run(self) -> None:
-        """There is nothing to do."""
+        """Return at once: there is no background work."""
 
     def _state(self, tenant: str) -> _Tenant:
         state = self._tenants.get(tenant)
