@@ -1,7 +1,7 @@
-"""What a model of the deployment can do, so that what it cannot is refused at the edge, by name.
+"""What a model of the deployment supports, so that the edge refuses unsupported requests by field.
 
-A worker would refuse too, but later and for every client alike as a failure; here the answer says which field
-asks for too much, and which line of the spec would allow it.
+A worker would refuse them too, but later and as a failure; the error of the edge names the field at fault and
+the line of the spec that would allow it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ TEXT_ONLY = ModelCapabilities()
 
 
 def model_capabilities(deployment: Deployment) -> ModelCapabilities:
-    """What the model of a single-model `deployment` can do: what all of its pools can that do that work."""
+    """Return the capabilities of a single-model `deployment`: those that all of its pools for that work
+    share."""
     speaking = [pool.engine for pool in deployment.pools if pool.role in (Role.DECODE, Role.BOTH)]
     return ModelCapabilities(
         generates=bool(speaking),
@@ -42,13 +43,13 @@ def model_capabilities(deployment: Deployment) -> ModelCapabilities:
 
 
 def check_generates(capabilities: ModelCapabilities, model: str) -> None:
-    """Raise RequestError where `model` generates no text."""
+    """Raise RequestError if `model` does not generate text."""
     if not capabilities.generates:
         raise _wrong_task(f"The model {model!r} makes embeddings only; use /v1/embeddings.")
 
 
 def check_embeds(capabilities: ModelCapabilities, model: str) -> None:
-    """Raise RequestError where `model` makes no embeddings."""
+    """Raise RequestError if `model` does not embed."""
     if not capabilities.embeds:
         raise _wrong_task(
             f"The model {model!r} makes no embeddings: that takes a pool of role embed in the deployment."

@@ -1,7 +1,7 @@
-"""What a client says of a request beside its prompt: the service level it wants, and what belongs together.
+"""A request's SLO class and session.
 
-Both steer where a request runs and change nothing of its answer, so they travel in headers that any client
-can set; fields of the body serve as a session where no header names one.
+Both affect where a request runs and not its response, so they are headers that any client can set; fields of
+the body serve as a session if no header names one.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MAX_HINT = 1024
 
 
 class SloClasses:
-    """The classes of a deployment by name; the first is for requests that name none."""
+    """The SLO classes of a deployment by name; the first is the default."""
 
     def __init__(self, specs: Sequence[SloSpec]) -> None:
         classes = [SloClass(spec.name, spec.ttft_s, spec.itl_s) for spec in specs]
@@ -29,7 +29,7 @@ class SloClasses:
         self._by_name = {slo.name.encode(): slo for slo in classes}
 
     def asked_for(self, headers: Mapping[bytes, bytes]) -> SloClass:
-        """The class that the headers name. Raises RequestError listing those there are."""
+        """Return the class that the headers name. Raise RequestError listing the available ones."""
         name = headers.get(SLO_HEADER.encode())
         if name is None:
             return self._default
@@ -46,8 +46,8 @@ class SloClasses:
 
 
 def session_name(headers: Mapping[bytes, bytes], named: str | None) -> str:
-    """What the client calls the session that a request belongs to, "" for nothing: the header before what
-    its body has `named`. Raises RequestError for a name that is too long."""
+    """Return the session of a request, "" for none: the header takes precedence over `named` from the body.
+    Raise RequestError for a name that is too long."""
     header = headers.get(SESSION_HEADER.encode())
     if header is None:
         return named or ""

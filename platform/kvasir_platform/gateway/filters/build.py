@@ -1,4 +1,4 @@
-"""The filters of a deployment, made from its spec: what the gateway's composition asks for."""
+"""Builds the output filters of a deployment from its spec."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class OutputFilters:
         self._now = now
 
     def around(self, answer: Answer, call: Call, *, choices: int, tenant: str) -> FilteredAnswer | None:
-        """`answer` to `call` past the filters that apply; None where none does, and `answer` itself is the
-        one. `tenant` is "" for nobody."""
+        """Return `answer` to `call` wrapped in the filters that apply, None if none does. `tenant` is ""
+        without tenants."""
         if not self._filters:
             return None
         watched = watched_by(call, choices, tenant)
@@ -37,7 +37,7 @@ class OutputFilters:
         return FilteredAnswer(answer, filters, watched, now=self._now, timers=_loop_timers)
 
     async def close(self) -> None:
-        """End what is open. Call it when no answer is under way any more."""
+        """Close the filters. Call it when no response is running."""
         for each in self._filters:
             await each.close()
 
@@ -53,7 +53,7 @@ def output_filters(
     rng: random.Random,
     resolve: Resolve = system_resolve,
 ) -> OutputFilters:
-    """The filters of `spec`. Raises ConfigError for files that it names and that are not good."""
+    """Return the filters of `spec`. Raise ConfigError for a named file that is invalid."""
     made: list[OutputFilter] = []
     for each in spec.regex:
         made.append(RegexFilter(each, _counter(metrics, each.name)))

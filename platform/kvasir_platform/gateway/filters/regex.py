@@ -1,9 +1,8 @@
-"""The filter that looks for patterns.
+"""Output filter for regular expressions.
 
-Every character that lies in any match counts, not only in the matches that a search from left to right would
-list: so one pass decides, the way the text was cut into pieces never shows, and nothing depends on the order
-of alternatives. A character goes out as soon as no match that has begun at it or before it can still become
-whole.
+Every character in any match counts, not only the matches of a search from left to right, so that one pass
+decides, and the result depends neither on how the text was split into pieces nor on the order of
+alternatives. A character is released as soon as no match that begins at it or before it can still complete.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ Count = Callable[[str], None]
 
 
 class RegexFilter:
-    """`OutputFilter` over the patterns of a spec. `count` hears of each text that it changes or ends."""
+    """`OutputFilter` for the patterns of a spec. `count` is called for each text that it changes or ends."""
 
     def __init__(self, spec: RegexFilterSpec, count: Count) -> None:
         self.name = spec.name
@@ -35,11 +34,11 @@ class RegexFilter:
         self._count = count
 
     def applies(self, subject: FilterSubject) -> bool:
-        """Whether the spec names its model, tenant and part."""
+        """Return whether the spec names the model, tenant and part."""
         return self._scope.has(subject)
 
     def judge(self, subject: FilterSubject, rule: RulingCallback, before: str = "") -> RegexJudge:
-        """Begin a text."""
+        """Start a text."""
         scan = Scan(self._automaton)
         kept = before[-self.max_held_chars :]
         if len(kept) < len(before):
@@ -49,7 +48,7 @@ class RegexFilter:
         return RegexJudge(self._spec, scan, rule, self._count)
 
     async def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: no resource is open."""
 
 
 class RegexJudge:
@@ -73,7 +72,7 @@ class RegexJudge:
         self._over = False
 
     def feed(self, text: str) -> None:
-        """Rule on what `text` decides."""
+        """Rule on the characters that `text` decides."""
         if self._over:
             return
         scan = self._scan
@@ -93,7 +92,7 @@ class RegexJudge:
             self._settle(found)
 
     def expire(self) -> None:
-        """Let through what waits, or end; a match that becomes whole later is still found."""
+        """Release the held text or end the choice; a match that completes later is still found."""
         if self._over or self._ruled >= self._scan.position:
             return
         if self._ends_at_bound:
@@ -105,7 +104,7 @@ class RegexJudge:
             self._advance(self._scan.position, FilterAction.PASS)
 
     def close(self) -> None:
-        """No more rulings."""
+        """Send no more rulings."""
         self._over = True
 
     def _settle(self, found: list[tuple[int, int]]) -> None:

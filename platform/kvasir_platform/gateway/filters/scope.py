@@ -1,4 +1,4 @@
-"""Which texts a filter judges."""
+"""The texts that a filter applies to."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class FilterScope:
         self._parts = frozenset(spec.parts)
 
     def has(self, subject: FilterSubject) -> bool:
-        """Whether `subject` lies in it."""
+        """Return whether `subject` is in scope."""
         return (
             subject.part in self._parts
             and (self._models is None or subject.model in self._models)

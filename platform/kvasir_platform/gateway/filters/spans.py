@@ -1,4 +1,4 @@
-"""Places in a text that lie apart, kept in order: how filters and what waits behind them remember matches."""
+"""Disjoint spans of a text, kept in order: matches that filters and held text remember."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from bisect import bisect_left, bisect_right
 
 
 class Spans:
-    """Spans of positions, those that touch joined."""
+    """Spans of positions; adjacent spans are merged."""
 
     __slots__ = ("_begins", "_ends")
 
@@ -18,7 +18,7 @@ class Spans:
         return len(self._begins)
 
     def add(self, begin: int, end: int) -> None:
-        """Keep `begin` up to `end`, which lies behind it."""
+        """Add the span from `begin` to `end`, which is after all others."""
         begins, ends = self._begins, self._ends
         first, after = bisect_left(ends, begin), bisect_right(begins, end)
         if first < after:
@@ -27,18 +27,18 @@ class Spans:
         ends[first:after] = (end,)
 
     def meet(self, begin: int, end: float) -> bool:
-        """Whether any of them has a position from `begin` up to `end`."""
+        """Return whether any span overlaps `begin` to `end`."""
         at = bisect_right(self._ends, begin)
         return at < len(self._begins) and self._begins[at] < end
 
     def take(self, upto: int) -> list[tuple[int, int]]:
-        """Forget those that begin at `upto` or before; returns them, in order."""
+        """Remove and return, in order, the spans that begin at `upto` or before."""
         count = bisect_right(self._begins, upto)
         taken = list(zip(self._begins[:count], self._ends[:count], strict=True))
         del self._begins[:count], self._ends[:count]
         return taken
 
     def forget(self, upto: int) -> None:
-        """Forget those that end at `upto` or before."""
+        """Remove the spans that end at `upto` or before."""
         count = bisect_right(self._ends, upto)
         del self._begins[:count], self._ends[:count]

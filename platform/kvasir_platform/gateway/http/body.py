@@ -1,8 +1,8 @@
-"""A request's body as it comes in.
+"""Buffer of a request body during upload.
 
-Large bodies come in hundreds of pieces, and joining each to what is there would move the whole body for each
-of them: an upload of a few megabytes then takes more time than all streams beside it. So pieces are kept, and
-joined once. Small ones are gathered, so that a body of single bytes takes no more memory than another.
+A large body arrives in hundreds of pieces, and appending each to one buffer would copy the whole body for
+each: an upload of a few megabytes would take more time than all concurrent streams. So pieces are kept and
+joined once. Small pieces are merged, so that a body of single bytes needs no more memory than another.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class Body:
         self._pieces: list[bytes | bytearray] = []
 
     def add(self, piece: bytes) -> None:
-        """Keep what came."""
+        """Add a piece."""
         pieces = self._pieces
         last = pieces[-1] if pieces else b""
         if isinstance(last, bytearray) and len(last) < _PIECE_BYTES:
@@ -31,7 +31,7 @@ class Body:
             pieces.append(piece)
 
     def take(self) -> bytes:
-        """All that came, which is then no longer kept."""
+        """Return the whole body and clear the buffer."""
         pieces, self._pieces = self._pieces, []
         if len(pieces) == 1 and isinstance(pieces[0], bytes):
             return pieces[0]

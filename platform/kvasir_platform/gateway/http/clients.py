@@ -1,6 +1,6 @@
-"""How many connections each client has: one address must not take what all share.
+"""Limits the connections of each client address, so that one address cannot exhaust the shared limit.
 
-IPv6 hands every host a network of 64 bits, so that a client there is its network.
+An IPv6 host usually has a /64 network, so the client is the network.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class ClientConnections:
         return client, count <= self._limit
 
     def leave(self, client: bytes | None) -> None:
-        """A connection that was counted has ended."""
+        """Uncount a connection."""
         if client is None:
             return
         count = self._counts[client] - 1

@@ -1,8 +1,8 @@
-"""One HTTP/1.1 connection, with a limit on everything that a client controls: its input side, and its turns.
+"""The input side of one HTTP/1.1 connection, with a limit on everything that a client controls.
 
-Parsing is llhttp's (strict: bare LF, and Content-Length beside Transfer-Encoding, are refused). What a
-parser does not do is here: deadlines for headers, body and idling, caps on headers, target and body, exactly
-one Host, one transfer coding, and a bound on pipelining. What the client is sent is in `connection_output`.
+llhttp parses strictly: bare LF, and Content-Length beside Transfer-Encoding, are refused. This module adds
+deadlines for headers, body and idling, limits on headers, target and body, the checks for exactly one Host
+and one transfer coding, and a limit on pipelining. The output side is in `output`.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _ONLY_ONCE = frozenset((b"host", b"authorization", b"content-length", b"content-
 
 
 class HttpConnection(ConnectionOutput):
-    """One accepted socket. `deadline` is in the loop's time; the listener calls `expire` after it."""
+    """One accepted socket. `deadline` is in event loop time; the listener calls `expire` after it."""
 
     def __init__(self, listener: Listener, limits: HttpLimits) -> None:
         super().__init__(listener, limits)
@@ -195,7 +195,7 @@ class HttpConnection(ConnectionOutput):
     # -- the listener's side
 
     def close_when_idle(self) -> None:
-        """Close now, or after the answer that is being sent."""
+        """Close now, or after the running response."""
         self._draining = True
         if self._exchange is not None:
             self._exchange.close_after()
@@ -203,11 +203,11 @@ class HttpConnection(ConnectionOutput):
             self._close()
 
     def abort(self) -> None:
-        """Cut the connection, whatever it is doing."""
+        """Close the connection immediately."""
         self._cut(CLIENT_CLOSED)
 
     def expire(self) -> None:
-        """The deadline has passed: say so if a request had begun, then close."""
+        """Handle a passed deadline: respond if a request had begun, then close."""
         if self._reading == LINGER or not self._writable:
             self._cut(SLOW_READER)
         elif self._reading == BODY:
@@ -231,8 +231,8 @@ class HttpConnection(ConnectionOutput):
                 self._continue()
 
     def _feed(self, data: bytes) -> None:
-        """Parse. An offer to upgrade is declined by going on as if it had not been made; the parser stops at
-        one, without a body, so that another one reads the same request without the offer."""
+        """Parse. An upgrade offer is ignored: the parser stops at it, without a body, so a fresh parser reads
+        the same request without the offer."""
         rest: bytes | memoryview = data
         while True:
             try:
@@ -260,7 +260,7 @@ class HttpConnection(ConnectionOutput):
         )
 
     def _check_head(self) -> None:
-        """Refuse what could be read in two ways, what is too large, and what nobody will want."""
+        """Refuse requests that are ambiguous, too large, or rejected by `early`."""
         headers, limits = self._headers, self._limits
         self._http11 = check_version(self._version)
         check_host(headers.get(b"host"), http11=self._http11)
@@ -282,7 +282,7 @@ class HttpConnection(ConnectionOutput):
             self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
     def _judge_body(self) -> None:
-        """The body's time is up, or it is time to see how fast it comes."""
+        """Check the deadline and the transfer rate of the body."""
         limits, now = self._limits, self._listener.loop.time()
         window_s = limits.header_s / 2
         if now >= self._body_due_s or self._body_bytes - self._judged_bytes < limits.body_rate * window_s:
@@ -322,13 +322,14 @@ class HttpConnection(ConnectionOutput):
             self._headers_too_large()
 
     def _drop(self, size: int) -> None:
-        """Of a client that goes on sending what nobody will read."""
+        """Count data of a client that keeps sending after a refusal."""
         self._wire_bytes += size
         if self._wire_bytes > _DROPPED * self._limits.body_bytes:
             self._cut(CLIENT_CLOSED)
 
     def _check_wire(self) -> None:
-        """Catch what the callbacks cannot see: one endless header, or a body that is all framing."""
+        """Enforce limits that the parser callbacks cannot see: one endless header, or a body that is mostly
+        framing."""
         limits = self._limits
         if self._reading == HEADERS and self._wire_bytes > limits.header_bytes:
             self._headers_too_large()
@@ -351,12 +352,12 @@ class HttpConnection(ConnectionOutput):
         self._stop_with(RequestError(message, status=status, code=code))
 
     def _stop_with(self, error: KvasirError) -> NoReturn:
-        """Raise from inside a callback of the parser, which hides what is raised there."""
+        """Raise from a parser callback; the parser hides the exception, so it is also stored."""
         self._refusal = error
         raise error
 
     def _refuse(self, error: KvasirError) -> None:
-        """Answer `error` and end the connection; an answer under way is cut instead."""
+        """Respond with `error` and close; a running response is cut instead."""
         if self._exchange is not None:
             self._cut(CLIENT_CLOSED)
             return

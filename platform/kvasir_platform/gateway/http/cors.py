@@ -1,8 +1,8 @@
-"""Which web pages may call the API: the answers that browsers ask for, and a guard for open gateways.
+"""CORS: which web pages may call the API, and protection of gateways without API keys.
 
-An API key in a header needs no help from cookies, so that pages of other origins are harmless to a gateway
-that asks for keys. One that asks for none is reached by every page that a person on its machine opens;
-there, a request that a browser marks with a foreign origin is refused.
+An API key in a header does not rely on cookies, so pages of other origins are harmless to a gateway with
+keys. A gateway without keys is reachable by every page that a person on its machine opens; there, a request
+that a browser marks with a foreign origin is refused.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _REQUESTED = b"access-control-request-headers"
 
 
 class Cors:
-    """Answers browsers as the spec says. `open_to_all` says that no API key is asked for."""
+    """Responds to browsers as the spec says. `open_to_all`: no API key is required."""
 
     def __init__(self, spec: CorsSpec, *, open_to_all: bool = False) -> None:
         self._origins = frozenset(origin.encode() for origin in spec.origins)
@@ -39,7 +39,7 @@ class Cors:
         """Whether any origin is listed."""
 
     def lines(self, headers: Mapping[bytes, bytes]) -> bytes:
-        """Header lines for the answer to a request with `headers`."""
+        """Return the header lines of the response to a request with `headers`."""
         if not self.enabled:
             return b""
         allowed = self._allowed(headers)
@@ -48,8 +48,8 @@ class Cors:
         return b"%b%baccess-control-expose-headers: %b\r\n" % (allowed, self._credentials, _EXPOSED)
 
     def preflight(self, headers: Mapping[bytes, bytes]) -> bytes | None:
-        """Header lines of the answer to a preflight request, besides `lines`; None when it is not one.
-        Raises RequestError 403 for an origin that is not listed."""
+        """Return the header lines of the response to a preflight request, in addition to `lines`; None if it
+        is not one. Raise RequestError 403 for an origin that is not listed."""
         if b"origin" not in headers or b"access-control-request-method" not in headers:
             return None
         if not self._allowed(headers):
@@ -65,8 +65,8 @@ class Cors:
         return lines
 
     def check(self, headers: Mapping[bytes, bytes]) -> None:
-        """Raise RequestError 403 when no key is asked for and a browser sends this for a page of a foreign
-        origin, or under a host name that somebody else's DNS may have pointed here."""
+        """Raise RequestError 403 if no key is required and a browser sends the request for a page of a
+        foreign origin, or under a host name that DNS rebinding may have pointed here."""
         origin = headers.get(b"origin")
         if origin is None or not self._open_to_all or self._allowed(headers):
             return
@@ -75,7 +75,7 @@ class Cors:
             raise _foreign()
 
     def _allowed(self, headers: Mapping[bytes, bytes]) -> bytes:
-        """The lines that allow the request's origin; empty when it is not listed."""
+        """Return the lines that allow the request's origin; empty if it is not listed."""
         if self._any:
             return b"access-control-allow-origin: *\r\n"
         origin = headers.get(b"origin", b"").strip()
@@ -85,7 +85,7 @@ class Cors:
 
 
 def _own_address(host: bytes) -> bool:
-    """Whether a Host header names an address, or this machine, rather than a name in DNS."""
+    """Return whether a Host header holds an IP address or localhost, rather than a DNS name."""
     name = host.decode("latin-1")
     name = name[1:].partition("]")[0] if name.startswith("[") else name.partition(":")[0]
     if name == "localhost" or name.endswith(".localhost"):

@@ -1,6 +1,6 @@
-"""How much one connection may take, and for how long: what no limit is set for, some client takes all of.
+"""Limits of one connection on size and time. Without a limit, some client exhausts the resource.
 
-Apart from the connection, because the listener and the handshake go by the same limits.
+A separate module, because the listener and the handshake use the same limits.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class HttpLimits:
 
     @classmethod
     def of(cls, spec: GatewaySpec) -> Self:
-        """As the deployment says."""
+        """Return the limits of a deployment."""
         return cls(
             header_bytes=spec.max_header_bytes,
             header_fields=spec.max_header_fields,

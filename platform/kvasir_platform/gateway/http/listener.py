@@ -1,7 +1,7 @@
-"""The listening socket and its connections: accepting, deadlines, and the graceful end.
+"""The listening socket and its connections: accepting, deadlines, and graceful shutdown.
 
-Deadlines are swept by one timer for all connections instead of a timer each: setting one is then an
-assignment, and an idle gateway has no timer at all.
+One timer checks the deadlines of all connections: setting a deadline is an assignment, and an idle gateway
+has no timer.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ _REFUSALS = 256
 
 
 class Listener:
-    """Accepts connections and hands whole requests to `handler`, which must answer or keep the exchange.
+    """Accepts connections and passes complete requests to `handler`, which must respond or keep the exchange.
 
-    `early` is shown requests with a large body, or one of unknown length, before it is read, and raises
-    KvasirError to refuse them. `on_refused` hears of requests that were refused before a handler saw them.
-    `new_id` makes request ids, `now` reads the gateway's clock, `wall` the time of day (seconds). Raises
-    ConfigError for certificates that are not good.
+    `early` is called for requests with a large body, or one of unknown length, before the body is read, and
+    raises KvasirError to refuse them. `on_refused` is called for requests refused before a handler. `new_id`
+    returns request ids, `now` the time of the gateway's clock, `wall` Unix time (seconds). Raise ConfigError
+    for invalid certificates.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class Listener:
         self._date_until = -1.0
 
     async def open(self, listen: Listen) -> tuple[str, int]:
-        """Bind and accept; returns the address. Raises OSError when the port is taken."""
+        """Bind and accept; return the address. Raise OSError if the port is in use."""
         if isinstance(listen, tuple):
             sockets = await self._bind(*listen)
         else:
@@ -96,7 +96,7 @@ class Listener:
         return str(address[0]), int(address[1])
 
     async def drain(self, grace_s: float) -> None:
-        """Accept nothing more, close what idles, and let answers under way go on for `grace_s`."""
+        """Stop accepting, close idle connections, and wait up to `grace_s` for running responses."""
         self._accept_no_more()
         for held in list(self._connections):
             held.close_when_idle()
@@ -104,7 +104,7 @@ class Listener:
             await asyncio.wait_for(self._empty.wait(), grace_s)
 
     async def close(self) -> None:
-        """Cut what is left; after it no connection and no timer remains."""
+        """Close the remaining connections; no connection and no timer remains."""
         self._accept_no_more()
         for held in list(self._connections):
             held.abort()
@@ -134,7 +134,7 @@ class Listener:
     # -- the connections' side
 
     def opened(self, held: Held, peer: object) -> KvasirError | None:
-        """Count what was accepted from `peer`, a socket's peer name; returns why it is too much."""
+        """Count a connection from `peer`, a socket's peer name; return the error if it exceeds a limit."""
         if held in self._connections:
             return None  # lifted to TLS
         if self._sweep is None:
@@ -154,11 +154,11 @@ class Listener:
         return None
 
     def secured(self, handshake: Handshake, connection: HttpConnection) -> None:
-        """`connection` goes on where `handshake` has ended."""
+        """Replace `handshake` by `connection`."""
         self._connections[connection] = self._connections.pop(handshake, None)
 
     def closed(self, held: Held) -> None:
-        """Forget a connection. Idempotent."""
+        """Remove a connection. Idempotent."""
         if held not in self._connections:
             return
         self._clients.leave(self._connections.pop(held))
@@ -166,21 +166,21 @@ class Listener:
             self._empty.set()
 
     def hold(self, size: int) -> KvasirError | None:
-        """Count bytes of bodies (negative: let go of); returns why they are too many."""
+        """Count buffered body bytes (negative: released); return the error if they exceed the limit."""
         self._bodies_bytes += size
         if self._bodies_bytes > self._max_bodies_bytes:
             return CapacityError("The gateway holds all request bodies it may.", code="bodies_full")
         return None
 
     def exchange(self, request: HttpRequest, request_id: str, wire: ExchangeWire) -> Exchange:
-        """An exchange that arrived just now."""
+        """Return an exchange for a request that has just arrived."""
         exchange = Exchange(request, request_id, self._now(), wire)
         if self._cors is not None:
             exchange.lines = self._cors.lines(request.headers)
         return exchange
 
     def date(self) -> bytes:
-        """The Date header's line, made anew each second."""
+        """Return the Date header line, rendered once a second."""
         now = self._now()
         if now >= self._date_until:
             self._date = b"date: %b\r\n" % formatdate(self._wall(), usegmt=True).encode()

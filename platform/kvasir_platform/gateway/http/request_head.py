@@ -1,7 +1,7 @@
-"""What the head of an HTTP request must be beyond what the parser sees to.
+"""Checks of the request head beyond those of the parser.
 
-Two parties that read one message differently are how requests are smuggled past a proxy; so whatever could
-be read in two ways is refused, and never guessed at.
+Request smuggling exploits two parties that read one message differently, so every ambiguous message is
+refused.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _ABSOLUTE = re.compile(rb"(?i:https?)://([^/?#]*)(.*)")
 
 
 def check_version(version: str) -> bool:
-    """Whether the request is of HTTP/1.1 rather than 1.0. Raises RequestError 505 for others."""
+    """Return whether the request is HTTP/1.1 rather than 1.0. Raise RequestError 505 for other versions."""
     if version == "1.1":
         return True
     if version != "1.0":
@@ -31,7 +31,7 @@ def check_version(version: str) -> bool:
 
 
 def check_host(host: bytes | None, *, http11: bool) -> None:
-    """Raise RequestError unless there is a Host header where there must be one, and it names a host."""
+    """Raise RequestError if a required Host header is missing or does not name a host."""
     if host is None:
         if http11:
             raise RequestError("The Host header is missing.", code="missing_host")
@@ -40,8 +40,8 @@ def check_host(host: bytes | None, *, http11: bool) -> None:
 
 
 def target_path(url: bytes, method: str) -> str:
-    """The path of a request target, percent-encoded as sent: of the usual form, of the one that proxies are
-    sent (`http://host/path`), or `*`, which is for OPTIONS. Raises RequestError for others."""
+    """Return the path of a request target, percent-encoded as sent, in origin form, absolute form
+    (`http://host/path`), or `*` for OPTIONS. Raise RequestError for others."""
     if url[:1] != b"/":
         absolute = _ABSOLUTE.fullmatch(url)
         if absolute is not None and _HOST.fullmatch(absolute[1]):
@@ -68,8 +68,8 @@ def check_coding(coding: bytes | None, *, http11: bool) -> None:
 
 
 def expects_continue(headers: Mapping[bytes, bytes]) -> bool:
-    """Whether the client waits for a word before it sends the body. Raises RequestError 417 when it expects
-    something else."""
+    """Return whether the client waits for 100 Continue before it sends the body. Raise RequestError 417 for
+    other expectations."""
     expect = headers.get(b"expect")
     if expect is None:
         return False

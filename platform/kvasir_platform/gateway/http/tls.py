@@ -1,8 +1,7 @@
-"""HTTPS on the gateway: the newest good certificate for each handshake, and a bound on handshakes.
+"""HTTPS on the gateway: the latest valid certificate for each handshake, and a limit on handshakes.
 
-A connection is counted from when it is accepted: a client that dawdles over its handshake must cost no more
-than one that dawdles over its headers. The event loop's own servers say nothing of a connection until its
-handshake is done, so that sockets are accepted here.
+A connection counts from when it is accepted, so that a slow handshake costs no more than slow headers. The
+servers of the event loop report a connection only after its handshake, so sockets are accepted here.
 """
 
 from __future__ import annotations
@@ -40,9 +39,9 @@ Stamp = tuple[tuple[int, int, int], ...]
 
 
 class EdgeCertificate:
-    """The gateway's certificate and key, read again when a file changes; what is not good leaves the last
-    good set in use, and is logged once. `now` is any clock and `wall` the time of day (seconds). Raises
-    ConfigError when the first set is not good, or when the spec names none."""
+    """The gateway's certificate and key, reloaded when a file changes. An invalid set is logged once, and the
+    last valid one stays in use. `now` is any clock and `wall` Unix time (seconds). Raise ConfigError if the
+    first set is invalid, or if the spec names none."""
 
     def __init__(self, spec: EdgeTlsSpec, *, now: Callable[[], float], wall: Callable[[], float]) -> None:
         if spec.cert_file is None or spec.key_file is None:
@@ -59,7 +58,7 @@ class EdgeCertificate:
         self._recheck_s = now() + _RECHECK_S
 
     def context(self) -> ssl.SSLContext:
-        """What the next handshake is to use. Looks at the files at most once a second."""
+        """Return the context of the next handshake. Checks the files at most once a second."""
         now = self._now()
         if now >= self._recheck_s:
             self._recheck_s = now + _RECHECK_S
@@ -73,7 +72,7 @@ class EdgeCertificate:
         return self._context
 
     def expires_s(self) -> float:
-        """When the certificate that is shown expires, in seconds since the epoch."""
+        """Return when the current certificate expires, in Unix seconds."""
         return self._expires_s
 
     def _look(self) -> Stamp:
@@ -111,13 +110,13 @@ class EdgeCertificate:
 
 
 def _first(path: Path) -> x509.Certificate:
-    """The first certificate of a PEM file. Raises ConfigError."""
+    """Return the first certificate of a PEM file. Raise ConfigError."""
     return certificates_in(path, read_pem(path))[0]
 
 
 class Handshake:
-    """An accepted socket until its TLS handshake is done; then a Connection takes its place. The loop's own
-    deadline for the handshake bounds it."""
+    """An accepted socket until its TLS handshake is complete and an HttpConnection replaces it. The handshake
+    timeout of the event loop limits it."""
 
     def __init__(self, listener: Listener, sock: socket.socket, peer: object) -> None:
         self.deadline = math.inf
@@ -127,7 +126,8 @@ class Handshake:
         self._task: asyncio.Task[None] | None = None
 
     def begin(self, context: ssl.SSLContext, limits: HttpLimits, timeout_s: float) -> None:
-        """Shake hands, unless there are too many connections: nothing can be said before there is TLS."""
+        """Start the handshake, unless there are too many connections: no error can be sent before TLS is
+        up."""
         if self._listener.opened(self, self._peer) is None:
             self._task = self._listener.loop.create_task(self._shake(context, limits, timeout_s))
         else:
@@ -135,16 +135,16 @@ class Handshake:
             self._listener.closed(self)
 
     def close_when_idle(self) -> None:
-        """Cut: no request has begun."""
+        """Close: no request has begun."""
         self.abort()
 
     def abort(self) -> None:
-        """Cut the connection."""
+        """Close the connection."""
         if self._task is not None:
             self._task.cancel()
 
     def expire(self) -> None:
-        """Cut: the deadline has passed."""
+        """Close: the deadline has passed."""
         self.abort()
 
     async def _shake(self, context: ssl.SSLContext, limits: HttpLimits, timeout_s: float) -> None:
@@ -165,7 +165,7 @@ class Handshake:
 
 
 class _SecureConnection(HttpConnection):
-    """A connection over TLS, which has been counted since it was accepted."""
+    """A connection over TLS, counted since it was accepted."""
 
     def __init__(self, listener: Listener, limits: HttpLimits, handshake: Handshake) -> None:
         super().__init__(listener, limits)

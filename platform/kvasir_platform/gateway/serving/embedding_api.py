@@ -1,5 +1,5 @@
-"""POST /v1/embeddings: each input is a request of its own in the router, so that a call is spread over the
-replicas of its pool."""
+"""POST /v1/embeddings: each input is a request of its own in the router, so that a call is distributed over
+the replicas of its pool."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class EmbedCall(RoutedCall):
         exchange.lines += brownout_line(context.router.brownout(served.model.name))
 
     def start(self) -> None:
-        """Have the inputs tokenized. May raise KvasirError."""
+        """Tokenize the inputs. May raise KvasirError."""
         self._tokenize(self._call.inputs, add_special_tokens=self._call.add_special_tokens)
 
     def submit(self, encoded: Sequence[array[int]]) -> None:
@@ -90,7 +90,7 @@ class EmbedCall(RoutedCall):
 
 
 def check_dimensions(dimensions: int | None, model: EdgeModel) -> None:
-    """Raise RequestError where the vectors of `model` cannot be cut to so many dimensions."""
+    """Raise RequestError if the vectors of `model` cannot be cut to `dimensions`."""
     if dimensions is None:
         return
     if model.matryoshka is None:
@@ -110,8 +110,8 @@ def check_dimensions(dimensions: int | None, model: EdgeModel) -> None:
 
 
 def fitting_inputs(call: EmbeddingCall, model: EdgeModel, encoded: Sequence[array[int]]) -> list[array[int]]:
-    """The tokens of each input, `encoded` being those of the texts. Raises RequestError for one that is empty
-    or longer than the model's context."""
+    """Return the tokens of each input; `encoded` holds those of the texts. Raise RequestError for an input
+    that is empty or longer than the model's context."""
     texts, inputs = iter(encoded), []
     for index, each in enumerate(call.inputs):
         tokens = next(texts) if isinstance(each, str) else each

@@ -1,5 +1,5 @@
-"""One call for embeddings while it runs. It may have thousands of inputs, of which only some are in the
-router at a time, so that a large call takes turns with the others."""
+"""A running embeddings call. It may have thousands of inputs, of which only a window is in the router at a
+time, so that a large call does not block others."""
 
 from __future__ import annotations
 
@@ -49,9 +49,9 @@ class _Input:
 
 
 class EmbeddingRun:
-    """One call while it runs. Ends exactly once: finished, failed, or gone with its client; `on_end` hears of
-    it when none of its inputs runs any more. The inputs are sinks of the router, which is called back only
-    from a later turn of the loop."""
+    """A running call. It ends exactly once: finished, failed, or abandoned by its client; `on_end` is called
+    when none of its inputs runs any more. The inputs are sinks of the router, which is called only from a
+    later iteration of the event loop."""
 
     def __init__(
         self,
@@ -84,7 +84,7 @@ class EmbeddingRun:
         self._ended = False
 
     def start(self) -> None:
-        """Submit the first inputs. Raises what the router raises, where it takes none of them."""
+        """Submit the first inputs. Raise the error of the router if it accepts none of them."""
         self._submitted_s = self._tools.clock.now()
         try:
             self._refill()
@@ -94,7 +94,7 @@ class EmbeddingRun:
             raise
 
     def took(self, entry: _Input, delta: Delta) -> None:
-        """A vector has come."""
+        """Handle a vector."""
         if self._ended:
             return
         try:
@@ -105,7 +105,7 @@ class EmbeddingRun:
             self.abandon(error)
 
     def ended(self, entry: _Input, summary: RequestSummary, error: KvasirError | None) -> None:
-        """An input is over, well or badly, and with the last one the call."""
+        """Handle the end of an input, with or without an error; the last one ends the call."""
         if (
             isinstance(error, CapacityError)
             and summary.refused
@@ -129,14 +129,14 @@ class EmbeddingRun:
             self._refill_soon()
 
     def abandon(self, error: KvasirError) -> None:
-        """End the call with `error`, whatever still runs."""
+        """End the call with `error`, including running inputs."""
         if not self._ended:
             self._end()
             self._answer.fail(error)
             asyncio.get_running_loop().call_soon(self._cancel, error.code)
 
     def gone(self, code: str) -> None:
-        """The client left or was cut: free its inputs on every worker at once."""
+        """Cancel the inputs on every worker: the client has disconnected."""
         if not self._ended:
             self._cancel(code)
             self._end()
@@ -156,8 +156,8 @@ class EmbeddingRun:
             self.abandon(error)
 
     def _refill(self) -> None:
-        """Have as many inputs in the router as it takes, and no more than the window, by and by. Raises
-        CapacityError where it takes none and none is there."""
+        """Submit inputs until the window is full or the router refuses. Raise CapacityError if it refuses and
+        no input is running."""
         for _ in range(_SLICE):
             if not self._waiting or len(self._live) >= self._window or self._ended:
                 return
@@ -180,8 +180,9 @@ class EmbeddingRun:
         self._refill_soon()
 
     def _goes_on(self, refused: Request, live: int, error: CapacityError) -> bool:
-        """Whether to go on after the router has refused an input, `live` others being there: with fewer at a
-        time, or, where there is none but vectors have come, after a while, within the call's deadline."""
+        """Return whether to continue after the router refused an input while `live` others run: with a
+        smaller window, or, if none runs but vectors have arrived, after a delay within the call's
+        deadline."""
         if self._ended:
             return False
         if not live:
@@ -197,7 +198,7 @@ class EmbeddingRun:
 
     @property
     def _waiting(self) -> bool:
-        """Whether there are inputs that have not come to the router."""
+        """Whether some inputs are not yet submitted."""
         return bool(self._again) or self._next < self._inputs
 
     def _cancel(self, code: str) -> None:
@@ -240,7 +241,7 @@ class EmbeddingRun:
             self._pause = None
 
     def _settle(self) -> None:
-        """Tell of the call when it has ended and nothing of it runs any more."""
+        """Report the end of the call once none of its inputs runs."""
         if self._live:
             return
         self._on_end(self)

@@ -1,4 +1,4 @@
-"""The two generating endpoints, and a call to one of them from its body to the router."""
+"""The two generation endpoints, and a call to one of them from its body to the router."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ class GenerateApi(RoutedApi):
 
 
 class GenerateCall(RoutedCall):
-    """A call for chat or completions. `asked` is the model that the client named; under a brown-out, another
-    one may answer."""
+    """A call for chat or completions. `asked` is the model that the client named; under a brown-out, a
+    fallback may serve it."""
 
     __slots__ = ("_asked", "_body", "_call", "_requests", "_session")
 
@@ -62,7 +62,7 @@ class GenerateCall(RoutedCall):
         self._requests: list[Request] = []
 
     def start(self) -> None:
-        """Choose the model that answers, and have the prompts tokenized. May raise KvasirError."""
+        """Choose the model, and tokenize the prompts. May raise KvasirError."""
         brownout = self._context.router.brownout(self._asked.model.name)
         self.exchange.lines += brownout_line(brownout)
         fallback = self._fallback(brownout.fallback_model)
@@ -78,8 +78,7 @@ class GenerateCall(RoutedCall):
             self._answer_with(self._asked, self._call_for(self._asked.model))
 
     def submit(self, encoded: Sequence[array[int]]) -> None:
-        """See ServedCall. A fallback that the prompts do not fit gives way to the model that was asked
-        for."""
+        """See ServedCall. If the prompts do not fit the fallback, the requested model serves them."""
         try:
             self._requests = self._router_requests(encoded)
         except RequestError:
@@ -130,13 +129,14 @@ class GenerateCall(RoutedCall):
         self._end(generation)
 
     def _fallback(self, name: str | None) -> Served | None:
-        """The model that is to answer in place of the one that was asked for. An adapter has none."""
+        """Return the model that serves in place of the requested one, or None. An adapter has no fallback."""
         if name is None or self._asked.adapter is not None or not self.caller.may_use(name):
             return None
         return self._context.models.find(name)
 
     def _call_for(self, model: EdgeModel) -> Call:
-        """What the body asks of that model. Raises RequestError for what the model cannot do."""
+        """Return the call that the body makes to `model`. Raise RequestError for a feature that the model
+        lacks."""
         tokenizer, body = model.tokenizer, self._body
         if isinstance(body, ChatBody):
             return chat_call(body, tokenizer.template, tokenizer.vocabulary, model.capabilities)
@@ -147,7 +147,8 @@ class GenerateCall(RoutedCall):
         self._tokenize(call.prompts, add_special_tokens=call.add_special_tokens)
 
     def _router_requests(self, encoded: Sequence[array[int]]) -> list[Request]:
-        """One for each prompt. Raises RequestError for what does not fit the model or the tenant's limits."""
+        """Return one request per prompt. Raise RequestError for a prompt that exceeds the model's or the
+        tenant's limits."""
         call, caller = self._call, self.caller
         context = caller.context(self._served.model.context)
         default_output = caller.default_output(self._context.deployment.gateway.default_max_tokens)
@@ -177,5 +178,5 @@ class GenerateCall(RoutedCall):
 
 
 def stopping() -> CapacityError:
-    """What clients hear of calls that the end of the drain cuts."""
+    """Return the error of calls that exceed the drain timeout."""
     return CapacityError("The server is stopping.", code="shutting_down")

@@ -1,4 +1,4 @@
-"""Which of the router's request ids belong to the id that a client was given.
+"""Maps the request id that a client received to the ids of the router.
 
 A client may send one id twice, and a call with several prompts is several requests in the router.
 """
@@ -9,14 +9,14 @@ from collections import OrderedDict
 
 
 class RequestNames:
-    """The router's ids of the newest calls, by the id that the client was given. `capacity` 0: none."""
+    """The router's ids of the newest `capacity` calls, by the id that the client received. 0 keeps none."""
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
         self._names: OrderedDict[str, tuple[str, ...]] = OrderedDict()
 
     def note(self, client_id: str, names: tuple[str, ...]) -> None:
-        """A call; of two with one id the later one is meant."""
+        """Register a call; a later call replaces an earlier one with the same id."""
         if not self.capacity:
             return
         self._names[client_id] = names
@@ -25,5 +25,5 @@ class RequestNames:
             self._names.popitem(last=False)
 
     def find(self, client_id: str) -> tuple[str, ...]:
-        """The router's ids; of an id that is not known, itself: it may be one of the router's."""
+        """Return the router's ids; for an unknown id, the id itself, which may be one of the router's."""
         return self._names.get(client_id, (client_id,))

@@ -1,6 +1,7 @@
-"""W3C trace context at the edge: taken only when well formed, since it travels to every worker.
+"""W3C trace context at the edge. Only well-formed headers are accepted, since they travel to every worker.
 
-Baggage is not taken: it is the client's own, and would leave in the headers of whatever a worker calls.
+Baggage is dropped: it belongs to the client, and would leave in the headers of every call that a worker
+makes.
 """
 
 from __future__ import annotations
@@ -17,27 +18,27 @@ _MAX_STATE_BYTES = 512
 
 
 def trace_parent(header: bytes | None) -> str:
-    """The `traceparent` header if it is valid, else ""."""
+    """Return the `traceparent` header if it is valid, else ""."""
     if header is None or not _TRACE_PARENT.fullmatch(header) or header.startswith(b"ff"):
         return ""
     return header.decode("ascii")
 
 
 def trace_state(header: bytes | None) -> str:
-    """The `tracestate` header if it is valid and short enough, else ""."""
+    """Return the `tracestate` header if it is valid and short enough, else ""."""
     if header is None or len(header) > _MAX_STATE_BYTES or not _TRACE_STATE.fullmatch(header):
         return ""
     return header.decode("ascii")
 
 
 def trace_of(headers: Mapping[bytes, bytes], spans: SpanRecorder | None) -> TraceContext:
-    """The trace context of a call with these headers: the client's goes on as it is where nothing is traced
-    here. A tracestate without a traceparent means nothing."""
+    """Return the trace context of a call with these headers. Without tracing here, the client's context is
+    passed on unchanged. A tracestate without a traceparent is ignored."""
     parent = trace_parent(headers.get(b"traceparent"))
     state = trace_state(headers.get(b"tracestate")) if parent else ""
     return TraceContext(parent, state) if spans is None else spans.begin(parent, state)
 
 
 def trace_header(trace: TraceContext) -> bytes:
-    """The line by which an answer names the span of its call; empty where nothing is traced."""
+    """Return the response header that names the span of the call; empty without tracing."""
     return b"traceparent: %b\r\n" % trace.own.encode("ascii") if trace.own else b""
