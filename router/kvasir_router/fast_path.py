@@ -1,10 +1,10 @@
-"""The fast path of a token: from a worker's message into its client's socket, in native code.
+"""The fast path of a token: from a worker's message to the client's socket, in native code.
 
-Of the deltas of a running stream nearly all are plain: the next tokens of its only choice, and their text.
-What the machine, the sink and the event loop do about one takes longer than the system call that sends it. So
-a stream that runs undisturbed is given a lane, and its deltas are found, framed and sent by one native call
-for all streams of a message. Whatever is not plain ends the lane of its stream, and takes the ordinary way,
-on which the stream is given another.
+Nearly all deltas of a running stream are plain: the next tokens of its only choice, and their text. The
+request machine, the sink and the event loop take longer to process one than the system call that sends it.
+An eligible stream therefore gets a lane: one native call parses, frames and sends the deltas of
+all streams of a message. Any other delta closes the lane of its stream and takes the ordinary path, which
+opens another lane.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from kvasir.native import Fan
 from kvasir.ports.router import Lane, StreamSink
 
 LOAD_S = 0.01
-"""How old a worker's load may be: engines with shorter steps say more often what no decision would notice."""
+"""Minimum interval between two load reports of a worker that are processed, in seconds."""
 _MAX_WORKERS = 4096
 
 
 class FastPath:
-    """The lanes of a router. `join(request_id, delta, lane)` has what follows `delta` counted as that of a
-    lane, and tells worker, leg and offset of it; None where it may have none."""
+    """The lanes of a router. `join(request_id, delta, lane)` attaches a lane to the request after `delta` and
+    returns the worker, the leg and the offset of the next token; None if the request cannot have a lane."""
 
     def __init__(self, join: Callable[[str, Delta, Lane], tuple[str, str, int] | None]) -> None:
         self._join = join
@@ -32,11 +32,11 @@ class FastPath:
         self._loaded_s: dict[str, float] = {}
 
     def __len__(self) -> int:
-        """Lanes that are open."""
+        """Number of open lanes."""
         return len(self._fan)
 
     def offer(self, request_id: str, delta: Delta, sink: StreamSink) -> None:
-        """Give the stream a lane after a delta, if it may have one."""
+        """Open a lane for the stream after a delta, if the stream is eligible."""
         if delta.index or delta.finish is not None or delta.raw_length is not None or delta.logprobs:
             return
         lane = sink.lane(request_id)
@@ -50,8 +50,8 @@ class FastPath:
         self._fan.add(worker_id, leg_id, offset, lane)
 
     def rest(self, worker_id: str, step: EncodedStep, now: float) -> StepBatch | None:
-        """Pass on what goes over lanes, and return the rest of the step, None where that is not worth a look:
-        a load that follows another closely. Raises ProtocolError."""
+        """Send the deltas that have a lane and return the rest of the step. Return None if the rest is only a
+        load less than LOAD_S after the last one. Raises ProtocolError."""
         others, changes = self._fan.take(worker_id, step.frame, now)
         if others or others is None or changes:
             return step.decode(others)

@@ -1,5 +1,5 @@
 """The contract of the native module and of its Python twins `_twin`, `_twin_bytes` and `_twin_lanes`: same
-names, same results, but that no lane of the twin is ever open.
+names, same results, except that no lane of the twin is ever open.
 
 Buffers of block names, addresses and lengths are one-dimensional, contiguous, of 8-byte unsigned items
 (`array('Q')`, numpy uint64, or bytes whose length is a multiple of 8); token ids likewise of 4-byte items.
@@ -144,7 +144,7 @@ class Shadow:
         """Blocks that could not be recorded, since their parents were unknown."""
 
 class Lane:
-    """The fast path of one stream to its client; see kvasir.ports.router.Lane. It has two kinds."""
+    """The fast path of one stream to its client; see kvasir.ports.router.Lane. Base class of two kinds."""
 
     @property
     def open(self) -> bool: ...
@@ -157,17 +157,17 @@ class Lane:
     def close(self) -> None: ...
 
 class SocketLane(Lane):
-    """To a client of this process.
+    """A lane to a client of this process.
 
-    What comes over it is sent on the socket `fd` at once: `before`, the text as a JSON string, `after`, in
-    HTTP's chunked coding where `chunked`. Its owner goes on writing to the client by other means, for which
-    `pending()` tells how many bytes wait: nothing is sent past them. What the socket does not take goes to
-    `write`. `bounds` (ascending), `counts` (one more) and `total` (one) are the buffers of a histogram ('d',
-    'Q', 'd') of the seconds between two tokens, the one before having come at `last_s`.
+    Each delta is sent on the socket `fd` at once: `before`, the text as a JSON string, `after`; in HTTP's
+    chunked coding if `chunked`. The connection also writes to the client through the event loop; `pending()`
+    returns the bytes in its buffer, and the lane sends only while that is 0. Bytes that the socket does not
+    accept go to `write`. `bounds` (ascending), `counts` (one more item) and `total` (one item) are buffers of
+    a histogram ('d', 'Q', 'd') of the seconds between two tokens; `last_s` is the time of the last token.
 
-    It is open from the start, unless the kernel cannot tell this socket from a later one of the same number:
-    Linux does, by SO_COOKIE, and a lane whose socket was closed sends to nobody. Raises ValueError when the
-    buffers do not fit."""
+    The lane is open from the start, unless the kernel has no SO_COOKIE to tell this socket from a later one
+    with the same descriptor. A lane whose socket was closed sends nothing. Raises ValueError if the lengths
+    of the buffers do not match."""
 
     def __init__(
         self,
@@ -185,27 +185,26 @@ class SocketLane(Lane):
     ) -> None: ...
 
 class Relay:
-    """Gathers what goes over its lanes to another process. Its length is the bytes that wait; `wake` is
-    called with the first of them."""
+    """A buffer of the deltas of its lanes, for another process. Its length is in bytes; `wake` is called when
+    the first delta is added to an empty buffer."""
 
     def __init__(self, wake: Callable[[], None]) -> None: ...
     def lane(self, request: str) -> Lane:
-        """A lane whose deltas are said to be of `request`."""
+        """Return a lane whose deltas carry the request id `request`."""
     def take(self) -> bytes:
-        """All that waits, in order, as a SessionResponse with a StepBatch."""
+        """Empty the buffer and return its deltas, in order, as a SessionResponse with a StepBatch."""
     def __len__(self) -> int: ...
 
 class Fan:
-    """The open lanes of many streams, by worker and leg; it keeps none of them alive. Its length is their
-    number."""
+    """The open lanes of many streams, by worker and leg, without owning them. Its length is their number."""
 
     def add(self, worker: str, leg: str, offset: int, lane: router.Lane) -> None:
-        """Have the plain deltas of a leg, from `offset` on, go over `lane`, unless that is closed. Raises
-        ValueError for a lane or a leg that has its place already, TypeError for any but a native Lane."""
+        """Route the plain deltas of a leg, from `offset` on, to `lane`, unless it is closed. Raises
+        ValueError if the lane or the leg is registered already, TypeError if `lane` is not a native Lane."""
     def take(self, worker: str, frame: bytes, now: float) -> tuple[list[int] | None, bool]:
-        """Pass on what of a SessionResponse with a StepBatch (proto/kvasir/wire/v1, valid) goes over lanes,
-        and return the positions of its other deltas, None for all of them, and whether there may be more in
-        it than deltas and a load. A delta goes over its leg's lane when it is the next in order, has token
-        ids and text alone, and nothing waits before it; any other closes the lane. Raises what `write`
-        raises, which it must not."""
+        """Send those deltas of a valid SessionResponse with a StepBatch (proto/kvasir/wire/v1) that have a
+        lane. Return the positions of its other deltas, None for all of them, and whether it may have fields
+        other than deltas and a load. A delta goes over the lane of its leg if it is the next in order, has
+        only token ids and text, and no earlier bytes are pending; any other delta closes the lane. `write`
+        must not raise; its exceptions are passed on."""
     def __len__(self) -> int: ...

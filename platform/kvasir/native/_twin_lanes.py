@@ -1,5 +1,5 @@
-"""The Python twin of the native lanes: none is ever open, so that everything takes the ordinary way, which
-says the same; see `_native.pyi` for the contract."""
+"""The Python twin of the native lanes. No lane is ever open, so every delta takes the ordinary path, which
+sends the same bytes. `_native.pyi` has the contract."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Relay:
     """See `_native.pyi`."""
 
     def __init__(self, wake: Callable[[], None]) -> None:
-        """Nothing ever wakes it."""
+        """`wake` is never called."""
 
     def lane(self, request: str) -> Lane:
         """See `_native.pyi`."""

@@ -24,20 +24,20 @@ namespace {
 
 constexpr char kHex[] = "0123456789abcdef";
 
-// Zero where the kernel names no sockets, or `fd` is none.
+// Zero if the kernel has no SO_COOKIE, or `fd` is not a socket.
 std::uint64_t cookie_of(int fd) {
   std::uint64_t cookie = 0;
   socklen_t size = sizeof cookie;
   return ::getsockopt(fd, SOL_SOCKET, SO_COOKIE, &cookie, &size) == 0 && size == sizeof cookie ? cookie : 0;
 }
 
-// Of valid UTF-8.
+// `text` is valid UTF-8.
 std::size_t characters_of(std::string_view text) {
   return static_cast<std::size_t>(std::count_if(
       text.begin(), text.end(), [](char c) { return (static_cast<unsigned char>(c) & 0xc0) != 0x80; }));
 }
 
-// `text`, valid UTF-8, as a JSON string in `out`.
+// Writes `text`, valid UTF-8, to `out` as a JSON string.
 void quote(std::string_view text, std::string &out) {
   out.assign(1, '"');
   for (const char c : text) {
@@ -84,7 +84,7 @@ void append_hex(std::size_t value, std::string &out) {
   while (count) out.push_back(digits[--count]);
 }
 
-// What a running stream has in one delta; `plain` is false for one that has anything else.
+// The fields of a plain delta; `plain` is false if the delta has any other.
 struct Piece {
   std::string_view leg, ids, text;
   std::uint64_t offset = 0;
@@ -113,7 +113,7 @@ Piece read_piece(std::string_view message) {
   return piece;
 }
 
-// The only message in field `number` of `message`; false where there is none, or more.
+// Finds the only message in field `number` of `message`; false if there is none or more than one.
 bool inner(std::string_view message, std::uint32_t number, std::string_view &out) {
   std::string_view found;
   bool there = false;
@@ -128,7 +128,7 @@ bool inner(std::string_view message, std::uint32_t number, std::string_view &out
   return there && !field.broken();
 }
 
-// Room for one piece at a time.
+// Buffers reused for each piece.
 struct Scratch {
   std::string text, frame;
   std::vector<std::uint32_t> ids;
@@ -153,7 +153,7 @@ void append_field(std::uint32_t number, std::string_view bytes, std::string &out
 
 class Fan;
 
-// Of one stream; how it reaches the client is its kinds' affair.
+// The fast path of one stream; subclasses define how a piece reaches the client.
 class Lane {
  public:
   Lane(bool open, double last_s) : last_s(last_s), open_(open) {}
@@ -164,7 +164,7 @@ class Lane {
   bool open() const { return open_; }
   void close();
 
-  // Whether the piece has gone to the client, or is on its way there; false leaves all as it was.
+  // Sends the piece and returns true, or changes nothing and returns false.
   bool take(const Piece &piece, double now, Scratch &scratch);
 
   std::vector<std::uint32_t> tokens;
@@ -174,10 +174,10 @@ class Lane {
  private:
   friend class Fan;
 
-  // Whether a piece may go now without overtaking another.
+  // Whether a piece can be sent without overtaking earlier bytes.
   virtual bool free() const = 0;
   virtual void observe(double gap, std::size_t count) = 0;
-  // The lane may be gone afterwards.
+  // May destroy the lane.
   virtual void send(const Piece &piece, Scratch &scratch) = 0;
 
   bool open_;
@@ -186,7 +186,7 @@ class Lane {
   std::uint64_t offset_ = 0;
 };
 
-// To a client of this process.
+// A lane to a client of this process.
 class SocketLane : public Lane {
  public:
   SocketLane(int fd, py::object pending, py::object write, std::string before, std::string after, bool chunked,
@@ -207,8 +207,8 @@ class SocketLane : public Lane {
   }
 
  private:
-  // Nothing waits in Python's buffers, which would be overtaken, and the socket is still the client's: its number may
-  // be another's by now.
+  // No bytes are pending in Python's buffers, and the descriptor is still the client's socket: descriptors are
+  // reused.
   bool free() const override {
     PyObject *waiting = PyObject_CallNoArgs(pending_.ptr());
     const long bytes = waiting ? PyLong_AsLong(waiting) : -1;
@@ -232,7 +232,7 @@ class SocketLane : public Lane {
   Items bounds_, counts_, total_;
 };
 
-// What goes to another process, as the deltas of one message; `wake` is called when the first of them is there.
+// Collects deltas for another process in one message; `wake` is called when the first one is added.
 class Relay {
  public:
   explicit Relay(py::object wake) : wake_(std::move(wake)) {}
@@ -255,7 +255,7 @@ class Relay {
     if (first) wake_();
   }
 
-  // A SessionResponse with the StepBatch of all that was added.
+  // Empties the buffer into a SessionResponse with a StepBatch.
   py::bytes take() {
     std::string frame, message;
     append_field(3, batch_, frame);
@@ -271,7 +271,7 @@ class Relay {
   std::string batch_;
 };
 
-// To a client of another process.
+// A lane to a client of another process.
 class RelayLane : public Lane {
  public:
   RelayLane(py::object relay, std::string request)
@@ -287,7 +287,7 @@ class RelayLane : public Lane {
   std::string request_;
 };
 
-// Lanes by worker and leg. It holds none of them alive: a lane that ends takes itself out.
+// Lanes by worker and leg. It does not own them: a lane removes itself when it closes.
 class Fan {
  public:
   Fan() = default;
@@ -360,7 +360,7 @@ bool Lane::take(const Piece &piece, double now, Scratch &scratch) {
     last_s = now;
   }
   characters += characters_of(piece.text);
-  // Last, because this may end the lane.
+  // Last, because this may destroy the lane.
   send(piece, scratch);
   return true;
 }
@@ -379,7 +379,7 @@ void SocketLane::send(const Piece &piece, Scratch &scratch) {
   const ssize_t sent = ::send(fd_, frame.data(), frame.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
   const std::size_t left = frame.size() - static_cast<std::size_t>(std::max<ssize_t>(sent, 0));
   if (!left) return;
-  // What the socket does not take, or refuses, is Python's affair.
+  // Python's transport sends the rest, and handles a failed socket.
   const py::object write = write_;
   write(py::bytes(frame.data() + frame.size() - left, left));
 }
@@ -394,14 +394,14 @@ py::tuple Fan::take(const std::string &worker, const py::bytes &frame, double no
   Fields field(batch);
   for (; field.next();) {
     if (field.number != 1) {
-      // All but the load.
+      // Any field except the load.
       changes = changes || field.number != 2;
       continue;
     }
     const Piece piece = read_piece(field.bytes);
     Lane *lane = find(worker, piece.leg);
     if (!lane || !lane->take(piece, now, scratch_)) {
-      // What follows it in this stream must not overtake it.
+      // Later deltas of this stream must not overtake it.
       if (lane) lane->close();
       others.append(at);
     }

@@ -1,4 +1,4 @@
-// Streams whose next pieces go from a worker's message to the client's socket: see Lane and Fan in _native.pyi.
+// The fast path of plain deltas from a worker's message to the client's socket: see Lane and Fan in _native.pyi.
 #pragma once
 
 #include <pybind11/pybind11.h>
