@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from cryptography import x509
+from tests.kit.clocks import SteppedClock
 
 from kvasir.core.errors import ConfigError
 from kvasir.wire.tls import TlsFiles, TlsNames, TlsPaths
@@ -18,29 +19,16 @@ NAMES = TlsNames("kvasir.local", "shop")
 LIFE_S = 900.0
 
 
-class Time:
-    """A clock that moves when it is slept on; its wall time may run ahead, as after a suspension."""
-
-    def __init__(self) -> None:
-        self.wall = 1_800_000_000.0
-        self.slept: list[float] = []
-
-    def now(self) -> float:
-        return self.wall
-
-    async def sleep(self, seconds: float) -> None:
-        self.slept.append(seconds)
-        self.wall += seconds
-        await asyncio.sleep(0)
+STARTED = 1_800_000_000.0  # a wall time
 
 
-def make(folder: Path, time: Time) -> CertificateFolder:
-    return CertificateFolder(folder, NAMES, ["decode"], life_s=LIFE_S, wall_time=lambda: time.wall)
+def make(folder: Path, time: SteppedClock) -> CertificateFolder:
+    return CertificateFolder(folder, NAMES, ["decode"], life_s=LIFE_S, wall_time=lambda: time.at)
 
 
-def router(folder: Path, time: Time) -> TlsFiles:
+def router(folder: Path, time: SteppedClock) -> TlsFiles:
     paths = TlsPaths(folder / "ca.pem", folder / "router.pem", folder / "router.pem")
-    return TlsFiles(paths, uri=NAMES.router, dns=NAMES.router_dns, wall_time=lambda: time.wall)
+    return TlsFiles(paths, uri=NAMES.router, dns=NAMES.router_dns, wall_time=lambda: time.at)
 
 
 def authorities(folder: Path) -> list[str]:
@@ -53,17 +41,17 @@ def signer(folder: Path, file: str = "router.pem") -> str:
 
 
 def test_the_folder_is_private_and_holds_a_good_certificate_for_each_role(tmp_path: Path) -> None:
-    time, folder = Time(), tmp_path / "tls"
-    assert make(folder, time).renew() == time.wall + LIFE_S * 2 / 3
+    time, folder = SteppedClock(STARTED), tmp_path / "tls"
+    assert make(folder, time).renew() == time.at + LIFE_S * 2 / 3
     assert sorted(path.name for path in folder.iterdir()) == ["ca.pem", "router.pem", "worker-decode.pem"]
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     assert {stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()} == {0o600}
     assert b"PRIVATE" not in (folder / "ca.pem").read_bytes()
-    assert router(folder, time).current().not_after == time.wall + LIFE_S
+    assert router(folder, time).current().not_after == time.at + LIFE_S
 
 
 def test_a_successor_is_announced_one_renewal_before_it_signs(tmp_path: Path) -> None:
-    time = Time()
+    time = SteppedClock(STARTED)
     folder = make(tmp_path, time)
     folder.renew()
     (first,) = authorities(tmp_path)
@@ -78,12 +66,12 @@ def test_a_successor_is_announced_one_renewal_before_it_signs(tmp_path: Path) ->
 
 
 def test_certificates_are_valid_at_every_moment_of_a_long_run_and_authorities_change(tmp_path: Path) -> None:
-    time = Time()
+    time = SteppedClock(STARTED)
     folder = make(tmp_path, time)
     due, seen = folder.renew(), set()
     files = router(tmp_path, time)
     for _ in range(60):
-        time.wall = due
+        time.at = due
         assert files.invalid() == ""
         due = folder.renew()
         seen |= set(authorities(tmp_path))
@@ -94,16 +82,16 @@ def test_certificates_are_valid_at_every_moment_of_a_long_run_and_authorities_ch
 
 
 async def test_renewal_comes_in_time_again_and_again_also_after_a_suspension(tmp_path: Path) -> None:
-    time = Time()
+    time = SteppedClock(STARTED)
     folder = make(tmp_path, time)
     due = folder.renew()
     files = router(tmp_path, time)
     first = files.current()
-    keeping = asyncio.ensure_future(keep_fresh(folder, due, clock=time, wall_time=lambda: time.wall))
+    keeping = asyncio.ensure_future(keep_fresh(folder, due, clock=time, wall_time=lambda: time.at))
     while files.current() is first:
         await asyncio.sleep(0)
-    assert due <= time.wall <= due + 60
-    second, time.wall = files.current(), time.wall + LIFE_S
+    assert due <= time.at <= due + 60
+    second, time.at = files.current(), time.at + LIFE_S
     while files.current() is second:
         await asyncio.sleep(0)
     assert files.invalid() == ""
@@ -114,7 +102,7 @@ async def test_renewal_comes_in_time_again_and_again_also_after_a_suspension(tmp
 async def test_a_folder_that_cannot_be_written_is_tried_again_until_it_can(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    time = Time()
+    time = SteppedClock(STARTED)
     folder = make(tmp_path, time)
     due = folder.renew()
     before = authorities(tmp_path)
@@ -129,7 +117,7 @@ async def test_a_folder_that_cannot_be_written_is_tried_again_until_it_can(
         patched.setattr(Path, "replace", full)
         with pytest.raises(ConfigError, match=r"No space left on device; make room there"):
             folder.renew(new_authority=True)
-        keeping = asyncio.ensure_future(keep_fresh(folder, due, clock=time, wall_time=lambda: time.wall))
+        keeping = asyncio.ensure_future(keep_fresh(folder, due, clock=time, wall_time=lambda: time.at))
         while not caplog.records:
             await asyncio.sleep(0)
         assert files.current() is good

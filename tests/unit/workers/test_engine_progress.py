@@ -6,6 +6,7 @@ from array import array
 from collections.abc import Sequence
 
 import pytest
+from tests.kit.clocks import StillClock
 
 from kvasir.core.identity import KvLayout, WorkerIdentity
 from kvasir.core.requests import Delta, EngineLoad, EngineRequest, FinishReason, Role, Sampling, StepBatch
@@ -60,22 +61,9 @@ class ScriptedEngine:
         self.sink(StepBatch(deltas))
 
 
-class SetClock:
-    """Time as a test sets it."""
-
-    def __init__(self) -> None:
-        self.at = 1000.0
-
-    def now(self) -> float:
-        return self.at
-
-    async def sleep(self, seconds: float) -> None:
-        raise AssertionError("nothing here waits")
-
-
 class Stage:
     def __init__(self) -> None:
-        self.engine, self.clock = ScriptedEngine(), SetClock()
+        self.engine, self.clock = ScriptedEngine(), StillClock(1000.0)
         self.seen: list[StepBatch] = []
         self.watched = WatchedEngine(self.engine, self.clock)
 

@@ -6,6 +6,7 @@ import asyncio
 from pathlib import Path
 
 import pytest
+from tests.kit.clocks import SteppedClock
 
 from kvasir.config.spec.deployment import Deployment
 from kvasir.core.errors import ConfigError, StartError
@@ -18,20 +19,6 @@ from kvasir_platform.cluster.local.supervisor import (
     SupervisorLimits,
     with_session_token,
 )
-
-
-class SteppedClock:
-    """Time passes only in `sleep`, and at once."""
-
-    def __init__(self) -> None:
-        self._now = 0.0
-
-    def now(self) -> float:
-        return self._now
-
-    async def sleep(self, seconds: float) -> None:
-        self._now += seconds
-        await asyncio.sleep(0)
 
 
 class ScriptedLauncher:

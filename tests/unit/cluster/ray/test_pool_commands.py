@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.kit.clocks import StillClock
 
 from kvasir.core.errors import ConfigError, UpstreamError
 from kvasir_platform.cluster.local.commands import (
@@ -64,19 +65,6 @@ class Pools:
 
     def scale(self, pool: str, replicas: int) -> None:
         self.calls.append(("scale", pool, replicas))
-
-
-class StillClock:
-    """Time that a test moves."""
-
-    def __init__(self) -> None:
-        self.at = 0.0
-
-    def now(self) -> float:
-        return self.at
-
-    async def sleep(self, seconds: float) -> None:
-        raise AssertionError("nothing here waits")
 
 
 class Desk:

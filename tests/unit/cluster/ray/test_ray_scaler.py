@@ -3,22 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from tests.kit.clocks import StillClock
 from tests.kit.serve import AwayError, Serve, ServedPool
 
 from kvasir.core.errors import ConfigError, UpstreamError
 from kvasir.ports.scaler import Replica, ReplicaState
 from kvasir_platform.cluster.ray.scaler import RayScaler
-
-
-class StillClock:
-    def __init__(self) -> None:
-        self.at = 0.0
-
-    def now(self) -> float:
-        return self.at
-
-    async def sleep(self, seconds: float) -> None:
-        raise AssertionError("nothing here waits")
 
 
 class Stage:

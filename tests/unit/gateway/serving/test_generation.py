@@ -9,6 +9,7 @@ import pytest
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from prometheus_client import CollectorRegistry
+from tests.kit.clocks import SteppedClock
 from tests.kit.gateway.api_answers import RecordingWire, exchange_on, ids
 from tests.kit.gateway.scripted_router import ScriptedRouter, ScriptedStream
 
@@ -19,19 +20,6 @@ from kvasir.telemetry.histogram import Histogram
 from kvasir.telemetry.metrics import Metrics
 from kvasir.telemetry.spans import SpanRecorder
 from kvasir_platform.gateway.serving.generation import Generation, server_timing
-
-
-class Clock:
-    """Stands still until it is set."""
-
-    def __init__(self) -> None:
-        self.at = 10.0
-
-    def now(self) -> float:
-        return self.at
-
-    async def sleep(self, seconds: float) -> None:
-        self.at += seconds
 
 
 class Kept:
@@ -67,7 +55,7 @@ class Call:
     """A call of `prompts` prompts with `n` choices each, on a scripted router."""
 
     def __init__(self, prompts: int = 1, n: int = 1, spans: SpanRecorder | None = None) -> None:
-        self.clock = Clock()
+        self.clock = SteppedClock(10.0)
         self.router = ScriptedRouter(self.clock)
         self.metrics = Metrics(CollectorRegistry(), ["m"])
         self.answer = Kept()

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from tests.kit.clocks import StillClock
 
 from kvasir.ports.limits import WINDOW_S, BucketLevels, Grant, LimitRefusal, Quota
 from kvasir_platform.gateway.tenants.buckets import remaining
@@ -16,14 +17,6 @@ from kvasir_platform.gateway.tenants.memory_limits import MemoryLimits
 
 START = 12_345.678
 EPSILON = 1e-3
-
-
-@dataclass
-class Clock:
-    at: float = START
-
-    def now(self) -> float:
-        return self.at
 
 
 @dataclass
@@ -48,7 +41,7 @@ class Limited(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.clock = Clock()
+        self.clock = StillClock(START)
         self.limits = MemoryLimits(self.clock.now)
         self.requests = Spent()
         self.tokens = Spent()
@@ -129,7 +122,7 @@ TestLimited.settings = settings(stateful_step_count=30, deadline=None)
 def test_what_was_not_used_is_as_if_never_charged(
     per_min: int, waits: list[float], share: float, used: float
 ) -> None:
-    clock = Clock()
+    clock = StillClock(START)
     quota = Quota(tokens_per_min=per_min)
     charged, spared = MemoryLimits(clock.now), MemoryLimits(clock.now)
     tokens = int(share * per_min)
@@ -148,7 +141,7 @@ def test_what_was_not_used_is_as_if_never_charged(
 
 
 def test_a_released_request_gives_back_its_place_its_request_and_its_tokens() -> None:
-    limits = MemoryLimits(Clock().now)
+    limits = MemoryLimits(StillClock(START).now)
     quota = Quota(1, 10, 1)
     for _ in range(5):
         grant = limits.decide("a", quota, 10)
@@ -157,7 +150,7 @@ def test_a_released_request_gives_back_its_place_its_request_and_its_tokens() ->
 
 
 def test_a_refused_request_charges_nothing() -> None:
-    clock = Clock()
+    clock = StillClock(START)
     limits = MemoryLimits(clock.now)
     assert isinstance(limits.decide("a", Quota(10, 10), 10), Grant)
     before = limits.decide("a", Quota(10, 10), 5)
@@ -168,7 +161,7 @@ def test_a_refused_request_charges_nothing() -> None:
 
 
 def test_what_is_used_beyond_the_charge_is_owed_up_to_a_minute() -> None:
-    clock = Clock()
+    clock = StillClock(START)
     limits = MemoryLimits(clock.now)
     quota = Quota(tokens_per_min=60)
     grant = limits.decide("a", quota, 60)
@@ -183,7 +176,7 @@ def test_what_is_used_beyond_the_charge_is_owed_up_to_a_minute() -> None:
 
 @given(per_min=st.integers(1, 10**6), amount=st.integers(0, 10**6))
 def test_what_the_headers_say_is_left_can_be_had(per_min: int, amount: int) -> None:
-    limits = MemoryLimits(Clock().now)
+    limits = MemoryLimits(StillClock(START).now)
     quota = Quota(tokens_per_min=per_min)
     grant = limits.decide("a", quota, min(amount, per_min))
     assert isinstance(grant, Grant)
