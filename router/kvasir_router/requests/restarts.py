@@ -1,7 +1,8 @@
 """How often a request may start again, so that a fault does not become a storm of retries.
 
 Starts after the loss of a worker are bounded by the number of workers that can be lost, and so are those of a
-stream that its client has begun to read; all others draw on a budget that arrivals fill.
+stream that its client has begun to read; all others draw on a budget that arrivals fill: a request that fails
+everywhere is restarted everywhere, so that failing workers would get more work the worse they are.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ from typing import Protocol
 
 from kvasir.core.errors import KvasirError, RequestError
 from kvasir_router.fleet.health import FleetHealth
-from kvasir_router.requests.retry_budget import RetryBudget
 from kvasir_router.requests.state import MachineLimits
 
 ENGINE_DEAD = "engine_dead"
@@ -20,6 +20,8 @@ FREE = frozenset({"worker_draining", "session_lost"})
 """Refusals of workers that did nothing for the request. Their number is bounded by the workers that leave."""
 BLAMELESS = FREE | {TRANSFER_FAILED}
 """Failures that say nothing of the worker that reports them: KV that did not arrive was at another worker."""
+DEPTH = 20.0
+"""Largest balance of a retry budget, so that a long time without faults does not pay for a storm."""
 
 
 class Restartable(Protocol):
@@ -30,6 +32,29 @@ class Restartable(Protocol):
     migrations: int
     avoid: set[str]
     last_error: KvasirError | None
+
+
+class RetryBudget:
+    """Restarts that arrivals pay for: an arrival deposits a fraction of a restart, a restart withdraws one.
+
+    Obligation: at any time, granted withdrawals <= `ratio` * deposits + `reserve`. The `reserve` lets a
+    router with little traffic discover a failing worker without failing a request."""
+
+    def __init__(self, ratio: float, reserve: int = 10) -> None:
+        self._ratio = ratio
+        self._balance = float(reserve)
+        self._depth = max(DEPTH, self._balance)
+
+    def deposit(self) -> None:
+        """A request arrived."""
+        self._balance = min(self._depth, self._balance + self._ratio)
+
+    def withdraw(self) -> bool:
+        """Withdraw one restart. Return whether the balance allowed it."""
+        if self._balance < 1.0:
+            return False
+        self._balance -= 1.0
+        return True
 
 
 class RetryAccounting:

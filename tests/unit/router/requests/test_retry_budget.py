@@ -5,7 +5,7 @@ from __future__ import annotations
 import hypothesis.strategies as st
 from hypothesis import given, settings
 
-from kvasir_router.requests.retry_budget import DEPTH, RetryBudget
+from kvasir_router.requests.restarts import DEPTH, RetryBudget
 
 
 @settings(deadline=None)
