@@ -1,4 +1,4 @@
-"""One text of a choice while filters judge it: how far each has ruled, and what of it is shown."""
+"""One text of a choice while filters judge it: how far each filter has ruled, and what is shown."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class HeldText:
         self._redacted = -1
 
     def begin(self, filters: Sequence[OutputFilter], subject: FilterSubject, ruled: Ruled) -> None:
-        """Have it judged by those of `filters` that apply."""
+        """Start the filters of `filters` that apply."""
         for number, each in enumerate(filters):
             if each.applies(subject):
                 self._ruled.append(self.base)
@@ -76,7 +76,7 @@ class HeldText:
                 self._judges.append(None)
 
     def feed(self, more: str, keep: int) -> None:
-        """It goes on; of all that was said the last `keep` characters are kept."""
+        """Add text; the last `keep` characters of the whole text are kept."""
         self.end += len(more)
         self._waiting += more
         self.said = (self.said + more)[-keep:]
@@ -85,7 +85,7 @@ class HeldText:
                 judge.feed(more)
 
     def finish(self) -> None:
-        """It is whole."""
+        """End the text."""
         if not self.whole:
             self.whole = True
             for judge in self._judges:
@@ -93,19 +93,19 @@ class HeldText:
                     judge.finish()
 
     def expire(self, number: int) -> None:
-        """Have filter `number` rule on what waits for it."""
+        """Have filter `number` rule on the text that it holds."""
         judge = self._judges[number]
         if judge is not None and self._ruled[number] < self.end:
             judge.expire()
 
     def close(self) -> None:
-        """No more rulings."""
+        """Accept no more rulings."""
         for judge in self._judges:
             if judge is not None:
                 judge.close()
 
     def decided(self) -> int:
-        """How far all filters have ruled."""
+        """Return the position up to which all filters have ruled."""
         decided = self.end
         for each in self._ruled:
             decided = min(decided, each)

@@ -1,7 +1,7 @@
 """Token ids and logprobs on their way past filters.
 
-They have no text of their own, and would tell what is redacted. So they wait until the text that they stand
-for has been ruled on, leave together with it, and are left out where it is redacted.
+They have no text of their own, and would reveal redacted text. So they are held until their text has been
+ruled on, are released together with it, and are dropped if it is redacted.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ class HeldTokens:
         self._redacted = Spans()
 
     def add(self, delta: Delta, begin: int, end: int) -> None:
-        """Keep those of `delta`, whose text lies from `begin` to `end` of the choice."""
+        """Hold the tokens of `delta`, whose text is from `begin` to `end` of the choice."""
         if delta.token_ids or delta.logprobs:
             self._waiting.append(_Tokens(begin, end, delta.token_ids, delta.logprobs))
 
     def redact(self, begin: int, end: int) -> None:
-        """This text is not shown."""
+        """Mark this text as redacted."""
         self._redacted.add(begin, end)
 
     def limit(self, decided: int) -> int:
@@ -72,9 +72,9 @@ class HeldTokens:
         return tuple(ids), tuple(logprobs)
 
     def forget(self, upto: int) -> None:
-        """Text up to `upto` has gone out."""
+        """Drop the positions up to `upto`, whose text was released."""
         self._redacted.forget(self._waiting[0].begin if self._waiting else upto)
 
     def clear(self) -> None:
-        """Nothing more is wanted."""
+        """Drop everything."""
         self._waiting.clear()

@@ -1,4 +1,4 @@
-"""Who calls: from the headers of a request to its tenant, for every tenant of the deployment."""
+"""Authentication: maps the headers of a request to its tenant."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ _REFRESH_S = 1.0
 
 
 class Callers:
-    """The tenants of a deployment. `keys` None asks nobody for a key: all are the default tenant."""
+    """The tenants of a deployment. Without `keys` no API key is required, and all requests are of the default
+    tenant."""
 
     def __init__(
         self, callers: Mapping[str, Caller], keys: KeyRing | None, limits: RateLimits, clock: Clock
@@ -34,19 +35,18 @@ class Callers:
         self._clock = clock
 
     def of(self, headers: Mapping[bytes, bytes]) -> Caller:
-        """Whose request this is, by its headers (names in lower case). Raises RequestError 401."""
+        """Return the caller of a request, by its headers (names in lower case). Raise RequestError 401."""
         if self._keys is None:
             return self._default
         return self._callers[self._keys.tenant(headers.get(b"authorization"))]
 
     def figures(self) -> TenantStats:
-        """What all tenants have used."""
+        """Return the usage of all tenants."""
         uses = tuple(caller.use for caller in self._callers.values())
         return TenantStats(uses, limits_state(self._limits))
 
     async def run(self) -> None:
-        """Keep the keys fresh and the limits counted, until it is cancelled, or for as long as there is
-        anything to do."""
+        """Reload keys and keep the limits running, until cancelled or while there is background work."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._limits.run(), name="rate limits")
             if self._keys is not None:
@@ -68,9 +68,9 @@ def make_callers(
     secret: bytes,
     limits: RateLimits | None = None,
 ) -> Callers:
-    """What the spec says of tenants, counted by `limits` where they are given, with salts from `secret` (see
-    `cache_secret`). `wall` is the time of day in Unix seconds; `rng` names this router among those that count
-    together. Raises ConfigError for keys that cannot be read."""
+    """Return the callers of the spec, counted by `limits` if given, with salts derived from `secret` (see
+    `cache_secret`). `wall` is Unix time in seconds; `rng` names this router among those that share limits.
+    Raise ConfigError for keys that cannot be read."""
     tenancy, gateway = deployment.tenancy, deployment.gateway
     tenants = {spec.name: spec for spec in tenancy.all_tenants()}
     keys = None
@@ -91,7 +91,7 @@ def make_callers(
 
 
 def make_limits(redis: LimitsRedisSpec | None, clock: Clock, rng: Rng) -> RateLimits:
-    """What counts what tenants use. `rng` names this router among those that count together."""
+    """Return the rate limits of the spec. `rng` names this router among those that share limits."""
     if redis is None:
         return MemoryLimits(clock.now)
     # The Redis client takes megabytes that only those who use it are to pay.
@@ -101,7 +101,7 @@ def make_limits(redis: LimitsRedisSpec | None, clock: Clock, rng: Rng) -> RateLi
 
 
 def limits_state(limits: RateLimits) -> RateLimitStats | None:
-    """How rate limits are counted that routers share; None for others."""
+    """Return the state of shared rate limits; None if they are not shared."""
     return (
         RateLimitStats(limits.shared, limits.local_decisions)
         if isinstance(limits, SharedRateLimits)

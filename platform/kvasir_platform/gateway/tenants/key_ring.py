@@ -1,4 +1,4 @@
-"""The keys in force: looked up on every request, and read again beside the requests."""
+"""The API keys in force: looked up for every request, and reloaded in the background."""
 
 from __future__ import annotations
 
@@ -14,11 +14,10 @@ _log = logging.getLogger(__name__)
 
 
 class KeyRing:
-    """Keys of the texts that `read` gives, for these tenants.
+    """Keys of the texts that `read` returns, for these tenants.
 
-    Look-ups are by a digest keyed with a secret of this process, so that their timing says nothing about a
-    stored hash, however many keys there are. `wall` is the time of day in Unix seconds. Raises ConfigError
-    when the keys cannot be read at first.
+    A lookup uses a digest keyed with a secret of this process, so that its timing reveals nothing about a
+    stored hash. `wall` is Unix time in seconds. Raise ConfigError if the keys cannot be read at first.
     """
 
     def __init__(
@@ -38,7 +37,7 @@ class KeyRing:
         self._keys = self._ring(texts)
 
     def tenant(self, authorization: bytes | None) -> str:
-        """Whose key the Authorization header carries. Raises RequestError 401."""
+        """Return the tenant of the key in the Authorization header. Raise RequestError 401."""
         scheme, _, key = (authorization or b"").partition(b" ")
         if scheme.lower() != b"bearer" or not key:
             raise _unauthorized("Send an API key as `Authorization: Bearer KEY`.")
@@ -50,8 +49,8 @@ class KeyRing:
         return entry.tenant
 
     def refresh(self) -> None:
-        """Read the keys again, and take them over if they have changed; what is broken is said once and
-        changes nothing. Blocks on files; may run in a thread while keys are looked up."""
+        """Reload the keys and use them if they have changed; invalid keys are logged once and ignored. Blocks
+        on files; may run in a thread during lookups."""
         try:
             texts = self._read()
             seen = self._mark(texts)

@@ -1,6 +1,6 @@
-"""API keys: whose they are and until when, by their hashes, which are all that is stored of them.
+"""API keys: their tenant and expiry, by their hashes, since only hashes are stored.
 
-A key has 256 random bits, so that its plain SHA-256 gives nothing away and costs a request a microsecond.
+A key has 256 random bits, so that its plain SHA-256 reveals nothing and costs a microsecond per request.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _EXPECTED = (
 
 
 class KeyEntry(NamedTuple):
-    """What is known of a key. `expires_s` is in Unix seconds, infinite for never."""
+    """The metadata of a key. `expires_s` is in Unix seconds, infinite for never."""
 
     tenant: str
     expires_s: float
@@ -47,12 +47,12 @@ class KeyText(NamedTuple):
 
 
 def new_key() -> str:
-    """A key for a client, of 256 random bits."""
+    """Return a random key of 256 bits."""
     return PREFIX + secrets.token_urlsafe(32)
 
 
 def key_line(key: str, tenant: str, expires: datetime | None = None) -> str:
-    """What to store of a key. `expires` must have a time zone."""
+    """Return the line to store for a key. `expires` must have a time zone."""
     line = f"{hashlib.sha256(key.encode()).hexdigest()} tenant={tenant}"
     if expires is None:
         return line
@@ -60,7 +60,7 @@ def key_line(key: str, tenant: str, expires: datetime | None = None) -> str:
 
 
 def read_sources(gateway: GatewaySpec, environment: Mapping[str, str]) -> list[KeyText]:
-    """The texts of all sources that the spec names. Raises ConfigError naming the one at fault."""
+    """Return the texts of all sources in the spec. Raise ConfigError naming the source that fails."""
     texts = []
     if gateway.api_keys_file is not None:
         texts.append(_text(Path(gateway.api_keys_file), "gateway.api_keys_file", DEFAULT_TENANT))
@@ -75,8 +75,8 @@ def read_sources(gateway: GatewaySpec, environment: Mapping[str, str]) -> list[K
 
 
 def parse_keys(texts: Iterable[KeyText], tenants: Container[str]) -> dict[bytes, KeyEntry]:
-    """Every key's SHA-256 and what is known of it. Raises ConfigError naming source and line, and never
-    showing what stands there."""
+    """Return the SHA-256 and metadata of every key. Raise ConfigError naming source and line, without their
+    content."""
     keys: dict[bytes, KeyEntry] = {}
     for text in texts:
         for number, line in enumerate(text.text.splitlines(), 1):

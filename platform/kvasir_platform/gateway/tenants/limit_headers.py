@@ -1,5 +1,4 @@
-"""Rate limits as OpenAI's clients read them: what there is a minute, what is left, and when it is all
-back."""
+"""Rate limit headers as OpenAI's clients read them: limit per minute, remaining, and time until reset."""
 
 from __future__ import annotations
 
@@ -10,7 +9,7 @@ from kvasir_platform.gateway.tenants.buckets import remaining
 
 
 def limit_headers(quota: Quota, levels: BucketLevels) -> bytes:
-    """The header lines of an answer; none for what is not limited."""
+    """Return the header lines of a response; none for what is not limited."""
     lines = b""
     if quota.requests_per_min is not None:
         lines += _lines(b"requests", quota.requests_per_min, levels.requests_s)
@@ -31,7 +30,7 @@ def _lines(what: bytes, per_min: int, level_s: float) -> bytes:
 
 
 def _duration(seconds: float) -> bytes:
-    """As OpenAI writes it: 120ms, 6.5s, 1m0s."""
+    """Format a duration as OpenAI does: 120ms, 6.5s, 1m0s."""
     ms = math.ceil(seconds * 1e3)
     if ms < 1000:
         return b"%dms" % ms

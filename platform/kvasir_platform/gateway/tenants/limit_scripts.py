@@ -1,10 +1,10 @@
-"""The scripts by which Redis keeps the rate limits of tenants: the arithmetic of `buckets`, in one step each.
+"""Redis scripts for the rate limits of tenants: the arithmetic of `buckets`, in one atomic step each.
 
 A tenant is one hash: `r` and `t` are the times at which its buckets of requests and of tokens are full again,
-and each router has a field with the number of its requests that run and when it last said so. A router that
-says nothing for a while is taken to be gone, and what it ran with it. Times are the server's, in seconds
-since a recent day, which leaves a double its microseconds. A clock that is set back must not refuse anybody
-for longer than empty buckets do, so a state further ahead is pulled in.
+and each router has a field with its number of running requests and its last heartbeat. A router without a
+heartbeat for a while is considered gone, with its running requests. Times are the server's, in seconds since
+a recent day, so that a double holds microseconds. If the clock is set back, requests must not be refused for
+longer than empty buckets do, so a state further ahead is reduced.
 """
 
 from __future__ import annotations

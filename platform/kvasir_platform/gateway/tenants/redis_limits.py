@@ -1,10 +1,9 @@
-"""Rate limits that several routers count together in a Redis: the only place here that knows its client.
+"""Rate limits shared by several routers in Redis: the only module of the gateway that uses its client.
 
-What waits goes out together, one batch at a time, over one connection; while one is on its way the next one
-gathers. Each question is one script, so that no two routers can give away the same token. The server's clock
-is the one that counts. A server that does not answer in time is left alone, and the router goes by what it
-has counted itself, which includes what the server granted it; a request waits for a dead server once, and no
-other does until it is back.
+Queued requests are sent together, one batch at a time, over one connection; the next batch is gathered
+meanwhile. Each request is one script, so that no two routers grant the same token. The server's clock is
+used. If the server does not respond in time, the router decides by its own counts, which include the server's
+grants; a request waits for an unavailable server once, and no other does until it is back.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ _Command = tuple[Any, ...]
 
 
 class _Take(NamedTuple):
-    """A question that waits."""
+    """A queued request for a grant."""
 
     tenant: str
     quota: Quota
@@ -54,7 +53,7 @@ class _Take(NamedTuple):
 
 
 class _End(NamedTuple):
-    """The end of a grant that is to be told: what it changes of requests and tokens charged."""
+    """The end of a grant to report: its change to the charged requests and tokens."""
 
     tenant: str
     quota: Quota
@@ -63,8 +62,8 @@ class _End(NamedTuple):
 
 
 class RedisLimits:
-    """The port over a Redis. `run` must run: until it has reached the server, and whenever it has lost it,
-    the router counts alone. `replica` names this router among those that share the server."""
+    """The port over Redis. `run` must run: until it has connected, and whenever the connection is lost, the
+    router counts by itself. `replica` names this router among those that share the server."""
 
     def __init__(self, spec: LimitsRedisSpec, clock: Clock, replica: str) -> None:
         self._spec = spec
@@ -85,7 +84,7 @@ class RedisLimits:
     def take(
         self, tenant: str, quota: Quota, tokens: int, then: Callable[[Grant | LimitRefusal], None]
     ) -> None:
-        """Ask the server, or decide at once where it cannot be asked."""
+        """Ask the server, or decide immediately if it is unavailable."""
         check_amount(quota, tokens)
         asked = _Take(tenant, quota, tokens, then)
         if not self.shared or len(self._waiting) >= _MAX_WAITING:
@@ -95,17 +94,17 @@ class RedisLimits:
         self._wake.set()
 
     def settle(self, grant: Grant, tokens: int) -> None:
-        """As the port says."""
+        """See the port."""
         self._local.settle(grant, tokens)
         self._tell(grant, 0, tokens - grant.tokens)
 
     def release(self, grant: Grant) -> None:
-        """As the port says."""
+        """See the port."""
         self._local.release(grant)
         self._tell(grant, -1, -grant.tokens)
 
     async def run(self) -> None:
-        """Keep a connection, and send what waits."""
+        """Maintain the connection, and send queued commands."""
         try:
             while True:
                 try:
@@ -285,6 +284,7 @@ def _connection(spec: LimitsRedisSpec) -> Connection:
 
 
 async def _exchange(connection: Connection, commands: Sequence[_Command]) -> list[Any]:
-    """Send all, then read as many answers. Raises RedisError, also for a refusal by the server."""
+    """Send all commands, then read their responses. Raise RedisError, including for a refusal by the
+    server."""
     await connection.send_packed_command(connection.pack_commands(commands), check_health=False)
     return [await connection.read_response() for _ in commands]
