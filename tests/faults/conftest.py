@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from random import Random
 
 import pytest
+from tests.kit.engines.tier_blocks import Lines
 
 from kvasir.core.identity import KvLayout, WorkerIdentity
 from kvasir.core.membership import Endpoint
@@ -269,3 +271,9 @@ class Bench:
 @pytest.fixture
 def make_bench() -> Callable[[Clock], Bench]:
     return Bench
+
+
+@pytest.fixture
+def lines(caplog: pytest.LogCaptureFixture) -> Lines:
+    caplog.set_level(logging.INFO)
+    return Lines(caplog)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,12 +27,6 @@ from tests.kit.lab.small_disk import SmallDisk, available
 from kvasir.config.spec.tiers import DiskTierSpec
 from kvasir.ports.tier import TierChange
 from kvasir_workers.tiers.blobs.disk import DiskTier
-
-
-@pytest.fixture
-def lines(caplog: pytest.LogCaptureFixture) -> Lines:
-    caplog.set_level(logging.INFO)
-    return Lines(caplog)
 
 
 def disk_tier(path: Path, room: int = 100) -> DiskTier:

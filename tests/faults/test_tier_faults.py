@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import socket
 import threading
 import time
@@ -36,12 +35,6 @@ from kvasir.config.spec.tiers import RedisTierSpec
 from kvasir.ports.tier import TierChange
 from kvasir_platform.cluster.certificates import Authority
 from kvasir_workers.tiers.blobs.redis_tier import RedisTier
-
-
-@pytest.fixture
-def lines(caplog: pytest.LogCaptureFixture) -> Lines:
-    caplog.set_level(logging.INFO)
-    return Lines(caplog)
 
 
 @pytest.fixture

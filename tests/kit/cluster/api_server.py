@@ -106,6 +106,7 @@ class ApiServer:
     version: int = 100
     context: ssl.SSLContext | None = None
     listening: asyncio.Server | None = None
+    most_watch_s: float = 300.0
 
     def __post_init__(self) -> None:
         self._objects: dict[tuple[str, str], Object] = {}
@@ -308,7 +309,9 @@ class ApiServer:
             await asyncio.Event().wait()
         watch = _Watch(request, writer, fault.cut_after, int(request.query.get("resourceVersion") or "0"))
         try:
-            async with asyncio.timeout(float(request.query.get("timeoutSeconds", "300"))):
+            async with asyncio.timeout(
+                min(self.most_watch_s, float(request.query.get("timeoutSeconds", "300")))
+            ):
                 if fault.gone or 0 < watch.since < self._oldest:
                     await watch.refuse(self._oldest)
                 elif not await self._follow(watch):

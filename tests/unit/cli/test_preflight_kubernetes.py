@@ -40,6 +40,7 @@ class RouterPod:
 
     def __init__(self, server: ApiServer, folder: Path) -> None:
         self.server = server
+        server.most_watch_s = 0.05  # that a watch may be opened is all that is tried
         self.account = folder / "account"
         server.tokens = {token_of(ACCOUNT): ACCOUNT}
         server.write_credentials(self.account, token_of(ACCOUNT))
