@@ -6,6 +6,8 @@ the marked tests, those that take the fixture `soak` and property tests, at the 
 
 from __future__ import annotations
 
+from collections.abc import Generator
+
 import pytest
 from hypothesis import settings
 from tests.kit.durations import Durations
@@ -58,10 +60,14 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(Durations("soak" if nightly else kind))
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Keep the tests of this run, unless one is named explicitly, and group slow tests by what they start."""
+@pytest.hookimpl(wrapper=True)
+def pytest_collection_modifyitems(
+    config: pytest.Config, items: list[pytest.Item]
+) -> Generator[None, None, None]:
+    """Group slow tests by what they start, and keep the tests of this run, unless one is named explicitly.
+    Groups are marked first, since pytest-xdist reads the marks in this hook."""
     _group(items)
+    yield
     if any("::" in argument for argument in config.args):
         return
     nightly = bool(config.getoption("--soak"))
