@@ -6,11 +6,12 @@ the marked tests, those that take the fixture `soak` and property tests, at the 
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from typing import Any
 
 import pytest
 from hypothesis import settings
 from tests.kit.durations import Durations
+from xdist.scheduler.loadscope import LoadScopeScheduling
 
 KINDS = {"slow and not alone": "slow", "slow and alone": "alone", "slow": "slow"}
 """Part of the suite by the marker expression with which `make test` runs it."""
@@ -60,14 +61,11 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(Durations("soak" if nightly else kind))
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_collection_modifyitems(
-    config: pytest.Config, items: list[pytest.Item]
-) -> Generator[None, None, None]:
-    """Group slow tests by what they start, and keep the tests of this run, unless one is named explicitly.
-    Groups are marked first, since pytest-xdist reads the marks in this hook."""
-    _group(items)
-    yield
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Keep the tests of this run, unless one is named explicitly. The longest groups come first, so that both
+    processes end together."""
+    longest = {group: place for place, group in enumerate(LONGEST)}
+    items.sort(key=lambda item: longest.get(group_of(item.nodeid), len(longest)))
     if any("::" in argument for argument in config.args):
         return
     nightly = bool(config.getoption("--soak"))
@@ -80,20 +78,24 @@ def pytest_collection_modifyitems(
         items[:] = kept
 
 
-def _group(items: list[pytest.Item]) -> None:
-    """With `--dist loadgroup`, tests of one group run in one process, so that an engine or a deployment which
-    they share is started once. The longest groups come first, so that both processes end together.
-    """
-    for item in items:
-        file = item.nodeid.partition("::")[0]
-        item.add_marker(pytest.mark.xdist_group(SHARED.get(file, file)))
-    longest = {file: place for place, file in enumerate(LONGEST)}
-    items.sort(key=lambda item: longest.get(_group_of(item), len(longest)))
+def group_of(nodeid: str) -> str:
+    """Tests of one group run in one process, so that an engine or a deployment that they
+    share is started once."""
+    file = nodeid.partition("::")[0]
+    return SHARED.get(file, file)
 
 
-def _group_of(item: pytest.Item) -> str:
-    marker = item.get_closest_marker("xdist_group")
-    return "" if marker is None else str(marker.args[0])
+class GroupScheduling(LoadScopeScheduling):  # type: ignore[misc]  # pytest-xdist has no type hints for it
+    """Assigns groups of tests to processes."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return group_of(nodeid)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> GroupScheduling | None:
+    """Use GroupScheduling in place of `--dist loadgroup`."""
+    return GroupScheduling(config, log) if config.getoption("dist") == "loadgroup" else None
 
 
 def _belongs(item: pytest.Item, *, nightly: bool) -> bool:
