@@ -108,6 +108,7 @@ def make_routers(
     rng: Rng,
     router_id: str,
     on_decision: Callable[[float], None] = unobserved,
+    fast_path: bool = True,
 ) -> Router | RouterMux:
     """A router of each of the deployment's models behind one port, or the only one itself. `edge` is by the
     model's name; the rest is as for `make_router`."""
@@ -125,6 +126,7 @@ def make_routers(
             rng=rng,
             router_id=f"{router_id}-{number}" if several else router_id,
             on_decision=on_decision,
+            fast_path=fast_path,
         )
         for number, view in enumerate(views)
     }
@@ -146,11 +148,12 @@ def make_router(
     on_summary: Callable[[RequestSummary], None] = unobserved,
     on_worker: Callable[[WorkerView], None] = unobserved,
     on_decision: Callable[[float], None] = unobserved,
+    fast_path: bool = True,
 ) -> Router:
     """A router of one model, of which `deployment` is the view, that serves as long as its `run` does.
     `router_id` is unique among live routers; `dialer` reaches every worker, or makes what reaches a given
     one; `tokenizer_digest` and `golden` are the edge's own, which every worker's must equal; `on_decision` is
-    told what each decision took, in seconds."""
+    told what each decision took, in seconds. Without `fast_path` all deltas take the ordinary path."""
     limits = SessionLimits(
         link=LinkLimits(tail_messages=deployment.worker.tail_messages),
         resume_window_s=deployment.worker.resume_window_s,
@@ -176,12 +179,13 @@ def make_router(
     )
     embeds = deployment.embeds
     machine: RequestMachine | EmbeddingMachine
-    fast_path = None
+    lanes = None
     if embeds:
         machine = make_embedding_machine(deployment, rng)
     else:
         machine = generating = make_machine(deployment, rng, decisions=decisions)
-        fast_path = FastPath(lambda request_id, _, lane: generating.take_fast_path(request_id, lane))
+        if fast_path:
+            lanes = FastPath(lambda request_id, _, lane: generating.take_fast_path(request_id, lane))
     return Router(
         machine,
         Registry(
@@ -191,7 +195,7 @@ def make_router(
         make_session,
         clock,
         decisions=decisions,
-        fast_path=fast_path,
+        fast_path=lanes,
         scales_to_zero=all(deployment.scales_to_zero(pool) for pool in deployment.pools),
         on_summary=on_summary,
         on_worker=on_worker,

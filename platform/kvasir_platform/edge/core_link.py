@@ -24,9 +24,9 @@ MAX_WAITING_BYTES = 64 << 20
 class CoreLink:
     """The link of one edge. `figures` renders the metrics of the edge. `on_drain` is called when the core
     asks the edge to drain; `on_lost` when the link is lost, after all requests have ended, and then `ended`
-    is set."""
+    is set. Without `fast_path` all deltas take the ordinary path."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, *, fast_path: bool = True) -> None:
         self._pending = ToCore()
         self._said = False
         self._pipe = FramePipe(
@@ -35,7 +35,7 @@ class CoreLink:
         self._welcome: asyncio.Future[EdgeWelcome] = asyncio.get_running_loop().create_future()
         self.lost = False
         self.ended = asyncio.Event()
-        self.router = RemoteRouter(self, clock.now)
+        self.router = RemoteRouter(self, clock.now, fast_path=fast_path)
         self.limits = RemoteLimits(self)
         self.pages = RemotePages(self)
         self.names = RemoteNames(self)

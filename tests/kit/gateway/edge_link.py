@@ -87,7 +87,11 @@ def core_parts(
 
 @asynccontextmanager
 async def linked(
-    core: CoreParts, *, name: str = "edge-0", max_waiting_bytes: int = MAX_WAITING_BYTES
+    core: CoreParts,
+    *,
+    name: str = "edge-0",
+    max_waiting_bytes: int = MAX_WAITING_BYTES,
+    fast_path: bool = True,
 ) -> AsyncIterator[Linked]:
     """A link that lives until the block ends."""
     ours, theirs = socket.socketpair()
@@ -100,7 +104,7 @@ async def linked(
         on_lost=heard.note_lost,
         max_waiting_bytes=max_waiting_bytes,
     )
-    link = CoreLink(MonotonicClock())
+    link = CoreLink(MonotonicClock(), fast_path=fast_path)
     await end.connect(ours, WELCOME)
     await link.connect(theirs)
     end.send_status(core_status_of(core.router))

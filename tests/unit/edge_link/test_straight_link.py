@@ -69,9 +69,10 @@ async def begun(both: Linked, core: Core, *names: str) -> tuple[list[ClientStrea
     return streams, core.router.streams
 
 
-async def test_what_goes_either_way_arrives_in_order() -> None:
+@pytest.mark.parametrize("fast_path", [True, False])
+async def test_what_goes_either_way_arrives_in_order(fast_path: bool) -> None:
     core = Core()
-    async with linked(core_parts(core.router)) as both:
+    async with linked(core_parts(core.router), fast_path=fast_path) as both:
         (one, two), (first, second) = await begun(both, core, "one", "two")
         # All in one turn of the loop, in which the core says everything with as few frames as keep the order.
         core.fast_path(first, second, text="b")
