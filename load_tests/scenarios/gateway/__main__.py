@@ -1,11 +1,11 @@
 """The gateway path, end to end: CPU of a request and of a streamed chunk, added TTFT, and memory.
 
-Kvasir is the router process that `make up` starts, with all that it has on: a tokenizer of full size, API
+Kvasir is the router process that `make up` starts, with all its defaults: a tokenizer of realistic size, API
 keys, a tenant's limits, admission, decision records, metrics and a filled index, in front of scripted workers
-behind real gRPC, each of which does all of a request; in the rows of `kvasir-apart` half of them compute
-prompts and half of them outputs. Peers stand in front of workers that answer the same in the same tempo and
-speak their protocol. Client, systems and workers share the machine; what is compared is CPU of the process
-under test.
+over real gRPC, each of which runs whole requests. In the rows of `kvasir-apart` half of the workers prefill
+and half of them decode; in those of `kvasir-no-fast-path` every delta goes through the request machine. Peers
+run in front of workers that give the same answers at the same rate over the peers' protocol. Client, systems
+and workers share the machine; the CPU of the process under test is compared.
 
     make bench-gateway
     make bench-gateway ARGS="--quick"                 a look; writes no report
@@ -70,7 +70,7 @@ def start(stand: Stand, client: Child, names: list[str], samples: Samples) -> li
         "vllm-router": stand.vllm_router,
         "dynamo": stand.dynamo,
     }
-    systems = [stand.direct(), stand.kvasir(), stand.kvasir(apart=True)]
+    systems = [stand.direct(), stand.kvasir(), stand.kvasir(apart=True), stand.kvasir(fast_path=False)]
     for system in systems:
         await_serving(client, system)
     for name in names:

@@ -67,10 +67,11 @@ def warm_up(client: Child, systems: Sequence[System], samples: Samples, scale: f
 def one_round(client: Child, systems: Sequence[System], samples: Samples, scale: float) -> None:
     """Everything once of every system, kind by kind, the systems in turn. Raises ProcessError."""
     client.ask({"do": "round", "scale": scale})
+    requested = [system for system in systems if not system.only_chunks]
     for size in (*SIZES, WARM):
-        for system in systems:
+        for system in requested:
             samples.add(system.name, size.name, client.ask(system.order("requests", size=size.name)))
-    for system in systems:
+    for system in requested:
         count = max(10, round(TTFT_REQUESTS * scale))
         samples.add(system.name, "ttft", client.ask(system.order("ttft", count=count)))
     for system in systems:

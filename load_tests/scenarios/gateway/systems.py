@@ -26,8 +26,8 @@ _MODULE = "load_tests.scenarios.gateway"
 
 @dataclass(slots=True)
 class System:
-    """One of them at work: `process` is what is measured, with its descendants. `workers` is what obeys
-    orders about the workers behind it, where something does."""
+    """A running system: `process` is measured, with its descendants. `workers` takes orders about the workers
+    behind it, if there are any. With `only_chunks` it is measured while it streams, and not by requests."""
 
     name: str
     address: str
@@ -35,6 +35,7 @@ class System:
     version: str
     key: str = "none"
     workers: Child | None = None
+    only_chunks: bool = False
 
     def order(self, do: str, **details: object) -> dict[str, object]:
         """An order to the client about this system."""
@@ -99,9 +100,9 @@ class Stand:
         child, addresses = self._http_workers()
         return System("direct", addresses[0], child, "")
 
-    def kvasir(self, *, apart: bool = False) -> System:
+    def kvasir(self, *, apart: bool = False, fast_path: bool = True) -> System:
         """The router process as `make up` starts it, with static discovery."""
-        name = "kvasir-apart" if apart else "kvasir"
+        name = "kvasir-apart" if apart else "kvasir" if fast_path else "kvasir-no-fast-path"
         folder = self._folder / name
         folder.mkdir()
         key = new_key()
@@ -118,9 +119,9 @@ class Stand:
         deployment["discovery"] = {"kind": "static", "endpoints": endpoints}
         file.write_text(json.dumps(deployment))
         argv = [sys.executable, "-m", "kvasir_platform.apps.router_app", "--deployment", str(file)]
-        router = self.child(name, argv)
+        router = self.child(name, argv if fast_path else [*argv, "--no-fast-path"])
         address = router.hear(_START_S)["address"]
-        return System(name, address, router, "", key, None if apart else workers)
+        return System(name, address, router, "", key, None if apart else workers, only_chunks=not fast_path)
 
     def haproxy(self) -> System:
         """One thread, connections kept on both sides."""

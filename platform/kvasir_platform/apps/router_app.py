@@ -82,7 +82,12 @@ def edge_facts(deployment: Deployment, models: ModelTable) -> dict[str, EdgeFact
 
 
 async def serve(
-    deployment: Deployment, token: str | None, ray_address: str | None, planner: str | None = None
+    deployment: Deployment,
+    token: str | None,
+    ray_address: str | None,
+    planner: str | None = None,
+    *,
+    fast_path: bool = True,
 ) -> int:
     """Route and serve until SIGTERM or SIGINT, then drain. Return the exit status."""
     if not native.IS_NATIVE:
@@ -103,6 +108,7 @@ async def serve(
         rng=random.Random(),  # noqa: S311 - spreads ties, guards nothing
         router_id=router_id,
         on_decision=metrics.decided,
+        fast_path=fast_path,
     )
     metrics.track_queued(lambda: router.queued)
     metrics.track_index(router.index_stats)
@@ -177,12 +183,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--ray-address", help="host:port of the Ray head, for discovery: ray")
     parser.add_argument("--planner", help="host:port of the planner, where pools have scaling")
+    parser.add_argument(
+        "--no-fast-path",
+        action="store_true",
+        help="send every delta through the request machine, to measure or to exclude the fast path",
+    )
     args = parser.parse_args(argv)
     try:
         deployment = with_tls_dir(load(args.deployment), args.tls_dir)
         configure_logging(deployment.telemetry.log_level)
         token = session_token(deployment.worker, args.token_file)
-        status: int = uvloop.run(serve(deployment, token, args.ray_address, args.planner))
+        status: int = uvloop.run(
+            serve(deployment, token, args.ray_address, args.planner, fast_path=not args.no_fast_path)
+        )
         return status
     except KvasirError as error:
         _report("failed", code=error.code, message=error.message)
