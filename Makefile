@@ -75,8 +75,7 @@ ifneq ($(ARGS),)
 else
 	@failed=0; \
 	$(BIN)/python -m pytest -m "not slow" $(FAST) || failed=$$?; \
-	$(BIN)/python -m pytest -m "slow and not alone" $(SLOW) || failed=$$?; \
-	$(BIN)/python -m pytest -m "slow and alone" || failed=$$?; \
+	$(BIN)/python -m pytest -m slow $(SLOW) || failed=$$?; \
 	exit $$failed
 endif
 

@@ -13,8 +13,6 @@ from hypothesis import settings
 from tests.kit.durations import Durations
 from xdist.scheduler.loadscope import LoadScopeScheduling
 
-KINDS = {"slow and not alone": "slow", "slow and alone": "alone", "slow": "slow"}
-"""Part of the suite by the marker expression with which `make test` runs it."""
 SHARED = {
     "tests/contract/test_engine.py": "contract engines",
     "tests/contract/test_engine_continuation.py": "contract engines",
@@ -23,19 +21,24 @@ SHARED = {
     "tests/e2e/gateway/test_surface_generation.py": "default deployment",
 }
 """Group of the files that share engines or a deployment; any other file is a group."""
+SPREAD = ("tests/simulation/", "tests/helm/")
+"""Folders whose tests share nothing that takes time to start: each test is a group."""
 LONGEST = (
     "default deployment",
     "tests/faults/test_scorecard_small.py",
+    "tests/e2e/test_migration_vllm.py",
+    "tests/e2e/test_tiers_vllm.py",
     "tests/e2e/test_prefill_decode_equality.py",
     "tests/e2e/test_ray_lifecycle.py",
-    "tests/e2e/test_tiers_vllm.py",
     "tests/e2e/test_engine_over_nodes.py",
     "contract engines",
-    "tests/e2e/test_models_and_embeddings.py",
     "tests/e2e/test_scaling_live.py",
     "tests/contract/test_vllm_kv_events.py",
+    "tests/e2e/test_models_and_embeddings.py",
+    "tests/e2e/test_clean_stop.py",
     "tests/e2e/test_tensor_parallel_handoff.py",
     "tests/e2e/gateway/test_surface_outputs.py",
+    "tests/e2e/test_engine_powers.py",
     "tests/e2e/test_template_parity.py",
     "tests/e2e/test_up_over_https.py",
 )
@@ -57,8 +60,8 @@ def pytest_configure(config: pytest.Config) -> None:
     nightly = bool(config.getoption("--soak"))
     settings.load_profile("nightly" if nightly else "change")
     if not hasattr(config, "workerinput"):
-        kind = KINDS.get(config.getoption("markexpr"), "fast")
-        config.pluginmanager.register(Durations("soak" if nightly else kind))
+        slow = config.getoption("markexpr") == "slow"
+        config.pluginmanager.register(Durations("soak" if nightly else "slow" if slow else "fast"))
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -82,7 +85,7 @@ def group_of(nodeid: str) -> str:
     """Tests of one group run in one process, so that an engine or a deployment that they
     share is started once."""
     file = nodeid.partition("::")[0]
-    return SHARED.get(file, file)
+    return nodeid if file.startswith(SPREAD) else SHARED.get(file, file)
 
 
 class GroupScheduling(LoadScopeScheduling):  # type: ignore[misc]  # pytest-xdist has no type hints for it

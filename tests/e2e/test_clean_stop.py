@@ -18,13 +18,18 @@ from tests.kit.processes import lives
 if TYPE_CHECKING:
     from tests.kit.stack import Stack
 
-pytestmark = [pytest.mark.slow, pytest.mark.alone, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 SIMULATED = ("--set", "pools.prefill.engine.kind=sim", "--set", "pools.decode.engine.kind=sim")
 StartStack = Callable[..., AbstractContextManager["Stack"]]
 
 
-def _shared_memory() -> set[str]:
-    return {path.name for path in Path("/dev/shm").iterdir()}
+def _shared_memory(processes: list[psutil.Process]) -> set[Path]:
+    """The files of shared memory that these processes map."""
+    found = set()
+    for process in processes:
+        with contextlib.suppress(psutil.Error):
+            found |= {Path(each.path) for each in process.memory_maps() if each.path.startswith("/dev/shm/")}
+    return found
 
 
 def _alive(processes: list[psutil.Process]) -> list[str]:
@@ -42,10 +47,10 @@ def _listening(address: str) -> bool:
         return probe.connect_ex((host, int(port))) == 0
 
 
-def _assert_gone(stack: Stack, processes: list[psutil.Process], memory: set[str], temp_dir: str) -> None:
+def _assert_gone(stack: Stack, processes: list[psutil.Process], memory: set[Path], temp_dir: str) -> None:
     assert _alive(processes) == []
     assert not _listening(stack.address)
-    assert _shared_memory() - memory == set()
+    assert [path for path in memory if path.exists()] == []
     assert not Path(temp_dir).exists()
 
 
@@ -57,20 +62,21 @@ def _temp_dir(stack: Stack) -> str:
 def test_ctrl_c_leaves_no_process_port_shared_memory_or_ray_session(
     start_stack: StartStack, tmp_path: Path
 ) -> None:
-    memory = _shared_memory()
     with start_stack(tmp_path) as stack:
         processes, temp_dir = stack.processes(), _temp_dir(stack)
         assert len(processes) > 8
         assert (Path(temp_dir) / "ray").exists()
+        memory = _shared_memory(processes)
+        assert memory
         stack.process.send_signal(signal.SIGINT)
         assert stack.process.wait(timeout=90) == 0
         _assert_gone(stack, processes, memory, temp_dir)
 
 
 def test_down_from_another_terminal_does_the_same(start_stack: StartStack, tmp_path: Path) -> None:
-    memory = _shared_memory()
     with start_stack(tmp_path, *SIMULATED) as stack:
         processes, temp_dir = stack.processes(), _temp_dir(stack)
+        memory = _shared_memory(processes)
         down = stack.kvasir("down")
         assert down.returncode == 0, down.stderr
         _assert_gone(stack, processes, memory, temp_dir)

@@ -11,7 +11,6 @@ from load_tests.scenarios.scorecard.real_engines import Stage
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.alone,
     pytest.mark.timeout(280),
     pytest.mark.asyncio(loop_scope="module"),
 ]

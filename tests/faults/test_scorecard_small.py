@@ -58,6 +58,7 @@ async def test_requests_do_without_a_tier_in_trouble(tier: str, tmp_path: Path) 
 
 
 @pytest.mark.slow
+@pytest.mark.soak
 async def test_what_was_tampered_with_in_a_tier_is_a_miss(tmp_path: Path) -> None:
     pytest.importorskip("vllm")
     assert_met(await row09.measure(Trial(tmp_path, 18, quiet=True), row09.Size(rounds=1, words=120)))
@@ -70,6 +71,7 @@ async def test_what_is_too_much_is_refused_and_the_rest_is_served(tmp_path: Path
 
 
 @pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.timeout(240)
 async def test_a_greedy_tenant_is_refused_and_the_other_one_is_not(tmp_path: Path) -> None:
     size = fair_shares.Size(prefill=4, decode=1, slower=4.0, long_tokens=20_000, long_prompts=2, window_s=6.0)

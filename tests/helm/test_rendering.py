@@ -39,7 +39,7 @@ from kvasir_platform.cluster.ray.pod_templates import (
 NAMES = [path.stem for path in EXAMPLES]
 # The first and the last always; those between where there is time.
 SUPPORTED = [
-    pytest.param(version, marks=() if version in (VERSIONS[0], VERSIONS[-1]) else pytest.mark.slow)
+    pytest.param(version, marks=() if version in (VERSIONS[0], VERSIONS[-1]) else pytest.mark.soak)
     for version in VERSIONS
 ]
 

@@ -307,6 +307,7 @@ def test_a_brownout_comes_step_by_step_and_goes_without_flapping() -> None:
     assert levels == [*range(top + 1), *range(top - 1, -1, -1)]
 
 
+@pytest.mark.soak
 def test_a_load_that_needs_a_step_does_not_make_it_come_and_go() -> None:
     steps = [{"cap_max_tokens": 8}]
     spec = deployment(admission={"brownout": {"steps": steps, "enter_s": 1.0, "leave_s": 2.0}})
