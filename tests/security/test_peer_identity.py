@@ -40,8 +40,8 @@ async def test_no_impostor_has_a_session_or_a_snapshot_and_each_is_told_why() ->
     assert counts.attempts == len(counts.refusals) + 1 == 34
     refusals = counts.refusals
     other, ours = "spiffe://kvasir.local/other/router", "spiffe://kvasir.local/shop/router"
-    assert f"certificate is of {other}, and only {ours} may call" in refusals["router of another deployment"]
-    assert "shop/worker/decode, and only" in refusals["worker posing as a router, snapshot"]
+    assert f"certificate is of {other}, but only {ours} may call" in refusals["router of another deployment"]
+    assert "shop/worker/decode, but only" in refusals["worker posing as a router, snapshot"]
     assert "closed the connection in the handshake" in refusals["router with an expired certificate"]
     assert "certificate has expired; renew it" in refusals["worker with an expired certificate"]
     assert "not yet valid" in refusals["worker with a certificate of tomorrow, snapshot"]

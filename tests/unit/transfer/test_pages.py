@@ -43,7 +43,7 @@ def test_a_page_of_another_lease_or_fence_or_half_of_one_is_not_believed() -> No
 
 
 def test_more_blocks_than_the_lease_has_are_refused() -> None:
-    with pytest.raises(ValueError, match="lease has"):
+    with pytest.raises(ValueError, match="3 blocks exceed the lease's 2"):
         written([1, 2, 3], 2, 1)
 
 
