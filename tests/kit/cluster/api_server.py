@@ -92,7 +92,7 @@ class _Watch:
 @dataclass(eq=False)
 class ApiServer:
     """`tokens` are the users by their bearer tokens, `rules` what each user may do: without any, everything.
-    `asked` is every request that was let in or refused by RBAC."""
+    `asked` is every request that was let in or refused by RBAC. A watch lasts at most `most_watch_s`."""
 
     host: str = "127.0.0.1"
     port: int = 0
