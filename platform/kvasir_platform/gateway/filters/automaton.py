@@ -1,10 +1,10 @@
-"""Follows patterns through a stream, character by character, and knows where matches may have begun.
+"""Matches patterns in a stream character by character, and tracks where unfinished matches begin.
 
-States that a match has come to are grouped by where it began, the earliest first, and a state that an earlier
-one has come to is left out of later groups: it will go the same way. What groups become by a character is
-computed once and kept, so that usual text costs one look-up per character, and text in which no match can
-begin is searched at the speed of `re`. Time is linear in the text whatever the patterns are; a character that
-was not met there before costs as much as there are states that matches have come to.
+The states of unfinished matches are grouped by the position where the match begins, earliest first; a state
+in an earlier group is dropped from later ones, since both would proceed identically. The transition of the
+groups by a character is computed once and cached, so usual text costs one lookup per character, and text in
+which no match can begin is searched at the speed of `re`. Time is linear in the text for any patterns; a
+transition that is not cached costs time proportional to the number of active states.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from typing import NamedTuple
 from kvasir.config.checks.patterns import PatternAssertion, PatternGraph, PatternState
 
 MAX_WEIGHT = 4_000_000
-"""Of what is kept, in words of eight bytes, before all is forgotten and computed anew."""
+"""Limit of the cache, in 8-byte words; beyond it the cache is cleared."""
 _NODE_WEIGHT = 40
 _GROUP_WEIGHT = 8
 _STEP_WEIGHT = 25
 _SHORT = 8
 _SEARCHED = 24
-"""In shorter text to step is faster than to search."""
+"""Shorter text is faster to step through than to search."""
 _NONE = -1
 
 _Groups = tuple[tuple[int, ...], ...]
 
 
 class _Beside(IntEnum):
-    """What stands on one side of a place in the text. EDGE is its start or its end."""
+    """The kind of character on one side of a position. EDGE is the start or the end of the text."""
 
     EDGE = 0
     LINE_END = 1
@@ -39,8 +39,8 @@ class _Beside(IntEnum):
 
 
 class _Node:
-    """Groups of states after `beside` was read, and the steps from here that are known. `waits`: whether any
-    of the states stands at a guard, or is whole but for one."""
+    """Groups of states after a character of kind `beside`, with the cached transitions. `waits`: whether any
+    of the states is at an assertion, or accepts if an assertion holds."""
 
     __slots__ = ("beside", "groups", "steps", "waits")
 
@@ -52,9 +52,9 @@ class _Node:
 
 
 class _Step(NamedTuple):
-    """What one character does. Groups are counted as they are before it, and one that begins with it comes
-    last. `before` and `after` are the first groups whose match ends right before and right after it, or
-    `_NONE`. `kept`: which groups go on, None where all do and none begins."""
+    """The transition by one character. Groups are numbered as before it; a group that begins with it is last.
+    `before` and `after` are the first groups whose match ends just before and just after it, or `_NONE`.
+    `kept` lists the groups that remain, None if all do and none begins."""
 
     node: _Node
     before: int
@@ -63,7 +63,7 @@ class _Step(NamedTuple):
 
 
 class Automaton:
-    """The patterns of one filter, for all of its texts. Used from one thread."""
+    """The compiled patterns of one filter, shared by all of its texts. Not thread-safe."""
 
     def __init__(self, graph: PatternGraph) -> None:
         self._graph = graph
@@ -76,17 +76,17 @@ class Automaton:
             _NONE if each.test is None else numbers.setdefault(each.test.pattern, len(numbers))
             for each in graph.states
         ]
-        """Of each state the number of its test: many states share one."""
+        """The test number of each state; many states share a test."""
         self._onward = [self._short(each) for each in graph.states]
         self.weight = 0
         self.begins = re.compile("|".join(graph.first_char_tests()))
 
     def start(self) -> _Node:
-        """Where a text begins."""
+        """Return the node at the start of a text."""
         return self._node((), _Beside.EDGE)
 
     def idle(self, last: str) -> _Node:
-        """Where a text is after the character `last`, when no match can have begun."""
+        """Return the node after the character `last` while no match is unfinished."""
         kind = self._kind(last) if self._beside else _Beside.EDGE
         node = self._idle.get(kind)
         if node is None:
@@ -94,9 +94,9 @@ class Automaton:
         return node
 
     def step(self, node: _Node, letter: str) -> _Step:
-        """What `letter` does, computed and kept."""
+        """Compute and cache the transition from `node` by `letter`."""
         if self.weight >= MAX_WEIGHT:
-            # Texts hold on to the nodes they are at, and find their way back from there.
+            # Scans keep references to their nodes and can continue from them.
             for each in self._nodes.values():
                 each.steps.clear()
             self._nodes.clear()
@@ -108,7 +108,7 @@ class Automaton:
         return step
 
     def ending(self, node: _Node) -> int:
-        """The first group whose match ends with the text, or `_NONE`."""
+        """Return the first group whose match ends with the text, or `_NONE`."""
         return self._resolve(node.groups, node.beside, _Beside.EDGE)[1] if self._beside else _NONE
 
     def _compute(self, node: _Node, letter: str) -> _Step:
@@ -136,8 +136,8 @@ class Automaton:
         return _Step(self._node(tuple(made), kind), before, after, None if same else tuple(kept))
 
     def _short(self, state: PatternState) -> tuple[int, ...] | None:
-        """What follows `state` without a further character where that is easily told, as it nearly always
-        is."""
+        """Return the states that follow `state` without a further character if at most one level has to be
+        expanded, as is usual; else None."""
         states, tests, accept = self._graph.states, self._tests, self._graph.accept
         reached: list[int] = []
         for each in state.onward:
@@ -151,7 +151,7 @@ class Automaton:
         return tuple(reached)
 
     def _begun(self, left: _Beside, right: _Beside, letter: str) -> tuple[int, ...]:
-        """The states of a match that begins with `letter`."""
+        """Return the states of a match that begins with `letter`."""
         key = (left, right, letter)
         known = self._fresh.get(key)
         if known is None:
@@ -163,8 +163,8 @@ class Automaton:
     def _stepped(
         self, group: Sequence[int], letter: str, seen: set[int], passed: dict[int, bool]
     ) -> list[int]:
-        """Where `letter` leads from `group`, but for what is in `seen`, to which it is added. `passed` has
-        what `letter` was tested for."""
+        """Return the states reached from `group` by `letter`, without those in `seen`, and add them to
+        `seen`. `passed` caches the test results for `letter`."""
         tests, onward = self._tests, self._onward
         reached: list[int] = []
         for each in group:
@@ -185,8 +185,8 @@ class Automaton:
         return reached
 
     def _resolve(self, groups: _Groups, left: _Beside, right: _Beside) -> tuple[list[list[int]], int]:
-        """The groups past all guards that hold between `left` and `right`, and the first of them whose match
-        is whole by that."""
+        """Return the groups after all assertions that hold between `left` and `right`, and the first group
+        whose match completes by that."""
         states, accept = self._graph.states, self._graph.accept
         seen: set[int] = set()
         resolved: list[list[int]] = []
@@ -210,7 +210,7 @@ class Automaton:
         return resolved, whole
 
     def _close(self, state: int, seen: set[int], reached: list[int]) -> None:
-        """Add what follows `state` without a further character, as far as guards, to `reached`."""
+        """Add the states that follow `state` without a further character, up to assertions, to `reached`."""
         states, tests, accept = self._graph.states, self._tests, self._graph.accept
         waiting = list(states[state].onward)
         while waiting:
@@ -257,8 +257,8 @@ def _holds(assertion: PatternAssertion, left: _Beside, right: _Beside) -> bool:
 
 
 class Scan:
-    """One text on its way through an automaton. `starts` are where matches that may still become whole have
-    begun, in order; positions count characters from the text's beginning."""
+    """The scan of one text by an automaton. `starts` are the positions where unfinished matches begin, in
+    order; positions count characters from the beginning of the text."""
 
     __slots__ = ("_automaton", "_node", "position", "starts")
 
@@ -271,9 +271,9 @@ class Scan:
     def feed(
         self, text: str, *, only_first: bool = False, longest: int | None = None
     ) -> list[tuple[int, int]]:
-        """Go on by `text`. Returns where matches begin and end, by their ends; of those that end at the same
-        place the longest. Stops with `only_first` at the first, and once one that may be coming is longer
-        than `longest`: what is left of the text is not looked at then."""
+        """Scan `text`. Return begin and end of each match, ordered by end; of those with the same end the
+        longest. With `only_first`, stop at the first match; stop also when an unfinished match is longer than
+        `longest`. The rest of the text is then not scanned."""
         automaton, node, first, starts = self._automaton, self._node, self.position, self.starts
         found: list[tuple[int, int]] = []
         at, size = 0, len(text)
@@ -304,10 +304,10 @@ class Scan:
         return found
 
     def enter(self, last: str) -> None:
-        """Begin in the midst of a text, after the character `last`."""
+        """Begin within a text, after the character `last`."""
         self._node = self._automaton.idle(last)
 
     def finish(self) -> list[tuple[int, int]]:
-        """The match that the end of the text makes whole, if there is one."""
+        """Return the match that completes at the end of the text, if any."""
         ending = self._automaton.ending(self._node)
         return [] if ending < 0 else [(self.starts[ending], self.position)]

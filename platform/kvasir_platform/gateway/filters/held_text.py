@@ -1,4 +1,4 @@
-"""One text of a choice while filters judge it: how far each filter has ruled, and what is shown."""
+"""One text of a choice while filters judge it: how far each filter has ruled, and what can be shown."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from kvasir.ports.output_filter import AnswerPart, FilterAction, FilterSubject, 
 _NOT_JUDGED = 1 << 62
 
 Ruled = Callable[[int, int, FilterAction], None]
-"""`ruled(begin, end, act)`: a filter has ruled on that much of the choice; with END the choice is over at
+"""`ruled(begin, end, act)`: a filter has ruled on this range of the choice; with END the choice ends at
 `end`."""
 
 
 class HeldText:
-    """Positions count characters of the whole choice; `base` is its first, `out` the first that has not gone
-    out. `before` is the end of what the same part said before another one followed it. `opening` is what
-    begins a tool call, of which the text is only what there is to judge of it.
+    """Positions count characters of the whole choice; `base` is the first, `out` the first that was not sent.
+    `before` is the end of the earlier text of the same part. `opening` is the delta that begins a tool call;
+    the text is then only the part of it to judge.
 
-    It changes nothing by itself: a ruling is kept, and `ruled` hears of it.
+    A ruling is stored and reported to `ruled`; it has no other effect until `show`.
     """
 
     __slots__ = (
@@ -112,11 +112,12 @@ class HeldText:
         return decided
 
     def undecided(self) -> list[tuple[int, int]]:
-        """For each filter that lets text wait, its number and where that begins."""
+        """Return, for each filter that holds text, its number and the position where that text begins."""
         return [(number, at) for number, at in enumerate(self._ruled) if at < self.end]
 
     def passes(self, begin: int) -> bool:
-        """Whether all of it from `begin` on, and nothing before that, goes out as it came. If so it has."""
+        """Return whether all text from `begin` on, and none before it, can be sent unchanged; if so, mark it
+        as sent."""
         if self.out != begin or self._marks or self.opening is not None or self.decided() < self.end:
             return False
         self.out = self.end
@@ -124,7 +125,7 @@ class HeldText:
         return True
 
     def show(self, stop: int) -> str:
-        """What goes out up to `stop`, with what stands for what was redacted."""
+        """Return the text up to `stop`, with replacements for redacted ranges, and mark it as sent."""
         begin, at, shown, count = self.out, self.out, [], 0
         for first, end, replacement in self._marks:
             if first >= stop:
@@ -145,8 +146,8 @@ class HeldText:
         return "".join(shown)
 
     def opened(self, opening: ToolCallDelta) -> ToolCallDelta:
-        """All of it goes out as `opening`, unless some is redacted: the call has neither the name nor the id
-        then that the model wrote."""
+        """Return the delta that begins the call: `opening`, or one with neither name nor id of the model if
+        any of it was redacted."""
         self.out = self.end
         if not self._marks:
             return opening
@@ -154,7 +155,7 @@ class HeldText:
 
     def _rule_of(self, number: int, replacement: str, ruled: Ruled) -> Callable[[int, FilterAction], None]:
         if self.part is AnswerPart.TOOLS and self.opening is None:
-            # Within JSON's quotes, where most of what is found in arguments stands.
+            # Inside a JSON string, where most matches in arguments are.
             replacement = json.dumps(replacement)[1:-1]
 
         def rule(until: int, act: FilterAction) -> None:

@@ -1,7 +1,7 @@
-"""Token ids and logprobs on their way past filters.
+"""Holds token ids and logprobs while filters judge their text.
 
-They have no text of their own, and would reveal redacted text. So they are held until their text has been
-ruled on, are released together with it, and are dropped if it is redacted.
+They would reveal redacted text, so they are held until their text was ruled on, released together with it,
+and dropped if it is redacted.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from kvasir_platform.gateway.filters.spans import Spans
 
 @dataclass(slots=True)
 class _Tokens:
-    """Tokens of a step, whose text lies from `begin` to `lag` beyond `end`."""
+    """The tokens of one step; their text is between `begin` and `lag` characters beyond `end`."""
 
     begin: int
     end: int
@@ -25,8 +25,8 @@ class _Tokens:
 
 
 class HeldTokens:
-    """Those of one choice. An engine's text may come `lag` characters later than its tokens. Where that is
-    infinite, nothing tells which text is whose, and they wait for the end of the choice."""
+    """The held tokens of one choice. An engine's text may arrive `lag` characters later than its tokens. If
+    that is infinite, text cannot be assigned to tokens, and they are held until the end of the choice."""
 
     def __init__(self, lag: float) -> None:
         self._lag = lag
@@ -39,11 +39,11 @@ class HeldTokens:
             self._waiting.append(_Tokens(begin, end, delta.token_ids, delta.logprobs))
 
     def redact(self, begin: int, end: int) -> None:
-        """Mark this text as redacted."""
+        """Mark this range as redacted."""
         self._redacted.add(begin, end)
 
     def limit(self, decided: int) -> int:
-        """How far text may go out that has been ruled on up to `decided`: with its tokens, or not at all."""
+        """Return how far text can be sent, given rulings up to `decided`: never without its tokens."""
         if self._lag == math.inf:
             return decided
         limit = 0
@@ -56,8 +56,8 @@ class HeldTokens:
     def take(
         self, decided: int, cut: int | None, *, whole: bool
     ) -> tuple[tuple[int, ...], tuple[PositionLogprobs, ...]]:
-        """Those whose text has been ruled on, but for those of which some was redacted, or lies beyond `cut`.
-        `whole`: there is no more text."""
+        """Return the tokens whose text was ruled on, without those with redacted text or with text beyond
+        `cut`. `whole`: no more text follows."""
         ids: list[int] = []
         logprobs: list[PositionLogprobs] = []
         while self._waiting:
@@ -72,7 +72,7 @@ class HeldTokens:
         return tuple(ids), tuple(logprobs)
 
     def forget(self, upto: int) -> None:
-        """Drop the positions up to `upto`, whose text was released."""
+        """Drop the redacted ranges before `upto`, whose text was released."""
         self._redacted.forget(self._waiting[0].begin if self._waiting else upto)
 
     def clear(self) -> None:

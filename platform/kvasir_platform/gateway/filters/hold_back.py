@@ -1,8 +1,8 @@
-"""One choice of an answer on its way past filters: what waits, what may go out, and in which order.
+"""Holds back the output of one choice until filters have ruled on it, and releases it in order.
 
-Pure: deltas and rulings in, deltas out. The parts of a choice are texts of their own, and a text ends where
-another part follows it, so that nothing goes out before what the model wrote earlier. A part that is taken up
-again is judged with the end of what it had said, since its client reads the two as one.
+Pure: deltas and rulings in, deltas out. Each part of a choice is a separate text that ends when another part
+follows, so output is released in the order in which the model wrote it. A part that resumes is judged
+together with the end of its earlier text, since the client reads both as one.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from kvasir_platform.gateway.filters.held_text import HeldText
 from kvasir_platform.gateway.filters.held_tokens import HeldTokens
 
 _MAX_SAID = 256
-"""Parts of one choice of which is known what they said: the calls of an answer may be many."""
+"""Maximum number of parts of one choice whose earlier text is kept: an answer may have many tool calls."""
 _OPAQUE = re.compile(r"(?:(?:chatcmpl-tool-|call_(?:\d+_)?)?[0-9a-f-]{8,40}|[0-9A-Za-z]{9})?")
-"""Ids of calls that parsers draw by lot. Some are what the model wrote."""
+"""Tool call ids that parsers generate at random. Any other id is text of the model."""
 
 _end_of = itemgetter(0)
 
 
 @dataclass(slots=True)
 class _Pieces:
-    """What goes out in one delta."""
+    """The contents of one outgoing delta."""
 
     content: list[str] = field(default_factory=list)
     reasoning: list[str] = field(default_factory=list)
@@ -37,10 +37,10 @@ class _Pieces:
 
 
 class HoldBack:
-    """One choice. `lag` None: the client is shown neither token ids nor logprobs; else see `HeldTokens`.
-    `functions` are names that the client knows, which are not judged where tools are called by them. `ruled`
-    is called when a ruling comes at any time but within `take`, `expire` and `settle`; `release` then has
-    what it frees. With `hides_reasoning` the client is not shown any."""
+    """One choice. `lag` is None if the client gets neither token ids nor logprobs; otherwise see
+    `HeldTokens`. `functions` are the function names that the request declares; calls to them are not judged
+    by name. `ruled` is called for a ruling outside `take`, `expire` and `settle`; `release` then returns what
+    it releases. With `hides_reasoning` the client gets no reasoning."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class HoldBack:
         self._functions = functions
         self._hides_reasoning = hides_reasoning
         self._tokens = None if lag is None else HeldTokens(lag)
-        # One more, so that a filter can tell where a part began.
+        # One more, so that a filter can detect the beginning of a part.
         self._keep = 1 + max(each.max_held_chars for each in filters)
         self._said: dict[tuple[AnswerPart, int], str] = {}
         self._texts: deque[HeldText] = deque()
@@ -70,17 +70,17 @@ class HoldBack:
         self._reasoning_tokens = 0
         self._busy = False
         self.over = False
-        """Whether its end has gone out."""
+        """Whether the final delta was returned."""
         self.cut = False
-        """Whether a filter has ended it."""
+        """Whether a filter ended the choice."""
 
     @property
     def waits(self) -> bool:
-        """Whether any text waits."""
+        """Whether any text is held."""
         return bool(self._arrivals)
 
     def take(self, delta: Delta, now: float) -> Delta | None:
-        """The choice goes on by `delta`; returns what may go out, None for nothing. `now` in seconds."""
+        """Add a delta of the choice; return what can be sent, None for nothing. `now` is in seconds."""
         if self.over or self._last is not None:
             return None
         self._latest = delta
@@ -98,7 +98,7 @@ class HoldBack:
         return self._untouched(delta, begin) or self.release(delta)
 
     def settle(self) -> Delta | None:
-        """No more deltas come, whether or not one said so."""
+        """End the choice: no more deltas follow, even if none had a finish reason."""
         if self._last is None and not self.over:
             self._busy = True
             self._last = replace(self._latest, token_ids=(), logprobs=(), prompt_logprobs=())
@@ -107,7 +107,7 @@ class HoldBack:
         return self.release()
 
     def release(self, delta: Delta | None = None) -> Delta | None:
-        """What may go out, with what else `delta` brought; None for nothing."""
+        """Return what can be sent, with the other fields of `delta`; None for nothing."""
         if self.over:
             return None
         pieces = _Pieces()
@@ -136,7 +136,7 @@ class HoldBack:
         if self._cut is not None:
             self.cut = True
             self.close()
-            # Only an engine counts them well, and this one was not let come to its end.
+            # Only an engine counts reasoning tokens exactly, and this one was cut off.
             reasoned = self._reasoning_tokens
             return replace(shown, finish=FinishReason.CONTENT_FILTER, reasoning_tokens=reasoned)
         if self._last is not None and not self._texts:
@@ -156,7 +156,7 @@ class HoldBack:
         return shown
 
     def due_s(self) -> float | None:
-        """When text will have waited for as long as a filter allows; None while none waits."""
+        """Return when the first held text exceeds its filter's limit; None while none is held."""
         if not self._arrivals:
             return None
         due = [
@@ -167,7 +167,7 @@ class HoldBack:
         return min(due, default=None)
 
     def expire(self, now: float) -> Delta | None:
-        """Have the filters rule for which text has waited for too long; returns what may go out."""
+        """Make the filters rule on text held beyond their limits; return what can be sent."""
         self._busy = True
         for text in self._texts:
             for number, position in text.undecided():
@@ -177,7 +177,7 @@ class HoldBack:
         return self.release()
 
     def close(self) -> None:
-        """Nothing more is wanted of it."""
+        """Discard all held text and accept nothing further."""
         self.over = True
         for text in self._texts:
             text.close()
@@ -211,7 +211,7 @@ class HoldBack:
         texts[-1].feed(more, self._keep)
 
     def _open_call(self, call: ToolCallDelta) -> None:
-        """Judge what the model may have put into the name and the id of a call."""
+        """Judge the name and the id of a call where the model may have written text into them."""
         self._finish_text()
         opening = HeldText(AnswerPart.TOOLS, call.index, self._end, opening=replace(call, arguments=""))
         known = not call.name or call.name in self._functions
@@ -248,7 +248,7 @@ class HoldBack:
                 self._said[key] = text.said
 
     def _untouched(self, delta: Delta, begin: int) -> Delta | None:
-        """`delta` itself where nothing waited, and nothing of it has to."""
+        """Return `delta` unchanged if nothing was held and nothing of it must be held."""
         if self._tokens is not None or delta.finish is not None or self._cut is not None:
             return None
         if len(self._texts) > 1 or (self._texts and not self._texts[0].passes(begin)):
@@ -257,7 +257,7 @@ class HoldBack:
         return delta
 
     def _limit(self, decided: int) -> int:
-        """How far text may go out."""
+        """Return the position up to which text can be sent."""
         if self._cut is not None:
             return min(decided, self._cut)
         if self._tokens is None or (self._last is not None and decided == self._end):
@@ -298,10 +298,10 @@ class HoldBack:
             pieces.calls.append(ToolCallDelta(text.call, arguments=shown))
 
     def _arrived(self, position: int) -> float:
-        """When the character at `position`, which has not gone out, came."""
+        """Return the arrival time of the character at `position`, which was not sent."""
         return self._arrivals[bisect_right(self._arrivals, position, key=_end_of)][1]
 
 
 def _counts(call: ToolCallDelta) -> bool:
-    """Whether the id says no more than the name and a number, as that of some models does."""
+    """Return whether the id consists only of the name and a number, as with some models."""
     return re.fullmatch(rf"(?:functions\.)?{re.escape(call.name)}:\d{{1,6}}", call.call_id) is not None

@@ -1,8 +1,8 @@
 """Output filter for regular expressions.
 
-Every character in any match counts, not only the matches of a search from left to right, so that one pass
-decides, and the result depends neither on how the text was split into pieces nor on the order of
-alternatives. A character is released as soon as no match that begins at it or before it can still complete.
+Every character in any match is redacted, not only the matches of a search from left to right, so that one
+pass decides, and the result depends neither on how the text was split into pieces nor on the order of
+alternatives. A character is released as soon as no match that begins at or before it can still complete.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from kvasir_platform.gateway.filters.scope import FilterScope
 from kvasir_platform.gateway.filters.spans import Spans
 
 Count = Callable[[str], None]
-"""Told what was done, in a word of the metrics."""
+"""Called with the action taken, as metrics label it."""
 
 
 class RegexFilter:
@@ -43,7 +43,7 @@ class RegexFilter:
         kept = before[-self.max_held_chars :]
         if len(kept) < len(before):
             scan.enter(before[-len(kept) - 1])
-        # What it finds there has been ruled on.
+        # The filter has ruled on matches in that text.
         scan.feed(kept)
         return RegexJudge(self._spec, scan, rule, self._count)
 
@@ -52,8 +52,8 @@ class RegexFilter:
 
 
 class RegexJudge:
-    """One text. Rules on every character before `feed` returns, but for those of a match that may be coming,
-    of which the last `max_held_chars` wait."""
+    """One text. `feed` rules on every character except those of an unfinished match, of which at most the
+    last `max_held_chars` are held."""
 
     def __init__(self, spec: RegexFilterSpec, scan: Scan, rule: RulingCallback, count: Count) -> None:
         self._scan = scan
@@ -63,10 +63,10 @@ class RegexJudge:
         self._ends = spec.act == "end"
         self._ends_at_bound = spec.at_bound == "end"
         self._base = scan.position
-        """Where this text begins: positions are those of the scan."""
+        """Position in the scan at which this text begins."""
         self._ruled = scan.position
         self._covered = Spans()
-        """Where matches lie that are not ruled on."""
+        """Ranges of matches that were not ruled on."""
         self._redacts = False
         self._released = False
         self._over = False
@@ -80,7 +80,7 @@ class RegexJudge:
         if found or scan.starts or self._covered:
             self._settle(found)
         else:
-            # Most text.
+            # The common case.
             self._ruled = scan.position
             self._rule(scan.position - self._base, FilterAction.PASS)
 
@@ -110,7 +110,7 @@ class RegexJudge:
     def _settle(self, found: list[tuple[int, int]]) -> None:
         scan, held = self._scan, self._held
         for first, end in found:
-            # What lies further back has been let through, or would have been if the text had come in smaller
+            # Text further back was passed, or would have been if the text had arrived in smaller
             # pieces.
             begun = max(first, end - held, self._ruled)
             if self._ends:
@@ -130,7 +130,7 @@ class RegexJudge:
         self._rule_until(max(waits, bound))
 
     def _rule_until(self, limit: int) -> None:
-        """Let through up to `limit` what lies in no match; what lies in one is decided even beyond it."""
+        """Pass text outside matches up to `limit`; rule on matches even beyond it."""
         while taken := self._covered.take(max(limit, self._ruled)):
             for begun, end in taken:
                 self._advance(begun, FilterAction.PASS)

@@ -1,6 +1,6 @@
-"""From a decoded body to what the router understands: prompts, sampling, and how to answer.
+"""Converts a decoded body to a call: prompts, sampling parameters, and the form of the response.
 
-A call is checked here against what the engine would refuse, so that a bad request costs no worker anything
+Everything that the engine would refuse is checked here, so that an invalid request costs no worker anything
 and its error names the field.
 """
 
@@ -35,8 +35,8 @@ from kvasir_platform.gateway.prompt.chat_template import ChatTemplate
 
 @dataclass(frozen=True, slots=True)
 class Truncation:
-    """How much of a long prompt is kept: `tokens`, -1 for what the context has room for, of its end, or of
-    its start with `keep_start`."""
+    """How to truncate a long prompt: to `tokens`, -1 for what fits the context, keeping its end, or its start
+    with `keep_start`."""
 
     tokens: int
     keep_start: bool = False
@@ -44,13 +44,13 @@ class Truncation:
 
 @value
 class Call:
-    """One API call, before tokenizing. Each prompt is text or ids; `n` choices are made of each.
+    """One API call before tokenization. Each prompt is text or token ids; `n` choices are generated for each.
 
-    `answer_logprobs` is the number of alternatives that the answer shows, `answer_prompt_logprobs` that of
-    each prompt token, None for none; with `tokens_as_ids` tokens are named by `token_id:N` there. `parsing`
-    is None where text is content as it is. `echo` puts the prompt before each choice; with `prompt_only`
-    nothing generated is shown, since one token is the least that an engine makes. `continuous_usage` puts
-    usage in every chunk. `legacy_functions` answers calls as `function_call`.
+    `answer_logprobs` is the number of alternatives in the response, `answer_prompt_logprobs` that of each
+    prompt token, None for none; with `tokens_as_ids` they name tokens as `token_id:N`. `parsing` is None if
+    the output text is the content. `echo` puts the prompt before each choice; `prompt_only` omits the
+    generated text, since an engine generates at least one token. `continuous_usage` adds usage to every
+    chunk. `legacy_functions` returns calls as `function_call`.
     """
 
     model: str
@@ -76,7 +76,7 @@ class Call:
 
 @value
 class ChatOptions:
-    """How a chat is rendered, beside its messages and tools."""
+    """How a chat is rendered, except for its messages and tools."""
 
     chat_template: str | None = None
     add_generation_prompt: bool | None = None
@@ -90,7 +90,7 @@ def chat_call(
     vocabulary: int,
     capabilities: ModelCapabilities = TEXT_ONLY,
 ) -> Call:
-    """The call that a chat request makes. Raises RequestError."""
+    """Return the call of a chat request. Raise RequestError."""
     check_generates(capabilities, body.model)
     box = toolbox(body, capabilities)
     kwargs = _template_kwargs(body)
@@ -140,7 +140,7 @@ def chat_call(
 def completion_call(
     body: CompletionBody, vocabulary: int, capabilities: ModelCapabilities = TEXT_ONLY
 ) -> Call:
-    """The call that a completion request makes. Raises RequestError."""
+    """Return the call of a completion request. Raise RequestError."""
     check_generates(capabilities, body.model)
     prompts = prompts_of(body.prompt, vocabulary, "prompt", MAX_PROMPTS)
     if len(prompts) * (body.n or 1) > MAX_CHOICES:
@@ -190,7 +190,8 @@ def render_chat(
     template: ChatTemplate | None,
     capabilities: ModelCapabilities,
 ) -> str:
-    """The prompt of a chat. Raises RequestError where the model has no template, or it cannot show this."""
+    """Return the rendered prompt of a chat. Raise RequestError if the model has no template or it rejects the
+    chat."""
     if template is None:
         raise unsupported("messages", f"The model {model!r} has no chat template; use /v1/completions.")
     if options.chat_template is not None:
@@ -222,7 +223,7 @@ def render_chat(
 def prompts_of(
     prompt: str | list[str | int | list[int]], vocabulary: int, param: str, limit: int
 ) -> tuple[str | array[int], ...]:
-    """The texts or token ids in a `prompt` or an `input`, at most `limit` of them. Raises RequestError."""
+    """Return the texts or token ids of a `prompt` or `input`. Raise RequestError for more than `limit`."""
     if isinstance(prompt, str):
         return (prompt,)
     kinds = {type(item) for item in prompt}
@@ -239,8 +240,8 @@ def prompts_of(
 
 
 def truncated(tokens: array[int], truncation: Truncation | None, context: int, output: int = 0) -> array[int]:
-    """`tokens` cut as asked for; where that is to what the context has room for, so that `output` tokens fit
-    behind them. Raises RequestError for more tokens than the context has."""
+    """Return `tokens` truncated as requested; truncation to the context reserves room for `output` tokens.
+    Raise RequestError for more tokens than the context."""
     if truncation is None:
         return tokens
     keep = truncation.tokens
@@ -259,8 +260,8 @@ def truncated(tokens: array[int], truncation: Truncation | None, context: int, o
 def fit_context(
     sampling: Sampling, prompt_tokens: int, context: int, default_max_tokens: int, param: str
 ) -> Sampling:
-    """`sampling` with its output limit set and found to fit, or RequestError with the numbers.
-    `param` is the field that holds the prompt."""
+    """Return `sampling` with its output limit set. Raise RequestError with the numbers if it exceeds the
+    context. `param` is the field that holds the prompt."""
     if prompt_tokens == 0:
         raise bad("The prompt is empty.", param)
     room = context - prompt_tokens
@@ -312,8 +313,8 @@ def _truncation(body: SamplingFields) -> Truncation | None:
 
 
 def _template_kwargs(body: ChatBody) -> dict[str, Any]:
-    """The variables of the template: the client's own, and how much the model is to reason, under the names
-    that templates know."""
+    """Return the variables of the template: those of the client, and the reasoning effort under the names
+    that templates use."""
     kwargs = dict(body.chat_template_kwargs or ())
     if body.reasoning_effort is not None:
         kwargs["reasoning_effort"] = body.reasoning_effort

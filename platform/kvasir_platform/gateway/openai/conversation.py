@@ -1,8 +1,7 @@
-"""The messages of a chat, in the form that chat templates are written for.
+"""Converts the messages of a chat to the form that chat templates expect.
 
-Clients send what OpenAI's API takes and what it answered before; templates expect what transformers and vLLM
-give them: the arguments of calls as objects, the text of tools as one string, what was thought under both of
-its names.
+Clients send what OpenAI's API accepts and what it returned before; templates expect the form of transformers
+and vLLM: arguments of calls as objects, tool results as one string, reasoning under both of its names.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ TemplateMessage = dict[str, Any]
 
 
 def template_messages(messages: Sequence[Message]) -> list[TemplateMessage]:
-    """`messages` for a chat template. Raises RequestError for arguments that nest too deep."""
+    """Return `messages` for a chat template. Raise RequestError for arguments that nest too deep."""
     return [_template_message(message, i) for i, message in enumerate(messages)]
 
 
@@ -78,8 +77,8 @@ def _call(call_id: str, function: FunctionCalled, path: str) -> dict[str, Any]:
 
 
 def _object(text: str) -> dict[str, Any]:
-    """JSON text as the object that templates want. What a model wrote wrongly is part of the conversation,
-    and refusing it would refuse every further turn too: it becomes an empty object, as in vLLM."""
+    """Return JSON text as an object. Invalid JSON of the model becomes an empty object, as in vLLM: it is
+    part of the conversation, and refusing it would refuse every further turn."""
     try:
         return msgspec.json.decode(text, type=dict[str, Any])
     except (msgspec.MsgspecError, UnicodeError, RecursionError):

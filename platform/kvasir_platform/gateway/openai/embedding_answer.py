@@ -63,7 +63,7 @@ class EmbeddingAnswer:
             object="list",
             created=self._created,
             model=self._call.model,
-            # Encoded when they came; msgspec writes Raw as it is.
+            # Vectors are encoded on arrival; msgspec writes Raw unchanged.
             data=cast("list[Embedding]", self._data),
             usage=EmbeddingUsage(usage.prompt_tokens, usage.prompt_tokens),
         )

@@ -1,8 +1,8 @@
-"""The OpenAPI document of the gateway, made from the very types that read the bodies.
+"""Generates the OpenAPI document of the gateway from the types that decode the bodies.
 
-Client generators and fuzzers believe such a document, so it is generated: request bodies from the structs of
-`schema`, errors from the vocabulary of reasons. What a body refuses by name is left out of its fields and
-listed under `x-not-served`. Run `python -m kvasir_platform.gateway.openai.openapi` for it as JSON.
+Client generators and fuzzers rely on the document, so it is generated: request bodies from the structs of
+`schema`, errors from `reasons`. Fields that are refused by name are omitted and listed under `x-not-served`.
+`python -m kvasir_platform.gateway.openai.openapi` prints it as JSON.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ Json = dict[str, Any]
 
 _SCHEMAS = "#/components/schemas/"
 _GENERATED_ON_WORKERS = frozenset(("config_error", "start_failed", "drain_timeout", "registration_refused"))
-"""Codes of the command line and of logs, which no answer carries."""
+"""Codes of the command line and of logs, which no response has."""
 _TEXT = {"type": "string"}
 _WHOLE = {"type": "integer", "minimum": 0}
 
 
 @dataclass(frozen=True, slots=True)
 class _Operation:
-    """One path and method. `chunk` is what each event of its stream carries; `tags` has its group."""
+    """One path and method. `chunk` is the body of each stream event; `tags` has its group."""
 
     path: str
     method: str
@@ -163,7 +163,7 @@ def openapi_page(exchange: Exchange) -> None:
 
 
 def openapi_document() -> Json:
-    """The whole document, OpenAPI 3.1."""
+    """Return the whole document, OpenAPI 3.1."""
     schemas = _schemas()
     paths: Json = {}
     for operation in _OPERATIONS:
@@ -278,8 +278,8 @@ def _schemas() -> Json:
 
 
 def _without_refused(schema: Json) -> None:
-    """Leave out what is declared only to be refused, of which msgspec knows nothing but the default, and the
-    defaults that say no more than that a field may be left out."""
+    """Remove the fields that are declared only to be refused, which msgspec cannot distinguish, and defaults
+    that only mean that a field is optional."""
     properties = schema.get("properties", {})
     for name in [name for name, shape in properties.items() if set(shape) <= {"default"}]:
         del properties[name]
@@ -330,7 +330,7 @@ def _error(status: int) -> Json:
 
 
 def _statuses() -> Iterator[int]:
-    """Every status of an error, in order."""
+    """Return every status of an error, in order."""
     yield from sorted({reason.status for reason in REASONS.values() if reason.status} - {0})
 
 
@@ -393,7 +393,7 @@ def _ref(kind: str, name: str) -> Json:
 
 
 def document_text() -> str:
-    """The document as docs/openapi.json has it."""
+    """Return the document as docs/openapi.json has it."""
     return json.dumps(openapi_document(), indent=1, ensure_ascii=False) + "\n"
 
 

@@ -1,4 +1,4 @@
-"""A body's sampling fields as the engine's, checked against what the engine would refuse."""
+"""Converts the sampling fields of a body to engine parameters and checks them against the engine's limits."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def sampling(
     vocabulary: int,
     capabilities: ModelCapabilities,
 ) -> Sampling:
-    """How to sample for `body`: `limit` is how many tokens it may have, None where it does not say,
-    `logprobs` and `prompt_logprobs` how many alternatives, `rule` what the output must follow. Raises
+    """Return the sampling parameters of `body`. `limit` is the maximum of output tokens, None for the
+    default, `logprobs` and `prompt_logprobs` the number of alternatives, `rule` the output constraint. Raise
     RequestError."""
     temperature = _or(body.temperature, 1.0)
     return Sampling(

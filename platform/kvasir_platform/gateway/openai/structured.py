@@ -1,4 +1,4 @@
-"""The one rule that a body may set for its output, from the several fields that may hold it."""
+"""Selects the one output constraint of a body from the several fields that may hold it."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ from kvasir_platform.gateway.openai.schema.structured import (
 
 
 def structured(body: SamplingFields) -> tuple[StructuredOutput, str] | None:
-    """The rule of `body` and the field that sets it, None for none. Raises RequestError for two rules, and
-    for one that is too large, too deep or no JSON where it has to be."""
+    """Return the constraint of `body` and its field, None for none. Raise RequestError for two constraints,
+    and for one that is too large, too deeply nested or invalid JSON."""
     found = list(_rules(body))
     if not found:
         return None
@@ -44,7 +44,7 @@ def structured(body: SamplingFields) -> tuple[StructuredOutput, str] | None:
 
 
 def _rules(body: SamplingFields) -> Iterator[tuple[str, str, Any]]:
-    """Each rule that is set: its field, what kind it is, and its value."""
+    """Yield each constraint that is set: its field, kind and value."""
     shape = body.response_format
     if shape is not None and not isinstance(shape, TextFormat):
         yield _of_format(shape)
@@ -102,7 +102,7 @@ def _choice(value: list[str], param: str) -> StructuredOutput:
 
 
 def _json_text(value: str | dict[str, Any], param: str, levels: int) -> str:
-    """An object as compact JSON, so that equal schemas are equal texts to the engine's cache of grammars."""
+    """Return compact JSON, so that equal schemas are equal keys in the engine's grammar cache."""
     if isinstance(value, str):
         check_size(value, MAX_SCHEMA_BYTES, param)
         value = _object(value, param)

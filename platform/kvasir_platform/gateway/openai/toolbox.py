@@ -1,4 +1,4 @@
-"""What a chat lets the model call, and how what it says is to be taken apart."""
+"""The tools of a chat, and how the output is parsed for calls and reasoning."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ TemplateTool = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Toolbox:
-    """A chat's tools, as templates and parsers take them. `choice` is none, auto, required, or function,
-    whose name is then in `function`. `legacy`: they came as `functions`, and calls are answered that way.
-    `param` is the field that they came in."""
+    """A chat's tools, in the form of templates and parsers. `choice` is none, auto, required, or function,
+    whose name is then in `function`. `legacy`: they were sent as `functions`, and calls are returned in that
+    form. `param` is their field."""
 
     tools: tuple[TemplateTool, ...] = ()
     choice: str = "none"
@@ -37,12 +37,12 @@ class Toolbox:
 
     @property
     def forced(self) -> bool:
-        """Whether the model has to call."""
+        """Whether a call is required."""
         return self.choice in ("required", "function")
 
     @property
     def called(self) -> bool:
-        """Whether the model may call."""
+        """Whether calls are allowed."""
         return bool(self.tools) and self.choice != "none"
 
 
@@ -50,9 +50,9 @@ _NO_TOOLS = Toolbox()
 
 
 def toolbox(body: ChatBody, capabilities: ModelCapabilities) -> Toolbox:
-    """The tools of a chat. Raises RequestError for tools that are too large or of one name, for a choice of
-    none of them, and where workers could not tell calls: those that a choice forces follow a grammar, others
-    take a parser."""
+    """Return the tools of a chat. Raise RequestError for tools that are too large or have the same name, for
+    a choice that is not among them, and where workers cannot parse calls: forced calls follow a grammar,
+    others need a parser."""
     if not (body.tools or body.tool_choice or body.functions or body.function_call):
         return _NO_TOOLS
     if body.functions or body.function_call:
@@ -74,15 +74,15 @@ def toolbox(body: ChatBody, capabilities: ModelCapabilities) -> Toolbox:
 
 
 def template_tools(tools: Sequence[Tool], param: str = "tools") -> tuple[TemplateTool, ...]:
-    """`tools` as vLLM shows them to chat templates. Raises RequestError for those too large, and for two of
-    one name."""
+    """Return `tools` in the form of vLLM's chat templates. Raise RequestError for tools that are too large
+    and for duplicate names."""
     return _shown([tool.function for tool in tools], param, ".function")
 
 
 def parsing(
     box: Toolbox, body: ChatBody, template_kwargs: Mapping[str, Any], capabilities: ModelCapabilities
 ) -> OutputParsing | None:
-    """How the output is taken apart; None where its text is the content as it is, and so costs nothing."""
+    """Return how to parse the output; None if its text is the content, so that no parsing is needed."""
     if not box.called and not capabilities.reasoning:
         return None
     return OutputParsing(

@@ -1,1 +1,1 @@
-"""From messages to token ids: chat templates, tokenizers, and tokens of prefixes seen before."""
+"""Converts messages to token ids: chat templates, tokenizers, and a cache of the tokens of prefixes."""

@@ -1,7 +1,7 @@
 """Chat templates, rendered exactly as Hugging Face transformers renders them.
 
-The edge owns templates, so the same messages must give the same text here as in any other tool that
-loads the model: a difference is a worse answer without an error. The environment below is the one of
+The edge renders templates, so equal messages must give the same text as in any other tool that loads the
+model: a difference lowers quality without an error. The environment below is that of
 `transformers.utils.chat_template_utils`, without the rest of that library.
 """
 
@@ -41,14 +41,14 @@ _RESERVED = frozenset(
     )
 )
 _CONTINUED = "CONTINUE_FINAL_MESSAGE_TAG "
-"""Put behind the text that is to go on, and found again in the prompt; with its space, since templates that
-trim it have trimmed the text's own too."""
+"""Appended to the text to continue, and searched for in the prompt. It begins with a space: templates that
+strip it strip trailing space of the text too."""
 _CLIENT_TEMPLATES = 8
-"""Compiled templates of clients that are kept."""
+"""Maximum number of cached client templates."""
 
 
 class _Generation(Extension):
-    """`{% generation %}` marks an assistant's turn for training; when serving it is transparent."""
+    """`{% generation %}` marks an assistant's turn for training; for serving it has no effect."""
 
     tags = {"generation"}  # noqa: RUF012 (jinja2 declares it so)
 
@@ -58,8 +58,8 @@ class _Generation(Extension):
 
 
 class ChatTemplate:
-    """One compiled template with the model's special tokens; `tool_source` is the one for chats with tools
-    where the model has another. Raises ConfigError if one does not compile."""
+    """One compiled template with the model's special tokens; `tool_source` is the template for chats with
+    tools if the model has a separate one. Raise ConfigError if one does not compile."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class ChatTemplate:
             self._template = environment.from_string(source)
             self._with_tools = self._template if tool_source is None else environment.from_string(tool_source)
             for template in (self._template, self._with_tools):
-                # Every rendering copies them, and a chain of maps is walked key by key.
+                # Every rendering copies them, and lookups in a ChainMap are slow.
                 template.globals = dict(template.globals)
             names = meta.find_undeclared_variables(environment.parse(source))
         except jinja2.TemplateError as error:
@@ -95,15 +95,15 @@ class ChatTemplate:
 
     @classmethod
     def from_folder(cls, folder: Path) -> ChatTemplate | None:
-        """The template of a model folder, or None when the model has none."""
+        """Return the template of a model folder, or None if it has none."""
         source = chat_template(folder)
         if not source:
             return None
         return cls(source, special_tokens(folder), tool_source=chat_template(folder, tools=True))
 
     def of_client(self, source: str) -> ChatTemplate:
-        """Another template, of a client that may bring its own, with this model's special tokens. Raises
-        RequestError if it does not compile."""
+        """Return a client's template with this model's special tokens. Raise RequestError if it does not
+        compile."""
         try:
             return self._of_clients(source)
         except ConfigError as error:
@@ -121,13 +121,13 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
     ) -> str:
-        """The prompt for `messages`, ending where the assistant's turn begins; without
-        `add_generation_prompt` after the last message, and with `continue_final_message` within it, where its
-        text ends.
+        """Return the prompt for `messages`, with the beginning of the assistant's turn; without
+        `add_generation_prompt` it ends after the last message, with `continue_final_message` at the end of
+        the last message's text.
 
-        `kwargs` are the client's template variables, `tools` what the model may call and `documents` what it
-        may read, in OpenAI's and transformers' form. Raises RequestError when the template refuses the
-        conversation, with the template's own words.
+        `kwargs` are the client's template variables, `tools` the available functions and `documents` the
+        texts to refer to, in the form of OpenAI and transformers. Raise RequestError with the template's
+        message if it rejects the conversation.
         """
         for name in kwargs:
             if name in _RESERVED:
@@ -151,7 +151,7 @@ class ChatTemplate:
                 add_generation_prompt=add_generation_prompt,
                 **{**self._special, **kwargs},
             )
-        # A template is the model's code over the client's data: whatever it raises is about that data.
+        # A template is the model's code over the client's data: that data caused any exception.
         except Exception as error:  # noqa: BLE001
             raise RequestError(
                 f"The model's chat template refuses the conversation: {error}.",
@@ -164,7 +164,7 @@ class ChatTemplate:
         return ChatTemplate(source, self._special, self._now)
 
     def _probe(self, content: str | list[dict[str, str]]) -> bool:
-        """Whether the template itself takes content of this form."""
+        """Return whether the template itself handles content of this form."""
         try:
             shown = self.render([{"role": "user", "content": content}], {})
         except RequestError:
@@ -173,9 +173,9 @@ class ChatTemplate:
 
 
 def special_tokens(folder: Path) -> dict[str, str]:
-    """The named special tokens that templates may use, as transformers reads them: special_tokens_map.json
-    counts before tokenizer_config.json, but only where the latter lists no `added_tokens_decoder`. Raises
-    ConfigError for unreadable JSON."""
+    """Return the named special tokens for templates, as transformers reads them: special_tokens_map.json
+    takes precedence over tokenizer_config.json unless the latter has `added_tokens_decoder`. Raise
+    ConfigError for invalid JSON."""
     config = _read(folder / "tokenizer_config.json")
     if "added_tokens_decoder" not in config:
         config = config | _read(folder / "special_tokens_map.json")
@@ -209,8 +209,8 @@ def _in_parts(message: Message) -> Message:
 
 
 def _as_systems(messages: Sequence[Message]) -> Sequence[Message]:
-    """Developers' messages as the system's, for templates that know no developers. Since such templates want
-    the system first and once, all of its messages become one."""
+    """Convert developer messages to system messages for templates without that role. Such templates require a
+    single system message at the beginning, so all are joined."""
     if "developer" not in [message["role"] for message in messages]:
         return messages
     is_system = [message["role"] in ("developer", "system") for message in messages]
@@ -222,7 +222,7 @@ def _as_systems(messages: Sequence[Message]) -> Sequence[Message]:
 
 
 def _tagged(message: Message) -> Message:
-    """`message` with the tag behind its text, which is that of its last part."""
+    """Return `message` with the tag appended to the text of its last part."""
     content = message.get("content")
     if isinstance(content, str):
         return {**message, "content": content + _CONTINUED}
@@ -232,7 +232,7 @@ def _tagged(message: Message) -> Message:
 
 
 def _cut_at_tag(prompt: str, last: Message) -> str:
-    """`prompt` up to the tag in it, which `last` brought."""
+    """Return `prompt` up to the tag, which `last` contained."""
     content = last["content"]
     text = content if isinstance(content, str) else content[-1]["text"]
     at = prompt.rfind(_CONTINUED.strip())

@@ -1,9 +1,9 @@
-"""The fast tokenizer, used only where it is proven to give the tokens of Hugging Face's.
+"""The fast tokenizer, used only where it was verified to return the tokens of Hugging Face's.
 
-A tokenizer that differs in one token gives worse answers without any error. So Hugging Face's library stays
-the reference: when a model is loaded both encode and decode the same texts, chosen to show where tokenizers
-differ, and any difference leaves the reference in place. The reference is freed after the proof, since it
-takes as much memory as the fast one, and loaded again if the fast one fails.
+A tokenizer that differs in one token lowers quality without an error. So Hugging Face's library is the
+reference: when a model is loaded, both encode and decode the same texts, chosen to reveal differences, and on
+any difference the reference is used. The reference is freed after the check, since it takes as much memory as
+the fast one, and loaded again if the fast one fails.
 """
 
 from __future__ import annotations
@@ -68,30 +68,30 @@ _SEPARATING = (
     *(range(0x13430, 0x13440), range(0x1BCA0, 0x1BCA4), range(0x1D173, 0x1D17B)),
     *((0xE0001,), range(0xE0020, 0xE0080)),
 )
-"""Unicode's white space, line and control and format characters: what libraries of regular expressions agree
-on least."""
+"""Unicode's white space, line separators, control and format characters: regular expression libraries differ
+most on them."""
 _LETTERS = (range(0x21, 0x3400, 16), range(0x3400, 0xD800, 256), range(0xE000, 0x20000, 256))
 _AROUND = "a{0}b 1{0}2  {0}x\n{0} !{0}'{0}  {0}{0}"
 
 
 class Encoder(Protocol):
-    """Text to ids and back. Thread-safe."""
+    """Converts text to ids and back. Thread-safe."""
 
     @property
     def vocabulary(self) -> int:
-        """Ids are below this."""
+        """Upper bound of ids, exclusive."""
         ...
 
     def encode(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[bytes]:
-        """Ids of each text, as native uint32."""
+        """Return the ids of each text, as native uint32."""
         ...
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str:
-        """The text of `ids`; unknown ids give nothing."""
+        """Return the text of `ids`; unknown ids add nothing."""
         ...
 
     def names(self, ids: Sequence[int]) -> list[str | None]:
-        """How the vocabulary spells each id, None for unknown ids."""
+        """Return the vocabulary entry of each id, None for unknown ids."""
         ...
 
 
@@ -102,7 +102,7 @@ class Reference:
     failures = 0
 
     def __init__(self, tokenizer: HfTokenizer) -> None:
-        # Its threads would take cores from other requests, and memory for good.
+        # Its threads would compete with other requests for cores, and keep their memory.
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
         tokenizer.no_truncation()
         tokenizer.no_padding()
@@ -110,21 +110,21 @@ class Reference:
 
     @classmethod
     def from_file(cls, path: Path) -> Reference:
-        """Raises ConfigError naming the file."""
+        """Raise ConfigError naming the file."""
         try:
             return cls(HfTokenizer.from_file(str(path)))
-        # The library raises bare Exception for every fault of the file.
+        # The library raises a bare Exception for every error in the file.
         except Exception as error:
             raise ConfigError(f"{path}: cannot load the tokenizer: {error}") from error
 
     @property
     def vocabulary(self) -> int:
-        """Ids are below this."""
+        """See `Encoder`."""
         return self.tokenizer.get_vocab_size(with_added_tokens=True)
 
     def encode(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[bytes]:
         """See `Encoder`."""
-        # Only the batch call releases the interpreter's lock, and `fast` leaves out offsets.
+        # Only the batch call releases the GIL, and `fast` omits offsets.
         encodings = self.tokenizer.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
         return [array("I", encoding.ids).tobytes() for encoding in encodings]
 
@@ -138,12 +138,12 @@ class Reference:
 
 
 class Fast:
-    """The `fastokens` library. Raises ImportError where it is not installed, and what the library raises
-    where it does not know the tokenizer."""
+    """The `fastokens` library. Raise ImportError if it is not installed, and the library's own error if it
+    does not support the tokenizer."""
 
     def __init__(self, tokenizer_json: str) -> None:
-        # The library is set up by the environment alone. One encoding is to take one thread, for the others
-        # serve others; and what it would keep of whole texts would be found by every tenant.
+        # Environment variables are the only settings. One thread per encoding, since the rest serve others;
+        # no cache of whole texts, since all tenants would share it.
         os.environ.setdefault("FASTOKENS_BPE_THREADS", "1")
         os.environ.update(FASTOKENS_INPUT_CACHE="0", FASTOKENS_SEGMENT_CACHE="0")
         from fastokens import Tokenizer
@@ -154,7 +154,7 @@ class Fast:
 
     @property
     def vocabulary(self) -> int:
-        """Ids are below this."""
+        """See `Encoder`."""
         return int(self._tokenizer.vocab_size)
 
     def encode(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[bytes]:
@@ -175,7 +175,7 @@ class Fast:
 
 
 class ProvenEncoder:
-    """The fast encoder, with the reference for texts that contain one of the characters `odd` and for those
+    """The fast encoder, with the reference for texts that contain one of the characters `odd` and for texts
     at which the fast one fails. `reload` loads the reference again."""
 
     fast = True
@@ -197,7 +197,7 @@ class ProvenEncoder:
 
     @property
     def vocabulary(self) -> int:
-        """Ids are below this."""
+        """See `Encoder`."""
         return self._fast.vocabulary
 
     def encode(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[bytes]:
@@ -217,7 +217,7 @@ class ProvenEncoder:
     def _run(self, use: Callable[[Encoder], _T]) -> _T:
         try:
             return use(self._fast)
-        # A panic of the library is no Exception; it says nothing of the text, which may be sound.
+        # A panic of the library is not an Exception, and the text may be valid.
         except BaseException as error:
             if not _is_fault(error):
                 raise
@@ -233,9 +233,8 @@ class ProvenEncoder:
 
 
 def load_encoder(path: Path, conversation: str, *, fast: bool = True) -> Reference | ProvenEncoder:
-    """The encoder of a tokenizer.json: the fast one if `fast`, and if it is proven to agree with the
-    reference. `conversation` is a rendered chat, "" without a template. Raises ConfigError naming the
-    file."""
+    """Return the encoder of a tokenizer.json: the fast one if `fast` and it was verified against the
+    reference. `conversation` is a rendered chat, "" without a template. Raise ConfigError naming the file."""
     reference = Reference.from_file(path)
     if not fast:
         return reference
@@ -246,7 +245,7 @@ def load_encoder(path: Path, conversation: str, *, fast: bool = True) -> Referen
         difference = find_difference(reference, quick, conversation, odd)
     except ImportError:
         difference = "fastokens is not installed"
-    # The library refuses what it does not know with errors of many kinds, a panic among them.
+    # The library rejects unsupported tokenizers with many kinds of errors, including a panic.
     except BaseException as error:
         if not _is_fault(error):
             raise
@@ -265,7 +264,7 @@ def load_encoder(path: Path, conversation: str, *, fast: bool = True) -> Referen
         return Reference.from_file(path)
 
     if odd:
-        # Any client may send them, and loading the reference stops the event loop for a moment.
+        # Any client may send them, and loading the reference blocks the event loop for a moment.
         _log.info(
             "texts with some characters are tokenized by the reference", extra={"characters": ascii(odd)}
         )
@@ -276,7 +275,7 @@ def load_encoder(path: Path, conversation: str, *, fast: bool = True) -> Referen
 
 
 def odd_characters(reference: Reference, fast: Encoder) -> str:
-    """The single characters that make `fast` differ, of those that are most likely to."""
+    """Return the single characters that `fast` encodes differently, among those most likely to differ."""
     codes = sorted({code for group in (*_SEPARATING, *_LETTERS) for code in group})
     texts = [_AROUND.format(chr(code)) for code in codes]
     expected = reference.encode(texts, add_special_tokens=False)
@@ -286,8 +285,8 @@ def odd_characters(reference: Reference, fast: Encoder) -> str:
 
 
 def find_difference(reference: Reference, fast: Encoder, conversation: str, odd: str = "") -> str | None:
-    """What shows that the two are not the same tokenizer, texts with one of the characters `odd` apart, or
-    None. Takes about 0.3 s."""
+    """Return a description of the first difference between the two, ignoring texts with one of the characters
+    `odd`, or None. Takes about 0.3 s."""
     if reference.vocabulary != fast.vocabulary:
         return f"vocabularies of {reference.vocabulary} and {fast.vocabulary}"
     if len(odd) > _MAX_ODD or any(char.isascii() for char in odd):
@@ -310,7 +309,7 @@ def find_difference(reference: Reference, fast: Encoder, conversation: str, odd:
 
 
 def file_digest(path: Path) -> str:
-    """SHA-256 of a file, in hexadecimal."""
+    """Return the SHA-256 of a file, in hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -325,7 +324,7 @@ def _proof_texts(reference: Reference, sample: Sequence[int], conversation: str)
         shown = [reference.decode([token], skip_special_tokens=False) for token in sample[at : at + 32]]
         yield "".join(shown)
         yield " ".join(shown)
-    # The same texts at every start, so that what is proven once is proven for every replica.
+    # The same texts at every start, so that one check is valid for every replica.
     rng = random.Random(0)  # noqa: S311
     for _ in range(_RANDOM_TEXTS):
         letters = "".join(rng.choices(_ALPHABETS, k=rng.randint(1, 3)))
@@ -341,13 +340,13 @@ def _special_texts(reference: Reference) -> Iterator[str]:
 
 
 def _is_fault(error: BaseException) -> bool:
-    """Whether the library failed, and not its caller or the process."""
+    """Return whether the library failed, rather than its caller or the process."""
     return not isinstance(error, KeyboardInterrupt | SystemExit | UnicodeError | OverflowError | TypeError)
 
 
 def return_memory() -> None:
-    """Give what loading took back to the system: it was made of millions of small pieces, which the C library
-    keeps otherwise."""
+    """Return the memory used for loading to the system: many small allocations, which the C library would
+    keep."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)

@@ -1,13 +1,12 @@
-"""Tokens of what was tokenized before: a conversation's next turn repeats all of its earlier ones.
+"""Caches the tokens of text tokenized before: each turn of a conversation repeats all earlier ones.
 
-A text may be cut where the tokenizer's own rules make both sides independent: right after an added token
-that is always matched as it stands. Everything else a tokenizer does (normalizing, splitting into words,
-merging) happens between added tokens and never across them. So the tokens of such a segment are the same
-wherever it stands, and `cut_marker` finds out whether a tokenizer has such a token; where it cannot be sure
-it says no.
+A text may be cut where the tokenizer's rules make both sides independent: right after an added token that is
+always matched literally. All other steps (normalization, pre-tokenization, merging) happen between added
+tokens and never across them. So the tokens of such a segment are the same at any position. `cut_marker` finds
+such a token; if it is not certain, it returns None.
 
-Who shares no KV shares no tokens either: a segment is found only under the salt it was kept under, since how
-long a prompt takes to tokenize would tell whether somebody else had sent it.
+Tokens are shared only within the scope that shares KV: a segment is found only under the salt it was stored
+under, since tokenization time would reveal whether someone else had sent the prompt.
 """
 
 from __future__ import annotations
@@ -21,11 +20,11 @@ from dataclasses import dataclass
 import msgspec
 
 MIN_CHARS = 1024
-"""Of a segment; tokenizing less costs little more than finding it."""
+"""Minimum length of a segment in characters; tokenizing a shorter one costs little more than the lookup."""
 _ENTRY_BYTES = 400
-"""What an entry takes besides its text and its tokens."""
+"""Size of an entry without its text and tokens, in bytes."""
 _LARGEST_SHARE = 4
-"""One segment may take this part of the budget."""
+"""Maximum share of the budget for one segment."""
 
 _INDEPENDENT = frozenset(
     (
@@ -63,7 +62,7 @@ class _Model(msgspec.Struct):
 
 
 class _Rules(msgspec.Struct):
-    """What matters here of a tokenizer.json; its vocabulary, which is most of it, is passed over."""
+    """The relevant parts of a tokenizer.json; the vocabulary, most of the file, is skipped."""
 
     added_tokens: list[_Added] = []
     normalizer: object = None
@@ -72,14 +71,14 @@ class _Rules(msgspec.Struct):
 
 
 def cut_marker(tokenizer_json: bytes, conversation: str) -> str | None:
-    """The added token after which texts may be cut: of those that allow it the one that `conversation`, a
-    rendered chat, has most often. None when there is none, or the file is not as it should be."""
+    """Return the added token after which texts may be cut: of all suitable ones the most frequent in
+    `conversation`, a rendered chat. None if there is none, or the file is invalid."""
     try:
         rules = msgspec.json.decode(tokenizer_json, type=_Rules)
     except msgspec.MsgspecError:
         return None
     added = [token for token in rules.added_tokens if token.content]
-    # With dropout, no two encodings need be equal.
+    # With dropout, encodings of equal texts may differ.
     if rules.model.dropout or any(token.single_word for token in added) or not _alike(rules.pre_tokenizer):
         return None
     contents = [token.content for token in added]
@@ -95,19 +94,19 @@ def cut_marker(tokenizer_json: bytes, conversation: str) -> str | None:
 
 
 def _alike(step: _Step | None) -> bool:
-    """Whether a pre-tokenizer treats every stretch between added tokens alike."""
+    """Return whether a pre-tokenizer treats every stretch between added tokens alike."""
     if step is None:
         return True
     if step.type == "Metaspace":
-        # The scheme "first" puts a space before the text's beginning alone.
+        # The scheme "first" adds a space only at the beginning of the whole text.
         return step.prepend_scheme in ("always", "never")
     return step.type in _INDEPENDENT and all(map(_alike, step.pretokenizers))
 
 
 def _stands_alone(content: str, contents: Sequence[str]) -> bool:
-    """Whether every occurrence of `content` in any text is matched as this token: no other token, nor
-    another occurrence of itself, can share a character with it."""
-    # Neighbours that strip would take white space from it.
+    """Return whether every occurrence of `content` in any text is matched as this token: no other token or
+    occurrence can overlap it."""
+    # An adjacent token with strip would remove white space from it.
     if any(char.isspace() for char in content):
         return False
     return not any(_may_overlap(content, other) for other in contents)
@@ -122,8 +121,7 @@ def _may_overlap(one: str, other: str) -> bool:
 
 @dataclass(slots=True)
 class PrefixCounts:
-    """What the cache holds and what it did. `found` and `missed` count characters of texts that could be
-    cut."""
+    """Size and use of the cache. `found` and `missed` count characters of texts that could be cut."""
 
     entries: int = 0
     bytes: int = 0
@@ -133,8 +131,8 @@ class PrefixCounts:
 
 
 class _Entry:
-    """A segment and its tokens. `follower` is what came after it the last time: comparing text is many times
-    cheaper than looking for the marker and hashing what lies before it."""
+    """A segment and its tokens. `follower` is the segment that followed it last time: comparing text is many
+    times cheaper than searching for the marker and hashing the text before it."""
 
     __slots__ = ("follower", "ids", "text")
 
@@ -144,26 +142,26 @@ class _Entry:
         self.follower: _Entry | None = None
 
     def drop(self) -> None:
-        """Hold nothing, whoever still refers to this."""
+        """Clear the entry, even if it is still referenced."""
         self.text, self.ids, self.follower = "", b"", None
 
 
 @dataclass(slots=True)
 class Pieces:
-    """One text, cut. `known[i]` are the tokens of `texts[i]` as native uint32 bytes, None where they must
-    be made."""
+    """One text, cut into segments. `known[i]` are the tokens of `texts[i]` as native uint32 bytes, None if
+    they must be computed."""
 
     texts: list[str]
     known: list[bytes | None]
     salt: str
 
     def missing(self) -> list[str]:
-        """The texts without tokens, in order."""
+        """Return the texts without tokens, in order."""
         return [text for text, known in zip(self.texts, self.known, strict=True) if known is None]
 
 
 class PrefixTokens:
-    """Tokens by salt and segment, the least recently used going first. Thread-safe; `limit` is in bytes."""
+    """LRU cache of tokens by salt and segment. Thread-safe; `limit` is in bytes."""
 
     def __init__(self, marker: str, limit: int) -> None:
         self._marker = marker
@@ -173,13 +171,13 @@ class PrefixTokens:
         self._counts = PrefixCounts()
 
     def counts(self) -> PrefixCounts:
-        """A copy."""
+        """Return a copy of the statistics."""
         with self._lock:
             counts = self._counts
             return PrefixCounts(len(self._entries), counts.bytes, counts.found, counts.missed, counts.evicted)
 
     def cut(self, text: str, salt: str) -> Pieces:
-        """`text` in segments, with the tokens of those that are known."""
+        """Return `text` in segments, with the cached tokens."""
         texts: list[str] = []
         known: list[bytes | None] = []
         start = found = 0
@@ -199,8 +197,8 @@ class PrefixTokens:
                     if before is not None:
                         before.follower = entry
                 before = entry
-            # What follows the last cut ends in another way the next time. An empty rest has no tokens, where
-            # a tokenizer asked for them might begin a word.
+            # The text after the last cut changes with the next turn. An empty rest has no tokens, but
+            # a tokenizer might add a word prefix to it.
             texts.append(text[start:])
             known.append(None if texts[-1] else b"")
             self._counts.found += found
@@ -208,8 +206,8 @@ class PrefixTokens:
             return Pieces(texts, known, salt)
 
     def keep(self, pieces: Pieces, made: Sequence[bytes]) -> list[bytes]:
-        """The tokens of all pieces in order, `made` being those of the missing ones, which are kept unless
-        the cache was cleared since they were cut."""
+        """Return the tokens of all pieces in order. `made` are those of the missing ones, which are cached
+        unless the cache was cleared since the cut."""
         remaining = iter(made)
         whole = [next(remaining) if known is None else known for known in pieces.known]
         if any(known is None for known in pieces.known[:-1]):
@@ -222,10 +220,10 @@ class PrefixTokens:
     def _next(
         self, text: str, start: int, before: _Entry | None, salt: str
     ) -> tuple[str | None, _Entry | None]:
-        """The segment that begins at `start`, None at the last, and its entry if it is known."""
+        """Return the segment that begins at `start`, None for the last, and its cached entry."""
         follower = None if before is None else before.follower
-        # A segment ends at the first marker that makes it long enough, so that text which begins with a
-        # segment is cut at its end.
+        # A segment ends at the first marker after the minimum length, so that any text that begins with
+        # a segment is cut at the same position.
         if follower is not None and follower.text and _goes_on(text, start, follower.text):
             self._entries.move_to_end((salt, follower.text))
             return follower.text, follower
@@ -254,14 +252,14 @@ class PrefixTokens:
 
 
 def _goes_on(text: str, start: int, segment: str) -> bool:
-    """Whether `segment` stands in `text` at `start`."""
-    # Strings of one width are compared at once, of different widths character by character: of a wide text a
-    # part is taken first, which is as narrow as it can be.
+    """Return whether `segment` is in `text` at `start`."""
+    # Strings of equal character width are compared by memcmp, others character by character: a slice of a
+    # wide text has the smallest width that fits it.
     if text.isascii():
         return text.startswith(segment, start)
     return text[start : start + len(segment)] == segment
 
 
 def _size(key: tuple[str, str], ids: bytes) -> int:
-    # The salt is the caller's own string, but nobody else may keep it alive.
+    # The salt is the caller's string; no other reference may keep it alive.
     return _ENTRY_BYTES + sys.getsizeof(key[0]) + sys.getsizeof(key[1]) + len(ids)

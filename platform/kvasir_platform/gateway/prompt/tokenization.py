@@ -29,18 +29,18 @@ from kvasir_platform.gateway.prompt.prefix_tokens import (
 )
 
 _INLINE_US = 500.0
-"""What may be done on the event loop at once; a thread costs a fifth of that and a wake-up."""
+"""Maximum work on the event loop; a thread costs a fifth of that and a wake-up."""
 _FAST_US = 0.007
 _FAST_WIDE_US = 0.06
 _REFERENCE_US = 0.6
 """Microseconds per character: of the fast tokenizer for ASCII and for other text, and of the reference."""
 _DECODE_US = 0.5
-"""Microseconds per token, of either."""
+"""Microseconds per token, of either tokenizer."""
 _LOOK_UP_CHARS = 512 << 10
-"""Longer texts are not even looked up on the event loop."""
+"""Longer texts are not looked up on the event loop."""
 _FAST_THREADS = 1
 _REFERENCE_THREADS = 2
-"""The fast tokenizer takes 40 MB for every thread that calls it, and does in one what few clients send."""
+"""The fast tokenizer uses 40 MB per calling thread, and one thread suffices: few clients send such texts."""
 _MAX_PENDING = 256
 
 
@@ -155,7 +155,7 @@ class ModelTokenizer:
 
     def _begin(self, texts: Sequence[str], add_special_tokens: bool, salt: str) -> Encoding:
         prefixes = self._prefixes
-        # Special tokens that are added belong to the whole text and not to its segments.
+        # Special tokens are added to the whole text, not to its segments.
         if prefixes is None or add_special_tokens or all(len(text) < MIN_CHARS for text in texts):
             return Encoding(self._work_us(texts), lambda: self._whole(texts, add_special_tokens))
         pieces = [prefixes.cut(text, salt) for text in texts]

@@ -1,1 +1,1 @@
-"""The bodies of the API: what clients may send, and how it is read."""
+"""The request and response bodies of the API, and their decoding."""

@@ -12,20 +12,20 @@ from msgspec import Struct
 
 
 class PromptTokensDetails(Struct):
-    """Of the prompt's tokens, how many were found in a cache."""
+    """Cached tokens of the prompt."""
 
     cached_tokens: int
 
 
 class CompletionTokensDetails(Struct):
-    """Of the output's tokens, how many were reasoning."""
+    """Reasoning tokens of the output."""
 
     reasoning_tokens: int
 
 
 class UsageInfo(Struct, omit_defaults=True):
-    """What a call used, over all of its choices. `completion_tokens_details` comes where the model's text is
-    taken apart."""
+    """Token usage of a call over all of its choices. `completion_tokens_details` is present if the output is
+    parsed."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -35,7 +35,7 @@ class UsageInfo(Struct, omit_defaults=True):
 
 
 class LogprobEntry(Struct):
-    """One candidate of one position. -9999 stands for minus infinity."""
+    """One candidate at a position. -9999 stands for minus infinity."""
 
     token: str
     logprob: float
@@ -43,7 +43,7 @@ class LogprobEntry(Struct):
 
 
 class PositionLogprob(LogprobEntry):
-    """A position of the output: what was sampled, and the best candidates."""
+    """A position of the output: the sampled token and the most likely candidates."""
 
     top_logprobs: list[LogprobEntry]
 
@@ -56,7 +56,7 @@ class ChatLogprobs(Struct):
 
 
 class CompletionLogprobs(Struct):
-    """Logprobs of a completion's choice, position by position. A prompt's first token has none."""
+    """Logprobs of a completion's choice by position. The first prompt token has none."""
 
     text_offset: list[int]
     tokens: list[str]
@@ -65,7 +65,7 @@ class CompletionLogprobs(Struct):
 
 
 class PromptCandidate(Struct):
-    """One candidate of one position of the prompt. `rank` is null for one that is not among the best."""
+    """One candidate at a position of the prompt. `rank` is null for one that is not among the most likely."""
 
     logprob: float
     rank: int | None
@@ -77,14 +77,14 @@ PromptLogprobs = list[dict[str, PromptCandidate] | None]
 
 
 class CalledFunction(Struct):
-    """What the model calls; `arguments` is JSON text, as the model wrote it."""
+    """A function call; `arguments` is JSON text as the model wrote it."""
 
     name: str
     arguments: str
 
 
 class AnsweredCall(Struct):
-    """A call that the client is to make."""
+    """A call that the client executes."""
 
     id: str
     type: Literal["function"]
@@ -92,7 +92,7 @@ class AnsweredCall(Struct):
 
 
 class ChatMessage(Struct, omit_defaults=True):
-    """What the model says. Reasoning comes under both names that clients know."""
+    """The message of the model. Reasoning is present under both names that clients use."""
 
     role: Literal["assistant"]
     content: str | None
@@ -107,8 +107,7 @@ FinishReason = Literal["stop", "length", "tool_calls", "function_call", "content
 
 
 class ChatChoice(Struct, omit_defaults=True):
-    """One answer to a chat. `stop_reason` is the stop string that ended it, or the id of the
-    token that did."""
+    """One choice of a chat. `stop_reason` is the stop string that ended it, or the id of the stop token."""
 
     index: int
     message: ChatMessage
@@ -119,7 +118,7 @@ class ChatChoice(Struct, omit_defaults=True):
 
 
 class ChatCompletion(Struct, omit_defaults=True):
-    """The answer to a chat."""
+    """The response to a chat."""
 
     id: str
     object: Literal["chat.completion"]
@@ -132,14 +131,14 @@ class ChatCompletion(Struct, omit_defaults=True):
 
 
 class FunctionPiece(Struct, omit_defaults=True):
-    """A piece of a call; the name comes with the first."""
+    """A fragment of a function call; the first one has the name."""
 
     name: str | None = None
     arguments: str | None = None
 
 
 class CallPiece(Struct, omit_defaults=True):
-    """A piece of call number `index`; id and type come with the first."""
+    """A fragment of call number `index`; the first one has id and type."""
 
     index: int
     function: FunctionPiece
@@ -170,7 +169,7 @@ class ChunkChoice(Struct, omit_defaults=True):
 
 
 class ChatChunk(Struct, omit_defaults=True):
-    """One event of a streamed chat. The one with `usage` and no choices is the last."""
+    """One event of a streamed chat. The last event has `usage` and no choices."""
 
     id: str
     object: Literal["chat.completion.chunk"]
@@ -182,7 +181,7 @@ class ChatChunk(Struct, omit_defaults=True):
 
 
 class CompletionChoice(Struct, omit_defaults=True):
-    """One completion, or in a chunk what it adds to it, which has no `finish_reason` but at the end."""
+    """One completion, or what a chunk adds to it; only the last chunk has a `finish_reason`."""
 
     index: int
     text: str
@@ -195,7 +194,7 @@ class CompletionChoice(Struct, omit_defaults=True):
 
 
 class CompletionResponse(Struct, omit_defaults=True):
-    """Completions of one or several prompts, in their order, or an event of a stream of them."""
+    """Completions of one or several prompts in their order, or one event of their stream."""
 
     id: str
     object: Literal["text_completion"]
@@ -206,7 +205,7 @@ class CompletionResponse(Struct, omit_defaults=True):
 
 
 class Embedding(Struct):
-    """The vector of one input; as text it is little-endian float32 in base64."""
+    """The embedding of one input; as text it is little-endian float32 in base64."""
 
     object: Literal["embedding"]
     index: int
@@ -214,14 +213,14 @@ class Embedding(Struct):
 
 
 class EmbeddingUsage(Struct):
-    """What a call for embeddings used."""
+    """Token usage of an embeddings call."""
 
     prompt_tokens: int
     total_tokens: int
 
 
 class Embeddings(Struct):
-    """The vectors, in the order of the inputs."""
+    """The embeddings in the order of the inputs."""
 
     id: str
     object: Literal["list"]
@@ -232,7 +231,7 @@ class Embeddings(Struct):
 
 
 class Tokens(Struct, omit_defaults=True):
-    """The ids of a text or a chat."""
+    """The token ids of a text or a chat."""
 
     count: int
     max_model_len: int
@@ -241,7 +240,7 @@ class Tokens(Struct, omit_defaults=True):
 
 
 class Text(Struct):
-    """The text of ids."""
+    """The text of token ids."""
 
     prompt: str
 
@@ -267,21 +266,21 @@ class Models(Struct):
 
 
 class HealthResponse(Struct):
-    """The server is well."""
+    """The process is alive."""
 
     status: Literal["live", "ready"]
 
 
 class Readiness(Struct):
-    """Whether one model could serve at once, and if not, why."""
+    """Whether any model can serve requests, and if not, why."""
 
     ready: bool
     reason: str | None
 
 
 class StatusResponse(Struct):
-    """How the deployment is: what `kvasir status` shows. `reason` says why it is not ready; `readiness` says
-    the same of each model."""
+    """Status of the deployment, as `kvasir status` shows it. `reason` says why it is not ready; `readiness`
+    has the same for each model."""
 
     deployment: str
     ready: bool
@@ -294,7 +293,7 @@ class StatusResponse(Struct):
 
 
 class Decisions(Struct):
-    """Why a call ran where it ran: one record for each of its prompts."""
+    """Routing decisions of a call: one record per prompt."""
 
     request_id: str
     decisions: list[dict[str, Any]]
@@ -307,7 +306,7 @@ class DrainRequest(Struct, forbid_unknown_fields=True, omit_defaults=True):
 
 
 class Drained(Struct):
-    """What a worker was told."""
+    """The request sent to a worker."""
 
     worker_id: str
     draining: bool

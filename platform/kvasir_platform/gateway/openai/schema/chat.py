@@ -39,14 +39,14 @@ class ContentPart(Struct, kw_only=True, forbid_unknown_fields=True, frozen=True)
 
 
 class FunctionCalled(Struct, kw_only=True, forbid_unknown_fields=True, frozen=True):
-    """What the model called; `arguments` is JSON text, or the object itself."""
+    """A function call; `arguments` is JSON text, or the object itself."""
 
     name: FunctionName
     arguments: str | JsonObject | None = None
 
 
 class ToolCall(Struct, kw_only=True, forbid_unknown_fields=True, frozen=True):
-    """A call that the model made earlier. `index` is what streams number calls with."""
+    """An earlier call of the model. `index` is its number in a stream."""
 
     id: Hint
     function: FunctionCalled
@@ -55,7 +55,7 @@ class ToolCall(Struct, kw_only=True, forbid_unknown_fields=True, frozen=True):
 
 
 class Message(Struct, kw_only=True, forbid_unknown_fields=True, frozen=True):
-    """One message of a chat. An assistant's may come back as it was answered."""
+    """One message of a chat. A message of the assistant may be sent back as it was returned."""
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: str | Annotated[list[ContentPart], Meta(max_length=MAX_PARTS)] | None = None
@@ -72,7 +72,7 @@ class Message(Struct, kw_only=True, forbid_unknown_fields=True, frozen=True):
 
 
 class Function(Struct, kw_only=True, forbid_unknown_fields=True, frozen=True):
-    """What the model may call; `parameters` is a JSON schema."""
+    """A function that the model may call; `parameters` is a JSON schema."""
 
     name: FunctionName
     description: str | None = None
@@ -81,20 +81,20 @@ class Function(Struct, kw_only=True, forbid_unknown_fields=True, frozen=True):
 
 
 class Tool(Struct, kw_only=True, forbid_unknown_fields=True, frozen=True):
-    """One tool. Only functions are served."""
+    """One tool. Only functions are supported."""
 
     function: Function
     type: Literal["function"] = "function"
 
 
 class NamedFunction(Struct, forbid_unknown_fields=True, frozen=True):
-    """A function by its name."""
+    """The name of a function."""
 
     name: FunctionName
 
 
 class NamedTool(Struct, kw_only=True, forbid_unknown_fields=True, frozen=True):
-    """A tool by its name."""
+    """The name of a tool."""
 
     function: NamedFunction
     type: Literal["function"] = "function"
@@ -120,7 +120,7 @@ class ChatBody(SamplingFields, kw_only=True, forbid_unknown_fields=True, frozen=
     documents: Annotated[list[dict[str, str]], Meta(max_length=MAX_DOCUMENTS)] | None = None
     chat_template: Annotated[str, Meta(min_length=1, max_length=MAX_TEMPLATE)] | None = None
     chat_template_kwargs: Variables | None = None
-    #: A guess of the answer, by which others answer sooner; the answer is the same without.
+    #: A predicted output, accepted and ignored: it does not affect the response.
     prediction: JsonObject | None = None
 
     audio: NotServed = None

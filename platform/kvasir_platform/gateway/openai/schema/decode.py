@@ -1,8 +1,8 @@
-"""Bytes to bodies, decoded strictly and with the field at fault named.
+"""Decodes request bodies strictly, with errors that name the invalid field.
 
-msgspec decodes and checks types and ranges in one pass, several times cheaper than a parse followed by a
-validation. A field that OpenAI or vLLM has and this server does not serve is declared all the same, so that
-the refusal can say "not supported" instead of "unknown".
+msgspec decodes and checks types and ranges in one pass, several times cheaper than parsing followed by
+validation. Fields of OpenAI or vLLM that this server does not support are declared too, so that the error
+says "not supported" instead of "unknown".
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from kvasir_platform.gateway.openai.schema.texts import (
 _MODALITIES = ("audio_url", "file", "image_url", "input_audio", "video_url")
 _PARTS: dict[str, str] = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
 _EMPTY: tuple[Any, ...] = (False, [], {}, "")
-#: Values that ask for nothing beyond what is served, where they are other than empty ones.
+#: Default values of unsupported fields, other than empty ones; they are accepted.
 _HARMLESS: dict[str, tuple[Any, ...]] = {
     "detokenize": (True,),
     "embed_dtype": ("float32",),
@@ -55,7 +55,7 @@ def not_served(kind: type[Struct]) -> tuple[str, ...]:
 
 
 def _values(names: tuple[str, ...]) -> Callable[[Struct], tuple[Any, ...]]:
-    """Reads those fields of a struct at once, which is many times cheaper than one by one."""
+    """Reads all of those fields of a struct in one call, which is many times cheaper than one by one."""
     read = attrgetter(*names)
     return read if len(names) > 1 else lambda struct: (read(struct),)
 
@@ -76,7 +76,7 @@ _MODALITIES_VALUES = _values(_MODALITIES)
 
 
 def decode_chat(body: bytes) -> ChatBody:
-    """Decode and check a chat request. Raises RequestError with `param` and a code."""
+    """Decode and check a chat request. Raise RequestError with `param` and a code."""
     chat = _decode(_CHAT, body)
     _refuse_not_served(chat)
     _check_options(chat)
@@ -88,7 +88,7 @@ def decode_chat(body: bytes) -> ChatBody:
 
 
 def decode_completion(body: bytes) -> CompletionBody:
-    """Decode and check a completion request. Raises RequestError with `param` and a code."""
+    """Decode and check a completion request. Raise RequestError with `param` and a code."""
     completion = _decode(_COMPLETION, body)
     _refuse_not_served(completion)
     _check_options(completion)
@@ -96,14 +96,14 @@ def decode_completion(body: bytes) -> CompletionBody:
 
 
 def decode_embedding(body: bytes) -> EmbeddingBody:
-    """Decode and check a request for embeddings. Raises RequestError with `param` and a code."""
+    """Decode and check an embeddings request. Raise RequestError with `param` and a code."""
     embedding = _decode(_EMBEDDING, body)
     _refuse_not_served(embedding)
     return embedding
 
 
 def decode_tokenize(body: bytes) -> TokenizeBody:
-    """Decode and check a request to tokenize. Raises RequestError with `param` and a code."""
+    """Decode and check a tokenize request. Raise RequestError with `param` and a code."""
     tokenize = _decode(_TOKENIZE, body)
     _refuse_not_served(tokenize)
     if tokenize.prompt is None and tokenize.messages is None:
@@ -116,7 +116,7 @@ def decode_tokenize(body: bytes) -> TokenizeBody:
 
 
 def decode_detokenize(body: bytes) -> DetokenizeBody:
-    """Decode a request to detokenize. Raises RequestError with `param` and a code."""
+    """Decode a detokenize request. Raise RequestError with `param` and a code."""
     return _decode(_DETOKENIZE, body)
 
 
@@ -130,7 +130,7 @@ def _decode(decoder: msgspec.json.Decoder[_Body], body: bytes) -> _Body:
 
 
 def _validation(text: str) -> RequestError:
-    """msgspec's message, as a code and the field at fault."""
+    """Convert msgspec's message to a code and the invalid field."""
     what, _, at = text.partition(" - at `")
     path = at.rstrip("`").lstrip("$").lstrip(".").replace("[...]", "")
     if found := _MISSING.search(what):
@@ -197,12 +197,12 @@ def _refuse_assistants_fields(message: Message, number: int) -> None:
 
 
 def _named(names: Sequence[str], values: Sequence[object]) -> str:
-    """The first that has a value."""
+    """Return the first parameter that is set."""
     return next(name for name, value in zip(names, values, strict=True) if value)
 
 
 def _speaks_otherwise(message: Message) -> bool:
-    """Whether an assistant's message without content says something."""
+    """Return whether an assistant's message without content has other output."""
     return bool(
         message.tool_calls
         or message.function_call

@@ -1,7 +1,7 @@
-"""How much of everything a body may hold.
+"""Limits on the contents of a body.
 
 A body is bounded in bytes before it is read; what costs more than its bytes (a grammar to compile, a choice
-to run, a level of nesting) is bounded here, so that no request costs far more than it looks.
+to run, a level of nesting) is bounded here, so that the cost of a request is bounded too.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ MAX_PARTS = 1024
 MAX_STOP = 16
 MAX_LOGPROBS = 20
 MAX_PROMPT_LOGPROBS = 1 << 17
-"""Alternatives of all prompt positions together, the prompt's own tokens included."""
+"""Alternatives of all prompt positions together, including the prompt's own tokens."""
 MAX_TOOLS = 128
 MAX_TOOL_BYTES = 64 << 10
-"""One tool, as JSON."""
+"""Maximum size of one tool, as JSON."""
 MAX_CALLS = 128
 MAX_DOCUMENTS = 256
 MAX_BAD_WORDS = 64
-"""vLLM takes 128, and may need two for each: one with and one without a space before it."""
+"""vLLM's limit is 128, and a word may need two entries: with and without a leading space."""
 MAX_TOKEN_IDS = 1024
 MAX_SCHEMA_BYTES = 64 << 10
-"""A JSON schema, a grammar or a structural tag."""
+"""Maximum size of a JSON schema, a grammar or a structural tag."""
 MAX_REGEX = 4096
 MAX_OPTIONS = 1024
-"""Strings of a structured choice."""
+"""Maximum number of strings of a structured choice."""
 MAX_TEMPLATE = 128 << 10
 MAX_DEPTH = 64
-"""Levels of JSON in a schema, a tool's parameters or template variables; vLLM's own limit."""
+"""Nesting of JSON in a schema, a tool's parameters or template variables; vLLM's own limit."""
 MAX_TAG_DEPTH = MAX_DEPTH + 16
-"""A structural tag holds schemas within itself."""
+"""A structural tag contains schemas."""
 MAX_KWARGS = 32
 MAX_METADATA = 16
 _INT64 = 1 << 63
@@ -61,12 +61,12 @@ Alternatives = Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)]
 JsonObject = dict[str, Any]
 Variables = Annotated[JsonObject, Meta(max_length=MAX_KWARGS)]
 
-#: Any JSON at all: declared only to be refused by name.
+#: Any JSON value: declared only to be refused by name.
 NotServed = Any
 
 
 def check_depth(value: object, param: str, levels: int = MAX_DEPTH) -> None:
-    """Raise RequestError where `value` nests objects and arrays deeper than `levels`."""
+    """Raise RequestError if `value` nests objects and arrays deeper than `levels`."""
     level = [value]
     for _ in range(levels):
         level = [
@@ -83,8 +83,8 @@ def check_depth(value: object, param: str, levels: int = MAX_DEPTH) -> None:
 
 
 def check_references(schema: object, param: str) -> None:
-    """Raise RequestError where a JSON schema refers to anything outside itself: nothing is fetched, and what
-    is not there would bind nobody. `schema` nests no deeper than `check_depth` allows."""
+    """Raise RequestError if a JSON schema refers to anything outside itself: external references are not
+    fetched and would not be enforced. `schema` must have passed `check_depth`."""
     nodes = [schema]
     while nodes:
         node = nodes.pop()
@@ -102,7 +102,7 @@ def check_references(schema: object, param: str) -> None:
 
 
 def check_size(text: str | bytes, limit: int, param: str) -> None:
-    """Raise RequestError where `text` has more than `limit` bytes, in UTF-8."""
+    """Raise RequestError if `text` has more than `limit` bytes in UTF-8."""
     size = len(text)
     if size <= limit and isinstance(text, str):
         size = len(text.encode())
@@ -111,16 +111,16 @@ def check_size(text: str | bytes, limit: int, param: str) -> None:
 
 
 def bad(message: str, param: str) -> RequestError:
-    """A value that cannot be served as sent."""
+    """Return the error for an invalid value."""
     return RequestError(message, code="invalid_value", param=param)
 
 
 def missing(param: str) -> RequestError:
-    """A field that must be there."""
+    """Return the error for a missing field."""
     return RequestError(f"Missing required parameter: {param}.", code="missing_parameter", param=param)
 
 
 def unsupported(param: str, why: str = "") -> RequestError:
-    """A field that the API has, and that cannot be served here; `why` is a sentence about it."""
+    """Return the error for an unsupported field of the API; `why` is a sentence about it."""
     message = why or f"{param} is not supported by this server."
     return RequestError(message, code="unsupported_parameter", param=param)

@@ -43,7 +43,7 @@ class StreamOptions(Struct, forbid_unknown_fields=True, frozen=True):
 
 
 class SamplingFields(Struct, kw_only=True, frozen=True):
-    """The model, vLLM's sampling fields, and how to answer."""
+    """The model, vLLM's sampling fields, and options of the response."""
 
     model: ModelName
     max_tokens: Whole | None = None
@@ -96,7 +96,7 @@ class SamplingFields(Struct, kw_only=True, frozen=True):
     session_id: Hint | None = None
     prompt_cache_key: Hint | None = None
 
-    # Taken, because the answer is the same with them and without.
+    # Accepted and ignored: they do not affect the response.
     metadata: (
         Annotated[
             dict[Annotated[str, Meta(max_length=64)], Annotated[str, Meta(max_length=512)]],
@@ -108,7 +108,7 @@ class SamplingFields(Struct, kw_only=True, frozen=True):
     prompt_cache_retention: Hint | None = None
     stream_interval: Count | None = None
 
-    # Served neither here nor by the workers; values that ask for nothing pass.
+    # Not supported by the server or its workers; default values are accepted.
     detokenize: NotServed = None
     ec_transfer_params: NotServed = None
     guided_whitespace_pattern: NotServed = None
@@ -129,6 +129,6 @@ class SamplingFields(Struct, kw_only=True, frozen=True):
 
     @property
     def session(self) -> str | None:
-        """The session that the body names: vLLM's `session_id`, OpenAI's `prompt_cache_key`, which is for
-        prompts that begin alike, or the older `user`."""
+        """Return the session of the body: vLLM's `session_id`, OpenAI's `prompt_cache_key`, which marks
+        prompts with a common prefix, or the older `user`."""
         return self.session_id or self.prompt_cache_key or self.user

@@ -1,4 +1,4 @@
-"""Rules that the output must follow: OpenAI's `response_format`, vLLM's `structured_outputs`."""
+"""Constraints on the output: OpenAI's `response_format`, vLLM's `structured_outputs`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Options = Annotated[
 
 
 class TextFormat(Struct, tag_field="type", tag="text", forbid_unknown_fields=True, frozen=True):
-    """Any text: no rule."""
+    """Any text: no constraint."""
 
 
 class JsonObjectFormat(Struct, tag_field="type", tag="json_object", forbid_unknown_fields=True, frozen=True):
@@ -24,7 +24,7 @@ class JsonObjectFormat(Struct, tag_field="type", tag="json_object", forbid_unkno
 
 
 class NamedSchema(Struct, kw_only=True, forbid_unknown_fields=True, frozen=True):
-    """A JSON schema and what it is called. It is always followed, whatever `strict` says."""
+    """A named JSON schema. It is always enforced, regardless of `strict`."""
 
     name: Hint
     schema: JsonObject | None = None
@@ -33,13 +33,13 @@ class NamedSchema(Struct, kw_only=True, forbid_unknown_fields=True, frozen=True)
 
 
 class JsonSchemaFormat(Struct, tag_field="type", tag="json_schema", forbid_unknown_fields=True, frozen=True):
-    """JSON that a schema describes."""
+    """JSON output that follows a schema."""
 
     json_schema: NamedSchema
 
 
 class TagStructure(Struct, forbid_unknown_fields=True, frozen=True):
-    """JSON of a schema between two texts."""
+    """JSON output between two texts."""
 
     begin: str
     end: str
@@ -65,7 +65,7 @@ ResponseFormat: TypeAlias = TextFormat | JsonObjectFormat | JsonSchemaFormat | S
 
 
 class StructuredOutputs(Struct, kw_only=True, forbid_unknown_fields=True, frozen=True):
-    """vLLM's `structured_outputs`: exactly one rule. `json` is a schema, or one as text."""
+    """vLLM's `structured_outputs`: exactly one constraint. `json` is a schema, or its text."""
 
     json: JsonObject | str | None = None
     regex: Regex | None = None
@@ -79,7 +79,7 @@ class StructuredOutputs(Struct, kw_only=True, forbid_unknown_fields=True, frozen
     whitespace_pattern: NotServed = None
 
 
-#: The rules of `structured_outputs`, and the older names that some of them have as fields of their own.
+#: The constraints of `structured_outputs`, and the older fields for some of them.
 RULES = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
 GUIDED: dict[str, str] = {
     "guided_json": "json",

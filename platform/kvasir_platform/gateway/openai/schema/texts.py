@@ -1,4 +1,4 @@
-"""The bodies that are no chat: completions, embeddings, tokenizing."""
+"""The request bodies other than chat: completions, embeddings, tokenization."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class EmbeddingBody(Struct, kw_only=True, forbid_unknown_fields=True, frozen=Tru
 
 
 class TokenizeBody(Struct, kw_only=True, forbid_unknown_fields=True, frozen=True):
-    """POST /tokenize: a text in `prompt`, or a chat in `messages`. Without `model`, the first one."""
+    """POST /tokenize: a text in `prompt`, or a chat in `messages`. `model` defaults to the first model."""
 
     model: ModelName | None = None
     prompt: str | None = None
@@ -76,7 +76,7 @@ class TokenizeBody(Struct, kw_only=True, forbid_unknown_fields=True, frozen=True
 
 
 class DetokenizeBody(Struct, kw_only=True, forbid_unknown_fields=True, frozen=True):
-    """POST /detokenize. Without `model`, the first one."""
+    """POST /detokenize. `model` defaults to the first model."""
 
     tokens: list[TokenId]
     model: ModelName | None = None
