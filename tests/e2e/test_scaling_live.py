@@ -153,7 +153,7 @@ def test_a_pool_grows_from_one_replica_to_three_and_shrinks_to_one_without_a_fai
         acts = _story(stack)["acts"]
         assert {act["what"] for act in acts if act["done"]} == {"start", "retire"}
         said = _done(stack.kvasir("explain", "scaling")).stdout
-        assert "foreseen within" in said
+        assert "predicted within" in said
         assert "pools size themselves" in said
 
         _done(stack.kvasir("scale", "workers=2"))

@@ -62,10 +62,10 @@ class Demand:
         for name in [name for name, each in self._routers.items() if now - each.at_s > FORGET_S]:
             del self._routers[name]
         if not self._routers:
-            return "no router has told anything yet"
+            return "no router has reported yet"
         silent = {name: now - each.at_s for name, each in self._routers.items()}
         name, seconds = max(silent.items(), key=lambda item: item[1])
-        return f"{name} has said nothing for {seconds:.0f} s" if seconds > self._stale_s else None
+        return f"no report from {name} for {seconds:.0f} s" if seconds > self._stale_s else None
 
     @property
     def reported(self) -> bool:

@@ -9,10 +9,10 @@ from kvasir_platform.planner.planner import Decision
 def sentence(each: Decision) -> str:
     """Return why a pool should have its size."""
     if each.capacity is None:
-        parts = [f"{each.have} are there"]
+        parts = [f"{each.have} replicas"]
     else:
         parts = [
-            f"{each.load:.1f} busy, up to {each.upper:.1f} foreseen within {each.horizon_s:.0f} s by "
+            f"{each.load:.1f} busy, up to {each.upper:.1f} predicted within {each.horizon_s:.0f} s by "
             f"{each.predictor}"
         ]
     return "; ".join((*parts, *each.because))

@@ -91,7 +91,7 @@ class PlannerLink:
                 self._router.planned(self._word.roles, None)
             return
         if self._lost:
-            log.warning("the planner answers again, after %.0f s", now - self._heard_s)
+            log.warning("the planner responds again after %.0f s", now - self._heard_s)
         self._lost, self._heard_s, self._epoch = False, self._clock.now(), self._word.epoch
         if not self._word.accepted:
             # It does not know the roles yet.

@@ -86,7 +86,7 @@ class ScalingLoop:
         self._acts: deque[ScalingAction] = deque(maxlen=_MOST_ACTS)
         self._due_s: float | None = None
         self._read_s: float | None = None
-        self._frozen: str | None = "no router has told anything yet"
+        self._frozen: str | None = "no router has reported yet"
         self._unseen = True
         self._began = False
         self._adopted: dict[str, tuple[str, str, Role]] = {}
@@ -135,9 +135,7 @@ class ScalingLoop:
         scaling, and for a size outside its bounds."""
         bounds = self._planned.get(pool)
         if bounds is None:
-            raise ConfigError(
-                f"{pool} has no scaling in the deployment spec; it has the size that it is given"
-            )
+            raise ConfigError(f"{pool} has no scaling in the deployment spec; set its `replicas` instead")
         if size is None:
             self._pins.pop(pool, None)
         elif 0 <= size <= bounds.max:
@@ -175,10 +173,10 @@ class ScalingLoop:
                 # without a worker, and a request for the model waits for the next decision.
                 replicas = self._scaler.observe()
         except UpstreamError as error:
-            why = f"the pools cannot be seen: {error.message}"
+            why = f"replicas cannot be listed: {error.message}"
         except ConfigError as error:
             # An error of the planner must not stop serving.
-            why = f"the pools refuse a size: {error.message}"
+            why = f"the scaler rejected a size: {error.message}"
         else:
             self._publish(replicas, now)
             return any(each.state is not ReplicaState.SERVING for each in replicas)
@@ -333,7 +331,7 @@ class ScalingLoop:
             :count
         ]
         applied = self._acts_now(source) and self._acts_now(target)
-        why = f"{target} is to grow, and {source} has more than it needs"
+        why = f"{target} grows, and {source} has surplus replicas"
         self._note(ScalingAction(now, target, "flip", len(chosen), why, applied))
         if applied:
             for each in chosen:
@@ -354,7 +352,7 @@ class ScalingLoop:
         ]
         for pool in asleep:
             if _room(pool, replicas) > 0:
-                why = "a request waits, and no worker serves its model"
+                why = "a request waits, and its model has no worker"
                 self._note(ScalingAction(now, pool.name, "wake", 1, why, self._acts_now(pool.name)))
                 if self._acts_now(pool.name):
                     self._scaler.start(pool.name, 1)
@@ -417,9 +415,9 @@ class ScalingLoop:
     def _freeze(self, why: str | None) -> None:
         if why != self._frozen and (why is None or self._frozen is None):
             if why is None:
-                log.info("sizes of pools are planned")
+                log.info("pool sizes are planned")
             else:
-                log.warning("sizes of pools are left as they are: %s", why)
+                log.warning("pool sizes are unchanged: %s", why)
             self._tell("scaling", frozen=why)
         self._frozen = why
 

@@ -23,7 +23,7 @@ from kvasir_platform.planner.forecast import Corrected, Predictor, Steady, predi
 from kvasir_platform.planner.sizes import Bounds, TokenLoad, busy, needs, whole
 from kvasir_platform.planner.stabilize import CALM, NEAR, STARTS, DesiredWindow, Regrets
 
-_WAITS = "what waits is worked off"
+_WAITS = "includes queued work"
 _NOW_S = 30.0
 """A shorter excursion of the load is noise."""
 _SHORT_OF = 0.9
@@ -240,7 +240,7 @@ class Planner:
         have = look.states[name].have
         return Decision(
             name, self._pools[name].rules.bounds.role, 0.0, 0.0, 0.0, "nothing", 1.0, False, have, have, have,
-            ("nothing has been measured yet",), None, look.horizon_s,
+            ("nothing is measured yet",), None, look.horizon_s,
         )  # fmt: skip
 
     def _part(self, role: Role, look: _Look) -> _Part | None:
@@ -348,20 +348,20 @@ class Planner:
         idle = self._last_s is not None and now - self._last_s > rules.idle_s
         if idle:
             size = bounds.least
-            why.append(f"nobody has asked for the model for {rules.idle_s:.0f} s")
+            why.append(f"no request for the model for {rules.idle_s:.0f} s")
         elif size < 1:
             size = 1
         if size < bounds.least:
             size = bounds.least
-            why.append(f"not fewer than scaling.min {bounds.least}")
+            why.append(f"raised to scaling.min {bounds.least}")
         if size > bounds.most:
             size = bounds.most
-            why.append(f"not more than scaling.max {bounds.most}: the need is {desired.need:.1f}")
+            why.append(f"limited to scaling.max {bounds.most}: the need is {desired.need:.1f}")
         if state.pinned is not None:
             size = min(state.pinned, bounds.most)
             why.append(f"pinned to {state.pinned}")
             if size < state.pinned:
-                why.append(f"not more than scaling.max {bounds.most}")
+                why.append(f"limited to scaling.max {bounds.most}")
         else:
             size = self._steadied(desired, size, state, why, now)
         return replace(desired, size=size, because=tuple(why))
@@ -388,19 +388,21 @@ class Planner:
         if held > size:
             long = f"the last {CALM * over_s:.0f} s" if calm else f"half of the last {over_s:.0f} s"
             near = have - size <= NEAR * have
-            why.append("about as many are there" if near else f"more was wanted within {long}")
+            why.append(
+                "the present size is within tolerance" if near else f"a larger size was desired within {long}"
+            )
         elif held < size:
-            why.append("about as many are there")
+            why.append("the present size is within tolerance")
         if state.stuck and held >= have:
-            why.append(f"{state.stuck} do not come up: none is asked for on top")
+            why.append(f"{state.stuck} start too slowly: no more are requested")
             held = have
         most = have + max(1, math.ceil(rules.grow * have))
         least = have - max(1, math.floor(rules.shrink * have))
         if held > most:
-            why.append(f"no more than {most - have} start at once")
+            why.append(f"at most {most - have} start at once")
             held = most
         if held < least and held > 0:
-            why.append(f"no more than {have - least} go at once")
+            why.append(f"at most {have - least} are removed at once")
             held = least
         # Bounds apply also to sizes that are near.
         return min(pool.rules.bounds.most, max(pool.rules.bounds.least, held))

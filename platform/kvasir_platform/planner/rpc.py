@@ -41,7 +41,7 @@ def _opened(token: str, context: bytes, message: bytes) -> bytes:
     """Verify and strip the digest. Raises ProtocolError for a message without the right one."""
     digest, body = message[:_DIGEST], message[_DIGEST:]
     if not hmac.compare_digest(digest, hmac.digest(token.encode(), context + body, "sha256")):
-        raise ProtocolError("the session token of the other side is another one")
+        raise ProtocolError("the session token of the peer differs")
     return body
 
 
@@ -79,7 +79,7 @@ class PlannerServer:
         except ProtocolError as error:
             context.abort(grpc.StatusCode.UNAUTHENTICATED, error.message)
         except msgspec.DecodeError as error:
-            context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"not a report of this version: {error}")
+            context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"not a load report of this version: {error}")
         return _sealed(self._token, message[:_DIGEST], msgspec.json.encode(self._take(report)))
 
 
@@ -101,14 +101,14 @@ class PlannerClient:
         )
 
     async def tell(self, report: DemandReport) -> PlannerReply:
-        """Raises UpstreamError if the planner does not answer, or the reply's digest is wrong."""
+        """Raises UpstreamError if the planner does not respond, or the reply's digest is wrong."""
         message = _sealed(self._token, b"report", msgspec.json.encode(report))
         try:
             answer = await self._call(message, timeout=_TIMEOUT_S)
             return msgspec.json.decode(_opened(self._token, message[:_DIGEST], answer), type=PlannerReply)
         except (grpc.aio.AioRpcError, ProtocolError, msgspec.DecodeError) as error:
             details = error.details() if isinstance(error, grpc.aio.AioRpcError) else str(error)
-            raise UpstreamError(f"the planner does not answer: {details}", code="not_ready") from error
+            raise UpstreamError(f"the planner does not respond: {details}", code="not_ready") from error
 
     async def close(self) -> None:
         """Idempotent."""

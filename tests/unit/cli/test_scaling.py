@@ -30,8 +30,8 @@ POOL: dict[str, Any] = {
     "margin": 1.15,
     "need": 2.3,
     "horizon_s": 130.0,
-    "because": ["what waits is worked off"],
-    "why": "1.4 busy, up to 2.2 foreseen within 130 s by the trend; what waits is worked off",
+    "because": ["includes queued work"],
+    "why": "1.4 busy, up to 2.2 predicted within 130 s by the trend; includes queued work",
     "capacity": {
         "prompt_tokens_s": 9000.0,
         "output_tokens_s": 2000.0,
@@ -112,10 +112,10 @@ def test_advice_and_standstill_are_said_first() -> None:
     advised = lines(STORY | {"mode": "advise", "acts": [ACT | {"done": False}]})
     assert advised[0] == "scaling.mode is advise: this is what would be done"
     assert "would be decode: 1 started" in advised[-1]
-    frozen = lines(STORY | {"frozen": "router-1 has said nothing for 20 s"})
-    assert frozen[0] == "sizes are left as they are: router-1 has said nothing for 20 s"
-    nothing = lines(STORY | {"pools": [POOL | {"capacity": None, "why": "2 are there"}], "acts": []})
-    assert nothing[-1] == "decode: 2 are there"
+    frozen = lines(STORY | {"frozen": "no report from router-1 for 20 s"})
+    assert frozen[0] == "sizes are unchanged: no report from router-1 for 20 s"
+    nothing = lines(STORY | {"pools": [POOL | {"capacity": None, "why": "2 replicas"}], "acts": []})
+    assert nothing[-1] == "decode: 2 replicas"
 
 
 def test_the_command_line_names_pools_and_their_sizes() -> None:

@@ -119,7 +119,7 @@ def test_models_are_told_apart(demand: Demand) -> None:
 
 
 def test_without_a_router_the_load_is_not_known(demand: Demand) -> None:
-    assert demand.missing(0.0) == "no router has told anything yet"
+    assert demand.missing(0.0) == "no router has reported yet"
 
 
 def test_a_router_that_is_silent_is_named_until_it_speaks_or_is_forgotten(demand: Demand) -> None:
@@ -127,14 +127,14 @@ def test_a_router_that_is_silent_is_named_until_it_speaks_or_is_forgotten(demand
     demand.take(report(1, router="b"), 0.0)
     assert demand.missing(STALE_S) is None
     demand.take(report(2, router="a"), STALE_S + 1)
-    assert demand.missing(STALE_S + 1) == "b has said nothing for 16 s"
+    assert demand.missing(STALE_S + 1) == "no report from b for 16 s"
     demand.take(report(3, router="a"), FORGET_S + 1)
     assert demand.missing(FORGET_S + 1) is None
 
 
 def test_a_router_that_was_forgotten_is_heard_again_from_whatever_it_counts(demand: Demand) -> None:
     demand.take(report(9, arrived=50), 0.0)
-    assert demand.missing(FORGET_S + 1) == "no router has told anything yet"
+    assert demand.missing(FORGET_S + 1) == "no router has reported yet"
     demand.read(FORGET_S + 1)
     assert demand.take(report(1, arrived=70), FORGET_S + 2)
     assert demand.missing(FORGET_S + 2) is None

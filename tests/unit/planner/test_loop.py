@@ -215,7 +215,7 @@ def starts(calls: list[tuple[object, ...]]) -> list[tuple[object, ...]]:
 def test_before_any_router_was_heard_nothing_is_changed() -> None:
     stage = Stage()
     assert [stage.look(hears=False) for _ in range(3)] == [[], [], []]
-    assert stage.explain["frozen"] == "no router has told anything yet"
+    assert stage.explain["frozen"] == "no router has reported yet"
 
 
 def test_pools_grow_and_shrink_with_their_load_and_say_why() -> None:
@@ -306,7 +306,7 @@ def test_while_routers_are_silent_nothing_is_changed_and_it_is_said_once() -> No
     stage.look(hears=False)
     assert [stage.look(hears=False) for _ in range(10)] == [[]] * 10
     assert [event["frozen"] for event in stage.events if "frozen" in event] == [
-        "router has said nothing for 20 s"
+        "no report from router for 20 s"
     ]
 
 
@@ -338,7 +338,7 @@ def test_another_planners_epoch_is_answered_and_not_counted() -> None:
     word = stage.loop.take(told, 0.0)
     assert (word.epoch, word.accepted) == ("now", False)
     stage.look(hears=False)
-    assert stage.explain["frozen"] == "no router has told anything yet"
+    assert stage.explain["frozen"] == "no router has reported yet"
     assert stage.hear().accepted
 
 
@@ -373,7 +373,7 @@ def test_what_does_not_come_up_is_not_asked_for_again() -> None:
     # Of the pool whose starts last, that is.
     again = starts(stage.run(120, 30, comes_up=False))
     assert "prefill" not in {call[1] for call in again}
-    assert "do not come up" in stage.pool("prefill")["why"]
+    assert "start too slowly" in stage.pool("prefill")["why"]
     stage.owner.comes_up()
     assert starts(stage.run(120, 3))
 
@@ -507,7 +507,7 @@ def test_a_size_that_the_owner_refuses_is_told_and_nothing_ends_for_it() -> None
     stage = Stage()
     stage.owner.most = 5
     stage.run(120, 20)
-    assert "the pools refuse a size: prefill can have 5 replicas at most" in stage.explain["frozen"]
+    assert "the scaler rejected a size: prefill can have 5 replicas at most" in stage.explain["frozen"]
     stage.owner.most = 20
     stage.run(120, 2)
     assert stage.explain["frozen"] is None
@@ -625,7 +625,7 @@ def test_another_spec_is_planned_by_with_what_was_learned_under_the_last_one() -
     stage.run(50, 3)
     assert stage.pool("prefill")["margin"] == learned
     assert stage.owner.count("prefill") <= 3
-    assert "not more than scaling.max 3" in " ".join(stage.pool("prefill")["because"])
+    assert "limited to scaling.max 3" in " ".join(stage.pool("prefill")["because"])
     # Of other pools nothing is known.
     both = PoolSpec(name="prefill", role=Role.BOTH, scaling=PoolScalingSpec(min=1, max=20))
     stage.renew(pools=(both,))

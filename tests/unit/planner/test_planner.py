@@ -91,7 +91,7 @@ def test_before_anything_was_measured_there_is_what_there_is() -> None:
     stage = Stage()
     stage.step(100, ended=0, measured=False)
     assert stage.size() == 4
-    assert stage.why() == "nothing has been measured yet"
+    assert stage.why() == "nothing is measured yet"
 
 
 def test_a_pool_gets_what_its_work_takes_and_something_to_spare() -> None:
@@ -178,7 +178,7 @@ def test_what_waits_for_long_is_worked_off_and_never_asks_for_more_than_the_load
     stage.step(30, waiting=10, waiting_tokens=10_000)
     assert stage.why() == ""
     stage.step(30, waiting=200, waiting_tokens=200_000)
-    assert stage.why().startswith("what waits is worked off")
+    assert stage.why().startswith("includes queued work")
     assert stage.last["prefill"].need > usual.need
     stage.step(30, waiting=10**6, waiting_tokens=10**9)
     assert stage.last["prefill"].need <= usual.upper + usual.load + 1e-6
@@ -216,9 +216,9 @@ def test_what_is_late_where_a_pool_could_not_have_what_was_wanted_makes_nobody_c
 def test_bounds_are_kept_and_say_so() -> None:
     stage = Stage(bounds=(2, 3)).run(20, 60)
     assert stage.size() == 3
-    assert "not more than scaling.max 3: the need is " in stage.why()
+    assert "limited to scaling.max 3: the need is " in stage.why()
     assert stage.size("decode") == 2
-    assert stage.why("decode") == "not fewer than scaling.min 2"
+    assert stage.why("decode") == "raised to scaling.min 2"
 
 
 def test_bounds_are_kept_also_where_they_are_near_to_what_there_is() -> None:
@@ -233,12 +233,12 @@ def test_no_more_than_the_double_and_no_fewer_than_three_quarters_at_once() -> N
     stage.follows = False
     stage.run(190, 3)
     assert stage.size() == 8
-    assert "no more than 4 start at once" in stage.why()
+    assert "at most 4 start at once" in stage.why()
     stage = Stage(have=16)
     stage.follows = False
     stage.run(10, 10)
     assert stage.size() == 12
-    assert "no more than 4 go at once" in stage.why()
+    assert "at most 4 are removed at once" in stage.why()
 
 
 def test_a_pool_of_one_still_grows_and_shrinks_by_one() -> None:
@@ -257,7 +257,7 @@ def test_fewer_are_held_back_by_what_was_wanted_within_the_window() -> None:
     for _ in range(3):
         stage.step(5)
         assert stage.size() == high
-        assert "more was wanted within half of the last 60 s" in stage.why()
+        assert "a larger size was desired within half of the last 60 s" in stage.why()
     stage.step(5)
     assert stage.size() < high
 
@@ -265,7 +265,7 @@ def test_fewer_are_held_back_by_what_was_wanted_within_the_window() -> None:
 def test_by_default_the_window_is_as_long_as_two_starts() -> None:
     stage = Stage(made=lambda: [Steady("now", 1.0)], window_s=None).run(60, 40)
     stage.step(5)
-    assert f"more was wanted within half of the last {2 * START_S:.0f} s" in stage.why()
+    assert f"a larger size was desired within half of the last {2 * START_S:.0f} s" in stage.why()
 
 
 def test_where_about_as_many_are_there_as_are_wanted_it_is_left_at_that() -> None:
@@ -282,7 +282,7 @@ def test_those_that_do_not_come_up_are_named_and_none_is_asked_for_on_top() -> N
     stage.state("prefill", 2, 1, stuck=1)
     stage.run(60, 20)
     assert stage.size() == 3
-    assert "1 do not come up: none is asked for on top" in stage.why()
+    assert "1 start too slowly: no more are requested" in stage.why()
     stage.state("prefill", 2, 0)
     stage.step(60)
     assert stage.size() > 3
@@ -294,7 +294,7 @@ def test_a_pool_that_has_just_what_it_should_says_that_some_of_it_does_not_come_
     stage.state("prefill", 2, 1, stuck=1)
     stage.run(60, 20)
     assert stage.size() == 3
-    assert "1 do not come up" in stage.why()
+    assert "1 start too slowly" in stage.why()
 
 
 def test_of_those_that_do_not_come_up_may_go_what_is_not_wanted() -> None:
@@ -319,7 +319,7 @@ def test_a_pin_from_before_a_smaller_bound_is_kept_within_it() -> None:
     stage.state("prefill", 5, pinned=8)
     stage.run(30, 3)
     assert stage.size() == 5
-    assert stage.why().endswith("pinned to 8; not more than scaling.max 5")
+    assert stage.why().endswith("pinned to 8; limited to scaling.max 5")
 
 
 # -- no replica at all -------------------------------------------------------------------------------
@@ -331,7 +331,7 @@ def test_a_model_that_may_sleep_keeps_one_until_nobody_has_asked_for_long_enough
     assert min(stage.size(), stage.size("decode")) >= 1
     stage.run(0, 8)
     assert (stage.size(), stage.size("decode")) == (0, 0)
-    assert "nobody has asked for the model for 100 s" in stage.why()
+    assert "no request for the model for 100 s" in stage.why()
 
 
 @pytest.mark.parametrize("news", [{"in_flight": 1}, {"arrived": 1}], ids=["it answers", "it is asked"])

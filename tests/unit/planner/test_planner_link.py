@@ -36,7 +36,7 @@ class Planner:
 
     async def tell(self, report: DemandReport) -> PlannerReply:
         if self.away:
-            raise UpstreamError("the planner does not answer: away", code="not_ready")
+            raise UpstreamError("the planner does not respond: away", code="not_ready")
         self.heard.append(report)
         accepted = report.epoch == self.life
         return PlannerReply(self.life, accepted, {"w": Role.DECODE}, {"tiny": 3.0}, {})

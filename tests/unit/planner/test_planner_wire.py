@@ -54,7 +54,7 @@ def test_a_report_arrives_whole_and_so_does_the_answer() -> None:
 
 
 def test_who_has_another_token_is_not_heard_and_is_told_so() -> None:
-    refused = pytest.raises(UpstreamError, match="token of the other side is another one")
+    refused = pytest.raises(UpstreamError, match="session token of the peer differs")
     with listening() as (planner, address), refused:
         asyncio.run(_tell(address, "guessed", REPORT))
     assert planner.heard == []
@@ -75,7 +75,7 @@ def test_an_answer_is_believed_only_with_the_token_and_to_its_own_report() -> No
 def test_nobody_listening_is_an_upstream_error() -> None:
     with listening() as (_, address):
         pass
-    with pytest.raises(UpstreamError, match="does not answer"):
+    with pytest.raises(UpstreamError, match="does not respond"):
         asyncio.run(_tell(address, "secret", REPORT))
 
 

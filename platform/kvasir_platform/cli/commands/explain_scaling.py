@@ -58,7 +58,7 @@ def lines(story: Story) -> list[str]:
 
 def _status_line(story: Story) -> str:
     if story["frozen"]:
-        return f"sizes are left as they are: {story['frozen']}"
+        return f"sizes are unchanged: {story['frozen']}"
     if story["mode"] == "advise":
         return "scaling.mode is advise: this is what would be done"
     return "pools size themselves"
@@ -69,8 +69,8 @@ def _pool(each: Story) -> list[str]:
     capacity = each["capacity"]
     if capacity is not None:
         said.append(
-            f"  foreseen for {each['horizon_s']:.0f} s ahead, times {each['margin']:.2f}, which kept the "
-            f"promise for the fewest replicas; beyond it {capacity['spare']:.2f} keep waits short"
+            f"  forecast {each['horizon_s']:.0f} s ahead, times the margin {each['margin']:.2f}, which meets "
+            f"the SLO with the fewest replicas; {capacity['spare']:.2f} spare replicas keep waits short"
         )
         if each["role"] in ("decode", "both"):
             full = _FULL[capacity["full_by"]]
