@@ -1,6 +1,6 @@
-"""Replays seeds: prints what was done to the cluster, what came of it, and the digest of all that happened.
+"""Replay seeds: print the faults, the outcomes, and the digest of the history.
 
-Exits with 1 when a promise was broken, naming the seed.
+Exits with 1 if a promise was broken, and names the seed.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from kvasir_platform.sim.chaos.schedule import draw
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the seeds that the arguments name; returns the exit code."""
+    """Run the seeds that the arguments name; return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m kvasir_platform.sim.chaos", description=__doc__)
     parser.add_argument("--seed", type=int, default=0, help="the first seed")
     parser.add_argument("--count", type=int, default=1, help="how many seeds from there on")

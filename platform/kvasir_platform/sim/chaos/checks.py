@@ -1,4 +1,4 @@
-"""The promises of a history, checked when it is over: streams are whole, and everybody is back."""
+"""The promises of a history, checked at its end: streams are complete, and all processes have recovered."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ RECOVERED_S = 15.0
 def broken_streams(
     deployment: Deployment, streams: Iterable[ClientStream], cut: frozenset[str]
 ) -> Iterator[str]:
-    """What is wrong with these streams, which have ended. Those of the request ids in `cut` were cut off, by
-    their clients or with their router: what they have must be right, and need not be all. So it is with those
-    that could not go on elsewhere, and whose error says so."""
+    """Return what is wrong with these streams, which have ended. Request ids in `cut` were cut off by their
+    clients or with their router: their output must be correct, but may be incomplete. The same holds for
+    streams that could not continue on another worker and whose error says so."""
     for stream in streams:
         request_id = stream.request.request_id
         summary = stream.summary
@@ -70,7 +70,7 @@ def _difference(tokens: tuple[int, ...], right: tuple[int, ...], text: str, righ
 
 
 async def recovered(cluster: Cluster) -> str:
-    """Wait until every router uses every worker and knows what it holds; "" or who is missing after
+    """Wait until every router uses every worker and knows its blocks; return "" or what is missing after
     RECOVERED_S."""
     deadline = cluster.clock.now() + RECOVERED_S
     while missing := _missing(cluster):

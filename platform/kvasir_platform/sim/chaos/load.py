@@ -1,4 +1,4 @@
-"""Open-loop traffic of greedy streams on a simulated cluster, and what its clients saw."""
+"""Open-loop traffic of greedy streams on a simulated cluster, and what its clients received."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from kvasir_platform.sim.cluster import Cluster
 
 @dataclass(slots=True)
 class Gaps:
-    """The longest pause of each stream between two deltas, in seconds; a Cluster's `on_stream`."""
+    """The longest gap of each stream between two deltas, in seconds; an `on_stream` callback of Cluster."""
 
     clock: Clock
     longest: dict[str, float] = field(default_factory=dict)
     _last: dict[str, float] = field(default_factory=dict)
 
     def __call__(self, event: Delta | RequestSummary) -> None:
-        """Something reached a client."""
+        """Record a delta that reached a client."""
         if isinstance(event, Delta):
             now = self.clock.now()
             gap = now - self._last.get(event.request_id, now)
@@ -35,7 +35,7 @@ class Gaps:
 @dataclass(slots=True)
 class Load:
     """Requests at `rate` per second with exponential gaps. Prompts have `prompt_tokens`, of which the first
-    `shared` are one of `groups` common prefixes. `refused` counts those that were not taken, by code."""
+    `shared` are one of `groups` common prefixes. `refused` counts refusals by code."""
 
     cluster: Cluster
     rng: Rng
@@ -49,7 +49,7 @@ class Load:
     _prefixes: list[list[int]] = field(default_factory=list)
 
     async def run(self, seconds: float) -> list[ClientStream]:
-        """Send for so long; returns what was sent, which need not have ended."""
+        """Send for that long; return the requests, which may still run."""
         clock, began, first = self.cluster.clock, self.cluster.clock.now(), len(self.streams)
         at_s = 0.0
         while True:
@@ -61,7 +61,7 @@ class Load:
             self.send()
 
     def send(self, router_id: str | None = None) -> ClientStream | None:
-        """One request; None when it was refused."""
+        """Send one request; None if it was refused."""
         sampling = Sampling(max_tokens=self.output_tokens, temperature=0.0, ignore_eos=True)
         try:
             stream = self.cluster.submit(self._prompt(), sampling, router_id=router_id)
@@ -88,12 +88,12 @@ async def ended(streams: Iterable[ClientStream]) -> None:
 
 
 def outcomes(streams: Iterable[ClientStream]) -> dict[str, int]:
-    """How many ended how."""
+    """Number of requests by outcome."""
     return dict(sorted(Counter(stream.summary.outcome for stream in streams if stream.summary).items()))
 
 
 def ttfts(streams: Iterable[ClientStream]) -> Iterator[float]:
-    """The times to first token of those that had one."""
+    """TTFT of the requests that have one."""
     for stream in streams:
         ttft = None if stream.summary is None else stream.summary.ttft_s
         if ttft is not None:
@@ -101,7 +101,7 @@ def ttfts(streams: Iterable[ClientStream]) -> Iterator[float]:
 
 
 def quantile(values: Iterable[float], q: float) -> float:
-    """The smallest value that at least the fraction `q` does not exceed. Raises ValueError for no values."""
+    """The smallest value that at least the fraction `q` does not exceed. Raise ValueError without values."""
     ordered = sorted(values)
     if not ordered:
         raise ValueError("no values")

@@ -1,8 +1,8 @@
-"""Rows of the scorecard that are wide rather than real: what a fleet does when all of it, most of it or its
-newest member is in trouble, and whether every history replays.
+"""Scorecard rows about whole fleets: all workers, most workers or the newest worker in trouble, and whether
+every history replays.
 
-Each function plays one seed in virtual time and returns what was measured, together with the proof that the
-fault happened; judging the figures is the caller's.
+Each function runs one seed in virtual time and returns the measurements with the proof that the fault
+happened; the caller judges the figures.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from kvasir_platform.sim.stories import simulate
 
 
 def fleet(workers: int, **routing: Any) -> Deployment:
-    """So many workers that do both; a step takes 20 ms."""
+    """That many workers that prefill and decode; a step takes 20 ms."""
     engine = EngineSpec(
         kind="sim",
         block_size=16,
@@ -45,7 +45,7 @@ def _legs(cluster: Cluster) -> int:
 @dataclass(frozen=True, slots=True)
 class Storm:
     """Row 11. `requests` arrived while every worker refused, and cost `legs`; `served_after` of
-    `requests_after` were answered once they served again."""
+    `requests_after` were answered once workers served again."""
 
     seed: int
     requests: int
@@ -56,7 +56,7 @@ class Storm:
 
     @property
     def amplification(self) -> float:
-        """Legs for each request."""
+        """Legs per request."""
         return self.legs / self.requests
 
 
@@ -66,7 +66,7 @@ def row_11(seed: int = 0, *, seconds: float = 20.0, code: str = "worker_overload
 
     async def story(cluster: Cluster) -> None:
         load = Load(cluster, _rng(seed), rate=40.0, output_tokens=4)
-        # Long enough that all is saved up that a good time may save up for a bad one.
+        # Long enough that retry budgets are as full as they can be.
         await ended(await load.run(20.0))
         before = _legs(cluster)
         for worker_id in cluster.workers:
@@ -76,7 +76,7 @@ def row_11(seed: int = 0, *, seconds: float = 20.0, code: str = "worker_overload
         refused = sum(load.refused.values())
         for worker_id in cluster.workers:
             cluster.faults.fail(worker_id, None)
-        # What waits still, and those that come while workers are left alone, are not what is asked here.
+        # Requests that still wait, or arrive while workers are ejected, are not part of this row.
         await load.run(10.0)
         after = await load.run(5.0)
         await ended(load.streams)
@@ -89,8 +89,8 @@ def row_11(seed: int = 0, *, seconds: float = 20.0, code: str = "worker_overload
 
 @dataclass(frozen=True, slots=True)
 class Remainder:
-    """Row 12. Of `workers`, `failing` answered with errors, `refusals` in all; `requests` arrived meanwhile
-    and ended as `ended`. `panicked`: the router said that it does not believe the signal."""
+    """Row 12. Of `workers`, `failing` answered with errors, `refusals` in total; `requests` arrived meanwhile
+    and ended as `ended`. `panicked`: the router reported panic mode."""
 
     seed: int
     workers: int
@@ -139,8 +139,8 @@ def row_12_unhealthy(seed: int = 0, *, workers: int = 10, failing: int = 6) -> R
 
 @dataclass(frozen=True, slots=True)
 class Stale:
-    """Row 12. With loads that no longer changed, `requests` ended as `ended`; `max_over_mean` is how unevenly
-    the legs fell, and `p99_ratio` how much later the slowest first tokens came than before."""
+    """Row 12. With stale loads, `requests` ended as `ended`; `max_over_mean` is the imbalance of legs, and
+    `p99_ratio` the p99 TTFT relative to before."""
 
     seed: int
     requests: int
@@ -150,13 +150,13 @@ class Stale:
 
 
 def row_12_stale(seed: int = 0) -> Stale:
-    """No worker reports its load any more, though all of them serve."""
+    """No worker reports its load, although all of them serve."""
     measured: list[Stale] = []
 
     async def story(cluster: Cluster) -> None:
         load = Load(cluster, _rng(seed), rate=60.0)
         before = await load.run(5.0)
-        # The loads that remain are those of a busy moment.
+        # The last loads are those of a busy moment.
         for worker_id in cluster.workers:
             cluster.faults.stale(worker_id, True)
         legs = {worker_id: worker.faults.submitted for worker_id, worker in cluster.workers.items()}
@@ -173,8 +173,8 @@ def row_12_stale(seed: int = 0) -> Stale:
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """Row 14. The p99 of times to first token before a worker joined and after, in seconds, and the share of
-    requests that it was given in the first second and the last."""
+    """Row 14. The p99 TTFT before a worker joined and after, in seconds, and the worker's share of requests
+    in the first second and the last."""
 
     seed: int
     requests: int
@@ -186,12 +186,12 @@ class Joined:
 
     @property
     def ratio(self) -> float:
-        """After over before."""
+        """After relative to before."""
         return self.after_p99_s / self.before_p99_s
 
 
 def row_14(seed: int = 0, *, seconds: float = 20.0) -> Joined:
-    """A worker with an empty cache joins a fleet that is loaded and warm."""
+    """A worker with an empty cache joins a loaded, warm fleet."""
     measured: list[Joined] = []
 
     async def story(cluster: Cluster) -> None:
@@ -225,7 +225,7 @@ def row_14(seed: int = 0, *, seconds: float = 20.0) -> Joined:
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """Row 23. `unequal` and `broken` name seeds; `faults` and `migrations` say that something happened."""
+    """Row 23. `unequal` and `broken` name seeds; `faults` and `migrations` prove that something happened."""
 
     seeds: int
     unequal: tuple[int, ...]
@@ -238,12 +238,12 @@ class Replayed:
 
     @property
     def times_real_time(self) -> float:
-        """Simulated seconds for each second that the machine took."""
+        """Simulated seconds per second of wall time."""
         return self.virtual_s / self.wall_s
 
     @property
     def times_cpu_time(self) -> float:
-        """Simulated seconds for each second that a core worked on them, whatever else the machine does."""
+        """Simulated seconds per second of CPU time, independent of other load on the machine."""
         return self.virtual_s / self.cpu_s
 
 

@@ -1,7 +1,7 @@
-"""Rows of the scorecard about one worker or router that is lost, in virtual time: at every state of a stream.
+"""Scorecard rows about the loss of one worker or router at every state of a stream, in virtual time.
 
-Each function plays one seed and returns what was measured, with the proof that the fault happened. Times are
-in seconds of the simulation.
+Each function runs one seed and returns the measurements, with the proof that the fault happened. Times are in
+simulated seconds.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ NOBODY: frozenset[str] = frozenset()
 
 
 def split(prefill: int, decode: int) -> Deployment:
-    """Prefill and decode apart; a step takes 20 ms, and KV some time to arrive."""
+    """Prefill and decode apart; a step takes 20 ms, and KV transfers take time."""
     engine = EngineSpec(
         kind="sim",
         block_size=16,
@@ -53,7 +53,7 @@ def _busiest(cluster: Cluster, pool: str) -> str:
 async def _until(
     cluster: Cluster, router_id: str, worker_id: str, met: Callable[[WorkerView], bool]
 ) -> float:
-    """Wait until the router's view of a worker is so; returns how long that took."""
+    """Wait for a condition on the router's view of a worker; return how long it took."""
     began = cluster.clock.now()
     router = cluster.routers[router_id].router
     while not any(met(view) for view in router.workers() if view.worker_id == worker_id):
@@ -71,9 +71,9 @@ def _exact(view: WorkerView) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class LostWorker:
-    """Rows 1, 4 and 5. `on_it` streams ran on the worker when it was lost; `out_s` until it was given nothing
-    more, `exact_s` from its return until its index was exact (0: it did not return). `wrong` names streams
-    that were not whole, `p99_gap_s` and `max_gap_s` are of all streams' longest pauses."""
+    """Rows 1, 4 and 5. `on_it` streams ran on the worker when it was lost; `out_s` until the router stopped
+    using it, `exact_s` from its return until its index was EXACT (0: it did not return). `wrong` names
+    incomplete or incorrect streams; `p99_gap_s` and `max_gap_s` are over the longest gaps of all streams."""
 
     seed: int
     streams: int
@@ -100,7 +100,7 @@ def row_1(seed: int = 0, *, streams: int = 80) -> LostWorker:
 
 
 def row_4(seed: int = 0, *, streams: int = 80) -> LostWorker:
-    """One decode worker of eight is stopped, and goes on after 8 s."""
+    """One decode worker of eight is stopped, and continues after 8 s."""
 
     async def freeze(cluster: Cluster, victim: str) -> tuple[float, float]:
         cluster.faults.freeze(victim)
@@ -113,7 +113,7 @@ def row_4(seed: int = 0, *, streams: int = 80) -> LostWorker:
 
 
 def row_5(seed: int = 0, *, streams: int = 80) -> LostWorker:
-    """One decode worker is out of reach for 10 s."""
+    """One decode worker is unreachable for 10 s."""
 
     async def part(cluster: Cluster, victim: str) -> tuple[float, float]:
         cluster.faults.partition(victim)
@@ -167,8 +167,8 @@ _HANDOFF_S = 0.45
 
 @dataclass(frozen=True, slots=True)
 class LostPrefill:
-    """Row 2. `kills` of the prefill worker by the state of its only request; `wrong` says which streams were
-    not whole, `max_rest_s` how long at most after their end anything was still pinned."""
+    """Row 2. `kills` of the prefill worker by the state of its only request; `wrong` names incorrect streams,
+    `max_rest_s` is the longest time after a stream's end that anything was still pinned."""
 
     kills: dict[str, int]
     wrong: tuple[str, ...]
@@ -219,7 +219,7 @@ def _handoff_state(cluster: Cluster, prefill: str, stream: ClientStream) -> str:
 
 @dataclass(frozen=True, slots=True)
 class LostRouter:
-    """Row 6. Of `own` streams of the router that was killed, `cut` ended; `others` of the other one ended as
+    """Row 6. Of `own` streams of the killed router, `cut` ended; `others` of the other one ended as
     `others_ended`. `exact_s` until a new router knew every worker's blocks."""
 
     seed: int
@@ -232,7 +232,7 @@ class LostRouter:
 
 
 def row_6(seed: int = 0, *, streams: int = 40) -> LostRouter:
-    """One of two routers is killed in mid-stream, and a new one takes its place."""
+    """One of two routers is killed in mid-stream, and a new one replaces it."""
     measured: list[LostRouter] = []
 
     async def story(cluster: Cluster) -> None:
@@ -280,7 +280,7 @@ class Rolled:
 
 
 def row_13(seed: int = 0, *, restarts: int = 20, grace_s: float = 1.0) -> Rolled:
-    """Rolling restarts. Streams take longer than `grace_s`, so that some have to go on elsewhere."""
+    """Rolling restarts. Streams take longer than `grace_s`, so that some fail over."""
     measured: list[Rolled] = []
 
     async def story(cluster: Cluster) -> None:

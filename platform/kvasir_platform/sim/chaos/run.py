@@ -1,4 +1,4 @@
-"""Plays one schedule on one cluster in virtual time, and says which promises broke."""
+"""Run one schedule on one cluster in virtual time, and report the promises that broke."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from kvasir_platform.sim.core.virtual_loop import VirtualClock, VirtualDeadlock,
 _ROLES = {"prefill": Role.PREFILL, "decode": Role.DECODE, "both": Role.BOTH}
 _BLOCK = 16
 _CHUNK = 48
-# What a stream may take beyond its own time: detection, queueing and a few migrations.
+# The time that a stream may take beyond its own: detection, queueing and a few migrations.
 _PATIENCE_S = 60.0
-# What is pinned when all streams have ended is free after so long; a dead router keeps its sessions longer.
+# Blocks pinned after all streams ended are free after this time; the sessions of a dead router last longer.
 _REST_S = 5.0
-# Longer than detection, queueing and the repetition of a long output; a session is given up later.
+# Longer than detection, queueing and the recomputation of a long output; sessions expire later.
 _PAUSE_S = 10.0
 _GRACE_S = 1.0
 _CHECK_S = 1.0
@@ -36,9 +36,8 @@ _CHECK_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class ChaosOutcome:
-    """What became of a schedule. `broken` names the promises that were not kept, `outcomes` counts requests
-    by how they ended, and `longest_gap_s` is the longest pause in any stream. Equal histories have equal
-    digests."""
+    """The result of a schedule. `broken` names the promises that were not kept, `outcomes` counts requests by
+    outcome, and `longest_gap_s` is the longest gap in any stream. Equal histories have equal digests."""
 
     schedule: Schedule
     digest: str
@@ -53,9 +52,9 @@ class ChaosOutcome:
 
 
 def deployment_of(shape: ClusterShape) -> Deployment:
-    """The cluster of a schedule. Its engines are slow, so that faults find streams in the middle, their
-    chunks short, so that most prompts are pulled while they are computed, and their caches small, so that
-    blocks come and go."""
+    """The cluster of a schedule. Its engines are slow, so that faults hit running streams; their chunks are
+    short, so that most prompts are pulled while they are computed; their caches are small, so that blocks are
+    evicted."""
     engine = EngineSpec(
         kind="sim",
         block_size=_BLOCK,
@@ -73,20 +72,20 @@ def deployment_of(shape: ClusterShape) -> Deployment:
             "disaggregation": shape.disaggregation,
             "pools": pools,
             "transfer": {"on_failure": shape.on_failure},
-            # So few requests would not pay for the retries that one bad worker costs until it is ejected.
+            # So few requests would not earn the retries that one bad worker costs until it is ejected.
             "routing": {"retry_budget": 1.0},
         }
     )
 
 
 def play(schedule: Schedule, *, keep: bool = False) -> ChaosOutcome:
-    """Run it. What breaks is in the outcome; only errors of the simulation itself are raised. `keep` the
+    """Run it. Broken promises are in the result; only errors of the simulation itself are raised. `keep` the
     story."""
     return run_virtual(_Run(schedule, keep=keep).run())
 
 
 class _Run:
-    """One history while it happens."""
+    """One running history."""
 
     def __init__(self, schedule: Schedule, *, keep: bool) -> None:
         self.schedule = schedule
@@ -215,7 +214,7 @@ class _Run:
         self.trace.fault(f"over: {fault}")
 
     async def _life(self, fault: Fault, router_id: str) -> None:
-        """Faults that end the life of a process, or begin one."""
+        """Faults that end a process or start one."""
         cluster, victim = self.cluster, fault.victim
         match fault.kind:
             case FaultKind.KILL:
@@ -239,7 +238,7 @@ class _Run:
     # -- what must hold --------------------------------------------------------------------------
 
     async def _watch(self) -> None:
-        """The invariants hold all the time, not only at the end."""
+        """The invariants hold at all times, not only at the end."""
         while True:
             await self.clock.sleep(_CHECK_S)
             try:

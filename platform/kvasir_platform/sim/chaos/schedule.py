@@ -1,6 +1,7 @@
-"""What will happen to a simulated cluster, and when.
+"""The faults of a simulated cluster and their times.
 
-It is drawn from a seed before anything runs, so that it can be printed, cut down by hand and run again.
+A schedule is drawn from a seed before anything runs, so that it can be printed, reduced by hand and run
+again.
 """
 
 from __future__ import annotations
@@ -12,12 +13,12 @@ from random import Random
 from kvasir.ports.clock import Rng
 
 FIRST_FAULT_S = 1.0
-# Until a worker that came back has been found, joined and forgiven, it does not count as one that serves.
+# A worker that came back does not count as serving until it has been found, joined and is out of slow start.
 RECOVERY_S = 6.0
 
 
 class FaultKind(StrEnum):
-    """See sim.core.faults. After KILL and VANISH the worker starts again at the same address."""
+    """See sim.core.faults. After KILL and VANISH the worker restarts at the same address."""
 
     FREEZE = "freeze"
     PARTITION = "partition"
@@ -49,7 +50,7 @@ _WEIGHTS = {
     FaultKind.JOIN: 1,
     FaultKind.KILL_ROUTER: 2,
 }
-# With these the worker still serves all that it has.
+# With these faults the worker still serves all its requests.
 _BEARABLE = frozenset(
     {
         FaultKind.CUT,
@@ -64,7 +65,7 @@ _BEARABLE = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class ClusterShape:
-    """The cluster: workers per pool by the pool's name, routers, and what follows a pull that failed."""
+    """The cluster: workers per pool by the pool's name, routers, and what follows a failed pull."""
 
     prefill: int
     decode: int
@@ -88,7 +89,7 @@ class ClusterShape:
 @dataclass(frozen=True, slots=True)
 class Fault:
     """One fault: from `at_s` for `lasts_s`. `victim` is a worker, a router's number, or the pool that grows;
-    `router` is a router's number, `amount` the strength where there is one."""
+    `router` is a router's number, `amount` the strength if the fault has one."""
 
     at_s: float
     kind: FaultKind
@@ -105,7 +106,7 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """A whole history before it happens. The workload follows from `seed` and `requests`: they arrive within
+    """A complete history before it runs. The workload follows from `seed` and `requests`, which arrive within
     `seconds`."""
 
     seed: int
@@ -116,7 +117,7 @@ class Schedule:
 
 
 def draw(seed: int) -> Schedule:
-    """The schedule of a seed. It leaves each pool one worker that serves at any time, so that no request has
+    """The schedule of a seed. It leaves one serving worker in each pool at all times, so that no request has
     a reason to fail."""
     rng = Random(f"{seed}/schedule")  # noqa: S311 - a schedule has to repeat
     apart = rng.random() < 0.75
@@ -159,12 +160,12 @@ def _draw_fault(rng: Rng, shape: ClusterShape, seconds: float) -> Fault:
         case FaultKind.BAD_LINE:
             return Fault(at_s, kind, victim, 1.0 + 5.0 * rng.random(), amount=0.01 + 0.2 * rng.random())
         case _:
-            # Some are over before they are noticed, some outlast every patience.
+            # Some faults are over before they are detected, some outlast every timeout.
             return Fault(at_s, kind, victim, 0.05 + 14.0 * rng.random() ** 3, router)
 
 
 def _bearable(fault: Fault, others: list[Fault], shape: ClusterShape) -> bool:
-    """Whether every pool still serves, and nothing happens twice to one victim at the same time."""
+    """Whether every pool still serves, and no victim has two faults at the same time."""
     if fault.kind is FaultKind.KILL_ROUTER:
         return shape.routers > 1 and not any(other.kind is fault.kind for other in others)
     if fault.kind is FaultKind.PARTITION_ROUTER and shape.routers == 1:

@@ -1,4 +1,4 @@
-"""What happened, in order: one digest by which two runs are compared, and the story for people."""
+"""The ordered events of a run: a digest by which two runs are compared, and a readable story."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from kvasir.ports.router import RequestSummary
 
 
 class ChaosTrace:
-    """All that reached clients, and all that was done to the cluster, with its time in nanoseconds. `story`
-    has the lines of everything but tokens, for those who ask to `keep` it."""
+    """All deltas that reached clients and all faults of the cluster, with their times in nanoseconds. With
+    `keep`, `story` has a line for everything but tokens."""
 
     def __init__(self, clock: Clock, *, keep: bool = False) -> None:
         self.events = 0
@@ -26,7 +26,7 @@ class ChaosTrace:
         return self._digest.hexdigest()
 
     def client(self, event: Delta | RequestSummary) -> None:
-        """Something reached a client."""
+        """Record a delta that reached a client."""
         if isinstance(event, Delta):
             place = f"{event.request_id} {event.index} {event.offset}"
             self._note(f"{place} {event.token_ids} {event.text} {event.finish}")
@@ -39,7 +39,7 @@ class ChaosTrace:
         self._note(line, visible=True)
 
     def fault(self, what: str) -> None:
-        """Something was done to the cluster."""
+        """Record a fault."""
         self._note(what, visible=True)
 
     def _note(self, what: str, *, visible: bool = False) -> None:

@@ -1,7 +1,7 @@
-"""What clients ask of a cluster under faults, and the only right answer to it.
+"""The requests that clients send to a cluster under faults, and their only correct answers.
 
-Each kind of sampling that a stream could be continued with, or could not, comes up; prompts share prefixes,
-and some clients go away or are in a hurry.
+All kinds of sampling occur, with and without the possibility of a continuation; prompts share prefixes, and
+some clients disconnect or have short deadlines.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _VOCABULARY = 4000
 
 @dataclass(frozen=True, slots=True)
 class ClientRequest:
-    """One request: when it is sent, by which of the routers, and when its client goes away, if it does."""
+    """One request: when it is sent, through which router, and when its client disconnects, if it does."""
 
     at_s: float
     tokens: tuple[int, ...]
@@ -32,7 +32,7 @@ class ClientRequest:
 
 @dataclass(frozen=True, slots=True)
 class ModelOutput:
-    """One choice as the model gives it."""
+    """One choice as the model generates it."""
 
     tokens: tuple[int, ...]
     text: str
@@ -40,7 +40,7 @@ class ModelOutput:
 
 
 def draw_asks(schedule: Schedule) -> list[ClientRequest]:
-    """The workload of a schedule, in the order of time. Most requests come shortly before a fault."""
+    """The workload of a schedule, ordered by time. Most requests arrive shortly before a fault."""
     rng = Random(f"{schedule.seed}/workload")  # noqa: S311 - a workload has to repeat
     families = [_tokens(rng, 160) for _ in range(3)]
     times = sorted(_draw_time(rng, schedule) for _ in range(schedule.requests))
@@ -91,7 +91,7 @@ def _tokens(rng: Rng, count: int) -> tuple[int, ...]:
 
 
 def expected(deployment: Deployment, request: Request, pool: str) -> list[ModelOutput]:
-    """What the simulated model of `pool` answers to a request, choice by choice."""
+    """The answer of the simulated model of `pool` to a request, choice by choice."""
     model, engine = SimModel(), deployment.pool(pool).engine
     room = deployment.model.max_model_len - len(request.tokens)
     limit = min(room, request.sampling.max_tokens or room)

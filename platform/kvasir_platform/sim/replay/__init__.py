@@ -1,1 +1,1 @@
-"""Trace replay: recorded traffic over simulated workers in virtual time, decided by the production code."""
+"""Trace replay: recorded traffic on simulated workers in virtual time, decided by the production code."""

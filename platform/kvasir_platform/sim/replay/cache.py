@@ -1,8 +1,8 @@
-"""A worker's KV blocks: what running requests hold, what is cached behind them, and what is said of it.
+"""The KV blocks of a simulated worker: blocks of running requests, cached blocks, and the changes to report.
 
-As in vLLM, a block belongs to the cache once it is computed, cannot go while a request uses it, and is
-evicted in the order in which requests let go of it, a prompt's last blocks first. What the device evicts
-goes to CPU memory, if there is any, and comes back from there when it is asked for.
+As in vLLM, a block is cached once it is computed, is not evicted while a request uses it, and is evicted in
+the order in which requests released it, the last blocks of a prompt first. Blocks evicted from the device go
+to CPU memory, if there is any, and are loaded from there on a hit.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from kvasir.native._twin import record
 
 
 class Hit(NamedTuple):
-    """How much of a prompt is there, in blocks: on the device or below it, and of that the part below."""
+    """The prefix hit of a prompt in blocks: in total, and of these the part in CPU memory."""
 
     blocks: int
     from_cpu: int
 
 
 class BlockCache:
-    """`parents` names the block before each; 0 for none."""
+    """`parents` gives the block before each; 0 for none."""
 
     def __init__(self, device_blocks: int, cpu_blocks: int, parents: Mapping[int, int]) -> None:
         self._device_blocks = device_blocks
@@ -38,7 +38,7 @@ class BlockCache:
 
     @property
     def usage(self) -> float:
-        """The fraction of the device's blocks that running requests hold."""
+        """The fraction of the device's blocks that running requests use."""
         return (len(self._used) + self._private) / self._device_blocks
 
     @property
@@ -52,7 +52,7 @@ class BlockCache:
         return set(self._cpu)
 
     def lookup(self, names: Sequence[int], most: int) -> Hit:
-        """The longest prefix that is there, of at most `most` blocks."""
+        """The longest cached prefix, of at most `most` blocks."""
         depth = below = 0
         for name in names[:most]:
             if name in self._cpu:
@@ -63,7 +63,8 @@ class BlockCache:
         return Hit(depth, below)
 
     def admit(self, names: Sequence[int], hit: Hit, blocks: int) -> bool:
-        """Hold the hit and room for `blocks` in all; False, with nothing changed, where there is none."""
+        """Reserve the hit and room for `blocks` in total; return False, with nothing changed, if there is no
+        room."""
         shared = names[: hit.blocks]
         idle = sum(name not in self._used for name in shared)
         rest = blocks - hit.blocks
@@ -88,8 +89,8 @@ class BlockCache:
         return True
 
     def fill(self, names: Sequence[int]) -> int:
-        """These blocks, held as room so far, are computed. Returns how many of them were new: of the
-        others a copy is there, and the room stays with the request."""
+        """Mark these reserved blocks as computed. Return how many were new: the others were cached already,
+        and their room stays with the request."""
         new, below = array("Q"), array("Q")
         for name in names:
             if name in self._used:
@@ -111,7 +112,7 @@ class BlockCache:
         return len(new)
 
     def release(self, names: Sequence[int], private: int) -> None:
-        """The request has ended."""
+        """Release the blocks of a request that has ended."""
         self._private -= private
         for name in reversed(names):
             users = self._used[name] - 1
@@ -122,7 +123,7 @@ class BlockCache:
                 self._free[name] = None
 
     def take_log(self) -> bytes:
-        """What has changed since the last call."""
+        """The changes since the last call."""
         log = bytes(self._log)
         self._log.clear()
         return log
@@ -147,7 +148,7 @@ class BlockCache:
         self._log += record(kind, medium, 0, 0, names)
 
     def _say_stored(self, medium: Medium, names: array[int]) -> None:
-        """In runs of blocks that follow each other."""
+        """Split into runs of consecutive blocks."""
         start = 0
         for i in range(1, len(names) + 1):
             if i < len(names) and self._parents[names[i]] == names[i - 1]:

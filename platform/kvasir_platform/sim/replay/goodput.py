@@ -13,8 +13,8 @@ _WIDEST = 4096.0
 
 @dataclass(frozen=True, slots=True)
 class Search:
-    """`met` is the part of the requests that must meet the SLO; the answer is at most `precision` (a part
-    of it) below the true limit. `start` is where to look first, and `step` how far from there to go on."""
+    """`met` is the share of requests that must meet the SLO; the result is at most `precision` (relative)
+    below the true limit. `start` is the first speed-up tried, and `step` the factor to the next."""
 
     met: float = 0.9
     precision: float = 0.02
@@ -23,8 +23,8 @@ class Search:
 
 
 def goodput(setting: Setting, make_policy: Callable[[], RoutingPolicy], search: Search) -> float:
-    """The highest speed-up found at which the SLO was met, by bisection; `setting.speed_up` is not used.
-    Raises ValueError where no speed-up is low or high enough."""
+    """Return the highest speed-up found at which the SLO was met, by bisection; `setting.speed_up` is not
+    used. Raise ValueError if no speed-up is low or high enough."""
     most_misses = int((1.0 - search.met) * len(setting.trace.requests))
 
     def meets(speed_up: float) -> bool:

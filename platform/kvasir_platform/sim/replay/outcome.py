@@ -1,4 +1,4 @@
-"""What became of the requests of a replay."""
+"""The results of the requests of a replay."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from kvasir_platform.sim.replay.worker import Job
 
 @dataclass(frozen=True, slots=True)
 class WorkerOutcome:
-    """What one worker has done. `work_s` is the engine time of its prompts and tokens, each as if alone;
-    `busy_s` the time in which it had any."""
+    """Work of one worker. `work_s` is the engine time of its prompts and tokens, each as if alone; `busy_s`
+    the time in which it had any."""
 
     worker_id: str
     work_s: float
@@ -24,8 +24,8 @@ class WorkerOutcome:
 
 
 class ReplayOutcome:
-    """Per request, by number: seconds to the first token, mean seconds between tokens, cached tokens;
-    NaN or 0 for what has not come."""
+    """By request number: seconds to the first token, mean seconds between tokens, cached tokens; NaN or 0 for
+    what has not happened."""
 
     def __init__(self, requests: int) -> None:
         self.ttft_s = array("d", [math.nan]) * requests
@@ -39,19 +39,19 @@ class ReplayOutcome:
         self._first: dict[int, Job] = {}
 
     def cached(self, number: int, tokens: int, predicted: int) -> None:
-        """The prompt was computed with so much of it there, and so much foreseen to be."""
+        """The prompt was computed with this many cached tokens, and this many predicted."""
         self.cached_tokens[number] = tokens
         self.correct_predictions += tokens == predicted
 
     def first_token(self, job: Job, ttft_s: float, slo: SloClass) -> None:
-        """The first token came."""
+        """The first token arrived."""
         self.ttft_s[job.number] = ttft_s
         self._first[job.number] = job
         if ttft_s > slo.ttft_s:
             self._miss(job.number)
 
     def end(self, number: int, slo: SloClass) -> None:
-        """The last token came."""
+        """The last token arrived."""
         job = self._first.pop(number)
         self.ended += 1
         tokens = job.request.output_tokens
@@ -62,7 +62,7 @@ class ReplayOutcome:
             self._miss(number)
 
     def overdue(self, number: int) -> None:
-        """The promised time has passed; whether or not the first token has come."""
+        """The deadline of the first token has passed, whether or not it has arrived."""
         if math.isnan(self.ttft_s[number]):
             self._miss(number)
 
@@ -72,12 +72,11 @@ class ReplayOutcome:
 
     @property
     def met(self) -> float:
-        """The part of all requests that met the SLO."""
+        """The share of all requests that met the SLO."""
         return 1.0 - self.misses / len(self.ttft_s)
 
     def hit_rate(self, trace: RequestTrace) -> float:
-        """Cached prompt tokens as a part of what one cache without bounds would have had; 0 where that
-        is nothing."""
+        """Cached prompt tokens relative to an unbounded cache; 0 if that has none."""
         infinite = trace.infinite_hits()
         return sum(self.cached_tokens) / infinite if infinite else 0.0
 
@@ -87,6 +86,6 @@ class ReplayOutcome:
         return known[min(len(known) - 1, int(part * len(known)))]
 
     def imbalance(self) -> float:
-        """The most that any worker has done, over the mean (engine time of prompts and tokens)."""
+        """The largest work of a worker over the mean (engine time of prompts and tokens)."""
         work = [worker.work_s for worker in self.workers]
         return max(work) * len(work) / sum(work)

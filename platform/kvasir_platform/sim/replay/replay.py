@@ -1,9 +1,9 @@
-"""A trace played to a fleet of simulated workers through the router's own index, accounts and policies.
+"""A trace replayed on simulated workers through the router's own index, accounting and policies.
 
 The router's side is production code: Fleet plans, commits, confirms, settles and measures as the request
-machine has it do, and FleetIndex follows the workers by the batches of changes that they send. Only what
-carries their messages is replaced by a heap of events in virtual time. A worker says what happened (blocks
-stored and evicted, prompts computed, legs ended, its load) `report_delay_s` after it did, in one message.
+machine has it do, and FleetIndex follows the workers by their batches of changes. Only message delivery is
+replaced, by a heap of events in virtual time. A worker reports what happened (blocks stored and evicted,
+prompts computed, legs ended, its load) after `report_delay_s`, in one message.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _REST_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What is played, and where. `speed_up` divides the time between arrivals. `prefill_workers` and
+    """The replay's setting. `speed_up` divides the time between arrivals. `prefill_workers` and
     `decode_workers` are pools of one role; `workers` do both."""
 
     trace: RequestTrace
@@ -50,7 +50,7 @@ class Setting:
 
     @property
     def roles(self) -> tuple[Role, ...]:
-        """One for each worker."""
+        """One per worker."""
         return (
             *(Role.BOTH,) * self.workers,
             *(Role.PREFILL,) * self.prefill_workers,
@@ -60,7 +60,7 @@ class Setting:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _SimRequest:
-    """A request on its way. Its tokens are not kept: thousands wait at once in a fleet that is too small."""
+    """A running request. Its tokens are not kept: thousands wait at once in a fleet that is too small."""
 
     request_id: str
     plan: Plan
@@ -70,7 +70,7 @@ class _SimRequest:
 
 @dataclass(frozen=True, slots=True)
 class _Message:
-    """From a worker to the router."""
+    """A message from a worker to the router."""
 
     worker: ReplayWorker
     happened: Happened
@@ -79,7 +79,7 @@ class _Message:
 
 
 class TraceReplay:
-    """One run. `policy` is fresh: it may learn."""
+    """One run. `policy` is a new object, because it may learn."""
 
     def __init__(self, setting: Setting, policy: RoutingPolicy) -> None:
         self._setting = setting
@@ -120,23 +120,23 @@ class TraceReplay:
 
     @property
     def fleet(self) -> Fleet:
-        """The router's picture; for checks."""
+        """The router's view; for checks."""
         return self._fleet
 
     @property
     def workers(self) -> tuple[ReplayWorker, ...]:
-        """The truth; for checks."""
+        """The workers' actual state; for checks."""
         return tuple(self._workers.values())
 
     def settle(self) -> None:
-        """After a run: let the workers' last messages arrive, and what is foreseen without them pass."""
+        """After a run: deliver the workers' last messages, and let predicted entries expire."""
         until = self._heap[0][0] + _REST_S
         while self._heap[0][0] <= until:
             now, _, act = heappop(self._heap)
             act(now)
 
     def run(self, *, most_misses: int | None = None) -> ReplayOutcome:
-        """Play it to its end, or until more than `most_misses` requests have missed the SLO."""
+        """Run to the end, or until more than `most_misses` requests have missed the SLO."""
         heap, arrivals = self._heap, self._arrivals
         self._at(_TICK_S, self._tick)
         outcome, total = self._outcome, len(arrivals)
@@ -232,7 +232,7 @@ class TraceReplay:
         self._at(now + _TICK_S, self._tick)
 
     def _catch_up(self) -> None:
-        """Empty workers' snapshots."""
+        """Snapshots of empty workers."""
         for effect in self._index.tick(0.0):
             if isinstance(effect, FetchSnapshot):
                 part = KvSnapshotPart(_EPOCH, 0, b"", last=True)
@@ -242,7 +242,7 @@ class TraceReplay:
     # -- the workers' side -----------------------------------------------------------------------
 
     def _wake(self, worker: ReplayWorker, now: float) -> None:
-        """Once when something happens there next; an earlier appointment is void."""
+        """Schedule one event for the next change of a worker; an earlier appointment is void."""
         version = self._versions[worker.worker_id] = self._versions[worker.worker_id] + 1
         due = worker.next_event_s
         if due == float("inf"):

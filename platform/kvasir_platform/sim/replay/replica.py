@@ -1,7 +1,7 @@
-"""What one simulated replica is made of: its rates and its memory, and the hardware that they follow from.
+"""The rates and memory of a simulated replica, and the hardware from which they follow.
 
 The default is the test bed that the trace was published with (Mooncake, FAST 2025, section 5): a dummy model
-of the architecture of LLaMA2-70B on a node of eight A800-80G, every node a replica. Rates follow from peak
+of the architecture of LLaMA2-70B on a node of eight A800-80G, one replica per node. Rates follow from peak
 figures of the data sheet and the fractions of them that engines reach.
 """
 
@@ -44,11 +44,11 @@ class SimReplica:
 
     @property
     def kv_token_bytes(self) -> int:
-        """Of one token, keys and values in 16 bits, over all layers and shards."""
+        """Bytes per token, keys and values in 16 bits, over all layers and shards."""
         return 2 * self.layers * self.kv_heads * self.head_size * 2
 
     def unloaded_ttft_s(self, prompt_tokens: int) -> float:
-        """Seconds to the first token of a prompt that nothing is known of, on an idle replica."""
+        """Seconds to the first token of a prompt without cached tokens, on an idle replica."""
         steps = prompt_tokens / self.step_tokens
         attention = self.prefill_context_s * prompt_tokens**2 / 2
         return prompt_tokens * self.prefill_token_s + attention + steps * self.step_fixed_s
@@ -58,7 +58,7 @@ class SimReplica:
         return self.step_fixed_s + self.step_stream_s + self.step_kv_token_s * context_tokens
 
     def identity(self, worker_id: str, role: Role) -> WorkerIdentity:
-        """What such a worker says of itself."""
+        """The hardware that such a worker reports."""
         shards = self.hardware.devices
         layout = KvLayout(
             block_size=BLOCK_TOKENS,
@@ -92,8 +92,8 @@ class SimReplica:
 
 
 def promise(replica: SimReplica, prompt_tokens: int) -> SloClass:
-    """What the Mooncake paper promises (section 8.1): ten times the TTFT and five times the ITL that a
-    request of typical length has on an idle replica."""
+    """The SLO of the Mooncake paper (section 8.1): ten times the TTFT and five times the ITL that a request
+    of typical length has on an idle replica."""
     ttft_s = 10 * replica.unloaded_ttft_s(prompt_tokens)
     return SloClass("replay", ttft_s=ttft_s, itl_s=5 * replica.unloaded_itl_s(prompt_tokens))
 

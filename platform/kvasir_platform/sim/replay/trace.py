@@ -1,11 +1,11 @@
-"""Recorded traffic: when requests came, how long they were, and which blocks they share.
+"""Recorded traffic: arrivals, lengths, and shared blocks.
 
 Two public formats are read. Mooncake's conversation trace (kvcache-ai/Mooncake, FAST25-release, Apache-2.0)
-has one JSON object a line: `timestamp` in ms, `input_length`, `output_length` and `hash_ids`, the names of
-the prompt's blocks of 512 tokens, equal where the whole prefix is equal. Azure's trace of 2023
+has one JSON object per line: `timestamp` in ms, `input_length`, `output_length` and `hash_ids`, the ids of
+the prompt's blocks of 512 tokens, equal if the whole prefix is equal. Azure's trace of 2023
 (Azure/AzurePublicDataset, CC-BY) has arrivals and lengths only: its prompts share nothing.
 
-Engines cache whole blocks, so the part of a block at a prompt's end has no name here.
+Engines cache whole blocks, so a partial block at a prompt's end has no id here.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _M64 = (1 << 64) - 1
 
 @dataclass(frozen=True, slots=True)
 class TraceRequest:
-    """One request: `arrival_s` since the trace began, lengths in tokens, the names of its whole blocks."""
+    """One request: `arrival_s` since the start of the trace, lengths in tokens, ids of its whole blocks."""
 
     arrival_s: float
     prompt_tokens: int
@@ -43,12 +43,12 @@ class RequestTrace:
 
     @property
     def prompt_tokens(self) -> int:
-        """Of all requests together."""
+        """Sum over all requests."""
         return sum(each.prompt_tokens for each in self.requests)
 
     def infinite_hits(self) -> int:
-        """Prompt tokens that one cache without bounds would not have to compute. Engines compute at least
-        the last token of a prompt."""
+        """Prompt tokens that an unbounded cache would not have to compute. Engines compute at least the last
+        token of a prompt."""
         seen: set[int] = set()
         hits = 0
         for each in self.requests:
@@ -58,11 +58,11 @@ class RequestTrace:
         return hits
 
     def first(self, count: int) -> RequestTrace:
-        """The trace's beginning."""
+        """The first part of the trace."""
         return RequestTrace(self.requests[:count])
 
     def halves_swapped(self) -> RequestTrace:
-        """The second half of the time before the first: other caches meet other requests."""
+        """The second half in time before the first: the caches meet other requests."""
         middle = self.requests[-1].arrival_s / 2
         late = [r for r in self.requests if r.arrival_s >= middle]
         early = [r for r in self.requests if r.arrival_s < middle]
@@ -73,7 +73,7 @@ class RequestTrace:
 
 
 def block_name(number: int) -> int:
-    """A name like those that prompts are hashed to (SplitMix64; Steele, Lea and Flood, 2014)."""
+    """An id like those that prompts are hashed to (SplitMix64; Steele, Lea and Flood, 2014)."""
     x = (number * 0x9E3779B97F4A7C15 + 0x632BE59BD9B4E019) & _M64
     x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _M64
     x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _M64
@@ -81,9 +81,9 @@ def block_name(number: int) -> int:
 
 
 def read_mooncake(path: Path, rng: Rng) -> RequestTrace:
-    """Mooncake's format. Its clock ticks every three seconds, about ten requests a tick: within its tick a
-    request comes at a time drawn from `rng`, in the order of the file. Raises ValueError where a line
-    is not such a record."""
+    """Read Mooncake's format. Its clock ticks every three seconds, about ten requests per tick: the time of a
+    request within its tick is drawn from `rng`, in the order of the file. Raise ValueError for an invalid
+    line."""
     rows = []
     with path.open() as lines:
         for number, line in enumerate(lines, 1):
@@ -103,14 +103,14 @@ def read_mooncake(path: Path, rng: Rng) -> RequestTrace:
 
 
 def read_azure(path: Path) -> RequestTrace:
-    """Azure's format. Raises ValueError where a line is not such a record."""
+    """Read Azure's format. Raise ValueError for an invalid line."""
     requests: list[TraceRequest] = []
     start: datetime | None = None
     blocks = 0
     with path.open(newline="") as lines:
         for number, row in enumerate(csv.DictReader(lines), 2):
             try:
-                # Seven decimals of a second, of which datetime takes six.
+                # Seven decimals of a second, of which datetime accepts six.
                 at = datetime.fromisoformat(row["TIMESTAMP"][:26])
                 prompt, output = int(row["ContextTokens"]), int(row["GeneratedTokens"])
             except (KeyError, TypeError, ValueError) as error:
@@ -124,10 +124,10 @@ def read_azure(path: Path) -> RequestTrace:
 
 
 def _spread(times: Sequence[float], rng: Rng) -> list[float]:
-    """Each time moved to one within its tick, in order."""
+    """Move each time to one within its tick, in order."""
     ticks = sorted(set(times))
     gaps = [later - earlier for earlier, later in pairwise(ticks)]
-    # A pause is no tick: within it nobody came.
+    # A gap is longer than a tick: no request arrived within it.
     usual = sorted(gaps)[len(gaps) // 2] if gaps else 0.0
     widths = dict(zip(ticks, [min(gap, usual) for gap in gaps] + [usual], strict=True)) if ticks else {}
     return sorted(time + rng.random() * widths[time] for time in times)

@@ -25,18 +25,18 @@ from kvasir_platform.sim.replay.replica import SimReplica
 from kvasir_platform.sim.replay.trace import BLOCK_TOKENS, TraceRequest
 
 _NEVER = math.inf
-# Of a step or a token: what is less has happened.
+# Of a step or a token: what is smaller counts as done.
 _EPSILON = 1e-6
-# Seconds: less than a virtual clock can tell apart after a day.
+# Seconds: less than a virtual clock can distinguish after a day.
 _INSTANT_S = 1e-9
 
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """One leg at one worker, and what becomes of it. Times in seconds of virtual time; `started_s` is when
-    it was taken from the queue, `computed_s` when its prompt was there, whole, and `first_s` when it gave a
-    token; 0 for what has not been. `load_s` is what its blocks took to come up from CPU memory. `source` and
-    `source_job` are where a decode leg pulls from."""
+    """One leg at one worker. Times are in virtual seconds; `started_s` is when it left the queue,
+    `computed_s` when its whole prompt was there, and `first_s` when it produced a token; 0 for what has not
+    happened. `load_s` is the time to load its blocks from CPU memory. `source` and `source_job` are what a
+    decode leg pulls from."""
 
     number: int
     request: TraceRequest
@@ -55,19 +55,19 @@ class Job:
 
     @property
     def cached_tokens(self) -> int:
-        """Prompt tokens that were not computed here, since they were there."""
+        """Prompt tokens that were cached here."""
         return self.hit.blocks * BLOCK_TOKENS
 
     @property
     def blocks(self) -> int:
-        """Room for the prompt and what is generated here."""
+        """Tokens of the prompt and of the output generated here."""
         output = 1 if self.leg is Leg.PREFILL else self.request.output_tokens
         return -(-(self.request.prompt_tokens + output) // BLOCK_TOKENS)
 
 
 @dataclass(frozen=True, slots=True)
 class Happened:
-    """What one event at a worker came to: legs whose prompt is computed (or pulled), and legs that ended."""
+    """The result of one event at a worker: legs whose prompt is computed (or pulled), and legs that ended."""
 
     computed: tuple[Job, ...] = ()
     ended: tuple[Job, ...] = ()
@@ -80,12 +80,12 @@ class ReplayWorker:
         self.worker_id = worker_id
         self.cache = cache
         self._replica = replica
-        self._now = 0.0  # to which everything here has been brought
+        self._now = 0.0  # time up to which the state is current
         self._queue: deque[Job] = deque()
         self._head: Job | None = None
         self._left = 0.0  # prompt tokens of the head
         self._position = 0.0
-        self._loading = 0.0  # seconds until the head's blocks are up from CPU memory
+        self._loading = 0.0  # seconds until the head's blocks are loaded from CPU memory
         self._loads = self._loaded_blocks = 0
         self._loaded_s = 0.0
         self._steps = 0.0
@@ -101,7 +101,7 @@ class ReplayWorker:
 
     @property
     def load(self) -> EngineLoad:
-        """What the worker says of itself."""
+        """The load that the worker reports."""
         running = len(self._streams) + len(self._pulls) + (self._head is not None)
         cpu = TierLoad(
             Medium.CPU,
@@ -120,14 +120,14 @@ class ReplayWorker:
 
     @property
     def work_s(self) -> float:
-        """Seconds of work done here, as if it were done alone: prompt tokens computed, tokens generated."""
+        """Seconds of work done, as if each request ran alone: prompt tokens computed, tokens generated."""
         return (
             self.prefilled_tokens * self._replica.prefill_token_s
             + self.generated_tokens * self._replica.step_stream_s
         )
 
     def submit(self, job: Job, now: float) -> None:
-        """A leg arrives."""
+        """Accept a leg."""
         self._run_to(now)
         self._queue.append(job)
         self._admit()
@@ -141,7 +141,7 @@ class ReplayWorker:
         self._plan()
 
     def advance(self, now: float) -> Happened:
-        """Time has come to `now`, which is not beyond `next_event_s`."""
+        """Advance to `now`, which is not beyond `next_event_s`."""
         self._run_to(now)
         computed: list[Job] = []
         ended: list[Job] = []
@@ -165,7 +165,7 @@ class ReplayWorker:
     # -- legs ------------------------------------------------------------------------------------
 
     def _admit(self) -> None:
-        """Take legs from the queue while there is room for them."""
+        """Start legs from the queue while there is room for them."""
         while self._queue and self._head is None:
             job = self._queue[0]
             request = job.request
@@ -192,7 +192,7 @@ class ReplayWorker:
                 self._loaded_s += job.load_s
 
     def _pull(self, job: Job) -> None:
-        """Legs share the link one after the other."""
+        """Legs use the link one after the other."""
         tokens = job.request.prompt_tokens - job.cached_tokens
         job.moved_bytes = tokens * self._replica.kv_token_bytes
         begin = max(self._now, self._link_free_s)
@@ -200,7 +200,7 @@ class ReplayWorker:
         heappush(self._pulls, (self._link_free_s + self._replica.transfer_fixed_s, job.number, job))
 
     def _computed(self, job: Job, ended: list[Job]) -> None:
-        """The prompt is there. Computing it gave the first token; after a pull it takes a step."""
+        """The prompt is complete. Computing it produced the first token; after a pull that takes a step."""
         job.computed_s = job.first_s = self._now
         names = job.request.names
         job.private -= self.cache.fill(names[job.hit.blocks :])
@@ -262,7 +262,7 @@ class ReplayWorker:
             self._position += chunk * steps
 
     def _plan(self) -> None:
-        """When something happens next, if nothing comes in between."""
+        """The time of the next change, if nothing arrives in between."""
         self.next_event_s = self._pulls[0][0] if self._pulls else _NEVER
         if self._head is None and not self._streams:
             return

@@ -1,1 +1,1 @@
-"""A fleet whose size changes, in virtual time: a day of traffic in seconds, for whoever decides on sizes."""
+"""A fleet of changing size in virtual time: a day of traffic within seconds, to evaluate scaling rules."""

@@ -1,6 +1,6 @@
-"""Days of traffic whose rate is known only to who made it: a slow wave, and crowds that come all at once.
+"""Days of generated traffic: a slow wave, with optional bursts.
 
-When requests come is drawn; what they are like is taken, at random, from a recorded trace.
+Arrival times are drawn; the requests are sampled from a recorded trace.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _NOISE_S = 60.0
 
 
 class RequestShape(NamedTuple):
-    """What one request is like, in tokens; `computed` is the part of its prompt that no cache has."""
+    """One request in tokens; `computed` is the part of its prompt that no cache has."""
 
     prompt: int
     computed: int
@@ -27,8 +27,8 @@ class RequestShape(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LoadBurst:
-    """A crowd that comes at `at_s`: within `rise_s` the rate grows by `times` the base, stays for `stays_s`,
-    and falls off with a time constant of `falls_s`."""
+    """A burst at `at_s`: within `rise_s` the rate grows by `times` the base, stays for `stays_s`, and decays
+    with a time constant of `falls_s`."""
 
     at_s: float
     times: float
@@ -37,7 +37,7 @@ class LoadBurst:
     falls_s: float
 
     def factor(self, at: np.ndarray) -> np.ndarray:
-        """What it adds, in parts of the base rate, at these times."""
+        """The additional rate at these times, relative to the base rate."""
         since = at - self.at_s
         rising = np.clip(since / self.rise_s, 0.0, 1.0)
         over = np.maximum(0.0, since - self.rise_s - self.stays_s)
@@ -46,8 +46,9 @@ class LoadBurst:
 
 @dataclass(frozen=True, slots=True)
 class Day:
-    """A rate in requests a second: `least` at four in the morning and `most` at four in the afternoon, with a
-    shoulder at noon; times the crowds; times noise that lasts about a minute, of this relative size."""
+    """A rate in requests per second: `least` at four in the morning and `most` at four in the afternoon, with
+    a shoulder at noon; times the bursts; times noise with a correlation time of about a minute, of this
+    relative size."""
 
     least: float
     most: float
@@ -56,7 +57,7 @@ class Day:
     length_s: float = DAY_S
 
     def rates(self, rng: np.random.Generator) -> np.ndarray:
-        """For each second."""
+        """The rate of each second."""
         at = np.arange(0.0, self.length_s, _GRAIN_S)
         turn = 2 * math.pi * at / DAY_S
         wave = 0.5 - 0.5 * np.cos(turn - 2 * math.pi * 4 / 24) + 0.08 * np.sin(3 * turn)
@@ -67,7 +68,7 @@ class Day:
         return np.asarray(base * factor * self._noise(rng, len(at)))
 
     def _noise(self, rng: np.random.Generator, count: int) -> np.ndarray:
-        """First-order autoregressive, on the logarithm, with mean 1."""
+        """First-order autoregressive noise on the logarithm, with mean 1."""
         if self.noise == 0.0:
             return np.ones(count)
         keep = math.exp(-_GRAIN_S / _NOISE_S)
@@ -80,7 +81,7 @@ class Day:
 
 
 def crowds(count: int, rng: np.random.Generator, length_s: float = DAY_S) -> tuple[LoadBurst, ...]:
-    """So many crowds over the day, each of its own kind."""
+    """That many random bursts over the day."""
     return tuple(
         LoadBurst(
             at_s=float(rng.uniform(0.02, 0.98) * length_s),
@@ -94,12 +95,12 @@ def crowds(count: int, rng: np.random.Generator, length_s: float = DAY_S) -> tup
 
 
 def arrivals(rates: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Times of arrival: in each second a Poisson number, evenly spread."""
+    """Arrival times: a Poisson number in each second, evenly spread."""
     counts = rng.poisson(rates * _GRAIN_S)
     at = np.repeat(np.arange(len(rates)) * _GRAIN_S, counts)
     return np.sort(at + rng.random(len(at)) * _GRAIN_S)
 
 
 def drawn(shapes: Sequence[RequestShape], count: int, rng: np.random.Generator) -> list[RequestShape]:
-    """So many requests like these."""
+    """That many requests sampled from these."""
     return [shapes[i] for i in rng.integers(0, len(shapes), count).tolist()]

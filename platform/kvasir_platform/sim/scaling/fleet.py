@@ -1,9 +1,9 @@
-"""A prefill and a decode pool in virtual time, request by request, whose replicas come and go.
+"""A prefill and a decode pool of changing size in virtual time, request by request.
 
 A prompt is computed by one replica, alone and whole, in the order of arrival; its answer is generated on the
-decoding replica with the fewest streams that has room for its KV. All streams of a replica advance together,
-a token a step, and a step takes longer the more of them there are and the more they hold. Replicas take their
-time to start and end their work before they leave, and all of that time is paid for.
+decode replica with the fewest streams that has room for its KV. All streams of a replica advance together,
+one token per step, and steps take longer with more streams and more KV. Replicas take time to start and drain
+before they leave, and all of that time is counted.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ _HAND_OVER_S = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """What every replica is like. Seconds; tokens of KV. Of `never_ready` replicas, by the order in which
-    they were asked for, the start does not end."""
+    """The performance of every replica. Seconds; tokens of KV. The starts of `never_ready` replicas, counted
+    in the order of requests, never finish."""
 
     prefill_fixed_s: float
     prefill_token_s: float
@@ -40,7 +40,7 @@ class Kind:
     never_ready: frozenset[int] = frozenset()
 
     def prefill_s(self, shape: RequestShape) -> float:
-        """To compute a prompt."""
+        """Seconds to compute a prompt."""
         known = shape.prompt - shape.computed
         attention = self.prefill_context_s * (shape.prompt**2 - known**2) / 2
         return self.prefill_fixed_s + shape.computed * self.prefill_token_s + attention
@@ -48,15 +48,15 @@ class Kind:
 
 @dataclass(frozen=True, slots=True)
 class SimSlo:
-    """The service level, in seconds."""
+    """The SLO, in seconds."""
 
     ttft_s: float
     itl_s: float
 
 
 class _Worker:
-    """One replica. `v` is how many tokens each stream has got that has been here for ever: streams end at the
-    `v` in `ends`."""
+    """One replica. `v` is the number of tokens that a stream present from the beginning has got: streams end
+    at the `v` in `ends`."""
 
     __slots__ = (
         "asked_s",
@@ -88,14 +88,14 @@ class _Worker:
 
 @dataclass(slots=True)
 class RecentFigures:
-    """What rules look at that know no better: since the last reading."""
+    """Figures since the last reading, for simple rules."""
 
     ttfts: list[float] = field(default_factory=list)
 
 
 class ScaledFleet:
-    """kvasir.ports.scaler.Scaler, and the traffic that meets it. `pools` are a prefill and a decode pool by
-    name, with the replicas that serve at once."""
+    """kvasir.ports.scaler.Scaler, and the traffic. `pools` are a prefill and a decode pool by name, with the
+    replicas that serve at the start."""
 
     def __init__(
         self,
@@ -162,8 +162,8 @@ class ScaledFleet:
     # -- routers ---------------------------------------------------------------------------------
 
     def assign(self, roles: dict[str, Role]) -> None:
-        """Give workers another part of the work than their pool's, by name; all others do their pool's. What
-        they run ends where it is."""
+        """Assign workers the role of the other pool, by name; all others have their pool's role. Running work
+        ends where it is."""
         for worker in list(self._workers.values()):
             role = roles.get(worker.name, self._roles[worker.pool])
             if role is worker.role:
@@ -175,7 +175,7 @@ class ScaledFleet:
                 self._offer(worker)
 
     def report(self) -> DemandReport:
-        """What one router of all this would tell now."""
+        """The report of one router that handles all of the traffic."""
         self._sequence += 1
         self._traffic["waiting"] = len(self._prompts) + len(self._streams)
         self._traffic["waiting_tokens"] = self._waiting_tokens
@@ -213,7 +213,7 @@ class ScaledFleet:
         )
 
     def _token_s(self) -> float:
-        """Seconds a computed token, attention included: what has been measured so far."""
+        """Seconds per computed token, attention included: the mean so far."""
         done = self._traffic["computed_tokens"]
         return self._measured_s / done if done else self._kind.prefill_token_s
 
@@ -225,7 +225,7 @@ class ScaledFleet:
     # -- what simple rules look at ---------------------------------------------------------------
 
     def serving(self, pool: str) -> list[str]:
-        """The names of those that serve."""
+        """The names of the serving replicas."""
         return [
             each.name
             for each in self._workers.values()
@@ -233,19 +233,19 @@ class ScaledFleet:
         ]
 
     def size(self, pool: str) -> int:
-        """Those that serve, or are to."""
+        """Replicas that serve or start."""
         return sum(
             each.pool == pool and each.state is not ReplicaState.LEAVING for each in self._workers.values()
         )
 
     def queued(self, role: Role) -> int:
-        """Requests that wait for, or are in, this part."""
+        """Requests that wait for, or run in, this role."""
         busy = sum(each.busy for each in self._workers.values())
         streams = sum(len(each.ends) for each in self._workers.values())
         return len(self._prompts) + busy if role is Role.PREFILL else len(self._streams) + streams
 
     def busy(self, role: Role) -> float:
-        """The part of the pool's workers' time, or seats, that is taken."""
+        """The utilization of the pool's workers in time, or in seats."""
         own = [w for w in self._workers.values() if w.role is role and w.state is ReplicaState.SERVING]
         if not own:
             return 1.0
@@ -259,7 +259,7 @@ class ScaledFleet:
     _measured_s = 0.0
 
     def run(self, until: float) -> None:
-        """Let time pass."""
+        """Advance the time."""
         events, times = self._events, self._times
         while True:
             at = times[self._next]
@@ -290,7 +290,7 @@ class ScaledFleet:
         self.now = until
 
     def end(self) -> None:
-        """The bill of those that are still there; whoever has not been served by now was missed."""
+        """The time of replicas that still exist is added; requests that were not served count as missed."""
         for worker in self._workers.values():
             self.paid_s += self.now - worker.asked_s
             worker.asked_s = self.now
@@ -316,7 +316,7 @@ class ScaledFleet:
         self._offer(worker)
 
     def _offer(self, worker: _Worker) -> None:
-        """It takes new work of its role."""
+        """The replica accepts new work of its role."""
         if worker.role is Role.DECODE:
             self._decoders.append(worker)
             while self._streams and self._place(*self._streams[0]):
@@ -331,7 +331,7 @@ class ScaledFleet:
             self._idle.append(worker)
 
     def _shelve(self, worker: _Worker) -> None:
-        """It takes nothing new."""
+        """The replica accepts nothing new."""
         if worker in self._decoders:
             self._decoders.remove(worker)
         if worker in self._idle:

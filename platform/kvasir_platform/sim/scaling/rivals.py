@@ -24,35 +24,35 @@ from kvasir_platform.sim.scaling.fleet import ScaledFleet
 SYNC_S = 15.0
 """Between two decisions: the HorizontalPodAutoscaler's own period."""
 LOOK_S = 5.0
-"""Between two looks at the figures."""
+"""Between two readings of the figures."""
 AVERAGED_S = 60.0
 """Metrics adapters average over a minute."""
 _TOLERANCE = 0.1
-"""The HorizontalPodAutoscaler leaves a ratio alone that is this near to 1."""
+"""The HorizontalPodAutoscaler ignores ratios this near to 1."""
 _ROLES = (Role.PREFILL, Role.DECODE)
 
 
 class Rule(Protocol):
-    """One for each fleet: rules remember."""
+    """One per fleet: rules have state."""
 
     def look(self, fleet: ScaledFleet) -> None:
-        """Every LOOK_S."""
+        """Called every LOOK_S."""
         ...
 
     def desired(self, fleet: ScaledFleet, pool: str, role: Role, now: float) -> int:
-        """Every SYNC_S, how many replicas the pool should have."""
+        """Called every SYNC_S: how many replicas the pool should have."""
         ...
 
 
 @dataclass(slots=True)
 class HeldMaximum:
-    """Down only to the most that was wished for within `seconds`; at the beginning that is what is there."""
+    """Scale down only to the largest size desired within `seconds`, beginning with the current number."""
 
     seconds: float
     _desired_sizes: deque[tuple[float, int]] = field(default_factory=deque)
 
     def hold(self, desired: int, have: int, now: float) -> int:
-        """The most of the window."""
+        """The largest of the window."""
         if not self._desired_sizes:
             self._desired_sizes.append((now, have))
         self._desired_sizes.append((now, desired))
@@ -76,13 +76,13 @@ class MovingMean:
             values.append(self._figure(fleet, role))
 
     def mean(self, role: Role) -> float:
-        """Over those of the window that have been read."""
+        """The mean of the readings in the window."""
         values = self._values[role]
         return sum(values) / len(values)
 
 
 class Static:
-    """Always as many: `sizes` by pool."""
+    """A constant size: `sizes` by pool."""
 
     def __init__(self, sizes: Mapping[str, int]) -> None:
         self._sizes = sizes
@@ -96,10 +96,10 @@ class Static:
 
 
 class Hpa:
-    """ceil(ready replicas x utilisation / target); up by no more than four or the double at once, down after
-    `stays_s`, nothing while the ratio is near 1 or when replicas that start turn it around (kubernetes.io,
-    HorizontalPodAutoscaler, algorithm details and default behavior). Utilisation is the part of the time that
-    prefill workers compute, and the part of their seats or memory that decoding workers have taken."""
+    """ceil(ready replicas x utilization / target); up by at most four or the double at once, down after
+    `stays_s`, no change while the ratio is near 1 or when starting replicas reverse it (kubernetes.io,
+    HorizontalPodAutoscaler, algorithm details and default behavior). Utilization is the share of time in
+    which prefill workers compute, and the share of seats or memory that decode workers use."""
 
     def __init__(self, targets: Mapping[Role, float], stays_s: float) -> None:
         self._targets = targets
@@ -121,7 +121,7 @@ class Hpa:
 
 
 class Queue:
-    """ceil(requests in line and at work / target), down after `stays_s`; up as Hpa, which KEDA drives."""
+    """ceil(requests waiting and running / target), down after `stays_s`; up as Hpa, which KEDA drives."""
 
     def __init__(self, targets: Mapping[Role, float], stays_s: float) -> None:
         self._targets = targets
@@ -139,10 +139,9 @@ class Queue:
 
 
 class Ttft:
-    """A quarter more prefill workers when the 90th percentile of the last minute is above `high` of the
-    promise, at most once a minute; one less when it is below `low` of it and nothing has changed for
-    `stays_s`. The time to first token says nothing of decoding workers: they follow their seats, as with
-    Hpa."""
+    """A quarter more prefill workers when the 90th percentile of the last minute is above `high` of the SLO,
+    at most once a minute; one less when it is below `low` of it and nothing has changed for `stays_s`. TTFT
+    says nothing about decode workers: they follow their seats, as with Hpa."""
 
     def __init__(self, promise_s: float, between: tuple[float, float], seats: float, stays_s: float) -> None:
         self._low_s, self._high_s = (promise_s * each for each in between)
@@ -189,8 +188,8 @@ def play(
     length_s: float,
     give_up: Callable[[ScaledFleet], bool] = lambda _fleet: False,
 ) -> ScaledFleet:
-    """The whole day under a rule, or until `give_up`, which is asked every SYNC_S. `pools` are the bounds
-    above, by name with their roles."""
+    """Run the whole day under a rule, or until `give_up`, which is called every SYNC_S. `pools` are the upper
+    bounds, by name with their roles."""
     now, due = 0.0, SYNC_S
     while now < length_s:
         now += LOOK_S
@@ -208,7 +207,7 @@ def play(
 
 
 def _resize(fleet: ScaledFleet, pool: str, desired: int) -> None:
-    """Those that do not serve yet go first, then the youngest."""
+    """Replicas that do not serve yet go first, then the youngest."""
     have = fleet.size(pool)
     if desired > have:
         fleet.start(pool, desired - have)
