@@ -185,7 +185,7 @@ def make_router(
     else:
         machine = generating = make_machine(deployment, rng, decisions=decisions)
         if fast_path:
-            lanes = FastPath(lambda request_id, _, lane: generating.take_fast_path(request_id, lane))
+            lanes = FastPath(lambda request_id, _: generating.fast_path_of(request_id))
     return Router(
         machine,
         Registry(

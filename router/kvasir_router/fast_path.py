@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 from kvasir.core.messages import EncodedStep
 from kvasir.core.requests import Delta, StepBatch
-from kvasir.native import Fan
+from kvasir.native import Fan, StreamTokens
 from kvasir.ports.router import Lane, StreamSink
 
 LOAD_S = 0.01
@@ -23,12 +23,13 @@ _MAX_WORKERS = 4096
 
 
 class FastPath:
-    """The lanes of a router. `join(request_id, delta, lane)` attaches a lane to the request after `delta` and
-    returns the worker, the leg and the offset of the next token; None if the request cannot have a lane."""
+    """The lanes of a router. `place(request_id, delta)` returns the worker, the leg and the tokens of a
+    request after `delta`; None if it cannot have a lane. Call `close` when a request ends."""
 
-    def __init__(self, join: Callable[[str, Delta, Lane], tuple[str, str, int] | None]) -> None:
-        self._join = join
+    def __init__(self, place: Callable[[str, Delta], tuple[str, str, StreamTokens] | None]) -> None:
+        self._place = place
         self._fan = Fan()
+        self._lanes: dict[str, Lane] = {}
         self._loaded_s: dict[str, float] = {}
 
     def __len__(self) -> int:
@@ -36,18 +37,24 @@ class FastPath:
         return len(self._fan)
 
     def offer(self, request_id: str, delta: Delta, sink: StreamSink) -> None:
-        """Open a lane for the stream after a delta, if the stream is eligible."""
+        """Replace the lane of the stream after a delta that took the ordinary path; the stream has none after
+        it if it is not eligible."""
+        self.close(request_id)
         if delta.index or delta.finish is not None or delta.raw_length is not None or delta.logprobs:
             return
-        lane = sink.lane(request_id)
-        if lane is None:
+        place = self._place(request_id, delta)
+        lane = None if place is None else sink.lane(request_id)
+        if place is None or lane is None:
             return
-        place = self._join(request_id, delta, lane)
-        if place is None:
+        worker_id, leg_id, tokens = place
+        self._fan.add(worker_id, leg_id, tokens, lane)
+        self._lanes[request_id] = lane
+
+    def close(self, request_id: str) -> None:
+        """Close the lane of a request, if it has one."""
+        lane = self._lanes.pop(request_id, None)
+        if lane is not None:
             lane.close()
-            return
-        worker_id, leg_id, offset = place
-        self._fan.add(worker_id, leg_id, offset, lane)
 
     def rest(self, worker_id: str, step: EncodedStep, now: float) -> StepBatch | None:
         """Send the deltas that have a lane and return the rest of the step. Return None if the rest is only a

@@ -349,6 +349,8 @@ class Router:
 
     def _end(self, effect: FinishRequest | FailRequest | ClientGone) -> None:
         sink = self._sinks.pop(effect.request_id, None)
+        if self._fast_path is not None:
+            self._fast_path.close(effect.request_id)
         # Before the client hears of the end: it may ask for the reasons at once.
         self._decisions.ended(effect.summary)
         try:

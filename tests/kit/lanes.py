@@ -4,22 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from kvasir.native import SocketLane
+from kvasir.native import SocketLane, StreamGaps
 from kvasir.telemetry.histogram import Histogram
 
 
 def socket_lane(
     fd: int,
-    gaps: Histogram,
+    gaps: StreamGaps,
     *,
     write: Callable[[bytes], None],
     pending: Callable[[], int] = lambda: 0,
     before: bytes = b"",
     after: bytes = b"",
     chunked: bool = False,
-    last_s: float = 0.0,
 ) -> SocketLane:
-    """A lane into `fd` whose gaps are counted in `gaps`."""
+    """A lane into `fd` whose tokens are measured in `gaps`."""
     return SocketLane(
         fd=fd,
         pending=pending,
@@ -27,8 +26,13 @@ def socket_lane(
         before=before,
         after=after,
         chunked=chunked,
-        bounds=gaps.bounds,
-        counts=gaps.counts,
-        total=gaps.total,
-        last_s=last_s,
+        gaps=gaps,
     )
+
+
+def stream_gaps(histogram: Histogram, *, first_s: float | None = 0.0) -> StreamGaps:
+    """Gaps of a stream that are counted in `histogram`; its first token came at `first_s`, if any did."""
+    gaps = StreamGaps(histogram.bounds, histogram.counts, histogram.total)
+    if first_s is not None:
+        gaps.add(1, first_s)
+    return gaps

@@ -30,6 +30,8 @@ try:
         Relay,
         Shadow,
         SocketLane,
+        StreamGaps,
+        StreamTokens,
         chain_hashes,
         checksum_pieces,
         checksum_weights,
@@ -54,7 +56,14 @@ except ImportError:  # no compiler when it was installed
         checksum_weights,
         copy_pieces,
     )
-    from kvasir.native._twin_lanes import Fan, Lane, Relay, SocketLane  # type: ignore[assignment]
+    from kvasir.native._twin_lanes import (  # type: ignore[assignment]
+        Fan,
+        Lane,
+        Relay,
+        SocketLane,
+        StreamGaps,
+        StreamTokens,
+    )
 
     IS_NATIVE = False
 
@@ -71,6 +80,8 @@ __all__ = [
     "Relay",
     "Shadow",
     "SocketLane",
+    "StreamGaps",
+    "StreamTokens",
     "TreeStats",
     "chain_hashes",
     "checksum_pieces",

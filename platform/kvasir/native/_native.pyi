@@ -7,7 +7,7 @@ Anything else raises ValueError.
 """
 
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from typing_extensions import Buffer
 
@@ -143,17 +143,45 @@ class Shadow:
     def unnamed(self) -> int:
         """Blocks that could not be recorded, since their parents were unknown."""
 
+class StreamTokens:
+    """What the client has of one choice of a stream. The fast path and the ordinary path both add to it, and
+    reading it changes nothing. `start` is the number of tokens that came before and are not kept."""
+
+    def __init__(self, start: int = 0) -> None: ...
+    def add(self, ids: Iterable[int], characters: int) -> None:
+        """Append token ids and a number of characters."""
+    @property
+    def count(self) -> int:
+        """The number of tokens, and the offset of the next one."""
+    @property
+    def characters(self) -> int: ...
+    @property
+    def tokens(self) -> array[int]:
+        """A copy of the ids from `start` on, as array('I')."""
+    def slice(self, begin: int, end: int) -> array[int]:
+        """Return the ids from offset `begin` to `end`, as far as they are kept."""
+    def fence(self) -> None:
+        """Refuse the deltas of all lanes that were registered with these tokens before."""
+
+class StreamGaps:
+    """How many tokens of one choice were sent, and when. The fast path and the ordinary path both add to it.
+    `bounds` (ascending), `counts` (one more item) and `total` (one item) are buffers ('d', 'Q', 'd') of a
+    histogram of the seconds between two tokens. Raises ValueError if their lengths do not match."""
+
+    def __init__(self, bounds: Buffer, counts: Buffer, total: Buffer) -> None: ...
+    def add(self, tokens: int, now: float) -> None:
+        """Count `tokens` that came at `now`; unless they are the first, observe their mean gap for each."""
+    @property
+    def count(self) -> int: ...
+    @property
+    def last_s(self) -> float | None:
+        """The time of the last token; None before the first."""
+
 class Lane:
     """The fast path of one stream to its client; see kvasir.ports.router.Lane. Base class of two kinds."""
 
     @property
     def open(self) -> bool: ...
-    @property
-    def tokens(self) -> bytes: ...
-    @property
-    def characters(self) -> int: ...
-    @property
-    def last_s(self) -> float: ...
     def close(self) -> None: ...
 
 class SocketLane(Lane):
@@ -162,12 +190,10 @@ class SocketLane(Lane):
     Each delta is sent on the socket `fd` at once: `before`, the text as a JSON string, `after`; in HTTP's
     chunked coding if `chunked`. The connection also writes to the client through the event loop; `pending()`
     returns the bytes in its buffer, and the lane sends only while that is 0. Bytes that the socket does not
-    accept go to `write`. `bounds` (ascending), `counts` (one more item) and `total` (one item) are buffers of
-    a histogram ('d', 'Q', 'd') of the seconds between two tokens; `last_s` is the time of the last token.
+    accept go to `write`. Tokens are measured in `gaps`.
 
     The lane is open from the start, unless the kernel has no SO_COOKIE to tell this socket from a later one
-    with the same descriptor. A lane whose socket was closed sends nothing. Raises ValueError if the lengths
-    of the buffers do not match."""
+    with the same descriptor. A lane whose socket was closed sends nothing."""
 
     def __init__(
         self,
@@ -178,10 +204,7 @@ class SocketLane(Lane):
         before: bytes,
         after: bytes,
         chunked: bool,
-        bounds: Buffer,
-        counts: Buffer,
-        total: Buffer,
-        last_s: float,
+        gaps: StreamGaps,
     ) -> None: ...
 
 class Relay:
@@ -198,13 +221,15 @@ class Relay:
 class Fan:
     """The open lanes of many streams, by worker and leg, without owning them. Its length is their number."""
 
-    def add(self, worker: str, leg: str, offset: int, lane: router.Lane) -> None:
-        """Route the plain deltas of a leg, from `offset` on, to `lane`, unless it is closed. Raises
+    def add(self, worker: str, leg: str, tokens: StreamTokens, lane: router.Lane) -> None:
+        """Route the plain deltas of a leg to `lane`, unless it is closed, and add them to `tokens`, whose
+        `count` is the offset that each must have. Raises
         ValueError if the lane or the leg is registered already, TypeError if `lane` is not a native Lane."""
     def take(self, worker: str, frame: bytes, now: float) -> tuple[list[int] | None, bool]:
         """Send those deltas of a valid SessionResponse with a StepBatch (proto/kvasir/wire/v1) that have a
         lane. Return the positions of its other deltas, None for all of them, and whether it may have fields
         other than deltas and a load. A delta goes over the lane of its leg if it is the next in order, has
-        only token ids and text, and no earlier bytes are pending; any other delta closes the lane. `write`
+        only token ids and text, no earlier bytes are pending, and its tokens were not fenced; any other delta
+        closes the lane. `write`
         must not raise; its exceptions are passed on."""
     def __len__(self) -> int: ...

@@ -225,20 +225,10 @@ class Accounting:
 
 class Lane(Protocol):
     """A fast path to one client for the plain deltas of one stream, which bypasses `on_delta` while `open`;
-    see kvasir.native. `tokens` (array('I') as bytes) and `characters` are what was sent over it, `last_s` is
-    the time of the last delta."""
+    see kvasir.native."""
 
     @property
     def open(self) -> bool: ...
-
-    @property
-    def tokens(self) -> bytes: ...
-
-    @property
-    def characters(self) -> int: ...
-
-    @property
-    def last_s(self) -> float: ...
 
     def close(self) -> None:
         """Send nothing more over the fast path. Idempotent."""
@@ -255,8 +245,7 @@ class StreamSink(Protocol):
 
     def lane(self, request_id: str) -> Lane | None:
         """Return a fast path for the next deltas of this request if it has one choice and its client receives
-        deltas unchanged, else None. Called after a delta. It is used until it is closed; the next `on_delta`
-        closes it."""
+        deltas unchanged, else None. Called after a delta. The caller closes it before another `on_delta`."""
         ...
 
     def on_finish(self, summary: RequestSummary) -> None: ...

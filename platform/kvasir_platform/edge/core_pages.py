@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from kvasir.core.errors import KvasirError, RequestError
-from kvasir.telemetry.histogram import Histogram
+from kvasir.native import StreamGaps
 from kvasir.telemetry.metrics import CONTENT_TYPE
 from kvasir_platform.edge.edge_metrics import EdgeMetrics
 from kvasir_platform.edge.frames import PageRequest, PageResponse
@@ -97,7 +97,7 @@ class _Nowhere:
     def write(self, data: bytes) -> None:
         """Nobody reads it."""
 
-    def lane(self, before: bytes, after: bytes, *, chunked: bool, gaps: Histogram, last_s: float) -> None:
+    def lane(self, before: bytes, after: bytes, *, chunked: bool, gaps: StreamGaps) -> None:
         """None: nothing streams to it."""
 
     def answered(self, *, close: bool) -> None:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from kvasir.core.errors import CapacityError, KvasirError, RequestError
 from kvasir.core.messages import EncodedStep, WorkerFrame
 from kvasir.core.requests import Delta, Request, Usage
-from kvasir.ports.router import NO_BROWNOUT, BrownoutView, Lane, RequestSummary, StreamSink
+from kvasir.native import StreamTokens
+from kvasir.ports.router import NO_BROWNOUT, BrownoutView, RequestSummary, StreamSink
 from kvasir.wire.codec import decode_to_router
 from kvasir_platform.edge.frames import CoreStatus, ToEdge, error_of
 from kvasir_router.fast_path import FastPath
@@ -68,6 +69,7 @@ class RemoteRouter:
     def cancel(self, request_id: str) -> None:
         """See RequestPort."""
         if self._live.pop(request_id, None) is not None:
+            self._close_lane(request_id)
             self._link.say().cancels.append(request_id)
 
     def brownout(self, model: str) -> BrownoutView:
@@ -140,6 +142,7 @@ class RemoteRouter:
         found = self._live.pop(summary.request_id, None)
         if found is None:
             return
+        self._close_lane(summary.request_id)
         try:
             if error is None:
                 found.sink.on_finish(summary)
@@ -148,12 +151,16 @@ class RemoteRouter:
         except Exception:  # as for a delta
             log.exception("the sink of request %s failed at its end", summary.request_id)
 
+    def _close_lane(self, request_id: str) -> None:
+        if self._fast_path is not None:
+            self._fast_path.close(request_id)
+
     def _summary(self, request: Request, error: KvasirError, *, refused: bool = False) -> RequestSummary:
         return ended_badly(request, error.code, self._now(), refused=refused)
 
 
-def _place(request_id: str, delta: Delta, lane: Lane) -> tuple[str, str, int]:
-    return _CORE, request_id, delta.offset + len(delta.token_ids)
+def _place(request_id: str, delta: Delta) -> tuple[str, str, StreamTokens]:
+    return _CORE, request_id, StreamTokens(delta.offset + len(delta.token_ids))
 
 
 def ended_badly(request: Request, code: str, now: float, *, refused: bool = False) -> RequestSummary:

@@ -17,12 +17,12 @@ A sampled stream without a seed goes on with fresh draws: as likely as any other
 
 from __future__ import annotations
 
-from array import array
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from kvasir.core.requests import Continuation, Delta, Request, Sampling, ToolCallDelta, token_ids
-from kvasir.ports.router import Lane
+from kvasir.native import StreamTokens
 
 
 class ContinuationMode(StrEnum):
@@ -88,52 +88,23 @@ class PartLengths:
 
 
 class ChoiceOutput:
-    """What the client has of one choice: its tokens, and how long the engine's text of it is. `parts` tells
-    what became of that text where it is taken apart. Whoever asks ends the lane that it goes over."""
+    """What the client has of one choice: `progress` counts its tokens and the characters of the engine's
+    text, by whichever path they went. `parts` is what became of that text where it is taken apart."""
 
-    __slots__ = ("_lane", "_text_length", "_tokens", "finished", "parts")
+    __slots__ = ("finished", "parts", "progress")
 
-    def __init__(self, tokens: array[int], text_length: int = 0, finished: bool = False) -> None:
-        self._tokens = tokens
-        self._text_length = text_length
-        self._lane: Lane | None = None
+    def __init__(self, tokens: Iterable[int] = (), text_length: int = 0, finished: bool = False) -> None:
+        self.progress = StreamTokens()
+        self.progress.add(tokens, text_length)
         self.finished = finished
         self.parts: PartLengths | None = None
 
-    @property
-    def tokens(self) -> array[int]:
-        """All of them, in order."""
-        if self._lane is not None:
-            self.leave_lane()
-        return self._tokens
-
-    @property
-    def text_length(self) -> int:
-        """In characters."""
-        if self._lane is not None:
-            self.leave_lane()
-        return self._text_length
-
-    def take_lane(self, lane: Lane) -> None:
-        """From here on the client has what goes over `lane`, too."""
-        self.leave_lane()
-        self._lane = lane
-
-    def leave_lane(self) -> None:
-        """Nothing more goes over the lane, if there is one."""
-        lane, self._lane = self._lane, None
-        if lane is not None:
-            lane.close()
-            self._tokens.frombytes(lane.tokens)
-            self._text_length += lane.characters
-
     def add(self, delta: Delta) -> None:
         """The client is sent this."""
-        self.tokens.extend(delta.token_ids)
         if delta.raw_length is None:
-            self._text_length += len(delta.text)
+            self.progress.add(delta.token_ids, len(delta.text))
         else:
-            self._text_length += delta.raw_length
+            self.progress.add(delta.token_ids, delta.raw_length)
             self.parts = self.parts or PartLengths()
             self.parts.add(delta)
         if delta.finish is not None:
@@ -146,10 +117,10 @@ def extended(request: Request, output: ChoiceOutput) -> tuple[Request, Continuat
     sampling = request.sampling
     if sampling.prompt_logprobs is not None:
         sampling = replace(sampling, prompt_logprobs=None)
-    tokens = request.tokens + output.tokens
+    tokens = request.tokens + output.progress.tokens
     return (
         replace(request, tokens=tokens, sampling=sampling, block_hashes=request.block_hashes[:0]),
-        Continuation(len(output.tokens), output.text_length),
+        Continuation(output.progress.count, output.progress.characters),
     )
 
 
@@ -180,22 +151,23 @@ class ReplayFilter:
     def fault(self, delta: Delta) -> str | None:
         """How `delta` differs from what the client has, or None."""
         output, at = self._outputs[delta.index], self._tokens[delta.index]
-        made = at + len(delta.token_ids)
-        had = output.tokens[at:made]
+        made, count = at + len(delta.token_ids), output.progress.count
+        had = output.progress.slice(at, made)
         if token_ids(delta.token_ids[: len(had)]) != had:
             return f"the engine did not repeat token {at} and those after it of choice {delta.index}"
-        if output.finished and made > len(output.tokens):
-            return f"choice {delta.index} goes on after token {len(output.tokens)}, where it had ended"
-        if delta.finish is not None and made < len(output.tokens):
-            return f"choice {delta.index} ends at token {made}, of {len(output.tokens)} that it had"
+        if output.finished and made > count:
+            return f"choice {delta.index} goes on after token {count}, where it had ended"
+        if delta.finish is not None and made < count:
+            return f"choice {delta.index} ends at token {made}, of {count} that it had"
         return None
 
     def rest(self, delta: Delta) -> Delta:
         """The part of `delta` that the client does not have; its offset follows what the client has. The
         prompt's logprobs came with the first of that."""
         index, output = delta.index, self._outputs[delta.index]
-        known = min(len(delta.token_ids), len(output.tokens) - self._tokens[index])
-        read = max(0, output.text_length - self._text[index])
+        count = output.progress.count
+        known = min(len(delta.token_ids), count - self._tokens[index])
+        read = max(0, output.progress.characters - self._text[index])
         self._tokens[index] += len(delta.token_ids)
         if delta.raw_length is None:
             self._text[index] += len(delta.text)
@@ -207,7 +179,7 @@ class ReplayFilter:
             self._ended.add(index)
         return replace(
             left,
-            offset=len(output.tokens),
+            offset=count,
             token_ids=delta.token_ids[known:],
             logprobs=delta.logprobs[known:],
             finish=None if output.finished else delta.finish,

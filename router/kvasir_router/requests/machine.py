@@ -17,7 +17,8 @@ from __future__ import annotations
 from kvasir.core.errors import CapacityError
 from kvasir.core.invariants import require
 from kvasir.core.requests import Request
-from kvasir.ports.router import Accounting, Lane
+from kvasir.native import StreamTokens
+from kvasir.ports.router import Accounting
 from kvasir.ports.routing import Plan
 from kvasir_router.admission import UNLIMITED, Admission, AdmissionRules
 from kvasir_router.fleet.fleet import Fleet
@@ -102,10 +103,10 @@ class RequestMachine(Lifecycle[RequestState, Admission]):
         due = (super().next_wakeup(), self.fleet.index.next_due())
         return min((when for when in due if when is not None), default=None)
 
-    def take_fast_path(self, request_id: str, lane: Lane) -> tuple[str, str, int] | None:
-        """See Flight.go_straight."""
+    def fast_path_of(self, request_id: str) -> tuple[str, str, StreamTokens] | None:
+        """See RequestState.fast_path."""
         state = self._states.get(request_id)
-        return None if state is None else state.take_fast_path(lane)
+        return None if state is None else state.fast_path()
 
     def handle(self, event: Event, now: float) -> list[Effect]:
         """Take in one event. Raises, for Arrived only and then without any change, CapacityError

@@ -8,8 +8,9 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from kvasir.core.errors import CapacityError, KvasirError, RequestError, UpstreamError
-from kvasir.core.requests import Continuation, Delta, KvHandoff, Leg, Request, Timings, Usage, token_ids
-from kvasir.ports.router import Lane, RequestSummary
+from kvasir.core.requests import Continuation, Delta, KvHandoff, Leg, Request, Timings, Usage
+from kvasir.native import StreamTokens
+from kvasir.ports.router import RequestSummary
 from kvasir.ports.routing import Plan, RoutingTarget, no_names
 from kvasir.telemetry.reasons import REASONS
 from kvasir_router.admission import AdmissionTicket
@@ -115,7 +116,7 @@ class RequestState:
 
     def __post_init__(self) -> None:
         self.current = self.request
-        self.outputs = [ChoiceOutput(token_ids(())) for _ in range(self.request.sampling.n)]
+        self.outputs = [ChoiceOutput() for _ in range(self.request.sampling.n)]
 
     @property
     def leg(self) -> RunningLeg | None:
@@ -126,20 +127,18 @@ class RequestState:
     def leg(self, leg: RunningLeg | None) -> None:
         # What another leg says, or this one after its end, must not reach the client.
         for output in self.outputs:
-            output.leave_lane()
+            output.progress.fence()
         self._leg = leg
 
-    def take_fast_path(self, lane: Lane) -> tuple[str, str, int] | None:
-        """Have what comes next go over `lane`: the worker, the leg and the offset of it; None where it has to
-        be looked at here."""
+    def fast_path(self) -> tuple[str, str, StreamTokens] | None:
+        """The worker and leg whose plain deltas may bypass the machine, and the tokens to add them to; None
+        if the machine has to examine each delta."""
         leg, output = self._leg, self.outputs[0]
         if not self.streaming or leg is None or self.replay is not None or len(self.outputs) > 1:
             return None
-        if output.finished or output.parts is not None or not output.tokens:
+        if output.finished or output.parts is not None or not output.progress.count:
             return None
-        offset = len(output.tokens)
-        output.take_lane(lane)
-        return leg.target.worker_id, leg.leg_id, offset
+        return leg.target.worker_id, leg.leg_id, output.progress
 
     @property
     def planned(self) -> Plan:
@@ -161,7 +160,7 @@ class RequestState:
     @property
     def begun(self) -> bool:
         """Whether the client has something of its output."""
-        return any(output.tokens for output in self.outputs)
+        return any(output.progress.count for output in self.outputs)
 
     def slowness(self, now: float) -> float | None:
         """The time since this attempt began over what was foreseen until its first token; None where nothing
@@ -204,7 +203,7 @@ class RequestState:
             cached_tokens=min(usage.cached_tokens, prompt),
             tier_tokens=min(usage.tier_tokens, prompt),
             transferred_tokens=min(usage.transferred_tokens, prompt),
-            output_tokens=coming + sum(len(output.tokens) for output in self.outputs),
+            output_tokens=coming + sum(output.progress.count for output in self.outputs),
         )
 
     def forget_attempt(self) -> None:
@@ -235,7 +234,7 @@ class RequestState:
         if not 0 <= index < len(outputs):
             return None
         output = outputs[index]
-        return None if output.finished or delta.offset != len(output.tokens) else output
+        return None if output.finished or delta.offset != output.progress.count else output
 
     def fault(self, delta: Delta) -> str | None:
         """How `delta` breaks the stream's order, or None: nothing may be lost, repeated or invented."""
@@ -244,7 +243,7 @@ class RequestState:
         output, replay = self.outputs[delta.index], self.replay
         if output.finished if replay is None else replay.ended(delta.index):
             return f"choice {delta.index} goes on after its end"
-        expected = len(output.tokens) if replay is None else replay.at(delta.index)
+        expected = output.progress.count if replay is None else replay.at(delta.index)
         if delta.offset != expected:
             return f"choice {delta.index} is at token {expected}, and token {delta.offset} came"
         if delta.last:

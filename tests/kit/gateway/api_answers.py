@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from kvasir.core.requests import Delta, Usage
-from kvasir.telemetry.histogram import Histogram
+from kvasir.native import StreamGaps
 from kvasir_platform.gateway.http.exchange import Exchange, HttpRequest
 from kvasir_platform.gateway.openai.answer import AnswerHead
 from kvasir_platform.gateway.openai.streamed_answer import ChatShape, CompletionShape, StreamedAnswer
@@ -32,7 +32,7 @@ class RecordingWire:
         self.sent += data
         self.writes += 1
 
-    def lane(self, before: bytes, after: bytes, *, chunked: bool, gaps: Histogram, last_s: float) -> None:
+    def lane(self, before: bytes, after: bytes, *, chunked: bool, gaps: StreamGaps) -> None:
         """Takes the ordinary way."""
 
     def answered(self, *, close: bool) -> None:

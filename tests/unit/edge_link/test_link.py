@@ -13,8 +13,8 @@ from tests.kit.gateway.scripted_router import ScriptedRouter
 from kvasir.clock import MonotonicClock
 from kvasir.core.errors import CapacityError
 from kvasir.core.requests import Request
+from kvasir.native import StreamGaps
 from kvasir.ports.limits import Grant, LimitRefusal, Quota
-from kvasir.telemetry.histogram import Histogram
 from kvasir.telemetry.reasons import REASONS
 from kvasir_platform.edge import frames as frames_module
 from kvasir_platform.edge.remote_limits import RemoteLimits
@@ -246,7 +246,7 @@ class Client:
     def write(self, data: bytes) -> None:
         self.written += data
 
-    def lane(self, before: bytes, after: bytes, *, chunked: bool, gaps: Histogram, last_s: float) -> None:
+    def lane(self, before: bytes, after: bytes, *, chunked: bool, gaps: StreamGaps) -> None:
         """Takes the ordinary way."""
 
     def answered(self, *, close: bool) -> None:

@@ -14,7 +14,7 @@ from tests.kit.gateway.scripted_router import ScriptedRouter, ScriptedStream
 from kvasir.clock import MonotonicClock
 from kvasir.core.messages import WorkerFrame
 from kvasir.core.requests import Delta, Request, StepBatch
-from kvasir.native import IS_NATIVE, Fan
+from kvasir.native import IS_NATIVE, Fan, StreamTokens
 from kvasir.ports.router import Lane
 from kvasir.wire.codec import encode_to_router
 from kvasir_platform.sim.client import ClientStream
@@ -38,7 +38,7 @@ class Core:
         lane = stream.sink.lane(name)
         assert lane is not None
         self.lanes[name] = lane
-        self.fan.add("w", f"leg-{name}", stream.offsets.get(0, 0), lane)
+        self.fan.add("w", f"leg-{name}", StreamTokens(stream.offsets.get(0, 0)), lane)
 
     def fast_path(self, *streams: ScriptedStream, text: str = "x") -> None:
         """One step, with the next token of each stream."""

@@ -6,8 +6,11 @@ import socket
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+import msgspec
 import pytest
-from tests.kit.lanes import socket_lane
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tests.kit.lanes import socket_lane, stream_gaps
 
 from kvasir.core.kv import KvBatch
 from kvasir.core.messages import EncodedStep, WorkerFrame
@@ -23,7 +26,7 @@ from kvasir.core.requests import (
     Usage,
     token_ids,
 )
-from kvasir.native import IS_NATIVE, Lane
+from kvasir.native import IS_NATIVE, Lane, StreamTokens
 from kvasir.ports.router import RequestSummary
 from kvasir.telemetry.histogram import Histogram
 from kvasir.wire.codec import decode_to_router, encode_to_router
@@ -64,8 +67,7 @@ class Client:
         raise AssertionError("the shell's affair")
 
     def lane(self, request_id: str) -> Lane:
-        gaps = self.gaps
-        lane = socket_lane(self.ends[0].fileno(), gaps, write=lambda data: None)
+        lane = socket_lane(self.ends[0].fileno(), stream_gaps(self.gaps), write=lambda data: None)
         self.lanes.append(lane)
         return lane
 
@@ -80,12 +82,13 @@ class Client:
 class Scene:
     """A machine with two workers, and the fast path past it, performed as the router's shell does."""
 
-    def __init__(self, make_identity: MakeIdentity) -> None:
+    def __init__(self, make_identity: MakeIdentity, client: Client | None = None, fast: bool = True) -> None:
         self.stage = Stage(make_identity, "never")
         self.stage.ready(b0=Role.BOTH, b1=Role.BOTH)
-        take_fast_path = self.stage.machine.take_fast_path
-        self.fast_path = FastPath(lambda request_id, _, lane: take_fast_path(request_id, lane))
-        self.client = Client()
+        fast_path_of = self.stage.machine.fast_path_of
+        self.fast_path = FastPath(lambda request_id, _: fast_path_of(request_id))
+        self.client = client or Client()
+        self.fast = fast
 
     def begin(self, sampling: Sampling | None = None) -> str:
         """A stream of which the client has two tokens; returns where it runs."""
@@ -94,17 +97,26 @@ class Scene:
         self.say(worker, Delta("r", 0, (7, 8), "ab"))
         return worker
 
+    @property
+    def progress(self) -> StreamTokens:
+        """What the machine holds of the stream's only choice."""
+        place = self.stage.machine.fast_path_of("r")
+        assert place is not None
+        return place[2]
+
     def say(self, worker: str, *deltas: Delta) -> list[Effect]:
         """A step of `worker`, as it comes over the wire; returns what the machine made of the rest of it."""
         frame = decode_to_router(encode_to_router(WorkerFrame(1, 0, StepBatch(deltas))))
         assert isinstance(frame, WorkerFrame)
         assert isinstance(frame.payload, EncodedStep)
-        rest = self.fast_path.rest(worker, frame.payload, 1.0)
+        step = frame.payload
+        rest = self.fast_path.rest(worker, step, 1.0) if self.fast else step.decode(None)
         effects = [] if rest is None else self.stage.say(worker, *rest.deltas)
         for effect in effects:
             if isinstance(effect, EmitDelta):
                 self.client.on_delta(effect.delta)
-                self.fast_path.offer(effect.request_id, effect.delta, self.client)
+                if self.fast:
+                    self.fast_path.offer(effect.request_id, effect.delta, self.client)
         return effects
 
 
@@ -164,6 +176,60 @@ def test_a_token_that_is_lost_or_repeated_on_the_straight_way_is_a_fault_as_else
     effects = scene.say(worker, Delta("r", 2, (9,), "c"))
     assert scene.client.read() == '"c"'
     assert "token 3, and token 2 came" in str(effects)
+
+
+def test_the_progress_of_a_stream_is_read_without_closing_its_lane(scene: Scene) -> None:
+    worker = scene.begin()
+    progress = scene.progress
+    for at, text in enumerate("cdé", 2):
+        assert not scene.say(worker, Delta("r", at, (at + 7,), text))
+        assert (progress.count, progress.characters) == (at + 1, at + 1)
+        assert list(progress.tokens) == [7, 8, *range(9, at + 8)]
+        assert len(scene.fast_path) == 1
+    assert len(scene.client.lanes) == 1
+
+
+class Writing(Client):
+    """A client to which the ordinary path writes what a lane does."""
+
+    def on_delta(self, delta: Delta) -> None:
+        super().on_delta(delta)
+        if delta.text:
+            self.ends[0].sendall(msgspec.json.encode(delta.text))
+
+
+pieces = st.tuples(st.lists(st.integers(0, 99), max_size=3), st.text(max_size=3), st.booleans())
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=50)
+@given(st.lists(st.lists(pieces, max_size=3), max_size=6))
+def test_the_fast_path_changes_neither_progress_nor_bytes(
+    make_identity: MakeIdentity, steps: list[list[tuple[list[int], str, bool]]]
+) -> None:
+    seen = []
+    for fast in (True, False):
+        client = Writing()
+        try:
+            scene = Scene(make_identity, client, fast)
+            worker, at = scene.begin(Sampling(temperature=0.0, max_tokens=99)), 2
+            progress = scene.progress
+            reads: list[object] = [client.read()]
+            for step in steps:
+                deltas = []
+                for ids, text, plain in step:
+                    usage = None if plain else Usage(20, 0, 0, 0, at)
+                    deltas.append(Delta("r", at, tuple(ids), text, usage=usage))
+                    at += len(ids)
+                scene.say(worker, *deltas)
+                reads.append(client.read())
+                reads.append((progress.count, progress.characters, list(progress.tokens)))
+            end = Delta("r", at, (), "", finish=FinishReason.STOP, last=True, usage=Usage(20, 0, 0, 0, at))
+            summary = only(scene.say(worker, end), FinishRequest).summary
+            seen.append((reads, summary.usage, len(scene.fast_path)))
+        finally:
+            for side in client.ends:
+                side.close()
+    assert seen[0] == seen[1]
 
 
 def test_a_request_with_several_choices_takes_the_ordinary_way(scene: Scene) -> None:

@@ -12,9 +12,9 @@ import msgspec
 
 from kvasir.core.errors import KvasirError
 from kvasir.core.requests import Delta, OutputParsing, Usage
+from kvasir.native import StreamGaps
 from kvasir.ports.output_filter import AnswerPart, FilterSubject, OutputFilter
 from kvasir.ports.router import Lane
-from kvasir.telemetry.histogram import Histogram
 from kvasir_platform.gateway.filters.hold_back import HoldBack
 from kvasir_platform.gateway.http.exchange import Exchange
 from kvasir_platform.gateway.openai.answer import Answer
@@ -153,7 +153,7 @@ class FilteredAnswer:
         if held.waits and (self._timer is None or self._due_s > now + self._least_held_s):
             self._arm(held)
 
-    def lane(self, index: int, gaps: Histogram, last_s: float) -> Lane | None:
+    def lane(self, index: int, gaps: StreamGaps) -> Lane | None:
         """None: the filters have to see all of it."""
         return None
 

@@ -11,8 +11,8 @@ from http import HTTPStatus
 from typing import Protocol
 
 from kvasir.core.values import value
+from kvasir.native import StreamGaps
 from kvasir.ports.router import Lane
-from kvasir.telemetry.histogram import Histogram
 from kvasir_platform.gateway.http.errors import error_body
 
 JSON = b"application/json"
@@ -52,9 +52,7 @@ class ExchangeWire(Protocol):
         """Queue bytes for the peer."""
         ...
 
-    def lane(
-        self, before: bytes, after: bytes, *, chunked: bool, gaps: Histogram, last_s: float
-    ) -> Lane | None:
+    def lane(self, before: bytes, after: bytes, *, chunked: bool, gaps: StreamGaps) -> Lane | None:
         """A fast path to the peer; see kvasir.native.Lane. None where there is none at this moment."""
         ...
 
@@ -179,11 +177,11 @@ class Exchange:
         else:
             self._wire.write(b"%b%b%b" % (before, text, after))
 
-    def lane(self, before: bytes, after: bytes, gaps: Histogram, last_s: float) -> Lane | None:
+    def lane(self, before: bytes, after: bytes, gaps: StreamGaps) -> Lane | None:
         """As a `piece` for each text of a stream to come; see Wire.lane."""
         if not (self._open and self.streaming):
             return None
-        lane = self._wire.lane(before, after, chunked=self.request.chunked, gaps=gaps, last_s=last_s)
+        lane = self._wire.lane(before, after, chunked=self.request.chunked, gaps=gaps)
         if lane is not None:
             self._lanes = [one for one in self._lanes if one.open]
             self._lanes.append(lane)

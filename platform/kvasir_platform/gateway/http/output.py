@@ -16,8 +16,7 @@ import struct
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, cast
 
-from kvasir.native import Lane, SocketLane
-from kvasir.telemetry.histogram import Histogram
+from kvasir.native import Lane, SocketLane, StreamGaps
 from kvasir.telemetry.reasons import SLOW_READER
 from kvasir_platform.gateway.http.exchange import Exchange
 from kvasir_platform.gateway.http.limits import HttpLimits
@@ -104,9 +103,7 @@ class ConnectionOutput(asyncio.Protocol, ABC):
             # Later, because this runs inside the router's fan-out, which must not be re-entered.
             self._listener.loop.call_soon(self._cut_slow)
 
-    def lane(
-        self, before: bytes, after: bytes, *, chunked: bool, gaps: Histogram, last_s: float
-    ) -> Lane | None:
+    def lane(self, before: bytes, after: bytes, *, chunked: bool, gaps: StreamGaps) -> Lane | None:
         if not (self._plain and self._writable):
             return None
         lane = SocketLane(
@@ -116,10 +113,7 @@ class ConnectionOutput(asyncio.Protocol, ABC):
             before=before,
             after=after,
             chunked=chunked,
-            bounds=gaps.bounds,
-            counts=gaps.counts,
-            total=gaps.total,
-            last_s=last_s,
+            gaps=gaps,
         )
         # What cannot be done on this machine need not be tried for each delta.
         self._plain = lane.open
@@ -198,9 +192,7 @@ class RefusalWire:
     def write(self, data: bytes) -> None:
         self._connection.write(data)
 
-    def lane(
-        self, before: bytes, after: bytes, *, chunked: bool, gaps: Histogram, last_s: float
-    ) -> Lane | None:
+    def lane(self, before: bytes, after: bytes, *, chunked: bool, gaps: StreamGaps) -> Lane | None:
         return None
 
     def date(self) -> bytes:

@@ -23,8 +23,8 @@ from kvasir.core.requests import (
     Usage,
 )
 from kvasir.core.values import value
+from kvasir.native import StreamGaps
 from kvasir.ports.router import Lane
-from kvasir.telemetry.histogram import Histogram
 
 Positions = Sequence[PositionLogprobs | None]
 
@@ -108,9 +108,9 @@ class Answer(Protocol):
         """Take what a step added to choice `index`."""
         ...
 
-    def lane(self, index: int, gaps: Histogram, last_s: float) -> Lane | None:
-        """A fast path for what comes next of choice `index`, whose last token came at `last_s`; None where
-        that has to be looked at here. Seconds between tokens are counted in `gaps`."""
+    def lane(self, index: int, gaps: StreamGaps) -> Lane | None:
+        """A fast path for what comes next of choice `index`, measured in `gaps`; None where that has to be
+        looked at here."""
         ...
 
     def finish(self, usage: Usage, timing: bytes) -> None:

@@ -14,8 +14,8 @@ import msgspec
 
 from kvasir.core.errors import KvasirError
 from kvasir.core.requests import Delta, ToolCallDelta, Usage
+from kvasir.native import StreamGaps
 from kvasir.ports.router import Lane
-from kvasir.telemetry.histogram import Histogram
 from kvasir_platform.gateway.catalog.slo_classes import TIMING_HEADER
 from kvasir_platform.gateway.http.errors import error_body, error_headers, error_status
 from kvasir_platform.gateway.http.exchange import Exchange, HttpRequest
@@ -221,10 +221,10 @@ class StreamedAnswer:
             return
         self._general_delta(index, delta)
 
-    def lane(self, index: int, gaps: Histogram, last_s: float) -> Lane | None:
+    def lane(self, index: int, gaps: StreamGaps) -> Lane | None:
         """See Answer.lane."""
         before = self._plain[index]
-        return None if before is None else self._exchange.lane(before, self._after, gaps, last_s)
+        return None if before is None else self._exchange.lane(before, self._after, gaps)
 
     def finish(self, usage: Usage, timing: bytes) -> None:
         """Send usage if it was asked for, and the end."""

@@ -9,8 +9,8 @@ import msgspec
 
 from kvasir.core.errors import KvasirError
 from kvasir.core.requests import Delta, FinishReason, PositionLogprobs, ToolCallDelta, Usage
+from kvasir.native import StreamGaps
 from kvasir.ports.router import Lane
-from kvasir.telemetry.histogram import Histogram
 from kvasir_platform.gateway.http.errors import error_headers, error_status
 from kvasir_platform.gateway.http.exchange import Exchange
 from kvasir_platform.gateway.openai.answer import (
@@ -88,7 +88,7 @@ class WholeAnswer:
             choice.stop_reason = delta.stop_reason
             choice.reasoning_tokens = delta.reasoning_tokens
 
-    def lane(self, index: int, gaps: Histogram, last_s: float) -> Lane | None:
+    def lane(self, index: int, gaps: StreamGaps) -> Lane | None:
         """None: nothing of it is sent yet."""
         return None
 

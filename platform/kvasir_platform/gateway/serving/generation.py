@@ -14,6 +14,7 @@ from dataclasses import replace
 
 from kvasir.core.errors import KvasirError
 from kvasir.core.requests import Delta, Request, Usage
+from kvasir.native import StreamGaps
 from kvasir.ports.clock import Clock
 from kvasir.ports.router import Lane, RequestPort, RequestSummary
 from kvasir.telemetry.histogram import Histogram
@@ -34,12 +35,9 @@ class PromptStream:
 
     __slots__ = (
         "_answer",
+        "_gaps",
         "_generation",
-        "_inter_token",
-        "_lane",
-        "_last_s",
         "_now",
-        "_tokens",
         "base",
         "cut",
         "first_s",
@@ -61,13 +59,13 @@ class PromptStream:
     ) -> None:
         self._generation = generation
         self._answer = answer
-        self._inter_token = inter_token
         self._now = now
-        self._last_s: list[float | None] = [None] * request.sampling.n
+        self._gaps = [
+            StreamGaps(inter_token.bounds, inter_token.counts, inter_token.total)
+            for _ in range(request.sampling.n)
+        ]
         self.base = base
         self.request = request
-        self._lane: Lane | None = None
-        self._tokens = 0
         self.live = False
         self.usage = Usage(prompt_tokens=len(request.tokens))
         self.first_s: float | None = None
@@ -76,19 +74,13 @@ class PromptStream:
 
     def on_delta(self, delta: Delta) -> None:
         """Measure the gap between tokens and pass the delta on."""
-        if self._lane is not None:
-            self._leave_lane()
         index = delta.index
         count = len(delta.token_ids)
         if count:
             now = self._now()
-            last = self._last_s[index]
-            if last is not None:
-                self._inter_token.observe((now - last) / count, count)
-            elif self.first_s is None:
+            self._gaps[index].add(count, now)
+            if self.first_s is None:
                 self.first_s = now
-            self._last_s[index] = now
-            self._tokens += count
         if delta.usage is not None:
             self.usage = delta.usage
         if delta.finish is not None:
@@ -102,25 +94,14 @@ class PromptStream:
 
     def lane(self, request_id: str) -> Lane | None:
         """See StreamSink."""
-        last_s = self._last_s[0]
-        if last_s is None or len(self._last_s) > 1:
+        if len(self._gaps) > 1 or not self._gaps[0].count:
             return None
-        self._lane = self._answer.lane(self.base, self._inter_token, last_s)
-        return self._lane
+        return self._answer.lane(self.base, self._gaps[0])
 
     @property
     def tokens(self) -> int:
-        """How many it has had; the lane that they go over, if there is one, ends."""
-        if self._lane is not None:
-            self._leave_lane()
-        return self._tokens
-
-    def _leave_lane(self) -> None:
-        lane, self._lane = self._lane, None
-        if lane is not None:
-            lane.close()
-            self._tokens += len(lane.tokens) // 4
-            self._last_s[0] = lane.last_s
+        """Tokens that were passed on, over either path."""
+        return sum(gaps.count for gaps in self._gaps)
 
     def on_finish(self, summary: RequestSummary) -> None:
         """The leg ended well."""

@@ -15,8 +15,8 @@ from tests.kit.gateway.scripted_router import ScriptedRouter, ScriptedStream
 
 from kvasir.core.errors import KvasirError, UpstreamError
 from kvasir.core.requests import Delta, FinishReason, Request, Sampling, Usage
+from kvasir.native import StreamGaps
 from kvasir.ports.router import RequestSummary
-from kvasir.telemetry.histogram import Histogram
 from kvasir.telemetry.metrics import Metrics
 from kvasir.telemetry.spans import SpanRecorder
 from kvasir_platform.gateway.serving.generation import Generation, server_timing
@@ -37,7 +37,7 @@ class Kept:
         if index in self.ends:
             self.generation.end_choice(index)
 
-    def lane(self, index: int, gaps: Histogram, last_s: float) -> None:
+    def lane(self, index: int, gaps: StreamGaps) -> None:
         """Takes the ordinary way."""
 
     def finish(self, usage: Usage, timing: bytes) -> None:

@@ -95,12 +95,12 @@ def test_a_replay_that_repeats_itself_passes_exactly_what_the_client_lacks(data:
         )
         assert replay.fault(delta) is None
         rest = replay.rest(delta)
-        assert rest.offset == len(output.tokens)
+        assert rest.offset == len(output.progress.tokens)
         assert rest.token_ids == tuple(range(max(known, at), at + step))
         output.add(rest)
         at, written = at + step, written + len(text)
-    assert list(output.tokens) == list(range(total))
-    assert output.text_length == total
+    assert list(output.progress.tokens) == list(range(total))
+    assert output.progress.characters == total
     assert output.finished
     assert replay.open_choices == 0
 
@@ -161,7 +161,7 @@ def test_a_replay_of_text_that_is_taken_apart_passes_each_part_exactly_once(
     for delta in parsed("b", second):
         assert replay.fault(delta) is None
         rest = replay.rest(delta)
-        assert rest.offset == len(output.tokens)
+        assert rest.offset == len(output.progress.tokens)
         output.add(rest)
         client.append(rest)
     assert "".join(delta.reasoning for delta in client) == PARTS[0][2]
@@ -171,7 +171,7 @@ def test_a_replay_of_text_that_is_taken_apart_passes_each_part_exactly_once(
         assert "".join(call.arguments for call in calls) == PARTS[2 + index][2]
         assert [call.name for call in calls if call.name] == [f"f{index}"]
         assert len([call.call_id for call in calls if call.call_id]) == 1
-    assert sum(delta.raw_length or 0 for delta in client) == output.text_length == LENGTH
+    assert sum(delta.raw_length or 0 for delta in client) == output.progress.characters == LENGTH
 
 
 def test_a_replay_does_not_tell_the_prompts_logprobs_twice() -> None:

@@ -151,12 +151,72 @@ void append_field(std::uint32_t number, std::string_view bytes, std::string &out
   out.append(bytes);
 }
 
+// What the client has of one choice: the number of its tokens, their ids from `start` on, and its characters.
+class StreamTokens {
+ public:
+  explicit StreamTokens(std::uint64_t start) : start_(start) {}
+
+  void add(const std::vector<std::uint32_t> &ids, std::uint64_t text) {
+    ids_.insert(ids_.end(), ids.begin(), ids.end());
+    characters += text;
+  }
+  std::uint64_t count() const { return start_ + ids_.size(); }
+  // Token ids `from` to `to` as an array('I'), within what is held.
+  py::object slice(std::uint64_t from, std::uint64_t to) const {
+    const std::size_t begin = std::min<std::uint64_t>(from < start_ ? 0 : from - start_, ids_.size());
+    const std::size_t end = std::min<std::uint64_t>(to < start_ ? 0 : to - start_, ids_.size());
+    py::object made = py::module_::import("array").attr("array")("I");
+    if (end > begin)
+      made.attr("frombytes")(
+          py::bytes(reinterpret_cast<const char *>(ids_.data() + begin), (end - begin) * sizeof(std::uint32_t)));
+    return made;
+  }
+  // Lanes that were added before send nothing more.
+  void fence() { ++epoch_; }
+  std::uint64_t epoch() const { return epoch_; }
+
+  std::uint64_t characters = 0;
+
+ private:
+  std::uint64_t start_, epoch_ = 0;
+  std::vector<std::uint32_t> ids_;
+};
+
+// How many tokens of one choice have been measured, and when the last came; counts the gaps in a histogram.
+class StreamGaps {
+ public:
+  StreamGaps(const py::object &bounds, const py::object &counts, const py::object &total)
+      : bounds_(bounds, 8, "bounds"), counts_(counts, 8, "counts", true), total_(total, 8, "total", true) {
+    if (counts_.count() != bounds_.count() + 1 || total_.count() != 1)
+      throw py::value_error("a histogram has a count more than bounds, and one total");
+  }
+
+  void add(std::size_t tokens, double now) {
+    if (!tokens) return;
+    if (count) {
+      const double gap = (now - last_s) / static_cast<double>(tokens);
+      const auto *bounds = reinterpret_cast<const double *>(bounds_.data());
+      auto *counts = static_cast<std::uint64_t *>(counts_.writable());
+      counts[std::lower_bound(bounds, bounds + bounds_.count(), gap) - bounds] += tokens;
+      *static_cast<double *>(total_.writable()) += gap * static_cast<double>(tokens);
+    }
+    count += tokens;
+    last_s = now;
+  }
+
+  std::uint64_t count = 0;
+  double last_s = 0.0;
+
+ private:
+  Items bounds_, counts_, total_;
+};
+
 class Fan;
 
 // The fast path of one stream; subclasses define how a piece reaches the client.
 class Lane {
  public:
-  Lane(bool open, double last_s) : last_s(last_s), open_(open) {}
+  explicit Lane(bool open) : open_(open) {}
   Lane(const Lane &) = delete;
   Lane &operator=(const Lane &) = delete;
   virtual ~Lane() { close(); }
@@ -167,31 +227,29 @@ class Lane {
   // Sends the piece and returns true, or changes nothing and returns false.
   bool take(const Piece &piece, double now, Scratch &scratch);
 
-  std::vector<std::uint32_t> tokens;
-  std::uint64_t characters = 0;
-  double last_s;
-
  private:
   friend class Fan;
 
   // Whether a piece can be sent without overtaking earlier bytes.
   virtual bool free() const = 0;
-  virtual void observe(double gap, std::size_t count) = 0;
+  virtual void measure(std::size_t count, double now) = 0;
   // May destroy the lane.
   virtual void send(const Piece &piece, Scratch &scratch) = 0;
 
   bool open_;
   Fan *fan_ = nullptr;
   std::string worker_, leg_;
-  std::uint64_t offset_ = 0;
+  py::object held_tokens_;
+  StreamTokens *tokens_ = nullptr;
+  std::uint64_t epoch_ = 0;
 };
 
 // A lane to a client of this process.
 class SocketLane : public Lane {
  public:
   SocketLane(int fd, py::object pending, py::object write, std::string before, std::string after, bool chunked,
-             const py::object &bounds, const py::object &counts, const py::object &total, double last_s)
-      : Lane(cookie_of(fd) != 0, last_s),
+             py::object gaps)
+      : Lane(cookie_of(fd) != 0),
         fd_(fd),
         cookie_(cookie_of(fd)),
         pending_(std::move(pending)),
@@ -199,12 +257,8 @@ class SocketLane : public Lane {
         before_(std::move(before)),
         after_(std::move(after)),
         chunked_(chunked),
-        bounds_(bounds, 8, "bounds"),
-        counts_(counts, 8, "counts", true),
-        total_(total, 8, "total", true) {
-    if (counts_.count() != bounds_.count() + 1 || total_.count() != 1)
-      throw py::value_error("a histogram has a count more than bounds, and one total");
-  }
+        held_gaps_(std::move(gaps)),
+        gaps_(held_gaps_.cast<StreamGaps &>()) {}
 
  private:
   // No bytes are pending in Python's buffers, and the descriptor is still the client's socket: descriptors are
@@ -216,12 +270,7 @@ class SocketLane : public Lane {
     if (PyErr_Occurred()) PyErr_Clear();
     return bytes == 0 && cookie_of(fd_) == cookie_;
   }
-  void observe(double gap, std::size_t count) override {
-    const auto *bounds = reinterpret_cast<const double *>(bounds_.data());
-    auto *counts = static_cast<std::uint64_t *>(counts_.writable());
-    counts[std::lower_bound(bounds, bounds + bounds_.count(), gap) - bounds] += count;
-    *static_cast<double *>(total_.writable()) += gap * static_cast<double>(count);
-  }
+  void measure(std::size_t count, double now) override { gaps_.add(count, now); }
   void send(const Piece &piece, Scratch &scratch) override;
 
   int fd_;
@@ -229,7 +278,8 @@ class SocketLane : public Lane {
   py::object pending_, write_;
   std::string before_, after_;
   bool chunked_;
-  Items bounds_, counts_, total_;
+  py::object held_gaps_;
+  StreamGaps &gaps_;
 };
 
 // Collects deltas for another process in one message; `wake` is called when the first one is added.
@@ -275,11 +325,11 @@ class Relay {
 class RelayLane : public Lane {
  public:
   RelayLane(py::object relay, std::string request)
-      : Lane(true, 0.0), held_(std::move(relay)), relay_(held_.cast<Relay &>()), request_(std::move(request)) {}
+      : Lane(true), held_(std::move(relay)), relay_(held_.cast<Relay &>()), request_(std::move(request)) {}
 
  private:
   bool free() const override { return true; }
-  void observe(double, std::size_t) override {}
+  void measure(std::size_t, double) override {}
   void send(const Piece &piece, Scratch &) override { relay_.add(request_, piece); }
 
   py::object held_;
@@ -301,14 +351,17 @@ class Fan {
       }
   }
 
-  void add(const std::string &worker, const std::string &leg, std::uint64_t offset, Lane &lane) {
+  void add(const std::string &worker, const std::string &leg, py::object tokens, Lane &lane) {
+    auto &known = tokens.cast<StreamTokens &>();
     if (lane.fan_) throw py::value_error("the lane has its place already");
     if (!lane.open_) return;
     auto &legs = workers_[worker];
     if (legs.count(leg)) throw py::value_error("a leg has one lane");
     lane.worker_ = worker;
     lane.leg_ = leg;
-    lane.offset_ = offset;
+    lane.held_tokens_ = std::move(tokens);
+    lane.tokens_ = &known;
+    lane.epoch_ = known.epoch();
     lane.fan_ = this;
     legs.emplace(lane.leg_, &lane);
   }
@@ -348,18 +401,13 @@ void Lane::close() {
 }
 
 bool Lane::take(const Piece &piece, double now, Scratch &scratch) {
-  if (!piece.plain || piece.offset != offset_ || !free()) return false;
+  if (!piece.plain || piece.offset != tokens_->count() || epoch_ != tokens_->epoch() || !free()) return false;
   scratch.ids.clear();
   Fields ids(piece.ids);
   for (std::uint64_t id; ids.item(id);) scratch.ids.push_back(static_cast<std::uint32_t>(id));
   if (ids.broken()) return false;
-  if (const std::size_t count = scratch.ids.size()) {
-    tokens.insert(tokens.end(), scratch.ids.begin(), scratch.ids.end());
-    offset_ += count;
-    observe((now - last_s) / static_cast<double>(count), count);
-    last_s = now;
-  }
-  characters += characters_of(piece.text);
+  tokens_->add(scratch.ids, characters_of(piece.text));
+  measure(scratch.ids.size(), now);
   // Last, because this may destroy the lane.
   send(piece, scratch);
   return true;
@@ -413,21 +461,36 @@ py::tuple Fan::take(const std::string &worker, const py::bytes &frame, double no
 }  // namespace
 
 void bind_lanes(py::module_ &m) {
+  py::class_<StreamTokens>(m, "StreamTokens")
+      .def(py::init<std::uint64_t>(), py::arg("start") = 0)
+      .def(
+          "add",
+          [](StreamTokens &self, const py::iterable &ids, std::uint64_t characters) {
+            std::vector<std::uint32_t> added;
+            for (const auto &id : ids) added.push_back(id.cast<std::uint32_t>());
+            self.add(added, characters);
+          },
+          py::arg("ids"), py::arg("characters"))
+      .def("slice", &StreamTokens::slice, py::arg("begin"), py::arg("end"))
+      .def("fence", &StreamTokens::fence)
+      .def_property_readonly("count", &StreamTokens::count)
+      .def_property_readonly("tokens", [](const StreamTokens &self) { return self.slice(0, self.count()); })
+      .def_readonly("characters", &StreamTokens::characters);
+  py::class_<StreamGaps>(m, "StreamGaps")
+      .def(py::init<const py::object &, const py::object &, const py::object &>(), py::arg("bounds"),
+           py::arg("counts"), py::arg("total"))
+      .def("add", &StreamGaps::add, py::arg("tokens"), py::arg("now"))
+      .def_readonly("count", &StreamGaps::count)
+      .def_property_readonly("last_s", [](const StreamGaps &self) -> py::object {
+        return self.count ? py::object(py::float_(self.last_s)) : py::object(py::none());
+      });
   py::class_<Lane>(m, "Lane")
       .def_property_readonly("open", &Lane::open)
-      .def_property_readonly("tokens",
-                             [](const Lane &lane) {
-                               return py::bytes(reinterpret_cast<const char *>(lane.tokens.data()),
-                                                lane.tokens.size() * sizeof(std::uint32_t));
-                             })
-      .def_readonly("characters", &Lane::characters)
-      .def_readonly("last_s", &Lane::last_s)
       .def("close", &Lane::close);
   py::class_<SocketLane, Lane>(m, "SocketLane")
-      .def(py::init<int, py::object, py::object, std::string, std::string, bool, const py::object &,
-                    const py::object &, const py::object &, double>(),
-           py::kw_only(), py::arg("fd"), py::arg("pending"), py::arg("write"), py::arg("before"), py::arg("after"),
-           py::arg("chunked"), py::arg("bounds"), py::arg("counts"), py::arg("total"), py::arg("last_s"));
+      .def(py::init<int, py::object, py::object, std::string, std::string, bool, py::object>(), py::kw_only(),
+           py::arg("fd"), py::arg("pending"), py::arg("write"), py::arg("before"), py::arg("after"),
+           py::arg("chunked"), py::arg("gaps"));
   py::class_<Relay>(m, "Relay")
       .def(py::init<py::object>(), py::arg("wake"))
       .def("lane",
@@ -440,7 +503,7 @@ void bind_lanes(py::module_ &m) {
   py::class_<RelayLane, Lane>(m, "RelayLane");
   py::class_<Fan>(m, "Fan")
       .def(py::init<>())
-      .def("add", &Fan::add, py::arg("worker"), py::arg("leg"), py::arg("offset"), py::arg("lane"))
+      .def("add", &Fan::add, py::arg("worker"), py::arg("leg"), py::arg("tokens"), py::arg("lane"))
       .def("take", &Fan::take, py::arg("worker"), py::arg("frame"), py::arg("now"))
       .def("__len__", &Fan::size);
 }
