@@ -1,4 +1,4 @@
-"""Puts a router together as the deployment spec says; which adapters it stands on is the caller's choice."""
+"""Builds a router from the deployment spec; the caller chooses its adapters."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from kvasir_router.shell import Router, unobserved
 
 
 def hash_blocks(request: Request, block_size: int) -> array[int]:
-    """The names of the prompt's whole blocks, which no other model, salt or adapter shares."""
+    """The hashes of the prompt's whole blocks, which no other model, salt or adapter shares."""
     root = root_hash(request.model, request.salt, request.adapter or "")
     return chain_hashes(request.tokens, block_size, root)
 
@@ -67,7 +67,7 @@ def make_machine(
 
 
 def make_embedding_machine(deployment: Deployment, rng: Rng) -> EmbeddingMachine:
-    """The decisions for a model that makes embeddings."""
+    """The decisions of an embedding model."""
     batches = {
         pool.name: BatchLimits(pool.engine.max_num_seqs, pool.engine.max_num_batched_tokens)
         for pool in deployment.pools
@@ -92,7 +92,7 @@ def _limits_of(deployment: Deployment) -> MachineLimits:
 
 @dataclass(frozen=True, slots=True)
 class EdgeFacts:
-    """What every worker of a model has to agree with: the edge's own tokenizer and golden prompts."""
+    """What every worker of a model must agree with: the edge's own tokenizer and golden prompts."""
 
     tokenizer_digest: str
     golden: tuple[GoldenPrompt, ...] = ()
@@ -110,8 +110,8 @@ def make_routers(
     on_decision: Callable[[float], None] = unobserved,
     fast_path: bool = True,
 ) -> Router | RouterMux:
-    """A router of each of the deployment's models behind one port, or the only one itself. `edge` is by the
-    model's name; the rest is as for `make_router`."""
+    """One router per model of the deployment behind one port, or the only one itself. `edge` is by model
+    name; the other arguments are as for `make_router`."""
     views = deployment.views()
     shared = SharedDiscovery(discovery)
     several = len(views) > 1
@@ -150,10 +150,11 @@ def make_router(
     on_decision: Callable[[float], None] = unobserved,
     fast_path: bool = True,
 ) -> Router:
-    """A router of one model, of which `deployment` is the view, that serves as long as its `run` does.
-    `router_id` is unique among live routers; `dialer` reaches every worker, or makes what reaches a given
-    one; `tokenizer_digest` and `golden` are the edge's own, which every worker's must equal; `on_decision` is
-    told what each decision took, in seconds. Without `fast_path` all deltas take the ordinary path."""
+    """A router of one model, of which `deployment` is the view; it serves while its `run` runs. `router_id`
+    is unique among live routers; `dialer` reaches every worker, or makes what reaches a given one;
+    `tokenizer_digest` and `golden` are the edge's own, which every worker's must equal; `on_decision` is
+    called with the duration of each decision, in seconds. Without `fast_path` all deltas take the ordinary
+    path."""
     limits = SessionLimits(
         link=LinkLimits(tail_messages=deployment.worker.tail_messages),
         resume_window_s=deployment.worker.resume_window_s,

@@ -1,7 +1,8 @@
-"""The router at work: sessions and time feed the request machine, and its effects are performed.
+"""The asynchronous shell of a router: feeds session messages and time to the request machine, and performs
+its effects.
 
-All decisions are the machine's. The shell only carries: events in, messages and deltas out, always on one
-event loop, so that nothing here needs a lock.
+All decisions are the machine's. The shell passes events in, and messages and deltas out, on one event loop,
+so that nothing here needs a lock.
 """
 
 from __future__ import annotations
@@ -62,17 +63,17 @@ GRAIN_S = 1e-6
 
 
 def unobserved(_value: object) -> None:
-    """An observer that does not look."""
+    """An observer that does nothing."""
 
 
 class Router:
     """`kvasir.ports.router.RouterPort`. Call everything on one event loop; `run` must be running.
 
-    `scales_to_zero`: the model may have no worker, and gets one when it is asked for, as long as a planner
-    says so. `decisions` is the log that the machine's fleet writes. `fast_path` passes plain deltas on
-    without the machine; None where each has to be looked at. `on_summary` is told of each request that ended,
-    `on_worker` of each change of a worker's state and of its load a few times a second; both must not block
-    or raise. `discovery` stays the caller's to close.
+    `scales_to_zero`: the model may have no worker; requests start one if the planner reports so. `decisions`
+    is the log that the machine's fleet writes. `fast_path` sends plain deltas without the machine; None sends
+    each delta through it. `on_summary` is called for each request that ended, `on_worker` for each change of
+    a worker's state and for its load a few times a second; both must not block or raise. The caller closes
+    `discovery`.
     """
 
     def __init__(
@@ -126,7 +127,7 @@ class Router:
     # -- RouterPort ------------------------------------------------------------------------------
 
     def submit(self, request: Request, sink: StreamSink) -> None:
-        """See RouterPort. Raises also RequestError (`duplicate_request`)."""
+        """See RouterPort. Also raises RequestError (`duplicate_request`)."""
         self._demand.arrived(request)
         try:
             effects = self._machine.handle(RequestArrived(request), self._clock.now())
@@ -176,7 +177,7 @@ class Router:
     # -- sizes -----------------------------------------------------------------------------------
 
     def demand(self) -> dict[str, Traffic]:
-        """What has come and how it fares, by model."""
+        """Demand by model, and how it is served."""
         now = self._clock.now()
         view = self._machine.admission(now)
         traffic = self._demand.traffic(
@@ -188,12 +189,12 @@ class Router:
         return {self._registry.model: traffic}
 
     def worker_figures(self) -> list[WorkerStats]:
-        """What is known of each worker that is or was given work."""
+        """What is known of each worker that has or had work."""
         fleet = self._machine.fleet
         return [figures_of(worker, fleet.rates(name)) for name, worker in fleet.workers.items()]
 
     def planned(self, roles: Mapping[str, Role], ready_in_s: Mapping[str, float] | None) -> None:
-        """What the planner says; see PlannerWord. None for the latter where it is not heard."""
+        """The planner's report; see PlannerWord. None for the latter if the planner does not answer."""
         awake = None if ready_in_s is None else ready_in_s.get(self._registry.model)
         self._awake_in_s = awake
         self._feed(PlanReceived(roles, awake))
@@ -211,7 +212,7 @@ class Router:
         return self._machine.queued
 
     def accounting(self) -> Accounting:
-        """What is served, and what is accounted for it."""
+        """The accounting of what is served."""
         return self._machine.accounting()
 
     def index_stats(self) -> TreeStats:
@@ -219,7 +220,7 @@ class Router:
         return self._machine.fleet.index.stats()
 
     async def run(self) -> None:
-        """Serve until `close`. Raises what a part of the router dies of; it is closed then as well."""
+        """Serve until `close`. Raise the error that ended a part of the router, after closing the rest."""
         if self._closing:
             return
         self._spawn(self._watch(), "router-watch")
@@ -232,8 +233,8 @@ class Router:
             raise self._failure
 
     async def close(self) -> None:
-        """End every request with `shutting_down`, wait a moment for workers to confirm, and end all
-        sessions. Idempotent."""
+        """End every request with `shutting_down`, wait briefly for workers to confirm, and end all sessions.
+        Idempotent."""
         if self._closing:
             await self._closed.wait()
             return
@@ -251,7 +252,7 @@ class Router:
         self._closed.set()
 
     def validate_state(self) -> None:
-        """Raises AssertionError unless machine and shell agree and every invariant holds."""
+        """Raise AssertionError unless machine and shell agree and every invariant holds."""
         self._machine.validate_state()
         if len(self._sinks) != self._machine.in_flight:
             raise AssertionError(f"{len(self._sinks)} sinks, {self._machine.in_flight} requests")
@@ -279,7 +280,7 @@ class Router:
             due = self._machine.next_wakeup()
             if due is not None and due <= now:
                 self._feed(TimerTick())
-                # Bulk work comes in slices, and what else is due has its turn between them.
+                # Bulk work runs in slices, so that other work gets its turn.
                 await self._clock.sleep(0)
                 continue
             self._armed_for = due
@@ -287,7 +288,7 @@ class Router:
             if due is None:
                 await self._rearm.wait()
             else:
-                # Clocks have a grain: a wait below it would end before its time, again and again.
+                # Clocks have a resolution: a wait below it would end early, again and again.
                 await self._first_of(self._rearm.wait(), self._clock.sleep(max(due - now, GRAIN_S)))
 
     def _arm(self) -> None:
@@ -343,7 +344,7 @@ class Router:
             sink.on_delta(effect.delta)
             if self._fast_path is not None:
                 self._fast_path.offer(effect.request_id, effect.delta, sink)
-        except Exception:  # one client's sink must not end the session that serves the others
+        except Exception:  # An error of one client's sink must not end the session that serves the others.
             log.exception("the sink of request %s failed", effect.request_id)
             self._cut(effect.request_id, "internal_error")
 
@@ -351,7 +352,7 @@ class Router:
         sink = self._sinks.pop(effect.request_id, None)
         if self._fast_path is not None:
             self._fast_path.close(effect.request_id)
-        # Before the client hears of the end: it may ask for the reasons at once.
+        # Before the client is told of the end: it may ask for the decision record at once.
         self._decisions.ended(effect.summary)
         try:
             if sink is not None and isinstance(effect, FinishRequest):
@@ -388,7 +389,7 @@ class Router:
             self._snapshots.cancel(effect.worker_id)
 
     def _after_turn(self) -> None:
-        """Have what a turn of the loop leads to, in however many events, done once at its end."""
+        """Run the consequences of an event loop iteration once at its end, however many events it had."""
         if not self._turn_ends:
             self._turn_ends = True
             asyncio.get_running_loop().call_soon(self._end_turn)
@@ -409,7 +410,7 @@ class Router:
             self._members.settle(worker_id)
 
     def _refuse(self, worker_id: str, request: EngineRequest, error: KvasirError) -> None:
-        """A leg that could not be sent ends as if the worker had refused it."""
+        """End a leg that could not be sent as if the worker had refused it."""
         delta = Delta(
             request.request_id,
             0,

@@ -1,11 +1,11 @@
-"""Block names, the radix tree over them, a worker's shadow, copies and checksums of KV bytes, and the
-fast path of a token to its client: what router and workers do too often for Python.
+"""Code that is too slow in Python for router and workers: block hashes, the radix tree over them, a worker's
+shadow, copies and checksums of KV bytes, and the fast path of a token to its client.
 
-A block of a prompt is named by a 64-bit hash chained over its parent, so that equal names mean equal
-prefixes. The chain is Kvasir's own: an engine's hash algorithm or seed can change without the router's
-index going stale. A 64-bit name chooses a worker and never chooses bytes.
+A block of a prompt is identified by a 64-bit hash chained over its parent, so that equal hashes mean equal
+prefixes. The chain is Kvasir's own: a change of an engine's hash algorithm or seed cannot make the router's
+index stale. A 64-bit hash chooses a worker and never chooses bytes.
 
-The C++ module is used where it was built; the Python twin gives the same results more slowly.
+The C++ module is used if it was built; the Python twin gives the same results more slowly.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ try:
 
     IS_NATIVE = True
 except ImportError:  # no compiler when it was installed
-    # The twin keeps the contract of the .pyi; to a type checker its classes are others of the same names.
+    # The twin keeps the contract of the .pyi; to a type checker its classes are different classes.
     from kvasir.native._twin import (  # type: ignore[assignment]
         PREDICTED,
         SLOTS,
@@ -92,9 +92,9 @@ __all__ = [
 
 
 def root_hash(model: str, salt: str = "", adapter: str = "") -> int:
-    """Where a chain starts: prompts under another model, salt or LoRA adapter share no block.
+    """Return the root of a chain: prompts under another model, salt or LoRA adapter share no block.
 
-    Each part is length-prefixed, so that no two triples read alike.
+    Each part is length-prefixed, so that no two triples have the same encoding.
     """
     parts = [pack("<I", HASH_VERSION)]
     for part in (model, salt, adapter):

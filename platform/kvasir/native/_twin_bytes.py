@@ -1,5 +1,4 @@
-"""The Python twin of the native module's copies and checksums, apart from the names and trees of `_twin`
-since it knows nothing of them; see `_native.pyi` for the contract."""
+"""The Python twin of the native copies and checksums; see `_native.pyi` for the contract."""
 
 from __future__ import annotations
 

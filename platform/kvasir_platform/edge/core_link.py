@@ -18,7 +18,7 @@ from kvasir_platform.edge.remote_pages import RemoteNames, RemotePages
 from kvasir_platform.edge.remote_router import RemoteRouter, gone
 
 MAX_WAITING_BYTES = 64 << 20
-"""What may wait for a core that does not read; with more than that, requests are refused."""
+"""Limit of bytes queued for a core that does not read; above it, requests are refused."""
 
 
 class CoreLink:
@@ -112,4 +112,4 @@ class CoreLink:
 
 
 def _nothing() -> None:
-    """Nobody wants to know."""
+    """Ignores the result."""

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from kvasir_platform.edge.exposition import Families, lasting, merged, parse, render
 
 PATIENCE_S = 2.0
-"""An edge that takes longer is counted as it was when it answered last."""
+"""An edge that takes longer is included with its previous page."""
 
 
 class EdgeMetrics:

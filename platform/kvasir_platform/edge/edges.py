@@ -121,7 +121,7 @@ class Edges:
             counting.result()
 
     def _counted(self, counting: asyncio.Task[None]) -> None:
-        """The counting may have nothing to do, but a fault of it is to be heard."""
+        """Runs background work of the limits, which may be none, and raises its errors."""
         if not counting.cancelled() and counting.exception() is not None:
             self.stop()
 

@@ -1,18 +1,18 @@
-"""How a stream goes on when the worker that made it is lost: without a token lost, repeated or invented.
+"""How a stream continues after the loss of its worker, without a token lost, repeated or invented.
 
-    extend   the next worker is given prompt + output so far, and generates what comes after. Exact wherever
+    extend   the next worker gets prompt + output so far, and generates the rest. Exact where
              the next token depends on the tokens before it alone: greedy and unseeded sampling, any logit
              bias, repetition penalty (it counts prompt and output alike), stop strings, limits, logprobs.
-             Text that is taken apart and text that follows a grammar are no obstacle: the next worker's
+             Parsed text and text that follows a grammar can be extended too: the next worker's
              parser reads the output so far, and its grammar accepts it.
-    replay   the next worker begins anew; what the client has is compared token by token and dropped. For
-             what depends on more than the tokens before: a seed (the generator's state is the number of
+    replay   the next worker starts again; what the client has is compared token by token and dropped. For
+             output that depends on more than the tokens before: a seed (the generator's state is the number of
              draws), presence and frequency penalties and forbidden words (they look at output only), a bound
              on reasoning, several choices. It takes as long as the output so far took to make, and ends with
              a clean error where an engine does not repeat itself.
-    neither  draws without a seed that also need the second way: what follows would not be the same request's.
+    neither  sampling without a seed that would need a replay: the output would not be the same request's.
 
-A sampled stream without a seed goes on with fresh draws: as likely as any other continuation.
+A sampled stream without a seed continues with new samples: as likely as any other continuation.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from kvasir.native import StreamTokens
 
 
 class ContinuationMode(StrEnum):
-    """How to go on."""
+    """The ways to continue a stream."""
 
     EXTEND = "extend"
     REPLAY = "replay"
@@ -34,7 +34,7 @@ class ContinuationMode(StrEnum):
 
 
 def way_on(sampling: Sampling) -> ContinuationMode:
-    """The cheapest exact way for a stream that has begun."""
+    """Return the cheapest exact way to continue a stream that has begun."""
     greedy = sampling.temperature == 0
     drawn_by_seed = not greedy and sampling.seed is not None
     looks_at_output = (
@@ -50,22 +50,22 @@ def way_on(sampling: Sampling) -> ContinuationMode:
 
 @dataclass(slots=True)
 class PartLengths:
-    """How much the client has of a choice whose text is taken apart, in characters: content, reasoning, and
-    the arguments of each tool call whose name it knows."""
+    """How much the client has of a parsed choice, in characters: content, reasoning, and the arguments of
+    each tool call whose name was sent."""
 
     content: int = 0
     reasoning: int = 0
     calls: dict[int, int] = field(default_factory=dict)
 
     def add(self, delta: Delta) -> None:
-        """The parts of one more delta."""
+        """Add the parts of one more delta."""
         self.content += len(delta.text)
         self.reasoning += len(delta.reasoning)
         for call in delta.tool_calls:
             self.calls[call.index] = self.calls.get(call.index, 0) + len(call.arguments)
 
     def beyond(self, said: PartLengths, delta: Delta) -> Delta:
-        """What of `delta`, before which a leg has `said` so much, goes beyond these parts."""
+        """Return the part of `delta` beyond these parts, if a leg has sent `said` before it."""
         return replace(
             delta,
             text=delta.text[max(0, self.content - said.content) :],
@@ -82,14 +82,14 @@ class PartLengths:
             if had is None:
                 left.append(call)
             elif arguments := call.arguments[max(0, had - made) :]:
-                # Its name is known, and its id: engines draw another one for each attempt.
+                # The client has its name and id: engines draw another id for each attempt.
                 left.append(ToolCallDelta(call.index, arguments=arguments))
         return left
 
 
 class ChoiceOutput:
     """What the client has of one choice: `progress` counts its tokens and the characters of the engine's
-    text, by whichever path they went. `parts` is what became of that text where it is taken apart."""
+    text, over both paths. `parts` counts the parsed parts of that text."""
 
     __slots__ = ("finished", "parts", "progress")
 
@@ -100,7 +100,7 @@ class ChoiceOutput:
         self.parts: PartLengths | None = None
 
     def add(self, delta: Delta) -> None:
-        """The client is sent this."""
+        """Add a delta that is sent to the client."""
         if delta.raw_length is None:
             self.progress.add(delta.token_ids, len(delta.text))
         else:
@@ -112,8 +112,8 @@ class ChoiceOutput:
 
 
 def extended(request: Request, output: ChoiceOutput) -> tuple[Request, Continuation]:
-    """The request whose prompt ends with what the client has of its only choice. Of the prompt's logprobs,
-    which came with the first of it, nothing is wanted again."""
+    """Return the request whose prompt ends with the client's output of its only choice. Prompt logprobs,
+    which were sent with the first delta, are not requested again."""
     sampling = request.sampling
     if sampling.prompt_logprobs is not None:
         sampling = replace(sampling, prompt_logprobs=None)
@@ -125,8 +125,8 @@ def extended(request: Request, output: ChoiceOutput) -> tuple[Request, Continuat
 
 
 class ReplayFilter:
-    """Drops from a leg that began anew what the client has, and tells where it differs. `outputs` grow with
-    what passes."""
+    """Drops the output that the client has from a leg that started again, and detects differences. `outputs`
+    grow with what passes."""
 
     def __init__(self, outputs: list[ChoiceOutput]) -> None:
         self._outputs = outputs
@@ -136,7 +136,7 @@ class ReplayFilter:
         self._ended: set[int] = set()
 
     def at(self, index: int) -> int:
-        """How many tokens of this choice the leg has made."""
+        """Number of tokens of this choice that the leg has generated."""
         return self._tokens[index]
 
     def ended(self, index: int) -> bool:
@@ -149,7 +149,7 @@ class ReplayFilter:
         return len(self._outputs) - len(self._ended)
 
     def fault(self, delta: Delta) -> str | None:
-        """How `delta` differs from what the client has, or None."""
+        """Return how `delta` differs from what the client has, or None."""
         output, at = self._outputs[delta.index], self._tokens[delta.index]
         made, count = at + len(delta.token_ids), output.progress.count
         had = output.progress.slice(at, made)
@@ -162,8 +162,8 @@ class ReplayFilter:
         return None
 
     def rest(self, delta: Delta) -> Delta:
-        """The part of `delta` that the client does not have; its offset follows what the client has. The
-        prompt's logprobs came with the first of that."""
+        """Return the part of `delta` that the client does not have; its offset follows the client's output.
+        The prompt's logprobs were sent with the first part."""
         index, output = delta.index, self._outputs[delta.index]
         count = output.progress.count
         known = min(len(delta.token_ids), count - self._tokens[index])

@@ -2,14 +2,14 @@
 
     queued ──▶ prefilling ──▶ decoding ──▶ ended        (aggregated: queued ──▶ decoding)
       ▲             │             │
-      └── the leg failed, its worker was lost, or nothing came of it in time: elsewhere, from what the client
+      └── the leg failed, its worker was lost, or it was too slow: on another worker, from what the client
           has (see kvasir_router.requests.continuation)
 
 A PREFILL leg may offer its KV before all of it is computed. The DECODE leg then starts beside it and pulls
 while the other computes: until the prompt is done, the request is decoding in two legs.
 
-`handle(event, now)` changes the state and returns what is to be done about it. It reads no clock and
-waits for nothing, so that production, tests under virtual time and trace replay run the same decisions.
+`handle(event, now)` changes the state and returns effects. It reads no clock and waits for nothing, so that
+production, tests under virtual time and trace replay run the same decisions.
 """
 
 from __future__ import annotations
@@ -57,9 +57,9 @@ __all__ = ["MachineLimits", "RequestMachine"]
 
 
 class RequestMachine(Lifecycle[RequestState, Admission]):
-    """Obligations: each request whose arrival was accepted ends in exactly one Finish, Fail or Gone,
-    with nothing emitted after it; tokens of a choice are emitted in order, each once; every lease that
-    a prefill worker granted is released."""
+    """Obligations: each request whose arrival was accepted ends in exactly one Finish, Fail or Gone, with
+    nothing emitted after it; tokens of a choice are emitted in order, each once; every lease that a prefill
+    worker granted is released."""
 
     _failover: Failover
 
@@ -84,7 +84,7 @@ class RequestMachine(Lifecycle[RequestState, Admission]):
         return sum(state.lease is not None for state in self._states.values())
 
     def accounting(self) -> Accounting:
-        """What is served, and what is accounted for it."""
+        """The accounting of what is served."""
         states = self._states.values()
         return Accounting(
             in_flight=len(self._states),
@@ -99,7 +99,7 @@ class RequestMachine(Lifecycle[RequestState, Admission]):
         return sum(len(self._states[request_id].request.tokens) for request_id in self._admission)
 
     def next_wakeup(self) -> float | None:
-        """When a Tick is due, on the same clock as `now`; None when nothing waits for time."""
+        """When a Tick is due, on the same clock as `now`; None if nothing waits for time."""
         due = (super().next_wakeup(), self.fleet.index.next_due())
         return min((when for when in due if when is not None), default=None)
 
@@ -109,8 +109,8 @@ class RequestMachine(Lifecycle[RequestState, Admission]):
         return None if state is None else state.fast_path()
 
     def handle(self, event: Event, now: float) -> list[Effect]:
-        """Take in one event. Raises, for Arrived only and then without any change, CapacityError
-        (no_capacity, shutting_down, or what Admission refuses with) or RequestError (duplicate_request)."""
+        """Handle an event. Raise, for Arrived only and without any change, CapacityError (no_capacity,
+        shutting_down, or the refusal of Admission) or RequestError (duplicate_request)."""
         if isinstance(event, StepReceived):
             self._progress.take(event.worker_id, event.batch, now)
         elif isinstance(event, MembershipEvent):
@@ -194,7 +194,7 @@ class RequestMachine(Lifecycle[RequestState, Admission]):
         return state.last_error or self.fleet.missing() or "no worker serves this model"
 
     def validate_state(self) -> None:
-        """Raises AssertionError, naming what is wrong, unless every invariant holds."""
+        """Raise AssertionError, naming the violation, unless every invariant holds."""
         check_requests(self._states, self._admission, self._table.timers, self.fleet)
         check_work(self._states, self.fleet)
         check_limits(self._states, self._limits)

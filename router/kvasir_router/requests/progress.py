@@ -1,7 +1,7 @@
-"""What workers say of the legs that run there: the middle of every request's way, and the hot path.
+"""Handles the steps that workers report for running legs: the hot path of the machine.
 
-Nearly every delta is the next piece of a stream that the client is reading; it is passed on after one look.
-Whatever else comes ends a leg, begins one, or is a fault of the worker's.
+Nearly every delta is the next piece of a stream that the client reads; it is passed on after one check.
+Anything else ends a leg, begins one, or is a fault of the worker.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from kvasir_router.requests.table import RequestTable
 
 
 class Progress:
-    """Takes in what workers say of the table's requests."""
+    """Applies workers' steps to the table's requests."""
 
     def __init__(
         self,
@@ -36,12 +36,12 @@ class Progress:
         self._failover = failover
 
     def take(self, worker_id: str, batch: StepBatch, now: float) -> None:
-        """What happened in a step of this worker, if it is known."""
+        """Handle a step of this worker, if the worker is known."""
         worker = self._fleet.workers.get(worker_id)
         if worker is None:
             return
         if batch.kv is not None:
-            # Before the deltas, which may end what was only foreseen.
+            # Before the deltas, which may end what was only predicted.
             self._fleet.index.apply(worker_id, batch.kv, now)
         for delta in batch.deltas:
             request_id = worker.legs.get(delta.request_id)
@@ -51,7 +51,7 @@ class Progress:
             state = self._states[request_id]
             output = state.continued(delta)
             if output is not None:
-                # Nearly every delta: the checks below, in one look.
+                # Nearly every delta: the checks below, combined.
                 self._completion.emit(state, output, delta)
             elif is_leg(state.prefilling, worker_id, delta):
                 self._prefill_delta(state, worker, delta, now)
@@ -117,11 +117,11 @@ class Progress:
             self._completion.emit(state, state.outputs[delta.index], delta)
 
     def _first_token(self, state: RequestState, now: float) -> None:
-        """The running leg has said something."""
+        """Record that the running leg has sent something."""
         state.streaming = True
         state.hedge_at = None
         state.first_token_s = now if state.first_token_s is None else state.first_token_s
-        # What began anew elsewhere does not say how long others wait for their first token.
+        # A restarted request does not say how long others wait for their first token.
         self._admission.first_token(state.ticket, None if state.attempts else now - state.started_s)
         target, plan = running(state).target, state.planned
         self._legs.prefilled(state, target, now, leaves=False)

@@ -1,4 +1,4 @@
-"""One request on its way through the router: what the machine keeps of it, and the errors it may end with."""
+"""The state of one request in the router, and the errors it may end with."""
 
 from __future__ import annotations
 
@@ -18,14 +18,15 @@ from kvasir_router.fleet.work import Charges
 from kvasir_router.requests.continuation import ChoiceOutput, ContinuationMode, ReplayFilter, extended, way_on
 
 SHORTEST_TTFT_S = 0.02
-"""Predictions below this say nothing of how slow a worker is: the loop's own grain is of their size."""
+"""Predictions below this say nothing about how slow a worker is: the event loop's own resolution is of this
+size."""
 
 
 @dataclass(frozen=True, slots=True)
 class MachineLimits:
-    """See kvasir.config.spec.routing; what waits is bounded by the rules of admission. `migrate_s` is how
-    long legs on a broken connection wait for it to come back, and `ghost_ttl_s` bounds the memory of aborted
-    legs whose worker never reports their end."""
+    """See kvasir.config.spec.routing; admission limits what waits. `migrate_s` is how long legs on a broken
+    connection wait for it to resume, and `ghost_ttl_s` bounds the memory of aborted legs whose worker never
+    reports their end."""
 
     max_in_flight: int = 4096
     max_retries: int = 2
@@ -39,7 +40,7 @@ class MachineLimits:
 
 
 class Phase(StrEnum):
-    """Where a request is. An aggregated one is decoding from its start: nothing is handed over."""
+    """The phase of a request. An aggregated request is DECODING from its start: nothing is handed over."""
 
     QUEUED = "queued"
     PREFILLING = "prefilling"
@@ -48,7 +49,7 @@ class Phase(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RunningLeg:
-    """A leg of a request that runs."""
+    """A running leg of a request."""
 
     leg_id: str
     kind: Leg
@@ -58,7 +59,7 @@ class RunningLeg:
 @dataclass(frozen=True, slots=True)
 class HeldLease:
     """KV on a prefill worker that waits to be pulled, until `until_s` at the latest. `failed`: a pull of it
-    did."""
+    failed."""
 
     worker_id: str
     handoff: KvHandoff
@@ -68,15 +69,15 @@ class HeldLease:
 
 @dataclass(slots=True)
 class RequestState:
-    """All that the router keeps of a request.
+    """The state of a request in the router.
 
     `request` is the client's; `current` is what runs, whose prompt may end with output that the client has
-    (`continuation`). `outputs` is what the client has of each choice; `replay` drops it from a leg that began
-    anew. `ahead` is the PREFILL leg that still computes what a DECODE leg has begun to pull. `streaming`:
-    `leg` has said something. `attempts` counts starts after the first, whatever their reason, `retries`
-    those after a failure, `migrations` those after the loss of a worker. `ticket` is what admission knows of
-    it, and `brownout` what was done under pressure when it came. `decode_s` is when the DECODE leg was sent,
-    and `overlap_s` for how long the PREFILL leg went on after that.
+    (`continuation`). `outputs` is what the client has of each choice; `replay` drops it from a leg that
+    started again. `ahead` is the PREFILL leg that still computes what a DECODE leg has begun to pull.
+    `streaming`: `leg` has sent something. `attempts` counts starts after the first, whatever their reason,
+    `retries` those after a failure, `migrations` those after the loss of a worker. `ticket` is its admission,
+    and `brownout` the steps in force at its arrival. `decode_s` is when the DECODE leg was sent, and
+    `overlap_s` how long the PREFILL leg ran after that.
     """
 
     request: Request
@@ -120,12 +121,12 @@ class RequestState:
 
     @property
     def leg(self) -> RunningLeg | None:
-        """The leg that leads to the client's tokens."""
+        """The leg that generates the client's tokens."""
         return self._leg
 
     @leg.setter
     def leg(self, leg: RunningLeg | None) -> None:
-        # What another leg says, or this one after its end, must not reach the client.
+        # Deltas of an earlier leg, or of this one after its end, must not reach the client.
         for output in self.outputs:
             output.progress.fence()
         self._leg = leg
@@ -154,17 +155,17 @@ class RequestState:
 
     @property
     def prefilled(self) -> bool:
-        """Whether the prompt was computed where that was planned, as far as its worker has said."""
+        """Whether the prompt was computed where planned, as far as its worker has reported."""
         return self.planned.prefill is None or self.prefill_usage is not None
 
     @property
     def begun(self) -> bool:
-        """Whether the client has something of its output."""
+        """Whether the client has some of its output."""
         return any(output.progress.count for output in self.outputs)
 
     def slowness(self, now: float) -> float | None:
-        """The time since this attempt began over what was foreseen until its first token; None where nothing
-        was."""
+        """The time since this attempt began, relative to the predicted time to its first token; None without
+        a prediction."""
         predicted = self.planned.predicted_ttft_s
         return (now - self.started_s) / max(predicted, SHORTEST_TTFT_S) if predicted else None
 
@@ -176,8 +177,8 @@ class RequestState:
         return replace(usage, cached_tokens=known.cached_tokens, tier_tokens=known.tier_tokens)
 
     def counted_first(self, delta: Delta) -> Delta:
-        """The first tokens of the running leg, with what is known by then of the prompt's share in caches:
-        a client that is cut off has used that, too."""
+        """The first tokens of the running leg, with what is known of the prompt's prefix hit: a client that
+        was cut off has used that, too."""
         known = delta.usage
         if known is None:
             known = Usage(prompt_tokens=len(self.current.tokens), output_tokens=len(delta.token_ids))
@@ -192,7 +193,7 @@ class RequestState:
         return replace(timings, transfer_s=max(0.0, timings.transfer_s - waited)) if waited else timings
 
     def total(self, usage: Usage, coming: int) -> Usage:
-        """The counts of the whole request, where `usage` is of its last attempt and `coming` tokens of output
+        """The counts of the whole request, where `usage` is of its last attempt and `coming` output tokens
         are still to be added."""
         if self.continuation is None:
             return usage
@@ -207,7 +208,7 @@ class RequestState:
         )
 
     def forget_attempt(self) -> None:
-        """Back to the state before routing, for a start elsewhere that goes on from what the client has."""
+        """Return to the state before routing, to start on another worker from what the client has."""
         self.phase = Phase.QUEUED
         self.plan = None
         self.streaming = False
@@ -227,7 +228,7 @@ class RequestState:
             self.replay = ReplayFilter(self.outputs)
 
     def continued(self, delta: Delta) -> ChoiceOutput | None:
-        """What `delta` is just the next piece of, where it is that of a stream that the client is reading."""
+        """The choice that `delta` plainly continues in a running stream; None if it does not."""
         index, outputs = delta.index, self.outputs
         if not self.streaming or delta.finish is not None or delta.last or self.replay is not None:
             return None
@@ -255,13 +256,13 @@ class RequestState:
         return None
 
     def overdue(self, now: float) -> RequestError:
-        """What the request ends with when its deadline has passed."""
+        """The error of a request whose deadline has passed."""
         took = now - self.request.arrival_s
         message = f"the request was not done after {took:.1f} s ({self.phase})"
         return RequestError(message, status=504, code="request_timeout")
 
     def summary(self, outcome: str, now: float) -> RequestSummary:
-        """What happened, as of now."""
+        """The summary as of now."""
         plan, request = self.plan, self.request
         return RequestSummary(
             request_id=request.request_id,
@@ -289,7 +290,7 @@ class RequestState:
 
 
 def says_something(delta: Delta) -> bool:
-    """Whether the delta has anything for the client, or for the count of what was taken in for it."""
+    """Whether the delta has anything for the client, or for the count of parsed text."""
     return bool(
         delta.token_ids
         or delta.text
@@ -302,7 +303,7 @@ def says_something(delta: Delta) -> bool:
 
 
 def error_of(delta: Delta) -> KvasirError:
-    """A failed leg as an error: what the client has to mend is a RequestError, and no reason to retry."""
+    """The error of a failed leg: a RequestError if the client must fix it, and no reason to retry."""
     code = delta.error or "worker_failed"
     message = delta.error_message or f"the worker ended the request ({delta.finish or 'without KV'})"
     reason = REASONS.get(code)
@@ -312,18 +313,18 @@ def error_of(delta: Delta) -> KvasirError:
 
 
 def broken_stream(worker_id: str, fault: str) -> UpstreamError:
-    """A worker that lost, repeated or invented tokens."""
+    """The error of a worker that lost, repeated or invented tokens."""
     return UpstreamError(f"worker {worker_id} broke the stream: {fault}", code="protocol_error")
 
 
 def not_repeated(lost: KvasirError | None, fault: str) -> UpstreamError:
-    """A stream that was to be made anew after `lost`, and came out differently."""
+    """The error of a stream that was replayed after `lost` and came out differently."""
     why = "" if lost is None else f"{lost.message}; "
     return UpstreamError(f"{why}the stream could not be repeated elsewhere: {fault}", code="worker_lost")
 
 
 def check_arrival(request: Request, states: Container[str], *, closing: bool) -> None:
-    """Raise CapacityError when the machine is `closing`, RequestError when the request's id is in flight."""
+    """Raise CapacityError if the machine is `closing`, RequestError if the request's id is in flight."""
     if closing:
         raise CapacityError("the router is stopping", code="shutting_down")
     if request.request_id in states:
@@ -336,14 +337,14 @@ _USUAL_RETRY_S = 5.0
 
 
 def waited_for_nothing(queue_timeout_s: float, why: object, ready_in_s: float | None) -> CapacityError:
-    """No worker took a request in time; there may be one in `ready_in_s`."""
+    """The error of a request that no worker took in time; one may be available in `ready_in_s`."""
     message = f"no worker could take the request within {queue_timeout_s:g} s: {why}"
     retry_s = _USUAL_RETRY_S if ready_in_s is None else max(1.0, ready_in_s)
     return CapacityError(message, code="no_workers", retry_after_s=retry_s)
 
 
 def refuse_to_wait(ready_in_s: float | None, queue_timeout_s: float, why: str | None) -> None:
-    """Raise CapacityError where no worker will be there before a request has waited for as long as it may."""
+    """Raise CapacityError if no worker will be available before the request's longest wait is over."""
     if ready_in_s is not None and ready_in_s > queue_timeout_s:
         message = f"{why or 'no worker serves this model'}; one is being started, in about {ready_in_s:.0f} s"
         raise CapacityError(message, code="no_workers", retry_after_s=ready_in_s)

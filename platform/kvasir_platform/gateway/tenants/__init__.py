@@ -1,1 +1,1 @@
-"""Who calls, and what they may: keys, tenants, limits and the salts that keep their caches apart."""
+"""Authentication and authorization of callers: API keys, tenants, limits and cache salts."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from kvasir.ports.limits import WINDOW_S
 
 SLACK_S = 1e-6
-"""What adding up floating-point times may be wrong by: a client that waits as told must get in."""
+"""Tolerance of floating-point sums: a client that waits as long as told must be admitted."""
 _OWED_S = 2 * WINDOW_S
 
 

@@ -1,7 +1,7 @@
-"""A tenant as the API sees it: what its requests may ask for, what they cost it, and how they are marked.
+"""A tenant as the API sees it: what its requests may use, what they are charged, and how they are salted.
 
-One object for each tenant, made at start. A request asks it a handful of questions; where limits are counted
-in memory all of them are answered at once.
+One object per tenant, made at start. A request makes a few calls; with limits in memory all of them return at
+once.
 """
 
 from __future__ import annotations
@@ -36,8 +36,7 @@ class LimitReached(CapacityError):
 
 
 class Charge:
-    """What one request has been charged. The first of `settle` and `release` ends it; further calls do
-    nothing."""
+    """The charge of one request. The first of `settle` and `release` ends it; further calls do nothing."""
 
     __slots__ = ("_caller", "_grant", "_limits", "_open")
 
@@ -49,11 +48,11 @@ class Charge:
 
     @property
     def header_lines(self) -> bytes:
-        """For the answer; empty where nothing is limited."""
+        """Header lines for the response; empty if the tenant has no limits."""
         return b"" if self._grant is None else limit_headers(self._grant.quota, self._grant.levels)
 
     def settle(self, prompt_tokens: int, output_tokens: int) -> None:
-        """The request has ended and a worker has processed it. Both counts are those of its usage."""
+        """Settle the charge of a request that a worker has processed, with both counts of its usage."""
         if self._close():
             use = self._caller.use
             use.prompt_tokens += prompt_tokens
@@ -62,7 +61,7 @@ class Charge:
                 self._limits.settle(self._grant, prompt_tokens + output_tokens)
 
     def release(self) -> None:
-        """The request reached no worker: it costs nothing."""
+        """Refund a request that reached no worker."""
         if self._close() and self._grant is not None:
             self._limits.release(self._grant)
 
@@ -79,17 +78,17 @@ class ChargeReceiver(Protocol):
     loop."""
 
     def admitted(self, charge: Charge) -> None:
-        """The call is let in; the charge is to be settled or released once."""
+        """The call is admitted; settle or release the charge once."""
         ...
 
     def failed(self, error: BaseException) -> None:
-        """It is not, and nothing was charged."""
+        """The call is refused; nothing was charged."""
         ...
 
 
 class Caller:
     """One tenant. `rank` is the number of its priority class, 0 the most urgent; `slo` are the SLO classes
-    that it may ask for."""
+    that it may use."""
 
     def __init__(
         self, spec: TenantSpec, rank: int, slo: SloClasses, scope: CacheScope | Open, limits: RateLimits
@@ -100,7 +99,7 @@ class Caller:
         self.slo = slo
         self.use = TenantUsage(spec.name)
         self.salt = scope.salt
-        """The salt for the KV of a request, given the client's own, "" for none."""
+        """Return the salt for the KV of a request, given the client's own salt, or "" for none."""
         self._sessions = "" if isinstance(scope, Open) else f"{spec.name}\n"
         self._spec = spec
         self._first_priority = rank * PRIORITY_SPAN
@@ -110,13 +109,13 @@ class Caller:
         self._limits = limits
 
     def priority(self, asked: int | None) -> int:
-        """A request's priority within the tenant's class, given what the client asks for: 0 (or less) for the
-        first in the class, more to stand behind others."""
+        """Return a request's priority within the tenant's class for the `priority` of the client: 0 (or less)
+        for the first in the class, more to queue behind others."""
         return self._first_priority + min(max(asked or 0, 0), PRIORITY_SPAN - 1)
 
     def session(self, named: str) -> str:
-        """What the router calls a session that the client has `named`, "" for none: tenants who choose the
-        same name have nothing to do with each other."""
+        """Return the router's name of the session that the client has `named`, "" for none. Sessions of
+        different tenants never share a name."""
         return self._sessions + named if named else ""
 
     def may_use(self, model: str) -> bool:
@@ -124,8 +123,8 @@ class Caller:
         return self._models is None or model in self._models
 
     def check_model(self, model: str) -> None:
-        """Raises RequestError 404 for a model that is not for this tenant, in the words for one that is not
-        there: names can be secrets too."""
+        """Raise RequestError 404 for a model that this tenant may not use, with the same text as for an
+        unknown one: model names can be secret."""
         if not self.may_use(model):
             raise no_such_model(model)
 
@@ -135,8 +134,8 @@ class Caller:
             raise RequestError("This needs an operator's API key.", status=403, code="operator_only")
 
     def check_size(self, prompt_tokens: int, max_tokens: int | None, param: str) -> None:
-        """Raises RequestError for one prompt, and the output asked for (None: none named), beyond the
-        tenant's limits. `param` is the field that holds the prompt."""
+        """Raise RequestError for a prompt, or a requested output (None: not set), beyond the tenant's limits.
+        `param` is the field that holds the prompt."""
         output, context = self._spec.max_output_tokens, self._spec.max_context_tokens
         if output is not None and max_tokens is not None and max_tokens > output:
             raise RequestError(
@@ -154,8 +153,8 @@ class Caller:
             )
 
     def turned_away(self, code: str) -> None:
-        """Count a request that the router has ended with an error of this code, where that is for what the
-        tenant has there already."""
+        """Count a request that the router has refused with this code, if the code concerns the tenant's own
+        load."""
         if code in _OVER_ITS_SHARE:
             self.use.refused[code] = self.use.refused.get(code, 0) + 1
 
@@ -170,9 +169,8 @@ class Caller:
         return tokens if most is None else min(tokens, most)
 
     def admit(self, tokens: int, receiver: ChargeReceiver) -> None:
-        """Charge a call that may use so many tokens, prompts and all output together. `receiver` gets the
-        charge, or the error to answer with: at once where the router counts alone, else later on this event
-        loop."""
+        """Charge a call that may use this many tokens, prompts and all output together. `receiver` gets the
+        charge or the error: immediately if the router counts alone, else later on this event loop."""
         quota = self._quota
         if quota is None:
             receiver.admitted(self._charge(None))

@@ -70,7 +70,7 @@ class KeyRing:
         return {self._digest(hashed): entry for hashed, entry in keys.items()}
 
     def _mark(self, texts: list[KeyText]) -> bytes:
-        """What tells these texts from others, whatever times and sizes their files have."""
+        """A digest of these texts, independent of the times and sizes of their files."""
         mark = hashlib.blake2b(key=self._secret)
         for text in texts:
             mark.update(repr((text.tenant, text.text)).encode())

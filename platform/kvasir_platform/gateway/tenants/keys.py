@@ -20,7 +20,7 @@ from kvasir.config.spec.tenants import DEFAULT_TENANT
 from kvasir.core.errors import ConfigError
 
 PREFIX = "sk-kvasir-"
-"""Of keys made here, so that scanners for leaked secrets know them."""
+"""Prefix of generated keys, so that scanners for leaked secrets recognize them."""
 _HASH = re.compile(r"[0-9a-fA-F]{64}")
 _MAX_KEYS = 100_000
 _MAX_BYTES = 32 << 20
@@ -39,7 +39,7 @@ class KeyEntry(NamedTuple):
 
 
 class KeyText(NamedTuple):
-    """One source as read: where from, whose its keys are where they do not say, and its lines."""
+    """One source as read: its name, the tenant of lines that name none, and its lines."""
 
     source: str
     tenant: str
@@ -130,15 +130,15 @@ def _folder(folder: Path) -> list[KeyText]:
     try:
         return _files(base)
     except ConfigError:
-        # It may have been replaced while it was read.
+        # The file may have been replaced while it was read.
         if (now := _version(folder)) == base:
             raise
         return _files(now)
 
 
 def _version(folder: Path) -> Path:
-    """Where the files are: those of a mounted secret are links into `..data`, a link that is replaced in one
-    step, so that what is read below the folder that it points to is of one version."""
+    """Resolve the folder of a mounted Secret: its files are links into `..data`, a link that is replaced
+    atomically, so that all files below its target are of one version."""
     swapped = folder / "..data"
     try:
         return swapped.resolve(strict=True) if swapped.is_symlink() else folder
@@ -173,5 +173,5 @@ def _text(path: Path, field: str, tenant: str) -> KeyText:
 
 
 def _without_waiting(path: str, flags: int) -> int:
-    """Opens a pipe that nobody writes to, too, which would keep its reader for ever."""
+    """Open without blocking: a pipe without a writer would block its reader forever."""
     return os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)

@@ -10,7 +10,7 @@ longer than empty buckets do, so a state further ahead is reduced.
 from __future__ import annotations
 
 STALE_S = 15
-"""A router beats three times as often."""
+"""A router sends heartbeats three times as often."""
 _KEEP_S = 180
 _HEAD = f"""
 local key, replica = KEYS[1], ARGV[1]
@@ -24,8 +24,8 @@ local function ran(count)
 end
 """
 
-#: ARGV: router, requests a minute, tokens a minute, concurrency (0: no limit), tokens. Answers which limit is
-#: in the way (0: none, and all is charged) and for how long, and the levels of both buckets, in microseconds.
+#: ARGV: router, requests per minute, tokens per minute, concurrency (0: no limit), tokens. Returns the
+#: exceeded limit (0: none, and all is charged), the wait for it, and both buckets' levels, in µs.
 TAKE = (
     _HEAD
     + f"""
@@ -64,8 +64,8 @@ return {{why, why > 0 and micro(longest) or 0, micro(r - now), micro(t - now)}}
 """
 )
 
-#: ARGV: router, requests a minute, tokens a minute, and what of each is charged further (negative: given
-#: back).
+#: ARGV: router, requests per minute, tokens per minute, and the change of each charge (negative: a
+#: refund).
 SETTLE = (
     _HEAD
     + """
@@ -84,7 +84,7 @@ return 0
 """
 )
 
-#: ARGV: router, and how many of the tenant's requests it runs.
+#: ARGV: router, and the number of the tenant's requests that it runs.
 BEAT = (
     _HEAD
     + """

@@ -9,7 +9,7 @@ from kvasir_platform.gateway.tenants.buckets import bounded, charged, wait
 
 LIMITS: tuple[Limit, ...] = ("requests", "tokens", "concurrency")
 GUESS_S = 1.0
-"""When to come back for a place among requests that run: nobody knows when one of them ends."""
+"""Estimated wait for a concurrency slot: the end of a running request is unknown."""
 
 
 class _Tenant:
@@ -108,11 +108,11 @@ class MemoryLimits:
 
 
 def levels(requests: float, tokens: float, now: float) -> BucketLevels:
-    """Of buckets that will be full at these times."""
+    """The levels of buckets that will be full at these times."""
     return BucketLevels(max(0.0, requests - now), max(0.0, tokens - now))
 
 
 def check_amount(quota: Quota, tokens: int) -> None:
-    """Raises ValueError for more than ever fits in."""
+    """Raise ValueError for an amount larger than the bucket."""
     if quota.tokens_per_min is not None and tokens > quota.tokens_per_min:
         raise ValueError(f"{tokens} tokens can never be had from {quota.tokens_per_min} a minute")

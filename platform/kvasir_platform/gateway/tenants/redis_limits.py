@@ -36,7 +36,8 @@ _RETRY_S = 1.0
 _BEAT_S = 5.0
 _CONNECT_S = 2.0
 _GRACE_S = 0.005
-"""Past its deadline a batch still takes what has come already: the loop may have been late itself."""
+"""After its deadline a batch still takes responses that have arrived already: the loop may have been late
+itself."""
 _MICRO = 1e6
 _PING = (b"PING",)
 
@@ -72,14 +73,14 @@ class RedisLimits:
         self._local = MemoryLimits(clock.now)
         self._waiting: deque[_Take | _End] = deque()
         self._asked: set[str] = set()
-        """Tenants that have been told of since the last beat."""
+        """Tenants reported since the last heartbeat."""
         self._wake = asyncio.Event()
         self._scripts: list[Any] = []
         self._warned = False
         self.shared = False
         """Whether routers count together at the moment."""
         self.local_decisions = 0
-        """Questions that were meant for the server, and were not decided by it."""
+        """Requests for a grant that were sent to the server and decided locally."""
 
     def take(
         self, tenant: str, quota: Quota, tokens: int, then: Callable[[Grant | LimitRefusal], None]
@@ -130,7 +131,7 @@ class RedisLimits:
         async with self._deadline(_CONNECT_S):
             scripts = [("SCRIPT", "LOAD", script) for script in (TAKE, SETTLE, BEAT)]
             self._scripts = await _exchange(connection, scripts)
-            # What the server holds of this router may be of before it was lost.
+            # The server's state of this router may date from before the connection was lost.
             await _exchange(connection, self._beats(self._local.tenants()) or [_PING])
         self._found()
         beat_s = self._clock.now() + _BEAT_S
@@ -175,7 +176,7 @@ class RedisLimits:
         return ("EVALSHA", script, 1, self._key(asked.tenant), self._replica, *rest)
 
     def _beats(self, tenants: Sequence[str]) -> list[_Command]:
-        """What runs here, as it is before what waits has been told."""
+        """The running requests of this router as of before its queued reports."""
         ending = Counter(each.tenant for each in self._waiting if isinstance(each, _End))
         return [
             (
@@ -199,7 +200,7 @@ class RedisLimits:
             self._local.count(verdict)
         try:
             asked.then(verdict)
-        # One request's fault must not end the task that all others wait for.
+        # An error of one request must not end the task that serves all others.
         except Exception as error:  # noqa: BLE001
             _log.error("a request failed after its rate limits", exc_info=error)
 
@@ -219,7 +220,7 @@ class RedisLimits:
             )
 
     def _fall_back(self, batch: Sequence[_Take | _End]) -> None:
-        """Decide all that waits for the server, beginning with a batch that it has not answered."""
+        """Decide all queued requests locally, beginning with the batch that the server has not answered."""
         self.shared = False
         left, self._waiting = [*batch, *self._waiting], deque()
         for asked in left:

@@ -1,17 +1,16 @@
-"""Salts of KV caches: what keeps one tenant from finding another's prompts by how fast they are answered.
+"""Salts of KV caches: they prevent a tenant from detecting another tenant's prompts by response times.
 
-An engine shares the KV of equal prompts, and a prompt that is found is answered sooner. So each prompt's
-chain of blocks begins with a salt, and blocks under different salts are different blocks, in the engine, in
-its tiers and in the router's index alike. The salt is an HMAC-SHA256 over who the caller is and the salt that
-it chose itself, under a secret of the deployment: a tenant cannot name another's salt, whatever it sends, and
-who sees a salt (a worker, a store of blocks) learns neither tenant nor the client's own salt.
+An engine shares the KV of equal prompts, and a cached prompt is answered sooner. So the block chain of each
+prompt begins with a salt; blocks under different salts are different blocks in the engine, in its tiers and
+in the router's index. The salt is an HMAC-SHA256 over the caller's scope and the client's own salt, keyed by
+a secret of the deployment: a tenant cannot produce another's salt, and a salt reveals neither the tenant nor
+the client's salt to whoever sees it (a worker, a block store).
 
-What several tenants may share is said by groups, as a whole. Sharing no more than a leading system prompt is
-not to be had exactly: vLLM puts the salt into the hash of a prompt's first block, from which all others
-follow, so that blocks before a salt would have to be named by a rule of one's own in the engine. Nor is there
-a way around it. A salt made from the system prompt alone would let everyone who knows that prompt find what
-other tenants wrote after it, which is the very thing that salts prevent. Tenants of a group find each other's
-whole prompts, and have asked for it.
+Tenants share caches by groups, as a whole. Sharing only a leading system prompt is not possible: vLLM puts
+the salt into the hash of a prompt's first block, on which all later hashes depend, so blocks before a salt
+would need a naming rule of their own in the engine. A salt derived from the system prompt alone would let
+everyone who knows that prompt detect what other tenants wrote after it, which is what salts prevent. Tenants
+of a group can hit each other's whole prompts, by configuration.
 """
 
 from __future__ import annotations
@@ -33,18 +32,18 @@ _MIN_CHARS = 32
 
 
 class CacheScope:
-    """Those who share a cache. `client` is the salt that a request brings, "" for none."""
+    """The scope that shares a cache. `client` is the salt of a request, "" for none."""
 
     __slots__ = ("_key", "_plain")
 
     def __init__(self, secret: bytes, cache: str, tenant: str) -> None:
-        # Neither a tenant's name nor a group's has a line end, so no two scopes have one spelling.
+        # Names of tenants and groups contain no line break, so no two scopes have the same encoding.
         who = f"tenant\n{tenant}" if cache == "own" else cache.replace(":", "\n", 1)
         self._key = hmac.digest(secret, b"kvasir cache scope\n" + who.encode(), "sha256")
         self._plain = self._made(b"")
 
     def salt(self, client: str = "") -> str:
-        """The salt of a request, 43 characters."""
+        """Return the salt of a request, 43 characters."""
         return self._made(client.encode()) if client else self._plain
 
     def _made(self, client: bytes) -> str:
@@ -53,18 +52,18 @@ class CacheScope:
 
 
 class Open:
-    """Where nobody is told apart: a request's own salt is all there is."""
+    """Salts of a deployment without API keys: only the request's own salt applies."""
 
     __slots__ = ()
 
     @staticmethod
     def salt(client: str = "") -> str:
-        """As the client sent it."""
+        """Return the client's salt."""
         return client
 
 
 def salt_secret(deployment: Deployment) -> bytes:
-    """What the salts of a deployment are made from; empty where nobody is told apart. Raises ConfigError."""
+    """Return the salts of a deployment. Raise ConfigError."""
     if not deployment.gateway.asks_for_keys:
         return b""
     named = deployment.tenancy.cache_secret_file
@@ -72,8 +71,8 @@ def salt_secret(deployment: Deployment) -> bytes:
 
 
 def cache_secret(path: Path | None) -> bytes:
-    """The deployment's secret from its file, or one for this run alone. Raises ConfigError for a file that
-    cannot be read, or that holds too little to be one."""
+    """Return the deployment's secret from its file, or a random one for this run. Raise ConfigError for a
+    file that cannot be read or is too short."""
     if path is None:
         _log.warning(
             "no tenancy.cache_secret_file: KV that tiers keep is not found again after a restart, nor by "
@@ -93,7 +92,7 @@ def cache_secret(path: Path | None) -> bytes:
 
 
 def keep_cache_secret(path: Path) -> None:
-    """Make a secret in `path`, for its owner alone, unless there is one. Raises ConfigError."""
+    """Create a secret in `path` with access for its owner only, unless the file exists. Raise ConfigError."""
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     except FileExistsError:
