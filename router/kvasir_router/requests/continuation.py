@@ -6,10 +6,10 @@
              Parsed text and text that follows a grammar can be extended too: the next worker's
              parser reads the output so far, and its grammar accepts it.
     replay   the next worker starts again; what the client has is compared token by token and dropped. For
-             output that depends on more than the tokens before: a seed (the generator's state is the number of
-             draws), presence and frequency penalties and forbidden words (they look at output only), a bound
-             on reasoning, several choices. It takes as long as the output so far took to make, and ends with
-             a clean error where an engine does not repeat itself.
+             output that depends on more than the tokens before: a seed (the generator's state is the number
+             of draws), presence and frequency penalties, bad words (they count output only), a bound on
+             reasoning, several choices. It takes as long as the output so far took to generate, and ends
+             with a clean error if the engine's output differs.
     neither  sampling without a seed that would need a replay: the output would not be the same request's.
 
 A sampled stream without a seed continues with new samples: as likely as any other continuation.
