@@ -10,7 +10,6 @@ from kvasir.config.spec.filters import OutputFiltersSpec
 from kvasir.core.errors import ConfigError
 from kvasir.ports.output_filter import AnswerPart, FilterSubject, OutputFilter
 from kvasir.telemetry.metrics import Metrics
-from kvasir_platform.gateway.filters.classifier import ClassifierFilter
 from kvasir_platform.gateway.filters.filtered_answer import FilteredAnswer, FilteredChoice, Timers, watched_by
 from kvasir_platform.gateway.filters.regex import RegexFilter
 from kvasir_platform.gateway.http.outbound import Resolve, system_resolve
@@ -58,6 +57,9 @@ def output_filters(
     for each in spec.regex:
         made.append(RegexFilter(each, _counter(metrics, each.name)))
     for one in spec.classifier:
+        # The HTTP client takes megabytes that only gateways with a classifier should pay.
+        from kvasir_platform.gateway.filters.classifier import ClassifierFilter
+
         try:
             made.append(
                 ClassifierFilter.of(one, _counter(metrics, one.name), now=now, rng=rng, resolve=resolve)
